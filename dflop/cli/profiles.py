@@ -46,7 +46,7 @@ def profile(
     if dry_run:
         _show_probes(loaded, device, "json" if as_json else "table", say)
         return
-    from dflop.steps.profiling import profile_modules
+    from dflop.steps.profile_runs import profile_modules
 
     key = run_driver(profile_modules(loaded, say))
     say(f"dflop cost show {key}")
@@ -155,7 +155,7 @@ def profile_data(
     from dflop.cli.sigterm import run_driver
     from dflop.config import load_with_origins
     from dflop.steps.media_limits import limit_lines
-    from dflop.steps.profiling import forecast_dataset, profile_dataset
+    from dflop.steps.profile_runs import forecast_dataset, profile_dataset
 
     given, say = load_with_origins(config, overrides), talk(quiet)
     loaded = given.config

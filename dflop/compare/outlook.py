@@ -28,7 +28,8 @@ from dflop.run.batches import profiled_ways, stages_of
 from dflop.run.launcher import reading_launcher_of
 from dflop.run.messages import Say
 from dflop.steps import planning
-from dflop.steps.profiling import data_profile, own_run, stored_profile
+from dflop.steps.profile_runs import data_profile, own_run
+from dflop.steps.profiling import stored_profile
 from dflop.store.reader import Reader
 
 T = TypeVar("T")

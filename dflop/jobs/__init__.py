@@ -1,4 +1,4 @@
-"""What runs on nodes, one entry point a file: data profile, model profile, links, a rank, the scheduler, an export.
+"""What runs on nodes: data profile, model profile with links, a rank, the scheduler, an export.
 
 A training job is one process per seat of the plan (`train.py`, put together in `rank_trainer.py`) and one scheduler
 process (`scheduler.py`) that rank 0 starts (`boot.py`). Inputs come from the run directory and, for the scheduler, from

@@ -29,26 +29,14 @@ class Begun:
     """That the newest checkpoint does not hold; 0 in a comparison, which always starts over."""
 
 
-def reached(run: RunDir, mode: str) -> int:
-    """First step that a start of the job would run now."""
-    latest = read_latest(run.checkpoints) if mode == TRAIN else None
-    return int(latest["next_step"]) if latest else 0
-
-
 def begin(run: RunDir, mode: str, config: Config) -> Begun:
-    """Serve the key-value store and start the scheduler process.
-
-    Args:
-        run: Run directory.
-        mode: `train` or `compare`.
-        config: Of the run.
-    """
-    host = master_host(os.environ)
-    attempt, stage = run.claim_attempt(mode), stage_of_job(config, mode, run.checkpoints)
+    """Serve the key-value store and start the scheduler process of a `train` or `compare` job."""
+    host, attempt = master_host(os.environ), run.claim_attempt(mode)
     store = wire.open_store(host, 0, is_server=True, timeout_s=config.train.timeout_s)
-    latest = read_latest(run.checkpoints) if mode == TRAIN else None
+    latest = (read_latest(run.checkpoints) if mode == TRAIN else None) or {"next_step": 0}
+    stage = stage_of_job(config, mode, int(latest["next_step"]))
     # What the job had learnt before it was ended may not be in the snapshot that the scheduler reads.
-    wire.note_learned(store, latest.get("learned", {}) if latest else {})
+    wire.note_learned(store, latest.get("learned", {}))
     log = run.path / "log" / f"scheduler-{mode}-{attempt}.log"
     log.parent.mkdir(exist_ok=True)
     say(f"scheduler starts, log in {log}")
@@ -56,4 +44,4 @@ def begin(run: RunDir, mode: str, config: Config) -> Begun:
         [str(run.path), mode, str(attempt), host, str(store.port)], log,
         num_steps=len(job_steps(config, mode, stage)), max_restarts=config.train.scheduler_restarts,
     )  # fmt: skip
-    return Begun(attempt, store, supervisor, stage, int(latest["next_step"]) if latest else 0)
+    return Begun(attempt, store, supervisor, stage, int(latest["next_step"]))

@@ -21,16 +21,7 @@ MAX_SHARD_BYTES = 5_000_000_000
 
 
 def export_run(run: RunDir, out: Path, progress: Callable[[str], None], max_shard_bytes: int = MAX_SHARD_BYTES) -> int:
-    """Write the model as trained so far; the folder appears when it is complete.
-
-    Args:
-        run: Trained, or in training.
-        out: Must not exist, or be empty.
-        progress: Told what is done.
-        max_shard_bytes: Of a file of weights.
-
-    Returns:
-        Steps the model has been trained for.
+    """Write the model as trained so far, and return for how many steps; the folder appears when it is complete.
 
     Raises:
         ConfigError: the run has no checkpoint, or `out` has content.
@@ -44,16 +35,12 @@ def export_run(run: RunDir, out: Path, progress: Callable[[str], None], max_shar
     if meta is None and damaged:
         raise TrainError("every checkpoint is damaged", where=str(run.checkpoints))
     if meta is None:
-        raise ConfigError(
-            "the run has no checkpoint yet",
-            where=str(run.path),
-            hint="training writes one every train.checkpoint_every",
-        )
-    config, step = run.config(), int(meta["next_step"])
+        hint = "training writes one every train.checkpoint_every"
+        raise ConfigError("the run has no checkpoint yet", where=str(run.path), hint=hint)
+    config, step, temporary = run.config(), int(meta["next_step"]), files.tmp_path(out)
     progress(f"checkpoint after step {step} of {config.train.num_steps}")
     weights = checkpoint_state.read_model(run.checkpoints / meta["name"])
     trained = {module.module for module in run.plan().modules}
-    temporary = files.tmp_path(out)
     try:
         left_out = _write(config, weights, trained, temporary, max_shard_bytes)
         if out.exists():

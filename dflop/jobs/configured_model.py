@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -45,7 +45,13 @@ def build_stages(
         stages, parts = make_stages(model, family, seat, tensor_group)
     else:
         model = build_empty(family, hf_config, dtype)
-        _check_vocabulary(model, tokenizer)
+        num_rows = cast(Any, model).get_input_embeddings().num_embeddings
+        if tokenizer.vocab_size > num_rows:
+            raise ConfigError(
+                f"the tokenizer has {tokenizer.vocab_size} tokens, the weights have room for {num_rows}",
+                where="model.weights",
+                hint="use the tokenizer.json that came with the weights",
+            )
         weights = WeightFolder(config.model.weights, model)
         stages, parts = make_stages(model, family, seat, tensor_group)
         fill_stages(stages, parts, weights, device)
@@ -76,13 +82,3 @@ def untrained_weights(
         return {name: folder.read(name) for name in names}
     drawn = dict(build_model(family, hf_config, seed=config.model.seed, dtype=dtype).named_parameters())
     return {name: drawn[name].detach() for name in names}
-
-
-def _check_vocabulary(model: Any, tokenizer: ChatTokenizer) -> None:
-    num_rows = model.get_input_embeddings().num_embeddings
-    if tokenizer.vocab_size > num_rows:
-        raise ConfigError(
-            f"the tokenizer has {tokenizer.vocab_size} tokens, the weights have room for {num_rows}",
-            where="model.weights",
-            hint="use the tokenizer.json that came with the weights",
-        )

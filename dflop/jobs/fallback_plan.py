@@ -20,17 +20,9 @@ if TYPE_CHECKING:
 
 
 class QuickPlanner:
-    """Makes quick plans of a job's steps, with the corrections that the scheduler last had in force.
+    """Makes quick plans of a job's steps, with the corrections that the scheduler last had in force in the job's store.
 
-    Args:
-        run: Holds the cost tables of the plan.
-        config: Of the run.
-        plan: Of the run.
-        mode: `train` or `compare`.
-        run_id: Copied into the step plans.
-        batches: Of the run.
-        store: The job's key-value store.
-        on_exceeded: Told the step and the cap that its plan exceeds, where no quick plan keeps all of them.
+    `on_exceeded` is told the step and the cap that its plan exceeds, where no quick plan keeps all of them.
     """
 
     def __init__(
@@ -52,18 +44,11 @@ class QuickPlanner:
         spec = self._steps[step]
         policy = "arrival" if spec.policy == "arrival" else QUICK
         factors = factors_in_force(self._store)
-        batch = self._batches.at(spec.batch_step)
+        batch, cost = self._batches.at(spec.batch_step), self._cost.with_corrections(factors.by_module())
         step_plan = self._schedule(
-            run_id=self._run_id,
-            step=step,
-            plan=self._plan,
-            batch=batch,
-            cost=self._cost.with_corrections(factors.by_module()),
-            max_concurrency=self._concurrency,
-            slowness=factors.by_node(),
-            policy=policy,
-            compiled=False,
-        )
+            run_id=self._run_id, step=step, plan=self._plan, batch=batch, cost=cost, policy=policy,
+            max_concurrency=self._concurrency, slowness=factors.by_node(), compiled=False,
+        )  # fmt: skip
         if policy == QUICK and (fill := self._exceeded(self._plan, batch, step_plan, compiled=False)):
             self._on_exceeded(step, fill)
         return PlanMessage(replace(step_plan, policy=WARMUP if spec.label == WARMUP else policy), {})

@@ -15,13 +15,9 @@ from dflop.train.decode_worker import MediaError
 
 
 class DatasetReader:
-    """Decodes media items of profiled samples.
+    """Decodes media items of samples that were profiled for a family.
 
     Pickled, it is a reference to the dataset, which is opened again where it arrives.
-
-    Args:
-        dataset: Where the dataset lies.
-        family: Family the items were profiled for.
     """
 
     def __init__(self, dataset: DatasetRef, family: TrainableFamily) -> None:
@@ -32,11 +28,7 @@ class DatasetReader:
         return DatasetReader, (self._dataset, self._family)
 
     def __call__(self, sample_index: int, item: MediaItem, level: int) -> npt.NDArray[np.float32]:
-        """Encoder input of one item.
-
-        Raises:
-            MediaError: the file is missing, damaged, or not what was profiled.
-        """
+        """Encoder input of one item; MediaError where the file is missing, damaged, or not what was profiled."""
         try:
             source = self.rows.open_media(sample_index, MediaRef(item.kind, item.path))
             return load_item(source, item, self._family, level)

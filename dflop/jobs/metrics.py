@@ -37,13 +37,9 @@ METRICS: dict[str, tuple[str, str]] = {
 
 
 class MetricsFile:
-    """The metrics of one rank; its thread writes them when they have changed.
+    """The metrics of one rank under its labels; a thread writes them when they have changed, at most every so often.
 
-    Args:
-        path: Ends in `.prom`.
-        labels: Of every metric.
-        look: Asked by the thread before it writes, for gauges that somebody else keeps.
-        every_s: Seconds between two writes, at least.
+    `look` is asked by the thread before it writes, for gauges that somebody else keeps.
     """
 
     def __init__(
@@ -59,12 +55,7 @@ class MetricsFile:
         self._thread.start()
 
     def update(self, values: Mapping[str, float], counts: Mapping[str, float] | None = None) -> None:
-        """Replace gauges and add to counters; returns at once.
-
-        Args:
-            values: Names of `METRICS` and their values now.
-            counts: Names of counters and what is added to them.
-        """
+        """Replace gauges and add to counters, by names of `METRICS`; returns at once."""
         with self._lock:
             self._values |= values
             for name, amount in (counts or {}).items():
@@ -100,18 +91,13 @@ class MetricsFile:
 
 
 def render(values: Mapping[str, float], labels: Mapping[str, str]) -> str:
-    """Metrics in Prometheus' text format, each with its help and type.
-
-    Raises:
-        KeyError: a name that is not in `METRICS`.
-    """
-    text = ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items())
+    """Metrics of `METRICS` in Prometheus' text format, each with its help and type."""
+    escaped = {
+        name: value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n") for name, value in labels.items()
+    }
+    text = ",".join(f'{name}="{value}"' for name, value in escaped.items())
     lines = []
     for name, value in values.items():
         kind, meaning = METRICS[name]
         lines += [f"# HELP {name} {meaning}", f"# TYPE {name} {kind}", f"{name}{{{text}}} {float(value)!r}"]
     return "\n".join([*lines, ""])
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

@@ -1,25 +1,23 @@
-"""Model-profile job: time every module on this device over shapes drawn from the data profile."""
+"""Model-profile jobs: time every module on this device over shapes drawn from the data profile, and links."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 
-import torch
 import torch.distributed as dist
 
-from dflop.config import Config
 from dflop.jobs.rank_setup import joined, take_device
 from dflop.learn.remeasure import BUDGET_S, DOUBTED, Doubt, read_doubts, samples_of
 from dflop.models.ways import WAYS, Way
 from dflop.profile.hardware import software_name
+from dflop.profile.link_probe import profile_links
 from dflop.profile.probe import ProbeSettings
 from dflop.profile.profiler import profile_model, used_modules
-from dflop.records import Measurement
 from dflop.run.batches import profiled_ways
-from dflop.run.directory import RunDir, family_of, open_run, tokenizer_of
+from dflop.run.directory import family_of, open_run, tokenizer_of
 from dflop.run.messages import say
 from dflop.store.spool import SpoolWriter
 
@@ -27,111 +25,88 @@ from dflop.store.spool import SpoolWriter
 def main(
     run_path: str, profile_key: str, hardware: str, tp: str = "1", module: str = "", attempt: str = "0"
 ) -> dict[str, float]:
-    """Profile the model of a run; its healthy shapes must be in the run directory.
+    """Profile the model of a run, whose healthy shapes are in its directory; `tp` processes, rows with these labels.
 
-    Args:
-        run_path: Run directory.
-        profile_key: Identity of the profile.
-        hardware: Label of the device in every row.
-        tp: Tensor-parallel degree, as many as the job has processes.
-        module: The only one to profile, in its share of the budget; other jobs profile the others. Empty: all.
-        attempt: Not 0: what was probed before determines no cost table, so other and smaller groups of samples are.
+    `module` is the only one to profile, in its share of the budget; empty: all. Where what was probed before determines
+    no cost table, `attempt` is not 0, and other and smaller groups of samples are probed.
 
     Returns:
         Number of measurements and seconds.
     """
-    started = time.perf_counter()
-    run = open_run(run_path)
-    config = run.config()
-    device = take_device(config)
-    with joined(device, config.train.timeout_s) if int(tp) > 1 else nullcontext():
-        group = dist.group.WORLD if int(tp) > 1 else None
-        leads = group is None or dist.get_rank() == 0
-        num_measured = 0
-        producer = f"model-profile-tp{tp}{f'-{module}' if module else ''}"
-        with SpoolWriter(config.store, run.run_id, producer) if leads else nullcontext() as spool:
-            for measurement in _profile(
-                run, config, profile_key, hardware, device, group, only=module or None, attempt=int(attempt)
-            ):
-                if spool is not None:
-                    spool.append(measurement)
-                num_measured += 1
-    return {"num_measurements": num_measured, "elapsed_s": time.perf_counter() - started}
+    producer = f"model-profile-tp{tp}{f'-{module}' if module else ''}"
+    return _measure(run_path, profile_key, hardware, int(tp), producer, only=module or None, attempt=int(attempt))
 
 
 def again(run_path: str, profile_key: str, hardware: str, tp: str, file: str) -> dict[str, float]:
-    """Time only what predictions are doubtful about, on samples of those sizes; some seconds.
-
-    Args:
-        run_path: Run directory.
-        profile_key: Identity of the profile that the measurements are added to.
-        hardware: Label of the device in every row.
-        tp: Tensor-parallel degree, as many as the job has processes.
-        file: What `write_doubts` wrote.
-
-    Returns:
-        Number of measurements and seconds.
-    """
-    started = time.perf_counter()
-    run = open_run(run_path)
-    config, doubts = run.config(), [d for d in read_doubts(file) if d.tp == int(tp)]
-    device = take_device(config)
-    with joined(device, config.train.timeout_s) if int(tp) > 1 else nullcontext():
-        group = dist.group.WORLD if int(tp) > 1 else None
-        leads = group is None or dist.get_rank() == 0
-        num_measured = 0
-        with SpoolWriter(config.store, run.run_id, f"reprofile-tp{tp}") if leads else nullcontext() as spool:
-            for doubt in doubts:
-                for row in _profile(run, config, profile_key, hardware, device, group, doubt, BUDGET_S / len(doubts)):
-                    if spool is not None:
-                        spool.append(replace(row, group=DOUBTED))
-                    num_measured += 1
-    return {"num_measurements": num_measured, "elapsed_s": time.perf_counter() - started}
+    """As `main`, of what predictions are doubtful about, written by `write_doubts`; some seconds."""
+    doubts = [doubt for doubt in read_doubts(file) if doubt.tp == int(tp)]
+    return _measure(run_path, profile_key, hardware, int(tp), f"reprofile-tp{tp}", doubts)
 
 
-def _profile(
-    run: RunDir,
-    config: Config,
-    profile_key: str,
-    hardware: str,
-    device: torch.device,
-    group: dist.ProcessGroup | None,
-    doubt: Doubt | None = None,
-    budget_s: float | None = None,
-    only: str | None = None,
-    attempt: int = 0,
-) -> Iterator[Measurement]:
-    """Of all modules in every way of running them, of one of them, or of what is doubtful."""
-    tokenizer = tokenizer_of(config)
-    family = family_of(config, tokenizer.vocab_size)
-    settings, shapes = config.model_profile, run.shapes()
+def links(run_path: str, profile_key: str, hardware: str) -> dict[str, float]:
+    """Time messages and collectives between the processes of this job; arguments and counts as of `main`."""
+    started_s, run = time.perf_counter(), open_run(run_path)
+    config = run.config()
+    device, budget_s = take_device(config), config.model_profile.links_budget_s
+    with joined(device, config.train.timeout_s):
+        found = profile_links(
+            profile_key=profile_key, hardware=hardware, software=software_name(), device=device, budget_s=budget_s
+        )
+        rows, rank = list(found), dist.get_rank()
+    # A node's first rank may lead a group that rank 0 is not in: whoever has rows writes them.
+    with SpoolWriter(config.store, run.run_id, f"links-r{rank}") as spool:
+        for row in rows:
+            spool.append(row)
+    return {"num_measurements": len(rows), "elapsed_s": time.perf_counter() - started_s}
+
+
+def _measure(
+    run_path: str, profile_key: str, hardware: str, tp: int, producer: str, doubts: Sequence[Doubt | None] = (None,), *,
+    only: str | None = None, attempt: int = 0,
+) -> dict[str, float]:  # fmt: skip
+    """Spools on the first process what all of them measure: in every way of running it, or only what is doubtful."""
+    started_s, num_measured, run = time.perf_counter(), 0, open_run(run_path)
+    config, shapes = run.config(), run.shapes()
+    tokenizer, settings = tokenizer_of(config), config.model_profile
+    family, device = family_of(config, tokenizer.vocab_size), take_device(config)
+    budget_s = settings.budget_s
     if only is not None:
-        budget_s = settings.budget_s / len(used_modules(family, shapes))
-    leads = group is None or dist.get_rank() == 0
-    return profile_model(
-        family,
-        shapes if doubt is None else samples_of(doubt, shapes),
-        token_config=family.token_ids(tokenizer.special_ids),
-        vocab_size=tokenizer.vocab_size,
-        settings=ProbeSettings(
-            profile_key=profile_key,
-            hardware=hardware,
-            software=software_name(),
-            dtype=config.model.dtype,
-            num_repeats=settings.num_repeats,
-            seed=config.model.seed + attempt,
-            attention=config.model.attention,
-        ),
-        depths=settings.num_layers,
-        num_probes=settings.num_probes,
-        max_samples=1 if attempt else config.plan.max_probe_samples,
-        budget_s=min(budget_s or settings.budget_s, settings.budget_s),
-        device=device,
-        progress=say if leads else lambda _: None,
-        ways=[WAYS[name] for name in profiled_ways(config)]
-        if doubt is None
-        else [Way(doubt.is_frozen, doubt.recompute)],
-        target_frac=settings.target_frac,
-        group=group,
-        only=only if doubt is None else doubt.module,
+        budget_s /= len(used_modules(family, shapes))
+    elif None not in doubts:
+        budget_s = min(budget_s, BUDGET_S / max(1, len(doubts)))
+    probes = ProbeSettings(
+        profile_key=profile_key,
+        hardware=hardware,
+        software=software_name(),
+        dtype=config.model.dtype,
+        num_repeats=settings.num_repeats,
+        seed=config.model.seed + attempt,
+        attention=config.model.attention,
     )
+    with joined(device, config.train.timeout_s) if tp > 1 else nullcontext():
+        group = dist.group.WORLD if tp > 1 else None
+        leads = group is None or dist.get_rank() == 0
+        with SpoolWriter(config.store, run.run_id, producer) if leads else nullcontext() as spool:
+            for doubt in doubts:
+                ways = [WAYS[name] for name in profiled_ways(config)]
+                for row in profile_model(
+                    family,
+                    shapes if doubt is None else samples_of(doubt, shapes),
+                    token_config=family.token_ids(tokenizer.special_ids),
+                    vocab_size=tokenizer.vocab_size,
+                    settings=probes,
+                    depths=settings.num_layers,
+                    num_probes=settings.num_probes,
+                    max_samples=1 if attempt else config.plan.max_probe_samples,
+                    budget_s=budget_s,
+                    device=device,
+                    progress=say if leads else lambda _: None,
+                    ways=ways if doubt is None else [Way(doubt.is_frozen, doubt.recompute)],
+                    target_frac=settings.target_frac,
+                    group=group,
+                    only=only if doubt is None else doubt.module,
+                ):
+                    if spool is not None:
+                        spool.append(row if doubt is None else replace(row, group=DOUBTED))
+                    num_measured += 1
+    return {"num_measurements": num_measured, "elapsed_s": time.perf_counter() - started_s}

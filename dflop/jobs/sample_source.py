@@ -20,13 +20,7 @@ _NUM_WORKERS_BESIDE_GPU = 4
 
 
 class DatasetSource:
-    """A `SampleSource` over profiled samples of one dataset.
-
-    Args:
-        dataset: Where the dataset lies.
-        family: Family the shapes were profiled for.
-        shapes: Healthy samples.
-    """
+    """A `SampleSource` over the healthy samples of a dataset, profiled for this family."""
 
     def __init__(self, dataset: DatasetRef, family: TrainableFamily, shapes: Sequence[SampleShape]) -> None:
         self._family = family

@@ -2,7 +2,7 @@
 
 It runs beside the ranks, some steps ahead of them. It reads cost tables and corrections from a snapshot of the store
 once, packs each global batch, publishes the StepPlan on the job's key-value store, learns from what the ranks measured
-(`learning.py`), and spools plans and what it learns. What other runs learn meanwhile counts from its next start on.
+(`dflop/learn`), and spools plans and what it learns. What other runs learn meanwhile counts from its next start on.
 When it falls behind it makes quick plans until it has caught up; when it dies, rank 0 goes on without it and starts it
 again.
 """
@@ -24,7 +24,6 @@ from dflop.errors import DflopError
 from dflop.jobs.companion import die_with_parent, in_thread, num_free_cores
 from dflop.jobs.spool_writer import PatientWriter
 from dflop.learn.cost_inputs import read_costs, run_input
-from dflop.learn.crossfit import Packing
 from dflop.learn.decisions import JobFacts
 from dflop.learn.learner import Learner, Row
 from dflop.records import Decision, Factors, Plan, RunEvent, SampleShape
@@ -38,7 +37,6 @@ from dflop.schedule.warm import warm
 from dflop.simulate.jit import IS_COMPILED
 from dflop.store.spool import SpoolWriter
 from dflop.train import wire
-from dflop.train.manifest import read_latest
 from dflop.train.wire import PlanMessage, Store
 
 IDLE_S = 0.02
@@ -54,15 +52,10 @@ NOTE_EVERY_STEPS = 10
 
 
 def main(run_path: str, mode: str, attempt: str, host: str, port: str, start: str) -> None:
-    """Schedule every step of one job.
+    """Schedule every step of the `train` or `compare` job of a run directory.
 
-    Args:
-        run_path: Run directory.
-        mode: `train` or `compare`.
-        attempt: Number of this start of the job.
-        host: Where rank 0 serves the key-value store.
-        port: Its port.
-        start: Number of this start of the scheduler within the job's, from 1.
+    `attempt` numbers the job's starts, `start` those of the scheduler within it, from 1; rank 0 serves the key-value
+    store at host and port.
     """
     die_with_parent()
     run = open_run(run_path)
@@ -81,17 +74,9 @@ def main(run_path: str, mode: str, attempt: str, host: str, port: str, start: st
 
 
 class Scheduler:
-    """State of the scheduler process.
+    """State of the scheduler process; its arguments are those of `main`.
 
-    Args:
-        run: Run directory.
-        config: Of the run.
-        plan: Of the run.
-        mode: `train` or `compare`.
-        attempt: Number of this start of the job.
-        start: Number of this start of the scheduler within it.
-        learned: What an earlier start of the scheduler, or of the job, had learnt; it goes before what the store knows.
-        host_of: Name of the machine of a rank.
+    What an earlier start had `learned` goes before what the store knows; `host_of` names the machine of a rank.
     """
 
     def __init__(
@@ -101,12 +86,11 @@ class Scheduler:
         self._config, self._plan, self._mode, self._attempt, self._start = config, plan, mode, attempt, start
         shapes = run.shapes()
         self._batches = GlobalBatches(config, shapes)
-        self._steps = job_steps(config, mode, stage_of_job(config, mode, run.checkpoints))
+        self._first = run.next_step() if mode == TRAIN else 0
+        self._steps = job_steps(config, mode, stage_of_job(config, mode, self._first))
         self._run_id = run.run_id if mode == TRAIN else f"{run.run_id}/{COMPARE}"
         tables, earlier, snapshot = read_costs(config, plan)
         self._cost = CostModel(tables)
-        latest = read_latest(run.checkpoints) if mode == TRAIN else None
-        self._first = int(latest["next_step"]) if latest else 0
         cluster = config.cluster.spec()
         self._concurrency = cluster.max_concurrency if cluster.max_concurrency < plan.num_processes else None
         self._effort = Effort() if self._concurrency is None else SHARED_CORES_EFFORT
@@ -116,15 +100,11 @@ class Scheduler:
         self._oldest_s: float | None = None
         self._retry_at_s = 0.0
         basis = basis_of(run)
+        ids, num_steps = {t.module: t.table_id for t in tables}, len(self._steps)
+        facts = JobFacts(self._run_id, attempt, plan, ids, num_steps, host_of, self._cost, self._concurrency)
+        usual = scenario_batches(config, shapes, basis.from_step, basis.num_steps) if mode == TRAIN else ()
         self._learner = Learner(
-            config,
-            JobFacts(self._run_id, attempt, plan, {t.module: t.table_id for t in tables}, len(self._steps), host_of),
-            Packing(plan, self._cost, self._concurrency),
-            shapes,
-            first_step=self._first,
-            earlier=earlier,
-            learned=learned,
-            usual=scenario_batches(config, shapes, basis.from_step, basis.num_steps) if mode == TRAIN else (),
+            config, facts, shapes, first_step=self._first, earlier=earlier, learned=learned, usual=usual
         )
         self._noted: Factors | None = None
         self.warm_up = in_thread(warm)
@@ -198,30 +178,19 @@ class Scheduler:
     ) -> PlanMessage:
         cost, slowness = self._cost.with_corrections(factors.by_module()), factors.by_node()
         step_plan = schedule_step(
-            run_id=self._run_id,
-            step=step,
-            plan=self._plan,
-            batch=batch,
-            cost=cost,
-            max_concurrency=self._concurrency,
-            policy=spec.policy,
-            effort=self._effort,
-            slowness=slowness,
-            compiled=compiled,
-        )
+            run_id=self._run_id, step=step, plan=self._plan, batch=batch, cost=cost, policy=spec.policy,
+            max_concurrency=self._concurrency, effort=self._effort, slowness=slowness, compiled=compiled,
+        )  # fmt: skip
         if spec.label:
             step_plan = replace(step_plan, policy=spec.label)
         self._learner.prepare(step, step_plan, batch)
         predicted = predicted_spans(self._plan, step_plan, batch, cost, slowness)
-        return PlanMessage(
-            step_plan,
-            {
-                (*node, s.microbatch): (s.num_items, s.num_tokens, s.sum_sq_tokens, s.forward_s, s.backward_s)
-                for node, found in stage_spans(self._plan, predicted).items()
-                for s in found
-            },
-            self._start,
-        )
+        spans = {
+            (*node, s.microbatch): (s.num_items, s.num_tokens, s.sum_sq_tokens, s.forward_s, s.backward_s)
+            for node, found in stage_spans(self._plan, predicted).items()
+            for s in found
+        }
+        return PlanMessage(step_plan, spans, self._start)
 
     def _publish(self, store: Store, message: PlanMessage) -> None:
         if not wire.publish(store, message):
@@ -287,9 +256,8 @@ class Scheduler:
         self._is_behind = True
         detail = f"step {step} comes too late, {why}; quick plans until the scheduler has caught up"
         say(f"scheduler: {detail}")
-        self._spool.append(
-            RunEvent(self._run_id, self._mode, self._attempt, step, "scheduler_behind", detail, time.time())
-        )
+        event = RunEvent(self._run_id, self._mode, self._attempt, step, "scheduler_behind", detail, time.time())
+        self._spool.append(event)
 
 
 if __name__ == "__main__":

@@ -19,12 +19,7 @@ FLUSH_EVERY_S = 20.0
 
 
 class PatientWriter:
-    """A spool writer whose disk may be full for a while. Not thread-safe.
-
-    Args:
-        writer: Used by this alone from now on.
-        what: What the rows are, for people: `observations`.
-    """
+    """A spool writer of rows, called `what`, whose disk may be full for a while. Not thread-safe."""
 
     def __init__(self, writer: SpoolWriter, what: str) -> None:
         self._writer, self._what = writer, what
@@ -68,11 +63,7 @@ class PatientWriter:
 
 
 class SpoolThread:
-    """Appends records in the background; a full or failing disk never stops training.
-
-    Args:
-        writer: Used by the thread alone from now on.
-    """
+    """Appends records in the background; a full or failing disk never stops training."""
 
     def __init__(self, writer: SpoolWriter) -> None:
         self._writer = PatientWriter(writer, "observations")

@@ -29,15 +29,10 @@ EventHandler = Callable[[int, str, str], None]
 
 
 class Supervisor:
-    """The scheduler process of one job; starts it at once.
+    """The scheduler process of one job; starts it at once, with `args` and the number of the start.
 
-    `is_alive` may be asked by any thread; the rest is for the main thread, whose death ends the scheduler.
-
-    Args:
-        args: Arguments of the scheduler's `main`, to which the number of the start is added.
-        log: Where its output goes, that of later starts below that of earlier ones.
-        num_steps: Of the job.
-        max_restarts: How often it may be started again.
+    `is_alive` may be asked by any thread; the rest is for the main thread, whose death ends the scheduler. Output of
+    later starts goes below that of earlier ones.
     """
 
     def __init__(self, args: Sequence[str], log: Path, *, num_steps: int, max_restarts: int) -> None:
@@ -60,7 +55,9 @@ class Supervisor:
         if self._is_given_up or self.is_alive() or step + 2 >= self._num_steps:
             return  # in the end, too: the last plan is asked for before the last step but one is over
         if self._due_step is None:
-            on_event(step, "scheduler_dead", f"it {_end(self._process.returncode)}, see {self._log}")
+            code = self._process.returncode
+            how = f"died of signal {-code}" if code < 0 else f"ended with exit code {code}"
+            on_event(step, "scheduler_dead", f"it {how}, see {self._log}")
             self._due_step = step + BACKOFF_STEPS ** (self._num_starts - 1)
             if self._num_starts > self._max_restarts:
                 self._give_up(step, f"it died {self._num_starts} times", on_event)
@@ -99,7 +96,3 @@ class Supervisor:
                 return subprocess.Popen(command, env=env, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-
-
-def _end(code: int) -> str:
-    return f"died of signal {-code}" if code < 0 else f"ended with exit code {code}"

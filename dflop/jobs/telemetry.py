@@ -10,7 +10,6 @@ import math
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from dflop.config import Config
 from dflop.cost.flops import FlopCounter, peak_flops_per_s
@@ -55,15 +54,9 @@ class Speed:
 
 
 class SpeedCounter:
-    """Knows what is in a global batch, what it asks of the model and what the devices could do.
+    """Knows what is in a global batch, what it asks of the model and what the devices, one per rank, could do.
 
-    Args:
-        config: Of the run.
-        family: Of the model, with the tokenizer's vocabulary.
-        batches: Global batches of the run.
-        steps: Of the job.
-        num_ranks: Of the plan, one device each.
-        frozen: What does not train, in the job's stage of training.
+    The family has the tokenizer's vocabulary; `frozen` is what does not train, in the job's stage of training.
     """
 
     def __init__(
@@ -84,36 +77,27 @@ class SpeedCounter:
 
 
 class Telemetry:
-    """Everything that is told of one rank's steps.
+    """Everything that is told of one rank's steps, under the id of the run or of its comparison.
 
-    Args:
-        run: Run directory.
-        config: Of the run.
-        seat: The rank's place.
-        run_id: In the records: that of the run, or of its comparison.
-        attempt: Number of this start of the job.
-        spool: Takes the rows; not closed here.
-        peak_memory: (kind, bytes) of the most memory the rank has held; None: nobody looks.
+    `peak_memory` is (kind, bytes) of the most memory the rank has held; None: nobody looks.
     """
 
     def __init__(
-        self,
-        run: RunDir,
-        config: Config,
-        seat: Seat,
-        run_id: str,
-        attempt: int,
-        spool: SpoolThread,
+        self, run: RunDir, config: Config, seat: Seat, run_id: str, attempt: int, spool: SpoolThread,
         peak_memory: Callable[[], tuple[str, int]] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._peak_memory, self._peak_bytes, self._step = peak_memory, 0, -1
         self._run, self._config, self._seat = run, config, seat
         self._run_id, self._attempt, self._spool = run_id, attempt, spool
         self._speed: SpeedCounter | None = None
         self._scalars: Scalars | None = None
         labels = {"run_id": run_id, "module": seat.module, "stage": str(seat.stage), "rank": str(seat.rank)}
-        self._metrics = MetricsFile(_metrics_file(run, config, seat.rank), labels, look=self._checkpoint_step)
-        self._metrics.update({}, dict.fromkeys(COUNTED, 0.0))
+        file = run.path / "metrics" / f"rank-{seat.rank}.prom"
+        if config.train.metrics_dir is not None:  # which runs share
+            file = config.train.metrics_dir / f"dflop-{run.run_id}-rank-{seat.rank}.prom"
+        self._metrics = MetricsFile(file, labels, look=self._checkpoint_step)
+        # Shown before they happen, so that their rate is known when they do.
+        self._metrics.update({}, {"dflop_skipped_samples_total": 0.0, "dflop_scheduler_events_total": 0.0})
 
     def count_speed(self, counter: SpeedCounter) -> None:
         """From now on tell how fast steps are, on rank 0."""
@@ -139,19 +123,14 @@ class Telemetry:
             self._spool.put(speed.flops)
             values |= {"dflop_tokens_per_second": speed.tokens_per_s} | speed.utilisation("dflop_mfu")
             self._draw(seen, speed, idle_frac)
-        waits = {
-            "dflop_data_wait_seconds_total": seen.data_wait_s,
-            "dflop_schedule_wait_seconds_total": seen.schedule_wait_s,
-        }
-        self._metrics.update(values, waits)
+        data_s, schedule_s = "dflop_data_wait_seconds_total", "dflop_schedule_wait_seconds_total"
+        self._metrics.update(values, {data_s: seen.data_wait_s, schedule_s: seen.schedule_wait_s})
         return "" if speed is None else _line(seen, speed, idle_frac)
 
     def traced(self, step: int, spans: Sequence[Span]) -> None:
         """Leave what happened in a step in the store."""
-        s = self._seat
-        place = (self._run_id, self._attempt, step, s.rank, s.module, s.stage, s.dp_rank, s.tp_rank)
         for span in spans:
-            self._spool.put(RankSpan(*place, *span))
+            self._spool.put(RankSpan(*self._place(step), *span))
 
     def skipped_sample(self) -> None:
         """A sample carries no loss, because this rank could not decode its media; by any thread."""
@@ -194,26 +173,17 @@ class Telemetry:
         kind, peak_bytes = self._peak_memory()
         if peak_bytes > self._peak_bytes:
             self._peak_bytes = peak_bytes
-            s = self._seat
-            place = (s.rank, s.module, s.stage, s.dp_rank, s.tp_rank)
-            now_s = time.time()
-            self._spool.put(RankMemory(self._run_id, self._attempt, self._step, *place, kind, peak_bytes, now_s))
+            self._spool.put(RankMemory(*self._place(self._step), kind, peak_bytes, time.time()))
+
+    def _place(self, step: int) -> tuple[str, int, int, int, str, int, int, int]:
+        """How rows of a rank begin."""
+        s = self._seat
+        return self._run_id, self._attempt, step, s.rank, s.module, s.stage, s.dp_rank, s.tp_rank
 
     def _checkpoint_step(self) -> dict[str, float]:
         """Asked by the thread that writes metrics."""
         latest = read_latest(self._run.checkpoints) if self._seat.rank == 0 else None
         return {"dflop_checkpoint_step": float(latest["next_step"])} if latest else {}
-
-
-COUNTED = ("dflop_skipped_samples_total", "dflop_scheduler_events_total")
-"""Shown before they happen, so that their rate is known when they do."""
-
-
-def _metrics_file(run: RunDir, config: Config, rank: int) -> Path:
-    """In the run directory, or in a folder that runs share."""
-    if config.train.metrics_dir is None:
-        return run.path / "metrics" / f"rank-{rank}.prom"
-    return config.train.metrics_dir / f"dflop-{run.run_id}-rank-{rank}.prom"
 
 
 def _line(seen: StepObservation, speed: Speed, idle_frac: float) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from dflop.config import Config
@@ -14,27 +15,18 @@ from dflop.errors import ConfigError
 def check_tensorboard(config: Config, where: str) -> None:
     """Refuse to start what could not write its curves.
 
-    Args:
-        config: Of the run.
-        where: File and key, named in the error.
-
     Raises:
-        ConfigError: `train.tensorboard` is set and the package is not there.
+        ConfigError: `train.tensorboard` is set and the package is not there; `where` is named.
     """
     if config.train.tensorboard and importlib.util.find_spec("tensorboard") is None:
-        raise ConfigError(
-            "TensorBoard is not installed here",
-            where=where,
-            hint="install `dflop[tensorboard]` where ranks run, or leave `train.tensorboard` out",
-        )
+        hint = "install `dflop[tensorboard]` where ranks run, or leave `train.tensorboard` out"
+        raise ConfigError("TensorBoard is not installed here", where=where, hint=hint)
 
 
 class Scalars:
-    """Appends to the event files of a folder; the files are written by a thread of TensorBoard's own.
+    """Appends to the event files of a job's folder, which a thread of TensorBoard's own writes.
 
-    Args:
-        folder: One per job.
-        first_step: What an earlier start of the job wrote of this step and later ones is hidden.
+    What an earlier start of the job wrote of `first_step` and later ones is hidden.
     """
 
     def __init__(self, folder: Path, first_step: int) -> None:
@@ -43,37 +35,27 @@ class Scalars:
 
         self._has_failed = False
         self._writer: SummaryWriter | None = None
-        try:
+        with self._disk():
             self._writer = SummaryWriter(str(folder), purge_step=first_step)
-        except OSError as error:
-            self._say(error)
 
     def add(self, step: int, values: Mapping[str, float], at_s: float) -> None:
-        """Append one point to every curve.
-
-        Args:
-            step: Optimizer step.
-            values: By name; `/` groups curves.
-            at_s: Seconds since the epoch.
-        """
-        if self._writer is None:
-            return
-        try:
+        """Append one point to every curve at a Unix time; `/` in their names groups them."""
+        with self._disk():
             for name, value in values.items():
-                self._writer.add_scalar(name, value, step, walltime=at_s)
-        except OSError as error:
-            self._say(error)
+                if self._writer is not None:
+                    self._writer.add_scalar(name, value, step, walltime=at_s)
 
     def close(self) -> None:
         """Write what is left."""
-        if self._writer is None:
-            return
-        try:
-            self._writer.close()
-        except OSError as error:
-            self._say(error)
+        with self._disk():
+            if self._writer is not None:
+                self._writer.close()
 
-    def _say(self, error: OSError) -> None:
-        if not self._has_failed:
-            print(f"TensorBoard's files cannot be written, training goes on: {error}", file=sys.stderr, flush=True)
-        self._has_failed = True
+    @contextlib.contextmanager
+    def _disk(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if not self._has_failed:
+                print(f"TensorBoard's files cannot be written, training goes on: {error}", file=sys.stderr, flush=True)
+            self._has_failed = True

@@ -2,8 +2,7 @@
 
 Started once per process with RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT set: by the launcher, by
 torchrun, or by a person's srun of `python -m dflop.jobs.train RUN_DIR train`, which translates Slurm's variables
-(slurm/train.sbatch). Everything else comes from the run directory. Rank 0 also serves the key-value store and starts
-the scheduler process beside itself.
+(slurm/train.sbatch). Everything else comes from the run directory.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ import torch.distributed as dist
 
 from dflop.config import Config
 from dflop.errors import ConfigError, DflopError, Interrupted, TrainError, did_you_mean
-from dflop.jobs.boot import begin, reached
+from dflop.jobs.boot import begin
 from dflop.jobs.fallback_plan import QuickPlanner
 from dflop.jobs.rank_setup import join, peak_memory, take_device
-from dflop.jobs.rank_trainer import Place, make_trainer
+from dflop.jobs.rank_trainer import make_trainer
 from dflop.jobs.spool_writer import SpoolThread
 from dflop.jobs.supervisor import Supervisor
 from dflop.jobs.telemetry import SpeedCounter, Telemetry
@@ -59,14 +58,9 @@ def preload(run_path: str, _mode: str) -> None:
 
 
 def main(run_path: str, mode: str) -> dict[str, float]:
-    """Run this rank to the end of the job.
+    """Run this rank to the end of the job; returns the first step run by this start and how many the job has.
 
-    Args:
-        run_path: Run directory with a plan.
-        mode: `train` (resumes from the newest checkpoint) or `compare` (always from the start).
-
-    Returns:
-        First step run by this start and number of steps of the job.
+    `train` resumes from the newest checkpoint, `compare` starts over.
 
     Raises:
         ConfigError: no such run or mode, or not as many processes as the plan has.
@@ -93,9 +87,12 @@ def main(run_path: str, mode: str) -> dict[str, float]:
     begun = begin(run, mode, config) if os.environ["RANK"] == "0" else None
     device = take_device(config)
     join(device, timeout_s)
-    attempt, port, number = _agree((begun.attempt, begun.store.port, begun.stage.index) if begun else (0, 0, 0))
-    host = master_host(os.environ)
-    store = begun.store if begun else wire.open_store(host, port, is_server=False, timeout_s=timeout_s)
+    agreed = [(begun.attempt, begun.store.port, begun.stage.index) if begun else (0, 0, 0)]
+    dist.broadcast_object_list(agreed, src=0)
+    attempt, port, number = agreed[0]
+    store = (
+        begun.store if begun else wire.open_store(master_host(os.environ), port, is_server=False, timeout_s=timeout_s)
+    )
     stage = stages_of(config)[number]
     rank = _Rank(run, config, plan, mode, stage, attempt, device, store, begun.supervisor if begun else None, stop)
     try:
@@ -105,8 +102,12 @@ def main(run_path: str, mode: str) -> dict[str, float]:
             what_next = "goes on from there" if mode == TRAIN else "starts over"
             say(f"train: {stopped.what}; started again, the job {what_next}")
             # Not where it went back to an earlier stage: that wants another plan before anything starts again.
-            if (now := reached(run, mode)) >= begun.next_step:
-                _note_stop(begun.next_step, now)
+            now = run.next_step() if mode == TRAIN else 0
+            if now >= begun.next_step:
+                try:
+                    note_stop(begun.next_step, now)
+                except OSError as error:  # a full disk: nobody starts the job again by itself
+                    say(f"cannot tell the batch script how far the job came: {error}")
         rank.leave(at_once=True)
         leave(stopped.exit_code)
     except BaseException as error:
@@ -171,35 +172,10 @@ class _Rank:
         tokenizer = tokenizer_of(self.config)
         family = trainable_of(self.config, tokenizer.vocab_size)
         if self.supervisor is not None:
-            counter = SpeedCounter(
-                self.config, family, self.batches, self.steps, self.plan.num_processes, self.stage.frozen
-            )  # fmt: skip
-            self.telemetry.count_speed(counter)
-        trainer = make_trainer(
-            Place(self.config, self.plan, self.seat, self.device, family, tokenizer, self.shapes, self.stage.frozen),
-            settings=self._settings(),
-            plans=self.plans,
-            hooks=self._hooks(),
-            activities=self.activities,
-            checkpoints=self.run.checkpoints if self.mode == TRAIN else None,
-            on_failed_checkpoint=self._not_saved,
-        )
-        return trainer.run()
-
-    def _hooks(self) -> Hooks:
-        return Hooks(
-            self._observed,
-            self._bad_sample,
-            self._before_checkpoint,
-            self._checkpoint_meta,
-            is_told_to_stop=self.stop.is_set,
-            on_fall_back=self._fell_back,
-            on_spans=self.telemetry.traced,
-        )
-
-    def _settings(self) -> LoopSettings:
+            num_ranks, frozen = self.plan.num_processes, self.stage.frozen
+            self.telemetry.count_speed(SpeedCounter(self.config, family, self.batches, self.steps, num_ranks, frozen))
         t = self.config.train
-        return LoopSettings(
+        settings = LoopSettings(
             run_id=self.run_id,
             attempt=self.attempt,
             num_steps=len(self.steps),
@@ -212,6 +188,15 @@ class _Rank:
             trace_every_steps=t.trace_every_steps,
             first_step=self.stage.first_step if self.mode == TRAIN else 0,
         )
+        hooks = Hooks(
+            self._observed, self._bad_sample, self._before_checkpoint, self._checkpoint_meta, self.stop.is_set,
+            on_fall_back=self._fell_back, on_spans=self.telemetry.traced,
+        )  # fmt: skip
+        return make_trainer(
+            self.config, self.plan, self.seat, self.device, family, tokenizer, self.shapes, frozen=self.stage.frozen,
+            settings=settings, plans=self.plans, hooks=hooks, activities=self.activities,
+            checkpoints=self.run.checkpoints if self.mode == TRAIN else None, on_failed_checkpoint=self._not_saved,
+        ).run()  # fmt: skip
 
     def _plans(self) -> PlanSource:
         timeout_s = self.config.train.timeout_s
@@ -267,45 +252,17 @@ class _Rank:
 
     def _bad_sample(self, step: int, sample_index: int, path: str, reason: str) -> None:
         shape = next(s for s in self.shapes if s.sample_index == sample_index)
-        say(f"step {step + 1}: sample `{shape.sample_id}` carries no loss: {path}: {reason}")
+        key, sample_id = shape.profile_key, shape.sample_id
+        say(f"step {step + 1}: sample `{sample_id}` carries no loss: {path}: {reason}")
         self.telemetry.skipped_sample()
-        self.spool.put(
-            QuarantinedSample(
-                profile_key=shape.profile_key,
-                sample_index=sample_index,
-                sample_id=shape.sample_id,
-                phase="train",
-                path=path,
-                reason=reason,
-                run_id=self.run_id,
-                step=step,
-            )
-        )
-
-
-def _note_stop(began_at: int, now: int) -> None:
-    try:
-        note_stop(began_at, now)
-    except OSError as error:  # a full disk: nobody starts the job again by itself
-        say(f"cannot tell the batch script how far the job came: {error}")
-
-
-def _agree(values: tuple[int, int, int]) -> tuple[int, int, int]:
-    """Rank 0's values on every rank."""
-    shared = [values]
-    dist.broadcast_object_list(shared, src=0)
-    return shared[0]
-
-
-def _main_by_hand(run_path: str, mode: str = TRAIN) -> None:
-    if "RANK" not in os.environ:
-        os.environ |= srun_environment(os.environ)
-    main(run_path, mode)
+        self.spool.put(QuarantinedSample(key, sample_index, sample_id, "train", path, reason, self.run_id, step))
 
 
 if __name__ == "__main__":
     try:
-        _main_by_hand(*sys.argv[1:])
+        if "RANK" not in os.environ:
+            os.environ |= srun_environment(os.environ)
+        main(sys.argv[1], *(sys.argv[2:] or [TRAIN]))
     except DflopError as error:
         say(f"train: {error}")
         raise SystemExit(error.exit_code) from None

@@ -34,16 +34,9 @@ def run_input(
     run_id: str, job: str, attempt: int, snapshot: Current, data_profile_key: str, tables: Sequence[CostTable]
 ) -> RunInput:
     """What a job has read, to be spooled by it."""
+    model_profile_key, ids = tables[0].profile_key if tables else "", tuple(table.table_id for table in tables)
     return RunInput(
-        run_id=run_id,
-        job=job,
-        attempt=attempt,
-        snapshot_seq=snapshot.seq,
-        snapshot_revision=snapshot.revision,
-        data_profile_key=data_profile_key,
-        model_profile_key=tables[0].profile_key if tables else "",
-        table_ids=tuple(t.table_id for t in tables),
-        observed_at_s=time.time(),
+        run_id, job, attempt, snapshot.seq, snapshot.revision, data_profile_key, model_profile_key, ids, time.time()
     )
 
 
@@ -54,39 +47,31 @@ def read_costs(config: Config, plan: Plan) -> tuple[list[CostTable], EarlierRuns
         StoreError: the snapshot lacks one of the tables.
     """
     with Reader(config.store) as reader:
-        found = {t.table_id: t for t in reader.records(CostTable, where={"table_id": plan.table_ids})}
-        missing = [i for i in plan.table_ids if i not in found]
-        if missing:
-            raise StoreError(
-                f"cost tables {', '.join(missing)} of the plan are not in the snapshot",
-                where=f"{config.store}, snapshot {reader.seq}",
-                hint="run `dflop store ingest`",
-            )
-        tables = list(found.values())
+        tables = list({t.table_id: t for t in reader.records(CostTable, where={"table_id": plan.table_ids})}.values())
+        if missing := [i for i in plan.table_ids if i not in {t.table_id for t in tables}]:
+            what = f"cost tables {', '.join(missing)} of the plan are not in the snapshot"
+            raise StoreError(what, where=f"{config.store}, snapshot {reader.seq}", hint="run `dflop store ingest`")
         frozen = {t.module for t in tables if t.is_frozen}
-        sets = correction_sets(reader, tables[0].profile_key, frozen)
+        sets = _correction_sets(reader, tables[0].profile_key, frozen)
         return tables, earlier_runs(sets, config.correct.half_life_days, time.time()), reader.snapshot
 
 
 def planner_factors(
     config: Config, reader: Reader, profile_key: str, now_s: float, frozen: Collection[str] = ()
 ) -> dict[str, ModuleFactors]:
-    """Factors that plans of a model are to be made with, per module that was ever corrected.
+    """Factors that plans of a model are to be made with, per module that was ever corrected, if corrections are on.
 
-    Args:
-        config: Of the run; with corrections disabled there are none.
-        reader: Of the store.
-        profile_key: Model profile.
-        now_s: Unix time; what was learnt long ago counts for little.
-        frozen: Modules whose weights are frozen: they have corrections of their own.
+    What was learnt long before `now_s` counts for little. Modules with frozen weights have corrections of their own.
     """
-    if not config.correct.enabled:
-        return {}
-    sets = correction_sets(reader, profile_key, frozen)
-    return {module: _in_force(rows, config.correct.half_life_days, now_s) for module, rows in sets.items()}
+    found = {}
+    for module, rows in _correction_sets(reader, profile_key, frozen).items() if config.correct.enabled else ():
+        kept = _kept(rows, config.correct.half_life_days, now_s)
+        factors = tuple((row.factor if row.is_in_force else row.level) ** kept for row in rows)
+        found[module] = ModuleFactors(module, rows[0].level ** kept, tuple(row.min_tokens for row in rows[1:]), factors)
+    return found
 
 
-def correction_sets(reader: Reader, profile_key: str, frozen: Collection[str]) -> dict[str, list[Correction]]:
+def _correction_sets(reader: Reader, profile_key: str, frozen: Collection[str]) -> dict[str, list[Correction]]:
     """Per module, its newest set of corrections in the state it is in: a row per bucket, by size."""
     rows = [
         row
@@ -99,37 +84,22 @@ def correction_sets(reader: Reader, profile_key: str, frozen: Collection[str]) -
 
 
 def earlier_runs(sets: Mapping[str, Sequence[Correction]], half_life_days: float, now_s: float) -> EarlierRuns:
-    """What sets of corrections are worth by now: factors return to 1, and what is not known of them to the usual.
+    """What a module's rows per bucket, by size, are worth by now: factors return to 1, unknown ones to the usual.
 
-    Args:
-        sets: Per module, one row per bucket, by size.
-        half_life_days: After which the logarithm of a factor counts half.
-        now_s: Unix time.
+    After the half-life the logarithm of a factor counts half.
     """
     priors = {}
     for module, rows in sets.items():
         kept = _kept(rows, half_life_days, now_s)
-        unknown = Prior().sd[0]
+        unknown = math.sqrt(1 - kept**2) * Prior().sd[0]
         priors[module] = Prior(
             edges=tuple(row.min_tokens for row in rows[1:]),
             factors=tuple(row.factor**kept for row in rows),
-            sd=tuple(
-                math.hypot(kept * max(row.sd_frac, LEAST_PRIOR_SD), math.sqrt(1 - kept**2) * unknown) for row in rows
-            ),
+            sd=tuple(math.hypot(kept * max(row.sd_frac, LEAST_PRIOR_SD), unknown) for row in rows),
             level=rows[0].level ** kept,
         )
     by_size = any(row.is_in_force and row.factor != row.level for rows in sets.values() for row in rows)
     return EarlierRuns(priors, by_size)
-
-
-def _in_force(rows: Sequence[Correction], half_life_days: float, now_s: float) -> ModuleFactors:
-    kept = _kept(rows, half_life_days, now_s)
-    return ModuleFactors(
-        rows[0].module,
-        rows[0].level ** kept,
-        tuple(row.min_tokens for row in rows[1:]),
-        tuple((row.factor if row.is_in_force else row.level) ** kept for row in rows),
-    )
 
 
 def _kept(rows: Sequence[Correction], half_life_days: float, now_s: float) -> float:

@@ -6,14 +6,12 @@ errors have nothing to do with one another, and what noise makes look slow in on
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
 
 from dflop.correct.estimate import Estimator
 from dflop.correct.times import Ints, StepTimes
-from dflop.cost.model import CostModel
-from dflop.records import Factors, ModuleFactors, Plan, SampleShape, StepPlan
+from dflop.learn.decisions import JobFacts
+from dflop.records import Factors, ModuleFactors, SampleShape, StepPlan
 from dflop.schedule.policies import Effort
 from dflop.schedule.step_scheduler import schedule_step, step_seconds
 from dflop.simulate.jit import IS_COMPILED
@@ -25,36 +23,14 @@ MIN_PER_BUCKET = 4
 """Microbatches per factor that a half must have seen before anybody listens to it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Packing:
-    """How steps of a job are packed, and judged."""
-
-    plan: Plan
-    cost: CostModel
-    """Uncorrected."""
-    max_concurrency: int | None
-
-
 class CrossFit:
-    """Two estimators that share no measurement.
+    """Two estimators that share no measurement: factors of one make plans, those of the other score them."""
 
-    Args:
-        planner: Its factors make plans.
-        judge: Its factors score them.
-        packing: Of the job.
-    """
-
-    def __init__(self, planner: Estimator, judge: Estimator, packing: Packing) -> None:
-        self._planner, self._judge, self._packing = planner, judge, packing
+    def __init__(self, planner: Estimator, judge: Estimator, job: JobFacts) -> None:
+        self._planner, self._judge, self._job = planner, judge, job
 
     def observe(self, step: int, times: StepTimes, microbatch: Ints) -> None:
-        """Learn from one step.
-
-        Args:
-            step: Decides which half goes where.
-            times: Of the step.
-            microbatch: `[n]`, of every row.
-        """
+        """Learn from one step, which decides which half goes where; `microbatch` is `[n]`, of every row."""
         for half in (0, 1):
             (self._planner, self._judge)[half].observe(times.rows((step + microbatch) % 2 == half))
 
@@ -84,48 +60,20 @@ class CrossFit:
         with_s, without_s = (self._step_s(plan, batch, truth, compiled) for plan in (corrected, plain))
         return 1.0 - with_s / without_s if without_s > 0 else 0.0
 
-    def states(self) -> list[dict[str, Any]]:
-        """Of both estimators, for JSON."""
-        return [self._planner.state(), self._judge.state()]
-
-    def load(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Go on from what `states` gave."""
-        for half, state in zip((self._planner, self._judge), states, strict=True):
-            half.load(state)
-
     def _planned(self, batch: Sequence[SampleShape], factors: Factors, compiled: bool) -> StepPlan:
+        job, cost = self._job, self._job.cost.with_corrections(factors.by_module())
         return schedule_step(
-            run_id="",
-            step=0,
-            plan=self._packing.plan,
-            batch=batch,
-            cost=self._packing.cost.with_corrections(factors.by_module()),
-            max_concurrency=self._packing.max_concurrency,
-            effort=EFFORT,
-            slowness=factors.by_node(),
-            compiled=compiled,
-        )
+            run_id="", step=0, plan=job.plan, batch=batch, cost=cost, max_concurrency=job.max_concurrency,
+            effort=EFFORT, slowness=factors.by_node(), compiled=compiled,
+        )  # fmt: skip
 
     def _step_s(self, step_plan: StepPlan, batch: Sequence[SampleShape], factors: Factors, compiled: bool) -> float:
         """Seconds of a plan under factors that it was not made with."""
-        cost = self._packing.cost.with_corrections(factors.by_module())
-        return step_seconds(
-            self._packing.plan,
-            step_plan,
-            batch,
-            cost,
-            factors.by_node(),
-            self._packing.max_concurrency,
-            compiled=compiled,
-        )
+        job, cost, by_node = self._job, self._job.cost.with_corrections(factors.by_module()), factors.by_node()
+        return step_seconds(job.plan, step_plan, batch, cost, by_node, job.max_concurrency, compiled=compiled)
 
 
 def without_uniform(factors: Factors) -> Factors:
     """The same without buckets where all of a module have its level: what is alike need not be looked up by size."""
-    return Factors(
-        tuple(
-            ModuleFactors(found.module, found.level) if set(found.factors) == {found.level} else found
-            for found in factors.modules
-        ),
-        factors.nodes,
-    )
+    modules = (ModuleFactors(m.module, m.level) if set(m.factors) == {m.level} else m for m in factors.modules)
+    return Factors(tuple(modules), factors.nodes)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from dflop.correct.estimate import Belief
 from dflop.correct.nodes import NodeBelief
+from dflop.cost.model import CostModel
 from dflop.parallel.topology import rank_of
 from dflop.records import ALL_TOKENS, Correction, Decision, Factors, ModuleFactors, Plan, RankFactor
 from dflop.simulate.step import Node
@@ -20,7 +21,7 @@ RESCALE_FRAC = 0.1
 
 @dataclass(frozen=True, slots=True)
 class JobFacts:
-    """What rows name."""
+    """What rows name, and how steps are packed and judged."""
 
     run_id: str
     attempt: int
@@ -30,16 +31,13 @@ class JobFacts:
     num_steps: int
     host_of: Callable[[int], str]
     """Name of the machine of a rank."""
+    cost: CostModel
+    """Uncorrected."""
+    max_concurrency: int | None
 
 
 class Findings:
-    """Remembers what was told last.
-
-    Args:
-        facts: Of the job.
-        applied: In force at the start.
-        beliefs: At the start.
-    """
+    """Remembers what was told last; takes the factors in force and beliefs at the start of a job."""
 
     def __init__(self, facts: JobFacts, applied: Factors, beliefs: Mapping[str, Belief]) -> None:
         self._facts = facts
@@ -48,28 +46,22 @@ class Findings:
         self._ranks: dict[Node, tuple[float, bool]] = {}
 
     def corrections(
-        self,
-        effective_step: int,
-        applied: Factors,
-        beliefs: Mapping[str, Belief],
-        now_s: float,
-        *,
+        self, effective_step: int, applied: Factors, beliefs: Mapping[str, Belief], now_s: float, *,
         all_of_them: bool = False,
-    ) -> list[Correction]:
+    ) -> list[Correction]:  # fmt: skip
         """Sets of the modules of which something has moved by 3 %: a factor in force, or what is believed.
 
-        Args:
-            effective_step: First step that is planned with them.
-            applied: In force, by size of item where they differ by size.
-            beliefs: By the same buckets.
-            now_s: Unix time.
-            all_of_them: Whether or not they have moved.
+        They are planned with from `effective_step` on; factors and beliefs have the same buckets of sizes.
         """
         rows: list[Correction] = []
         for found in applied.modules:
             belief = beliefs[found.module]
             logs = _logs(found.factors, belief.factors)
-            if all_of_them or _moved(self._told[found.module], logs):
+            news = (
+                abs(now - told) > math.log1p(NEWS_FRAC)
+                for now, told in zip(logs, self._told[found.module], strict=True)
+            )
+            if all_of_them or any(news):
                 self._told[found.module] = logs
                 rows += self._set(found, belief, effective_step, now_s)
         return rows
@@ -81,23 +73,17 @@ class Findings:
             module, before = found.module, self._levels[found.module]
             if abs(math.log(found.level / before)) > math.log1p(RESCALE_FRAC):
                 self._levels[module] = found.level
-                detail = (
-                    f"{module}: plans reckon with x{found.level:.2f} of the predicted seconds, before x{before:.2f}"
-                )
+                detail = f"{module}: plans reckon with x{found.level:.2f} of the predicted seconds"
+                detail += f", before x{before:.2f}"
                 rows.append(self.decision(step, "rescale", module, "done", found.level, before, detail, now_s))
         return rows
 
     def ranks(
-        self,
-        step: int,
-        effective_step: int,
-        applied: Factors,
-        beliefs: Mapping[Node, NodeBelief],
-        now_s: float,
+        self, step: int, effective_step: int, applied: Factors, beliefs: Mapping[Node, NodeBelief], now_s: float
     ) -> list[RankFactor | Decision]:
         """Ranks whose factor in force has changed, and those that are slow from now on."""
         rows: list[RankFactor | Decision] = []
-        by_node = applied.by_node()
+        by_node, facts = applied.by_node(), self._facts
         for node, belief in beliefs.items():
             factor, was_slow = self._ranks.get(node, (1.0, False))
             in_force = by_node.get(node, 1.0)
@@ -105,24 +91,26 @@ class Findings:
             if not is_moved and belief.is_slow == was_slow:
                 continue
             self._ranks[node] = (in_force if is_moved else factor, belief.is_slow)
-            rows.append(self._rank(node, belief, in_force != 1.0, effective_step, now_s))
+            module, stage, dp_rank = node
+            # Of a tensor-parallel group, which is as slow as its slowest, the first.
+            rank = rank_of(facts.plan.module(module), stage, dp_rank)
+            host = facts.host_of(rank)
+            rows.append(
+                RankFactor(
+                    facts.run_id, facts.attempt, effective_step, rank, *node, host, belief.factor, belief.sd,
+                    in_force != 1.0, now_s,
+                )
+            )  # fmt: skip
             if belief.is_slow and not was_slow:
-                name = self._name(node)
+                name = f"rank {rank} ({module} stage {stage} replica {dp_rank}{f' on {host}' if host else ''})"
                 detail = f"{name} takes {belief.factor:.2f}x"
                 rows.append(self.decision(step, "slow_rank", name, "noticed", belief.factor, 1.0, detail, now_s))
         return rows
 
     def decision(
-        self,
-        step: int,
-        kind: str,
-        subject: str,
-        verdict: str,
-        measured: float,
-        expected: float,
-        detail: str,
+        self, step: int, kind: str, subject: str, verdict: str, measured: float, expected: float, detail: str,
         now_s: float,
-    ) -> Decision:
+    ) -> Decision:  # fmt: skip
         """A decision that changes no plan."""
         facts = self._facts
         return Decision(
@@ -132,6 +120,7 @@ class Findings:
 
     def _set(self, applied: ModuleFactors, belief: Belief, effective_step: int, now_s: float) -> list[Correction]:
         """One row per bucket."""
+        starts, ends = (0, *applied.edges), (*applied.edges, ALL_TOKENS)
         return [
             Correction(
                 run_id=self._facts.run_id,
@@ -142,42 +131,15 @@ class Findings:
                 residual_frac=belief.residual_frac,
                 num_observations=belief.num_observations,
                 observed_at_s=now_s,
-                min_tokens=start,
-                max_tokens=end,
-                sd_frac=sd,
-                is_in_force=in_force == factor,
+                min_tokens=starts[bucket],
+                max_tokens=ends[bucket],
+                sd_frac=belief.sd[bucket],
+                is_in_force=applied.factors[bucket] == factor,
                 level=applied.level,
             )
-            for start, end, factor, sd, in_force in zip(
-                (0, *applied.edges),
-                (*applied.edges, ALL_TOKENS),
-                belief.factors,
-                belief.sd,
-                applied.factors,
-                strict=True,
-            )
+            for bucket, factor in enumerate(belief.factors)
         ]
-
-    def _rank(self, node: Node, belief: NodeBelief, is_in_force: bool, effective_step: int, now_s: float) -> RankFactor:
-        module, stage, dp_rank = node
-        rank = rank_of(self._facts.plan.module(module), stage, dp_rank)
-        facts = self._facts
-        return RankFactor(
-            facts.run_id, facts.attempt, effective_step, rank, module, stage, dp_rank, facts.host_of(rank),
-            belief.factor, belief.sd, is_in_force, now_s,
-        )  # fmt: skip
-
-    def _name(self, node: Node) -> str:
-        """A rank, for people; of a tensor-parallel group, which is as slow as its slowest, the first."""
-        module, stage, dp_rank = node
-        rank = rank_of(self._facts.plan.module(module), stage, dp_rank)
-        host = self._facts.host_of(rank)
-        return f"rank {rank} ({module} stage {stage} replica {dp_rank}{f' on {host}' if host else ''})"
 
 
 def _logs(*factors: Iterable[float]) -> list[float]:
     return [math.log(factor) for found in factors for factor in found]
-
-
-def _moved(before: list[float], after: list[float]) -> bool:
-    return any(abs(a - b) > math.log1p(NEWS_FRAC) for a, b in zip(before, after, strict=True))

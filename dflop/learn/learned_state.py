@@ -12,7 +12,8 @@ from typing import Any
 from dflop.correct.estimate import Estimator, Prior
 from dflop.correct.gate import Gate
 from dflop.learn.cost_inputs import LEAST_PRIOR_SD, EarlierRuns
-from dflop.learn.crossfit import CrossFit, Packing
+from dflop.learn.crossfit import CrossFit
+from dflop.learn.decisions import JobFacts
 from dflop.records import Plan
 
 STATE_VERSION = 2
@@ -21,38 +22,30 @@ PARTS = ("full", "planner", "judge")
 
 
 class Knowledge:
-    """Estimators and gate of one job.
+    """Estimators and gate of one job, with the edges of buckets per module of its plan.
 
-    Args:
-        packing: Of the job.
-        edges: Of the buckets, per module of its plan.
-        table_ids: Cost table in use, per module.
-        earlier: What earlier runs learnt.
-        learned: What `state` gave before; anything else is not used.
+    `learned` is what `state` gave before; anything else is not used.
     """
 
     def __init__(
-        self,
-        packing: Packing,
-        edges: Mapping[str, tuple[int, ...]],
-        table_ids: Mapping[str, str],
-        earlier: EarlierRuns,
+        self, job: JobFacts, edges: Mapping[str, tuple[int, ...]], earlier: EarlierRuns,
         learned: Mapping[str, Any] | None = None,
-    ) -> None:
-        self._plan, self.edges, self._table_ids = packing.plan, dict(edges), dict(table_ids)
+    ) -> None:  # fmt: skip
+        self._plan, self.edges, self._table_ids = job.plan, dict(edges), dict(job.table_ids)
         state = learned if learned and learned.get("version") == STATE_VERSION else {}
-        shared = groups(packing.plan)
+        shared = groups(job.plan)
         self._parts = {
             part: Estimator(edges, shared, {**earlier.priors, **self._priors(state, part)}) for part in PARTS
         }
         self.full = self._parts["full"]
-        self.halves = CrossFit(self._parts["planner"], self._parts["judge"], packing)
+        self.halves = CrossFit(self._parts["planner"], self._parts["judge"], job)
         self.gate = Gate(earlier.by_size)
         if state:
             self.gate.load(state["gate"])
-        if self._is_mine(state):
-            for part, estimator in self._parts.items():
-                estimator.load(state["parts"][part])
+            mine = [job.plan.plan_id, self._table_ids, {module: list(found) for module, found in edges.items()}]
+            if [state["plan_id"], state["tables"], state["edges"]] == mine:  # left by the same plan of the same data
+                for part, estimator in self._parts.items():
+                    estimator.load(state["parts"][part])
 
     def state(self) -> dict[str, Any]:
         """Everything, for JSON."""
@@ -69,24 +62,14 @@ class Knowledge:
             "gate": self.gate.state(),
         }
 
-    def _is_mine(self, state: Mapping[str, Any]) -> bool:
-        """Whether a state was left by the same plan of the same data."""
-        edges = {module: list(found) for module, found in self.edges.items()}
-        return (
-            bool(state)
-            and (state["plan_id"], state["tables"]) == (self._plan.plan_id, self._table_ids)
-            and state["edges"] == edges
-        )
-
     def _priors(self, state: Mapping[str, Any], part: str) -> dict[str, Prior]:
         """What a state says of modules whose cost table is still the same."""
-        return {
-            module: Prior(
-                tuple(state["edges"][module]), tuple(factors), tuple(max(s, LEAST_PRIOR_SD) for s in sd), level
-            )
-            for module, (factors, sd, level) in (state["beliefs"][part] if state else {}).items()
-            if state["tables"][module] == self._table_ids.get(module)
-        }
+        priors = {}
+        for module, (factors, sd, level) in (state["beliefs"][part] if state else {}).items():
+            if state["tables"][module] == self._table_ids.get(module):
+                sds = tuple(max(s, LEAST_PRIOR_SD) for s in sd)
+                priors[module] = Prior(tuple(state["edges"][module]), tuple(factors), sds, level)
+        return priors
 
 
 def groups(plan: Plan) -> list[tuple[str, ...]]:

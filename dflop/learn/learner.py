@@ -11,7 +11,6 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from dflop.config import Config
 from dflop.correct.drift_detector import CostDrift, Found, ShapeDrift
 from dflop.correct.times import Ints, StepTimes
 from dflop.learn.cost_inputs import EarlierRuns
-from dflop.learn.crossfit import Packing, without_uniform
+from dflop.learn.crossfit import without_uniform
 from dflop.learn.decisions import Findings, JobFacts
 from dflop.learn.learned_state import Knowledge, groups
 from dflop.learn.size_buckets import batch_work, run_edges, usual_work
@@ -41,55 +40,35 @@ READING_SHARE = 0.005
 NUM_FREE_READINGS = 12
 
 
-@dataclass(frozen=True, slots=True)
-class _Running:
-    """A plan that was published."""
-
-    batch: Batch
-    expected_s: BucketSeconds
-
-
 class Learner:
     """Learns from the steps of one job, and says what to plan the next ones with.
 
     `prepare` may be called by any thread, the rest by one.
 
     Args:
-        config: Of the run.
-        facts: Of the job.
-        packing: Of the job.
-        shapes: All samples of the run.
         first_step: Of this start of the job: it is slow in every module, and nothing is learnt from it.
-        earlier: What earlier runs learnt.
         learned: What `state` gave, in an earlier start of the scheduler or of the job.
         usual: Batches that the plan was made for; without any, nobody looks whether what comes is like them.
     """
 
     def __init__(
-        self,
-        config: Config,
-        facts: JobFacts,
-        packing: Packing,
-        shapes: Batch,
-        *,
-        first_step: int,
-        earlier: EarlierRuns,
-        learned: Mapping[str, Any] | None = None,
-        usual: Sequence[Batch] = (),
-    ) -> None:
+        self, config: Config, job: JobFacts, shapes: Batch, *, first_step: int, earlier: EarlierRuns,
+        learned: Mapping[str, Any] | None = None, usual: Sequence[Batch] = (),
+    ) -> None:  # fmt: skip
         self._is_enabled, self._mode = config.correct.enabled, config.correct.gate
-        self._facts, self._packing, self._first_step = facts, packing, first_step
-        self._nodes: dict[int, Node] = {s.rank: (s.module, s.stage, s.dp_rank) for s in seats(facts.plan)}
-        edges = run_edges(facts.plan, packing.cost, shapes)
-        self._known = Knowledge(packing, edges, facts.table_ids, earlier, learned)
-        self._findings = Findings(facts, self._applied(), self._known.full.beliefs())
-        self._cost_drift = CostDrift(edges, groups(facts.plan), self._applied())
-        work = [batch_work(facts.plan, packing.cost, batch, edges) for batch in usual]
+        self._job, self._first_step = job, first_step
+        self._nodes: dict[int, Node] = {s.rank: (s.module, s.stage, s.dp_rank) for s in seats(job.plan)}
+        edges = run_edges(job.plan, job.cost, shapes)
+        self._known = Knowledge(job, edges, earlier, learned)
+        self._findings = Findings(job, self._applied(), self._known.full.beliefs())
+        self._cost_drift = CostDrift(edges, groups(job.plan), self._applied())
+        work = [batch_work(job.plan, job.cost, batch, edges) for batch in usual]
         self._shape_drift = ShapeDrift(edges, usual_work(work)) if work else None
-        self._running: dict[int, _Running] = {}
+        self._running: dict[int, tuple[Batch, BucketSeconds]] = {}
+        """Per step, what was published and its expected seconds."""
         # Ranks that wait for others within forward and backward are held up by them.
-        computes_alone = not config.train.shard_parameters and all(m.parallel.tp == 1 for m in facts.plan.modules)
-        self._stalls = Stalls() if computes_alone and packing.max_concurrency is None else None
+        computes_alone = not config.train.shard_parameters and all(m.parallel.tp == 1 for m in job.plan.modules)
+        self._stalls = Stalls() if computes_alone and job.max_concurrency is None else None
         self._unread: tuple[int, Batch] | None = None
         self._meter = _Meter()
         self._reading_s = self._trained_s = self._step_s = 0.0
@@ -100,14 +79,6 @@ class Learner:
         """What the next step is to be planned with."""
         return without_uniform(self._applied()) if self._is_enabled else Factors()
 
-    @property
-    def cost_frac(self) -> float:
-        """Processor seconds per second of training that learning takes, on average of the last steps.
-
-        Readings of the gate have a share of their own, and are taken whether it is on or off.
-        """
-        return self._meter.share
-
     def state(self) -> dict[str, Any]:
         """What was learnt, for JSON; nothing where nothing is."""
         return self._known.state() if self._is_enabled else {}
@@ -116,37 +87,32 @@ class Learner:
         """A plan is about to run, whoever made it."""
         if self._is_enabled:
             with self._meter.running():
-                plan, cost = self._packing.plan, self._packing.cost
-                expected_s = bucket_seconds(plan, step_plan, batch, cost, self._known.edges)
-                self._running[step] = _Running(batch, expected_s)
+                expected_s = bucket_seconds(self._job.plan, step_plan, batch, self._job.cost, self._known.edges)
+                self._running[step] = batch, expected_s
 
     def forget(self, step: int) -> None:
         """The plan that was prepared for a step does not run."""
         self._running.pop(step, None)
 
     def observe(self, step: int, seen: Sequence[RankTimes], effective_step: int, now_s: float) -> list[Row]:
-        """All ranks have run a step; steps come in order.
+        """What there is to tell of a step, prepared before, that all ranks have run; steps come in order.
 
-        Args:
-            step: Whose plan is only known if it was prepared.
-            seen: What ranks measured.
-            effective_step: First step that will be planned with what is learnt here.
-            now_s: Unix time.
-
-        Returns:
-            What there is to tell of it.
+        `effective_step` is the first that will be planned with what is learnt here.
         """
         running = self._running.pop(step, None)
         if running is None or step <= self._first_step or not seen:
             return []
+        batch, expected_s = running
         with self._meter.running():
-            times, microbatch = self._times(running, seen)
+            times, microbatch = self._times(expected_s, seen)
             self._known.full.observe(times)
             if self._mode == "auto":
                 self._known.halves.observe(step, times, microbatch)
-                self._unread = (step, running.batch) if self._known.halves.has_seen_enough() else None
+                self._unread = (step, batch) if self._known.halves.has_seen_enough() else None
             rows = self._tell(step, effective_step, now_s)
-            rows += [self._drifted(step, found, now_s) for found in self._drifts(times, running.batch)]
+            for d in self._drifts(times, batch):
+                numbers = d.measured, d.expected, d.detail, now_s
+                rows.append(self._findings.decision(step, d.kind, d.subject, "noticed", *numbers))
         self._step_s = max(times.step_s for times in seen)
         self._trained_s += self._step_s
         self._meter.step_took(self._step_s)
@@ -161,10 +127,7 @@ class Learner:
     def read_gate(self, effective_step: int, now_s: float, *, compiled: bool = IS_COMPILED) -> list[Row]:
         """Read what factors by size gain in the newest step; plans it twice for that.
 
-        Args:
-            effective_step: First step that will be planned with what the gate says.
-            now_s: Unix time.
-            compiled: Whether compiled kernels may be used.
+        `effective_step` is the first that will be planned with what the gate says.
         """
         if self._unread is None:
             return []
@@ -173,17 +136,18 @@ class Learner:
         gain_frac = self._known.halves.gain_frac(batch, compiled=compiled)
         self._reading_s += time.thread_time() - begin_s
         self._num_readings += 1
-        gate = self._known.gate
-        has_switched = gate.read(gain_frac, self.cost_frac)
-        rows: list[Row] = [
-            GateReading(
-                self._facts.run_id, self._facts.attempt, step, gate.is_on, gain_frac, gate.mean_gain_frac,
-                gate.stderr_frac, self.cost_frac, gate.num_readings, now_s,
-            )
-        ]  # fmt: skip
-        if has_switched:
-            rows += [self._switched(step, now_s), *self._tell(step, effective_step, now_s)]
-        return rows
+        gate, cost_frac = self._known.gate, self._meter.share
+        has_switched = gate.read(gain_frac, cost_frac)
+        mean, stderr, num = gate.mean_gain_frac, gate.stderr_frac, gate.num_readings
+        of_job = self._job.run_id, self._job.attempt, step
+        reading = GateReading(*of_job, gate.is_on, gain_frac, mean, stderr, cost_frac, num, now_s)
+        if not has_switched:
+            return [reading]
+        which = "factors by size"
+        detail = f"{which} are {'on' if gate.is_on else 'off'}: of a step they gain {mean:.1%} "
+        detail += f"(standard error {stderr:.1%}, {num} readings) and cost {cost_frac:.2%}"
+        switched = self._findings.decision(step, "gate", which, "done", mean, cost_frac, detail, now_s)
+        return [reading, switched, *self._tell(step, effective_step, now_s)]
 
     def close(self, effective_step: int, now_s: float) -> list[Row]:
         """What was learnt, once more: it is as new as this, for later runs, even where nothing has moved."""
@@ -192,14 +156,12 @@ class Learner:
             return []
         return [*self._findings.corrections(effective_step, self._applied(), beliefs, now_s, all_of_them=True)]
 
-    def _is_by_size(self) -> bool:
-        return self._mode == "on" or (self._mode == "auto" and self._known.gate.is_on)
-
     def _applied(self) -> Factors:
         """In force, with the buckets of every module."""
-        return self._known.full.factors(shapes=self._is_by_size(), nodes=self._mode != "off")
+        is_by_size = self._mode == "on" or (self._mode == "auto" and self._known.gate.is_on)
+        return self._known.full.factors(shapes=is_by_size, nodes=self._mode != "off")
 
-    def _times(self, running: _Running, seen: Sequence[RankTimes]) -> tuple[StepTimes, Ints]:
+    def _times(self, expected: BucketSeconds, seen: Sequence[RankTimes]) -> tuple[StepTimes, Ints]:
         """(measured and predicted seconds where there are both, their microbatches).
 
         Ranks of a tensor-parallel group wait for one another and take the same time: the last one speaks for all.
@@ -208,9 +170,9 @@ class Learner:
         if self._stalls is not None:
             self._stalls.observe(seen)
             held_up = self._stalls.factors()
-        nodes, expected_s = running.expected_s.nodes, running.expected_s.seconds
+        nodes, expected_s = expected.nodes, expected.seconds
         position = {node: i for i, node in enumerate(nodes)}
-        measured_s = np.zeros((len(nodes), self._packing.plan.num_microbatches))
+        measured_s = np.zeros((len(nodes), self._job.plan.num_microbatches))
         for times in seen:
             row = measured_s[position[self._nodes[times.rank]]]
             row[list(times.compute_s)] = held_up.get(times.rank, 1.0) * np.array(list(times.compute_s.values()))
@@ -230,26 +192,14 @@ class Learner:
     def _drifts(self, times: StepTimes, batch: Batch) -> Iterator[Found]:
         yield from self._cost_drift.observe(times)
         if self._shape_drift is not None:
-            yield from self._shape_drift.observe(
-                *batch_work(self._packing.plan, self._packing.cost, batch, self._known.edges)
-            )
-
-    def _drifted(self, step: int, found: Found, now_s: float) -> Decision:
-        return self._findings.decision(
-            step, found.kind, found.subject, "noticed", found.measured, found.expected, found.detail, now_s
-        )
-
-    def _switched(self, step: int, now_s: float) -> Decision:
-        gate, which = self._known.gate, "factors by size"
-        detail = (
-            f"{which} are {'on' if gate.is_on else 'off'}: of a step they gain {gate.mean_gain_frac:.1%} "
-            f"(standard error {gate.stderr_frac:.1%}, {gate.num_readings} readings) and cost {self.cost_frac:.2%}"
-        )
-        return self._findings.decision(step, "gate", which, "done", gate.mean_gain_frac, self.cost_frac, detail, now_s)
+            yield from self._shape_drift.observe(*batch_work(self._job.plan, self._job.cost, batch, self._known.edges))
 
 
 class _Meter:
-    """Processor time of whatever runs under it, in any thread, per second of training."""
+    """Processor time of whatever runs under it, in any thread, per second of training, on average of the last steps.
+
+    Readings of the gate have a share of their own, and are taken whether it is on or off.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -19,7 +19,7 @@ import numpy as np
 from dflop import files
 from dflop.correct.drift_detector import DRIFT_COST, module_of
 from dflop.cost.fit import fit_cost_tables
-from dflop.cost.model import CostModel, Floats
+from dflop.cost.model import CostModel
 from dflop.errors import CostError
 from dflop.records import (
     ALL_TOKENS,
@@ -72,12 +72,9 @@ class Doubt:
 def find_doubts(
     corrections: Sequence[Correction], tables: Sequence[CostTable], decisions: Sequence[Decision]
 ) -> list[Doubt]:
-    """Modules with a cost drift of which some sizes are surely far from the level.
+    """Modules of a run with a cost drift of which some sizes are surely far from the level.
 
-    Args:
-        corrections: Of the run.
-        tables: That its plan was made with; one that was derived from others has no probes to add to.
-        decisions: Of the run.
+    The plan was made with `tables`; one that was derived from others has no probes to add to.
     """
     drifted = {module_of(d.subject) for d in decisions if d.kind == DRIFT_COST}
     found = []
@@ -89,8 +86,11 @@ def find_doubts(
         far = [c for c in rows if c.observed_at_s == newest_s and _is_far(c)]
         if far:
             factor = math.exp(float(np.mean([math.log(c.factor / c.level) for c in far])))
-            ranges = _joined([(c.min_tokens, c.max_tokens) for c in far])
-            found.append(Doubt(table.module, table.tp, table.is_frozen, table.recompute, ranges, factor))
+            ranges: list[tuple[int, int]] = []
+            for low, high in sorted((c.min_tokens, c.max_tokens) for c in far):
+                # Neighbours are one range.
+                ranges.append((ranges.pop()[0], high) if ranges and ranges[-1][1] == low else (low, high))
+            found.append(Doubt(table.module, table.tp, table.is_frozen, table.recompute, tuple(ranges), factor))
     return found
 
 
@@ -108,7 +108,12 @@ def samples_of(doubt: Doubt, shapes: Sequence[SampleShape]) -> list[SampleShape]
 def new_doubts(run: RunDir, doubts: Sequence[Doubt]) -> list[Doubt]:
     """Those that this run has not timed again yet, by module and sizes."""
     known = [d for file in sorted(_folder(run).glob("*.json")) for d in read_doubts(file)]
-    return [d for d in doubts if not any(d.module == k.module and _overlap(d.ranges, k.ranges) for k in known)]
+    timed = [(k.module, start, end) for k in known for start, end in k.ranges]
+    return [
+        d
+        for d in doubts
+        if not any(d.module == m and low < end and start < high for low, high in d.ranges for m, start, end in timed)
+    ]
 
 
 def write_doubts(run: RunDir, doubts: Sequence[Doubt]) -> Path:
@@ -145,19 +150,12 @@ class Judged:
         probed = f"{self.doubt.subject}: probes take {self.measured_s / self.before_s:.2f}x of the prediction"
         if not self.tables:
             return f"{probed}, {training}: the table is right, the reason lies in the run; the factor stays"
-        return (
-            f"{probed}, {training}; {self.measured_s / self.after_s:.2f}x of what the table says that was fitted anew"
-        )
+        after = f"{self.measured_s / self.after_s:.2f}x of what the table says that was fitted anew"
+        return f"{probed}, {training}; {after}"
 
 
 def judge(doubt: Doubt, table: CostTable, measurements: Sequence[Measurement], spec: ModuleSpec) -> Judged:
-    """Holds probes against the table in use, and fits it anew where it is wrong.
-
-    Args:
-        doubt: What was probed.
-        table: In use.
-        measurements: All of the module, old and new.
-        spec: Of the module.
+    """Holds all measurements of a module, old and new, against the table in use, and fits it anew where it is wrong.
 
     Raises:
         CostError: there are no probes of these sizes, or they determine no table.
@@ -167,14 +165,14 @@ def judge(doubt: Doubt, table: CostTable, measurements: Sequence[Measurement], s
     probes = [m for m in of_sizes if m.group == DOUBTED]
     if not probes:
         raise CostError(f"no probe of {doubt.subject} was timed", hint="see the log of the probing job")
-    measured_s, before_s = sum(m.forward_s + m.backward_s for m in probes), _predicted_s(table, probes)
+    num = len(probes)
+    measured_s, before_s = sum(m.forward_s + m.backward_s for m in probes) / num, _predicted_s(table, probes) / num
     if abs(measured_s / before_s - 1) <= AGREES_FRAC:
-        return Judged(doubt, measured_s / len(probes), before_s / len(probes), before_s / len(probes), ())
+        return Judged(doubt, measured_s, before_s, before_s, ())
     disproved = [m for m in of_sizes if m.group != DOUBTED]
     tables = tuple(fit_cost_tables([m for m in measurements if m not in disproved], [spec]))
     fitted = next(t for t in tables if (t.tp, t.is_frozen, t.recompute) == (table.tp, table.is_frozen, table.recompute))
-    num = len(probes)
-    return Judged(doubt, measured_s / num, before_s / num, _predicted_s(fitted, probes) / num, tables)
+    return Judged(doubt, measured_s, before_s, _predicted_s(fitted, probes) / num, tables)
 
 
 def _length(m: Measurement) -> float:
@@ -184,36 +182,16 @@ def _length(m: Measurement) -> float:
 
 def _predicted_s(table: CostTable, probes: Sequence[Measurement]) -> float:
     """Of all probes together, at their own depths."""
-    cost = CostModel([table], extrapolate=True)
-    seconds: list[Floats] = [
-        sum(
-            cost.module_seconds(
-                m.module, m.num_items, m.num_tokens, m.sum_sq_tokens, num_layers=m.num_layers, edge=True, tp=m.tp,
-                recompute=m.recompute,
-            ),
-            start=np.zeros(()),
-        )
-        for m in probes
-    ]  # fmt: skip
-    return float(np.sum(seconds))
+    cost, total_s = CostModel([table], extrapolate=True), 0.0
+    for m in probes:
+        size, depth = (m.module, m.num_items, m.num_tokens, m.sum_sq_tokens), m.num_layers
+        found = cost.module_seconds(*size, num_layers=depth, edge=True, tp=m.tp, recompute=m.recompute)
+        total_s += float(np.sum(found))
+    return total_s
 
 
 def _is_far(c: Correction) -> bool:
     return abs(math.log(c.factor / c.level)) > math.log1p(FAR_FRAC) and abs(c.factor - c.level) > 2 * c.sd_frac
-
-
-def _joined(ranges: Sequence[tuple[int, int]]) -> Ranges:
-    """Neighbours as one range."""
-    found: list[tuple[int, int]] = []
-    for low, high in sorted(ranges):
-        if found and found[-1][1] == low:
-            low = found.pop()[0]
-        found.append((low, high))
-    return tuple(found)
-
-
-def _overlap(some: Ranges, others: Ranges) -> bool:
-    return any(low < end and start < high for low, high in some for start, end in others)
 
 
 def _folder(run: RunDir) -> Path:

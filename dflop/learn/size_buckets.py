@@ -17,12 +17,9 @@ MAX_SAMPLES = 20_000
 
 
 def run_edges(plan: Plan, cost: CostModel, shapes: Sequence[SampleShape]) -> dict[str, tuple[int, ...]]:
-    """Per module of a plan, where buckets begin that hold about equal shares of its predicted seconds.
+    """Per module of a plan, where buckets begin that hold about equal shares of its predicted, uncorrected seconds.
 
-    Args:
-        plan: Names the modules.
-        cost: Uncorrected or not: corrections are left out.
-        shapes: All samples of the run; of very many, evenly spread ones are taken.
+    Of very many samples, evenly spread ones are taken.
     """
     some = shapes[:: 1 + len(shapes) // MAX_SAMPLES]
     weights = np.array([s.weight for s in some])

@@ -10,14 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from dflop.config import Config
 from dflop.data.sample_order import SampleOrder
 from dflop.records import SampleShape
-from dflop.train.manifest import read_latest
 
 TRAIN, COMPARE = "train", "compare"
 QUICK = "quick"
@@ -76,12 +74,9 @@ def stage_at(config: Config, step: int) -> Stage:
     return next((stage for stage in stages if step < stage.end_step), stages[-1])
 
 
-def stage_of_job(config: Config, mode: str, checkpoints: Path) -> Stage:
-    """The stage of a job that begins now: where the newest checkpoint in a folder ends, of a comparison the last."""
-    if mode != TRAIN:
-        return stages_of(config)[-1]
-    latest = read_latest(checkpoints)
-    return stage_at(config, int(latest["next_step"]) if latest else 0)
+def stage_of_job(config: Config, mode: str, next_step: int) -> Stage:
+    """The stage of a job that begins now: where the newest checkpoint ends, of a comparison the last."""
+    return stage_at(config, next_step) if mode == TRAIN else stages_of(config)[-1]
 
 
 def profiled_ways(config: Config) -> tuple[str, ...]:

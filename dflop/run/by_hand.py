@@ -14,17 +14,10 @@ from dflop.run.batches import COMPARE, TRAIN
 from dflop.run.directory import RunDir
 from dflop.run.find import find_run, runs_folder
 from dflop.run.messages import say
-from dflop.train.manifest import read_latest
 
 
 def trainable_run(name: str, mode: str, num_tasks: int, runs: Path) -> RunDir | None:
-    """The run that a batch job is to train by hand; None where nothing is left to do.
-
-    Args:
-        name: As `find_run` takes it.
-        mode: `train` or `compare`.
-        num_tasks: Of the batch job.
-        runs: Folder of run directories.
+    """The run, by a name for `find_run`, that a batch job is to train by hand; None where nothing is left to do.
 
     Raises:
         ConfigError: there is no such run or mode, it has no plan, or the plan needs another number of tasks.
@@ -33,19 +26,17 @@ def trainable_run(name: str, mode: str, num_tasks: int, runs: Path) -> RunDir | 
     if mode not in (TRAIN, COMPARE):
         raise ConfigError(f"unknown mode `{mode}`", hint=did_you_mean(mode, (TRAIN, COMPARE)))
     run = find_run(name, runs)
-    config, latest = run.config(), read_latest(run.checkpoints)
-    if mode == TRAIN and (lifecycle.is_finished(run) or (latest and latest["next_step"] >= config.train.num_steps)):
+    config = run.config()
+    if mode == TRAIN and (lifecycle.is_finished(run) or run.next_step() >= config.train.num_steps):
         return None
     if not run.has_plan():
         raise ConfigError("the run has no plan yet", where=str(run.path), hint=f"dflop train {run.run_id} makes one")
     num_processes, per_node = run.plan().num_processes, config.cluster.num_processes_per_node
     if num_tasks != num_processes:
         nodes = f"--nodes={-(-num_processes // per_node)} --ntasks-per-node={min(per_node, num_processes)}"
-        raise ConfigError(
-            f"the job has {num_tasks} tasks, the plan needs {num_processes}",
-            where=str(run.path / "plan.json"),
-            hint=f"sbatch {nodes} --ntasks={num_processes} slurm/train.sbatch {name}",
-        )
+        what = f"the job has {num_tasks} tasks, the plan needs {num_processes}"
+        hint = f"sbatch {nodes} --ntasks={num_processes} slurm/train.sbatch {name}"
+        raise ConfigError(what, where=str(run.path / "plan.json"), hint=hint)
     driver_lock.check_free(run, say)
     return run
 

@@ -8,7 +8,6 @@ between sbatch and journal leaves a job that only the queue knows. On this machi
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from dflop.errors import Cancelled, DflopError, LaunchError
@@ -35,38 +34,29 @@ def as_cancelled(run: RunDir, because: str = "") -> Cancelled:
     )
 
 
-def cancel_run(
-    run: RunDir, say: Say, *, limit_s: float = LIMIT_S, sleep: Callable[[float], None] = time.sleep
-) -> list[str]:
-    """Cancel every job of a run and wait until none is left.
-
-    Args:
-        run: The run; whether it has a driver makes no difference.
-        say: Told what is cancelled, and what its driver does.
-        limit_s: How long to wait.
-        sleep: Replaced in tests.
-
-    Returns:
-        Ids of the jobs that were cancelled.
+def cancel_run(run: RunDir, say: Say, *, limit_s: float = LIMIT_S) -> list[str]:
+    """Cancel every job of a run, wait until none is left, and return their ids; whether it has a driver or not.
 
     Raises:
-        LaunchError: jobs are left, or are processes of another machine.
+        LaunchError: jobs are left after `limit_s`, or are processes of another machine.
     """
     check_reach(run)
     run.mark_cancelled(True)
     told, deadline_s = dict[str, str](), time.monotonic() + limit_s
     while jobs := _remaining(run):
         if time.monotonic() >= deadline_s:
-            left = ", ".join(f"{job.name} ({job.job_id})" for job in jobs)
-            raise LaunchError(
-                f"still there after {limit_s:g} s: {left}", where=str(run.path), hint="dflop cancel again"
-            )
+            left = f"still there after {limit_s:g} s: {', '.join(f'{job.name} ({job.job_id})' for job in jobs)}"
+            raise LaunchError(left, where=str(run.path), hint="dflop cancel again")
         for job in jobs:
             if job.job_id not in told:
                 told[job.job_id] = job.name
                 say(f"cancelling job `{job.name}` ({job.job_id}), {job.state}")
-        _cancel(run, jobs)
-        sleep(POLL_S)
+        if backend_of(run) == "slurm":
+            scancel(jobs)
+        else:
+            launcher = launcher_of(run, run.config())
+            launcher.cancel(*(handle for handle, _ in live_jobs(run, launcher)))
+        time.sleep(POLL_S)
     driver = driver_of(run)
     if driver is not None:
         say(f"{driver} ends by itself: it submits nothing more")
@@ -83,28 +73,11 @@ def _remaining(run: RunDir) -> list[QueuedJob]:
     return [QueuedJob(handle.job_id, run.run_id, status.state.value, handle.name) for handle, status in live]
 
 
-def _cancel(run: RunDir, jobs: list[QueuedJob]) -> None:
-    if backend_of(run) == "slurm":
-        scancel(jobs)
-        return
-    launcher, wanted = launcher_of(run, run.config()), {job.job_id for job in jobs}
-    for handle, _ in live_jobs(run, launcher):
-        if handle.job_id in wanted:
-            launcher.cancel(handle)
-
-
 def reap(folder: Path, say: Say, *, dry_run: bool = False) -> list[tuple[QueuedJob, str]]:
-    """Cancel the jobs of runs that nobody drives.
+    """Cancel the jobs of runs in a folder that nobody drives; returns each, and what became of it, or would.
 
-    A run that is taken up again adopts its jobs, so this is for runs that nobody means to take up.
-
-    Args:
-        folder: Of run directories. Jobs in the queue whose run is not there are told of and left alone.
-        say: Told what could not be judged.
-        dry_run: Only say what would be cancelled.
-
-    Returns:
-        Jobs that had not ended although nobody drives their run, and what became of each, or would.
+    A run that is taken up again adopts its jobs, so this is for runs that nobody means to take up. Jobs in the queue
+    whose run is not in the folder are told of and left alone.
     """
     known = all_runs(folder)
     fate = "would be cancelled" if dry_run else "cancelled"

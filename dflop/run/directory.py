@@ -1,7 +1,7 @@
 """The run directory: every file of a run has one name, and jobs find their inputs here and nowhere else.
 
 run.json               which run this is and how it stands
-driver.lock, driver/   who drives it, see driver.py
+driver.lock, driver/   who drives it, see driver_lock.py
 config.resolved.yaml   the configuration with every default filled in
 jobs.jsonl, jobs/      journal of submissions; logs and results per job
 shapes.parquet         healthy samples in training order of the annotation file
@@ -17,6 +17,7 @@ report.html
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ from dflop.models import load_family, load_rules, load_trainable
 from dflop.models.family import Family, TrainableFamily
 from dflop.models.media import MediaRules
 from dflop.records import CostTable, Plan, SampleShape, from_dict, parse_json, to_dict
+from dflop.train.manifest import read_latest
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +117,11 @@ class RunDir:
         else:
             (self.path / name).unlink(missing_ok=True)
 
+    def next_step(self) -> int:
+        """First step that the newest checkpoint does not hold."""
+        latest = read_latest(self.checkpoints)
+        return int(latest["next_step"]) if latest else 0
+
     def cost_tables(self) -> list[CostTable]:
         with _named(self.path / "cost_tables.json", "the run is planned anew"):
             return [from_dict(CostTable, t) for t in parse_json((self.path / "cost_tables.json").read_bytes())]
@@ -156,13 +163,11 @@ class RunDir:
         """Number of this start of `job`, from 1; two starts never get the same one."""
         folder = self.path / "attempts"
         folder.mkdir(exist_ok=True)
-        attempt = 1
-        while True:
-            try:
+        for attempt in itertools.count(1):
+            with contextlib.suppress(FileExistsError):
                 (folder / f"{job}-{attempt}").touch(exist_ok=False)
                 return attempt
-            except FileExistsError:
-                attempt += 1
+        raise AssertionError("unreachable")
 
 
 def _write(path: Path, text: str) -> None:
@@ -178,14 +183,8 @@ def _named(path: Path, what_then: str) -> Iterator[None]:
         raise ConfigError(
             f"the run has no {path.name}", where=str(path), hint=f"start the run again: {what_then}"
         ) from error
-    except (
-        OSError,
-        ValueError,
-        TypeError,
-        LookupError,
-        AttributeError,
-        NotImplementedError,  # Arrow's, of a type or codec that it does not read
-    ) as error:  # Arrow's other ones are ValueErrors, and OSErrors without a number
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, NotImplementedError) as error:
+        # Arrow has the last one for types and codecs that it does not read, ValueErrors, and OSErrors without a number.
         if isinstance(error, OSError) and error.errno is not None:
             raise  # the disk fails, which says nothing of the file
         raise ConfigError(
@@ -206,37 +205,22 @@ def dataset_ref(config: Config) -> DatasetRef:
 def _entries(d: DatasetConfig) -> tuple[MixtureEntry, ...]:
     if d.annotations.suffix not in (".yaml", ".yml"):
         return (make_entry(str(d.annotations), d.media_root, folder=Path.cwd(), ignored_keys=d.ignored_keys),)
-    folder = d.annotations.absolute().parent
     return tuple(
         make_entry(
-            e.path,
-            e.media_root or d.media_root,
-            folder=folder,
-            strategy=e.sampling_strategy,
-            weight=e.weight,
-            ignored_keys=d.ignored_keys,
+            e.path, e.media_root or d.media_root, folder=d.annotations.absolute().parent,
+            strategy=e.sampling_strategy, weight=e.weight, ignored_keys=d.ignored_keys,
         )
         for e in load_mixture(d.annotations).datasets
-    )
+    )  # fmt: skip
 
 
 def family_of(config: Config, vocab_size: int | None = None) -> Family:
-    """The model family of a run.
-
-    Args:
-        config: The run's configuration.
-        vocab_size: Tokens of the tokenizer where that is at hand; the embedding has as many rows, or as many as
-            `hf_config` states if those are more. Profiles of data do not need it.
-    """
+    """The model family of a run; its embedding has rows for `vocab_size` tokens, which profiles of data do not need."""
     return load_family(config.model.family, _hf_config(config, vocab_size), config.model.media)
 
 
 def trainable_of(config: Config, vocab_size: int | None = None) -> TrainableFamily:
-    """As `family_of`, of a run that trains.
-
-    Raises:
-        ConfigError: the family cannot be trained.
-    """
+    """As `family_of`, of a run that trains; a ConfigError where the family cannot be trained."""
     return load_trainable(config.model.family, _hf_config(config, vocab_size), config.model.media)
 
 

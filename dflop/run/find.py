@@ -24,17 +24,8 @@ def all_runs(runs: Path) -> list[RunDir]:
     return [run for _, _, run in sorted(begun, key=lambda one: one[:2], reverse=True)]
 
 
-def training_runs(runs: Path) -> list[RunDir]:
-    """Those that are there to train, not for a profile or a plan alone; the one that began last first."""
-    return [run for run in all_runs(runs) if run.state().get("trains", True)]
-
-
 def find_run(name: str, runs: Path) -> RunDir:
-    """The run that a person means.
-
-    Args:
-        name: A run directory, the id of a run in `runs`, the beginning of one, or `latest`.
-        runs: Folder of run directories.
+    """The run that a person means by a directory, the id of a run in a folder, the beginning of one, or `latest`.
 
     Raises:
         ConfigError: none is meant, or several are.
@@ -42,11 +33,12 @@ def find_run(name: str, runs: Path) -> RunDir:
     here = RunDir(Path(name).absolute())
     if os.path.isfile(here.config_file):  # not Path.is_file, which raises where no file can have that name
         return here
-    if name == LATEST:
-        if trained := training_runs(runs):
-            return trained[0]
-        raise ConfigError("there is no run yet", where=str(runs), hint="dflop run CONFIG, or --runs FOLDER")
     known = all_runs(runs)
+    if name == LATEST:
+        for run in known:
+            if run.state().get("trains", True):  # not for a profile or a plan alone
+                return run
+        raise ConfigError("there is no run yet", where=str(runs), hint="dflop run CONFIG, or --runs FOLDER")
     found = [run for run in known if run.run_id == name] or [run for run in known if run.run_id.startswith(name)]
     if len(found) == 1:
         return found[0]

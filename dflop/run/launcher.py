@@ -13,17 +13,13 @@ from dflop.run.directory import RunDir
 
 def launcher_of(run: RunDir, config: Config) -> Launcher:
     """The launcher of the run's cluster."""
-    cluster = config.cluster
-    if cluster.backend == "slurm":
+    if config.cluster.backend == "slurm":
         return make_launcher("slurm", run_id=run.run_id, site=site_of(run, config))
-    return make_launcher("local", max_jobs=cluster.spec().num_cores_per_node)
+    return make_launcher("local", max_jobs=config.cluster.spec().num_cores_per_node)
 
 
 def reading_launcher_of(run: RunDir, config: Config, say: Callable[[str], None]) -> Launcher:
-    """The launcher for jobs that only read the dataset: where the run's cluster is out of reach, this machine's.
-
-    A plan for a cluster can be made on a laptop that has the dataset.
-    """
+    """The launcher for jobs that only read the dataset: where the cluster is out of reach, this machine's."""
     if config.cluster.backend != "slurm" or shutil.which("sbatch") is not None:
         return launcher_of(run, config)
     say("no sbatch here: the dataset is profiled on this machine")

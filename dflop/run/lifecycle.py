@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import socket
 import subprocess
@@ -29,19 +31,10 @@ READY = "ready"
 """A part of it was asked for and is done; the next one waits to be asked for."""
 
 
-def _say_nothing(_line: str) -> None:
-    pass
+def begin(config: Config, say: Say = lambda _: None) -> tuple[RunDir, bool]:
+    """The newest unfinished run of a configuration, else a new one; and whether an earlier one is resumed.
 
-
-def begin(config: Config, say: Say = _say_nothing) -> tuple[RunDir, bool]:
-    """The run directory for `config`: the newest unfinished run of the same configuration, else a new one.
-
-    Args:
-        config: As loaded, without absolute paths: its key is that of the run.
-        say: Told if somebody who may be dead has to be waited for.
-
-    Returns:
-        The directory and whether an earlier run is being resumed.
+    The configuration is as loaded, without absolute paths: its key is that of the run.
 
     Raises:
         LaunchError: somebody drives that run, or files cannot be locked in the folder of runs.
@@ -49,25 +42,17 @@ def begin(config: Config, say: Say = _say_nothing) -> tuple[RunDir, bool]:
     folder = config.runs.absolute()
     folder.mkdir(parents=True, exist_ok=True)
     # Two drivers that look at once would both see no run, and make two.
-    with driver_lock.locked(folder / f".begin-{os.getuid()}.lock", lambda: _is_busy(folder), BEGINS_WITHIN_S):
-        found = unfinished(config)
-        run = found or _new_run(folder, config)
-    if found is not None:
-        driver_lock.check_free(found, say)
-    return run, found is not None
-
-
-def _new_run(folder: Path, config: Config) -> RunDir:
-    run = RunDir(_new_folder(folder, f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"))
-    files.replace(run.config_file, dump_config(absolute(config)), is_durable=True)
-    # From here on it is found again, whatever becomes of this process; the resolved configuration has another key.
-    run.write_state(_facts(run, config, config.key) | {"state": READY, "at_s": time.time()})
-    return run
-
-
-def _is_busy(folder: Path) -> LaunchError:
     what = f"another process has been beginning a run for {BEGINS_WITHIN_S:g} s"
-    return LaunchError(what, where=str(folder), hint="try again; is the file system slow?")
+    is_busy = LaunchError(what, where=str(folder), hint="try again; is the file system slow?")
+    with driver_lock.locked(folder / f".begin-{os.getuid()}.lock", lambda: is_busy, BEGINS_WITHIN_S):
+        if (found := unfinished(config)) is None:
+            run = RunDir(_new_folder(folder, f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"))
+            files.replace(run.config_file, dump_config(absolute(config)), is_durable=True)
+            # From here on it is found again, whatever becomes of this process; what is resolved has another key.
+            run.write_state(_facts(run, config, config.key) | {"state": READY, "at_s": time.time()})
+            return run, False
+    driver_lock.check_free(found, say)
+    return found, True
 
 
 def key_of(run: RunDir) -> str:
@@ -92,62 +77,43 @@ def _facts(run: RunDir, config: Config, config_key: str) -> dict[str, Any]:
 
 def _new_folder(parent: Path, name: str) -> Path:
     """A folder nobody else has: runs of several configurations may begin within one second."""
-    number = 1
-    while True:
+    for number in itertools.count(1):
         folder = parent / (name if number == 1 else f"{name}-{number}")
-        try:
+        with contextlib.suppress(FileExistsError):
             folder.mkdir(mode=0o700)
             return folder
-        except FileExistsError:
-            number += 1
+    raise AssertionError("unreachable")
 
 
 def unfinished(config: Config) -> RunDir | None:
     """The newest run of the same configuration that has not ended well."""
     folder = config.runs.absolute()
     runs = [RunDir(p) for p in sorted(folder.iterdir(), reverse=True)] if folder.is_dir() else []
-    for run in runs:
-        state = run.state()
-        if state.get("config_key") == config.key and state.get("state") != DONE:
-            return run
-    return None
+    of_config = (run for run in runs if run.state().get("config_key") == config.key)
+    return next((run for run in of_config if not is_finished(run)), None)
 
 
 def note(run: RunDir, config: Config, state: str, *, config_key: str, trains: bool = True) -> None:
     """Record a change of state in run.json and in the spool.
 
-    Args:
-        run: The run.
-        config: Of the run.
-        state: What it is in from now on.
-        config_key: By which it is found again.
-        trains: Whether it is there to train, and not for a profile or a plan alone.
+    `config_key` is what the run is found again by; `trains` tells whether it is there to train, and not for a profile
+    or a plan alone.
     """
     by = {"host": socket.gethostname(), "pid": os.getpid()}
     run.write_state(_facts(run, config, config_key) | {"state": state, "at_s": time.time(), "trains": trains, "by": by})
     hardware = config.cluster.hardware
+    if hardware == "auto" and config.cluster.device == "cpu":
+        hardware = hardware_name("cpu")
+    record = RunRecord(
+        run.run_id, config.name, config_key, state, hardware, software_name(), code_revision(), str(run.path),
+        time.time(),
+    )  # fmt: skip
     with SpoolWriter(config.store, run.run_id, "flow") as spool:
-        spool.append(
-            RunRecord(
-                run_id=run.run_id,
-                name=config.name,
-                config_key=config_key,
-                state=state,
-                hardware=hardware_name("cpu") if hardware == "auto" and config.cluster.device == "cpu" else hardware,
-                software=software_name(),
-                code_rev=code_revision(),
-                run_dir=str(run.path),
-                observed_at_s=time.time(),
-            )
-        )
+        spool.append(record)
 
 
-def check_free(config: Config, say: Say = _say_nothing) -> None:
+def check_free(config: Config, say: Say = lambda _: None) -> None:
     """Refuse to take up a run that somebody drives; `dflop run` asks before it starts a server.
-
-    Args:
-        config: Of the run, as loaded.
-        say: Told if somebody who may be dead has to be waited for.
 
     Raises:
         LaunchError: the unfinished run of this configuration has a driver.
@@ -174,14 +140,9 @@ def spool_journal(run: RunDir, config: Config) -> None:
 def code_revision() -> str:
     """Commit of the checkout dflop runs from, with `-dirty` when it was changed; the version outside a checkout."""
     here = Path(__file__).resolve().parent
+    describe = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
     try:
-        found = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
-            cwd=here,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        found = subprocess.run(describe, cwd=here, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         from dflop import __version__
 

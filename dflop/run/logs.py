@@ -14,8 +14,7 @@ def last_lines(path: Path, num_lines: int) -> tuple[str, int]:
     """(the last lines of a file, where `new_lines` goes on); a line that is not finished is left to that."""
     try:
         with path.open("rb") as file:
-            end = file.seek(0, 2)
-            start, content = end, b""
+            start, content = file.seek(0, 2), b""
             while start and content.count(b"\n") <= num_lines:
                 step = min(BLOCK_BYTES, start)
                 start -= step
@@ -25,7 +24,7 @@ def last_lines(path: Path, num_lines: int) -> tuple[str, int]:
         return "", 0
     whole = content[: content.rfind(b"\n") + 1]
     shown = whole.splitlines()[-num_lines:] if num_lines > 0 else []
-    return _text(b"\n".join(shown)), start + len(whole)
+    return b"\n".join(shown).decode(errors="replace"), start + len(whole)
 
 
 def new_lines(path: Path, offset_bytes: int) -> tuple[str, int]:
@@ -39,7 +38,7 @@ def new_lines(path: Path, offset_bytes: int) -> tuple[str, int]:
     except FileNotFoundError:
         return "", offset_bytes
     whole = content[: content.rfind(b"\n") + 1]
-    return _text(whole.rstrip(b"\n")), offset_bytes + len(whole)
+    return whole.rstrip(b"\n").decode(errors="replace"), offset_bytes + len(whole)
 
 
 def steps_logged(log: Path) -> tuple[int, int]:
@@ -52,7 +51,3 @@ def steps_logged(log: Path) -> tuple[int, int]:
         return 0, 0
     found = [match for line in text.splitlines() if (match := STEP_LINE.match(line))]
     return (int(found[-1][1]), int(found[-1][2])) if found else (0, 0)
-
-
-def _text(content: bytes) -> str:
-    return content.decode(errors="replace")

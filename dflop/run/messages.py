@@ -12,8 +12,5 @@ Say = Callable[[str], None]
 
 
 def say(line: str) -> None:
-    """A line on stderr, which is the log of a job and the terminal of a command; stdout is for data.
-
-    Secrets are blacked out and control characters shown: a line may hold a name from somebody's dataset or environment.
-    """
+    """A line on stderr, with secrets blacked out and control characters shown: names come from anybody's dataset."""
     print(printable(redacted(line)), file=sys.stderr, flush=True)

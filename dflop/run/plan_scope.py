@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from dflop import files
 from dflop.config import Config
@@ -16,6 +15,7 @@ from dflop.run.directory import RunDir
 from dflop.units import ratio
 
 Batches = tuple[tuple[SampleShape, ...], ...]
+FILE_NAME = "plan_basis.json"
 LEAST_TOLD_FRAC = 0.03
 """Factors nearer to 1 are not worth words."""
 
@@ -37,7 +37,7 @@ def basis_of(run: RunDir) -> PlanBasis:
     """What the run's plan was made for; of a plan that was written by hand, all samples and no corrections."""
     plan_id, config = run.plan().plan_id, run.config()
     try:
-        found = from_dict(PlanBasis, parse_json(_file(run).read_bytes()))
+        found = from_dict(PlanBasis, parse_json((run.path / FILE_NAME).read_bytes()))
     except (OSError, ValueError, TypeError):
         found = None
     if found is None or found.plan_id != plan_id:
@@ -47,15 +47,13 @@ def basis_of(run: RunDir) -> PlanBasis:
 
 def write_basis(run: RunDir, basis: PlanBasis) -> None:
     """Keeps it beside the plan; to be written before the plan itself."""
-    files.replace(_file(run), json.dumps(to_dict(basis), indent=2), is_durable=True)
+    files.replace(run.path / FILE_NAME, json.dumps(to_dict(basis), indent=2), is_durable=True)
 
 
 def planned_steps(config: Config, from_step: int | None) -> tuple[int, int]:
     """(first step, number of steps) that a plan is to be made for; (0, 0) stands for all samples.
 
-    Args:
-        config: Its horizon counts; without one a plan is for all that is left of the stage.
-        from_step: Where the plan begins to run; None: before anything has run.
+    Without a horizon a plan is for all that is left of the stage; without `from_step` it is made before anything runs.
     """
     horizon = config.plan.horizon_steps
     if from_step is None and not horizon:
@@ -65,27 +63,17 @@ def planned_steps(config: Config, from_step: int | None) -> tuple[int, int]:
     return first, min(horizon, left) if horizon else left
 
 
-def scenario_batches(
-    config: Config, shapes: Sequence[SampleShape], from_step: int, num_steps: int, num_batches: int | None = None
-) -> Batches:
-    """Global batches that stand for steps: those that the run will draw, evenly spread, or random ones of all samples.
-
-    Args:
-        config: Of the run.
-        shapes: All of its samples.
-        from_step: First step.
-        num_steps: Steps; 0: random batches.
-        num_batches: At most so many; None: as many as the planner simulates.
+def scenario_batches(config: Config, shapes: Sequence[SampleShape], from_step: int, num_steps: int) -> Batches:
+    """Global batches that stand for steps: those that the run will draw, evenly spread, or (of 0 steps) random ones.
 
     Raises:
         DataError: there are no shapes.
     """
-    wanted = num_batches or config.plan.num_scenarios
-    size = config.plan.global_batch_size
     if not num_steps:
-        return tuple(sample_batches(shapes, size, wanted, config.train.seed))
+        plan = config.plan
+        return tuple(sample_batches(shapes, plan.global_batch_size, plan.num_scenarios, config.train.seed))
     drawn = GlobalBatches(config, shapes)
-    count = min(wanted, num_steps)
+    count = min(config.plan.num_scenarios, num_steps)
     steps = [from_step + (2 * i + 1) * num_steps // (2 * count) for i in range(count)]
     found = [tuple(drawn.at(step)) for step in steps]
     # The last batch of an epoch may be a small one, which says little about a step.
@@ -95,18 +83,11 @@ def scenario_batches(
 
 def factors_text(factors: Mapping[str, ModuleFactors]) -> str:
     """Corrections in a few words, empty where there are none to speak of."""
-    told = [
-        f"`{module}` {ratio(found.level)}" + _spread(found)
-        for module, found in sorted(factors.items())
-        if max(abs(f - 1) for f in (found.level, *found.factors)) > LEAST_TOLD_FRAC
-    ]
+    told = []
+    for module, found in sorted(factors.items()):
+        low, high = min(found.factors), max(found.factors)
+        if max(abs(f - 1) for f in (found.level, low, high)) > LEAST_TOLD_FRAC:
+            is_spread = high > low * (1 + LEAST_TOLD_FRAC)
+            by_size = f" ({ratio(low)} to {ratio(high)} by size)" if is_spread else ""
+            told.append(f"`{module}` {ratio(found.level)}{by_size}")
     return f"Costs as earlier steps have shown them: {', '.join(told)}." if told else ""
-
-
-def _spread(found: ModuleFactors) -> str:
-    low, high = min(found.factors), max(found.factors)
-    return f" ({ratio(low)} to {ratio(high)} by size)" if high > low * (1 + LEAST_TOLD_FRAC) else ""
-
-
-def _file(run: RunDir) -> Path:
-    return run.path / "plan_basis.json"

@@ -29,11 +29,7 @@ class QueuedJob:
 
 
 def jobs_in_queue() -> list[QueuedJob]:
-    """Jobs of this user that dflop has submitted and that have not ended.
-
-    Raises:
-        LaunchError: squeue does not answer.
-    """
+    """Jobs of this user that dflop has submitted and that have not ended; LaunchError where squeue does not answer."""
     # The name comes last: it may hold anything.
     rows = _slurm("squeue", "-h", "-u", str(os.getuid()), "-o", "%i|%T|%k|%j").splitlines()
     fields = [row.split("|", 3) for row in rows if row.count("|") >= 3]
@@ -45,13 +41,8 @@ def jobs_in_queue() -> list[QueuedJob]:
 
 
 def scancel(jobs: Sequence[QueuedJob]) -> None:
-    """End jobs.
-
-    Raises:
-        LaunchError: scancel does not answer.
-    """
-    if jobs:
-        _slurm("scancel", *(job.job_id for job in jobs))
+    """End jobs; a LaunchError where scancel does not answer."""
+    _slurm("scancel", *(job.job_id for job in jobs))
 
 
 def journalled(run: RunDir) -> list[tuple[JobRecord, JobRecord]]:
@@ -75,9 +66,7 @@ def live_jobs(run: RunDir, launcher: Launcher) -> list[tuple[JobHandle, JobStatu
 def is_over(run: RunDir, handle: JobHandle | None) -> bool:
     """Whether a job has ended, by the journal, which its driver keeps; without a driver, by asking for it.
 
-    Args:
-        run: The run.
-        handle: A job of it; None for what runs beside its jobs, and ends when no job is left.
+    None stands for what runs beside the jobs, and ends when no job is left.
     """
     ended = {last.job_id: JobState(last.state).is_final for _, last in journalled(run)}
     if handle is None:
@@ -103,9 +92,8 @@ def check_reach(run: RunDir) -> None:
     """
     host = run.state().get("by", {}).get("host", "")
     if backend_of(run) != "slurm" and host not in ("", socket.gethostname()):
-        raise LaunchError(
-            f"the jobs of run `{run.run_id}` are processes of {host}", where=str(run.path), hint=f"run it on {host}"
-        )
+        what = f"the jobs of run `{run.run_id}` are processes of {host}"
+        raise LaunchError(what, where=str(run.path), hint=f"run it on {host}")
 
 
 def _slurm(*command: str) -> str:

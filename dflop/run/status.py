@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 from dflop.errors import ConfigError, did_you_mean
 from dflop.launch import JobState, log_paths
 from dflop.launch.job import JobHandle
-from dflop.records import JobRecord
 from dflop.report.tables import layout_text
 from dflop.run import lifecycle
 from dflop.run.batches import TRAIN
@@ -20,7 +18,6 @@ from dflop.run.driver_lock import driver_of
 from dflop.run.find import all_runs
 from dflop.run.logs import steps_logged
 from dflop.run.queue import journalled
-from dflop.train.manifest import read_latest
 from dflop.units import seconds
 
 RUN_COLUMNS = ("run", "state", "step", "num_steps", "jobs", "plan", "begun", "driver")
@@ -48,23 +45,25 @@ class JobView:
 
 def jobs_of(run: RunDir) -> list[JobView]:
     """Jobs of a run in the order of their submission."""
-    return [_view(run, first, last) for first, last in journalled(run)]
+    return [
+        JobView(
+            first.job_name.removeprefix(f"{run.run_id}-"),
+            JobHandle(
+                first.backend, first.job_id, first.job_name, first.job_key, Path(first.folder), first.num_tasks,
+                first.observed_at_s,
+            ),
+            JobState(last.state), last.reason, last.attempt, last.observed_at_s,
+        )
+        for first, last in journalled(run)
+    ]  # fmt: skip
 
 
 def run_rows(folder: Path, *, everything: bool = False) -> list[tuple[Any, ...]]:
-    """Rows of `RUN_COLUMNS`, the run that began last first.
-
-    Args:
-        folder: Of run directories.
-        everything: Also runs that are there for a profile or a plan alone and have ended.
-    """
-    found = [run for run in all_runs(folder) if everything or _is_of_interest(run.state())]
-    return [tuple(run_facts(run).values()) for run in found]
-
-
-def _is_of_interest(state: Mapping[str, Any]) -> bool:
+    """Rows of `RUN_COLUMNS`, the newest first; `everything`: also profiles or plans alone that have ended."""
     # A driver that was killed while it profiled may have left jobs, too.
-    return bool(state.get("trains", True)) or state.get("state") == lifecycle.RUNNING
+    states = ((run, run.state()) for run in all_runs(folder))
+    found = [r for r, s in states if everything or s.get("trains", True) or s.get("state") == lifecycle.RUNNING]
+    return [tuple(run_facts(run).values()) for run in found]
 
 
 def run_facts(run: RunDir) -> dict[str, Any]:
@@ -106,31 +105,20 @@ def job_table(run: RunDir, most: int) -> list[dict[str, str]]:
             "state": str(job.state),
             "why": job.reason.splitlines()[0] if job.reason else "",
             "took": "" if job.took_s is None else seconds(job.took_s),
-            "log": _shortened(log_paths(job.handle).stderr, run.path),
+            "log": str(log_paths(job.handle).stderr).removeprefix(f"{run.path}/"),
         }
         for job in jobs_of(run)[-most:]
     ]
 
 
-def _shortened(path: Path, folder: Path) -> str:
-    return str(path.relative_to(folder) if path.is_relative_to(folder) else path)
-
-
 def steps_done(run: RunDir) -> int:
     """Optimizer steps behind a run: by its checkpoints, or by the log of the job that runs, which knows more."""
-    latest = read_latest(run.checkpoints)
-    saved = int(latest["next_step"]) if latest else 0
     training = [job for job in jobs_of(run) if job.name == TRAIN and job.state is JobState.RUNNING]
-    return max([saved, *(steps_logged(log_paths(job.handle).stderr)[0] for job in training)])
+    return max([run.next_step(), *(steps_logged(log_paths(job.handle).stderr)[0] for job in training)])
 
 
 def log_files(run: RunDir, job: str, rank: int) -> tuple[JobView | None, list[Path]]:
-    """The job that is meant and its log files.
-
-    Args:
-        run: The run.
-        job: Name or id of a job, `scheduler`, or empty: the job that was submitted last.
-        rank: Task of the job.
+    """The job that is meant by its name, its id, `scheduler`, or (empty) as the last one, and its log files.
 
     Raises:
         ConfigError: there is no such job, or none at all.
@@ -151,15 +139,6 @@ def log_files(run: RunDir, job: str, rank: int) -> tuple[JobView | None, list[Pa
     if not 0 <= rank < view.handle.num_tasks:
         raise ConfigError(f"job `{view.name}` has no rank {rank}", hint=f"0 to {view.handle.num_tasks - 1}")
     return view, list(log_paths(view.handle, rank))
-
-
-def _view(run: RunDir, first: JobRecord, last: JobRecord) -> JobView:
-    handle = JobHandle(
-        first.backend, first.job_id, first.job_name, first.job_key, Path(first.folder), first.num_tasks,
-        first.observed_at_s,
-    )  # fmt: skip
-    name = first.job_name.removeprefix(f"{run.run_id}-")
-    return JobView(name, handle, JobState(last.state), last.reason, last.attempt, last.observed_at_s)
 
 
 def _clock(at_s: float) -> str:

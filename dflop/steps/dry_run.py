@@ -34,24 +34,19 @@ class DryJob:
 
     name: str
     script: Path | None
-    """Where it would be left; None where jobs are processes of this machine."""
+    """None where jobs are processes of this machine."""
     text: str
-    """The batch script; of a process of this machine a line about it."""
 
 
 @dataclass(frozen=True, slots=True)
 class DryRun:
-    """What a run would do."""
+    """What a run, taken up or new, would do: its configuration as YAML, its jobs, and what may turn out otherwise."""
 
     run_id: str
     is_resumed: bool
-    """An unfinished run of the same configuration would be taken up."""
     config: str
-    """Resolved, as YAML."""
     jobs: tuple[DryJob, ...]
-    """In the order of their submission."""
     notes: tuple[str, ...]
-    """What may turn out otherwise."""
 
 
 def dry_run(config: Config) -> DryRun:
@@ -74,29 +69,29 @@ def dry_run(config: Config) -> DryRun:
 
 def _groups(run: RunDir, config: Config, notes: list[str]) -> list[list[JobSpec]]:
     """Jobs that are submitted together, group by group."""
+    family = family_of(config)
+
+    def modules() -> tuple[str, ...]:
+        """Of the run's samples, or as far as a look at the annotations tells."""
+        if (run.path / "shapes.parquet").is_file():
+            return tuple(spec.module for spec in planning.used_modules(family, run.shapes()))
+        return preflight.modules_named(family, config)
+
     data_key = _or(notes, "DATA_PROFILE_KEY", lambda: profile_key(dataset_ref(config), rules_of(config)))
     unknown: tuple[str, str, dict[str, object]] = ("MODEL_PROFILE_KEY", config.cluster.hardware, {})
     model_key, hardware, _ = _or(notes, unknown, lambda: planning.model_profile_key(config))
-    modules = _or(notes, family_of(config).modules, lambda: _modules(run, config))
+    profiled = _or(notes, family.modules, modules)
     if run.has_plan():
         num_processes = run.plan().num_processes
     else:
         num_processes = config.cluster.spec().num_processes
         notes.append("training is shown on the whole cluster; the plan decides how many processes it has")
+    modes = (TRAIN, COMPARE) if config.compare.num_batches else (TRAIN,)
     return [
         submit.data_jobs(run, config, data_key),
-        *submit.model_jobs(run, config, model_key, hardware, modules),
-        [submit.train_job(run, config, TRAIN, num_processes)],
-        *([[submit.train_job(run, config, COMPARE, num_processes)]] if config.compare.num_batches else []),
+        *submit.model_jobs(run, config, model_key, hardware, profiled),
+        *([submit.train_job(run, config, mode, num_processes)] for mode in modes),
     ]
-
-
-def _modules(run: RunDir, config: Config) -> tuple[str, ...]:
-    """Modules that are profiled: of the run's samples, or as far as a look at the annotations tells."""
-    family = family_of(config)
-    if (run.path / "shapes.parquet").is_file():
-        return tuple(spec.module for spec in planning.used_modules(family, run.shapes()))
-    return preflight.modules_named(family, config)
 
 
 def _or(notes: list[str], placeholder: T, find: Callable[[], T]) -> T:
@@ -112,14 +107,14 @@ def _or(notes: list[str], placeholder: T, find: Callable[[], T]) -> T:
 
 
 def _shown(run: RunDir, config: Config, specs: Sequence[JobSpec]) -> list[DryJob]:
-    if config.cluster.backend != "slurm":
-        return [_process(spec) for spec in specs]
-    site, comment = site_of(run, config), comment_of(run.run_id)
-    found = [Executor([specs[n] for n in group], site, comment) for group in batches(specs)]
-    return [DryJob(e.job_name, e.folder / SCRIPT, redacted(e.script_text())) for e in found]
-
-
-def _process(spec: JobSpec) -> DryJob:
-    num_tasks = spec.resources.num_tasks
-    what = f"{num_tasks} process{'es' if num_tasks > 1 else ''} of this machine"
-    return DryJob(spec.name, None, f"{spec.name}: {what}, each runs {spec.entry} {shlex.join(spec.args)}\n")
+    if config.cluster.backend == "slurm":
+        site, comment = site_of(run, config), comment_of(run.run_id)
+        found = [Executor([specs[n] for n in group], site, comment) for group in batches(specs)]
+        return [DryJob(e.job_name, e.folder / SCRIPT, redacted(e.script_text())) for e in found]
+    jobs = []
+    for spec in specs:
+        num_tasks = spec.resources.num_tasks
+        what = f"{num_tasks} process{'es' if num_tasks > 1 else ''} of this machine"
+        text = f"{spec.name}: {what}, each runs {spec.entry} {shlex.join(spec.args)}\n"
+        jobs.append(DryJob(spec.name, None, text))
+    return jobs

@@ -12,7 +12,6 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 from typing import Any
 
 from dflop.config import Config
@@ -38,11 +37,7 @@ Meanwhile = Callable[[JobHandle], Awaitable[None]]
 
 
 class Listener:
-    """Told what happens in a step.
-
-    Args:
-        say: Told lines.
-    """
+    """Told what happens in a step; `say` is told lines."""
 
     def __init__(self, say: Say) -> None:
         self.say = say
@@ -66,20 +61,11 @@ async def follow_jobs(
     meanwhile: Meanwhile | None = None,
     every_s: float = 60.0,
 ) -> list[list[Any]]:
-    """Submits jobs together, on Slurm as an array, and follows them to their ends; those that live are adopted.
+    """Results of the tasks of jobs that are submitted together, on Slurm as an array, and followed to their ends.
 
-    Args:
-        run: That the jobs belong to.
-        launcher: Of the run.
-        specs: The jobs.
-        to: Told how they stand, and lines of their logs.
-        keep_done: Whether a job that ended well before is kept; not for work that goes on under the same key.
-        meanwhile: Done again and again from the first job's first sign of life to its end; an error in it is said and
-            is none of the job. A round that the job's end finds at work is waited for.
-        every_s: Pause between two rounds.
-
-    Returns:
-        Results of the tasks of each.
+    Those that live are adopted, those that ended well before are kept (not with `keep_done=False`, for work that goes
+    on under the same key). `meanwhile` is done every `every_s` from the first job's first sign of life to its end; an
+    error in it is said and is none of the job, and a round that the job's end finds at work is waited for.
 
     Raises:
         Cancelled: the run was, by `dflop cancel`; nothing is submitted then.
@@ -99,13 +85,11 @@ async def follow_jobs(
             work = _repeat(functools.partial(meanwhile, handle), every_s, has_ended, to.say)
             rounds.append(asyncio.create_task(work, name=f"rounds of {handle.name}"))
 
-    # Between two looks; the Slurm backend asks Slurm less often.
-    look_every_s = min(poll_interval_s(run.config()), 5.0)
-    journal = Journal(run.path, run.run_id)
+    look_every_s = min(poll_interval_s(run.config()), 5.0)  # the Slurm backend asks Slurm less often
     try:
         return await run_jobs_async(
-            launcher, specs, journal, keep_done=keep_done, on_changes=on_changes, on_log_line=told.line,
-            poll_interval_s=look_every_s,
+            launcher, specs, Journal(run.path, run.run_id), keep_done=keep_done, on_changes=on_changes,
+            on_log_line=told.line, poll_interval_s=look_every_s,
         )  # fmt: skip
     except asyncio.CancelledError:
         for task in rounds:
@@ -117,12 +101,7 @@ async def follow_jobs(
 
 
 def refuse_if_cancelled(run: RunDir) -> None:
-    """Stop a driver whose run was cancelled by somebody else, or is driven by somebody else by now.
-
-    Raises:
-        Cancelled: it was cancelled.
-        LaunchError: another process has taken over, because this one gave no sign of life for too long.
-    """
+    """Stop a driver whose run was cancelled (Cancelled) or taken over (LaunchError) by somebody else."""
     if run.is_cancelled():
         raise as_cancelled(run)
     refuse_if_taken_over(run)
@@ -134,9 +113,8 @@ def is_the_clusters_doing(error: object, run: RunDir) -> bool:
     On Slurm jobs are told to stop by the cluster: a time limit, somebody else's job. On this machine whoever told one
     meant it.
     """
-    return isinstance(error, InfrastructureError) or (
-        isinstance(error, Interrupted) and run.config().cluster.backend == "slurm"
-    )
+    is_told = isinstance(error, Interrupted) and run.config().cluster.backend == "slurm"
+    return is_told or isinstance(error, InfrastructureError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,13 +152,15 @@ class _Told:
 
     def changes(self, changes: Sequence[Change]) -> None:
         """States, or what is said of them, have changed."""
-        for gist, alike in groupby(sorted(changes, key=_gist), _gist):
-            jobs = [handle for handle, _ in alike]
+        alike: dict[JobStatus, list[JobHandle]] = {}
+        for handle, status in sorted(changes, key=lambda change: change[1].gist):
+            alike.setdefault(JobStatus(*status.gist), []).append(handle)
+        for status, jobs in alike.items():
             if len(jobs) > MAX_SAID:
-                self._to.say(f"{len(jobs)} jobs, from {jobs[0]} to {jobs[-1]}, are {JobStatus(*gist)}")
+                self._to.say(f"{len(jobs)} jobs, from {jobs[0]} to {jobs[-1]}, are {status}")
             else:
                 for handle in jobs:
-                    self._to.say(f"{handle} is {JobStatus(*gist)}")
+                    self._to.say(f"{handle} is {status}")
         for handle, status in changes:
             before = self._jobs.get(handle.key)
             is_same = before is not None and before.handle.job_id == handle.job_id
@@ -220,10 +200,6 @@ class _Told:
         self._to.progress(percent, text)
 
 
-def _gist(change: Change) -> tuple[JobState, str]:
-    return change[1].gist
-
-
 async def _repeat(work: Callable[[], Awaitable[None]], every_s: float, has_ended: asyncio.Event, say: Say) -> None:
     told = ""
     while True:
@@ -237,15 +213,10 @@ async def _repeat(work: Callable[[], Awaitable[None]], every_s: float, has_ended
                 say("beside the job: works again")
             told = ""
         except Exception as error:
-            # The job is worth more than what is done beside it.
-            if (gist := _without_numbers(error)) != told:
+            # The job is worth more than what is done beside it. Said once, whatever names, sizes and times are in it.
+            if (gist := re.sub(r"\S*\d\S*", "", f"{type(error).__name__} {error}")) != told:
                 told = gist
                 say(f"beside the job: {type(error).__name__}: {error}; tried again every {seconds(every_s)}")
-
-
-def _without_numbers(error: Exception) -> str:
-    """What it says, but for words that are others each time: names of temporary files, sizes, times."""
-    return re.sub(r"\S*\d\S*", "", f"{type(error).__name__} {error}")
 
 
 async def ingest_run(run: RunDir, say: Say) -> None:

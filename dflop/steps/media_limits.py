@@ -12,10 +12,7 @@ from dflop.run.directory import rules_of
 
 
 def with_every_limit(loaded: Loaded) -> Loaded:
-    """The configuration with the family's media limits where nobody states one; unchanged where no family can be made.
-
-    The origin of such a limit is `default`.
-    """
+    """The configuration with the family's media limits where nobody states one, if a family can be made."""
     limits = _limits(loaded.config)
     model = loaded.config.model.model_copy(update={"media": dict(limits)})
     return replace(loaded, config=loaded.config.model_copy(update={"model": model})) if limits else loaded

@@ -1,9 +1,7 @@
 """The plan for what a run trains next: of a stage that begins, or in place of the one whose job made way.
 
-What is to be done next follows from what is on disk (journal, checkpoints, plan and its basis, a mark), so that whoever
-dies in between, the next driver goes on. `plan.json` changes only while no training job runs: ranks and schedulers that
-start anew read it. A job that has to make way for another plan is marked, told to stop, and waited for
-(`training.py`); then the plan is changed, the mark taken away, and the job submitted again.
+What is to be done next follows from what is on disk: journal, checkpoints, plan and its basis, and the mark of a job
+that has to make way.
 """
 
 from __future__ import annotations
@@ -23,7 +21,6 @@ from dflop.run.plan_scope import basis_of
 from dflop.steps import planning, replanning, submit
 from dflop.steps.profiling import stored_profile
 from dflop.steps.replanning import Advice
-from dflop.train.manifest import read_latest
 
 
 def live_job(run: RunDir, launcher: Launcher) -> JobHandle | None:
@@ -39,29 +36,16 @@ def live_job(run: RunDir, launcher: Launcher) -> JobHandle | None:
     return None
 
 
-def next_step(run: RunDir) -> int:
-    """First step that the newest checkpoint does not hold."""
-    latest = read_latest(run.checkpoints)
-    return int(latest["next_step"]) if latest else 0
-
-
 def next_plan(run: RunDir, launcher: Launcher, advice: Advice | None, say: Say) -> tuple[Plan, ...]:
-    """The plan for what comes next.
+    """Candidates for what comes next, the one to run first; the plan that the run has, alone, where it stays with it.
 
-    Args:
-        run: Profiled.
-        launcher: Of the run.
-        advice: What its job was told to stop for; None if that is not known any more, then advice is asked for again.
-        say: Told what happens.
-
-    Returns:
-        Candidates, the one to run first; the plan that the run has, alone, where it stays with it.
+    `advice` is what its job was told to stop for; None if that is not known any more, then it is asked for again.
 
     Raises:
         ConfigError: the run has no profiles yet.
         InfeasiblePlanError: no layout fits.
     """
-    config, first_step = run.config(), next_step(run)
+    config, first_step = run.config(), run.next_step()
     stage = stage_at(config, first_step)
     plans: tuple[Plan, ...] = ()
     if live_job(run, launcher) is not None:
@@ -120,21 +104,9 @@ def came_to_nothing(run: RunDir, config: Config, advice: Advice, why: str) -> No
 def _note_stage(run: RunDir, config: Config, stage: Stage, old_id: str, plan: Plan) -> None:
     frozen = f"with {', '.join(stage.frozen)} frozen" if stage.frozen else "with nothing frozen"
     detail = f"stage `{stage.name}` begins, {frozen}, learning rate {stage.learning_rate:g}: {plan.reason}"
+    attempt = run.num_attempts(TRAIN) + 1
     decision = Decision(
-        run_id=run.run_id,
-        attempt=run.num_attempts(TRAIN) + 1,
-        step=stage.first_step,
-        kind="stage",
-        subject=stage.name,
-        verdict=replanning.DONE,
-        measured=math.nan,
-        expected=plan.predicted_step_s,
-        gain_s=math.nan,
-        cost_s=math.nan,
-        num_steps_left=stage.num_steps,
-        plan_id=old_id,
-        new_plan_id=plan.plan_id,
-        detail=detail,
-        observed_at_s=time.time(),
-    )
+        run.run_id, attempt, stage.first_step, "stage", stage.name, replanning.DONE, math.nan, plan.predicted_step_s,
+        math.nan, math.nan, stage.num_steps, old_id, plan.plan_id, detail, time.time(),
+    )  # fmt: skip
     replanning.spool_decision(run, config, decision)

@@ -22,23 +22,12 @@ _NODE, _MEMORY = "cluster.num_processes_per_node", "cluster.memory_per_process_g
 
 
 def planned_cluster(
-    config: Config,
-    say: Say,
-    *,
-    device: str = "",
-    gpus: int | None = None,
-    gpus_per_node: int | None = None,
+    config: Config, say: Say, *, device: str = "", gpus: int | None = None, gpus_per_node: int | None = None,
     overrides: Sequence[str] = (),
-) -> ClusterSpec:
-    """The cluster to plan for.
+) -> ClusterSpec:  # fmt: skip
+    """The cluster to plan for; without a data sheet's `device` that of the configuration, with as many `gpus`.
 
-    Args:
-        config: Run configuration.
-        say: Told what is other than one may think.
-        device: Key of a data sheet, or empty: the configured devices.
-        gpus: How many; None: as many as the configuration has processes.
-        gpus_per_node: Of every node; None: as configured, or the data sheet's where this machine is configured.
-        overrides: `key=value` given by hand, which the configuration holds already.
+    `overrides` are the `key=value` given by hand that the configuration holds already.
 
     Raises:
         ConfigError: the GPUs do not make up whole nodes, or none.
@@ -56,11 +45,8 @@ def planned_cluster(
         usual = sheet.num_per_node
     each = min(gpus_per_node or usual, total)
     if total % each:
-        raise ConfigError(
-            f"{total} GPUs are not whole nodes of {each}",
-            where="--gpus",
-            hint=f"a multiple of {each}, or other nodes: --gpus-per-node",
-        )
+        hint = f"a multiple of {each}, or other nodes: --gpus-per-node"
+        raise ConfigError(f"{total} GPUs are not whole nodes of {each}", where="--gpus", hint=hint)
     found = replace(configured, num_nodes=total // each, num_processes_per_node=each)
     if sheet is not None:
         memory_bytes = sheet.memory_bytes

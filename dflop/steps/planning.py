@@ -102,12 +102,8 @@ def profile_gaps(config: Config, profile_key: str, specs: Sequence[ModuleSpec]) 
     with Reader(config.store) as reader:
         tables = {(table.module, table.tp) for table in reader.latest_cost_tables(profile_key)}
         probes = reader.records(Measurement, where={"profile_key": profile_key})
-    found = []
-    for module, tp in wanted:
-        own = [m for m in probes if (m.module, m.tp) == (module, tp)]
-        if (module, tp) not in tables and (missing := missing_probes(own, ways)):
-            found.append(Gap(module, tp, not own, missing))
-    return found
+    own = {which: [m for m in probes if (m.module, m.tp) == which] for which in wanted if which not in tables}
+    return [Gap(*which, not ms, missing) for which, ms in own.items() if (missing := missing_probes(ms, ways))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,12 +166,7 @@ class Task:
 def planning_task(run: RunDir, config: Config, profile_key: str, say: Say, *, from_step: int | None = None) -> Task:
     """Costs as corrected by whatever has run so far, and batches of the steps that a plan is for.
 
-    Args:
-        run: Its shapes are in the run directory.
-        config: Of the run.
-        profile_key: Model profile.
-        say: Told what happens.
-        from_step: Step at which the plan begins to run; None: before anything has run.
+    The run's shapes are in its directory; a plan begins to run at `from_step`, or (None) before anything has run.
     """
     costs = cost_tables(run, config, profile_key, say)
     shapes, family = run.shapes(), bound_family(config)
@@ -259,18 +250,7 @@ def tables_of(plan: Plan, cost: CostModel) -> list[CostTable]:
 def plan_run(
     run: RunDir, config: Config, profile_key: str, say: Say, *, from_step: int | None = None
 ) -> tuple[Plan, ...]:
-    """Search for a plan, write the best one into the run directory and all candidates into the spool.
-
-    Args:
-        run: Its shapes are in the run directory.
-        config: Of the run.
-        profile_key: Model profile.
-        say: Told what happens.
-        from_step: First step of the stage or of the restart that the plan is for; None: before anything has run.
-
-    Returns:
-        Candidates, best first.
-    """
+    """Candidates, best first, as of `planning_task`; the best one in the run directory, all of them in the spool."""
     if note := batch_note(config, config.cluster.spec().num_processes):
         say(note)
     task = planning_task(run, config, profile_key, say, from_step=from_step)

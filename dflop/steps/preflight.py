@@ -6,6 +6,7 @@ says that this machine is not the one to run on (no sbatch, no TensorBoard) is t
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -35,11 +36,7 @@ class Problem(NamedTuple):
 
 
 def preflight(config: Config, config_file: Path | Origins) -> None:
-    """Check what a run will need.
-
-    Args:
-        config: The validated configuration.
-        config_file: Named in the errors; with the places of its keys, errors name lines, too.
+    """Check what a run will need; errors name the configuration's file and, with its `Origins`, the line.
 
     Raises:
         ConfigError: unknown family, module or media limit, missing dataset, a tokenizer without the tokens of the
@@ -51,18 +48,15 @@ def preflight(config: Config, config_file: Path | Origins) -> None:
 
 
 def problems(config: Config, config_file: Path | Origins) -> Iterator[Problem]:
-    """Every problem of a configuration, one after the other.
-
-    Args:
-        config: The validated configuration.
-        config_file: Named in the errors; with the places of its keys, errors name lines, too.
-    """
+    """Every problem of a configuration, one after the other."""
     origins = config_file if isinstance(config_file, Origins) else Origins(config_file)
     family: Family | None = None
     try:
         family = trainable_of(config)
     except ConfigError as error:
-        yield Problem(_placed(error, origins))
+        key = error.where.split(".")
+        where = origins.where(*key) if key[0] in Config.model_fields else error.where
+        yield Problem(ConfigError(error.what, where=where, hint=error.hint))
     if family is not None:
         yield from _found(_check_frozen, config.model.frozen, family, ("model", "frozen"), origins)
         yield from _found(_check_stages, config, family, origins)
@@ -102,12 +96,13 @@ def _found(check: Callable[..., None], *args: object, is_of_machine: bool = Fals
         yield Problem(error, is_of_machine)
 
 
-def _placed(error: ConfigError, origins: Origins) -> ConfigError:
-    """An error that names a key, with the place of it."""
-    key = error.where.split(".")
-    if key[0] not in Config.model_fields:
-        return error
-    return ConfigError(error.what, where=origins.where(*key), hint=error.hint)
+@contextlib.contextmanager
+def _at(where: str, what: str = "") -> Iterator[None]:
+    """Errors of the block, as errors of a place in the configuration."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{what}{error.what}", where=where, hint=error.hint) from None
 
 
 def _check_frozen(frozen: Sequence[str], family: Family, key: tuple[str, ...], origins: Origins) -> None:
@@ -125,36 +120,31 @@ def _check_stages(config: Config, family: Family, origins: Origins) -> None:
         key, is_last = ("stages", str(index)), index == len(names) - 1
         if stage.name in names[:index]:
             raise ConfigError(f"two stages are named `{stage.name}`", where=origins.where(*key, "name"))
+        where = origins.where(*key, "num_steps")
         if is_last and stage.num_steps is not None:
-            raise ConfigError(
-                "the last stage takes the steps that are left",
-                where=origins.where(*key, "num_steps"),
-                hint="leave it out; `train.num_steps` says how many there are in all",
-            )
+            hint = "leave it out; `train.num_steps` says how many there are in all"
+            raise ConfigError("the last stage takes the steps that are left", where=where, hint=hint)
         if not is_last and stage.num_steps is None:
-            raise ConfigError(
-                f"stage `{stage.name}` does not say how many steps it has",
-                where=origins.where(*key, "num_steps"),
-                hint="only the last stage takes what is left",
-            )
+            what = f"stage `{stage.name}` does not say how many steps it has"
+            raise ConfigError(what, where=where, hint="only the last stage takes what is left")
         _check_frozen(stage.frozen, family, (*key, "frozen"), origins)
-    if config.stages and stages_of(config)[-1].num_steps < 1:
-        raise ConfigError(
-            f"no step is left of {config.train.num_steps} for the last stage",
-            where=origins.where("train", "num_steps"),
-            hint=f"more than {stages_of(config)[-1].first_step}, which the stages before it take",
-        )
+    last = stages_of(config)[-1]
+    if config.stages and last.num_steps < 1:
+        what = f"no step is left of {config.train.num_steps} for the last stage"
+        hint = f"more than {last.first_step}, which the stages before it take"
+        raise ConfigError(what, where=origins.where("train", "num_steps"), hint=hint)
 
 
 def _check_weights(config: Config, origins: Origins) -> None:
     folder = config.model.weights
     names = ("model.safetensors", "model.safetensors.index.json")
     if folder is not None and not any((folder / name).is_file() for name in names):
-        raise ConfigError(
-            f"no weights in `{folder}`",
-            where=origins.where("model", "weights"),
-            hint=f"a folder with {' or '.join(names)}; relative paths start at the working directory, {Path.cwd()}",
-        )
+        hint = f"a folder with {' or '.join(names)}; {_relative()}"
+        raise ConfigError(f"no weights in `{folder}`", where=origins.where("model", "weights"), hint=hint)
+
+
+def _relative() -> str:
+    return f"relative paths start at the working directory, {Path.cwd()}"
 
 
 def _check_dataset(config: Config, origins: Origins) -> None:
@@ -168,57 +158,33 @@ def _check_dataset(config: Config, origins: Origins) -> None:
         ("tokenizer", d.tokenizer, d.tokenizer.is_file()),
     ):
         if not exists:
-            raise ConfigError(
-                f"`{path}` does not exist",
-                where=origins.where("dataset", key),
-                hint=f"relative paths start at the working directory, {Path.cwd()}",
-            )
-    try:
+            raise ConfigError(f"`{path}` does not exist", where=origins.where("dataset", key), hint=_relative())
+    where, is_mixture = origins.where("dataset", "annotations"), d.annotations.suffix in (".yaml", ".yml")
+    with contextlib.nullcontext() if is_mixture else _at(where):  # errors of a mixture name it
         dataset = dataset_ref(config)
         for entry in dataset.entries:
             opener_of(entry.paths[0])
-    except ConfigError as error:
-        if d.annotations.suffix in (".yaml", ".yml"):
-            raise  # of a mixture, which it names
-        where = origins.where("dataset", "annotations")
-        raise ConfigError(error.what, where=where, hint=error.hint) from None
     if dataset.sizes is not None:
-        raise ConfigError(
-            "a table of sizes has no samples to train on",
-            where=origins.where("dataset", "annotations"),
-            hint="`dflop data profile` takes it; training needs texts and media",
-        )
+        hint = "`dflop data profile` takes it; training needs texts and media"
+        raise ConfigError("a table of sizes has no samples to train on", where=where, hint=hint)
 
 
 def _check_tokenizer(config: Config, family: Family, origins: Origins) -> None:
     d = config.dataset
     if d.demo or not d.tokenizer.is_file():
         return
-    try:
+    with _at(origins.where("dataset", "chat_template")):
         ChatTemplate.load(d.chat_template)
-    except ConfigError as error:
-        raise ConfigError(error.what, where=origins.where("dataset", "chat_template"), hint=error.hint) from None
-    try:
+    with _at(origins.where("dataset", "tokenizer"), f"`{d.tokenizer}`: "):
         ChatTokenizer(d.tokenizer, family, d.chat_template, d.special_tokens)
-    except ConfigError as error:
-        where = origins.where("dataset", "tokenizer")
-        raise ConfigError(f"`{d.tokenizer}`: {error.what}", where=where, hint=error.hint) from None
 
 
 def _cluster_problems(config: Config, origins: Origins) -> Iterator[Problem]:
     cluster = config.cluster
     if cluster.backend == "slurm" and shutil.which("sbatch") is None:
-        error = ConfigError(
-            "backend `slurm` needs sbatch, which is not on PATH",
-            where=origins.where("cluster", "backend"),
-            hint="run on a login node, or use backend `local`",
-        )
-        yield Problem(error, is_of_machine=True)
+        what, hint = "backend `slurm` needs sbatch, which is not on PATH", "run on a login node, or use backend `local`"
+        yield Problem(ConfigError(what, where=origins.where("cluster", "backend"), hint=hint), is_of_machine=True)
     if cluster.backend == "slurm" and cluster.hardware == "auto":
-        yield Problem(
-            ConfigError(
-                "the hardware of the nodes must be named: this machine cannot know it",
-                where=origins.where("cluster", "hardware"),
-                hint="any label that is the same whenever the nodes are the same, e.g. `A100-SXM4-80GB`",
-            )
-        )
+        what = "the hardware of the nodes must be named: this machine cannot know it"
+        hint = "any label that is the same whenever the nodes are the same, e.g. `A100-SXM4-80GB`"
+        yield Problem(ConfigError(what, where=origins.where("cluster", "hardware"), hint=hint))

@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dflop.config import Config
 from dflop.data.dataset_profile import profile_key, rows_key
-from dflop.data.demo import make_demo_dataset
 from dflop.data.distribution import shapes_frame, summary_text
-from dflop.errors import DataError, DflopError, StoreError
+from dflop.errors import DataError
 from dflop.launch import JobSpec, Launcher
 from dflop.records import ModuleSpec, ProfileRecord, QuarantinedSample
-from dflop.run import lifecycle
 from dflop.run.batches import TRAIN
 from dflop.run.directory import RunDir, dataset_ref, rules_of
-from dflop.run.driver_lock import drive_alone
-from dflop.run.launcher import launcher_of
 from dflop.run.messages import Say
 from dflop.steps import planning, submit
 from dflop.steps.follow import Listener, follow_jobs, ingest_run
@@ -37,104 +30,33 @@ _ROWS = "rows"
 """In the inputs of a data profile: what `rows_key` says of its dataset."""
 
 
-async def profile_dataset(config: Config, say: Say) -> ProfileRecord:
-    """Profiles a dataset as a run of its own, which trains nothing.
-
-    Raises:
-        DataError: the dataset cannot be read, or too much of it is unusable.
-        LaunchError: a job cannot be submitted.
-    """
-    async with own_run(config, "data", say) as run:
-        return await data_profile(run, launcher_of(run, run.config()), say)
-
-
-def forecast_dataset(config: Config, say: Say) -> str:
-    """Key of the profile that `profile_dataset` would find or make; empty where the demo dataset is still to be built.
-
-    Nothing is written.
-
-    Raises:
-        ConfigError: unknown family, or a tokenizer that lacks its tokens.
-        DataError: the dataset cannot be read.
-    """
-    if config.dataset.demo and not config.dataset.annotations.is_file():
-        say("the demo dataset would be built first; the profile's key follows from it")
-        return ""
-    key = profile_key(dataset_ref(config), rules_of(config))
-    found = None
-    with contextlib.suppress(StoreError), Reader(config.store) as reader:
-        found = reader.profile(key)
-    if found is not None:
-        say(f"in the store: {found.num_rows} samples, {found.num_quarantined} quarantined; nothing would run")
-    else:
-        num_jobs = config.data_profile.num_shards
-        say(f"not in the store: {num_jobs} job{'s' * (num_jobs > 1)} would run, {config.cluster.backend}")
-    return key
-
-
-async def data_profile(run: RunDir, launcher: Launcher, say: Say) -> ProfileRecord:
-    """The profile of a run that trains nothing, judged.
-
-    Raises:
-        DataError: the dataset cannot be read, or too much of it is unusable.
-        LaunchError: a job failed.
-    """
-    found = await profile_data(run, launcher, Listener(say))
-    await asyncio.to_thread(_judge, run, found, say)
-    return found
-
-
-async def profile_modules(config: Config, say: Say) -> str:
-    """Profiles the modules of a model over its dataset as a run of its own, which trains nothing, and fits cost tables.
-
-    Returns:
-        Key of the model profile.
-
-    Raises:
-        DataError: as `data_profile`.
-        LaunchError: a job cannot be submitted.
-    """
-    async with own_run(config, "model", say) as run:
-        launcher = launcher_of(run, run.config())
-        data = await profile_data(run, launcher, Listener(say))
-        await asyncio.to_thread(take_samples, run, data, say)
-        model = await profile_model(run, launcher, Listener(say))
-        await asyncio.to_thread(planning.cost_tables, run, run.config(), model.profile_key, say)
-        return model.profile_key
-
-
-@asynccontextmanager
-async def own_run(config: Config, suffix: str, say: Say) -> AsyncIterator[RunDir]:
-    """A run directory for work that trains nothing, named after it, with its state in the store."""
-    config = config.model_copy(update={"name": f"{config.name}-{suffix}"})
-    if config.dataset.demo:
-        d = config.dataset
-        make_demo_dataset(d.annotations.parent, d.demo_num_samples, progress=say, rules=rules_of(config))
-    run, _ = lifecycle.begin(config, say)
-    with drive_alone(run, say):
-        _note(run, config, lifecycle.RUNNING)
-        try:
-            yield run
-        except BaseException as error:
-            _note(run, config, lifecycle.FAILED if isinstance(error, DflopError) else lifecycle.INTERRUPTED)
-            raise
-        _note(run, config, lifecycle.DONE)
-
-
-def _note(run: RunDir, config: Config, state: str) -> None:
-    lifecycle.note(run, config, state, config_key=config.key, trains=False)
-
-
 def data_profile_key(run: RunDir, say: Say) -> str:
     """Key of the profile of a run's samples; once training has begun they stay what they were.
 
+    The order of samples hangs on which of them there are. A media file that has changed since costs its own sample,
+    when it is decoded; rows that have changed would be other samples under old numbers.
+
     Raises:
-        DataError: the dataset cannot be read, or its rows have changed under a run that trains on them.
+        DataError: the dataset cannot be read, or its rows or tokenizer have changed under a run that trains on them.
     """
-    if _has_begun(run) and not is_as_begun(run, say):
-        return run.profile_key()
     config = run.config()
-    return profile_key(dataset_ref(config), rules_of(config))
+    dataset = dataset_ref(config)
+    key = profile_key(dataset, rules_of(config))
+    if not _has_begun(run) or key == (kept := run.profile_key()):
+        return key
+    found = stored_profile(config.store, kept)
+    before = json.loads(found.inputs).get(_ROWS) if found is not None else None
+    if before is not None and before != rows_key(dataset):
+        raise DataError(
+            "the rows of the dataset, its tokenizer or chat template are not those that the run has begun to train on",
+            where=str(config.dataset.annotations),
+            hint="put back what was there; or train on what is there now as a run of its own, under another `name`",
+        )
+    say(
+        "files of the dataset have changed since training began; the run keeps its samples and their order, and a "
+        "sample whose file is no longer what was profiled carries no loss"
+    )
+    return kept
 
 
 def _has_begun(run: RunDir) -> bool:
@@ -157,15 +79,15 @@ async def profile_data(run: RunDir, launcher: Launcher, to: Listener) -> Profile
         return found
     if _has_begun(run) and key == run.profile_key():  # the store has lost it; the run goes on with what it has
         return ProfileRecord(key, "data", run.run_id, "{}", len(run.shapes()), 0, time.time(), 0.0)
-    dataset, media, started = dataset_ref(config), rules_of(config), time.time()
+    started_s = time.time()
     counts = [ranks[0] for ranks in await follow_jobs(run, launcher, submit.data_jobs(run, config, key), to)]
     inputs = {
         "annotations": str(config.dataset.annotations),
-        "family": media.name,
-        _ROWS: await asyncio.to_thread(rows_key, dataset),
+        "family": rules_of(config).name,
+        _ROWS: await asyncio.to_thread(rows_key, dataset_ref(config)),
         "limits": stated_limits(config),
     }
-    record = note_profile(run, key, "data", counts, time.time() - started, inputs)
+    record = note_profile(run, key, "data", counts, time.time() - started_s, inputs)
     await ingest_run(run, to.say)
     return record
 
@@ -176,7 +98,7 @@ def take_samples(run: RunDir, data: ProfileRecord, say: Say) -> None:
     Raises:
         DataError: more of the dataset is unusable than `data_profile.max_bad_frac` allows.
     """
-    _judge(run, data, say)
+    judge(run, data, say)
     if _has_begun(run):
         shapes = run.shapes()
     else:
@@ -185,6 +107,31 @@ def take_samples(run: RunDir, data: ProfileRecord, say: Say) -> None:
         run.write_shapes(shapes)
     told = summary_text(shapes_frame(shapes))
     say(f"{data.num_rows} healthy samples, {data.num_quarantined} quarantined\n{told}")
+
+
+def judge(run: RunDir, profile: ProfileRecord, say: Say) -> None:
+    """Says what is odd about a profile, and stops the run where too much of the dataset is unusable.
+
+    Raises:
+        DataError: more of the dataset is unusable than `data_profile.max_bad_frac` allows.
+    """
+    config = run.config()
+    _, duplicates = query(config.store, named_query("duplicate_ids").sql, {"profile_key": profile.profile_key})
+    if duplicates:
+        shown = ", ".join(str(row[0]) for row in duplicates[:3]) + (", ..." if len(duplicates) > 3 else "")
+        say(f"{len(duplicates)} sample ids occur more than once (all rows kept): {shown}")
+    total = profile.num_rows + profile.num_quarantined
+    if profile.num_quarantined <= config.data_profile.max_bad_frac * total:
+        return
+    with Reader(config.store) as reader:
+        bad = reader.records(QuarantinedSample, where={"profile_key": profile.profile_key, "phase": "profile"})
+    examples = "\n".join(f"    row {b.sample_index} `{b.sample_id}`: {b.path} {b.reason}" for b in bad[:MAX_EXAMPLES])
+    raise DataError(
+        f"{profile.num_quarantined} of {total} samples are unusable, more than max_bad_frac = "
+        f"{config.data_profile.max_bad_frac:g}; the first ones:\n{examples}",
+        where=str(config.dataset.annotations),
+        hint="mend the dataset or raise data_profile.max_bad_frac",
+    )
 
 
 async def profile_model(run: RunDir, launcher: Launcher, to: Listener) -> ProfileRecord:
@@ -202,11 +149,11 @@ async def profile_model(run: RunDir, launcher: Launcher, to: Listener) -> Profil
 
     async def measure(groups: Sequence[Sequence[JobSpec]], num_before: int = 0) -> ProfileRecord:
         to.say(f"profiling on {hardware}")
-        started, counts = time.time(), [{"num_measurements": num_before}]
+        started_s, counts = time.time(), [{"num_measurements": num_before}]
         for number, jobs in enumerate(groups):
             part = _Part(to, number, len(groups))
             counts += [ranks[0] for ranks in await follow_jobs(run, launcher, jobs, part)]
-        record = note_profile(run, key, "model", counts, time.time() - started, inputs)
+        record = note_profile(run, key, "model", counts, time.time() - started_s, inputs)
         await ingest_run(run, to.say)
         return record
 
@@ -255,82 +202,17 @@ def stored_profile(store: Path, key: str) -> ProfileRecord | None:
 
 
 def note_profile(
-    run: RunDir,
-    key: str,
-    kind: str,
-    counts: Sequence[Mapping[str, Any]],
-    elapsed_s: float,
+    run: RunDir, key: str, kind: str, counts: Sequence[Mapping[str, Any]], elapsed_s: float,
     inputs: Mapping[str, object],
-) -> ProfileRecord:
-    """Spools the record that says a profile is complete.
+) -> ProfileRecord:  # fmt: skip
+    """Spools the record that says a profile (`data` or `model`) is complete.
 
-    Args:
-        run: Run that made it.
-        key: Its identity.
-        kind: `data` or `model`.
-        counts: What its jobs counted.
-        elapsed_s: Time it took, waiting included.
-        inputs: What the key was computed from, for people.
+    `counts` is what its jobs counted, `elapsed_s` includes waiting, `inputs` say to people what the key is made of.
     """
-    record = ProfileRecord(
-        profile_key=key,
-        kind=kind,
-        run_id=run.run_id,
-        inputs=json.dumps(inputs),
-        num_rows=sum(int(c.get("num_samples", c.get("num_measurements", 0))) for c in counts),
-        num_quarantined=sum(int(c.get("num_quarantined", 0)) for c in counts),
-        created_at_s=time.time(),
-        elapsed_s=elapsed_s,
-    )
+    num_rows = sum(int(c.get("num_samples", c.get("num_measurements", 0))) for c in counts)
+    num_quarantined = sum(int(c.get("num_quarantined", 0)) for c in counts)
+    text = json.dumps(inputs)
+    record = ProfileRecord(key, kind, run.run_id, text, num_rows, num_quarantined, time.time(), elapsed_s)
     with SpoolWriter(run.config().store, run.run_id, "profile-record") as spool:
         spool.append(record)
     return record
-
-
-def is_as_begun(run: RunDir, say: Say) -> bool:
-    """Whether the dataset is still the one whose samples a run that has begun to train goes through.
-
-    The order of samples hangs on which of them there are, so they stay what they were. A media file that has changed
-    since costs its own sample, when it is decoded. Rows that have changed would be other samples under old numbers.
-
-    Raises:
-        DataError: rows or tokenizer have changed, or cannot be read.
-    """
-    config, kept = run.config(), run.profile_key()
-    dataset = dataset_ref(config)
-    if profile_key(dataset, rules_of(config)) == kept:
-        return True
-    found = stored_profile(config.store, kept)
-    before = json.loads(found.inputs).get(_ROWS) if found is not None else None
-    if before is not None and before != rows_key(dataset):
-        raise DataError(
-            "the rows of the dataset, its tokenizer or chat template are not those that the run has begun to train on",
-            where=str(config.dataset.annotations),
-            hint="put back what was there; or train on what is there now as a run of its own, under another `name`",
-        )
-    say(
-        "files of the dataset have changed since training began; the run keeps its samples and their order, and a "
-        "sample whose file is no longer what was profiled carries no loss"
-    )
-    return False
-
-
-def _judge(run: RunDir, profile: ProfileRecord, say: Say) -> None:
-    """Says what is odd about a profile, and stops the run where too much of the dataset is unusable."""
-    config = run.config()
-    _, duplicates = query(config.store, named_query("duplicate_ids").sql, {"profile_key": profile.profile_key})
-    if duplicates:
-        shown = ", ".join(str(row[0]) for row in duplicates[:3]) + (", ..." if len(duplicates) > 3 else "")
-        say(f"{len(duplicates)} sample ids occur more than once (all rows kept): {shown}")
-    total = profile.num_rows + profile.num_quarantined
-    if profile.num_quarantined <= config.data_profile.max_bad_frac * total:
-        return
-    with Reader(config.store) as reader:
-        bad = reader.records(QuarantinedSample, where={"profile_key": profile.profile_key, "phase": "profile"})
-    examples = "\n".join(f"    row {b.sample_index} `{b.sample_id}`: {b.path} {b.reason}" for b in bad[:MAX_EXAMPLES])
-    raise DataError(
-        f"{profile.num_quarantined} of {total} samples are unusable, more than max_bad_frac = "
-        f"{config.data_profile.max_bad_frac:g}; the first ones:\n{examples}",
-        where=str(config.dataset.annotations),
-        hint="mend the dataset or raise data_profile.max_bad_frac",
-    )

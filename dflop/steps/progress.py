@@ -31,23 +31,9 @@ class Progress:
     started_at_s: dict[int, float]
     """Per attempt, when its first step began to be like any other."""
 
-    @property
-    def next_step(self) -> int:
-        return self.step + 1
-
-    def num_since(self, step: int) -> int:
-        """Observed steps from `step` on."""
-        return sum(seen >= step for seen in self.steps)
-
 
 def progress_of(reader: Reader, run_id: str, sync_s: float) -> Progress | None:
-    """None before the first step is in the store.
-
-    Args:
-        reader: Of the store.
-        run_id: The training run.
-        sync_s: What predictions of its steps leave out.
-    """
+    """None before the first step is in the store; `sync_s` is what predictions of its steps leave out."""
     columns = ("attempt", "step", "step_s", "predicted_step_s", "observed_at_s")
     found = reader.arrays("step_rollup", columns, where={"run_id": run_id})
     if not len(found["step"]):
@@ -76,7 +62,9 @@ def restart_cost_s(reader: Reader, run_id: str, progress: Progress) -> float:
     starts = _starts_s([j for j in jobs if j.job_key.split("/")[1:2] == ["train"]], progress)
     if not starts:
         return math.nan
-    return statistics.median(starts) + _checkpoint_s(reader, run_id)
+    spans = reader.records(RankSpan, where={"run_id": run_id, "name": "checkpoint"})
+    newest = max(((s.attempt, s.step) for s in spans), default=None)  # of it, the slowest rank
+    return statistics.median(starts) + max((s.duration_s for s in spans if (s.attempt, s.step) == newest), default=0.0)
 
 
 def _starts_s(jobs: Sequence[JobRecord], progress: Progress) -> list[float]:
@@ -90,12 +78,3 @@ def _starts_s(jobs: Sequence[JobRecord], progress: Progress) -> list[float]:
             taken.add(newest[1])
             found.append(started_s - newest[0])
     return found
-
-
-def _checkpoint_s(reader: Reader, run_id: str) -> float:
-    """Of the newest, by the slowest rank; 0 where none was seen."""
-    spans = reader.records(RankSpan, where={"run_id": run_id, "name": "checkpoint"})
-    if not spans:
-        return 0.0
-    newest = max((s.attempt, s.step) for s in spans)
-    return max(s.duration_s for s in spans if (s.attempt, s.step) == newest)

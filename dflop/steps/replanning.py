@@ -1,9 +1,5 @@
 """Whether a run should go on under another plan: asked when something has changed, answered in seconds.
 
-The present plan and new ones run the batches that are to come, under the same costs, as far as corrected by what the
-run has measured, the same scheduler and the same simulator. What the better one saves over the steps that are left,
-scaled by how measured steps compare with simulated ones, is held against what stopping and starting again takes.
-
 Ranks that are slow are taken to be slow under any plan, by their number: places of ranks are given in order, so the
 same number is most likely the same device. Nobody can promise it, and where it matters the decision says so.
 """
@@ -58,94 +54,76 @@ class Advice:
 
 
 def consider(run: RunDir, config: Config, say: Say) -> Advice | None:
-    """Looks whether anything calls for another plan, and decides; None where nothing does, or not yet.
+    """Looks in the store whether anything calls for another plan, and decides; None where nothing does, or not yet.
 
-    Reads what is in the store, so rows should have been ingested just before. Searching takes seconds: call it in a
-    thread. A decision not to act is spooled here; one to act by `apply`. What was noticed is asked about once.
+    Searching takes seconds: call it in a thread. A decision not to act is spooled here; one to act by `apply`.
     """
     rules = config.replan
     if rules.mode == "off":
         return None
-    with Reader(config.store) as reader:
-        progress = progress_of(reader, run.run_id, run.plan().sync_s)
-        decisions = reader.decisions(run.run_id)
+    progress, decisions = _standing(run, config)
     if progress is None:
         return None
     done = [d.step for d in decisions if d.kind in (REPLAN, "stage") and d.verdict == DONE]
-    noticed = unanswered(run, decisions)
+    noticed = _unanswered(run, decisions)
     num_replans = sum(d.kind == REPLAN and d.verdict == DONE for d in decisions)
-    if not noticed or progress.num_since(max(done, default=0)) < rules.min_steps or num_replans >= rules.max_replans:
+    num_since = sum(seen >= max(done, default=0) for seen in progress.steps)
+    if not noticed or num_since < rules.min_steps or num_replans >= rules.max_replans:
         return None
-    advice = advise(run, config, progress, noticed, say)
-    _answer(run, noticed)
+    advice = _advise(run, config, progress, noticed, say)
+    # Kept in the run directory, as rows take a while to be seen in the store.
+    known = [*_answered(run), *(list(_key(d)) for d in noticed)]
+    files.replace(run.path / "answered.json", json.dumps(known), is_durable=True)
     if not advice.is_to_act:
         spool_decision(run, config, advice.decision)
     return advice
 
 
 def advise_now(run: RunDir, config: Config, say: Say) -> Advice | None:
-    """The same advice for a run as it stands, asked for by nobody but the caller; changes nothing.
-
-    None before the first step is in the store.
-    """
-    with Reader(config.store) as reader:
-        progress = progress_of(reader, run.run_id, run.plan().sync_s)
-        decisions = reader.decisions(run.run_id)
+    """The same advice for a run as it stands, once a step is in the store; changes nothing."""
+    progress, decisions = _standing(run, config)
     if progress is None:
         return None
     dry = config.model_copy(update={"replan": config.replan.model_copy(update={"mode": "advise"})})
-    return advise(run, dry, progress, unanswered(run, decisions), say)
+    return _advise(run, dry, progress, _unanswered(run, decisions), say)
 
 
-def unanswered(run: RunDir, decisions: Sequence[Decision]) -> list[Decision]:
+def _standing(run: RunDir, config: Config) -> tuple[Progress | None, Sequence[Decision]]:
+    with Reader(config.store) as reader:
+        return progress_of(reader, run.run_id, run.plan().sync_s), reader.decisions(run.run_id)
+
+
+def _unanswered(run: RunDir, decisions: Sequence[Decision]) -> list[Decision]:
     """What was noticed, or measured anew, and not yet asked about."""
     answered = {tuple(key) for key in _answered(run)}
     news = [d for d in decisions if d.verdict == NOTICED or (d.kind == REPROFILE and d.verdict == DONE)]
     return [d for d in news if _key(d) not in answered]
 
 
-def advise(run: RunDir, config: Config, progress: Progress, noticed: Sequence[Decision], say: Say) -> Advice:
-    """Searches for another plan and weighs it against the one that runs; writes nothing.
-
-    Args:
-        run: The run.
-        config: Of the run.
-        progress: Where it stands.
-        noticed: Why it is asked.
-        say: Told what the search finds, and the answer.
-    """
+def _advise(run: RunDir, config: Config, progress: Progress, noticed: Sequence[Decision], say: Say) -> Advice:
+    """Searches for another plan and weighs it against the one that runs; writes nothing."""
     plan = run.plan()
-    num_left = stage_at(config, progress.step).end_step - progress.next_step
+    num_left = stage_at(config, progress.step).end_step - progress.step - 1
     why = f" ({'; '.join(d.detail for d in noticed)})" if noticed else ""
 
     def decided(verdict: str, detail: str, new: Plan | None = None, **numbers: float) -> Decision:
         say(f"re-planning: {detail}")
-        known = {"measured": math.nan, "expected": math.nan, "gain_s": math.nan, "cost_s": math.nan} | numbers
+        measured, expected, gain_s, cost_s = (numbers.get(n, math.nan) for n in ("old_s", "new_s", "gain_s", "cost_s"))
         return Decision(
-            run_id=run.run_id,
-            attempt=progress.attempt,
-            step=progress.step,
-            kind=REPLAN,
-            subject=layout_text(new or plan),
-            verdict=verdict,
-            num_steps_left=max(num_left, 0),
-            plan_id=plan.plan_id,
-            new_plan_id=new.plan_id if new else "",
-            detail=detail + why,
-            observed_at_s=time.time(),
-            **known,
-        )
+            run.run_id, progress.attempt, progress.step, REPLAN, layout_text(new or plan), verdict, measured, expected,
+            gain_s, cost_s, max(num_left, 0), plan.plan_id, new.plan_id if new else "", detail + why, time.time(),
+        )  # fmt: skip
 
     if num_left <= 0:
         return Advice(decided(STAY, "stays: no steps are left to plan for"))
     key = run.cost_tables()[0].profile_key
-    task = planning_task(run, config, key, lambda _: None, from_step=progress.next_step)
+    task = planning_task(run, config, key, lambda _: None, from_step=progress.step + 1)
     try:
         plans = find_plans(task, config, lambda _: None)
     except InfeasiblePlanError as error:
         return Advice(decided(STAY, f"stays: no plan fits what comes next, {error.what}"))
     with Reader(config.store) as reader:
-        slow = slow_nodes(reader, run.run_id, progress.attempt)
+        slow = _slow_nodes(reader, run.run_id, progress.attempt)
         cost_s = config.replan.restart_cost_s
         if cost_s is None:
             # That a job has stopped is noticed by the next look at it.
@@ -155,17 +133,14 @@ def advise(run: RunDir, config: Config, progress: Progress, noticed: Sequence[De
     gain_s = (old_s - new_s) * progress.time_ratio * num_counted
     verdict, detail = _verdict(config, plan, plans[0], old_s, new_s, gain_s, cost_s, num_counted)
     if slow:
-        detail += f"; slow ranks ({_slow_text(plan, slow)}) are taken to be slow under the new plan, too"
-    numbers = {"measured": old_s, "expected": new_s, "gain_s": gain_s, "cost_s": cost_s}
-    return Advice(decided(verdict, detail, plans[0], **numbers), task, plans)
+        told = ", ".join(f"rank {_ranks(plan, node)[0]} {ratio(factor)}" for node, factor in sorted(slow.items()))
+        detail += f"; slow ranks ({told}) are taken to be slow under the new plan, too"
+    decision = decided(verdict, detail, plans[0], old_s=old_s, new_s=new_s, gain_s=gain_s, cost_s=cost_s)
+    return Advice(decision, task, plans)
 
 
 def apply(run: RunDir, config: Config, advice: Advice) -> None:
-    """Makes the new plan the run's plan and keeps the old one as `plans/plan-<n>.json`.
-
-    Call it when the training job has ended: its scheduler may start again meanwhile and reads the plan. The next start
-    of the job goes on from the checkpoint under the new plan.
-    """
+    """Makes the new plan the run's plan; call it when the training job has ended, as its scheduler reads the plan."""
     assert advice.task is not None, "there is no plan to go on with"
     keep_plans(run, config, advice.task, advice.plans)
     spool_decision(run, config, advice.decision)
@@ -177,7 +152,7 @@ def spool_decision(run: RunDir, config: Config, decision: Decision) -> None:
         spool.append(decision)
 
 
-def slow_nodes(reader: Reader, run_id: str, attempt: int) -> dict[Node, float]:
+def _slow_nodes(reader: Reader, run_id: str, attempt: int) -> dict[Node, float]:
     """Factors of the ranks of a start of the job that are surely slow, whether or not its plans reckon with them."""
     rows = reader.records(RankFactor, where={"run_id": run_id, "attempt": attempt})
     newest = {(r.module, r.stage, r.dp_rank): r for r in sorted(rows, key=lambda r: r.observed_at_s)}
@@ -216,13 +191,16 @@ def _verdict(
 ) -> tuple[str, str]:
     """(verdict, why, in words)."""
     steps = f"{count(num_steps)} steps"
-    if _layout(new) == _layout(plan):
+    # What two plans have in common that run alike, whatever they were predicted to take.
+    layouts = [
+        (p.layout, p.num_microbatches, [replace(m, stage_memory_bytes=(), max_tokens=0) for m in p.modules])
+        for p in (plan, new)
+    ]
+    if layouts[0] == layouts[1]:
         return STAY, f"stays: {layout_text(plan)} is still the best plan for the next {steps}"
     gain_frac = 1 - new_s / old_s
-    change = (
-        f"{layout_text(new)} in place of {layout_text(plan)} takes {seconds(new_s)} instead of {seconds(old_s)} a "
-        f"step, simulated"
-    )
+    change = f"{layout_text(new)} in place of {layout_text(plan)} takes {seconds(new_s)} instead of {seconds(old_s)} a "
+    change += "step, simulated"
     if gain_s <= 0:
         return STAY, f"stays: nothing beats {layout_text(plan)} on the next {steps}; {change}"
     if math.isnan(cost_s):
@@ -238,16 +216,6 @@ def _verdict(
     return ADVISED, f"a new plan would pay: {saved}"
 
 
-def _layout(plan: Plan) -> object:
-    """What two plans have in common that run alike, whatever they were predicted to take."""
-    modules = [replace(m, stage_memory_bytes=(), max_tokens=0) for m in plan.modules]
-    return plan.layout, plan.num_microbatches, modules
-
-
-def _slow_text(plan: Plan, slow: Mapping[Node, float]) -> str:
-    return ", ".join(f"rank {_ranks(plan, node)[0]} {ratio(factor)}" for node, factor in sorted(slow.items()))
-
-
 def _key(decision: Decision) -> tuple[int, int, str, str]:
     return decision.attempt, decision.step, decision.kind, decision.subject
 
@@ -258,9 +226,3 @@ def _answered(run: RunDir) -> list[list[object]]:
     except (OSError, ValueError):
         return []
     return found
-
-
-def _answer(run: RunDir, noticed: Sequence[Decision]) -> None:
-    """Notes that these were asked about; kept in the run directory, as rows take a while to be seen in the store."""
-    known = [*_answered(run), *(list(_key(d)) for d in noticed)]
-    files.replace(run.path / "answered.json", json.dumps(known), is_durable=True)

@@ -32,10 +32,7 @@ Rows = list[dict[str, object]]
 
 
 def report_again(run: RunDir, say: Say) -> RunSummary:
-    """report.html of a run that somebody else may be driving.
-
-    Rows that wait in the spool are brought in first, unless somebody else is at it.
-    """
+    """report.html of a run that somebody else may be driving, with the rows that wait, unless they are being taken."""
     store = run.config().store
     if num_waiting := freshen(store, run.run_id):
         say(f"{num_waiting} files of the run wait to be ingested: dflop store ingest --store {store}")
@@ -77,18 +74,16 @@ def plan_page(run: RunDir, plans: Sequence[Plan]) -> str:
 
 
 def picture_of_plan(run: RunDir) -> str:
-    """A step of the run's plan, data-blind and balanced, as a Markdown image that loads nothing.
+    """A step of the plan, data-blind and balanced, as a Markdown image that loads nothing; or words why there is none.
 
-    The picture is for people and nothing depends on it: without one, words say why.
+    Nothing depends on it.
     """
     try:
-        config, plan = run.config(), run.plan()
-        key = run.cost_tables()[0].profile_key
-        first = basis_of(run).from_step
-        task = planning.planning_task(run, config, key, lambda _: None, from_step=first or None)
+        table, first = run.cost_tables()[0], basis_of(run).from_step or None
+        task = planning.planning_task(run, run.config(), table.profile_key, lambda _: None, from_step=first)
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "plan.png"
-            save_plan_picture(task.problem, plan, f"measured on {run.cost_tables()[0].hardware}", path)
+            save_plan_picture(task.problem, run.plan(), f"measured on {table.hardware}", path)
             content = path.read_bytes()
     except (DflopError, OSError, ArithmeticError, LookupError, ValueError) as error:
         return f"No picture of it: {type(error).__name__}: {' '.join(str(error).split())}"

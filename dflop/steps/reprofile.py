@@ -6,7 +6,6 @@ The flow asks `doubtful` after each ingest, submits a job per tensor-parallel de
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from pathlib import Path
 from dflop.config import Config
 from dflop.correct.drift_detector import DRIFT_COST
 from dflop.errors import CostError
-from dflop.learn.remeasure import Doubt, Judged, find_doubts, judge, new_doubts, read_doubts, write_doubts
+from dflop.learn.remeasure import Doubt, find_doubts, judge, new_doubts, read_doubts, write_doubts
 from dflop.records import Correction, CostTable, Decision, Measurement, ProfileRecord
 from dflop.run.directory import RunDir
 from dflop.run.messages import Say
@@ -64,7 +63,7 @@ def settle(run: RunDir, config: Config, work: Reprofile, say: Say) -> list[Decis
 
     New tables are there for the next plan; a job that runs keeps those of its plan. Ingests before and after.
     """
-    started = time.time()
+    started_s = time.time()
     ingest(config.store)
     with Reader(config.store) as reader:
         measurements = reader.records(Measurement, where={"profile_key": work.profile_key})
@@ -81,31 +80,25 @@ def settle(run: RunDir, config: Config, work: Reprofile, say: Say) -> list[Decis
             found.append(_decision(run, decisions, doubt, FAILED, error.what, math.nan, math.nan))
             continue
         tables += [t for t in judged.tables if t.table_id not in known]
-        found.append(_judged(run, decisions, judged))
-    if tables:
-        _keep_tables(run, config, work.profile_key, tables, time.time() - started)
+        verdict, seconds = DONE if judged.tables else STAY, (judged.measured_s, judged.before_s)
+        found.append(_decision(run, decisions, doubt, verdict, judged.detail, *seconds))
+    if tables:  # a fit has no time of its own: the profile record beside it makes it the newest
+        with Reader(config.store) as reader:
+            before = reader.profile(work.profile_key)
+        with SpoolWriter(config.store, run.run_id, "refit") as spool:
+            for table in tables:
+                spool.append(table)
+            inputs, elapsed_s = before.inputs if before else "{}", time.time() - started_s
+            spool.append(
+                ProfileRecord(
+                    work.profile_key, "model", run.run_id, inputs, len(measurements), 0, time.time(), elapsed_s
+                )
+            )
     for decision in found:
         say(f"{decision.kind}: {decision.detail}")
         spool_decision(run, config, decision)
     ingest(config.store)
     return found
-
-
-def _keep_tables(run: RunDir, config: Config, profile_key: str, tables: list[CostTable], elapsed_s: float) -> None:
-    """A fit has no time of its own: the profile record beside it makes it the newest."""
-    with Reader(config.store) as reader:
-        before = reader.profile(profile_key)
-        num_rows = len(reader.records(Measurement, where={"profile_key": profile_key}))
-    inputs = before.inputs if before else json.dumps({})
-    with SpoolWriter(config.store, run.run_id, "refit") as spool:
-        for table in tables:
-            spool.append(table)
-        spool.append(ProfileRecord(profile_key, "model", run.run_id, inputs, num_rows, 0, time.time(), elapsed_s))
-
-
-def _judged(run: RunDir, decisions: list[Decision], judged: Judged) -> Decision:
-    verdict = DONE if judged.tables else STAY
-    return _decision(run, decisions, judged.doubt, verdict, judged.detail, judged.measured_s, judged.before_s)
 
 
 def _decision(

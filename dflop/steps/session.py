@@ -42,12 +42,7 @@ def begin_or_take_up(
 ) -> RunDir:
     """The run that is meant: an existing one by its name, or the unfinished or a new one of a configuration.
 
-    Args:
-        config: Of the run, where no name is given; checked before anything is written.
-        config_file: Where it, or each of its keys, comes from, for errors.
-        name: As `find_run` takes it; goes before a configuration.
-        folder: Of run directories, for names.
-        say: Told which run it is.
+    A name, as `find_run` takes it, goes before a configuration, which is checked before anything is written.
 
     Raises:
         ConfigError: there is no such run, or the configuration cannot run here.
@@ -70,8 +65,10 @@ def finished_text(run: RunDir) -> str:
 
 
 @contextlib.asynccontextmanager
-async def driver_session(run: RunDir, say: Say) -> AsyncIterator[None]:
+async def driver_session(run: RunDir, say: Say, *, trains: bool = True) -> AsyncIterator[None]:
     """Drive a run for the length of the block; how it ends is noted in the run directory and in the store.
+
+    A run that is not there to train is done when the block ends.
 
     Raises:
         Cancelled: `dflop cancel` was called for the run.
@@ -84,21 +81,25 @@ async def driver_session(run: RunDir, say: Say) -> AsyncIterator[None]:
         if lifecycle.is_finished(run):  # a report that cannot be written undoes no training
             return
         try:
-            lifecycle.note(run, config, state, config_key=key)
+            lifecycle.note(run, config, state, config_key=key, trains=trains)
         except (StoreError, OSError) as error:  # why it ended is the thing to tell, not that the disk is full, too
             say(f"that the run is {state} cannot be noted: {error}")
 
     await asyncio.to_thread(check_free, run, say)  # this may take a minute
     with _named_disk(), drive_alone(run, say):
         run.mark_cancelled(False)
-        lifecycle.note(run, config, lifecycle.RUNNING, config_key=key)
+        lifecycle.note(run, config, lifecycle.RUNNING, config_key=key, trains=trains)
         try:
-            if config.dataset.demo:
-                await asyncio.to_thread(_make_demo_dataset, config, say)
+            if (d := config.dataset).demo:
+                rules, num_samples = rules_of(config), d.demo_num_samples
+                await asyncio.to_thread(make_demo_dataset, d.annotations.parent, num_samples, progress=say, rules=rules)
             yield
         except DflopError as error:
-            ended = _as_cancelled(run, error)
-            note_end(_state_after(ended))
+            ended = error
+            if run.is_cancelled() and not isinstance(error, Cancelled):  # a job that ended of it has not failed
+                ended = as_cancelled(run, error.what.splitlines()[0])
+            is_told = lifecycle.INTERRUPTED if isinstance(ended, Interrupted) else lifecycle.FAILED
+            note_end(lifecycle.CANCELLED if isinstance(ended, Cancelled) else is_told)
             if not isinstance(error, StoreError):
                 with contextlib.suppress(StoreError):  # the first error is the one to tell
                     await asyncio.to_thread(ingest, config.store)
@@ -110,7 +111,26 @@ async def driver_session(run: RunDir, say: Say) -> AsyncIterator[None]:
                 _sweep(run, config)
             note_end(lifecycle.FAILED if isinstance(error, Exception) else lifecycle.INTERRUPTED)
             raise
-        note_end(lifecycle.READY)
+        note_end(lifecycle.READY if trains else lifecycle.DONE)
+
+
+@contextlib.contextmanager
+def _named_disk() -> Iterator[None]:
+    """A disk that fails under the run directory is an error of the machine, and none of ours."""
+    try:
+        yield
+    except OSError as error:
+        if (named := errors.of_disk(error)) is None:
+            raise
+        raise named from error
+
+
+def _sweep(run: RunDir, config: Config) -> None:
+    """End jobs that nobody was waiting for in the moment when the signal to stop came."""
+    with contextlib.suppress(DflopError):
+        launcher = launcher_of(run, config)
+        for handle, _ in live_jobs(run, launcher):
+            launcher.cancel(handle)
 
 
 async def with_retries(work: Callable[[], Awaitable[T]], run: RunDir, say: Say) -> T:
@@ -160,40 +180,3 @@ async def train_to_end(run: RunDir, to: Listener) -> None:
 def finish(run: RunDir) -> None:
     """Note that nothing is left to do: another run of this configuration begins anew."""
     lifecycle.note(run, run.config(), lifecycle.DONE, config_key=lifecycle.key_of(run))
-
-
-def _make_demo_dataset(config: Config, say: Say) -> None:
-    d = config.dataset
-    make_demo_dataset(d.annotations.parent, d.demo_num_samples, progress=say, rules=rules_of(config))
-
-
-@contextlib.contextmanager
-def _named_disk() -> Iterator[None]:
-    """A disk that fails under the run directory is an error of the machine, and none of ours."""
-    try:
-        yield
-    except OSError as error:
-        if (named := errors.of_disk(error)) is None:
-            raise
-        raise named from error
-
-
-def _sweep(run: RunDir, config: Config) -> None:
-    """End jobs that nobody was waiting for in the moment when the signal to stop came."""
-    launcher = launcher_of(run, config)
-    with contextlib.suppress(DflopError):
-        for handle, _ in live_jobs(run, launcher):
-            launcher.cancel(handle)
-
-
-def _as_cancelled(run: RunDir, error: DflopError) -> DflopError:
-    """A job that ended because its run was cancelled has not failed."""
-    if isinstance(error, Cancelled) or not run.is_cancelled():
-        return error
-    return as_cancelled(run, error.what.splitlines()[0])
-
-
-def _state_after(error: DflopError) -> str:
-    if isinstance(error, Cancelled):
-        return lifecycle.CANCELLED
-    return lifecycle.INTERRUPTED if isinstance(error, Interrupted) else lifecycle.FAILED

@@ -21,16 +21,16 @@ CPU_ENV = {
     # layers cost says less about eight.
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
 }
+_MODEL = "dflop.jobs.model_profile:main"
 
 
 def data_jobs(run: RunDir, config: Config, profile_key: str) -> list[JobSpec]:
     """One job per shard of the dataset, all of one array."""
-    num_shards = config.data_profile.num_shards
+    num_shards, num_workers = config.data_profile.num_shards, config.data_profile.num_workers
     return [
         _job(
             run, config, f"data-{shard}", "dflop.jobs.data_profile:main", (profile_key, str(shard), str(num_shards)),
-            f"{run.run_id}/data/{profile_key}/{shard}", num_tasks=1, cpus_per_task=config.data_profile.num_workers,
-            array="data",
+            f"{run.run_id}/data/{profile_key}/{shard}", num_tasks=1, cpus_per_task=num_workers, array="data",
         )
         for shard in range(num_shards)
     ]  # fmt: skip
@@ -39,49 +39,27 @@ def data_jobs(run: RunDir, config: Config, profile_key: str) -> list[JobSpec]:
 def model_jobs(
     run: RunDir, config: Config, profile_key: str, hardware: str, modules: Sequence[str]
 ) -> list[list[JobSpec]]:
-    """The jobs that time the modules and the links between processes; groups of them, to be run one after the other.
+    """Jobs that time the modules that the data uses, and links; groups of them, to be run one after the other.
 
     On one machine modules that are timed side by side would time each other: there a job per tensor-parallel degree
     times all of them. On Slurm a degree is an array with a job per module.
-
-    Args:
-        run: The run.
-        config: Of the run.
-        profile_key: Identity of the profile.
-        hardware: Label of the devices.
-        modules: That the data brings work to.
     """
     groups: list[list[JobSpec]] = []
+    key, profile = f"{run.run_id}/profile/{profile_key}", (profile_key, hardware)
     for tp in config.model_profile.tp:
-        name, args = f"profile-tp{tp}", (profile_key, hardware, str(tp))
-        key = f"{run.run_id}/profile/{profile_key}/tp{tp}"
+        name, args = f"profile-tp{tp}", (*profile, str(tp))
         if config.cluster.backend == "slurm" and len(modules) > 1:
             groups.append([
-                _job(
-                    run, config, f"{name}-{module}", "dflop.jobs.model_profile:main", (*args, module),
-                    f"{key}/{module}", num_tasks=tp, array=name,
-                )
-                for module in modules
+                _job(run, config, f"{name}-{m}", _MODEL, (*args, m), f"{key}/tp{tp}/{m}", num_tasks=tp, array=name)
+                for m in modules
             ])  # fmt: skip
         else:
-            groups.append([_job(run, config, name, "dflop.jobs.model_profile:main", args, key, num_tasks=tp)])
+            groups.append([_job(run, config, name, _MODEL, args, f"{key}/tp{tp}", num_tasks=tp)])
     # Two nodes say what a message costs within one and between them.
-    num_processes = min(config.cluster.num_nodes, 2) * config.cluster.num_processes_per_node
-    if num_processes > 1 and config.model_profile.links_budget_s > 0:
-        key = f"{run.run_id}/profile/{profile_key}/links"
-        groups.append(
-            [
-                _job(
-                    run,
-                    config,
-                    "profile-links",
-                    "dflop.jobs.link_profile:main",
-                    (profile_key, hardware),
-                    key,
-                    num_tasks=num_processes,
-                )
-            ]
-        )
+    num_tasks = min(config.cluster.num_nodes, 2) * config.cluster.num_processes_per_node
+    if num_tasks > 1 and config.model_profile.links_budget_s > 0:
+        entry = "dflop.jobs.model_profile:links"
+        groups.append([_job(run, config, "profile-links", entry, profile, f"{key}/links", num_tasks=num_tasks)])
     return groups
 
 
@@ -90,18 +68,12 @@ def missing_jobs(
 ) -> list[list[JobSpec]]:
     """The jobs that add what a model profile lacks, to be run one after the other.
 
-    Args:
-        run: The run.
-        config: Of the run.
-        profile_key: Identity of the profile.
-        hardware: Label of the devices.
-        gaps: What it lacks.
-        since_s: When the profile was last added to: who looks again then finds the same jobs.
+    `since_s` is when the profile was last added to: who looks again then finds the same jobs.
     """
     return [
         [
             _job(
-                run, config, f"profile-more-tp{gap.tp}-{gap.module}", "dflop.jobs.model_profile:main",
+                run, config, f"profile-more-tp{gap.tp}-{gap.module}", _MODEL,
                 (profile_key, hardware, str(gap.tp), gap.module, "0" if gap.is_unprobed else str(since_s)),
                 f"{run.run_id}/profile/{profile_key}/since{since_s}/tp{gap.tp}/{gap.module}", num_tasks=gap.tp,
             )
@@ -135,10 +107,8 @@ def has_place_beside(config: Config, plan: Plan) -> bool:
 
 def train_job(run: RunDir, config: Config, mode: str, num_processes: int) -> JobSpec:
     """The training (`train`) or comparison (`compare`) job, one task per process of the plan."""
-    return _job(
-        run, config, mode, "dflop.jobs.train:main", (mode,), train_key(run, mode), num_tasks=num_processes,
-        is_resumable=True,
-    )  # fmt: skip
+    entry, key = "dflop.jobs.train:main", train_key(run, mode)
+    return _job(run, config, mode, entry, (mode,), key, num_tasks=num_processes, is_resumable=True)
 
 
 def train_key(run: RunDir, mode: str) -> str:
@@ -147,22 +117,14 @@ def train_key(run: RunDir, mode: str) -> str:
 
 
 def _job(
-    run: RunDir,
-    config: Config,
-    name: str,
-    entry: str,
-    args: tuple[str, ...],
-    key: str,
-    *,
-    num_tasks: int,
-    cpus_per_task: int = 0,
-    array: str = "",
-    is_resumable: bool = False,
-) -> JobSpec:
+    run: RunDir, config: Config, name: str, entry: str, args: tuple[str, ...], key: str, *,
+    num_tasks: int, cpus_per_task: int = 0, array: str = "", is_resumable: bool = False,
+) -> JobSpec:  # fmt: skip
     num_nodes, tasks_per_node = spread(num_tasks, config)
-    cluster = config.cluster
+    cluster, slurm = config.cluster, config.cluster.slurm
     is_cuda = cluster.device == "cuda" and name[:4] != "data"
     cores_per_task = (cluster.num_cores_per_node or 0) // cluster.num_processes_per_node
+    who_and_where = {"account": slurm.account, "qos": slurm.qos, "constraint": slurm.constraint}
     return JobSpec(
         name=f"{run.run_id}-{name}",
         entry=entry,
@@ -178,20 +140,15 @@ def _job(
             gpus_per_node=tasks_per_node if is_cuda else 0,
             # With GPUs the limit in the cluster file is the device's; host memory is left to the site.
             memory_bytes=0 if cluster.device == "cuda" else tasks_per_node * cluster.spec().memory_per_process_bytes,
-            time_limit_min=cluster.slurm.time_limit_min,
-            partition=cluster.slurm.partition,
-            setup=cluster.slurm.setup,
-            extra=_who_and_where(config) | cluster.slurm.extra,
+            time_limit_min=slurm.time_limit_min,
+            partition=slurm.partition,
+            setup=slurm.setup,
+            extra={option: value for option, value in who_and_where.items() if value} | slurm.extra,
         ),
         env={} if is_cuda else CPU_ENV,
         array=f"{run.run_id}-{array}" if array else "",
         is_resumable=is_resumable,
     )
-
-
-def _who_and_where(config: Config) -> dict[str, str]:
-    s = config.cluster.slurm
-    return {name: value for name in ("account", "qos", "constraint") if (value := getattr(s, name))}
 
 
 def spread(num_tasks: int, config: Config) -> tuple[int, int]:
@@ -203,9 +160,7 @@ def spread(num_tasks: int, config: Config) -> tuple[int, int]:
     cluster = config.cluster
     num_nodes = -(-num_tasks // cluster.num_processes_per_node)
     if num_nodes > cluster.num_nodes:
-        raise LaunchError(
-            f"{num_tasks} processes do not fit on {cluster.num_nodes} nodes of {cluster.num_processes_per_node}",
-            where=f"cluster `{cluster.name}`",
-            hint="plan again after a change of the cluster: the plan holds its number of processes",
-        )
+        what = f"{num_tasks} processes do not fit on {cluster.num_nodes} nodes of {cluster.num_processes_per_node}"
+        hint = "plan again after a change of the cluster: the plan holds its number of processes"
+        raise LaunchError(what, where=f"cluster `{cluster.name}`", hint=hint)
     return num_nodes, -(-num_tasks // num_nodes)

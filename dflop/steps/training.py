@@ -16,10 +16,9 @@ from dflop.launch import JobHandle, JobState, Journal, Launcher
 from dflop.records import Decision
 from dflop.run.batches import COMPARE, TRAIN
 from dflop.run.directory import RunDir
-from dflop.run.messages import Say
 from dflop.steps import replanning, reprofile, submit
 from dflop.steps.follow import Listener, follow_jobs, ingest_run
-from dflop.steps.next_plan import came_to_nothing, live_job, next_step
+from dflop.steps.next_plan import came_to_nothing, live_job
 from dflop.steps.replanning import Advice
 from dflop.steps.reprofile import Reprofile
 from dflop.store.reader import Reader
@@ -39,7 +38,7 @@ class Trained:
 
 def trained_so_far(run: RunDir, launcher: Launcher) -> Trained:
     """How far a run has trained; a job that lives is still to be followed."""
-    step = next_step(run)
+    step = run.next_step()
     return Trained(step, step >= run.config().train.num_steps and live_job(run, launcher) is None)
 
 
@@ -57,31 +56,28 @@ async def train(run: RunDir, launcher: Launcher, to: Listener) -> Trained:
     """
     if not run.has_plan():
         raise ConfigError("the run has no plan yet", where=str(run.path), hint="plan first: dflop train does all of it")
-    config, first = run.config(), next_step(run)
+    config, first = run.config(), run.next_step()
     rounds = _Rounds(run, launcher, to)
-    spec = submit.train_job(run, config, TRAIN, run.plan().num_processes)
-    every_s = config.replan.check_every_s
+    jobs, every_s = [submit.train_job(run, config, TRAIN, run.plan().num_processes)], config.replan.check_every_s
     try:
-        [results] = await follow_jobs(
-            run, launcher, [spec], to, keep_done=False, meanwhile=rounds.round, every_s=every_s
-        )
+        [results] = await follow_jobs(run, launcher, jobs, to, keep_done=False, meanwhile=rounds.round, every_s=every_s)
     except (Interrupted, LaunchError) as error:
-        if run.is_replanning() and _has_made_way(run):
+        # It stopped as it was told to, or was still in the queue when it was.
+        if run.is_replanning() and _last_state(run, TRAIN) in (JobState.INTERRUPTED, JobState.CANCELLED):
             to.say("the job has made way for another plan")
-        elif isinstance(error, Interrupted) and config.cluster.backend == "slurm" and next_step(run) > first:
-            to.say(f"{error.what.splitlines()[0]}; goes on from step {next_step(run)} in another job")
+        elif isinstance(error, Interrupted) and config.cluster.backend == "slurm" and run.next_step() > first:
+            to.say(f"{error.what.splitlines()[0]}; goes on from step {run.next_step()} in another job")
         else:
             raise
     else:
-        had_nothing_to_do = results[0]["first_step"] == results[0]["num_steps"]
-        if had_nothing_to_do and next_step(run) < results[0]["num_steps"]:
+        first_of_job, end, now = results[0]["first_step"], results[0]["num_steps"], run.next_step()
+        if first_of_job == end and now < end:
             raise TrainError(
-                f"the job trained to step {results[0]['num_steps']}, the newest checkpoint seen here is of step "
-                f"{next_step(run)}",
+                f"the job trained to step {end}, the newest checkpoint seen here is of step {now}",
                 where=str(run.checkpoints),
                 hint="make the run directory look the same from where jobs run and from here",
             )
-        if run.is_replanning() and next_step(run) >= config.train.num_steps:
+        if run.is_replanning() and now >= config.train.num_steps:
             # It was at its last steps when it was told, and had no need to stop.
             if rounds.advice is not None:
                 came_to_nothing(run, config, rounds.advice, "training ended first")
@@ -90,12 +86,7 @@ async def train(run: RunDir, launcher: Launcher, to: Listener) -> Trained:
         await rounds.close()
     await rounds.tell()
     # Read anew, as the job did: a person may have changed how far it goes.
-    return Trained(next_step(run), next_step(run) >= run.config().train.num_steps, rounds.advice)
-
-
-def _has_made_way(run: RunDir) -> bool:
-    """The last job stopped as it was told to, or was still in the queue when it was."""
-    return _last_state(run, TRAIN) in (JobState.INTERRUPTED, JobState.CANCELLED)
+    return Trained(run.next_step(), run.next_step() >= run.config().train.num_steps, rounds.advice)
 
 
 def _last_state(run: RunDir, mode: str) -> str:
@@ -122,13 +113,7 @@ async def compare(run: RunDir, launcher: Launcher, to: Listener) -> None:
 
 
 class _Rounds:
-    """What is done round after round while one training job runs.
-
-    Args:
-        run: The run.
-        launcher: Of the run.
-        to: Told what happens.
-    """
+    """What is done round after round while one training job runs."""
 
     def __init__(self, run: RunDir, launcher: Launcher, to: Listener) -> None:
         self._run, self._launcher, self._to = run, launcher, to
@@ -154,7 +139,7 @@ class _Rounds:
 
     async def tell(self) -> None:
         """Ingests, and says what was decided since this process follows the job, each decision once."""
-        await ingest_run(self._run, _nobody)
+        await ingest_run(self._run, lambda _: None)  # not worth a line every round
         # Not decisions themselves: their numbers may be NaN, which equals nothing.
         found = {(d.observed_at_s, d.kind, d.subject): d for d in await asyncio.to_thread(self._decisions)}
         for key, decision in found.items():
@@ -184,7 +169,7 @@ class _Rounds:
             self._probing = asyncio.create_task(self._reprofile(work), name="reprofile")
 
     async def _reprofile(self, work: Reprofile) -> None:
-        say: Say = self._to.say
+        say = self._to.say
         for spec in submit.reprofile_jobs(self._run, self._config, work):
             try:
                 # Only lines: how far the training is stands where people look for it.
@@ -192,7 +177,3 @@ class _Rounds:
             except (LaunchError, Interrupted) as error:
                 say(f"{spec.name}: {error.what}")  # that it measured nothing is judged below
         await asyncio.to_thread(reprofile.settle, self._run, self._config, work, say)
-
-
-def _nobody(_line: str) -> None:
-    """Not worth a line every round."""

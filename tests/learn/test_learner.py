@@ -10,7 +10,6 @@ import pytest
 
 from dflop.cost.model import CostModel
 from dflop.learn.cost_inputs import EarlierRuns, earlier_runs
-from dflop.learn.crossfit import Packing
 from dflop.learn.decisions import JobFacts
 from dflop.learn.learner import Learner
 from dflop.learn.stalls import NUM_STEPS as NUM_STALLED
@@ -56,8 +55,7 @@ class Job:
         tables = table_ids or {m.module: f"table of {m.module}" for m in plan.modules}
         self.learner = Learner(
             make_config(folder, *overrides),
-            JobFacts("run", 1, self.plan, tables, 100, lambda rank: f"node-{rank // 4}"),
-            Packing(self.plan, COST, None),
+            JobFacts("run", 1, self.plan, tables, 100, lambda rank: f"node-{rank // 4}", COST, None),
             SHAPES,
             first_step=first_step,
             earlier=earlier,

@@ -8,7 +8,7 @@ from dflop.errors import ConfigError
 from dflop.launch import JobState, log_paths
 from dflop.run import lifecycle
 from dflop.run.driver_lock import drive_alone
-from dflop.run.find import all_runs, find_run, training_runs
+from dflop.run.find import all_runs, find_run
 from dflop.run.status import RUN_COLUMNS, log_files, run_facts, run_rows
 from tests.jobs.made import add_job, begun_at, make_run, save_step
 
@@ -74,7 +74,6 @@ def several(tmp_path: Path) -> Path:
 def test_runs_come_newest_first_and_are_meant_by_their_ids_or_the_beginning_of_them(several, tmp_path, monkeypatch):
     names = ["demo-plan-20260104-000000", "big-20260103-000000", "demo-20260102-000000", "demo-20260101-000000"]
     assert [run.run_id for run in all_runs(several)] == names
-    assert [run.run_id for run in training_runs(several)] == names[1:]
     assert all_runs(several / "nowhere") == []
     meant = {"latest": names[1], "big": names[1], "demo-20260101": names[3], names[2]: names[2], "demo-plan": names[0]}
     for name, run_id in meant.items():

@@ -36,11 +36,11 @@ def unread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "ingest", lambda _: None)
 
 
-def drive(run: RunDir, outcome: BaseException | None = None, *, done: bool = False) -> None:
+def drive(run: RunDir, outcome: BaseException | None = None, *, done: bool = False, trains: bool = True) -> None:
     """Drive a run in whose block that is raised."""
 
     async def main() -> None:
-        async with driver_session(run, print):
+        async with driver_session(run, print, trains=trains):
             assert driver_of(run).pid == os.getpid()
             assert run.state()["state"] == lifecycle.RUNNING
             if done:
@@ -55,10 +55,10 @@ def states(run: RunDir) -> list[str]:
     return [r.state for r in read_spool(run.config().store, RunRecord)]
 
 
-@pytest.mark.parametrize(("done", "state"), [(False, lifecycle.READY), (True, lifecycle.DONE)])
-def test_a_part_that_ends_well_leaves_the_run_ready_for_the_next_or_done(run, done, state):
-    drive(run, done=done)
-    assert (run.state()["state"], states(run)) == (state, [lifecycle.RUNNING, state])
+@pytest.mark.parametrize(("done", "trains", "state"), [(0, 1, "ready"), (1, 1, "done"), (0, 0, "done")])
+def test_a_part_that_ends_well_leaves_the_run_ready_for_the_next_or_done(run, done, trains, state):
+    drive(run, done=done, trains=trains)
+    assert (run.state()["state"], run.state()["trains"], states(run)) == (state, trains, [lifecycle.RUNNING, state])
     assert driver_of(run) is None
 
 
