@@ -44,6 +44,9 @@ class Competitor:
     plan: Plan | None
     step_s: float
     """Mean over batches."""
+    tokens_per_s_per_gpu: float
+    mfu_frac: float
+    """NaN where the peak of the devices is not known."""
     speedup: Speedup
     """Over the tuned uniform plan."""
     idle_frac: float
@@ -57,6 +60,8 @@ COLUMNS: Mapping[str, Callable[[Competitor], object]] = {
     "layout": lambda c: layout_text(c.plan) if c.plan else "",
     "microbatches": lambda c: c.plan.num_microbatches if c.plan else None,
     "step_s": lambda c: c.step_s,
+    "tokens_per_s_per_gpu": lambda c: c.tokens_per_s_per_gpu,
+    "mfu_frac": lambda c: None if math.isnan(c.mfu_frac) else c.mfu_frac,
     "speedup": lambda c: c.speedup.mean,
     "speedup_low": lambda c: c.speedup.low if c.speedup.has_interval else None,
     "speedup_high": lambda c: c.speedup.high if c.speedup.has_interval else None,
@@ -74,7 +79,10 @@ def compare_on_data(outlook: Outlook, num_batches: int, seed: int, say: Say) -> 
     """
     problem = outlook.problem
     unseen = sample_batches(outlook.shapes, problem.global_batch_size, num_batches, seed)
-    return contest(Setting("your data", "your data", problem, tuple(unseen), outlook.source), say)
+    setting = Setting(
+        "your data", "your data", problem, tuple(unseen), outlook.source, outlook.peak_flops_per_s, outlook.frozen
+    )
+    return contest(setting, say)
 
 
 def competitors(found: Contest, num_steps: int, usd_per_gpu_hour: float) -> list[Competitor]:
@@ -92,7 +100,9 @@ def competitors(found: Contest, num_steps: int, usd_per_gpu_hour: float) -> list
 
     def competitor(what: str, plan: Plan | None, step_s: float, speedup: Speedup, idle_frac: float) -> Competitor:
         hours = gpu_hours(step_s, num_steps=num_steps, num_gpus=found.setting.num_gpus)
-        return Competitor(what, plan, step_s, speedup, idle_frac, hours, hours * usd_per_gpu_hour)
+        speed = found.setting.throughput(step_s, plan)
+        use = (speed.tokens_per_s_per_gpu, speed.mfu_frac)
+        return Competitor(what, plan, step_s, *use, speedup, idle_frac, hours, hours * usd_per_gpu_hour)
 
     rows = []
     for key, (what, plan) in named.items():
@@ -176,6 +186,8 @@ def _table(rows: list[Competitor], num_steps: int, *, has_price: bool) -> Table:
         "layout": lambda c: layout_text(c.plan) if c.plan else "",
         "micro-batches": lambda c: str(c.plan.num_microbatches) if c.plan else "",
         "step": lambda c: units.seconds(c.step_s),
+        "tokens/s/GPU": lambda c: f"{c.tokens_per_s_per_gpu:,.0f}",
+        "MFU": lambda c: units.percent(c.mfu_frac),
         "speed-up": lambda c: units.speedup(c.speedup.mean, math.nan, math.nan),
         "95 %": lambda c: f"{c.speedup.low:.3f}-{c.speedup.high:.3f}" if c.speedup.has_interval else "",
         "idle": lambda c: units.percent(c.idle_frac),

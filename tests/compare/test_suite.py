@@ -152,7 +152,17 @@ def test_the_page_of_ones_own_data_says_what_its_rows_say(found, tmp_path):
     ours = found.speedup(OURS)
     told = units.speedup(ours.mean, ours.low, ours.high)
     assert told in page.verdict
-    assert (told.split()[0], f"{ours.low:.3f}-{ours.high:.3f}") == table.rows[-2][4:6]
+    assert (told.split()[0], f"{ours.low:.3f}-{ours.high:.3f}") == table.rows[-2][6:8]
+
+
+def test_a_step_means_tokens_and_flops_of_all_gpus(found):
+    setting, steps = found.setting, found.steps[OURS]
+    speed = setting.throughput(steps.mean_s, found.plans.ours)
+    tokens = sum(shape.num_llm_tokens for batch in setting.unseen for shape in batch) / len(setting.unseen)
+    assert speed.tokens_per_s_per_gpu == pytest.approx(tokens / steps.mean_s / setting.num_gpus)
+    assert 0.05 < speed.mfu_frac <= speed.hfu_frac < A100.matmul_frac
+    rows = {row[0]: row for row in comparison_rows(found, 5000, 0.0)}
+    assert rows["dflop"][4:6] == (pytest.approx(speed.tokens_per_s_per_gpu), pytest.approx(speed.mfu_frac))
 
 
 def test_a_sample_that_nothing_holds_is_in_all_rows_and_all_are_planned_without_it(found):

@@ -39,7 +39,8 @@ COMPETITORS = {name.removeprefix("uniform "): name for name in (*RIVALS, OURS)}
 """By column."""
 COLUMNS = (
     "model", "data", "sweep", "at", "uniform tuned", *COMPETITORS, "95 %", "bound", "idle tuned", "idle dflop",
-    "step / bound", "at its tp", "samples/s/GPU tuned", "samples/s/GPU dflop", "published",
+    "step / bound", "at its tp", "samples/s/GPU tuned", "samples/s/GPU dflop", "tokens/s/GPU dflop",
+    "MFU tuned", "MFU dflop", "published",
 )  # fmt: skip
 OF_PAPER = {"default", "length-grouped", "step / bound", "at its tp", "published"}
 OF_SWEEPS = {"sweep", "at", "samples/s/GPU tuned", "samples/s/GPU dflop"}
@@ -143,6 +144,7 @@ def _cells(point: Point) -> dict[str, str]:
     """Everything that a suite says of a setting, by column."""
     one, ours = point.found, point.found.speedup(OURS)
     tuned_steps, our_steps = one.steps[TUNED], one.steps[OURS]
+    ours_means = one.setting.throughput(our_steps.mean_s, one.plans.ours)
     published = next((case.published for case in CASES if case.name == one.setting.name), None)
     return {
         "model": one.setting.name,
@@ -156,6 +158,9 @@ def _cells(point: Point) -> dict[str, str]:
         "idle dflop": percent(our_steps.mean_idle_frac),
         "samples/s/GPU tuned": f"{point.throughput(TUNED):.3f}",
         "samples/s/GPU dflop": f"{point.throughput(OURS):.3f}",
+        "tokens/s/GPU dflop": f"{ours_means.tokens_per_s_per_gpu:,.0f}",
+        "MFU tuned": percent(one.setting.throughput(tuned_steps.mean_s, one.plans.tuned).mfu_frac),
+        "MFU dflop": percent(ours_means.mfu_frac),
         "published": f"{published[0]}-{published[1]}" if published else "-",
     }
 
@@ -189,6 +194,7 @@ def _numbers(one: Contest) -> dict[str, object]:
         "global_batch_size": one.setting.problem.global_batch_size,
         "step_s": {name: list(steps.step_s) for name, steps in one.steps.items()},
         "idle_frac": {name: steps.mean_idle_frac for name, steps in one.steps.items()},
+        "mfu_frac": {name: one.setting.throughput(steps.mean_s, None).mfu_frac for name, steps in one.steps.items()},
         "num_over_cap": {name: steps.num_over_cap for name, steps in one.steps.items()},
         "bound_s": list(one.bound_s),
         "bound_of_our_tp_s": list(one.bound_of_ours_s),
