@@ -8,12 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from dflop import units
-from dflop.cost.throughput import Throughput
-from dflop.plan.robust import Regret
 from dflop.records import LLM, ModulePlan, Plan
+
+if TYPE_CHECKING:  # who names a layout, as `dflop runs list` does, needs no planner
+    from dflop.cost.throughput import Throughput
+    from dflop.plan.robust import Regret
 
 Item = TypeVar("Item")
 
