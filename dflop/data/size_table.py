@@ -108,6 +108,20 @@ def is_table_of_sizes(path: Path) -> bool:
     return names >= set(TEXT_COLUMNS) and not names & {"conversations", "messages", "texts", "text"}
 
 
+def check_overlong(overlong: Sequence[str]) -> None:
+    """Refuses what a table of sizes cannot do.
+
+    Raises:
+        ConfigError: `truncate` is among the steps.
+    """
+    if "truncate" in overlong:
+        raise ConfigError(
+            "a table of sizes cannot be truncated: it does not say where the media stand",
+            where="dataset.overlong",
+            hint="use [shrink], or leave it out",
+        )
+
+
 def profile_sizes(sizes: pl.DataFrame, rules: ShapeRules, first_index: int = 0) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Shapes of all rows, in order.
 
@@ -122,12 +136,7 @@ def profile_sizes(sizes: pl.DataFrame, rules: ShapeRules, first_index: int = 0) 
     Raises:
         ConfigError: `truncate` is not among the steps this can do without texts.
     """
-    if "truncate" in rules.overlong:
-        raise ConfigError(
-            "a table of sizes cannot be truncated: it does not say where the media stand",
-            where="dataset.overlong",
-            hint="use [shrink], or leave it out",
-        )
+    check_overlong(rules.overlong)
     rows = _texts(sizes, rules, first_index)
     items = _items(sizes, first_index)
     found = _measured(rows, items, rules, 0)

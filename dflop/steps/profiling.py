@@ -11,6 +11,7 @@ from typing import Any
 
 from dflop.data.dataset_profile import profile_key, rows_key
 from dflop.data.distribution import shapes_frame, summary_text
+from dflop.data.size_table import check_overlong
 from dflop.errors import DataError
 from dflop.launch import JobSpec, Launcher
 from dflop.records import ModuleSpec, ProfileRecord, QuarantinedSample
@@ -41,6 +42,8 @@ def data_profile_key(run: RunDir, say: Say) -> str:
     """
     config = run.config()
     dataset = dataset_ref(config)
+    if dataset.sizes is not None:
+        check_overlong(dataset.overlong)  # known from the configuration: no job need find out
     key = profile_key(dataset, rules_of(config))
     if not _has_begun(run) or key == (kept := run.profile_key()):
         return key

@@ -12,9 +12,11 @@ import pytest
 from dflop.data.dataset_profile import profile_key
 from dflop.data.demo import make_demo_dataset
 from dflop.data.distribution import shapes_frame
+from dflop.errors import ConfigError
 from dflop.jobs import data_profile
 from dflop.run.batches import GlobalBatches
 from dflop.run.directory import RunDir, dataset_ref, rules_of
+from dflop.steps.profiling import data_profile_key
 from dflop.store import snapshot
 from dflop.store.ingest import ingest
 from dflop.store.profile_frames import profile_frame
@@ -103,6 +105,17 @@ def test_weights_of_a_mixture_reach_the_store_and_the_order_of_training(tmp_path
     assert 35 <= sum(index >= 40 for index in drawn) <= 38
     (tmp_path / "mixture.yaml").write_text(mixture.replace("weight: 3", "weight: 2"))
     assert profile_key(dataset_ref(config), rules_of(config)) != key
+
+
+def test_a_table_of_sizes_that_shall_be_truncated_is_refused_before_a_job_is_submitted(
+    tmp_path: Path, demo: Path
+) -> None:
+    table = tmp_path / "sizes.parquet"
+    pl.DataFrame({"id": ["a"], "prompt_tokens": [9], "response_tokens": [5]}).write_parquet(table)
+    run = run_in(tmp_path / "run", demo, f"dataset.annotations={table}", "dataset.overlong=[shrink, truncate]")
+    with pytest.raises(ConfigError, match="cannot be truncated") as caught:
+        data_profile_key(run, print)
+    assert caught.value.where == "dataset.overlong"
 
 
 def test_a_table_of_sizes_is_profiled_without_media(tmp_path: Path, demo: Path) -> None:
