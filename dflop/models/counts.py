@@ -198,25 +198,30 @@ def _whisper(c: Config, positions: int, behind: int) -> ModuleSpec:
     h, mlp, heads = c["d_model"], c["encoder_ffn_dim"], c["encoder_attention_heads"]
     layer = 3 * linear(h, h) + h * h + _mlp(h, mlp) + 4 * h  # keys have no bias
     entry = 3 * c["num_mel_bins"] * h + h + 3 * h * h + h + positions
-    return _encoder("audio", c["encoder_layers"], h, heads, mlp, layer, entry, behind)
+    # Two frames of a token, and what GELUs keep behind the convolution over them and the one that joins them.
+    inputs = 2 * c["num_mel_bins"] + 5 * h
+    return _encoder("audio", c["encoder_layers"], h, heads, mlp, inputs, layer, entry, behind)
 
 
 def _native(c: Config, layer: int, entry: int, behind: int) -> ModuleSpec:
     h, heads, mlp = c["hidden_size"], c["num_heads"], c["intermediate_size"]
-    return _encoder("vision", c["depth"], h, heads, mlp, layer, entry, behind)
+    return _encoder("vision", c["depth"], h, heads, mlp, _patch_volume(c), layer, entry, behind)
 
 
 def _tower(c: Config, layer: int, entry: int, behind: int) -> ModuleSpec:
     h, heads, mlp = c["hidden_size"], c["num_attention_heads"], c["intermediate_size"]
-    return _encoder("vision", c["num_hidden_layers"], h, heads, mlp, layer, entry, behind)
+    inputs = c["num_channels"] * c["patch_size"] ** 2
+    return _encoder("vision", c["num_hidden_layers"], h, heads, mlp, inputs, layer, entry, behind)
 
 
-def _encoder(module: str, depth: int, h: int, heads: int, mlp: int, layer: int, entry: int, behind: int) -> ModuleSpec:
+def _encoder(
+    module: str, depth: int, h: int, heads: int, mlp: int, inputs: int, layer: int, entry: int, behind: int
+) -> ModuleSpec:  # fmt: skip
     """Spec of an encoder with layer norms, and `entry` parameters before its layers and `behind` more behind them."""
     norms, degrees = 2 * _LAYER_NORM * h, _degrees(heads, heads, mlp)
     return ModuleSpec(
         module, depth, h, heads, heads, h // heads, mlp, norms, layer, entry + behind, depth, degrees,
-        num_entry_params=entry,
+        num_entry_params=entry, num_input_values=inputs,
     )  # fmt: skip
 
 

@@ -8,15 +8,16 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
 from dflop.cost.model import Floats
 from dflop.plan.candidates import MAX_PP, Bools, layer_and_edge_seconds, nearest_power
-from dflop.plan.memory import StageBytes, ends_and_edge, in_flight, stage_bytes
+from dflop.plan.memory import StageBytes, in_flight, stage_bytes
 from dflop.plan.partition import Cuts, best_cuts, free_cuts
 from dflop.plan.space import Problem
+from dflop.plan.stage_params import first_and_last
 from dflop.plan.sync import chain_sync_s
 from dflop.records import ModuleSpec, ParallelSpec
 from dflop.schedule.items import Ints
@@ -60,7 +61,7 @@ class Chain:
             layer_s, edge_s = (
                 part[:, np.newaxis] for part in seconds(problem.sample_loads[spec.module].typical(buckets))
             )
-            _, edge = ends_and_edge(unit_layers[m])
+            _, edge = first_and_last(unit_layers[m])
             unit_s += unit_layers[m] * layer_s + edge * edge_s
             heavy_layer_s, heavy_edge_s = seconds(problem.heaviest_samples[spec.module])
             heaviest_s.append((heavy_layer_s[:, np.newaxis], heavy_edge_s[:, np.newaxis]))
@@ -109,10 +110,10 @@ class Chain:
             [before[:, start], before[:, end] - before[:, start], before[:, -1:] - before[:, end]], axis=2
         )
         held = self._stage_bytes(around, dp)
-        state, kept, once = (part[:, 1] for part in (held.state, held.kept, held.once))
+        between = StageBytes(*(getattr(held, field.name)[:, 1] for field in fields(held)))
         allowed = np.zeros((pp, num_units + 1, num_units + 1), dtype=bool)
         for stage in range(pp):
-            peaks = state + min(self.num_microbatches, pp - stage) * kept + once
+            peaks = between.peaks(min(self.num_microbatches, pp - stage))
             allowed[stage, start, end] = peaks <= self.problem.usable_bytes
         power = int(nearest_power(self.num_microbatches * dp)[0])
         cuts = best_cuts(np.array(self.unit_s[power]), pp, allowed)
@@ -155,6 +156,7 @@ class Chain:
                 dp=dp,
                 recompute=self.recompute,
                 shard_optimizer=self._shards(dp),
+                shard_parameters=self.problem.space.shard_parameters,
             )
             for m, spec in enumerate(self.specs)
         ]
@@ -172,7 +174,7 @@ class Chain:
         for m, spec in enumerate(self.specs):
             load = self.problem.sample_loads[spec.module].per_microbatch(self.num_microbatches * dp)
             layer_s, edge_s = (part.T[:, :, np.newaxis] for part in self._seconds(spec, load))
-            _, edge = ends_and_edge(layers[m])
+            _, edge = first_and_last(layers[m])
             average_s = average_s + layers[m] * layer_s + edge * edge_s
             heavy_layer_s, heavy_edge_s = (part[:, :, np.newaxis] for part in self.heaviest_s[m])
             heaviest_s = heaviest_s + layers[m] * heavy_layer_s + edge * heavy_edge_s

@@ -180,6 +180,7 @@ def chain_peaks(problem: Problem, plan: Plan, chain: Sequence[ModulePlan], loads
                 dp=np.full(columns.shape[1], m.parallel.dp),
                 recompute=m.recompute,
                 shard_optimizer=np.full(columns.shape[1], m.shard_optimizer),
+                shard_parameters=problem.space.shard_parameters,
             )
         )
     total = functools.reduce(operator.add, parts)

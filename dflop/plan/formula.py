@@ -128,7 +128,12 @@ def module_table(problem: Problem, spec: ModuleSpec, num_microbatches: int) -> M
     loads = problem.loads[spec.module]
     buckets, which = np.unique(num_microbatches * every.dp, return_inverse=True)
     beyond = max_stages_beyond(
-        candidate_bytes(every, problem.cost, loads.largest(buckets)[:, which]),
+        candidate_bytes(
+            every,
+            problem.cost,
+            loads.largest(buckets)[:, which],
+            shard_parameters=problem.space.shard_parameters,
+        ),
         every.pp,
         num_microbatches=num_microbatches,
         usable_bytes=problem.usable_bytes,

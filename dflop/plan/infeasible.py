@@ -15,7 +15,7 @@ from dflop.plan.drafts import chain_peaks, largest_loads, split_draft
 from dflop.plan.enumerate import best_choices
 from dflop.plan.formula import formula_table
 from dflop.plan.inline import inline_choices
-from dflop.plan.space import USABLE_MEMORY_FRAC, Problem, SearchSpace
+from dflop.plan.space import Problem, SearchSpace
 from dflop.records import ModulePlan, Plan
 
 MAX_MEMORY_GROWTH = 2**12
@@ -48,7 +48,7 @@ def explain(problem: Problem) -> InfeasiblePlanError:
     return InfeasiblePlanError(
         f"module `{module.module}` needs {units.num_bytes(need_bytes - usable_bytes)} more per process: at least "
         f"{units.num_bytes(need_bytes)} of the {units.num_bytes(usable_bytes)} usable "
-        f"({units.percent(USABLE_MEMORY_FRAC)} of {units.num_bytes(limit_bytes)})",
+        f"({units.percent(usable_bytes / limit_bytes)} of {units.num_bytes(limit_bytes)})",
         where=f"stage {stage} of the plan that needs least: layout {nearest.layout}, tp {p.tp}, pp {p.pp}, dp {p.dp}, "
         f"{nearest.num_microbatches} microbatches",
         hint=f"any of these makes it fit: {', or '.join(options)}",

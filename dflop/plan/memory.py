@@ -1,96 +1,91 @@
-"""Peak memory per process of every stage: what a plan must fit, as a hard constraint.
+"""Peak memory per process of every stage: what a plan must fit, as a hard constraint, and what the engine really holds.
 
 A trained parameter takes 18 bytes in 16-bit types: the weight beside a gradient, a master weight and two Adam moments
-in float32, as `train/optim.py` and Megatron-LM keep them; in float32 16, without a master. What only the optimizer
-needs is divided among the data-parallel replicas where they share it out (ZeRO-1, arXiv 1910.02054). A frozen parameter
-is a weight and nothing else, that of a frozen tower, too, whose projector trains.
-Activations are those of the largest microbatch the scheduler may build times the microbatches in flight under 1F1B.
-With recomputation that is a layer's input, and the layer that runs again in the backward pass has all of its
-activations for a while: one layer's, once (arXiv 1604.06174).
+in float32, as `train/optim.py` and Megatron-LM keep them; in float32 16, without a master. Where replicas share out the
+optimizer (ZeRO-1, arXiv 1910.02054) each owns whole parameters, so the fullest has the mean or one large matrix. Where
+they share out parameters (FSDP2), a replica has its part of weights and optimizer in float32, whole gradients, which
+the engine sums once a step, and the weights that it has gathered. A frozen parameter is a weight and nothing else.
+Which parameters a stage holds is in `stage_params.py`.
+
+Activations are those of the largest microbatch the scheduler may build times the microbatches in flight under 1F1B,
+with what a stage received and sent. On top come, one at a time, what the loss takes to make gradients of logits, the
+gradient of the largest matrix before it is added up in float32, and what a layer at work needs, with recomputation all
+of its activations (arXiv 1604.06174). When activations are gone, the reduction of gradients takes a flat buffer, and
+AdamW over many tensors at once, as on CUDA, a float32 number for each parameter that it updates.
+`tests/train/test_engine_bytes.py` holds all of this to the engine.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import numpy.typing as npt
 
+from dflop.cost.activations import layer_bytes_per_token
 from dflop.cost.identity import bytes_per_value
 from dflop.cost.model import CostModel, Floats
 from dflop.cost.towers import trains_layers
 from dflop.plan.candidates import Bools, Candidates
+from dflop.plan.stage_params import StageParams, first_and_last, stage_params
 from dflop.records import LLM, CostTable, ModuleSpec
 from dflop.schedule.items import Ints
 
-GRADIENT_BYTES, MASTER_BYTES, MOMENT_BYTES = 4, 4, 8
-"""Per trained parameter; the master is left out where the weight itself is float32."""
+FLOAT32_BYTES = 4
+"""Of a gradient, a master weight, a moment."""
+LOGIT_PEAK_BYTES, SPLIT_LOGIT_PEAK_BYTES = 8, 6
+"""Per logit, on top of what is kept of it, while its gradient is made; the latter where ranks share the vocabulary."""
+FLAT_BYTES = 256 << 20
+"""Of `train/flat.py`'s buffers, at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageBytes:
     """Bytes per process of the P stages of C layouts, each `[C, P]` and in whole bytes, so that sums are exact."""
 
-    state: Floats
-    """Weights, gradients, optimizer."""
+    weights: Floats
+    gradients: Floats
+    mean_optimizer: Floats
+    """Were it shared out evenly where it is shared out."""
+    least_optimizer: Floats
+    """That one replica has in any case, because parameters are not cut for it."""
+    after: Floats
+    """What is needed when activations are gone."""
     kept: Floats
     """Activations of one microbatch in flight."""
     once: Floats
-    """What a recomputed layer needs on top while it runs."""
+    """What is needed on top, for a while: of logits, a matrix's gradient and a layer at work the largest."""
+
+    @property
+    def optimizer(self) -> Floats:
+        found: Floats = np.maximum(self.mean_optimizer, self.least_optimizer)
+        return found
+
+    @property
+    def state(self) -> Floats:
+        """Weights, gradients, optimizer."""
+        return self.weights + self.gradients + self.optimizer
 
     def peaks(self, in_flight: npt.ArrayLike) -> Floats:
         """`[C, P]` with `in_flight` microbatches (`[C, P]`)."""
-        peak: Floats = self.state + np.asarray(in_flight) * self.kept + self.once
+        peak: Floats = self.state + np.maximum(np.asarray(in_flight) * self.kept + self.once, self.after)
         return peak
 
     def __add__(self, other: StageBytes) -> StageBytes:
-        """Two modules on the same stages; their layers run one after the other."""
-        return StageBytes(self.state + other.state, self.kept + other.kept, np.maximum(self.once, other.once))
+        """This module and one behind it on the same stages.
 
-
-def param_bytes(table: CostTable, *, trains: bool = True) -> tuple[int, int]:
-    """Bytes per parameter of a module: what every replica needs, and what only the optimizer does.
-
-    Args:
-        table: Of the module.
-        trains: Whether this parameter does, in a module that is not frozen.
-    """
-    weight = bytes_per_value(table.dtype)
-    if table.is_frozen or not trains:
-        return weight, 0
-    return weight + GRADIENT_BYTES, MOMENT_BYTES + (MASTER_BYTES if weight < MASTER_BYTES else 0)
-
-
-def ends_and_edge(layers: Ints) -> tuple[Bools, Bools]:
-    """For layers `[..., P]`: stages that hold the first or last layer of the module, and those that run its edge."""
-    holds = layers > 0
-    beyond = np.zeros((*layers.shape[:-1], 1), dtype=bool)
-    before, after = np.concatenate([beyond, holds[..., :-1]], -1), np.concatenate([holds[..., 1:], beyond], -1)
-    return holds & ~(before & after), holds & ~after
-
-
-def stage_params(spec: ModuleSpec, layers: Ints, tp: npt.ArrayLike) -> Ints:
-    """`[..., P]`: parameters of one process of each stage.
-
-    The first and the last stage are each charged the whole edge (embedding and head): which half of it sits where,
-    and whether they are tied, differs per family, and an upper bound is safe. Tensor parallelism cuts the layers, and
-    the edge of an LLM.
-    """
-    return layer_params(spec, layers, tp) + edge_params(spec, layers, tp)
-
-
-def layer_params(spec: ModuleSpec, layers: Ints, tp: npt.ArrayLike) -> Ints:
-    """`[..., P]`: those of `stage_params` that are in layers."""
-    found: Ints = -(-layers * spec.num_layer_params // np.asarray(tp, dtype=np.int64))
-    return found
-
-
-def edge_params(spec: ModuleSpec, layers: Ints, tp: npt.ArrayLike) -> Ints:
-    """`[..., P]`: those of `stage_params` that are outside of them."""
-    ends, _ = ends_and_edge(layers)
-    degree = np.asarray(tp, dtype=np.int64) if spec.module == LLM else 1
-    found: Ints = ends * -(-spec.num_edge_params // degree)
-    return found
+        Their layers run one after the other: when this one's backward pass begins, the other has let go of what it kept
+        of that microbatch.
+        """
+        return StageBytes(
+            self.weights + other.weights,
+            self.gradients + other.gradients,
+            self.mean_optimizer + other.mean_optimizer,
+            np.maximum(self.least_optimizer, other.least_optimizer),
+            self.after + other.after,
+            self.kept + other.kept,
+            np.maximum(self.once - other.kept, other.once),
+        )
 
 
 def stage_bytes(
@@ -103,6 +98,7 @@ def stage_bytes(
     dp: npt.ArrayLike,
     recompute: bool,
     shard_optimizer: npt.ArrayLike,
+    shard_parameters: bool = False,
 ) -> StageBytes:
     """What C layouts of one module at one tp and one way of running keep.
 
@@ -115,33 +111,85 @@ def stage_bytes(
         dp: `[C]`, replicas.
         recompute: Whether layers keep their inputs only.
         shard_optimizer: `[C]`, whether the replicas share out the optimizer's states. Like `load` and `dp`, C may be 1.
+        shard_parameters: Whether they share out parameters, too.
     """
     table = cost.table(spec.module, tp, recompute)
-    _, edge = ends_and_edge(layers)
-
-    def state(num_params: Ints, trains: bool) -> Floats:
-        always, optimizer = param_bytes(table, trains=trains)
-        per_param = always + optimizer / np.where(shard_optimizer, dp, 1)
-        found: Floats = num_params * per_param[:, np.newaxis]
-        return found
+    params, weight_bytes = stage_params(spec, layers, tp), bytes_per_value(table.dtype)
+    first, last = first_and_last(layers)
 
     def activations(num_layers: int, is_edge: bool, way: bool) -> Floats:
         found = cost.activation_bytes(spec.module, *load, num_layers=num_layers, edge=is_edge, tp=tp, recompute=way)
         return found[:, np.newaxis]
 
+    tokens, edge = load[1][:, np.newaxis], activations(0, True, recompute)
+    inputs = np.minimum(edge, weight_bytes * spec.num_input_values * tokens)
+    # What a stage received is the input of its first layer, which a layer that recomputes keeps anyway.
+    crossings = 1.0 * ((layers > 0) & ~last) + ((layers > 0) & ~first & (not recompute))
+    kept = layers * activations(1, False, recompute) + last * (edge - inputs) + first * inputs * trains_layers(table)
+    recomputed = activations(1, False, False) if recompute else np.zeros_like(tokens)
+    kept = np.ceil(kept + crossings * weight_bytes * spec.hidden_size * tokens)
+    # While a layer is at work, nothing is kept of what is behind; while what is before the layers is, nothing at all.
+    work = _layer_at_work(spec, table, params, tokens, tp) + recomputed - last * (edge - inputs)
+    entry = _gradient_bytes(table) * params.entry * trains_layers(table) - kept
+    once = np.maximum.reduce([work, entry, _ends_at_work(spec, table, params, load, tp)])
+    is_sharded = shard_parameters & (np.asarray(dp)[:, np.newaxis] > 1)
     return StageBytes(
-        state=np.ceil(
-            state(layer_params(spec, layers, tp), trains_layers(table)) + state(edge_params(spec, layers, tp), True)
-        ),
-        kept=np.ceil(layers * activations(1, False, recompute) + edge * activations(0, True, recompute)),
-        once=np.ceil((layers > 0) * activations(1, False, False)) if recompute else np.zeros(layers.shape),
+        *_state(params, table, np.asarray(dp)[:, np.newaxis], np.asarray(shard_optimizer)[:, np.newaxis], is_sharded),
+        kept=kept,
+        once=np.ceil((layers > 0) * (once + is_sharded * weight_bytes * params.passing(table))),
     )
 
 
-def candidate_bytes(candidates: Candidates, cost: CostModel, load: Floats) -> StageBytes:
+def _state(
+    params: StageParams, table: CostTable, replicas: Ints, shard_optimizer: Bools, is_sharded: Bools
+) -> tuple[Floats, Floats, Floats, Floats, Floats]:
+    """The first five fields of `StageBytes`; replicas and what they share out are `[C, 1]`."""
+    weight_bytes, trained = bytes_per_value(table.dtype), params.trained(table)
+    is_shared = shard_optimizer & ~is_sharded
+    held = params.total - trained + params.ends(table)
+    mean = trained / np.where(is_shared | is_sharded, replicas, 1)
+    least = 1.0 * np.where(is_shared, params.least_owned(table, replicas), 0)
+    flat = np.where((replicas > 1) & ~is_sharded, np.minimum(trained, FLAT_BYTES // FLOAT32_BYTES), 0)
+    num_states = 2 + ((weight_bytes < FLOAT32_BYTES) & ~is_sharded)
+    weights = np.where(is_sharded, weight_bytes * held + FLOAT32_BYTES * mean, weight_bytes * params.total)
+    after: Floats = FLOAT32_BYTES * np.maximum.reduce([flat, mean, least])
+    parts = (weights, FLOAT32_BYTES * trained, FLOAT32_BYTES * num_states * mean, FLOAT32_BYTES * num_states * least)
+    whole_weights, gradients, optimizer, owned = (np.ceil(part.astype(np.float64)) for part in parts)
+    return whole_weights, gradients, optimizer, owned, np.ceil(after)
+
+
+def _gradient_bytes(table: CostTable) -> int:
+    """Per parameter while its gradient is made: in the type of the weights, then in float32, which is added up."""
+    weight_bytes = bytes_per_value(table.dtype)
+    return FLOAT32_BYTES + (weight_bytes if weight_bytes < FLOAT32_BYTES else 0)
+
+
+def _layer_at_work(spec: ModuleSpec, table: CostTable, params: StageParams, tokens: Floats, tp: int) -> Floats:
+    """What a layer needs beside what it keeps: gradients inside its MLP or of a matrix, or all that it lets go of."""
+    weight_bytes = bytes_per_value(table.dtype)
+    if not trains_layers(table) and table.module != LLM:
+        whole, split = layer_bytes_per_token(spec)
+        return weight_bytes * (spec.num_input_values + (whole + split / tp) / 2) * tokens
+    inside = weight_bytes * spec.mlp_width * (2 + spec.is_gated_mlp) / tp * tokens
+    found: Floats = np.maximum(inside, _gradient_bytes(table) * params.matrix * trains_layers(table))
+    return found
+
+
+def _ends_at_work(spec: ModuleSpec, table: CostTable, params: StageParams, load: Floats, tp: int) -> Floats:
+    """What is behind the layers needs for a while: gradients of logits, or of a head or projector."""
+    per_logit = LOGIT_PEAK_BYTES if tp == 1 else SPLIT_LOGIT_PEAK_BYTES
+    logits = params.is_last * per_logit * -(-spec.vocab_size // tp) * load[0][:, np.newaxis]
+    behind = params.behind + params.entry * (spec.is_tied & params.is_last)
+    found: Floats = np.maximum(logits, _gradient_bytes(table) * behind * (not table.is_frozen))
+    return found
+
+
+def candidate_bytes(
+    candidates: Candidates, cost: CostModel, load: Floats, *, shard_parameters: bool = False
+) -> StageBytes:
     """`stage_bytes` of candidates of any tp and way; `load` is `[3, C]`."""
     layers = candidates.layers
-    found = StageBytes(*(np.zeros(layers.shape) for _ in range(3)))
+    found = StageBytes(*(np.zeros(layers.shape) for _ in fields(StageBytes)))
     for tp, recompute, rows in candidates.groups():
         part = stage_bytes(
             candidates.spec,
@@ -152,8 +200,10 @@ def candidate_bytes(candidates: Candidates, cost: CostModel, load: Floats) -> St
             dp=candidates.dp[rows],
             recompute=recompute,
             shard_optimizer=candidates.shard_optimizer[rows],
+            shard_parameters=shard_parameters,
         )
-        found.state[rows], found.kept[rows], found.once[rows] = part.state, part.kept, part.once
+        for field in fields(StageBytes):
+            getattr(found, field.name)[rows] = getattr(part, field.name)
     return found
 
 
@@ -179,7 +229,7 @@ def max_stages_beyond(found: StageBytes, pp: Ints, *, num_microbatches: int, usa
     with np.errstate(divide="ignore", invalid="ignore"):
         most = np.floor(spare / found.kept)
     depth = np.where(num_microbatches * found.kept <= spare, np.inf, most - (pp[:, np.newaxis] - stage))
-    depth = np.where(spare < 0, -1.0, depth)
+    depth = np.where((spare < 0) | (usable_bytes < found.state + found.after), -1.0, depth)
     depth = np.where(stage < pp[:, np.newaxis], depth, np.inf)
     deepest: Floats = np.maximum(depth.min(axis=1), -1.0)
     return deepest

@@ -16,7 +16,10 @@ from dflop.records import LLM, ClusterSpec, ModuleSpec, SampleShape
 from dflop.schedule.items import Ints, ModuleItems, module_items
 
 USABLE_MEMORY_FRAC = 0.9
-"""Of a device: the rest is for workspaces, communication buffers and fragmentation."""
+"""Of a device, at most: the rest is for workspaces, communication buffers and fragmentation."""
+CUDA_RESERVED_BYTES, FRAGMENTED_FRAC = 2 << 30, 0.05
+"""On a GPU both at least: half a GiB for CUDA's context, one for NCCL's buffers, half for libraries' workspaces, and
+what torch's allocator cannot give out again. Rules of thumb, not measured here."""
 EVERY_DP_UP_TO = 64
 """Processes of a cluster on which every data-parallel degree is tried."""
 SMALL_COUNTS = (*range(1, 17), 18, 20, 22, 24, 28, 32, 36, 40, 48, 56)
@@ -46,6 +49,8 @@ class SearchSpace:
     recompute: tuple[bool, ...] = (False, True)
     shard_optimizer: bool = True
     """Whether data-parallel replicas may share out the optimizer's states (ZeRO-1)."""
+    shard_parameters: bool = False
+    """Whether they share out parameters and optimizer's states (FSDP2), where there are several."""
     microbatches: tuple[int, ...] = ()
     """Numbers of microbatches; empty: 1 to 16, then in ever larger steps up to the global batch size."""
     rules: PlanRules | None = None
@@ -147,7 +152,11 @@ class Problem:
     @property
     def usable_bytes(self) -> int:
         """Memory per process that a plan may fill."""
-        return int(USABLE_MEMORY_FRAC * self.cluster.memory_per_process_bytes)
+        num_bytes = self.cluster.memory_per_process_bytes
+        usable = USABLE_MEMORY_FRAC * num_bytes
+        if self.cluster.device == "cuda":
+            usable = max(0.0, min(usable, (1 - FRAGMENTED_FRAC) * num_bytes - CUDA_RESERVED_BYTES))
+        return int(usable)
 
     @property
     def microbatch_choices(self) -> tuple[int, ...]:

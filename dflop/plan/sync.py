@@ -1,8 +1,11 @@
 """Seconds behind the pipeline: replicas agree on their gradients, then the optimizer steps.
 
-Nothing of it is taken to hide behind the backward pass, and groups of ranks not to disturb each other. Sharing out
-the optimizer's states sends as much as an all-reduce does, half before the step and half after it, and divides the
-step. Frozen modules have neither, and of an encoder with a frozen tower its edge alone has.
+Nothing of it is taken to hide behind the backward pass, and groups of ranks not to disturb each other. What is sent is
+what `train/reduce.py` and `train/zero.py` send: an all-reduce of gradients in float32; where replicas share out the
+optimizer's states, a sum to the owners in float32 and the owners' weights back in the type of the model, each half of
+an all-reduce, and the first half of one where they share out parameters; a tied embedding that lives on two stages is
+summed over the replicas of both. Frozen modules have none of it, and of an encoder with a frozen tower its projector
+alone has.
 """
 
 from __future__ import annotations
@@ -11,11 +14,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from dflop.cost.identity import bytes_per_value
 from dflop.cost.model import Floats
-from dflop.cost.towers import trains_layers
 from dflop.plan.candidates import Bools, Candidates
-from dflop.plan.memory import edge_params, ends_and_edge, layer_params
+from dflop.plan.memory import FLOAT32_BYTES
 from dflop.plan.space import Problem
+from dflop.plan.stage_params import first_and_last, stage_params
 from dflop.records import ModulePlan, ModuleSpec
 from dflop.schedule.items import Ints
 
@@ -81,22 +85,29 @@ def chain_sync_s(
         shard_optimizer: `[C]`.
         first_rank: Of the first stage.
     """
-    num_bytes, optimizer_s = np.zeros(layers.shape[1:]), np.zeros(layers.shape[1:])
+    num_bytes, tied_bytes, optimizer_s = (np.zeros(layers.shape[1:]) for _ in range(3))
+    replicas, is_shared = dp[:, np.newaxis], shard_optimizer[:, np.newaxis]
     for spec, of_module in zip(specs, layers, strict=True):
-        table = problem.cost.table(spec.module, tp, recompute)
-        if not table.is_frozen:
-            ends, _ = ends_and_edge(of_module)
-            num_bytes += ends * table.edge_param_bytes
-            optimizer_s += table.optimizer_s_per_param * edge_params(spec, of_module, tp)
-            if trains_layers(table):
-                num_bytes += of_module * table.layer_param_bytes
-                optimizer_s += table.optimizer_s_per_param * layer_params(spec, of_module, tp)
-    optimizer_s /= np.where(shard_optimizer, dp, 1)[:, np.newaxis]
+        table, params = problem.cost.table(spec.module, tp, recompute), stage_params(spec, of_module, tp)
+        trained = params.trained(table)
+        shared_bytes, owned = FLOAT32_BYTES + bytes_per_value(table.dtype), params.least_owned(table, replicas)
+        per_param: Floats = np.where(is_shared, shared_bytes / 2, FLOAT32_BYTES)
+        updated: Floats = np.where(is_shared, np.maximum(trained / replicas, owned), trained)
+        if problem.space.shard_parameters:
+            per_param, updated = np.full_like(per_param, FLOAT32_BYTES / 2), trained / replicas
+        first, last = first_and_last(of_module)
+        tied = (first ^ last) * spec.is_tied * (trained > 0) * spec.num_entry_params
+        num_bytes += (trained - tied) * per_param
+        tied_bytes += tied * FLOAT32_BYTES
+        optimizer_s += table.optimizer_s_per_param * updated
     # A group is no wider than a node, so the replicas of a stage leave no node out from their first to their last.
-    first = first_rank + np.arange(layers.shape[2]) * dp[:, np.newaxis] * tp
-    last = first + (dp[:, np.newaxis] - 1) * tp
+    first_of = first_rank + np.arange(layers.shape[2]) * replicas * tp
     each = problem.cluster.num_processes_per_node
-    seconds = _sync_seconds(problem, num_bytes, dp, last // each - first // each + 1) + optimizer_s
+    num_nodes = (first_of + (replicas - 1) * tp) // each - first_of // each + 1
+    seconds = _sync_seconds(problem, num_bytes, dp, num_nodes) + optimizer_s
+    if tied_bytes.any():
+        is_one_node = first_of[:, -1:] // each == first_rank // each
+        seconds += _sync_seconds(problem, tied_bytes, 2 * dp, np.where(is_one_node, 1, 2 * num_nodes))
     slowest_s: Floats = seconds.max(axis=1)
     return slowest_s
 

@@ -75,6 +75,7 @@ def search_space(config: Config) -> SearchSpace:
         tps=(1,) if config.train.shard_parameters else None,
         recompute=wanted.recompute,
         shard_optimizer=wanted.shard_optimizer,
+        shard_parameters=config.train.shard_parameters,
         microbatches=wanted.microbatch_choices,
     )
 

@@ -56,7 +56,7 @@ def make_problem(
     return Problem(
         run_id="run",
         specs=specs,
-        cluster=dataclasses.replace(cluster, num_nodes=num_nodes, device="cuda"),
+        cluster=dataclasses.replace(cluster, num_nodes=num_nodes, num_cores_per_node=num_processes),
         cost=CostModel(tables, specs=specs, links=links, extrapolate=True),
         batches=tuple(batches) or tuple(random_batch(24, encoders=encoders, seed=seed) for seed in range(2)),
         global_batch_size=24,

@@ -124,13 +124,13 @@ def test_synchronisation_and_optimizer_are_part_of_the_formula_except_for_frozen
     tables = [module_table(p, p.specs[0], 2) for p in (plain, slow, frozen)]
     assert not tables[0].sync_s.any()
     assert not tables[2].sync_s.any()
-    # 4 layers of a million parameters and an edge of two: the edge counts once, states are shared out.
+    # 4 layers of a million parameters and an edge of two; states are shared out: a sum in 32 bit, a broadcast in 16.
     by_dp = dict(zip(tables[1].candidates.dp.tolist(), tables[1].sync_s.tolist(), strict=True))
     assert by_dp[1] == pytest.approx(6e6 * 1e-8)
-    assert by_dp[2] == pytest.approx(6e6 * 1e-8 / 2 + 0.1 + 24e6 / 1e9)
+    assert by_dp[2] == pytest.approx(6e6 * 1e-8 / 2 + 0.1 + (4 + 2) / 2 * 6e6 / 1e9)
 
 
-@pytest.mark.parametrize("memory_mb", [140, 250])
+@pytest.mark.parametrize("memory_mb", [180, 250])
 def test_feasible_choices_are_the_drafts_that_fit(memory_mb):
     problem = make_problem("vision", num_processes=5, memory_bytes=memory_mb * 10**6, recompute=(False,))
     table = formula_table(problem, 3)

@@ -10,36 +10,57 @@ from hypothesis import strategies as st
 from dflop.cost.model import CostModel
 from dflop.cost.towers import tower_table
 from dflop.plan.candidates import module_candidates
-from dflop.plan.memory import candidate_bytes, ends_and_edge, in_flight, max_stages_beyond, stage_bytes, stage_params
+from dflop.plan.memory import candidate_bytes, in_flight, max_stages_beyond, stage_bytes
+from dflop.plan.stage_params import first_and_last, stage_params
 from dflop.records import LLM
 from tests.plan.problems import make_problem
 
 LOAD = np.array([[4.0], [400.0], [40_000.0]])
 M = 1_000_000
+CROSSING = 2 * 64 * 400
+"""Hidden states that a stage of 400 tokens hands over."""
 
 
-def bytes_of(layers, *, module: str = LLM, frozen: bool = False, tower: bool = False, dtype: str = "bfloat16", **how):
+def bytes_of(
+    layers, *, module: str = LLM, frozen: bool = False, tower: bool = False, dtype: str = "bfloat16", tokens=400, **how
+):
     problem = make_problem("vision", tps=(1, 2), frozen=frozen, dtype=dtype)
     if tower:
         cost = CostModel([tower_table(t) for t in problem.cost.tables if t.module == module], extrapolate=True)
         problem = dataclasses.replace(problem, cost=cost)
     how = {"tp": 1, "dp": np.array([1]), "recompute": False, "shard_optimizer": np.array([False])} | how
-    return stage_bytes(problem.spec(module), problem.cost, np.array([layers]), LOAD, **how)
+    return stage_bytes(problem.spec(module), problem.cost, np.array([layers]), LOAD * tokens / 400, **how)
 
 
 def test_state_and_activations_of_a_stage():
     found = bytes_of([3, 1])
-    assert found.state.tolist() == [[18 * 5 * M, 18 * 3 * M]]
-    assert found.kept.tolist() == [[3 * 400 * 10_000, 2 * 400 * 10_000]]  # the last stage runs the edge, too
-    assert found.once.tolist() == [[0, 0]]
-    assert found.peaks(np.array([[2, 1]])).tolist() == [[18 * 5 * M + 24 * M, 18 * 3 * M + 8 * M]]
+    assert found.state.tolist() == [[18 * 4 * M, 18 * 2 * M]]  # the embedding on the first, the head on the last
+    assert found.kept.tolist() == [[3 * 400 * 10_000 + CROSSING, 2 * 400 * 10_000 + CROSSING]]  # the last runs the edge
+    # Gradients inside an MLP, more than an embedding's when nothing else is kept; that of a head in 16 and in 32 bit.
+    assert found.once.tolist() == [[400 * 2 * 2 * 256, 6 * M]]
+    assert found.peaks(np.array([[2, 1]])).tolist() == [[96 * M + 2 * CROSSING + 409_600, 50 * M + CROSSING]]
+    assert bytes_of([3, 1], tokens=10).once.tolist() == [[6 * M - 3 * 10 * 10_000 - CROSSING / 40, 6 * M]]
+
+
+def test_logits_are_charged_at_the_peak_that_they_reach():
+    problem = make_problem("vision", tps=(1, 2))
+    for tp in (1, 2):
+        how = {"tp": tp, "dp": np.array([1]), "recompute": False, "shard_optimizer": np.array([False])}
+        found = stage_bytes(problem.spec(LLM), problem.cost, np.array([[3, 1]]), LOAD * [[1000], [1], [1]], **how)
+        assert found.once.tolist() == [[409_600 / tp, 4000 * (8 * 15_625 if tp == 1 else 6 * 7_813)]]
 
 
 def test_replicas_share_the_optimizers_part_of_the_state():
     sharded = {"dp": np.array([4]), "shard_optimizer": np.array([True])}
     assert bytes_of([4], **sharded).state.tolist() == [[(6 + 12 / 4) * 6 * M]]
+    # Of many, one still owns the whole embedding.
+    assert bytes_of([4], **sharded | {"dp": np.array([48])}).optimizer.tolist() == [[12 * M]]
     # In float32 weight and gradient alone take 8 bytes, and only the two moments are left to share.
     assert bytes_of([4], dtype="float32", **sharded).state.tolist() == [[(8 + 8 / 4) * 6 * M]]
+    parts = bytes_of([4], dp=np.array([4]), shard_parameters=True)
+    assert parts.weights.tolist() == [[2 * 2 * M + 4 * 6 * M / 4]], "both ends are gathered"
+    assert parts.once.tolist() == [[(6 + 2 * (2 + 2)) * M]], "and two layers, beside the gradients of the ends"
+    assert (parts.gradients + parts.optimizer).tolist() == [[4 * 6 * M + 8 * 6 * M / 4]]
     assert bytes_of([4], dp=np.array([4])).state.tolist() == [[18 * 6 * M]]
     assert bytes_of([4], dtype="float32", dp=np.array([4])).state.tolist() == [[16 * 6 * M]]
 
@@ -50,16 +71,17 @@ def test_frozen_modules_keep_weights_alone():
 
 def test_of_a_frozen_tower_the_edge_alone_has_gradients_and_an_optimizer():
     found = bytes_of([4], module="vision", tower=True)
-    assert found.state.tolist() == [[2 * 4 * M + 18 * 2 * M]]
+    assert found.state.tolist() == [[2 * 5 * M + 18 * M]]
     assert found.kept.tolist() == [[400 * 10_000]], "layers keep nothing"
     sharded = {"dp": np.array([4]), "shard_optimizer": np.array([True])}
-    assert bytes_of([4], module="vision", tower=True, **sharded).state.tolist() == [[2 * 4 * M + (6 + 12 / 4) * 2 * M]]
+    assert bytes_of([4], module="vision", tower=True, **sharded).state.tolist() == [[2 * 5 * M + 18 * M]]
 
 
 def test_recomputation_keeps_inputs_and_one_whole_layer():
     found = bytes_of([3, 1], recompute=True)
-    assert found.kept.tolist() == [[3 * 400 * 1_000, 400 * 1_000 + 400 * 10_000]]
-    assert found.once.tolist() == [[400 * 10_000, 400 * 10_000]]
+    assert found.kept.tolist() == [[3 * 400 * 1_000 + CROSSING, 400 * 1_000 + 400 * 10_000]]
+    layer = 4_000 * (10_000 + 2 * 2 * 256)
+    assert bytes_of([3, 1], recompute=True, tokens=4_000).once.tolist() == [[layer, max(6 * M, layer - 4_000 * 10_000)]]
 
 
 def test_stages_without_layers_of_the_module_hold_nothing_of_it():
@@ -67,24 +89,33 @@ def test_stages_without_layers_of_the_module_hold_nothing_of_it():
     assert found.state.tolist() == [[0, 18 * 6 * M, 0]]
     assert found.kept[0, [0, 2]].tolist() == [0, 0]
     assert found.once[0, [0, 2]].tolist() == [0, 0]
-    ends, edge = ends_and_edge(np.array([0, 2, 1, 1, 0]))
-    assert ends.tolist() == [False, True, False, True, False]
-    assert edge.tolist() == [False, False, False, True, False]
+    first, last = first_and_last(np.array([0, 2, 1, 1, 0]))
+    assert first.tolist() == [False, True, False, False, False]
+    assert last.tolist() == [False, False, False, True, False]
 
 
-def test_tensor_parallelism_cuts_layers_and_the_llms_edge():
+def test_tensor_parallelism_cuts_layers_and_the_head_and_no_embedding():
     problem = make_problem("vision")
     layers = np.array([4])
-    assert stage_params(problem.spec(LLM), layers, 2).tolist() == [3 * M]
-    assert stage_params(problem.spec("vision"), layers, 2).tolist() == [4 * M]
+    assert stage_params(problem.spec(LLM), layers, 2).total.tolist() == [2 * M + M + M // 2]
+    assert stage_params(problem.spec("vision"), layers, 2).total.tolist() == [4 * M]
+
+
+def test_a_tied_embedding_is_on_both_ends_and_deep_features_are_made_where_their_layers_are():
+    llm, vision = (make_problem("vision").spec(module) for module in (LLM, "vision"))
+    tied = dataclasses.replace(llm, is_tied=True, num_edge_params=M)
+    assert stage_params(tied, np.array([2, 0, 2]), 2).total.tolist() == [2 * M, 0, 2 * M]
+    assert stage_params(tied, np.array([4]), 2).total.tolist() == [3 * M]
+    deep = dataclasses.replace(vision, num_edge_params=5 * M, num_deep_params=3 * M, deep_layers=(0, 1, 3))
+    assert stage_params(deep, np.array([2, 2]), 1).total.tolist() == [(2 + 1 + 2) * M, (2 + 1 + 1) * M]
 
 
 def test_sums_of_modules_on_one_stage():
     total = bytes_of([4, 0], module="vision", recompute=True) + bytes_of([0, 4], recompute=True)
     assert total.state.tolist() == [[18 * 6 * M, 18 * 6 * M]]
-    assert total.once.tolist() == [[4 * M, 4 * M]]
+    assert total.once.tolist() == [[6 * M, 6 * M]]
     both = bytes_of([4], module="vision", recompute=True) + bytes_of([4], recompute=True)
-    assert both.once.tolist() == [[4 * M]]  # one layer runs at a time
+    assert both.once.tolist() == [[6 * M]]  # one layer runs at a time
 
 
 def test_microbatches_in_flight_are_those_of_one_f_one_b():
@@ -118,5 +149,5 @@ def test_candidates_are_charged_like_single_layouts():
         how = {"tp": c.parallel.tp, "recompute": c.recompute}
         how |= {"dp": np.array([c.parallel.dp]), "shard_optimizer": np.array([c.shard_optimizer])}
         alone = stage_bytes(problem.specs[1], problem.cost, np.array([c.layers_per_stage]), load[:, [k]], **how)
-        for name in ("state", "kept", "once"):
+        for name in ("weights", "gradients", "optimizer", "kept", "once", "after"):
             assert getattr(found, name)[k, : c.parallel.pp] == pytest.approx(getattr(alone, name)[0])

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dflop.cost.model import CostModel, Floats
-from dflop.plan.memory import param_bytes, stage_params
+from dflop.plan.memory import stage_bytes
 from dflop.records import LLM, ModuleSpec, SampleShape
 
 ENCODER_PROBE_TILES = (1, 2, 4, 8, 16, 32, 64)
@@ -205,12 +205,13 @@ def _memory_lines(
 
     The edge's activations are charged with the probe alone, not per token in flight: to the reference's advantage.
     """
-    bytes_per_param = sum(param_bytes(cost.table(spec.module, tp, recompute)))
 
     def whole_bytes(num_layers: int) -> float:
-        params = int(stage_params(spec, np.array([num_layers]), tp)[0])
-        kept = cost.activation_bytes(spec.module, *probe, num_layers=num_layers, edge=True, tp=tp, recompute=recompute)
-        return bytes_per_param * params + float(kept)
+        layers, load = np.array([[num_layers]]), np.reshape(np.asarray(probe, dtype=np.float64), (3, 1))
+        found = stage_bytes(
+            spec, cost, layers, load, tp=tp, dp=np.array([1]), recompute=recompute, shard_optimizer=np.array([False])
+        )
+        return float((found.state + found.kept)[0, 0])
 
     def token_bytes(num_layers: int) -> float:
         kept = cost.activation_bytes(spec.module, *probe, num_layers=num_layers, edge=False, tp=tp, recompute=recompute)

@@ -17,9 +17,9 @@ from dflop.errors import InfeasiblePlanError
 from dflop.plan.baselines.layers import even_chain
 from dflop.plan.candidates import layer_and_edge_seconds, recompute_ways
 from dflop.plan.drafts import fits, inline_draft
-from dflop.plan.memory import ends_and_edge
 from dflop.plan.runnable import can_cut
 from dflop.plan.space import Problem
+from dflop.plan.stage_params import first_and_last
 from dflop.plan.sync import chain_sync_s
 from dflop.records import ParallelSpec, Plan
 from dflop.schedule.items import Ints
@@ -156,7 +156,7 @@ def _formula_s(problem: Problem, parallel: ParallelSpec, recompute: bool, counts
             layer_s, edge_s = layer_and_edge_seconds(
                 problem.cost, spec.module, loads[spec.module], tp=parallel.tp, recompute=recompute
             )
-            _, edge = ends_and_edge(of_module)
+            _, edge = first_and_last(of_module)
             total_s = total_s + of_module * layer_s[..., np.newaxis] + edge * edge_s[..., np.newaxis]
         return total_s
 
