@@ -1,0 +1,344 @@
+"""Bytes that ranks of the engine hold, counted tensor by tensor, beside those the planner charges.
+
+`python -m tests.train.engine_bytes` prints the table of `docs/measured.md`.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from dflop.cost import curve
+from dflop.cost.analytic import analytic_cost_tables
+from dflop.cost.devices import H100
+from dflop.cost.model import CostModel
+from dflop.cost.towers import tables_for
+from dflop.models import load_family
+from dflop.models.build import build_model
+from dflop.models.family import Family
+from dflop.models.ways import Way
+from dflop.parallel.topology import seats
+from dflop.plan.memory import StageBytes, in_flight, stage_bytes
+from dflop.profile.fake_memory import fake_stage
+from dflop.profile.groups import make_group
+from dflop.records import LLM, CostTable, CostTerms, MediaItem, ModuleLoad, Plan, SampleShape
+from dflop.train import engine as engine_module
+from dflop.train.fsdp import sharded_modules
+from tests.train import synthetic
+from tests.train.rank import Rank
+from tests.train.ranks import run_ranks
+from tests.train.synthetic import SyntheticSource, assign, make_inline_plan, make_plan
+
+NUM_RANKS, NUM_MICROBATCHES, SAMPLES_PER_MICROBATCH = 4, 6, 2
+PARTS = ("weights", "gradients", "optimizer", "kept", "peak")
+WIDTH, ENCODER_WIDTH = 128, 96
+CHAIN = [{"vision": 4, "audio": 1}, {"audio": 1, LLM: 4}]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One of the layouts that the engine is measured in."""
+
+    plan: Plan
+    is_tied: bool = False
+    frozen: tuple[str, ...] = ()
+    shard_parameters: bool = False
+
+
+def layout(plan: Plan, *, recompute: bool = False, shard_optimizer: bool = False, **how: Any) -> Layout:
+    modules = (replace(m, recompute=recompute, shard_optimizer=shard_optimizer) for m in plan.modules)
+    return Layout(replace(plan, modules=tuple(modules)), **how)
+
+
+def split(layers: dict[str, tuple[int, ...]]) -> Plan:
+    return make_plan(layers, num_microbatches=NUM_MICROBATCHES, of=family())
+
+
+def inline(stages: Sequence[dict[str, int]], *, dp: int, tp: int = 1) -> Plan:
+    return make_inline_plan(stages, dp=dp, tp=tp, num_microbatches=NUM_MICROBATCHES)
+
+
+def layouts() -> dict[str, Layout]:
+    """Layouts of `NUM_RANKS` ranks by name."""
+    both, three = {"vision": 4, LLM: 4}, {"vision": 4, "audio": 2, LLM: 4}
+    cut = [{"vision": 3}, {"vision": 1, LLM: 1}, {LLM: 2}, {LLM: 1}]
+    return {
+        "inline dp 4": layout(inline([both], dp=4)),
+        "inline dp 4, ZeRO-1": layout(inline([both], dp=4), shard_optimizer=True),
+        "inline dp 4, FSDP2": layout(inline([both], dp=4), shard_parameters=True),
+        "inline tp 2 dp 2, tied": layout(inline([both], dp=2, tp=2), is_tied=True),
+        "inline pp 4": layout(inline(cut, dp=1)),
+        "inline pp 2 dp 2, three modules, ZeRO-1": layout(inline(CHAIN, dp=2), shard_optimizer=True),
+        "split pp 2 and pp 2, recomputed": layout(split({"vision": (2, 1), LLM: (2, 1)}), recompute=True),
+        "inline dp 4, frozen tower, three modules": layout(inline([three], dp=4), frozen=("vision.tower",)),
+        "split pp 2 and pp 2": layout(split({"vision": (2, 1), LLM: (2, 1)})),
+        "split tp 2 and tp 2": layout(split({"vision": (1, 1, 2), LLM: (1, 1, 2)})),
+        "split dp 2 and pp 2, frozen encoder": layout(split({"vision": (1, 2), LLM: (2, 1)}), frozen=("vision",)),
+        "split pp 2 and dp 2, frozen LLM": layout(split({"vision": (2, 1), LLM: (1, 2)}), frozen=(LLM,)),
+        "split three modules, pp 2, tied": layout(
+            split({"vision": (1, 1), "audio": (1, 1), LLM: (2, 1)}), is_tied=True
+        ),
+        "split pp 4, tied, recomputed": layout(split({LLM: (4, 1)}), is_tied=True, recompute=True),
+    }
+
+
+def family(*, is_tied: bool = False) -> Family:
+    """The tiny Omni, wide enough for matrices to weigh more than norms."""
+    config = copy.deepcopy(synthetic.HF_CONFIG) | {"tie_word_embeddings": is_tied}
+    config["vision_config"] |= {
+        "depth": 4, "hidden_size": ENCODER_WIDTH, "intermediate_size": 2 * ENCODER_WIDTH, "out_hidden_size": WIDTH,
+        "num_heads": 6,
+        "fullatt_block_indexes": [0, 1, 2, 3],
+    }  # fmt: skip
+    config["audio_config"] |= {
+        "d_model": ENCODER_WIDTH,
+        "encoder_ffn_dim": 4 * ENCODER_WIDTH,
+        "output_dim": WIDTH,
+        "encoder_attention_heads": 6,
+    }
+    config["text_config"] |= {
+        "vocab_size": 1024, "hidden_size": WIDTH, "intermediate_size": 3 * WIDTH, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "tie_word_embeddings": is_tied,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 6, 6]},
+    }  # fmt: skip
+    return load_family("qwen2_5_omni_thinker", config, synthetic.family().media)
+
+
+def batch_of(plan: Plan) -> list[SampleShape]:
+    """So many equal samples that each replica of the LLM has as many in each microbatch."""
+    kinds = [kind for kind, module in (("image", "vision"), ("audio", "audio")) if module in _names(plan)]
+    items = tuple(_item(kind) for kind in kinds)
+    num_text = 90
+    sample = SampleShape(
+        profile_key="", sample_index=0, sample_id="", num_text_tokens=num_text, num_supervised_tokens=40, items=items,
+        num_llm_tokens=num_text + sum(i.num_rows for i in items),
+    )  # fmt: skip
+    return [replace(sample, sample_index=index) for index in range(NUM_MICROBATCHES * _per_microbatch(plan))]
+
+
+def _names(plan: Plan) -> list[str]:
+    return [m.module for m in plan.modules]
+
+
+def _per_microbatch(plan: Plan) -> int:
+    return SAMPLES_PER_MICROBATCH * max(m.parallel.dp for m in plan.modules)
+
+
+def _item(kind: str) -> MediaItem:
+    size = dict(width_px=140, height_px=84, num_frames=1, duration_s=1.0 if kind == "audio" else 0.0)
+    placed = synthetic.family().place(kind, **size)
+    return MediaItem(
+        kind=kind, path="", module=placed.module, grid=placed.grid, num_tokens=placed.num_tokens,
+        sum_sq_tokens=placed.sum_sq_tokens, num_rows=placed.num_rows, **size,
+    )  # fmt: skip
+
+
+def predicted(of: Layout) -> list[dict[str, float]]:
+    """What the planner charges each rank with, by `PARTS`."""
+    plan, specs = of.plan, family(is_tied=of.is_tied).specs()
+    tables, frozen = tables_for(cost_tables(of), of.frozen)
+    cost = CostModel(tables, frozen=frozen, specs=specs, extrapolate=True)
+    found = []
+    for seat in seats(plan):
+        grid = plan.module(seat.module)
+        parts = [_stage_bytes(plan, cost, spec, seat.stage, of) for spec in specs if seat.part(spec.module)]
+        total = sum(parts[1:], start=parts[0])
+        beyond = 0 if plan.is_inline or seat.module == LLM else plan.module(LLM).parallel.pp
+        depth = int(in_flight(grid.parallel.pp, plan.num_microbatches, beyond, grid.parallel.pp)[seat.stage])
+        sizes = {name: float(getattr(total, name)[0, 0]) for name in PARTS[:3]}
+        kept = depth * float(total.kept[0, 0])
+        found.append({**sizes, "kept": kept, "peak": float(total.peaks(depth)[0, 0])})
+    return found
+
+
+def cost_tables(of: Layout) -> list[CostTable]:
+    """Of the data sheet, but with the activations that two shallow probes of each module keep, as in a profile."""
+    used = family(is_tied=of.is_tied)
+    return [
+        replace(table, activation_bytes=_kept(used, table.module, of, Way(table.is_frozen, table.recompute)))
+        for table in analytic_cost_tables(used.specs(), H100, profile_key="", frozen=of.frozen)
+        if table.tp == 1 and table.module in _names(of.plan)
+    ]
+
+
+def _kept(used: Family, module: str, of: Layout, way: Way) -> CostTerms:
+    group = make_group("random", batch_of(of.plan)[:SAMPLES_PER_MICROBATCH], module)
+    ids, vocab_size = used.token_ids(synthetic.TOKEN_IDS), used.configs[LLM]["vocab_size"]
+    one, two = (
+        fake_stage(used, ids, vocab_size, module, depth, dtype="bfloat16", way=way)(group).activation_bytes
+        / group.load.num_tokens
+        for depth in (1, 2)
+    )
+    return replace(curve.ZERO, layer_per_token=two - one, edge_per_token=2 * one - two)
+
+
+def _stage_bytes(plan: Plan, cost: CostModel, spec: Any, stage: int, of: Layout) -> StageBytes:
+    m = plan.module(spec.module)
+    whole = sum((s.load(spec.module) for s in batch_of(plan)), ModuleLoad(0, 0, 0))
+    each = np.array([[whole.num_items], [whole.num_tokens], [whole.sum_sq_tokens]]) / (
+        plan.num_microbatches * m.parallel.dp
+    )
+    found = stage_bytes(
+        spec, cost, np.array([m.layers_per_stage]), each, tp=m.parallel.tp, dp=np.array([m.parallel.dp]),
+        recompute=m.recompute, shard_optimizer=np.array([m.shard_optimizer]), shard_parameters=of.shard_parameters,
+    )  # fmt: skip
+    return StageBytes(*(getattr(found, name)[:, stage : stage + 1] for name in StageBytes.__slots__))
+
+
+def measured(rank: int, folder: Path, names: Sequence[str]) -> list[dict[str, float]]:
+    """What a rank of each layout holds, by `PARTS`: a worker of `run_ranks`."""
+    return [_measure(rank, layouts()[name]) for name in names]
+
+
+def _measure(rank: int, of: Layout) -> dict[str, float]:
+    used, plan = family(is_tied=of.is_tied), of.plan
+    model = build_model(used, used.hf_config | used.token_ids(synthetic.TOKEN_IDS), seed=0, dtype=torch.bfloat16)
+    it = Rank(rank, plan, used, model, frozen=of.frozen, shard_parameters=of.shard_parameters)
+    del model
+    optimizer = it.optimizer(1e-3)
+    reducer, batch = it.reducer(optimizer), batch_of(plan)
+    per_microbatch, turns = _per_microbatch(plan), itertools.count()
+    slots = [k // per_microbatch for k in range(len(batch))]
+    step_plan = assign(plan, batch, 0, slots=slots, replica=lambda dp: next(turns) % dp, shuffled=range)
+    it.dtype = torch.float32  # so that the engine's own copies are counted
+    microbatches = it.prepare(SyntheticSource(batch), step_plan).microbatches
+    healthy, num_loss = torch.ones(len(batch), dtype=torch.bool), sum(s.num_supervised_tokens for s in batch)
+    weights = _distinct([*it.names.values(), *(s for stage in it.stages for s in stage.shards.values())])
+    watch = Watch(it, weights)
+
+    def step() -> None:
+        trace = it.engine.run(microbatches, healthy=healthy, num_loss_tokens=num_loss)
+        reducer.reduce()
+        norm, _ = reducer.norm_and_loss(trace.loss)
+        reducer.clip(norm, 1.0)
+        optimizer.step(1e-3)
+        optimizer.zero_grad()
+
+    states = [t for state in optimizer.state().values() for t in state.values()]  # a float32 weight is its own master
+    optimizer_bytes = sum(_distinct(states).values()) - sum(
+        _distinct([t for t in states if _key(t) in weights]).values()
+    )
+    with torch.backends.mkldnn.flags(enabled=False):  # its convolutions take many times their tensors
+        most_allocated = peak_of(lambda: watch.during(step))
+    held = sum(weights.values())
+    return {
+        "weights": held + watch.gathered, "gradients": watch.gradients, "optimizer": optimizer_bytes,
+        "kept": watch.kept, "peak": held + optimizer_bytes + most_allocated,
+    }  # fmt: skip
+
+
+class Watch:
+    """Counts what an engine keeps, with gradients and gathered weights, whenever a backward pass begins."""
+
+    def __init__(self, it: Rank, weights: dict[int, int]) -> None:
+        self.kept = self.gradients = self.gathered = 0
+        self._it, self._weights, self._saved = it, weights, dict[int, list[int]]()
+
+    def during(self, step: Callable[[], None]) -> None:
+        original = engine_module.before_backward
+
+        def before_backward(*given: Any) -> None:
+            self._look()
+            original(*given)
+
+        engine_module.before_backward = before_backward
+        try:
+            with torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack):
+                step()
+        finally:
+            engine_module.before_backward = original
+
+    def _pack(self, tensor: torch.Tensor) -> Any:
+        is_weight = any(isinstance(t, torch.nn.Parameter) for t in (tensor, tensor._base))
+        return tensor if is_weight or _key(tensor) in self._weights else _Held(tensor, self._saved)
+
+    def _look(self) -> None:
+        in_flight = self._it.engine._in_flight.values()
+        leaves = [leaf for state in in_flight for _, leaf in state.leaves]
+        outputs = [output.tensor for state in in_flight for output in state.outputs]
+        saved = {key: size for key, (size, _) in self._saved.items()}
+        units = (unit for stage in self._it.stages for unit in sharded_modules(stage))
+        shared = [p for unit in units for p in unit._get_fsdp_state()._fsdp_param_group.fsdp_params]
+        gradients = [p.grad for p in self._it.names.values()] + [p.unsharded_accumulated_grad for p in shared]
+        gathered = [p._unsharded_param for p in shared if hasattr(p, "_unsharded_param")]
+        self.kept = max(self.kept, sum((_distinct([*leaves, *outputs]) | saved).values()))
+        self.gradients = max(self.gradients, sum(_distinct(g for g in gradients if g is not None).values()))
+        self.gathered = max(self.gathered, sum(_distinct(gathered).values()))
+
+
+def _unpack(held: Any) -> torch.Tensor:
+    tensor: torch.Tensor = held.tensor if isinstance(held, _Held) else held
+    return tensor
+
+
+class _Held:
+    """A saved tensor; its storage counts as kept until the last of them is gone."""
+
+    def __init__(self, tensor: torch.Tensor, saved: dict[int, list[int]]) -> None:
+        self.tensor, self._saved, self._key = tensor, saved, _key(tensor)
+        saved.setdefault(self._key, [tensor.untyped_storage().nbytes(), 0])[1] += 1
+
+    def __del__(self) -> None:
+        self._saved[self._key][1] -= 1
+        if not self._saved[self._key][1]:
+            del self._saved[self._key]
+
+
+def _key(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _distinct(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
+    """Bytes of storages by identity."""
+    plain = [t.to_local() if hasattr(t, "to_local") else t for t in tensors]
+    return {_key(t): t.untyped_storage().nbytes() for t in plain}
+
+
+def peak_of(step: Callable[[], None]) -> int:
+    """Most bytes that torch's allocator has given out at once in a step, beyond those it had given before."""
+    with torch.profiler.profile(profile_memory=True) as profile:
+        step()
+    events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
+    sizes = [e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())]
+    return int(np.cumsum(sizes).max(initial=0))
+
+
+Row = tuple[str, str, dict[str, float], dict[str, float]]
+"""Layout, stage, predicted and measured bytes by `PARTS`."""
+
+
+def rows(names: Sequence[str] | None = None) -> Iterator[Row]:
+    """Per stage what each of its ranks is charged with, and what the fullest of them holds."""
+    chosen = list(layouts()) if names is None else list(names)
+    with tempfile.TemporaryDirectory() as folder:
+        of_rank = run_ranks(measured, NUM_RANKS, Path(folder), chosen)
+    for n, name in enumerate(chosen):
+        plan = layouts()[name].plan
+        charged = predicted(layouts()[name])
+        for place, ranks in itertools.groupby(seats(plan), key=lambda seat: f"{seat.module} {seat.stage}"):
+            numbers = [seat.rank for seat in ranks]
+            fullest = {part: max(of_rank[rank][n][part] for rank in numbers) for part in PARTS}
+            yield name, place, charged[numbers[0]], fullest
+
+
+def table(found: Iterable[Row]) -> Iterator[str]:
+    """Lines of Markdown: of each layout the fullest stage, charged / measured in MB."""
+    yield f"| layout, 4 ranks | {' | '.join(PARTS)} |"
+    yield "|---" * (1 + len(PARTS)) + "|"
+    for name, stages in itertools.groupby(found, key=lambda row: row[0]):
+        _, _, charged, held = max(stages, key=lambda row: row[3]["peak"])
+        cells = (f"{charged[part] / 1e6:.2f} / {held[part] / 1e6:.2f}" for part in PARTS)
+        yield f"| {name} | {' | '.join(cells)} |"
+
+
+if __name__ == "__main__":
+    print("\n".join(table(rows(sys.argv[1:] or None))))

@@ -1,0 +1,24 @@
+"""Ranks of the real engine hold what the planner charges them with, part by part."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.train.engine_bytes import PARTS, layouts, rows
+
+TOLERANCE = 0.03
+UNCHARGED = 0.02
+"""Of a peak: cosines and sines, rows of encoders on their way."""
+
+
+@pytest.mark.lane("layouts")
+def test_stages_hold_what_they_are_charged_with():
+    found = list(rows())
+    assert len({name for name, *_ in found}) == len(layouts()) >= 12
+    wrong = [
+        f"{name}, {place}: {part} {charged[part]:.0f}, measured {measured[part]:.0f}"
+        for name, place, charged, measured in found
+        for part in PARTS
+        if charged[part] != pytest.approx(measured[part], rel=TOLERANCE, abs=UNCHARGED * measured["peak"])
+    ]
+    assert not wrong, "\n".join(wrong)
