@@ -1,6 +1,6 @@
 """`dflop` that kills itself at an exact place: `python -m tests.chaos.dying PLACE ARGS...`.
 
-PLACE is `module:function:when:nth`, before or behind the n-th call: `dflop.store.ingest:_verify:before:2`.
+PLACE is `module:function:when:nth`, before or behind the n-th call: `dflop.store.rollup:refresh:before:2`.
 What a kill from outside would hit once in ten thousand times is hit each time. Its last words say that it got there.
 """
 

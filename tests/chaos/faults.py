@@ -121,7 +121,7 @@ STORE = (
     _store("ingester stopped for 3 s", "training", do.stop_driver),
     _store("ingester killed while it publishes", "publishing", lambda play: play.send(SIGKILL), _KILLED),
     _dying(_store, "ingester dies inside a transaction", "store.ingest:_insert:behind:3"),
-    _dying(_store, "ingester dies behind a commit", "store.ingest:_verify:before:3"),
+    _dying(_store, "ingester dies behind a commit", "store.rollup:refresh:before:3"),
     _dying(_store, "ingester dies behind the copy of a snapshot", "store.snapshot:copy_database:behind:3"),
     _dying(_store, "ingester dies before the publish log", "store.publishes:append:before:3"),
     _dying(_store, "ingester dies before CURRENT", "store.durable:replace:before:3"),

@@ -115,7 +115,7 @@ def _damaged(folder: Path, example: tuple[str, bytes]) -> None:
         attempt(ask, root)
     writer = SpoolWriter(root, "run", "good")
     writer.append(_ROWS[0])
-    attempt(writer.close)
+    attempt(writer.flush)
     attempt(ingest, root, lock_timeout_s=0.1)
     shutil.rmtree(root / lease.FOLDER, ignore_errors=True)  # its supposed holder, for whom the rest would wait
     attempt(verify, root)
