@@ -25,7 +25,7 @@ def compare(
     gpus: Gpus = None,
     gpus_per_node: GpusPerNode = None,
     num_batches: Annotated[int, Parameter(help="Global batches to judge by; none of them was planned for.")] = 8,
-    num_steps: Annotated[int, Parameter(help="Optimizer steps of the run whose cost is told.")] = 10_000,
+    num_steps: Annotated[int, Parameter(help="Optimizer steps of the run whose cost is estimated.")] = 10_000,
     usd_per_gpu_hour: UsdPerGpuHour = 0.0,
     picture: Annotated[tuple[Path, ...], Parameter(help="With --suite: draw it, .png, .svg or .pdf.")] = (),
     html: Annotated[Path | None, Parameter(help="Write a page with all of it: one file that loads nothing.")] = None,

@@ -95,7 +95,7 @@ def trace(
     out: Annotated[Path | None, Parameter(help=".json or .json.gz; default: trace.json in the run directory.")] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Write steps of a run as a Chrome trace, predicted beside measured.
+    """Write steps of a run as a Chrome trace: predicted and measured times.
 
     Open it in ui.perfetto.dev.
 

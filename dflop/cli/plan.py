@@ -87,9 +87,10 @@ def plan(
     if write is not None:
         print(write(plans[0], problem.cluster), end="")
     elif not explain:
-        table = plan_table(plans, [found.throughput(p) for p in plans])
+        table = plan_table(plans, [found.workload.throughput(p.predicted_step_s, p) for p in plans])
         print_rows(table.header, table.rows, wanted)
-    say(f"simulated: {throughput_text(found.throughput(plans[0]), found.num_samples, usd_per_gpu_hour)}")
+    speed = found.workload.throughput(plans[0].predicted_step_s, plans[0])
+    say(f"simulated: {throughput_text(speed, found.workload.num_samples, usd_per_gpu_hour)}")
     if explain:
         explained, out = explain_plan(problem, plans, say), Console(stderr=bool(emit))
         if wanted == "json":

@@ -82,7 +82,7 @@ def show_cost(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Show the cost tables of a model profile: errors beside noise, curves, residuals.
+    """Show the cost tables of a model profile: fit errors, measurement noise, curves, residuals.
 
     Example: dflop cost show --output cost.svg
     """
@@ -119,7 +119,7 @@ def published(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Compare data sheets with published trainings: predicted tokens/s/GPU beside measured ones, and a fit to them.
+    """Compare data sheets with published trainings: predicted and measured tokens/s/GPU, and a fit to them.
 
     Rows of your own need the columns of dflop/cost/public_runs.csv.
 

@@ -88,8 +88,8 @@ def ingest(
         print(f"{num_passes} passes")
         return
     done = ingest_module.ingest(store, say)
-    told = f"snapshot {done.snapshot_seq}: {done.num_rows} rows of {done.num_files} files"
-    print(done.snapshot_seq if parsable else told)
+    summary = f"snapshot {done.snapshot_seq}: {done.num_rows} rows of {done.num_files} files"
+    print(done.snapshot_seq if parsable else summary)
     for num_files, text in (
         (done.num_quarantined_files, f"bad files were moved to {store}/quarantine; see dflop sql quarantine"),
         (done.num_newer_files, "files wait for a newer dflop"),

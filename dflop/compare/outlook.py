@@ -14,16 +14,16 @@ from typing import TypeVar
 from dflop.config import Config
 from dflop.cost.analytic import analytic_cost_tables, analytic_link_costs
 from dflop.cost.devices import find_device
-from dflop.cost.flops import FlopCounter, peak_flops_per_s
+from dflop.cost.flops import peak_flops_per_s
 from dflop.cost.model import CostModel
-from dflop.cost.throughput import Throughput, throughput
+from dflop.cost.throughput import Workload
 from dflop.cost.towers import tables_for
 from dflop.data.distribution import sample_batches
 from dflop.errors import CostError
 from dflop.models.ways import WAYS
 from dflop.plan.space import Problem
 from dflop.profile.forecast import PlannedProbe, plan_probes
-from dflop.records import ClusterSpec, CostTable, Plan, ProfileRecord, SampleShape
+from dflop.records import ClusterSpec, CostTable, ProfileRecord, SampleShape
 from dflop.run.batches import profiled_ways, stages_of
 from dflop.run.launcher import reading_launcher_of
 from dflop.run.messages import Say
@@ -47,24 +47,8 @@ class Outlook:
     """Those that batches are drawn from."""
     source: str
     """Of the costs: `measured on ...`, or of which data sheet and how far it is off."""
-    frozen: tuple[str, ...]
-    peak_flops_per_s: float
-    """Of one device; NaN where it is not known."""
-    num_samples: int
-    """Of an epoch."""
-
-    def throughput(self, plan: Plan, step_s: float | None = None) -> Throughput:
-        """What a step time of a plan, its predicted one unless given, means to people."""
-        problem = self.problem
-        return throughput(
-            plan.predicted_step_s if step_s is None else step_s,
-            problem.batches,
-            FlopCounter(problem.specs, self.frozen),
-            num_gpus=problem.cluster.num_processes,
-            peak_flops_per_s=self.peak_flops_per_s,
-            recomputed=[m.module for m in plan.modules if m.recompute and m.module not in self.frozen],
-            num_samples=self.num_samples,
-        )
+    workload: Workload
+    """The problem's batches, an epoch of them being the dataset."""
 
 
 async def look_ahead(config: Config, device: str, cluster: ClusterSpec, say: Say) -> Outlook:
@@ -139,14 +123,15 @@ def _outlook(config: Config, profile_key: str, device: str, cluster: ClusterSpec
         space=planning.search_space(config),
         worst_samples=tuple(worst),
     )
-    return Outlook(
-        problem,
-        tuple(shapes),
-        source,
+    workload = Workload(
+        specs=problem.specs,
         frozen=stages_of(config)[-1].frozen,
+        batches=problem.batches,
+        num_gpus=cluster.num_processes,
         peak_flops_per_s=peak_flops_per_s(hardware, "bfloat16" if device else config.model.dtype),
         num_samples=profile.num_rows,
     )
+    return Outlook(problem, tuple(shapes), source, workload)
 
 
 def _shapes(config: Config, profile_key: str) -> tuple[list[SampleShape], list[SampleShape]]:

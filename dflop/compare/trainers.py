@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dflop import __version__, units
@@ -79,9 +79,8 @@ def compare_on_data(outlook: Outlook, num_batches: int, seed: int, say: Say) -> 
     """
     problem = outlook.problem
     unseen = sample_batches(outlook.shapes, problem.global_batch_size, num_batches, seed)
-    setting = Setting(
-        "your data", "your data", problem, tuple(unseen), outlook.source, outlook.peak_flops_per_s, outlook.frozen
-    )
+    workload = replace(outlook.workload, batches=unseen)
+    setting = Setting("your data", "your data", problem, tuple(unseen), outlook.source, workload)
     return contest(setting, say)
 
 
@@ -100,7 +99,7 @@ def competitors(found: Contest, num_steps: int, usd_per_gpu_hour: float) -> list
 
     def competitor(what: str, plan: Plan | None, step_s: float, speedup: Speedup, idle_frac: float) -> Competitor:
         hours = gpu_hours(step_s, num_steps=num_steps, num_gpus=found.setting.num_gpus)
-        speed = found.setting.throughput(step_s, plan)
+        speed = found.setting.workload.throughput(step_s, plan)
         use = (speed.tokens_per_s_per_gpu, speed.mfu_frac)
         return Competitor(what, plan, step_s, *use, speedup, idle_frac, hours, hours * usd_per_gpu_hour)
 
@@ -127,7 +126,7 @@ def data_page(found: Contest, config: Config, config_file: Path, num_steps: int,
         found: What was compared.
         config: Of the run that it is about.
         config_file: Where that lies.
-        num_steps: Optimizer steps of the training whose cost is told.
+        num_steps: Optimizer steps of the training whose cost is estimated.
         usd_per_gpu_hour: Price; 0: unknown, the page shows no cost.
     """
     rows = competitors(found, num_steps, usd_per_gpu_hour)

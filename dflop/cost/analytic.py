@@ -18,8 +18,9 @@ from dflop.cost.identity import with_table_id
 from dflop.cost.link_costs import ALL_GATHER, ALL_REDUCE, P2P, LinkModel, moved_frac
 from dflop.cost.roofline import (
     BYTES_PER_VALUE,
+    DECODER_LAUNCH_S,
     EDGE_LAUNCH_S,
-    LAYER_LAUNCH_S,
+    ENCODER_LAUNCH_S,
     LOGIT_BYTES,
     Work,
     backward_work,
@@ -70,7 +71,7 @@ def _table(
 ) -> CostTable:
     once = layer_work(spec, tp)
     again = backward_work(once, is_frozen=is_frozen, recomputed_frac=float(recompute))
-    launches_s = LAYER_LAUNCH_S[spec.module == LLM]
+    launches_s = DECODER_LAUNCH_S if spec.module == LLM else ENCODER_LAUNCH_S
     edges = _edges(spec, device, tp, is_frozen=is_frozen)
     links = LinkModel(analytic_link_costs(device, num_nodes=1, num_processes_per_node=tp, profile_key=profile_key))
     messages = all_reduces(spec, tp, links, BYTES_PER_VALUE, recompute=recompute)

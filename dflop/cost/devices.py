@@ -32,7 +32,7 @@ class Accuracy:
 A100_RUNS = Accuracy(23, 0.052, 0.117, "A100")
 H100_RUNS = Accuracy(29, 0.035, 0.156, "H100")
 # No encoder has been published. On one H200 half of the layers of two encoders, from 5,000 tokens on, were predicted
-# within 5 % and the worst within 29 % (tests/gpu/results/h200); one machine is little, so more is said.
+# within 5 % and the worst within 29 % (tests/gpu/results/h200); that is one machine, so the stated error is wider.
 ENCODERS = Accuracy(0, 0.15, 0.3)
 
 

@@ -1,12 +1,11 @@
 """Floating point operations that a global batch asks of a model, and how many its devices could do: the parts of MFU.
 
 Model FLOPs, as in PaLM's model FLOPs utilisation: what the mathematics needs, so that recomputation, padding and tricks
-of kernels count for nothing. A matmul takes two per parameter and token; attention over u tokens takes 4 u^2 q
-with queries q wide, half of that where it is causal. A backward pass takes twice its forward; where weights are frozen
-and what is before them is not, matmuls with weights take once. The head works on tokens that
-carry loss, embeddings are looked up. An encoder's patch embedding and projector are left out, some percent of an
-encoder, and norms and biases inside the layers count as matmuls, less than a thousandth: utilisation comes out low
-rather than high.
+of kernels count for nothing. A layer's forward pass is that of `roofline.layer_work`; a backward pass takes twice its
+forward; where weights are frozen and what is before them is not, matmuls with weights take once. The head works on
+tokens that carry loss, embeddings are looked up. An encoder's patch embedding and projector are left out, some percent
+of an encoder, and norms and biases inside the layers count as matmuls, less than a thousandth: utilisation comes out
+low rather than high.
 """
 
 from __future__ import annotations
@@ -16,12 +15,14 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from dflop.cost.devices import find_device
+from dflop.cost.roofline import layer_work
 from dflop.errors import CostError
 from dflop.models.family import tower_of
 from dflop.records import LLM, ModuleSpec, SampleShape
 
 SLOWER_VARIANTS = ("pcie", "nvl", "mig")
 """In device names: other boards of the same chip, and slices of one, whose peak is another."""
+FORWARD_ALONE = 1.0, 1.0
 
 
 class FlopCounter:
@@ -46,9 +47,13 @@ class FlopCounter:
         return heads + sum(_forward_flops(spec, load, *self._passes[spec.module]) for spec in self._specs)
 
     def count_again(self, batch: Iterable[SampleShape], recomputed: Collection[str]) -> float:
-        """FLOPs of the forward passes that the layers of some modules run once more in their backward pass."""
+        """FLOPs of the forward passes that the layers of some modules run once more in their backward pass.
+
+        Layers without a backward pass run nothing again, whatever their plan says.
+        """
         load = _load(batch, self._specs)
-        return sum(_forward_flops(spec, load, 1.0, 1.0) for spec in self._specs if spec.module in recomputed)
+        again = [s for s in self._specs if s.module in recomputed and self._passes[s.module] != FORWARD_ALONE]
+        return sum(_forward_flops(spec, load, *FORWARD_ALONE) for spec in again)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +78,10 @@ def _load(batch: Iterable[SampleShape], specs: Sequence[ModuleSpec]) -> _Load:
 
 def _forward_flops(spec: ModuleSpec, load: _Load, weights: float, attention: float) -> float:
     """So many forward passes of the layers of a module: over its weights, and over its attention."""
-    sq_flops = (2.0 if spec.module == LLM else 4.0) * spec.query_width
+    once, name = layer_work(spec), spec.module
     return spec.num_layers * (
-        weights * 2.0 * spec.num_layer_params * load.num_tokens[spec.module]
-        + attention * sq_flops * load.sum_sq_tokens[spec.module]
+        weights * once.matmul_flops * load.num_tokens[name]
+        + attention * once.attention_flops * load.sum_sq_tokens[name]
     )
 
 
@@ -103,4 +108,4 @@ def _passes(module: str, specs: Sequence[ModuleSpec], frozen: Collection[str]) -
     if module not in frozen and tower_of(module) not in frozen:
         return 3.0, 3.0
     has_trained_input = module == LLM and any(s.module not in frozen for s in specs if s.module != LLM)
-    return (2.0, 3.0) if has_trained_input else (1.0, 1.0)
+    return (2.0, 3.0) if has_trained_input else FORWARD_ALONE

@@ -1,4 +1,4 @@
-"""Published trainings of language models, beside what the roofline predicts for them.
+"""Published trainings of language models against the predictions of the roofline.
 
 A row of `public_runs.csv` is a layout and the tokens/s/GPU that its authors measured. The seconds of a token are linear
 in what is fitted: matmuls and attention of each device, moved bytes, and the gathers and scatters of sharded weights.
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -31,7 +31,15 @@ GRADIENT_BYTES = 4
 RECOMPUTED = {"none": 0.0, "selective": 0.5, "full": 1.0}
 """Part of the forward pass that runs again; what is selected differs from one framework to the next."""
 MATRICES = {"gelu-2-matrices": 2, "swiglu": 3}
+REPLICATED, SHARED_OPTIMIZER = ("none", "ddp"), ("zero1", "zero2", "distributed-optimizer")
 SHARDED = ("fsdp", "fsdp2", "hsdp", "zero3")
+WORDS: dict[str, Collection[str]] = {
+    "mlp": MATRICES,
+    "recompute": RECOMPUTED,
+    "embeddings": ("tied", "untied"),
+    "sharding": (*REPLICATED, *SHARED_OPTIMIZER, *SHARDED),
+}
+"""Values of the columns that hold words."""
 
 Floats = npt.NDArray[np.float64]
 
@@ -97,6 +105,7 @@ def read_runs(path: Path = TABLE) -> list[PublicRun]:
 
     Raises:
         CostError: a column or a value is missing or not of its kind; the file and the line are named.
+        OSError: the file cannot be read.
     """
     kinds = {f.name: {"int": int, "float": float, "str": str}[str(f.type)] for f in fields(PublicRun)}
     with path.open(newline="") as file:
@@ -107,16 +116,23 @@ def read_runs(path: Path = TABLE) -> list[PublicRun]:
         runs = []
         for line in lines:
             try:
-                runs.append(PublicRun(**{name: kind(line[name]) for name, kind in kinds.items()}))
+                run = PublicRun(**{name: kind(line[name]) for name, kind in kinds.items()})
             except (TypeError, ValueError) as error:
                 raise CostError(str(error), where=f"{path}:{lines.line_num}") from error
-    for run in runs:
-        for name, valid in (("mlp", MATRICES), ("recompute", RECOMPUTED), ("embeddings", ("tied", "untied"))):
-            if getattr(run, name) not in valid:
-                raise CostError(
-                    f"{name} `{getattr(run, name)}`", where=str(path), hint=did_you_mean(getattr(run, name), valid)
-                )
+            _check(run, f"{path}:{lines.line_num}")
+            runs.append(run)
     return runs
+
+
+def _check(run: PublicRun, where: str) -> None:
+    for name, valid in WORDS.items():
+        if (word := getattr(run, name)) not in valid:
+            raise CostError(f"{name} `{word}`", where=where, hint=did_you_mean(word, valid))
+    numbers = {f.name: getattr(run, f.name) for f in fields(run) if f.type != "str"}
+    if wrong := [f"{name} {value:g}" for name, value in numbers.items() if not 0 < value < math.inf]:
+        raise CostError(f"{', '.join(wrong)}: must be positive", where=where)
+    if run.gpus % (run.tp * run.pp):
+        raise CostError(f"{run.gpus} gpus are not whole replicas of tp {run.tp} pp {run.pp}", where=where)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +175,7 @@ def parts_of(run: PublicRun) -> Parts:
     head_flops = 6.0 * spec.vocab_size * spec.hidden_size * bubble
     messages = (2 + again) * LAYER_ALL_REDUCES * moved_frac(ALL_REDUCE, run.tp) * BYTES_PER_VALUE * spec.hidden_size
     is_sharded = run.sharding in SHARDED
-    shares = replicas if run.sharding != "none" else 1
+    shares = 1 if run.sharding in REPLICATED else replicas
     synced = 0.0 if is_sharded else GRADIENT_BYTES * moved_frac(ALL_REDUCE, replicas) * params
     per_step_s = synced / (LINK_FRAC * rate) + OPTIMIZER_BYTES_PER_PARAM * params / shares / (
         OPTIMIZER_FRAC * sheet.memory_bytes_per_s
@@ -230,14 +246,18 @@ def unseen_errors(runs: Sequence[PublicRun]) -> Floats:
 def summary(runs: Sequence[PublicRun]) -> Iterator[str]:
     """How far off predictions are on every device, and the constants that a fit to these runs has."""
     unseen = unseen_errors(runs) if len({run.model for run in runs}) > 1 else np.full(len(runs), math.nan)
-    fit = fit_runs(runs)
+    seen, fit = error_fracs(runs), fit_runs(runs)
     for name in sorted(fit.fracs):
         here = [run.sheet.name == name for run in runs]
-        seen, others = np.abs(error_fracs(runs)[here]), np.abs(unseen[here])
-        yield (
-            f"{name}: {sum(here)} runs, error {np.median(seen):.1%} (median), {np.quantile(seen, 0.9):.1%} (90 % of "
-            f"runs); by a fit that saw no run of the model {np.median(others):.1%}, {np.quantile(others, 0.9):.1%}"
-        )
+        line = f"{name}: {sum(here)} runs, error {_spread(seen[here])}"
+        if not np.isnan(unseen[here]).any():
+            line += f"; by a fit that saw no run of the model {_spread(unseen[here])}"
+        yield line
         matmul_frac, attention_frac = fit.fracs[name]
         yield f"  fit: matmul_frac {matmul_frac:.3f}, published_attention_frac {attention_frac:.3f} (devices.py)"
     yield f"  fit: TRAFFIC {fit.traffic:.1f}, EXPOSED_FRAC {fit.exposed_frac:.3f} (roofline.py)"
+
+
+def _spread(errors: Floats) -> str:
+    found = np.abs(errors)
+    return f"{np.median(found):.1%} (median), {np.quantile(found, 0.9):.1%} (90 % of runs)"

@@ -7,7 +7,7 @@ heads: two FLOPs a weight; 4 q FLOPs per key that a query sees, half of them whe
 flash attention makes its scores again (Dao et al., arXiv 2205.14135), and bytes twice.
 
 `Device.matmul_frac`, `Device.attention_frac`, `TRAFFIC` and `EXPOSED_FRAC` are fitted to published trainings
-(`public_runs.py`; `python -m dflop.cost.refit` fits them again). The rest was measured on one H200 (docs/measured.md).
+(`public_runs.py`; `dflop cost published` fits them again). The rest was measured on one H200 (docs/measured.md).
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ EXPOSED_FRAC = 0.126
 ATTENTION_BACKWARD = 2.5
 LOGIT_BYTES = 8, 16
 """Moved per logit, forward and backward: written in 16 bit, and read and written again in 32 for the cross entropy."""
-LAYER_LAUNCH_S = {True: 1.1e-3, False: 0.6e-3}
-"""A pass over a layer of an LLM (True) or an encoder takes no less: eager PyTorch launches its kernels one by one, and
-so long it took on the host of one H200 for the smallest inputs."""
+DECODER_LAUNCH_S, ENCODER_LAUNCH_S = 1.1e-3, 0.6e-3
+"""A pass over a layer takes no less: eager PyTorch launches its kernels one by one, which took so long on the host of
+one H200 for the smallest inputs."""
 EDGE_LAUNCH_S = 0.5e-3
 
 
@@ -67,11 +67,11 @@ class Work:
 def layer_work(spec: ModuleSpec, tp: int = 1) -> Work:
     """A forward pass over one layer; `tp` ranks share matmuls and heads, and whole hidden states pass through norms."""
     whole, split = layer_bytes_per_token(spec)
-    kept_whole = (whole + split / tp) / (whole + split)
+    share = (whole + split / tp) / (whole + split)
     return Work(
         matmul_flops=2.0 * spec.num_layer_params / tp,
         attention_flops=(2.0 if spec.module == LLM else 4.0) * spec.query_width / tp,
-        hidden_bytes=BYTES_PER_VALUE * spec.hidden_size * kept_whole,
+        hidden_bytes=BYTES_PER_VALUE * spec.hidden_size * share,
     )
 
 

@@ -7,11 +7,11 @@ do. Recomputation is no progress and counts in the hardware FLOPs utilisation (H
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dflop.cost.flops import FlopCounter
-from dflop.records import SampleShape
+from dflop.records import ModuleSpec, Plan, SampleShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,41 +26,36 @@ class Throughput:
     hfu_frac: float
     epoch_gpu_hours: float
 
-    def epoch_cost(self, price_per_gpu_hour: float) -> float:
-        """Money for an epoch, in the currency of the price."""
-        return self.epoch_gpu_hours * price_per_gpu_hour
 
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Global batches of a model on a cluster."""
 
-def throughput(
-    step_s: float,
-    batches: Sequence[Sequence[SampleShape]],
-    counter: FlopCounter,
-    *,
-    num_gpus: int,
-    peak_flops_per_s: float,
-    recomputed: Collection[str],
-    num_samples: int,
-) -> Throughput:
-    """What a step time means.
+    specs: Sequence[ModuleSpec]
+    frozen: Sequence[str]
+    """Modules whose weights take no gradients, or `<encoder>.tower`s."""
+    batches: Sequence[Sequence[SampleShape]]
+    num_gpus: int
+    """Of the cluster, whether a plan uses all of them or not."""
+    peak_flops_per_s: float
+    """Of one GPU; NaN where it is not known."""
+    num_samples: int
+    """Of an epoch."""
 
-    Args:
-        step_s: Mean seconds of a step on `batches`.
-        batches: Global batches of one size.
-        counter: Of the model.
-        num_gpus: GPUs of the cluster, whether all of them work or not.
-        peak_flops_per_s: Of one GPU; NaN where it is not known.
-        recomputed: Modules whose layers run their forward pass twice.
-        num_samples: Of an epoch.
-    """
-    flops = [counter.count(batch) for batch in batches]
-    again = [counter.count_again(batch, recomputed) for batch in batches]
-    total_s, peak = step_s * len(batches), num_gpus * peak_flops_per_s
-    num_tokens = sum(shape.num_llm_tokens for batch in batches for shape in batch)
-    samples_per_s = sum(len(batch) for batch in batches) / total_s
-    return Throughput(
-        tokens_per_s_per_gpu=num_tokens / total_s / num_gpus,
-        samples_per_s=samples_per_s,
-        mfu_frac=math.fsum(flops) / total_s / peak,
-        hfu_frac=(math.fsum(flops) + math.fsum(again)) / total_s / peak,
-        epoch_gpu_hours=num_samples / samples_per_s * num_gpus / 3600,
-    )
+    def throughput(self, step_s: float, plan: Plan | None) -> Throughput:
+        """What a mean step time on the batches means; without a plan nothing is taken to recompute."""
+        counter = FlopCounter(self.specs, self.frozen)
+        recomputed = [m.module for m in plan.modules if m.recompute] if plan else []
+        flops = math.fsum(counter.count(batch) for batch in self.batches)
+        again = math.fsum(counter.count_again(batch, recomputed) for batch in self.batches)
+        total_s = step_s * len(self.batches)
+        peak_flops = total_s * self.num_gpus * self.peak_flops_per_s
+        num_tokens = sum(shape.num_llm_tokens for batch in self.batches for shape in batch)
+        samples_per_s = sum(map(len, self.batches)) / total_s
+        return Throughput(
+            tokens_per_s_per_gpu=num_tokens / total_s / self.num_gpus,
+            samples_per_s=samples_per_s,
+            mfu_frac=flops / peak_flops,
+            hfu_frac=(flops + again) / peak_flops,
+            epoch_gpu_hours=self.num_samples / samples_per_s * self.num_gpus / 3600,
+        )

@@ -23,7 +23,7 @@ def examine(
     server: FlowServer | None,
     settings_problem: str = "",
 ) -> Iterator[Finding]:
-    """Findings, as they are made; without a configuration only what is there is told.
+    """Findings, as they are made; without a configuration, those of this machine, the store and the server.
 
     The store is looked for in `store` where no configuration names one; the last two are for `flow_server`.
     """
@@ -38,7 +38,7 @@ def examine(
         if not errors:
             loaded = load_with_origins(config_file, overrides)
             config, store = loaded.config, loaded.config.store
-            # What this machine lacks is told where it is looked at.
+            # Checks of this machine report what it lacks.
             errors = [found.error for found in problems(config, loaded.origins) if not found.is_of_machine]
         for error in errors:
             yield Finding(CONFIGURATION, error.where or config_file.name, FAIL, error.what, error.hint)

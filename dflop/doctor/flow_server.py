@@ -67,7 +67,7 @@ def flow_server(server: FlowServer | None, problem: str = "", get: Get = get) ->
 
 def _server(server: FlowServer, version: str, get: Get) -> Finding:
     try:
-        status, told = get(server, "/admin/version")  # /health answers without a password
+        status, body = get(server, "/admin/version")  # /health answers without a password
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", None) or error
         advice = "start it (prefect server start), or unset PREFECT_API_URL for a temporary server"
@@ -78,7 +78,7 @@ def _server(server: FlowServer, version: str, get: Get) -> Finding:
     if status != 200:
         advice = "PREFECT_API_URL ends in /api; is this a Prefect server?"
         return Finding(AREA, "server", FAIL, f"{server.url} answers with HTTP {status}", advice)
-    theirs = told.strip().strip('"')
+    theirs = body.strip().strip('"')
     if _minor(theirs) < _minor(version):
         advice = "a client newer than its server is refused at times: upgrade the server"
         return Finding(AREA, "server", WARN, f"{server.url}, Prefect {theirs}; the client is {version}", advice)

@@ -34,7 +34,7 @@ def profile_store(root: Path) -> Iterator[Finding]:
     yield _backlog(root)
     files = [path for path in (root / "quarantine").rglob("*.parquet.*") if not path.name.endswith(".reason.json")]
     if files:
-        advice = "the reasons are beside them and in the table file_quarantine"
+        advice = "the .reason.json file of each says why, as does the table file_quarantine"
         yield Finding(AREA, "quarantine", WARN, f"{len(files)} files in {root / 'quarantine'}", advice)
     else:
         yield Finding(AREA, "quarantine", OK, "no file was refused")

@@ -1,6 +1,6 @@
 """From drafts to the plan that runs: simulated with the scheduler that will run, twice, under the model's own errors.
 
-The formula is within 0.7-1.3x of the simulator, so it may only nominate. A first round simulates every nominee on a few
+The formula does not schedule, so it may only nominate. A first round simulates every nominee on a few
 batches with little search; a second one the best of them on all batches, and under residual noise, so that no plan wins
 by a prediction nobody can make. The number of microbatches is chosen here, with the scheduler, not by the formula.
 """

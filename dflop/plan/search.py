@@ -2,8 +2,8 @@
 
 Per number of microbatches the formula nominates layouts with ranks of their own per module and inline chains; the tuned
 data-blind plan stands beside them. All are scheduled and simulated on sampled global batches. The re-rank is not
-optional: the formula is within 0.7-1.3x of the simulator, does not see contention for cores, and only the simulator
-knows what the scheduler makes of a layout.
+optional: the formula does not see contention for cores, and only the simulator knows what the scheduler makes of a
+layout.
 """
 
 from __future__ import annotations

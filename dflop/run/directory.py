@@ -184,7 +184,8 @@ def _named(path: Path, what_then: str) -> Iterator[None]:
             f"the run has no {path.name}", where=str(path), hint=f"start the run again: {what_then}"
         ) from error
     except (OSError, ValueError, TypeError, LookupError, AttributeError, NotImplementedError) as error:
-        # Arrow has the last one for types and codecs that it does not read, ValueErrors, and OSErrors without a number.
+        # Parsers raise any of these on damaged bytes. Arrow has the last for types and codecs that it does not read,
+        # ValueErrors, and OSErrors without a number.
         if isinstance(error, OSError) and error.errno is not None:
             raise  # the disk fails, which says nothing of the file
         raise ConfigError(

@@ -157,7 +157,7 @@ def test_the_page_of_ones_own_data_says_what_its_rows_say(found, tmp_path):
 
 def test_a_step_means_tokens_and_flops_of_all_gpus(found):
     setting, steps = found.setting, found.steps[OURS]
-    speed = setting.throughput(steps.mean_s, found.plans.ours)
+    speed = setting.workload.throughput(steps.mean_s, found.plans.ours)
     tokens = sum(shape.num_llm_tokens for batch in setting.unseen for shape in batch) / len(setting.unseen)
     assert speed.tokens_per_s_per_gpu == pytest.approx(tokens / steps.mean_s / setting.num_gpus)
     assert 0.05 < speed.mfu_frac <= speed.hfu_frac < A100.matmul_frac

@@ -10,7 +10,7 @@ from dflop.cost.analytic import analytic_cost_tables, analytic_link_costs
 from dflop.cost.curve import evaluate
 from dflop.cost.devices import A100, A100_40, B200, DEVICES, ENCODERS, H100, H200, find_device
 from dflop.cost.model import CostModel
-from dflop.cost.roofline import LAYER_LAUNCH_S, backward_work, layer_work
+from dflop.cost.roofline import DECODER_LAUNCH_S, ENCODER_LAUNCH_S, backward_work, layer_work
 from dflop.errors import CostError
 from dflop.records import CostTable, ModuleSpec
 
@@ -33,7 +33,10 @@ def test_a_pass_takes_as_long_as_its_launches_or_its_work(spec, tp, recompute):
     once = layer_work(spec, tp)
     links = analytic_link_costs(H100, num_nodes=1, num_processes_per_node=tp, profile_key="p")
     message_s = [CostModel([], links=links).sync_seconds(float(t) * spec.hidden_size * 2, tp, 1) for t in tokens]
-    whole, launch_s = table(spec, tp, recompute=recompute), LAYER_LAUNCH_S[spec.module == "llm"]
+    whole, launch_s = (
+        table(spec, tp, recompute=recompute),
+        DECODER_LAUNCH_S if spec.module == "llm" else ENCODER_LAUNCH_S,
+    )
     passes = (
         (whole.forward_s, once, 1),
         (whole.backward_s, backward_work(once, recomputed_frac=float(recompute)), 1 + recompute),

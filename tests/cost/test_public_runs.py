@@ -13,6 +13,7 @@ from dflop.cost.public_runs import (
     parts_of,
     predicted_tokens_per_s,
     read_runs,
+    summary,
     unseen_errors,
 )
 from dflop.cost.roofline import EXPOSED_FRAC, TRAFFIC
@@ -77,7 +78,18 @@ def test_a_table_that_cannot_be_read_says_where(tmp_path):
     path.write_text("\n".join([*lines[:3], lines[3].replace(",tied,", ",bound,")]))
     with pytest.raises(CostError, match="embeddings `bound`"):
         read_runs(path)
+    for right, wrong, told in ((",fsdp,", ",fsdp3,", "sharding `fsdp3`"), (",64,8,4,", ",64,0,4,", "micro_batch 0")):
+        path.write_text(text.replace(right, wrong, 1))
+        with pytest.raises(CostError, match=told) as caught:
+            read_runs(path)
+        assert caught.value.where == f"{path}:2"
     path.write_text(text.replace(",2048,", ",two thousand,", 1))
     with pytest.raises(CostError, match="two thousand") as caught:
         read_runs(path)
     assert caught.value.where == f"{path}:2"
+
+
+def test_a_table_of_one_model_says_nothing_of_models_it_did_not_see():
+    lines = list(summary([run for run in RUNS if run.model == "mpt-7b"]))
+    assert len(lines) == 5
+    assert not any("nan" in line or "saw no run" in line for line in lines)

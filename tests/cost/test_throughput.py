@@ -1,20 +1,23 @@
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
 
 from dflop.cost.flops import FlopCounter
-from dflop.cost.throughput import throughput
-from tests.builders import make_sample, make_specs
+from dflop.cost.throughput import Workload
+from tests.builders import make_plan, make_sample, make_specs
 
 SPECS = make_specs()
 BATCHES = [[make_sample(i, 100 * (i + 1)) for i in range(4)], [make_sample(9, 500)] * 4]
+WORKLOAD = Workload(SPECS, (), BATCHES, num_gpus=8, peak_flops_per_s=1e9, num_samples=1000)
 
 
-def found(step_s: float = 2.0, **changed):
-    given = {"num_gpus": 8, "peak_flops_per_s": 1e9, "recomputed": (), "num_samples": 1000} | changed
-    return throughput(step_s, BATCHES, FlopCounter(SPECS), **given)
+def found(step_s: float = 2.0, *, recomputes: bool = False, **changed):
+    plan = make_plan({"llm": 1})
+    modules = tuple(dataclasses.replace(m, recompute=recomputes) for m in plan.modules)
+    return dataclasses.replace(WORKLOAD, **changed).throughput(step_s, dataclasses.replace(plan, modules=modules))
 
 
 def test_every_gpu_that_is_paid_for_counts():
@@ -23,13 +26,12 @@ def test_every_gpu_that_is_paid_for_counts():
     assert one.tokens_per_s_per_gpu == pytest.approx(tokens / 2 / 2.0 / 8)
     assert one.samples_per_s == pytest.approx(4 / 2.0)
     assert one.epoch_gpu_hours == pytest.approx(1000 / 2 * 8 / 3600)
-    assert one.epoch_cost(2.5) == pytest.approx(2.5 * one.epoch_gpu_hours)
     assert found(num_gpus=16).mfu_frac == pytest.approx(one.mfu_frac / 2)
     assert found(4.0).tokens_per_s_per_gpu == pytest.approx(one.tokens_per_s_per_gpu / 2)
 
 
 def test_recomputation_is_work_of_the_hardware_alone():
-    plain, again = found(), found(recomputed=["llm"])
+    plain, again = found(), found(recomputes=True)
     assert plain.mfu_frac == plain.hfu_frac == again.mfu_frac
     counter = FlopCounter(SPECS)
     forward = sum(counter.count_again(batch, ["llm"]) for batch in BATCHES)
@@ -41,3 +43,11 @@ def test_recomputation_is_work_of_the_hardware_alone():
 
 def test_without_a_known_peak_utilisation_is_not_known():
     assert math.isnan(found(peak_flops_per_s=math.nan).mfu_frac)
+
+
+def test_layers_without_a_backward_pass_run_nothing_again():
+    """A frozen LLM behind nothing that trains; one behind an encoder that does has a backward pass and recomputes."""
+    frozen = found(recomputes=True, frozen=("llm",))
+    assert frozen.hfu_frac == frozen.mfu_frac
+    behind = found(recomputes=True, frozen=("llm",), specs=make_specs("vision"))
+    assert behind.hfu_frac > behind.mfu_frac

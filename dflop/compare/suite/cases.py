@@ -16,13 +16,12 @@ from dflop.compare.suite.mixtures import Mixture, draw_batches
 from dflop.config import load_model
 from dflop.cost.analytic import analytic_cost_tables, analytic_link_costs
 from dflop.cost.devices import A100, Device
-from dflop.cost.flops import FlopCounter
 from dflop.cost.model import CostModel
-from dflop.cost.throughput import Throughput, throughput
+from dflop.cost.throughput import Workload
 from dflop.models import load_family
 from dflop.models.family import Family
 from dflop.plan.space import Problem, SearchSpace
-from dflop.records import LLM, ClusterSpec, ModuleSpec, Plan, SampleShape
+from dflop.records import LLM, ClusterSpec, ModuleSpec, SampleShape
 
 NUM_NODES, NUM_GPUS_PER_NODE, GLOBAL_BATCH_SIZE = 8, 8, 512
 NUM_SCENARIOS = 4
@@ -70,26 +69,12 @@ class Setting:
     unseen: tuple[tuple[SampleShape, ...], ...]
     """Batches of other samples than the plan's, the same ones for every plan and policy."""
     cost_name: str
-    peak_flops_per_s: float
-    """Of one GPU; NaN where it is not known."""
-    frozen: tuple[str, ...] = ()
+    workload: Workload
+    """The unseen batches."""
 
     @property
     def num_gpus(self) -> int:
         return self.problem.cluster.num_processes
-
-    def throughput(self, step_s: float, plan: Plan | None) -> Throughput:
-        """What a step time on the unseen batches means to people; of an unknown plan nothing is taken to recompute."""
-        again = [m.module for m in plan.modules if m.recompute and m.module not in self.frozen] if plan else []
-        return throughput(
-            step_s,
-            self.unseen,
-            FlopCounter(self.problem.specs, self.frozen),
-            num_gpus=self.num_gpus,
-            peak_flops_per_s=self.peak_flops_per_s,
-            recomputed=again,
-            num_samples=self.problem.global_batch_size,
-        )
 
 
 def make_setting(
@@ -136,7 +121,8 @@ def make_setting(
         space=space or SearchSpace(),
     )
     unseen = batches(num_batches=num_unseen, seed=UNSEEN_SEED + NUM_SEEDS * draw)
-    return Setting(case.name, mixture.name, problem, unseen, device.source, device.peak_bf16_flops)
+    workload = Workload(specs, (), unseen, problem.cluster.num_processes, device.peak_bf16_flops, global_batch_size)
+    return Setting(case.name, mixture.name, problem, unseen, device.source, workload)
 
 
 def suite_family(case: Case, mixture: Mixture) -> Family:

@@ -144,7 +144,7 @@ def _cells(point: Point) -> dict[str, str]:
     """Everything that a suite says of a setting, by column."""
     one, ours = point.found, point.found.speedup(OURS)
     tuned_steps, our_steps = one.steps[TUNED], one.steps[OURS]
-    ours_means = one.setting.throughput(our_steps.mean_s, one.plans.ours)
+    ours_means = one.setting.workload.throughput(our_steps.mean_s, one.plans.ours)
     published = next((case.published for case in CASES if case.name == one.setting.name), None)
     return {
         "model": one.setting.name,
@@ -159,7 +159,7 @@ def _cells(point: Point) -> dict[str, str]:
         "samples/s/GPU tuned": f"{point.throughput(TUNED):.3f}",
         "samples/s/GPU dflop": f"{point.throughput(OURS):.3f}",
         "tokens/s/GPU dflop": f"{ours_means.tokens_per_s_per_gpu:,.0f}",
-        "MFU tuned": percent(one.setting.throughput(tuned_steps.mean_s, one.plans.tuned).mfu_frac),
+        "MFU tuned": percent(one.setting.workload.throughput(tuned_steps.mean_s, one.plans.tuned).mfu_frac),
         "MFU dflop": percent(ours_means.mfu_frac),
         "published": f"{published[0]}-{published[1]}" if published else "-",
     }
@@ -194,7 +194,9 @@ def _numbers(one: Contest) -> dict[str, object]:
         "global_batch_size": one.setting.problem.global_batch_size,
         "step_s": {name: list(steps.step_s) for name, steps in one.steps.items()},
         "idle_frac": {name: steps.mean_idle_frac for name, steps in one.steps.items()},
-        "mfu_frac": {name: one.setting.throughput(steps.mean_s, None).mfu_frac for name, steps in one.steps.items()},
+        "mfu_frac": {
+            name: one.setting.workload.throughput(steps.mean_s, None).mfu_frac for name, steps in one.steps.items()
+        },
         "num_over_cap": {name: steps.num_over_cap for name, steps in one.steps.items()},
         "bound_s": list(one.bound_s),
         "bound_of_our_tp_s": list(one.bound_of_ours_s),
