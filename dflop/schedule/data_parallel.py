@@ -12,6 +12,7 @@ longest-first on tokens stand beside it, and the best one is returned. Measured 
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 from typing import Literal
 
@@ -269,9 +270,10 @@ def _paces(slowness: Floats | None, num_ranks: int) -> tuple[Ints, bool]:
 
 
 def _unit(seconds_s: Floats, fixed_s: float, num_bits: int) -> float:
-    """Seconds per integer unit, a power of two: every machine rounds alike."""
+    """Seconds per integer unit, a power of two: every machine rounds alike. Never below what floats can divide by."""
     total_s = math.fsum(seconds_s.tolist()) + fixed_s * len(seconds_s)
-    return math.ldexp(1.0, math.frexp(total_s)[1] - num_bits) if total_s > 0 else 1.0
+    unit_s = math.ldexp(1.0, math.frexp(total_s)[1] - num_bits)
+    return max(unit_s, sys.float_info.min) if total_s > 0 else 1.0
 
 
 def _does_not_fit(p: RankProblem, num_tokens: Ints) -> ConfigError:

@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dflop.errors import ConfigError
@@ -59,7 +59,11 @@ def equal(a: RankPlan, b: RankPlan) -> bool:
     return (a.rank == b.rank).all() and (a.slot == b.slot).all() and scalars[0] == scalars[1]
 
 
+DENORMAL = {"num_ranks": 1, "fixed_s": 0.0, "sync": "step", "cap_tokens": 100}
+
+
 @settings(max_examples=80, deadline=None)
+@example((np.array([5e-324]), np.array([1]), DENORMAL))
 @given(problems())
 def test_every_sample_once_within_the_cap_no_rank_without_work_and_never_worse_than_simple_orders(problem):
     s, tokens, given = problem
