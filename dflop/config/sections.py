@@ -157,6 +157,9 @@ class PlanConfig(Section):
     """Whether layers run again in the backward pass, to save memory; `[false, true]`: where it pays."""
     shard_optimizer: bool = True
     """Whether data-parallel replicas may share out the optimizer's states (ZeRO-1)."""
+    shard_parameters: tuple[bool, ...] = Field(default=(False, True), min_length=1)
+    """Whether they share out parameters and gradients, too, over a node or all of them (FSDP2), and gather a layer's
+    weights when it runs; `[false, true]`: where memory asks for it."""
     num_scenarios: int = Field(default=6, ge=1)
     """Global batches sampled from the data distribution."""
     horizon_steps: int = Field(default=0, ge=0)
@@ -179,10 +182,6 @@ class TrainConfig(Section):
     warmup_steps: int = Field(default=4, ge=0)
     weight_decay: float = Field(default=0.01, ge=0)
     max_grad_norm: float = Field(default=1.0, gt=0)
-    shard_parameters: bool = False
-    """Whether data-parallel replicas share out weights, gradients and optimizer states (FSDP2) and gather a layer's
-    weights when it runs: less memory than plans reckon with, more messages. Plans are then without tensor parallelism.
-    """
     checkpoint_every: int = Field(default=10, ge=1)
     """Steps between two checkpoints."""
     checkpoint_every_s: float = Field(default=0, ge=0)

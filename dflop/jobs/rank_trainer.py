@@ -46,15 +46,14 @@ def make_trainer(
         connect(groups, plan, device)
     stages, sharded = build_stages(config, family, tokenizer, seat, groups.tensor, device)
     trains = prepare_stages(stages, plan, seat, family, frozen=frozen)
-    if config.train.shard_parameters:
-        sharded = {**sharded, **shard_parameters(stages, plan, seat, groups)}
+    parts = {**sharded, **shard_parameters(stages, groups, sharded)}
     rates = OptimizerSettings(config.train.learning_rate, config.train.weight_decay)
-    optimizer = make_optimizer(plan, seat, stages, groups, sharded, rates)
+    optimizer = make_optimizer(plan, seat, stages, groups, rates)
     source, llm_stage = DatasetSource(dataset_ref(config), family, shapes), llm_stage_of(stages)
     checkpointer = None
     if checkpoints is not None:
         keep, on_failure = config.train.keep_checkpoints, on_failed_checkpoint
-        checkpointer = Checkpointer(checkpoints, stages, optimizer, groups, sharded, keep=keep, on_failure=on_failure)
+        checkpointer = Checkpointer(checkpoints, stages, optimizer, groups, parts, keep=keep, on_failure=on_failure)
     hidden_size = next(spec.hidden_size for spec in family.specs() if spec.module == LLM)
     engine = Engine(
         plan, seat, stages, groups, device, hidden_size=hidden_size,
@@ -79,5 +78,5 @@ def make_trainer(
         hooks=hooks,
         checkpointer=checkpointer,
         activities=activities,
-        fillers=Fillers(source, family, plan, seat, llm_stage) if config.train.shard_parameters else None,
+        fillers=Fillers(source, family, plan, seat, llm_stage) if groups.shards is not None else None,
     )

@@ -67,7 +67,7 @@ class Learner:
         self._running: dict[int, tuple[Batch, BucketSeconds]] = {}
         """Per step, what was published and its expected seconds."""
         # Ranks that wait for others within forward and backward are held up by them.
-        computes_alone = not config.train.shard_parameters and all(m.parallel.tp == 1 for m in job.plan.modules)
+        computes_alone = all(m.parallel.tp == 1 == m.parameter_shards for m in job.plan.modules)
         self._stalls = Stalls() if computes_alone and job.max_concurrency is None else None
         self._unread: tuple[int, Batch] | None = None
         self._meter = _Meter()

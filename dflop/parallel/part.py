@@ -1,4 +1,4 @@
-"""Which part of a parameter a tensor-parallel rank holds: the cut itself, and what a checkpoint must know of it."""
+"""Which part of a parameter a rank holds: the cut itself, and what a checkpoint must know of it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,13 @@ class Part:
     axis: int
     ranges: tuple[tuple[int, int], ...]
     """`[first, end)` in the whole; one per fused matrix."""
+    rows: tuple[int, int] | None = None
+    """`[first, end)` along the first axis of what the ranges make up; None: all of it."""
 
     def of(self, whole: torch.Tensor) -> torch.Tensor:
         """A copy of the part; a view would keep the storage of the whole alive."""
-        return torch.cat([whole.narrow(self.axis, first, end - first) for first, end in self.ranges], self.axis)
+        cut = torch.cat([whole.narrow(self.axis, first, end - first) for first, end in self.ranges], self.axis)
+        return cut if self.rows is None else cut[slice(*self.rows)].clone()
 
     def pieces(self, part: torch.Tensor) -> Iterator[tuple[tuple[int, ...], torch.Tensor]]:
         """Rectangles of the whole that the part is made of: where each begins in the whole, and a view of it.
@@ -28,9 +31,15 @@ class Part:
         Args:
             part: What `of` returned, or anything of its shape.
         """
-        sizes = [end - first for first, end in self.ranges]
-        for (first, _), view in zip(self.ranges, part.split(sizes, self.axis), strict=True):
-            yield tuple(first if axis == self.axis else 0 for axis in range(part.dim())), view
+        first_row, end_row = self.rows or (0, sum(end - first for first, end in self.ranges) if self.axis == 0 else 0)
+        at = 0
+        for first, end in self.ranges:
+            start, length = [first_row if axis == 0 else 0 for axis in range(part.dim())], end - first
+            low, high = (max(at, first_row), min(at + length, end_row)) if self.axis == 0 else (at, at + length)
+            if low < high:
+                start[self.axis] = first + low - at
+                yield tuple(start), part.narrow(self.axis, low - first_row * (self.axis == 0), high - low)
+            at += length
 
 
 def even_part(shape: torch.Size, axis: int, num_matrices: int, rank: int, degree: int) -> Part:

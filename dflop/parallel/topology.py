@@ -126,6 +126,10 @@ class Groups:
     """The same for the thread that prepares steps ahead, which may be a step ahead of the one that computes."""
     replicas: dist.ProcessGroup
     """Data-parallel replicas of this rank's stage."""
+    shards: dist.ProcessGroup | None
+    """Those of them that share out parameters with this rank; None: none do."""
+    copies: dist.ProcessGroup | None
+    """Those of them that hold the same part of parameters; None: no other does."""
     tensor: dist.ProcessGroup
     """Tensor-parallel ranks of this rank's stage and replica, in the order of their parts."""
     tied: dist.ProcessGroup | None
@@ -153,7 +157,7 @@ def make_groups(plan: Plan, rank: int, *, timeout_s: float) -> Groups:
     feed = dist.new_group(world, timeout=timeout, backend="gloo")
     # Its ranks wait for the slowest disk.
     checkpoint = dist.new_group(world, timeout=max(timeout, CHECKPOINT_TIMEOUT), backend="gloo")
-    replicas = tensor = tied = None
+    replicas = tensor = tied = shards = copies = None
     for grid in plan.pipes:
         p = grid.parallel
         for stage in range(p.pp):
@@ -161,6 +165,16 @@ def make_groups(plan: Plan, rank: int, *, timeout_s: float) -> Groups:
                 ranks = [rank_of(grid, stage, d, tp_rank) for d in range(p.dp)]
                 group = dist.new_group(ranks, timeout=timeout)
                 replicas = group if rank in ranks else replicas
+                n = grid.parameter_shards
+                if n == p.dp > 1:
+                    shards = group if rank in ranks else shards
+                elif n > 1:
+                    for k in range(0, p.dp, n):
+                        group = dist.new_group(ranks[k : k + n], timeout=timeout)
+                        shards = group if rank in ranks[k : k + n] else shards
+                    for k in range(n):
+                        group = dist.new_group(ranks[k::n], timeout=timeout)
+                        copies = group if rank in ranks[k::n] else copies
             for dp_rank in range(p.dp):
                 ranks = [rank_of(grid, stage, dp_rank, t) for t in range(p.tp)]
                 group = dist.new_group(ranks, timeout=timeout)
@@ -175,4 +189,4 @@ def make_groups(plan: Plan, rank: int, *, timeout_s: float) -> Groups:
         tied = group if rank in ends else tied
     if replicas is None or tensor is None:
         raise ValueError(f"rank {rank} has no seat in a plan of {plan.num_processes} processes")
-    return Groups(forward, backward, control, feed, replicas, tensor, tied, checkpoint)
+    return Groups(forward, backward, control, feed, replicas, shards, copies, tensor, tied, checkpoint)

@@ -16,6 +16,8 @@ from dflop.records import LLM, ModuleSpec, ParallelSpec
 from dflop.schedule.items import Ints
 
 Bools = npt.NDArray[np.bool_]
+NUM_SHARD_CHOICES = 3
+"""Ways to share out parameters: not, over a node, over all replicas."""
 MAX_PP = 16
 """Deepest pipeline that is tried, of one module or an inline chain: by then bubbles have outgrown the rest."""
 
@@ -28,6 +30,7 @@ class Candidate:
     layers_per_stage: tuple[int, ...]
     recompute: bool = False
     shard_optimizer: bool = False
+    parameter_shards: int = 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,6 +45,8 @@ class Candidates:
     """Layers of the last stage; the others share the rest evenly."""
     recompute: Bools
     shard_optimizer: Bools
+    shards: Ints
+    """Replicas that share out parameters; 1: none."""
 
     def __len__(self) -> int:
         return len(self.tp)
@@ -52,11 +57,12 @@ class Candidates:
             spread_layers(self.spec.num_layers, int(self.pp[index]), int(self.last[index])),
             bool(self.recompute[index]),
             bool(self.shard_optimizer[index]),
+            int(self.shards[index]),
         )
 
     def select(self, which: Ints | Bools) -> Candidates:
         """Those at indices or under a mask, in that order."""
-        arrays = (self.tp, self.pp, self.dp, self.last, self.recompute, self.shard_optimizer)
+        arrays = (self.tp, self.pp, self.dp, self.last, self.recompute, self.shard_optimizer, self.shards)
         return Candidates(self.spec, *(a[which] for a in arrays))  # type: ignore[arg-type]  # integers and booleans in one
 
     @property
@@ -86,8 +92,9 @@ class Candidates:
 
     @property
     def content(self) -> Ints:
-        """`[C, 5]`: what tells candidates apart; breaks ties, so that their order never matters."""
-        return np.stack([self.tp, self.pp, self.dp, self.recompute, self.shard_optimizer], axis=1).astype(np.int64)
+        """`[C, 6]`: what tells candidates apart; breaks ties, so that their order never matters."""
+        columns = [self.tp, self.pp, self.dp, self.shards, self.recompute, self.shard_optimizer]
+        return np.stack(columns, axis=1).astype(np.int64)
 
 
 def check_processes(modules: Sequence[str], num_processes: int) -> None:
@@ -117,17 +124,30 @@ def module_candidates(problem: Problem, spec: ModuleSpec, num_microbatches: int)
     """
     most = problem.cluster.num_processes - len(problem.specs) + 1
     max_dp = problem.global_batch_size // (num_microbatches if spec.module == LLM else 1)
-    columns: list[Ints] = [np.zeros((5, 0), dtype=np.int64)]
+    columns: list[Ints] = [np.zeros((6, 0), dtype=np.int64)]
     for tp in problem.tps(spec):
         for way in recompute_ways(problem, spec.module, tp):
             splits = _LayerSplits.at(problem, spec, tp, recompute=way)
             for pp in range(1, min(spec.max_pp, spec.num_layers, most // tp, MAX_PP) + 1):
                 dp = np.array(problem.dps(min(max_dp, most // (tp * pp))), dtype=np.int64)
                 last = splits.last_stage(pp, num_microbatches * dp)
-                columns.append(np.stack(np.broadcast_arrays(tp, pp, dp, way, last)))
-    found_tp, found_pp, found_dp, ways, last = np.concatenate(columns, axis=1)
-    sharded = problem.space.shard_optimizer & (found_dp > 1)
-    return Candidates(spec, found_tp, found_pp, found_dp, last, ways > 0, sharded)
+                for shards in shard_choices(problem, tp, dp):
+                    of_kind = np.stack(np.broadcast_arrays(tp, pp, dp, way, last, shards))
+                    columns.append(of_kind[:, shards > 0])
+    found_tp, found_pp, found_dp, ways, last, shards = np.concatenate(columns, axis=1)
+    shares = (shards > 1) | problem.space.shard_optimizer & (found_dp > 1)
+    return Candidates(spec, found_tp, found_pp, found_dp, last, ways > 0, shares, shards)
+
+
+def shard_choices(problem: Problem, tp: int, dp: Ints) -> list[Ints]:
+    """Per way to share out parameters `[C]`, replicas of a group: none do, those of a node, all; 0: not possible.
+
+    Only whole nodes form groups, and only where there are several: else the groups are all replicas or none.
+    """
+    wanted, each = problem.space.shard_parameters, max(1, problem.cluster.num_processes_per_node // tp)
+    none = np.where((False in wanted) | (dp == 1), 1, 0)
+    node = np.where((True in wanted) & (each > 1) & (dp > each) & (dp % each == 0), each, 0)
+    return [none, node, np.where((True in wanted) & (dp > 1), dp, 0)]
 
 
 def recompute_ways(problem: Problem, module: str, tp: int) -> list[bool]:

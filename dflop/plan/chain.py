@@ -13,12 +13,12 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from dflop.cost.model import Floats
-from dflop.plan.candidates import MAX_PP, Bools, layer_and_edge_seconds, nearest_power
+from dflop.plan.candidates import MAX_PP, Bools, layer_and_edge_seconds, nearest_power, shard_choices
 from dflop.plan.memory import StageBytes, in_flight, stage_bytes
 from dflop.plan.partition import Cuts, best_cuts, free_cuts
 from dflop.plan.space import Problem
 from dflop.plan.stage_params import first_and_last
-from dflop.plan.sync import chain_sync_s
+from dflop.plan.sync import chain_sync_s, gather_seconds
 from dflop.records import ModuleSpec, ParallelSpec
 from dflop.schedule.items import Ints
 
@@ -32,6 +32,7 @@ class ChainChoice:
     layers: dict[str, tuple[int, ...]]
     """Per module and stage."""
     recompute: bool
+    parameter_shards: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +79,14 @@ class Chain:
         limits = [s.max_pp for s in self.specs if s.max_pp > 1]
         return min([MAX_PP, self.problem.cluster.num_processes // self.tp, int(self.unit_layers.shape[1]), *limits])
 
-    def choices(self, pp: int, *, without: Collection[int] = ()) -> tuple[list[ChainChoice], ChainChoice | None]:
+    def choices(
+        self, pp: int, kind: int = 0, *, without: Collection[int] = ()
+    ) -> tuple[list[ChainChoice], ChainChoice | None]:
         """Chains of `pp` stages cut by time.
 
         Args:
             pp: Stages.
+            kind: How parameters are shared out, an index into `shard_choices`.
             without: Numbers of replicas to leave out.
 
         Returns:
@@ -91,17 +95,19 @@ class Chain:
         cluster, batch = self.problem.cluster, self.problem.global_batch_size
         most = min(batch // self.num_microbatches, cluster.num_processes // (self.tp * pp))
         dp = np.array([d for d in self.problem.dps(most) if d not in without], dtype=np.int64)
+        shards = shard_choices(self.problem, self.tp, dp)[kind]
+        dp, shards = dp[shards > 0], shards[shards > 0]
         if not len(dp):
             return [], None
         layers = self._layers([free_cuts(self.unit_s[k], pp) for k in nearest_power(self.num_microbatches * dp)])
-        fit = self._fit(layers, dp)
+        fit = self._fit(layers, dp, shards)
         if not fit.any():
-            return [], self._choices(layers[:, -1:], dp[-1:])[0]
-        return self._choices(layers[:, fit], dp[fit]), None
+            return [], self._choices(layers[:, -1:], dp[-1:], shards[-1:])[0]
+        return self._choices(layers[:, fit], dp[fit], shards[fit]), None
 
     def within_memory(self, choice: ChainChoice) -> ChainChoice | None:
         """The fastest cuts of a chain of which every stage fits; None when there are none."""
-        pp, dp = choice.parallel.pp, np.array([choice.parallel.dp])
+        pp, dp, shards = choice.parallel.pp, np.array([choice.parallel.dp]), np.array([choice.parameter_shards])
         num_units = self.unit_layers.shape[1]
         start, end = np.triu_indices(num_units + 1, k=1)
         before = self._layers_before()
@@ -109,7 +115,7 @@ class Chain:
         around = np.stack(
             [before[:, start], before[:, end] - before[:, start], before[:, -1:] - before[:, end]], axis=2
         )
-        held = self._stage_bytes(around, dp)
+        held = self._stage_bytes(around, dp, shards)
         between = StageBytes(*(getattr(held, field.name)[:, 1] for field in fields(held)))
         allowed = np.zeros((pp, num_units + 1, num_units + 1), dtype=bool)
         for stage in range(pp):
@@ -117,9 +123,9 @@ class Chain:
             allowed[stage, start, end] = peaks <= self.problem.usable_bytes
         power = int(nearest_power(self.num_microbatches * dp)[0])
         cuts = best_cuts(np.array(self.unit_s[power]), pp, allowed)
-        return None if cuts is None else self._choices(self._layers([cuts]), dp)[0]
+        return None if cuts is None else self._choices(self._layers([cuts]), dp, shards)[0]
 
-    def _choices(self, layers: Ints, dp: Ints) -> list[ChainChoice]:
+    def _choices(self, layers: Ints, dp: Ints, shards: Ints) -> list[ChainChoice]:
         names = [s.module for s in self.specs]
         return [
             ChainChoice(
@@ -127,9 +133,14 @@ class Chain:
                 ParallelSpec(self.tp, layers.shape[2], replicas),
                 {name: tuple(stages) for name, stages in zip(names, of_choice, strict=True)},
                 self.recompute,
+                group,
             )
-            for formula_s, replicas, of_choice in zip(
-                self._formula_s(layers, dp).tolist(), dp.tolist(), layers.swapaxes(0, 1).tolist(), strict=True
+            for formula_s, replicas, group, of_choice in zip(
+                self._formula_s(layers, dp, shards).tolist(),
+                dp.tolist(),
+                shards.tolist(),
+                layers.swapaxes(0, 1).tolist(),
+                strict=True,
             )
         ]
 
@@ -144,7 +155,7 @@ class Chain:
     def _seconds(self, spec: ModuleSpec, load: Floats) -> tuple[Floats, Floats]:
         return layer_and_edge_seconds(self.problem.cost, spec.module, load, tp=self.tp, recompute=self.recompute)
 
-    def _stage_bytes(self, layers: Ints, dp: Ints) -> StageBytes:
+    def _stage_bytes(self, layers: Ints, dp: Ints, shards: Ints) -> StageBytes:
         """Of C chains: `layers` is `[modules, C, P]`."""
         parts = [
             stage_bytes(
@@ -156,21 +167,22 @@ class Chain:
                 dp=dp,
                 recompute=self.recompute,
                 shard_optimizer=self._shards(dp),
-                shard_parameters=self.problem.space.shard_parameters,
+                shards=shards,
             )
             for m, spec in enumerate(self.specs)
         ]
         return functools.reduce(operator.add, parts)
 
-    def _fit(self, layers: Ints, dp: Ints) -> Bools:
+    def _fit(self, layers: Ints, dp: Ints, shards: Ints) -> Bools:
         pp = layers.shape[2]
-        peaks = self._stage_bytes(layers, dp).peaks(in_flight(pp, self.num_microbatches, 0, pp))
+        peaks = self._stage_bytes(layers, dp, shards).peaks(in_flight(pp, self.num_microbatches, 0, pp))
         return np.asarray((peaks <= self.problem.usable_bytes).all(axis=1))
 
-    def _formula_s(self, layers: Ints, dp: Ints) -> Floats:
-        """`[C]`: J of C chains."""
+    def _formula_s(self, layers: Ints, dp: Ints, shards: Ints) -> Floats:
+        """`[C]`: J of C chains; weights are gathered behind the computing that they are gathered for."""
         average_s: Floats = np.zeros(())
         heaviest_s: Floats = np.zeros(())
+        gathers_s: Floats = np.zeros(())
         for m, spec in enumerate(self.specs):
             load = self.problem.sample_loads[spec.module].per_microbatch(self.num_microbatches * dp)
             layer_s, edge_s = (part.T[:, :, np.newaxis] for part in self._seconds(spec, load))
@@ -178,6 +190,11 @@ class Chain:
             average_s = average_s + layers[m] * layer_s + edge * edge_s
             heavy_layer_s, heavy_edge_s = (part[:, :, np.newaxis] for part in self.heaviest_s[m])
             heaviest_s = heaviest_s + layers[m] * heavy_layer_s + edge * heavy_edge_s
+            gather_s, scatter_s = gather_seconds(
+                self.problem, spec, layers[m], tp=self.tp, dp=dp, recompute=self.recompute, shards=shards
+            )
+            gathers_s = gathers_s + 2 * gather_s + scatter_s
+        average_s, heaviest_s = np.maximum(average_s, gathers_s), np.maximum(heaviest_s, gathers_s)
         if layers.shape[2] == 1:  # no fill: the scheduler puts less beside the heaviest sample
             step_s = np.maximum(self.num_microbatches * average_s, heaviest_s)[:, :, 0]
         else:
@@ -192,6 +209,7 @@ class Chain:
             dp=dp,
             recompute=self.recompute,
             shard_optimizer=self._shards(dp),
+            shards=shards,
         )
 
     def _shards(self, dp: Ints) -> Bools:

@@ -16,7 +16,7 @@ from dflop.cost.model import Floats
 from dflop.plan.candidates import Candidate
 from dflop.plan.memory import in_flight, stage_bytes
 from dflop.plan.space import Problem
-from dflop.plan.sync import plan_sync_s
+from dflop.plan.sync import plan_sync_s, with_gathers
 from dflop.records import LLM, ClusterSpec, ModulePlan, ParallelSpec, Plan, to_dict
 
 MAX_GROWTH = 2.0**40
@@ -35,6 +35,7 @@ def split_draft(problem: Problem, num_microbatches: int, layout: Mapping[str, Ca
             stage_memory_bytes=(),
             recompute=layout[spec.module].recompute,
             shard_optimizer=layout[spec.module].shard_optimizer,
+            parameter_shards=layout[spec.module].parameter_shards,
         )
         for spec in problem.specs
     )
@@ -50,10 +51,11 @@ def inline_draft(
     recompute: bool,
     shard_optimizer: bool,
     formula_s: float,
+    parameter_shards: int = 1,
 ) -> Plan:
     """Plan in which one chain of stages holds all modules; `layers` are those of every module per stage."""
     modules = tuple(
-        ModulePlan(spec.module, parallel, 0, layers[spec.module], (), recompute, shard_optimizer)
+        ModulePlan(spec.module, parallel, 0, layers[spec.module], (), recompute, shard_optimizer, parameter_shards)
         for spec in problem.specs
     )
     return _draft(problem, "inline", modules, num_microbatches, formula_s)
@@ -122,7 +124,7 @@ def _draft(
         run_id=problem.run_id,
         candidate_rank=-1,
         layout=layout,
-        modules=modules,
+        modules=with_gathers(problem, modules),
         num_microbatches=num_microbatches,
         global_batch_size=problem.global_batch_size,
         formula_step_s=formula_s,
@@ -180,7 +182,7 @@ def chain_peaks(problem: Problem, plan: Plan, chain: Sequence[ModulePlan], loads
                 dp=np.full(columns.shape[1], m.parallel.dp),
                 recompute=m.recompute,
                 shard_optimizer=np.full(columns.shape[1], m.shard_optimizer),
-                shard_parameters=problem.space.shard_parameters,
+                shards=m.parameter_shards,
             )
         )
     total = functools.reduce(operator.add, parts)

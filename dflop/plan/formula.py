@@ -121,8 +121,8 @@ def formula_table(problem: Problem, num_microbatches: int) -> FormulaTable:
 def module_table(problem: Problem, spec: ModuleSpec, num_microbatches: int) -> ModuleTable:
     """The table of the candidates of one module that fit in memory behind some LLM.
 
-    A candidate that recomputes is kept where the same one that does not has to stand before a less deep LLM, or does
-    not fit at all; else it is slower for nothing.
+    A candidate that recomputes or shares out parameters is kept where the same one that does less of it has to stand
+    before a less deep LLM, or does not fit at all; else it is slower for nothing.
     """
     every = module_candidates(problem, spec, num_microbatches)
     loads = problem.loads[spec.module]
@@ -132,7 +132,6 @@ def module_table(problem: Problem, spec: ModuleSpec, num_microbatches: int) -> M
             every,
             problem.cost,
             loads.largest(buckets)[:, which],
-            shard_parameters=problem.space.shard_parameters,
         ),
         every.pp,
         num_microbatches=num_microbatches,
@@ -140,21 +139,28 @@ def module_table(problem: Problem, spec: ModuleSpec, num_microbatches: int) -> M
     )
     if spec.module == LLM:
         beyond = np.where(beyond < 0, -1.0, np.inf)
-    keep = (beyond >= 1) & (~every.recompute | (beyond > _without_recompute(every, beyond)))
+    keep = (beyond >= 1) & (beyond > _with_less(every, beyond))
     kept = every.select(keep)
     tau_s, fill_s = _pipeline_seconds(kept, problem, num_microbatches)
     return ModuleTable(kept, tau_s, fill_s, candidate_sync_s(kept, problem), beyond[keep])
 
 
-def _without_recompute(candidates: Candidates, beyond: Floats) -> Floats:
-    """`[C]`: `beyond` of the same degrees without recomputation, -1 where they are not among the candidates."""
-    degrees = candidates.content[:, :3].tolist()
-    plain = {
-        tuple(key): deepest
-        for key, deepest, recompute in zip(degrees, beyond.tolist(), candidates.recompute.tolist(), strict=True)
-        if not recompute
-    }
-    return np.array([plain.get(tuple(key), -1.0) for key in degrees])
+def _with_less(candidates: Candidates, beyond: Floats) -> Floats:
+    """`[C]`: the deepest of `beyond` of the same degrees that save less memory; -1 where none is among the candidates.
+
+    That is without recomputation in the same groups, or in smaller groups with the same recomputation.
+    """
+    content = [tuple(row) for row in candidates.content[:, :5].tolist()]
+    known = dict(zip(content, beyond.tolist(), strict=True))
+    smaller: dict[tuple[int, ...], list[int]] = {}
+    for row in content:
+        smaller.setdefault(row[:3], []).append(row[3])
+    found = []
+    for tp, pp, dp, shards, recompute in content:
+        less = [(tp, pp, dp, s, recompute) for s in smaller[tp, pp, dp] if s < shards]
+        less += [(tp, pp, dp, shards, 0)] * bool(recompute)
+        found.append(max((known.get(row, -1.0) for row in less), default=-1.0))
+    return np.array(found)
 
 
 def _pipeline_seconds(candidates: Candidates, problem: Problem, num_microbatches: int) -> tuple[Floats, Floats]:

@@ -75,6 +75,8 @@ def _fixes(problem: Problem) -> Iterator[str]:
         yield "recomputation"
     if not space.shard_optimizer and _fits(problem, shard_optimizer=True):
         yield "an optimizer shared out among replicas (ZeRO-1)"
+    if True not in space.shard_parameters and _fits(problem, shard_parameters=(False, True)):
+        yield "parameters shared out among replicas (FSDP2)"
     for tp in _more_tps(problem):
         if _fits(problem, tps=(*(space.tps or ()), tp)):
             yield f"tp {tp}"

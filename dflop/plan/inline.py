@@ -10,10 +10,11 @@ charged with the more of an average microbatch and the heaviest single sample.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 
-from dflop.plan.candidates import recompute_ways
+from dflop.plan.candidates import NUM_SHARD_CHOICES, recompute_ways
 from dflop.plan.chain import Chain, ChainChoice
 from dflop.plan.drafts import fits, inline_draft
 from dflop.plan.space import Problem
@@ -26,8 +27,8 @@ MAX_ALIKE = 2
 def inline_choices(problem: Problem, num_microbatches: int, top: int | None = 16) -> list[tuple[float, Plan]]:
     """Inline drafts that fit in memory with their formula value, best first, fewer processes first among equals.
 
-    Every tp, pp and dp on at most all processes, with recomputation where it takes that to fit. Layers are cut by
-    time; where no number of replicas fits so, by time within the memory, with the most replicas.
+    Every tp, pp and dp on at most all processes, with shared parameters or recomputation where it takes that to fit.
+    Layers are cut by time; where no number of replicas fits so, by time within the memory, with the most replicas.
 
     Args:
         problem: What to plan for.
@@ -39,15 +40,17 @@ def inline_choices(problem: Problem, num_microbatches: int, top: int | None = 16
     tps = set.intersection(*(set(problem.tps(spec)) for spec in problem.specs))
     for tp in sorted(tps):
         ways = set.intersection(*(set(recompute_ways(problem, spec.module, tp)) for spec in problem.specs))
-        plain: dict[int, set[int]] = {}  # per pp, replicas with which it fits as it is: recomputing would be slower
+        fits_with: dict[tuple[bool, int, int], set[int]] = {}  # replicas; saving more memory than that would be slower
         for recompute in sorted(ways):
             chain = Chain.of(problem, tp, recompute, num_microbatches)
-            for pp in range(1, chain.max_pp + 1):
-                fitting, best = chain.choices(pp, without=plain.get(pp, ()))
+            for pp, kind in itertools.product(range(1, chain.max_pp + 1), range(NUM_SHARD_CHOICES)):
+                less = [fits_with.get((way, pp, k), set()) for way in {False, recompute} for k in range(kind + 1)]
+                without = set().union(*less)
+                fitting, best = chain.choices(pp, kind, without=without)
                 found += fitting
-                if best is not None and not plain.get(pp):
+                if best is not None and not without:
                     tight.append((chain, best))
-                plain.setdefault(pp, set()).update(c.parallel.dp for c in fitting)
+                fits_with[recompute, pp, kind] = {c.parallel.dp for c in fitting}
     kept = _kept(found, top)
     # Cut by time alone they would be at least this fast, which decides whether it is worth looking for other cuts.
     for chain, choice in sorted(tight, key=lambda pair: _order(pair[1])):
@@ -59,14 +62,14 @@ def inline_choices(problem: Problem, num_microbatches: int, top: int | None = 16
 
 
 def _kept(choices: Sequence[ChainChoice], top: int | None) -> list[ChainChoice]:
-    """In order; with a limit, the best of all, and of each tp and pp no more than `MAX_ALIKE`."""
+    """In order; with a limit, the best of all, of each tp, pp and sharing or not no more than `MAX_ALIKE`."""
     ordered = sorted(choices, key=_order)
     if top is None:
         return ordered
-    seen: Counter[tuple[int, int]] = Counter()
+    seen: Counter[tuple[int, int, bool]] = Counter()
     kept = []
     for choice in ordered:
-        kind = (choice.parallel.tp, choice.parallel.pp)
+        kind = (choice.parallel.tp, choice.parallel.pp, choice.parameter_shards > 1)
         seen[kind] += 1
         if seen[kind] <= MAX_ALIKE:
             kept.append(choice)
@@ -85,8 +88,9 @@ def _draft(problem: Problem, num_microbatches: int, choice: ChainChoice) -> Plan
         choice.parallel,
         choice.layers,
         recompute=choice.recompute,
-        shard_optimizer=problem.space.shard_optimizer and choice.parallel.dp > 1,
+        shard_optimizer=choice.parallel.dp > 1 and (problem.space.shard_optimizer or choice.parameter_shards > 1),
         formula_s=choice.formula_s,
+        parameter_shards=choice.parameter_shards,
     )
     assert fits(problem, plan), f"inline plan {plan.plan_id} does not fit where its formula said it would"
     return plan

@@ -3,8 +3,8 @@
 A trained parameter takes 18 bytes in 16-bit types: the weight beside a gradient, a master weight and two Adam moments
 in float32, as `train/optim.py` and Megatron-LM keep them; in float32 16, without a master. Where replicas share out the
 optimizer (ZeRO-1, arXiv 1910.02054) each owns whole parameters, so the fullest has the mean or one large matrix. Where
-they share out parameters (FSDP2), a replica has its part of weights and optimizer in float32, whole gradients, which
-the engine sums once a step, and the weights that it has gathered. A frozen parameter is a weight and nothing else.
+they share out parameters (FSDP2), a replica has its part of weights, gradients and optimizer in float32, and whole
+what it has gathered and the gradients of one layer. A frozen parameter is a weight and nothing else.
 Which parameters a stage holds is in `stage_params.py`.
 
 Activations are those of the largest microbatch the scheduler may build times the microbatches in flight under 1F1B,
@@ -98,7 +98,7 @@ def stage_bytes(
     dp: npt.ArrayLike,
     recompute: bool,
     shard_optimizer: npt.ArrayLike,
-    shard_parameters: bool = False,
+    shards: npt.ArrayLike = 1,
 ) -> StageBytes:
     """What C layouts of one module at one tp and one way of running keep.
 
@@ -111,7 +111,7 @@ def stage_bytes(
         dp: `[C]`, replicas.
         recompute: Whether layers keep their inputs only.
         shard_optimizer: `[C]`, whether the replicas share out the optimizer's states. Like `load` and `dp`, C may be 1.
-        shard_parameters: Whether they share out parameters, too.
+        shards: `[C]` or one for all, replicas that share out parameters, too; 1: none.
     """
     table = cost.table(spec.module, tp, recompute)
     params, weight_bytes = stage_params(spec, layers, tp), bytes_per_value(table.dtype)
@@ -132,30 +132,39 @@ def stage_bytes(
     work = _layer_at_work(spec, table, params, tokens, tp) + recomputed - last * (edge - inputs)
     entry = _gradient_bytes(table) * params.entry * trains_layers(table) - kept
     once = np.maximum.reduce([work, entry, _ends_at_work(spec, table, params, load, tp)])
-    is_sharded = shard_parameters & (np.asarray(dp)[:, np.newaxis] > 1)
+    columns = (np.broadcast_to(x, len(kept))[:, np.newaxis] for x in (dp, shard_optimizer, shards))
     return StageBytes(
-        *_state(params, table, np.asarray(dp)[:, np.newaxis], np.asarray(shard_optimizer)[:, np.newaxis], is_sharded),
+        *_state(params, table, *columns),
         kept=kept,
-        once=np.ceil((layers > 0) * (once + is_sharded * weight_bytes * params.passing(table))),
+        once=np.ceil((layers > 0) * (once + (np.reshape(shards, (-1, 1)) > 1) * passing_bytes(params, table))),
     )
 
 
+def passing_bytes(params: StageParams, table: CostTable) -> Floats:
+    """Of shared parameters, what a replica holds whole for a while: gathered weights, and gradients of one layer."""
+    weights, gradients = params.passing(table)
+    found: Floats = bytes_per_value(table.dtype) * weights + _gradient_bytes(table) * gradients
+    return found
+
+
 def _state(
-    params: StageParams, table: CostTable, replicas: Ints, shard_optimizer: Bools, is_sharded: Bools
+    params: StageParams, table: CostTable, replicas: Ints, shard_optimizer: Bools, shards: Ints
 ) -> tuple[Floats, Floats, Floats, Floats, Floats]:
     """The first five fields of `StageBytes`; replicas and what they share out are `[C, 1]`."""
     weight_bytes, trained = bytes_per_value(table.dtype), params.trained(table)
+    is_sharded = shards > 1
     is_shared = shard_optimizer & ~is_sharded
     held = params.total - trained + params.ends(table)
-    mean = trained / np.where(is_shared | is_sharded, replicas, 1)
+    mean = trained / np.where(is_sharded, shards, np.where(is_shared, replicas, 1))
     least = 1.0 * np.where(is_shared, params.least_owned(table, replicas), 0)
     flat = np.where((replicas > 1) & ~is_sharded, np.minimum(trained, FLAT_BYTES // FLOAT32_BYTES), 0)
     num_states = 2 + ((weight_bytes < FLOAT32_BYTES) & ~is_sharded)
     weights = np.where(is_sharded, weight_bytes * held + FLOAT32_BYTES * mean, weight_bytes * params.total)
     after: Floats = FLOAT32_BYTES * np.maximum.reduce([flat, mean, least])
-    parts = (weights, FLOAT32_BYTES * trained, FLOAT32_BYTES * num_states * mean, FLOAT32_BYTES * num_states * least)
-    whole_weights, gradients, optimizer, owned = (np.ceil(part.astype(np.float64)) for part in parts)
-    return whole_weights, gradients, optimizer, owned, np.ceil(after)
+    gradients = FLOAT32_BYTES * np.where(is_sharded, mean, trained)
+    parts = (weights, gradients, FLOAT32_BYTES * num_states * mean, FLOAT32_BYTES * num_states * least)
+    held_weights, held_gradients, optimizer, owned = (np.ceil(part.astype(np.float64)) for part in parts)
+    return held_weights, held_gradients, optimizer, owned, np.ceil(after)
 
 
 def _gradient_bytes(table: CostTable) -> int:
@@ -184,9 +193,7 @@ def _ends_at_work(spec: ModuleSpec, table: CostTable, params: StageParams, load:
     return found
 
 
-def candidate_bytes(
-    candidates: Candidates, cost: CostModel, load: Floats, *, shard_parameters: bool = False
-) -> StageBytes:
+def candidate_bytes(candidates: Candidates, cost: CostModel, load: Floats) -> StageBytes:
     """`stage_bytes` of candidates of any tp and way; `load` is `[3, C]`."""
     layers = candidates.layers
     found = StageBytes(*(np.zeros(layers.shape) for _ in fields(StageBytes)))
@@ -200,7 +207,7 @@ def candidate_bytes(
             dp=candidates.dp[rows],
             recompute=recompute,
             shard_optimizer=candidates.shard_optimizer[rows],
-            shard_parameters=shard_parameters,
+            shards=candidates.shards[rows],
         )
         for field in fields(StageBytes):
             getattr(found, field.name)[rows] = getattr(part, field.name)

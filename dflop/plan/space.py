@@ -49,8 +49,8 @@ class SearchSpace:
     recompute: tuple[bool, ...] = (False, True)
     shard_optimizer: bool = True
     """Whether data-parallel replicas may share out the optimizer's states (ZeRO-1)."""
-    shard_parameters: bool = False
-    """Whether they share out parameters and optimizer's states (FSDP2), where there are several."""
+    shard_parameters: tuple[bool, ...] = (False, True)
+    """Whether they may share out parameters and gradients, too, over a node or all of them (FSDP2)."""
     microbatches: tuple[int, ...] = ()
     """Numbers of microbatches; empty: 1 to 16, then in ever larger steps up to the global batch size."""
     rules: PlanRules | None = None

@@ -55,11 +55,10 @@ class StageParams:
         """Those outside the layers that train."""
         return self.trained(table) - self.layers * trains_layers(table)
 
-    def passing(self, table: CostTable) -> Floats:
-        """Of shared parameters, those of layers that a replica has gathered at once, with the gradients of one unit."""
+    def passing(self, table: CostTable) -> tuple[Floats, Floats]:
+        """Of shared parameters (those of layers gathered at once, those of the unit whose gradients are summed)."""
         layer = self.layers * trains_layers(table) / np.maximum(self.num_layers, 1)
-        found: Floats = np.minimum(self.num_layers, GATHERED_LAYERS) * layer + np.maximum(layer, self.ends(table))
-        return found
+        return np.minimum(self.num_layers, GATHERED_LAYERS) * layer, np.maximum(layer, self.ends(table))
 
     def least_owned(self, table: CostTable, replicas: Ints) -> Ints:
         """Those that some replica owns of a shared optimizer, however well `train/zero.py` deals them out.

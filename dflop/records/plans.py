@@ -24,8 +24,22 @@ class ModulePlan:
     """Whether layers keep their inputs only and run again in the backward pass."""
     shard_optimizer: bool = False
     """Whether data-parallel replicas share out the optimizer's states (ZeRO-1)."""
+    parameter_shards: int = 1
+    """Replicas that share out parameters, gradients and optimizer states, each group of so many for itself (FSDP2): 1
+    is none, `dp` all of them, a number between as many copies as there are groups (HSDP)."""
+    gather_s: tuple[float, ...] = ()
+    """Of each stage, predicted seconds in which such a group gathers its weights once; empty without groups."""
+    scatter_s: tuple[float, ...] = ()
+    """Of each stage, predicted seconds in which such a group sums and shares out its gradients once."""
     max_tokens: int = 0
     """Tokens that no microbatch of one rank may exceed, for the memory's sake; 0: no cap of its own."""
+
+    @property
+    def sharding(self) -> str:
+        """What replicas share out, in the field's words; empty where nothing."""
+        if self.parameter_shards > 1:
+            return "FSDP2" if self.parameter_shards == self.parallel.dp else f"HSDP{self.parameter_shards}"
+        return "ZeRO-1" if self.shard_optimizer else ""
 
 
 @dataclass(frozen=True, slots=True)

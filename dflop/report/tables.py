@@ -54,7 +54,8 @@ def make_table(
 def layout_text(plan: Plan) -> str:
     """`vision dp2 | llm pp2 dp1`: degrees of every module in rank order; tp, and pp of an encoder, only above 1.
 
-    `inline pp2 dp4` where one chain holds all modules. `recompute` and `ZeRO-1` stand where they hold.
+    `inline pp2 dp4` where one chain holds all modules. `recompute` and one of `ZeRO-1`, `FSDP2` and `HSDP8`, of a group
+    of 8, stand where they hold.
     """
     if plan.is_inline:
         return _place_text(plan.layout, plan.module(LLM))
@@ -132,5 +133,5 @@ def plan_table(plans: Sequence[Plan], speeds: Sequence[Throughput] = ()) -> Tabl
 def _place_text(name: str, module: ModulePlan) -> str:
     p = module.parallel
     degrees = [f"tp{p.tp}"] * (p.tp > 1) + [f"pp{p.pp}"] * (p.pp > 1 or module.module == LLM) + [f"dp{p.dp}"]
-    ways = ["recompute"] * module.recompute + ["ZeRO-1"] * module.shard_optimizer
+    ways = ["recompute"] * module.recompute + [module.sharding] * bool(module.sharding)
     return " ".join([name, *degrees, *ways])

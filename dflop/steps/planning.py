@@ -72,10 +72,9 @@ def search_space(config: Config) -> SearchSpace:
     wanted = config.plan
     return SearchSpace(
         layouts=wanted.layouts,
-        tps=(1,) if config.train.shard_parameters else None,
         recompute=wanted.recompute,
         shard_optimizer=wanted.shard_optimizer,
-        shard_parameters=config.train.shard_parameters,
+        shard_parameters=wanted.shard_parameters,
         microbatches=wanted.microbatch_choices,
     )
 

@@ -49,8 +49,17 @@ def _straight(table: pa.Table) -> pa.Table:
 
 def _one_way(table: pa.Table) -> pa.Table:
     """Plans from before modules had a choice: activations kept, optimizer whole, no cap on tokens."""
-    way = {"recompute": False, "shard_optimizer": False, "max_tokens": 0}
-    modules = [[{**place, **way} for place in places] for places in table.column("modules").to_pylist()]
+    return _with_places(table, recompute=False, shard_optimizer=False, max_tokens=0)
+
+
+def _without_groups(table: pa.Table) -> pa.Table:
+    """Plans from before replicas could share out parameters."""
+    return _with_places(table, parameter_shards=1, gather_s=[], scatter_s=[])
+
+
+def _with_places(table: pa.Table, **constants: object) -> pa.Table:
+    """Plans whose modules get further fields; what today's modules have and these do not is null."""
+    modules = [[{**place, **constants} for place in places] for places in table.column("modules").to_pylist()]
     column = pa.array(modules, pa.list_(_arrow_type(records.ModulePlan)))
     return table.set_column(table.schema.get_field_index("modules"), "modules", column)
 
@@ -66,7 +75,7 @@ UPGRADES: dict[str, tuple[Upgrade, ...]] = {
         _with(lambda table: table.append_column("level", table.column("factor")),
               min_tokens=0, max_tokens=records.ALL_TOKENS, sd_frac=0.0, is_in_force=True),
     ),
-    "plan": (_with(_one_way, sync_s=0.0, uniform_step_s=math.nan),),
+    "plan": (_with(_one_way, sync_s=0.0, uniform_step_s=math.nan), _without_groups),
 }  # fmt: skip
 """Per kind, the steps from schema version 1 to 2, 2 to 3, ...: each takes rows of one version to the next.
 

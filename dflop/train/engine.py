@@ -25,7 +25,6 @@ from dflop.simulate.pipeline_order import Action, one_f_one_b
 from dflop.simulate.step import num_stages_after
 from dflop.train.activity import Activity
 from dflop.train.feed import EncoderInput, LlmInput, MicrobatchInput
-from dflop.train.fsdp import before_backward
 from dflop.train.sends import Sends
 from dflop.train.stage_edges import Crossing, Trains, crossings, needs_grad
 from dflop.train.step_trace import StepTrace, Timing, Visit
@@ -126,7 +125,6 @@ class Engine:
                 if action.phase == "F":
                     self._forward(action.microbatch, given, healthy, num_loss_tokens, timings[action.microbatch])
                 else:
-                    before_backward(self._stage_of, inputs, action.microbatch)
                     self._backward(action.microbatch, timings[action.microbatch])
             except Exception as error:
                 raise self._located(error, action) from error

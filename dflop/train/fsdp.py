@@ -1,9 +1,13 @@
 """Parameters, gradients and optimizer states shared out over a stage's replicas, by torch's FSDP2 (`fully_shard`).
 
 A rank keeps its rows of every matrix in float32. A layer's weights are gathered when it runs, in the model's type, and
-let go of behind it; gradients are summed, never averaged, and shared out once per step, in the backward pass of the
-last microbatch. All of that is collective, so replicas must run the same modules in the same microbatches:
-`fillers.py` gives those that have no work something to run.
+let go of behind it; gradients are summed, never averaged, and shared out in the backward pass of every microbatch, so
+that no rank ever holds whole ones. All of that is collective, so replicas must run the same modules in the same
+microbatches: `fillers.py` gives those that have no work something to run. Where groups smaller than all replicas share
+out parameters (HSDP), each group is one of its own here, and the copies agree on gradients at the end of a step, in
+`reduce.py`: torch's way holds a module's gradients as one flat tensor, which an embedding that is used before the
+layers and a head behind them do not make. Ranks of a tensor-parallel group share out their parts of matrices, each with
+the same rank of the other replicas.
 
 To the rest of training such a stage looks like one of which every replica holds a part: `Stage.names` maps global names
 to this rank's rows, plain tensors that share their memory with FSDP's. What does not train stays whole, a stage or the
@@ -13,6 +17,7 @@ where there are media.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import torch
@@ -22,45 +27,39 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 
-from dflop.errors import ConfigError
 from dflop.models.build import EncoderStage, LlmStage, Stage
 from dflop.parallel.part import Part
 from dflop.parallel.topology import Groups, Seat, rank_of
 from dflop.records import LLM, Plan
-from dflop.train.feed import MicrobatchInput
 
 
-def shard_parameters(stages: Sequence[Stage], plan: Plan, seat: Seat, groups: Groups) -> dict[str, Part]:
-    """Share a rank's stages out over its replicas, in place; for stages on their device, set up to run.
+def shard_parameters(stages: Sequence[Stage], groups: Groups, cut: Mapping[str, Part]) -> dict[str, Part]:
+    """Share stages out over replicas, in place, where the plan does; for stages on their device, set up to run.
+
+    Args:
+        stages: Of the rank.
+        groups: Of the plan.
+        cut: What the rank holds of parameters that tensor parallelism has cut.
 
     Returns:
         What this rank holds of every parameter that is shared out, by global name.
-
-    Raises:
-        ConfigError: the plan has tensor parallelism, which cuts the same matrices.
     """
-    if any(module.parallel.tp > 1 for module in plan.modules):
-        raise ConfigError(
-            "parameters cannot be shared out over replicas and tensor-parallel ranks at once",
-            where="train.shard_parameters",
-            hint="set it to false, or plan without tensor parallelism",
-        )
     found: dict[str, Part] = {}
-    if groups.replicas.size() > 1:
+    if groups.shards is not None:
         for stage in stages:
             if any(p.requires_grad for p in stage.names.values()):
-                found |= _shard(stage, groups.replicas)
+                found |= _shard(stage, groups.shards, cut)
     return found
 
 
-def _shard(stage: Stage, replicas: dist.ProcessGroup) -> dict[str, Part]:
+def _shard(stage: Stage, shards: dist.ProcessGroup, cut: Mapping[str, Part]) -> dict[str, Part]:
     paths = {p: path for path, p in stage.named_parameters()}
     trained = {name: p for name, p in stage.names.items() if p.requires_grad}
     whole = {p for p in stage.names.values() if not p.requires_grad}
     shapes = {name: tuple(p.shape) for name, p in trained.items()}
     where = {name: paths[p] for name, p in trained.items()}
     device = next(iter(stage.names.values())).device.type
-    mesh = DeviceMesh.from_group(replicas, device)
+    mesh = DeviceMesh.from_group(shards, device)
     policy = _in_float32(trained.values())
     for layer in _layers(stage):
         if any(p.requires_grad for p in layer.parameters()):
@@ -73,10 +72,10 @@ def _shard(stage: Stage, replicas: dist.ProcessGroup) -> dict[str, Part]:
         # Both: gloo cannot scale while it sums.
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
-    shards = dict(stage.named_parameters())
-    stage.shards = {name: shards[path] for name, path in where.items()}
+    held = dict(stage.named_parameters())
+    stage.shards = {name: held[path] for name, path in where.items()}
     stage.names |= {name: nn.Parameter(_rows(p)) for name, p in stage.shards.items()}
-    return {name: _part(shape, replicas) for name, shape in shapes.items()}
+    return {name: _part(shape, shards, cut.get(name)) for name, shape in shapes.items()}
 
 
 def _in_float32(parameters: Collection[nn.Parameter]) -> MixedPrecisionPolicy:
@@ -102,38 +101,17 @@ def _rows(shard: torch.Tensor) -> torch.Tensor:
     return shard.to_local().detach()
 
 
-def _part(shape: tuple[int, ...], replicas: dist.ProcessGroup) -> Part:
+def _part(shape: tuple[int, ...], shards: dist.ProcessGroup, cut: Part | None) -> Part:
     """Rows of a rank as FSDP2 cuts them: as many for everyone, what is missing is missing at the end."""
-    each = -(-shape[0] // replicas.size())
-    first = min(replicas.rank() * each, shape[0])
-    return Part(shape, 0, ((first, min(first + each, shape[0])),))
+    each = -(-shape[0] // shards.size())
+    first = min(shards.rank() * each, shape[0])
+    rows = (first, min(first + each, shape[0]))
+    return Part(shape, 0, (rows,)) if cut is None else dataclasses.replace(cut, rows=rows)
 
 
 def sharded_modules(stage: nn.Module) -> Iterator[FSDPModule]:
     """The units of a stage that are gathered and shared out; none of one that is whole."""
     return (module for module in stage.modules() if isinstance(module, FSDPModule))
-
-
-def before_backward(
-    stages: Mapping[str, Stage], inputs: Sequence[MicrobatchInput | None], microbatch: int
-) -> None:  # fmt: skip
-    """Have gradients summed over the replicas if this is a module's last backward of the step, else kept.
-
-    Args:
-        stages: Of a rank, by module.
-        inputs: Of the step.
-        microbatch: Whose backward begins.
-    """
-    for module, stage in stages.items():
-        if isinstance(stage, FSDPModule):
-            runs = [k for k, given in enumerate(inputs) if given is not None and _is_in(module, given)]
-            is_last = bool(runs) and microbatch == runs[-1]
-            stage.set_requires_gradient_sync(is_last)
-            stage.set_is_last_backward(is_last)
-
-
-def _is_in(module: str, given: MicrobatchInput) -> bool:
-    return given.llm is not None if module == LLM else module in given.encoders
 
 
 def take_gradients(stages: Iterable[Stage]) -> None:
@@ -155,7 +133,7 @@ def sum_with_other_end(gradient: torch.Tensor, plan: Plan, seat: Seat, groups: G
     """
     llm = plan.module(LLM)
     ends = [stage for stage, n in enumerate(llm.layers_per_stage) if n]
-    other = rank_of(llm, ends[-1] if seat.stage == ends[0] else ends[0], seat.dp_rank)
+    other = rank_of(llm, ends[-1] if seat.stage == ends[0] else ends[0], seat.dp_rank, seat.tp_rank)
     theirs = torch.empty_like(gradient)
     exchange = [
         dist.P2POp(dist.isend, gradient, other, groups.tied),

@@ -7,7 +7,7 @@ is the rounded value. Replicas may share the states out (`zero.py`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -34,18 +34,15 @@ class OptimizerSettings:
 
 
 def make_optimizer(
-    plan: Plan, seat: Seat, stages: Sequence[Stage], groups: Groups, sharded: Collection[str],
-    settings: OptimizerSettings,
+    plan: Plan, seat: Seat, stages: Sequence[Stage], groups: Groups, settings: OptimizerSettings
 ) -> Optimizer:  # fmt: skip
-    """The optimizer of a seat's parameters that train.
+    """The optimizer of a seat's parameters that train; AdamW updates a part of one like a whole.
 
     Args:
         plan: Says which modules share out their optimizer's states over the replicas.
         seat: This rank's place.
         stages: Its parameters; frozen ones are left alone, weight decay included.
         groups: Process groups.
-        sharded: Names of the parameters of which tensor-parallel ranks hold a part each; AdamW works element by
-            element, so a part is updated like a whole.
         settings: Of AdamW.
     """
     trained = {n: p for stage in stages for n, p in stage.names.items() if p.requires_grad}

@@ -54,12 +54,13 @@ class GradientReducer:
         }
         self._summed = [p for n, p in names.items() if n != tied_name and n in self._rows]
         self._num_replicas = plan.module(seat.module).parallel.dp
+        num_shards = plan.module(seat.module).parameter_shards
         skipped = tied_name if llm is not None and not llm.is_first else ""
         self._counted = [
             p
             for n, p in names.items()
             if n != skipped
-            and (n in self._rows or self._owners.get(n, 0) == seat.dp_rank)
+            and (seat.dp_rank < num_shards if n in self._rows else self._owners.get(n, 0) == seat.dp_rank)
             and (seat.tp_rank == 0 or n in sharded)
         ]
 
@@ -70,6 +71,8 @@ class GradientReducer:
             # The same with one replica as with many, so that weight decay treats an unused parameter alike.
             if p.grad is None:
                 p.grad = torch.zeros_like(p, dtype=torch.float32)
+        if self._groups.copies is not None:
+            _sum([*self._summed, *(p for n, p in self._tied.items() if n in self._rows)], self._groups.copies)
         if self._num_replicas > 1:
             _sum(self._shared.values(), self._groups.replicas)
             reduce_to_owners(self._owned, self._owners, self._groups.replicas)

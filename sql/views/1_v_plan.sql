@@ -32,7 +32,11 @@ layout as (
         string_agg(
             format('{} tp{} pp{} dp{}', title, place.parallel.tp, place.parallel.pp, place.parallel.dp)
             || case when place.recompute then ' recompute' else '' end
-            || case when place.shard_optimizer then ' ZeRO-1' else '' end,
+            || case
+                when place.parameter_shards = 1 then case when place.shard_optimizer then ' ZeRO-1' else '' end
+                when place.parameter_shards < place.parallel.dp then ' HSDP' || place.parameter_shards
+                else ' FSDP2'
+            end,
             ' | ' order by place.first_rank
         ) as layout_text,
         try_cast(sum(place.parallel.tp::double * place.parallel.pp * place.parallel.dp) as bigint) as num_processes,

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dflop.errors import InfeasiblePlanError
-from dflop.plan.candidates import module_candidates, split_layers
+from dflop.plan.candidates import module_candidates, shard_choices, split_layers
 from dflop.plan.scenarios import scenario_loads
 from dflop.plan.space import SearchSpace
 from dflop.records import LLM
@@ -39,7 +39,7 @@ def degrees(problem, module: str = LLM, num_microbatches: int = 1) -> list[tuple
 
 
 def test_candidates_respect_every_limit():
-    problem = make_problem(num_processes=6, max_pp=3, recompute=(False,))
+    problem = make_problem(num_processes=6, max_pp=3, recompute=(False,), shard_parameters=(False,))
     assert degrees(problem, num_microbatches=12) == [(1, 1, 1), (1, 1, 2), (1, 2, 1), (1, 2, 2), (1, 3, 1), (1, 3, 2)]
     assert max(dp for _, _, dp in degrees(problem)) == 6
     beside = make_problem("vision", "audio", num_processes=6, recompute=(False,))
@@ -55,14 +55,21 @@ def test_a_tensor_parallel_group_fills_nodes_evenly():
 
 
 def test_ways_to_save_memory_are_as_allowed():
-    def content(**space: object) -> set[tuple[bool, bool]]:
+    def content(**space: object) -> set[tuple[int, bool, bool]]:
         problem = make_problem(num_processes=2, **space)
         found = module_candidates(problem, problem.specs[0], 1)
-        return {(bool(r), bool(s)) for r, s, dp in found.content[:, [3, 4, 2]].tolist() if dp == 2}
+        return {(s, bool(r), bool(z)) for dp, s, r, z in found.content[:, 2:].tolist() if dp == 2}
 
-    assert content() == {(False, True), (True, True)}
-    assert content(recompute=(True,)) == {(True, True)}
-    assert content(shard_optimizer=False, recompute=(False,)) == {(False, False)}
+    assert content() == set(itertools.product((1, 2), (False, True), (True,)))
+    assert content(recompute=(True,)) == {(1, True, True), (2, True, True)}
+    assert content(shard_optimizer=False, recompute=(False,)) == {(1, False, False), (2, False, True)}
+    assert content(shard_parameters=(True,), recompute=(False,)) == {(2, False, True)}
+
+
+def test_replicas_share_parameters_over_whole_nodes_or_all_of_them():
+    problem = make_problem(num_processes=4, num_nodes=3)
+    none, node, every = (shards.tolist() for shards in shard_choices(problem, 2, np.array([1, 2, 3, 4, 6])))
+    assert (none, node, every) == ([1] * 5, [0, 0, 0, 2, 2], [0, 2, 3, 4, 6])
 
 
 def test_large_clusters_skip_odd_degrees_but_not_those_that_tile_them():

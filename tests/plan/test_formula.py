@@ -27,7 +27,8 @@ def random_table(seed: int, num_encoders: int, *, num_processes: int = 12, size:
         some = every[rng.permutation(len(every))[: int(rng.integers(3, size + 1))]]
         tau = rng.lognormal(-4.0, 0.6, (4, len(some)))
         depth = np.where(rng.random(len(some)) < 0.5, np.inf, rng.integers(1, 4, len(some)).astype(float))
-        candidates = Candidates(spec, *some[:, :3].T, np.ones(len(some), dtype=int), some[:, 3] > 0, some[:, 2] > 1)
+        ones = np.ones(len(some), dtype=int)
+        candidates = Candidates(spec, *some[:, :3].T, ones, some[:, 3] > 0, some[:, 2] > 1, ones)
         modules.append(
             ModuleTable(
                 candidates=candidates,

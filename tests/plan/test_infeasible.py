@@ -10,7 +10,7 @@ from dflop.plan.space import Problem
 from tests.plan.problems import make_problem
 
 M = 10**6
-BARE = {"recompute": (False,), "shard_optimizer": False}
+BARE = {"recompute": (False,), "shard_optimizer": False, "shard_parameters": (False,)}
 
 
 def changed(problem: Problem, *, cluster: dict[str, object] | None = None, **space: object) -> Problem:
@@ -52,6 +52,7 @@ def test_every_fix_that_is_offered_helps_and_no_other_is_offered():
     fixes = {
         "recomputation": changed(problem, recompute=(False, True)),
         "ZeRO-1": changed(problem, shard_optimizer=True),
+        "FSDP2": changed(problem, shard_parameters=(False, True)),
         "tp 2": changed(problem, tps=(1, 2)),
         "layout inline": changed(problem, layouts=("inline",)),
     }

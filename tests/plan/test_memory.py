@@ -57,10 +57,10 @@ def test_replicas_share_the_optimizers_part_of_the_state():
     assert bytes_of([4], **sharded | {"dp": np.array([48])}).optimizer.tolist() == [[12 * M]]
     # In float32 weight and gradient alone take 8 bytes, and only the two moments are left to share.
     assert bytes_of([4], dtype="float32", **sharded).state.tolist() == [[(8 + 8 / 4) * 6 * M]]
-    parts = bytes_of([4], dp=np.array([4]), shard_parameters=True)
+    parts = bytes_of([4], dp=np.array([4]), shards=4)
     assert parts.weights.tolist() == [[2 * 2 * M + 4 * 6 * M / 4]], "both ends are gathered"
-    assert parts.once.tolist() == [[(6 + 2 * (2 + 2)) * M]], "and two layers, beside the gradients of the ends"
-    assert (parts.gradients + parts.optimizer).tolist() == [[4 * 6 * M + 8 * 6 * M / 4]]
+    assert parts.once.tolist() == [[(6 + 2 * 2 + 6 * 2) * M]], "and two layers, with the gradients of the ends"
+    assert (parts.gradients + parts.optimizer).tolist() == [[12 * 6 * M / 4]]
     assert bytes_of([4], dp=np.array([4])).state.tolist() == [[18 * 6 * M]]
     assert bytes_of([4], dtype="float32", dp=np.array([4])).state.tolist() == [[16 * 6 * M]]
 
@@ -148,6 +148,7 @@ def test_candidates_are_charged_like_single_layouts():
         c = candidates[k]
         how = {"tp": c.parallel.tp, "recompute": c.recompute}
         how |= {"dp": np.array([c.parallel.dp]), "shard_optimizer": np.array([c.shard_optimizer])}
+        how |= {"shards": np.array([c.parameter_shards])}
         alone = stage_bytes(problem.specs[1], problem.cost, np.array([c.layers_per_stage]), load[:, [k]], **how)
         for name in ("weights", "gradients", "optimizer", "kept", "once", "after"):
             assert getattr(found, name)[k, : c.parallel.pp] == pytest.approx(getattr(alone, name)[0])

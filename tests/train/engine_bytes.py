@@ -31,12 +31,11 @@ from dflop.plan.memory import StageBytes, in_flight, stage_bytes
 from dflop.profile.fake_memory import fake_stage
 from dflop.profile.groups import make_group
 from dflop.records import LLM, CostTable, CostTerms, MediaItem, ModuleLoad, Plan, SampleShape
-from dflop.train import engine as engine_module
 from dflop.train.fsdp import sharded_modules
 from tests.train import synthetic
 from tests.train.rank import Rank
 from tests.train.ranks import run_ranks
-from tests.train.synthetic import SyntheticSource, assign, make_inline_plan, make_plan
+from tests.train.synthetic import SyntheticSource, assign, make_inline_plan, make_plan, sharing
 
 NUM_RANKS, NUM_MICROBATCHES, SAMPLES_PER_MICROBATCH = 4, 6, 2
 PARTS = ("weights", "gradients", "optimizer", "kept", "peak")
@@ -51,11 +50,12 @@ class Layout:
     plan: Plan
     is_tied: bool = False
     frozen: tuple[str, ...] = ()
-    shard_parameters: bool = False
 
 
-def layout(plan: Plan, *, recompute: bool = False, shard_optimizer: bool = False, **how: Any) -> Layout:
-    modules = (replace(m, recompute=recompute, shard_optimizer=shard_optimizer) for m in plan.modules)
+def layout(
+    plan: Plan, *, recompute: bool = False, shard_optimizer: bool = False, shards: int = 0, **how: Any
+) -> Layout:
+    modules = (replace(m, recompute=recompute, shard_optimizer=shard_optimizer) for m in sharing(plan, shards).modules)
     return Layout(replace(plan, modules=tuple(modules)), **how)
 
 
@@ -74,7 +74,10 @@ def layouts() -> dict[str, Layout]:
     return {
         "inline dp 4": layout(inline([both], dp=4)),
         "inline dp 4, ZeRO-1": layout(inline([both], dp=4), shard_optimizer=True),
-        "inline dp 4, FSDP2": layout(inline([both], dp=4), shard_parameters=True),
+        "inline dp 4, FSDP2": layout(inline([both], dp=4), shards=4),
+        "inline dp 4, FSDP2 in twos": layout(inline([both], dp=4), shards=2),
+        "inline tp 2 dp 2, FSDP2": layout(inline([both], dp=2, tp=2), shards=2),
+        "split dp 2 and dp 2, FSDP2": layout(split({"vision": (1, 2), LLM: (1, 2)}), shards=2, recompute=True),
         "inline tp 2 dp 2, tied": layout(inline([both], dp=2, tp=2), is_tied=True),
         "inline pp 4": layout(inline(cut, dp=1)),
         "inline pp 2 dp 2, three modules, ZeRO-1": layout(inline(CHAIN, dp=2), shard_optimizer=True),
@@ -189,7 +192,7 @@ def _stage_bytes(plan: Plan, cost: CostModel, spec: Any, stage: int, of: Layout)
     )
     found = stage_bytes(
         spec, cost, np.array([m.layers_per_stage]), each, tp=m.parallel.tp, dp=np.array([m.parallel.dp]),
-        recompute=m.recompute, shard_optimizer=np.array([m.shard_optimizer]), shard_parameters=of.shard_parameters,
+        recompute=m.recompute, shard_optimizer=np.array([m.shard_optimizer]), shards=m.parameter_shards,
     )  # fmt: skip
     return StageBytes(*(getattr(found, name)[:, stage : stage + 1] for name in StageBytes.__slots__))
 
@@ -202,7 +205,7 @@ def measured(rank: int, folder: Path, names: Sequence[str]) -> list[dict[str, fl
 def _measure(rank: int, of: Layout) -> dict[str, float]:
     used, plan = family(is_tied=of.is_tied), of.plan
     model = build_model(used, used.hf_config | used.token_ids(synthetic.TOKEN_IDS), seed=0, dtype=torch.bfloat16)
-    it = Rank(rank, plan, used, model, frozen=of.frozen, shard_parameters=of.shard_parameters)
+    it = Rank(rank, plan, used, model, frozen=of.frozen)
     del model
     optimizer = it.optimizer(1e-3)
     reducer, batch = it.reducer(optimizer), batch_of(plan)
@@ -244,18 +247,19 @@ class Watch:
         self._it, self._weights, self._saved = it, weights, dict[int, list[int]]()
 
     def during(self, step: Callable[[], None]) -> None:
-        original = engine_module.before_backward
+        engine = self._it.engine
+        original = engine._backward
 
-        def before_backward(*given: Any) -> None:
+        def backward(*given: Any) -> None:
             self._look()
             original(*given)
 
-        engine_module.before_backward = before_backward
+        engine._backward = backward
         try:
             with torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack):
                 step()
         finally:
-            engine_module.before_backward = original
+            engine._backward = original
 
     def _pack(self, tensor: torch.Tensor) -> Any:
         is_weight = any(isinstance(t, torch.nn.Parameter) for t in (tensor, tensor._base))
@@ -268,11 +272,16 @@ class Watch:
         saved = {key: size for key, (size, _) in self._saved.items()}
         units = (unit for stage in self._it.stages for unit in sharded_modules(stage))
         shared = [p for unit in units for p in unit._get_fsdp_state()._fsdp_param_group.fsdp_params]
-        gradients = [p.grad for p in self._it.names.values()] + [p.unsharded_accumulated_grad for p in shared]
+        shards = [_local(p.grad) for stage in self._it.stages for p in stage.shards.values()]
+        gradients = [*shards, *(p.grad for p in self._it.names.values())]
         gathered = [p._unsharded_param for p in shared if hasattr(p, "_unsharded_param")]
         self.kept = max(self.kept, sum((_distinct([*leaves, *outputs]) | saved).values()))
         self.gradients = max(self.gradients, sum(_distinct(g for g in gradients if g is not None).values()))
         self.gathered = max(self.gathered, sum(_distinct(gathered).values()))
+
+
+def _local(gradient: Any) -> Any:
+    return None if gradient is None else gradient.to_local()
 
 
 def _unpack(held: Any) -> torch.Tensor:

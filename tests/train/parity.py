@@ -79,8 +79,6 @@ class Trial:
     """Modules, or towers without their projectors, whose weights do not train."""
     bad_positions: tuple[int, ...] = ()
     """Of every batch, samples that carry no loss."""
-    shard_parameters: bool = False
-    """Whether replicas share out parameters."""
     device: str = "cpu"
     """Of every rank; on one GPU several share it."""
     dtype: torch.dtype = torch.float32
@@ -160,8 +158,7 @@ def train(rank: int, folder: Path, trial: Trial) -> list[Step]:
     exact_on(trial.device)
     subject = trial.subject
     it = Rank(
-        rank, trial.plan, subject.family, subject.build().to(trial.dtype), frozen=trial.frozen,
-        shard_parameters=trial.shard_parameters, device=trial.device,
+        rank, trial.plan, subject.family, subject.build().to(trial.dtype), frozen=trial.frozen, device=trial.device
     )  # fmt: skip
     reducer = it.reducer()
     trained = {n: p for n, p in it.names.items() if p.requires_grad}
@@ -175,16 +172,22 @@ def train(rank: int, folder: Path, trial: Trial) -> list[Step]:
     return steps
 
 
-def _whole(name: str, parameter: torch.Tensor, it: Rank) -> Any:
-    """A gradient, put together where replicas hold rows of it, or the parts of it that tensor-parallel ranks hold."""
+def _whole(name: str, parameter: torch.Tensor, it: Rank) -> torch.Tensor:
+    """A gradient, put together of the pieces that replicas and tensor-parallel ranks hold of it."""
     assert parameter.grad is not None, f"{name} has no gradient"
-    gradient = parameter.grad.cpu().clone()
-    if name not in it.parts:
+    gradient, part = parameter.grad.cpu().clone(), it.parts.get(name)
+    if part is None:
         return gradient
-    group = it.groups.tensor if it.groups.tensor.size() > 1 else it.groups.replicas
-    parts = [torch.empty(0)] * group.size()
-    dist.all_gather_object(parts, gradient, group=group)
-    return parts if group is it.groups.tensor else torch.cat(parts)
+    pieces = list(part.pieces(gradient))
+    for group in (it.groups.shards, it.groups.tensor):
+        if group is not None:
+            of_ranks = [pieces] * group.size()
+            dist.all_gather_object(of_ranks, pieces, group=group)
+            pieces = [piece for of_rank in of_ranks for piece in of_rank]
+    whole = torch.full(part.shape, torch.nan)
+    for start, piece in pieces:
+        whole[tuple(slice(at, at + n) for at, n in zip(start, piece.shape, strict=True))] = piece
+    return whole
 
 
 def assert_equal_steps(ranks: Sequence[Sequence[Step]], expected: Sequence[Step], tolerance: float = TOLERANCE) -> None:
@@ -200,23 +203,11 @@ def assert_equal_steps(ranks: Sequence[Sequence[Step]], expected: Sequence[Step]
         assert set(gradients) <= covered, "a parameter with a gradient is held by no rank"
 
 
-def _assert_close(name: str, got: Any, want: torch.Tensor | None, tolerance: float) -> None:
+def _assert_close(name: str, got: torch.Tensor, want: torch.Tensor | None, tolerance: float) -> None:
     if want is None:  # nothing depends on it: an unused embedding
-        parts = got if isinstance(got, list) else [got]
-        assert not any(part.any() for part in parts), f"{name} has a gradient"
+        assert not got.any(), f"{name} has a gradient"
         return
-    got = joined(got, want) if isinstance(got, list) else got
     # Without rope, attention does not depend on a key's bias: all of its gradient is rounding.
     least = 1e-7 if name.endswith("k_proj.bias") else 1e-17
     error = float((got - want).abs().max())
     assert error <= max(tolerance * float(want.abs().max()), least), f"{name} off by {error:.2e}"
-
-
-def joined(parts: Sequence[torch.Tensor], want: torch.Tensor) -> torch.Tensor:
-    """Parts of a matrix along the axis along which they are parts; a fused one holds several matrices."""
-    (axis,) = [d for d in range(want.dim()) if parts[0].shape[d] != want.shape[d]]
-    whole = torch.cat(list(parts), dim=axis)
-    if parts[0].shape[axis] % 3:
-        return whole
-    fused = torch.cat([torch.cat([p.chunk(3, axis)[i] for p in parts], axis) for i in range(3)], axis)
-    return min(whole, fused, key=lambda candidate: float((candidate - want).norm()))

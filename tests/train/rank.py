@@ -13,7 +13,7 @@ from dflop.records import LLM, Plan, SampleShape, StepPlan
 from dflop.train.engine import Engine
 from dflop.train.feed import Feed, PreparedStep, SampleSource
 from dflop.train.fillers import Fillers
-from dflop.train.fsdp import shard_parameters as share_out
+from dflop.train.fsdp import shard_parameters
 from dflop.train.loop import Hooks, LoopSettings, Trainer
 from dflop.train.optim import Optimizer, OptimizerSettings, make_optimizer
 from dflop.train.reduce import GradientReducer
@@ -28,19 +28,18 @@ class Rank:
 
     def __init__(
         self, rank: int, plan: Plan, family: Family, model: torch.nn.Module, *, frozen: Collection[str] = (),
-        shard_parameters: bool = False, device: str = "cpu", is_alone: bool = False,
+        device: str = "cpu", is_alone: bool = False,
     ) -> None:  # fmt: skip
         self.plan, self.family, self.seat = plan, family, seat_of(plan, rank)
         self.dtype = next(model.parameters()).dtype
         self.groups: Any = None if is_alone else make_groups(plan, rank, timeout_s=TIMEOUT_S)
-        self.stages, self.parts = make_stages(model, family, self.seat, None if is_alone else self.groups.tensor)
+        self.stages, self.cut = make_stages(model, family, self.seat, None if is_alone else self.groups.tensor)
         if device != "cpu":
             for stage in self.stages:
                 stage.to(device)
         trains = prepare_stages(self.stages, plan, self.seat, family, frozen=frozen)
-        self.is_sharded = shard_parameters
-        if shard_parameters:
-            self.parts |= share_out(self.stages, plan, self.seat, self.groups)
+        shared = {} if is_alone else shard_parameters(self.stages, self.groups, self.cut)
+        self.parts = self.cut | shared
         hidden = int(family.configs[LLM]["hidden_size"])
         self.engine = Engine(
             plan, self.seat, self.stages, self.groups, torch.device(device), hidden_size=hidden,
@@ -54,11 +53,11 @@ class Rank:
 
     def optimizer(self, rate: float, weight_decay: float = 0.0) -> Optimizer:
         numbers = OptimizerSettings(rate, weight_decay)
-        return make_optimizer(self.plan, self.seat, self.stages, self.groups, self.parts, numbers)
+        return make_optimizer(self.plan, self.seat, self.stages, self.groups, numbers)
 
     def reducer(self, optimizer: Optimizer | None = None) -> GradientReducer:
         owners = optimizer.owners if optimizer else None
-        return GradientReducer(self.plan, self.seat, self.stages, self.groups, self.parts, owners=owners)
+        return GradientReducer(self.plan, self.seat, self.stages, self.groups, self.cut, owners=owners)
 
     def feed(self, source: SampleSource, **options: Any) -> Feed:
         stage = llm_stage_of(self.stages)
@@ -66,7 +65,7 @@ class Rank:
 
     def prepare(self, source: SampleSource, step_plan: StepPlan) -> PreparedStep:
         prepared = self.feed(source).prepare(step_plan)
-        if not self.is_sharded:
+        if self.groups.shards is None:
             return prepared
         return Fillers(source, self.family, self.plan, self.seat, llm_stage_of(self.stages)).fill(prepared)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -200,6 +201,16 @@ def make_inline_plan(stages: Sequence[dict[str, int]], *, dp: int, num_microbatc
         for name in sorted(names, key=lambda name: name == LLM)
     ]
     return _plan("inline", modules, num_microbatches)
+
+
+ALL = 10**6
+"""Replicas: all that a module has."""
+
+
+def sharing(plan: Plan, num_replicas: int) -> Plan:
+    """A plan of which groups of so many replicas share out parameters, or fewer where a module has fewer; 0: none."""
+    modules = (replace(m, parameter_shards=max(1, min(num_replicas, m.parallel.dp))) for m in plan.modules)
+    return replace(plan, modules=tuple(modules))
 
 
 def _plan(layout: str, modules: Sequence[ModulePlan], num_microbatches: int) -> Plan:

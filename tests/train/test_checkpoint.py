@@ -23,7 +23,7 @@ from dflop.train.optim import Optimizer, OptimizerSettings
 from tests.train import synthetic
 from tests.train.rank import Rank
 from tests.train.ranks import run_ranks
-from tests.train.synthetic import family, make_inline_plan, make_plan
+from tests.train.synthetic import ALL, family, make_inline_plan, make_plan, sharing
 
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 PLANS = {
@@ -33,11 +33,14 @@ PLANS = {
     "encoder pp2, dp2": make_plan({"vision": (2, 1), "audio": (1, 1), LLM: (1, 2)}, num_microbatches=1),
     "inline pp2 tp2": make_inline_plan([{"vision": 2, "audio": 2, LLM: 1}, {LLM: 3}], dp=1, tp=2, num_microbatches=1),
     "inline dp3": make_inline_plan([{"vision": 2, "audio": 2, LLM: 4}], dp=3, num_microbatches=1),
+    "inline dp4": make_inline_plan([{"vision": 2, "audio": 2, LLM: 4}], dp=4, num_microbatches=1),
+    "inline tp2 dp2": make_inline_plan([{"vision": 2, "audio": 2, LLM: 4}], dp=2, tp=2, num_microbatches=1),
 }
 ROUND_TRIPS = [
     ("split tp2 pp2", "", "encoder pp2, dp2", "states", True),
     ("encoder pp2, dp2", "states", "inline dp3", "parameters", False),
     ("inline dp3", "parameters", "inline pp2 tp2", "", False),
+    ("inline tp2 dp2", "parameters", "inline dp4", "in twos", False),
 ]
 """Saved as, what its replicas share out (optimizer states, parameters, nothing); the same of the loader; tied."""
 OTHERS = [
@@ -46,6 +49,8 @@ OTHERS = [
     ("split tp2 pp2", "", "inline dp3", "states", False),
     ("inline dp3", "parameters", "encoder pp2, dp2", "", False),
     ("one process", "", "inline dp3", "parameters", False),
+    ("inline dp4", "in twos", "inline tp2 dp2", "parameters", False),
+    ("inline dp3", "parameters", "inline dp4", "in twos", True),
     ("split tp2 pp2", "", "one process", "", True),
     ("inline pp2 tp2", "", "encoder pp2, dp2", "", False),
     ("inline dp3", "states", "split pp2", "", False),
@@ -57,7 +62,8 @@ def make_rank(rank, folder, name, tied, seed, shared):
     plan = PLANS[name]
     if shared == "states":
         plan = replace(plan, modules=tuple(replace(m, shard_optimizer=True) for m in plan.modules))
-    it = Rank(rank, plan, family(2), omni(tied, seed), shard_parameters=shared == "parameters")
+    plan = sharing(plan, {"parameters": ALL, "in twos": 2}.get(shared, 0))
+    it = Rank(rank, plan, family(2), omni(tied, seed))
     optimizer = it.optimizer(0.1, 0.1)
     return it, optimizer, Checkpointer(folder / "checkpoints", it.stages, optimizer, it.groups, it.parts, keep=2)
 

@@ -8,24 +8,21 @@ import pytest
 import torch
 from torch.distributed.tensor import DTensor
 
-from dflop.errors import ConfigError
-from dflop.parallel.topology import seat_of
 from dflop.records import LLM
-from dflop.train.fsdp import shard_parameters
 from tests.train.parity import Omni
 from tests.train.rank import Rank
 from tests.train.ranks import run_ranks
-from tests.train.synthetic import SyntheticSource, make_inline_plan, make_plan, make_step_plan
+from tests.train.synthetic import SyntheticSource, make_inline_plan, make_step_plan, sharing
 
 IMAGES = Omni(("image", "video"), num_steps=2, batch_size=6)
 
 
 def train(rank, folder, shard, dtype):
     """Two optimizer steps on two replicas: (norm, weights by rows, what was held)."""
-    plan = make_inline_plan([{"vision": 2, LLM: 4}], dp=2, num_microbatches=3)
+    plan = sharing(make_inline_plan([{"vision": 2, LLM: 4}], dp=2, num_microbatches=3), 2 if shard else 0)
     model = IMAGES.build().to(dtype)
     whole = {n: tuple(p.shape) for n, p in model.named_parameters()}
-    it = Rank(rank, plan, IMAGES.family, model, shard_parameters=shard)
+    it = Rank(rank, plan, IMAGES.family, model)
     optimizer = it.optimizer(1e-2, 0.1)
     reducer = it.reducer(optimizer)
     for step, batch in enumerate(IMAGES.batches):
@@ -77,10 +74,3 @@ def test_a_rank_keeps_its_rows_and_nothing_else(runs):
             assert tuple(p.shape) == (end - first, *whole[name][1:])
             half = -(-whole[name][0] // 2)
             assert (first, end) == ((0, half), (half, whole[name][0]))[rank]
-
-
-def test_tensor_parallelism_is_refused():
-    plan = make_plan({LLM: (1, 1, 2)}, num_microbatches=1)
-    with pytest.raises(ConfigError, match="tensor-parallel") as caught:
-        shard_parameters((), plan, seat_of(plan, 0), None)
-    assert caught.value.where == "train.shard_parameters"

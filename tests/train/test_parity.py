@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from dflop.records import LLM, Plan
 from tests.train import half
 from tests.train.parity import Omni, Trial, assert_equal_steps, reference, run_trial
-from tests.train.synthetic import assign, make_inline_plan, make_plan, make_step_plan
+from tests.train.synthetic import ALL, assign, make_inline_plan, make_plan, make_step_plan, sharing
 
 NUM_MICROBATCHES, NUM_STEPS = 4, 2
 IMAGES, MEDIA = ("image", "video"), ("image", "video", "audio")
@@ -40,7 +40,8 @@ class Layout:
     recompute: tuple[str, ...] = ()
     frozen: tuple[str, ...] = ()
     bad: tuple[int, ...] = ()
-    sharded: bool = False
+    sharded: int = 0
+    """Replicas that share out parameters, of a module that has as many; 0: none do."""
     kinds: tuple[str, ...] = ()
     """Media; those that the modules take where it is empty."""
 
@@ -50,7 +51,8 @@ class Layout:
             plan = make_plan(self.modules, num_microbatches=NUM_MICROBATCHES)
         else:
             plan = make_inline_plan(self.modules, dp=self.dp, tp=self.tp, num_microbatches=NUM_MICROBATCHES)
-        return replace(plan, modules=tuple(replace(m, recompute=m.module in self.recompute) for m in plan.modules))
+        modules = (replace(m, recompute=m.module in self.recompute) for m in sharing(plan, self.sharded).modules)
+        return replace(plan, modules=tuple(modules))
 
     @property
     def subject(self) -> Omni:
@@ -62,7 +64,7 @@ class Layout:
     @property
     def trial(self) -> Trial:
         plans = (make_step_plan(self.plan, batch, step, idle=True) for step, batch in enumerate(self.subject.batches))
-        return Trial(self.subject, self.plan, tuple(plans), self.frozen, self.bad, self.sharded)
+        return Trial(self.subject, self.plan, tuple(plans), self.frozen, self.bad)
 
 
 LAYOUTS = {
@@ -77,11 +79,11 @@ LAYOUTS = {
         MIXED, recompute=(LLM,), frozen=("vision.tower", "audio.tower", LLM)
     ),
     "inline pp2 dp2, sharded, tied ends, a tower frozen": Layout(
-        ENDS, dp=2, tied=True, sharded=True, frozen=("audio.tower",)
+        ENDS, dp=2, tied=True, sharded=ALL, frozen=("audio.tower",)
     ),
-    "vision dp2 + llm pp2, sharded, recomputed": Layout(
-        {"vision": (1, 2), LLM: (2, 1)}, sharded=True, recompute=(LLM,)
-    ),
+    "inline tp2 dp2, sharded": Layout(({"vision": 2, LLM: 4},), tp=2, dp=2, sharded=ALL),
+    "inline dp4, sharded in twos": Layout(ONE, dp=4, sharded=2, tied=True),
+    "vision dp2 + llm pp2, sharded, recomputed": Layout({"vision": (1, 2), LLM: (2, 1)}, sharded=ALL, recompute=(LLM,)),
 }
 OTHERS = {
     "vision + llm": Layout({"vision": (1, 1), LLM: (1, 1)}),
@@ -102,14 +104,18 @@ OTHERS = {
     "inline pp2, mixed stage, encoders frozen": Layout(MIXED, recompute=(LLM,), frozen=("vision", "audio")),
     "inline pp2, mixed stage, llm and audio frozen": Layout(MIXED, recompute=("vision",), frozen=("audio", LLM)),
     "vision pp2 + llm pp2, tower frozen and recomputed": Layout(SPLIT, recompute=("vision",), frozen=("vision.tower",)),
-    "inline dp4, sharded": Layout(ONE, dp=4, sharded=True),
-    "inline dp2, sharded, vision frozen": Layout(ONE, dp=2, sharded=True, frozen=("vision",)),
-    "inline dp2, sharded, llm frozen": Layout(ONE, dp=2, sharded=True, frozen=(LLM,)),
+    "vision dp4 + llm tp2 dp2, sharded, tied": Layout({"vision": (1, 4), LLM: (1, 2, 2)}, sharded=2, tied=True),
+    "inline pp2 tp2 dp2, sharded, tied ends": Layout(ENDS, dp=2, tp=2, sharded=ALL, tied=True, kinds=IMAGES),
+    "inline tp2 dp4, sharded in twos": Layout(({"vision": 2, LLM: 4},), tp=2, dp=4, sharded=2),
+    "inline pp2 dp4, sharded in twos, mixed stages": Layout(MIXED, dp=4, sharded=2),
+    "inline dp4, sharded": Layout(ONE, dp=4, sharded=ALL),
+    "inline dp2, sharded, vision frozen": Layout(ONE, dp=2, sharded=ALL, frozen=("vision",)),
+    "inline dp2, sharded, llm frozen": Layout(ONE, dp=2, sharded=ALL, frozen=(LLM,)),
     "inline pp2 dp2, sharded, projectors alone train": Layout(
-        MIXED, dp=2, sharded=True, frozen=("vision.tower", "audio.tower", LLM)
+        MIXED, dp=2, sharded=ALL, frozen=("vision.tower", "audio.tower", LLM)
     ),
-    "inline pp2 dp2, sharded, mixed stages": Layout(MIXED, dp=2, sharded=True),
-    "vision dp2 + llm dp2, sharded": Layout({"vision": (1, 2), LLM: (1, 2)}, sharded=True),
+    "inline pp2 dp2, sharded, mixed stages": Layout(MIXED, dp=2, sharded=ALL),
+    "vision dp2 + llm dp2, sharded": Layout({"vision": (1, 2), LLM: (1, 2)}, sharded=ALL),
 }
 """In a lane."""
 

@@ -1,0 +1,105 @@
+-- Plans say which replicas share out parameters, and what their messages take.
+
+-- A new table, because DuckDB cannot replay a change of a column's type after a crash.
+create table plan_with_groups (
+    plan_id varchar not null,
+    run_id varchar not null,
+    candidate_rank bigint not null,
+    layout varchar not null,
+    modules struct(
+        module varchar,
+        parallel struct(tp bigint, pp bigint, dp bigint),
+        first_rank bigint,
+        layers_per_stage bigint[],
+        stage_memory_bytes bigint[],
+        recompute boolean,
+        shard_optimizer boolean,
+        parameter_shards bigint,
+        gather_s double[],
+        scatter_s double[],
+        max_tokens bigint
+    )[] not null,
+    num_microbatches bigint not null,
+    global_batch_size bigint not null,
+    formula_step_s double not null,
+    predicted_step_s double not null,
+    baseline_step_s double not null,
+    sync_s double not null,
+    uniform_step_s double not null,
+    table_ids varchar[] not null,
+    snapshot_seq bigint not null,
+    reason varchar not null,
+    _run_id varchar not null,
+    _producer varchar not null,
+    _seq bigint not null
+);
+
+insert into plan_with_groups
+select
+    plan_id,
+    run_id,
+    candidate_rank,
+    layout,
+    [
+        struct_pack(
+            module := place.module,
+            parallel := place.parallel,
+            first_rank := place.first_rank,
+            layers_per_stage := place.layers_per_stage,
+            stage_memory_bytes := place.stage_memory_bytes,
+            recompute := place.recompute,
+            shard_optimizer := place.shard_optimizer,
+            parameter_shards := 1::bigint,
+            gather_s := []::double[],
+            scatter_s := []::double[],
+            max_tokens := place.max_tokens
+        )
+        for place in modules
+    ] as modules,
+    num_microbatches,
+    global_batch_size,
+    formula_step_s,
+    predicted_step_s,
+    baseline_step_s,
+    sync_s,
+    uniform_step_s,
+    table_ids,
+    snapshot_seq,
+    reason,
+    _run_id,
+    _producer,
+    _seq
+from plan;
+
+drop table plan;
+alter table plan_with_groups rename to plan;
+
+comment on table plan is
+'A layout of the model on the cluster and what it was predicted to take; runners-up are kept. v_plan is readable.';
+comment on column plan.plan_id is 'identity of the plan';
+comment on column plan.run_id is 'run it was made for';
+comment on column plan.candidate_rank is '0 is the plan that runs, higher ranks are runners-up';
+comment on column plan.layout is
+'split: every module has its own processes; inline: one chain of stages holds the layers of all modules';
+comment on column plan.modules is
+'per module: degrees, first global rank, layers per stage (inline: 0 where a stage holds none), predicted peak bytes '
+'per process of each stage (inline: of all modules, told by the llm alone), whether layers run again in backward '
+'(recompute), whether replicas share out the optimizer (shard_optimizer), replicas that share out parameters '
+'(parameter_shards, 1: none), per stage predicted seconds in which these gather weights and share out gradients once '
+'(gather_s, scatter_s), tokens a microbatch of one rank may have (max_tokens, 0: no cap)';
+comment on column plan.num_microbatches is 'microbatches per global batch';
+comment on column plan.global_batch_size is 'samples per optimizer step';
+comment on column plan.formula_step_s is 'objective of the planning formula, seconds';
+comment on column plan.predicted_step_s is 'mean simulated step with the scheduler that will run, seconds';
+comment on column plan.baseline_step_s is
+'mean simulated step of the same layout with data-blind microbatches, seconds';
+comment on column plan.sync_s is
+'part of every step time that is behind the pipeline: gradient synchronisation and optimizer, seconds';
+comment on column plan.uniform_step_s is
+'mean simulated step of the best data-blind plan with one layout for the whole model, seconds; NaN: none known';
+comment on column plan.table_ids is 'cost tables it was computed from';
+comment on column plan.snapshot_seq is 'store snapshot the inputs were read from';
+comment on column plan.reason is 'why this candidate has this rank';
+comment on column plan._run_id is 'run of the spool file the row came from';
+comment on column plan._producer is 'producer of the spool file the row came from';
+comment on column plan._seq is 'number of the spool file within its producer';
