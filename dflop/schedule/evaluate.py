@@ -8,7 +8,7 @@ cores, the reference simulator takes its place: only that one knows about conten
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -89,8 +89,19 @@ class StepEvaluator:
                         known[key] = self._seconds(part, key, loads[part.module], assignment)
                     seconds[0, nodes] += known[key][0].T
                     seconds[1, nodes] += known[key][1].T
+                self._wait_for_weights(parts, stage, active, seconds[:, nodes])
         seconds *= self._slowness[:, np.newaxis]
         return StepWork(is_active, seconds[0], seconds[1], delays[0], delays[1], self._feeds(assignment))
+
+    def _wait_for_weights(self, parts: Sequence[ModulePlan], stage: int, active: Ints, seconds: Floats) -> None:
+        """Seconds `[2, dp, microbatches]` of a stage, no less than gathering its shared weights takes; in place.
+
+        Both passes gather, the backward one shares out gradients, too; what is shorter hides behind computing.
+        """
+        gather_s = sum(part.gather_s[stage] for part in parts if part.gather_s)
+        scatter_s = sum(part.scatter_s[stage] for part in parts if part.scatter_s)
+        np.maximum(seconds[0], gather_s * active, out=seconds[0])
+        np.maximum(seconds[1], (gather_s + scatter_s) * active, out=seconds[1])
 
     def step_s(self, assignment: Assignment) -> float:
         """Simulated seconds of forward and backward; `Plan.sync_s` comes on top."""
