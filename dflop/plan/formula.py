@@ -71,11 +71,6 @@ class FormulaTable:
     modules: tuple[ModuleTable, ...]
     """Encoders first, the LLM last."""
 
-    @property
-    def num_choices(self) -> int:
-        """Choices of one candidate per module, feasible or not."""
-        return int(np.prod([float(len(m.candidates)) for m in self.modules]))
-
     def objectives(self, choices: Ints) -> Floats:
         """J in seconds of choices `[N, modules]`; a choice's value does not hang on the others beside it."""
         columns = list(zip(self.modules, choices.T, strict=True))
@@ -101,6 +96,11 @@ class FormulaTable:
             sum(m.num_processes[c] for m, c in picked) <= self.num_processes
             and all(llm_pp <= m.max_llm_pp[c] for m, c in picked)
         )
+
+    def select(self, rows: Sequence[Ints]) -> FormulaTable:
+        """With the candidates at indices, per module, in that order."""
+        modules = tuple(m.select(of) for m, of in zip(self.modules, rows, strict=True))
+        return FormulaTable(self.num_microbatches, self.num_processes, modules)
 
     def layout(self, choice: Sequence[int]) -> dict[str, Candidate]:
         """The candidates of a choice, by module."""

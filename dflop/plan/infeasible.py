@@ -12,9 +12,9 @@ from typing import Any
 from dflop import units
 from dflop.errors import InfeasiblePlanError
 from dflop.plan.drafts import chain_peaks, largest_loads, split_draft
-from dflop.plan.enumerate import best_choices
 from dflop.plan.formula import formula_table
 from dflop.plan.inline import inline_choices
+from dflop.plan.program import good_choice
 from dflop.plan.space import Problem, SearchSpace
 from dflop.records import ModulePlan, Plan
 
@@ -60,7 +60,8 @@ def find_draft(problem: Problem) -> Plan | None:
     for m in _far_apart(problem.microbatch_choices):
         if "split" in problem.space.layouts and len(problem.specs) <= problem.cluster.num_processes:
             table = formula_table(problem, m)
-            for value, choice in best_choices(table, 1):
+            if (found := good_choice(table)) is not None:
+                value, choice = found
                 return split_draft(problem, m, table.layout(choice), value)
         if "inline" in problem.space.layouts:
             for _, plan in inline_choices(problem, m, top=1):

@@ -1,35 +1,46 @@
-"""The plan: formula to find candidates, simulator with the real scheduler to rank them.
+"""The plan: formula and program to find candidates, simulator with the real scheduler to rank them.
 
-Per number of microbatches the formula nominates layouts with ranks of their own per module and inline chains; the tuned
-data-blind plan stands beside them. All are scheduled and simulated on sampled global batches. The re-rank is not
-optional: the formula does not see contention for cores, and only the simulator knows what the scheduler makes of a
-layout.
+Per number of microbatches the formula nominates inline chains and, proven by a program, layouts with ranks of their own
+per module; the tuned data-blind plan stands beside them. All are scheduled and simulated on sampled global batches. The
+re-rank is not optional: the formula does not see contention for cores, and only the simulator knows what the scheduler
+makes of a layout.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from dflop.cost.model import CostModel
 from dflop.plan.baselines.uniform import tuned_uniform
 from dflop.plan.candidates import check_processes
 from dflop.plan.drafts import fits, split_draft
-from dflop.plan.enumerate import best_choices
 from dflop.plan.formula import FormulaTable, formula_table
 from dflop.plan.infeasible import explain
 from dflop.plan.inline import inline_choices
+from dflop.plan.program import CUTOFF_RATIO, Optimum, optima, process_price_s
 from dflop.plan.rank import Ranked, arrival_step_s, nominate, rank
-from dflop.plan.space import PlanRules, Problem, SearchSpace
-from dflop.plan.verdict import prefer_simple, reason
+from dflop.plan.space import Problem, SearchSpace
+from dflop.plan.verdict import prefer_simple, proven, reason
 from dflop.plan.worst import beyond_text, samples_beyond
-from dflop.records import ClusterSpec, ModuleSpec, Plan, SampleShape
+from dflop.records import ClusterSpec, ModuleSpec, Plan, PlanProgram, SampleShape
 from dflop.schedule.policies import QUICK, Effort
 
 DRAFTS_PER_COUNT = 15
 """Layouts kept per number of microbatches, of each kind."""
 COARSE_RATIO, NUM_REFINED = 1.4, 2
 """Step time changes slowly with the number of microbatches: tried coarsely first, then all around the best two."""
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What a search came to."""
+
+    plans: tuple[Plan, ...]
+    """Simulated, the one to run first."""
+    programs: tuple[PlanProgram, ...]
+    """What is proven of plans with processes of their own per module, by the number of microbatches."""
 
 
 def make_plans(
@@ -81,36 +92,57 @@ def plan_problem(
     policy: str = "balanced",
     progress: Callable[[str], None] | None = None,
 ) -> tuple[Plan, ...]:
-    """As `make_plans`, for a scheduling policy of one's own, too.
+    """As `make_plans`, for a scheduling policy of one's own, too."""
+    return optimize(problem, top=top, effort=effort, policy=policy, progress=progress).plans
+
+
+def optimize(
+    problem: Problem,
+    *,
+    top: int = 40,
+    effort: Effort = QUICK,
+    policy: str = "balanced",
+    progress: Callable[[str], None] | None = None,
+) -> Planned:
+    """As `plan_problem`, with what is proven.
 
     Under the rules of another trainer plans are split and run in arrival order. Where no plan holds the largest samples
     of the data, plans are for the drawn batches, and the first one's reason names the samples that go beyond it.
+
+    Raises:
+        InfeasiblePlanError: as of `make_plans`.
+        CostError: as of `make_plans`.
     """
     tell = progress or (lambda _: None)
     if problem.space.rules is not None:
         problem, policy = replace(problem, space=replace(problem.space, layouts=("split",))), "arrival"
     if problem.space.layouts == ("split",):
         check_processes([s.module for s in problem.specs], problem.cluster.num_processes)
-    ranked, beyond = _ranked(problem, top, effort, policy, tell), ""
+    ranked, programs = _ranked(problem, top, effort, policy, tell)
+    beyond = ""
     if not ranked and problem.worst_samples:
         tell("no plan holds the largest samples of the data: planning for the drawn batches alone")
-        ranked = _ranked(replace(problem, worst_samples=()), top, effort, policy, tell)
+        ranked, programs = _ranked(replace(problem, worst_samples=()), top, effort, policy, tell)
         beyond = beyond_text(problem, samples_beyond(problem, ranked[0].plan)) if ranked else ""
     if not ranked:
         raise explain(problem)
-    for line in _extrapolated(ranked[0].plan, problem):
+    best = ranked[0].plan
+    for line in _extrapolated(best, problem):
         tell(line)
     reasons = [reason(r, ranked, policy) for r in ranked]
     reasons[0] = f"{reasons[0]} {beyond}".rstrip()
-    return tuple(
+    plans = (
         replace(r.plan, candidate_rank=place, reason=why)
         for place, (r, why) in enumerate(zip(ranked, reasons, strict=True))
     )
+    return Planned(tuple(plans), tuple(replace(p, run_id=problem.run_id, plan_id=best.plan_id) for p in programs))
 
 
-def _ranked(problem: Problem, top: int, effort: Effort, policy: str, tell: Callable[[str], None]) -> list[Ranked]:
-    """Simulated plans that fit in memory, the uniform data-blind plan among them; empty if none fits."""
-    drafts = _drafts(problem, tell)
+def _ranked(
+    problem: Problem, top: int, effort: Effort, policy: str, tell: Callable[[str], None]
+) -> tuple[list[Ranked], list[PlanProgram]]:
+    """Simulated plans that fit in memory, the uniform data-blind plan among them, none if none fits; what is proven."""
+    drafts, programs = _drafts(problem, tell)
     uniform = tuned_uniform(problem, lambda plan: arrival_step_s(problem, plan))
     nominees = nominate(drafts, top)
     if uniform is not None and "inline" in problem.space.layouts:
@@ -119,53 +151,80 @@ def _ranked(problem: Problem, top: int, effort: Effort, policy: str, tell: Calla
     held = " with the largest samples of the data" * bool(problem.worst_samples)
     tell(f"simulated {len(nominees)} plans on {len(problem.batches)} global batches, {len(ranked)} fit in memory{held}")
     uniform_s = float("nan") if uniform is None else arrival_step_s(problem, uniform)
-    return [replace(r, plan=replace(r.plan, uniform_step_s=uniform_s)) for r in ranked]
+    return [replace(r, plan=replace(r.plan, uniform_step_s=uniform_s)) for r in ranked], programs
 
 
-def _drafts(problem: Problem, tell: Callable[[str], None]) -> list[Plan]:
+def _drafts(problem: Problem, tell: Callable[[str], None]) -> tuple[list[Plan], list[PlanProgram]]:
     """The formula's favourites for numbers of microbatches far apart, then for those beside the best of these."""
     counts = problem.microbatch_choices
-    found = {m: _drafts_of(problem, m, tell) for m in _far_apart(counts)}
+    found, proofs = _visit(problem, _far_apart(counts), math.inf, tell)
     best = sorted((min(d.formula_step_s for d in drafts), m) for m, drafts in found.items() if drafts)[:NUM_REFINED]
-    visited = sorted(found)
+    visited, more = sorted(found), set[int]()
     for _, m in best:
         at = visited.index(m)
         below, above = visited[max(at - 1, 0)], visited[min(at + 1, len(visited) - 1)]
-        found |= {n: _drafts_of(problem, n, tell) for n in counts if below < n < above and n not in found}
-    return [draft for m in sorted(found) for draft in found[m]]
+        more |= {n for n in counts if below < n < above and n not in found}
+    if more:
+        others, other_proofs = _visit(problem, sorted(more), best[0][0], tell)
+        found, proofs = found | others, proofs + other_proofs
+    if problem.space.rules is not None:
+        proofs = []  # of parts of what the rules allow
+    proofs.sort(key=lambda o: o.program.num_microbatches)
+    programs = [o.program for o in proofs]
+    if solved := [k for k, o in enumerate(proofs) if o.found]:
+        k = min(solved, key=lambda k: programs[k].objective_s)
+        programs[k] = replace(programs[k], process_price_s=process_price_s(proofs[k]))
+    for line in proven(programs):
+        tell(line)
+    return [draft for m in sorted(found) for draft in found[m]], programs
 
 
-def _drafts_of(problem: Problem, num_microbatches: int, tell: Callable[[str], None]) -> list[Plan]:
-    found: list[Plan] = []
-    if "split" in problem.space.layouts and len(problem.specs) <= problem.cluster.num_processes:
-        table = formula_table(problem, num_microbatches)
-        if problem.space.rules is not None:
-            found += _drafts_under_rules(problem, table, problem.space.rules)
-        else:
-            found += [
-                split_draft(problem, num_microbatches, table.layout(choice), value)
-                for value, choice in best_choices(table, DRAFTS_PER_COUNT)
-            ]
-    if "inline" in problem.space.layouts:
-        found += [plan for _, plan in inline_choices(problem, num_microbatches, top=DRAFTS_PER_COUNT)]
-    kept = f"{len(found)} layouts kept" if found else "nothing fits"
-    tell(f"{num_microbatches} microbatches: {kept}")
-    return found
+def _visit(
+    problem: Problem, counts: Sequence[int], known_s: float, tell: Callable[[str], None]
+) -> tuple[dict[int, list[Plan]], list[Optimum]]:
+    """Drafts per number of microbatches, and what is proven; `known_s` is the best formula value so far."""
+    space, found = problem.space, {m: list[Plan]() for m in counts}
+    if "inline" in space.layouts:
+        for m in counts:
+            found[m] += [plan for _, plan in inline_choices(problem, m, top=DRAFTS_PER_COUNT)]
+    proofs = list[Optimum]()
+    if "split" in space.layouts and len(problem.specs) <= problem.cluster.num_processes:
+        known_s = min([known_s, *(draft.formula_step_s for drafts in found.values() for draft in drafts)])
+        tables = [table for m in counts for table in _tables(problem, m)]
+        # Rules cut a space into many parts: only one that may hold the best plan of all is worth a program.
+        proofs = optima(tables, known_s, DRAFTS_PER_COUNT, ratio=CUTOFF_RATIO if space.rules is None else 1.0)
+        for each in proofs:
+            found[each.table.num_microbatches] += _split_drafts(problem, each)
+    for m, drafts in found.items():
+        if space.rules is not None:
+            alike = {plan.plan_id: plan for plan in drafts}
+            drafts[:] = sorted(alike.values(), key=lambda plan: (plan.formula_step_s, plan.plan_id))[:DRAFTS_PER_COUNT]
+        kept = f"{len(drafts)} layouts kept" if drafts else "nothing fits"
+        tell(f"{m} microbatches: {kept}")
+    return found, proofs
 
 
-def _drafts_under_rules(problem: Problem, table: FormulaTable, rules: PlanRules) -> list[Plan]:
-    """The best drafts that another trainer accepts; splits of layers are bent to what it can say."""
-    m, found = table.num_microbatches, []
-    for part in rules.parts([t.candidates for t in table.modules], problem.global_batch_size // m):
-        small = replace(table, modules=tuple(t.select(i) for t, i in zip(table.modules, part, strict=True)))
-        for value, choice in best_choices(small, DRAFTS_PER_COUNT):
+def _tables(problem: Problem, num_microbatches: int) -> list[FormulaTable]:
+    """One of all candidates; under rules one per part of what they allow."""
+    table, rules = formula_table(problem, num_microbatches), problem.space.rules
+    if rules is None:
+        return [table]
+    num_samples = problem.global_batch_size // num_microbatches
+    return [table.select(part) for part in rules.parts([m.candidates for m in table.modules], num_samples)]
+
+
+def _split_drafts(problem: Problem, proof: Optimum) -> list[Plan]:
+    """Under rules layers are bent to what they allow, and may not fit then."""
+    m, rules, drafts = proof.table.num_microbatches, problem.space.rules, list[Plan]()
+    for value, choice in proof.found:
+        layout = proof.table.layout(choice)
+        if rules is not None:
             layout = {
                 name: replace(c, layers_per_stage=rules.nearest_layers(c.layers_per_stage))
-                for name, c in small.layout(choice).items()
+                for name, c in layout.items()
             }
-            found.append(split_draft(problem, m, layout, value))
-    fitting = {plan.plan_id: plan for plan in found if fits(problem, plan)}
-    return sorted(fitting.values(), key=lambda plan: (plan.formula_step_s, plan.plan_id))[:DRAFTS_PER_COUNT]
+        drafts.append(split_draft(problem, m, layout, value))
+    return drafts if rules is None else [draft for draft in drafts if fits(problem, draft)]
 
 
 def _far_apart(counts: Sequence[int]) -> list[int]:

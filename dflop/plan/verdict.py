@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from dflop import units
 from dflop.plan.rank import Ranked
-from dflop.records import LLM, Plan
+from dflop.records import LLM, Plan, PlanProgram
 
 SIMPLICITY_FRAC = 0.05
 """How much slower the fastest inline plan may be than the fastest split one and still be preferred: it needs no
@@ -46,6 +46,21 @@ def reason(ranked: Ranked, candidates: Sequence[Ranked], policy: str = "balanced
     return (
         f"{units.ratio(ranked.first_step_s / best.first_step_s)} the step time of the chosen plan on the first batches"
     )
+
+
+def proven(programs: Sequence[PlanProgram]) -> list[str]:
+    """What programs prove together, as a line; none where there was nothing to prove."""
+    bound_s = min((p.bound_s for p in programs), default=math.inf)
+    if math.isinf(bound_s):
+        return []
+    num_solved = sum(p.num_columns_left > 0 for p in programs)
+    best_s = min(p.objective_s for p in programs)
+    gap = "" if best_s <= bound_s * (1 + 1e-9) else f", the best known one is at {units.seconds(best_s)}"
+    return [
+        f"proven of the formula, not of simulated steps: no plan with processes of their own per module is below "
+        f"{units.seconds(bound_s)} at {len(programs)} numbers of microbatches{gap}; {num_solved} programs solved, "
+        f"{len(programs) - num_solved} settled by bounds"
+    ]
 
 
 def _chosen(plan: Plan, candidates: Sequence[Ranked]) -> str:

@@ -38,7 +38,7 @@ from dflop.records.observations import (
     StepFlops,
     StepObservation,
 )
-from dflop.records.plans import ModulePlan, ModuleWork, Plan, StepPlan
+from dflop.records.plans import ModulePlan, ModuleWork, Plan, PlanProgram, StepPlan
 from dflop.records.samples import LLM, MediaItem, ModuleLoad, ProfileRecord, QuarantinedSample, SampleShape
 
 __all__ = [
@@ -65,6 +65,7 @@ __all__ = [
     "NodeFactor",
     "ParallelSpec",
     "Plan",
+    "PlanProgram",
     "ProfileRecord",
     "QuarantinedSample",
     "RankFactor",

@@ -108,6 +108,36 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
+class PlanProgram:
+    """What is proven of plans with one number of microbatches whose modules have processes of their own.
+
+    It is proven of the planning formula, never of simulated steps.
+    """
+
+    run_id: str
+    plan_id: str
+    """The plan that the search came to, whatever its layout and number of microbatches."""
+    num_microbatches: int
+    num_columns: int
+    """Layouts of all modules that fit in memory."""
+    num_columns_left: int
+    """Those that bounds leave: the binaries of the program."""
+    incumbent_s: float
+    """Formula value of the best plan known before; infinite where none was."""
+    objective_s: float
+    """Of the best plan found."""
+    bound_s: float
+    """No plan has a smaller one."""
+    gap_frac: float
+    """By how much a better plan could be, of `objective_s`."""
+    status: str
+    """`optimal`: proven the best; `node limit`: stopped before; `bounded`: none is near the best plan of any kind, so
+    it was not solved; `infeasible`: none fits."""
+    process_price_s: float
+    """Formula seconds that a process more saves in the relaxed program; NaN but for the best number of microbatches."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModuleWork:
     """Items of one module in a global batch and who owns them.
 

@@ -94,8 +94,8 @@ def kind_of(cls: type[Any]) -> str:
 _WITH_TABLE: tuple[type[Any], ...] = (
     records.RunRecord, records.JobRecord, records.RunInput, records.RunEvent, records.ProfileRecord,
     records.SampleShape, records.QuarantinedSample, records.Measurement, records.CostTable, records.LinkMeasurement,
-    records.LinkCost, records.Plan, records.StepPlan, records.StepObservation, records.StepFlops, records.RankSpan,
-    records.RankMemory, records.Correction, records.RankFactor, records.GateReading, records.Decision,
+    records.LinkCost, records.Plan, records.PlanProgram, records.StepPlan, records.StepObservation, records.StepFlops,
+    records.RankSpan, records.RankMemory, records.Correction, records.RankFactor, records.GateReading, records.Decision,
 )  # fmt: skip
 KINDS = {kind_of(cls): cls for cls in _WITH_TABLE}
 """Record class of every kind."""

@@ -13,12 +13,12 @@ from dflop.plan.baselines.blind import blind_plan
 from dflop.plan.baselines.layers import even_chain, even_layers
 from dflop.plan.baselines.uniform import MIN_SIMULATED, default_plan, tuned_uniform, uniform_plans
 from dflop.plan.drafts import fits
-from dflop.plan.enumerate import best_choices
 from dflop.plan.formula import formula_table
 from dflop.plan.rank import arrival_step_s
 from dflop.records import LLM, ParallelSpec
 from tests.builders import make_sample, make_specs
 from tests.plan.problems import baseline_problem, tiles_the_cluster
+from tests.plan.test_formula import every_choice
 
 # Layers cut by count
 
@@ -131,7 +131,7 @@ def batch_of(lengths):
 
 def formula_s(problem):
     tables = [formula_table(problem, m) for m in problem.microbatch_choices]
-    return min(value for table in tables for value, _ in best_choices(table, 1))
+    return min(found[0][0] for table in tables if (found := every_choice(table)))
 
 
 def test_blind_plan_sees_means_only():

@@ -1,85 +1,24 @@
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pytest
 
 from dflop.cost.link_costs import ALL_REDUCE
 from dflop.cost.model import has_edge
-from dflop.plan.candidates import Candidate, Candidates
+from dflop.plan.candidates import Candidate
+from dflop.plan.columns import Found, best_of, combined
 from dflop.plan.drafts import fits, split_draft
-from dflop.plan.enumerate import best_choices
-from dflop.plan.formula import FormulaTable, ModuleTable, formula_table, module_table
-from dflop.plan.milp import solve_milp
+from dflop.plan.formula import FormulaTable, formula_table, module_table
 from dflop.plan.space import Problem
 from dflop.records import LLM
-from tests.builders import make_link, make_specs
+from tests.builders import make_link
 from tests.plan.problems import make_problem
 
 
-def random_table(seed: int, num_encoders: int, *, num_processes: int = 12, size: int = 9) -> FormulaTable:
-    """Candidates of every degree up to 3, a random part of them, at random costs."""
-    rng = np.random.default_rng(seed)
-    every = np.array(list(itertools.product((1, 2), (1, 2, 3), (1, 2, 3), (0, 1))))
-    modules = []
-    for index, spec in enumerate(make_specs(*(f"encoder{k}" for k in range(num_encoders)))):
-        some = every[rng.permutation(len(every))[: int(rng.integers(3, size + 1))]]
-        tau = rng.lognormal(-4.0, 0.6, (4, len(some)))
-        depth = np.where(rng.random(len(some)) < 0.5, np.inf, rng.integers(1, 4, len(some)).astype(float))
-        ones = np.ones(len(some), dtype=int)
-        candidates = Candidates(spec, *some[:, :3].T, ones, some[:, 3] > 0, some[:, 2] > 1, ones)
-        modules.append(
-            ModuleTable(
-                candidates=candidates,
-                tau_s=tau,
-                fill_s=tau * rng.uniform(1.0, 4.0, (1, len(some))),
-                sync_s=rng.uniform(0.0, 0.02, len(some)),
-                max_llm_pp=depth if index < num_encoders else np.full(len(some), np.inf),
-            )
-        )
-    return FormulaTable(int(rng.integers(1, 17)), num_processes, tuple(modules))
-
-
-def every_choice(table: FormulaTable, *, max_per_llm: int | None = None) -> list[tuple[float, tuple[int, ...]]]:
-    """(objective, choice) of every feasible choice, one at a time, in the order that ties are broken in."""
-
-    def order(found: tuple[float, tuple[int, ...]]) -> tuple[object, ...]:
-        picked = list(zip(table.modules, found[1], strict=True))
-        content = [tuple(m.candidates.content[c].tolist()) for m, c in picked]
-        return found[0], sum(int(m.num_processes[c]) for m, c in picked), content
-
-    sizes = [range(len(m.candidates)) for m in table.modules]
-    found = sorted(((table.objective(c), c) for c in itertools.product(*sizes) if table.feasible(c)), key=order)
-    if max_per_llm is None:
-        return found
-    ranks = [sum(c[-1] == choice[-1] for _, c in found[:k]) for k, (_, choice) in enumerate(found)]
-    return [f for f, rank in zip(found, ranks, strict=True) if rank < max_per_llm]
-
-
-@pytest.mark.parametrize("num_encoders", [0, 1, 2, 3])
-@pytest.mark.parametrize("seed", range(5))
-def test_enumeration_equals_trying_every_choice(seed, num_encoders):
-    table = random_table(seed, num_encoders, size=9 if num_encoders < 3 else 5)
-    expected = every_choice(table)
-    assert best_choices(table, 5) == expected[:5]
-    assert best_choices(table, 10**4) == expected
-
-
-@pytest.mark.parametrize(("seed", "most"), [(0, 1), (1, 2), (2, 2)])
-def test_enumeration_takes_the_best_few_of_each_llm_candidate(seed, most):
-    table = random_table(seed, 2)
-    assert best_choices(table, 6, max_per_llm=most) == every_choice(table, max_per_llm=most)[:6]
-
-
-@pytest.mark.parametrize(("seed", "num_encoders"), [*((s, 1) for s in range(24)), *((s, 2) for s in range(100, 108))])
-def test_program_finds_the_enumerated_optimum(seed, num_encoders):
-    table = random_table(seed, num_encoders)
-    choice, best = solve_milp(table), best_choices(table, 1)
-    assert (choice is None) == (not best)
-    if choice is not None:
-        assert table.feasible(choice)
-        assert table.objective(choice) == pytest.approx(best[0][0], rel=1e-9)
+def every_choice(table: FormulaTable) -> list[Found]:
+    """(J, choice) of every feasible choice, best first."""
+    choices = combined(table, [np.arange(len(m.candidates)) for m in table.modules])
+    return best_of(table, choices, len(choices)) if len(choices) else []
 
 
 def formula_by_hand(problem: Problem, num_microbatches: int, layout: dict[str, Candidate]) -> float:
@@ -108,7 +47,7 @@ def formula_by_hand(problem: Problem, num_microbatches: int, layout: dict[str, C
 def test_table_holds_the_formula_of_every_layout(num_microbatches):
     problem = make_problem("vision", "audio", num_processes=6, tps=(1, 2))
     table = formula_table(problem, num_microbatches)
-    choices = [choice for _, choice in best_choices(table, 10**6)]
+    choices = [choice for _, choice in every_choice(table)]
     assert len({m.candidates.pp.max() for m in table.modules}) > 1
     for choice in choices[:: max(1, len(choices) // 20)]:
         layout = table.layout(choice)
@@ -135,17 +74,17 @@ def test_synchronisation_and_optimizer_are_part_of_the_formula_except_for_frozen
 def test_feasible_choices_are_the_drafts_that_fit(memory_mb):
     problem = make_problem("vision", num_processes=5, memory_bytes=memory_mb * 10**6, recompute=(False,))
     table = formula_table(problem, 3)
-    chosen = {str(sorted(table.layout(c).items())) for _, c in best_choices(table, 10**6)}
+    chosen = {str(sorted(table.layout(c).items())) for _, c in every_choice(table)}
     roomy = make_problem("vision", num_processes=5, recompute=(False,))
     every = formula_table(roomy, 3)
     fitting = {
         str(sorted(layout.items()))
-        for _, choice in best_choices(every, 10**6)
+        for _, choice in every_choice(every)
         for layout in [every.layout(choice)]
         if fits(problem, split_draft(problem, 3, layout, 0.0))
     }
     assert chosen == fitting
-    assert 0 < len(chosen) < len(best_choices(every, 10**6))
+    assert 0 < len(chosen) < len(every_choice(every))
 
 
 def test_recomputation_is_kept_only_where_it_buys_something():

@@ -40,8 +40,9 @@ def plans(**changes) -> tuple[Plan, ...]:
 def test_plans_are_ranked_placed_and_explained():
     lines: list[str] = []
     found = plans(progress=lines.append)
-    assert [line.partition(":")[0] for line in lines[:-1]] == ["2 microbatches", "4 microbatches"]
+    assert [line.partition(":")[0] for line in lines[:-2]] == ["2 microbatches", "4 microbatches"]
     assert lines[-1] == f"simulated 6 plans on 2 global batches, {len(found)} fit in memory"
+    assert lines[-2].startswith("proven of the formula, not of simulated steps: no plan with processes of their own")
     assert [p.candidate_rank for p in found] == list(range(len(found)))
     assert [p.predicted_step_s for p in found] == sorted(p.predicted_step_s for p in found)
     assert len({p.plan_id for p in found}) == len(found) == 6

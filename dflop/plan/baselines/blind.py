@@ -8,6 +8,7 @@ such a plan learns of it with the first step that fails.
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -17,8 +18,8 @@ import numpy.typing as npt
 from dflop.cost.model import Floats
 from dflop.errors import InfeasiblePlanError
 from dflop.plan.drafts import split_draft
-from dflop.plan.enumerate import best_choices
 from dflop.plan.formula import formula_table
+from dflop.plan.program import optima
 from dflop.plan.scenarios import ScenarioLoads, scenario_loads
 from dflop.plan.space import Problem
 from dflop.records import LLM, Plan
@@ -33,11 +34,12 @@ def blind_plan(problem: Problem) -> Plan:
     """
     mean = MeanProblem(*(getattr(problem, field.name) for field in dataclasses.fields(problem)))
     tables = [formula_table(mean, m) for m in problem.microbatch_choices]
-    found = [(*best, table) for table in tables for best in best_choices(table, 1)]
+    found = [each for each in optima(tables, math.inf, 1, ratio=1.0) if each.found]
     if not found:
         raise InfeasiblePlanError("no plan with processes of their own per module fits in memory")
-    value_s, choice, table = min(found, key=lambda each: each[0])
-    return split_draft(problem, table.num_microbatches, table.layout(choice), value_s)
+    best = min(found, key=lambda each: each.program.objective_s)
+    value_s, choice = best.found[0]
+    return split_draft(problem, best.table.num_microbatches, best.table.layout(choice), value_s)
 
 
 class MeanProblem(Problem):
