@@ -8,6 +8,7 @@ by a prediction nobody can make. The number of microbatches is chosen here, with
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -103,9 +104,20 @@ def scheduled_step_s(
 
 
 def arrival_step_s(problem: Problem, plan: Plan) -> float:
-    """Mean simulated step of data-blind microbatches."""
+    """Mean simulated step of data-blind microbatches, whether they fit in memory or not."""
     jobs = _jobs(problem, plan, None)
     return statistics.fmean(j.judge.step_s(j.assign("arrival", QUICK)) for j in jobs) + plan.sync_s
+
+
+def policy_step_s(problem: Problem, plan: Plan, policy: str) -> float:
+    """Mean simulated step under a policy; infinite where a batch breaks the token caps, which are the memory's."""
+    step_s = []
+    for job in _jobs(problem, plan, None):
+        assignment = job.assign(policy, QUICK)
+        if not job.keeps_caps(assignment):
+            return math.inf
+        step_s.append(job.judge.step_s(assignment))
+    return statistics.fmean(step_s) + plan.sync_s
 
 
 def _jobs(

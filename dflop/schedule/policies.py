@@ -17,6 +17,7 @@ import numpy as np
 from dflop.cost.model import CostModel, Floats
 from dflop.errors import ConfigError, did_you_mean
 from dflop.records import LLM, ModulePlan, Plan, SampleShape
+from dflop.schedule import karmarkar_karp
 from dflop.schedule.anneal import search
 from dflop.schedule.assignment import Assignment, even_item_ranks, in_sequence
 from dflop.schedule.caps import fullest, keeps, plan_caps
@@ -31,7 +32,7 @@ from dflop.schedule.within_memory import by_shares
 from dflop.simulate.jit import IS_COMPILED
 from dflop.simulate.step import Node
 
-POLICIES = ("arrival", "length_grouped", "token_lpt", "bottleneck", "quick", "balanced")
+POLICIES = ("arrival", "length_grouped", "token_lpt", "token_kk", "bottleneck", "quick", "balanced")
 MOVE_OPS = 400
 """A move of the annealing costs as much as so many simulated operations, beside those that it simulates."""
 
@@ -108,6 +109,9 @@ class StepJob:
             return self._evenly(*in_sequence(np.argsort(-tokens, kind="stable"), self.plan))
         if policy == "token_lpt":
             return self._evenly(*self._slot_rank(token_lpt(tokens, self.num_buckets, compiled=self.compiled)))
+        if policy == "token_kk":
+            dp = self.plan.module(LLM).parallel.dp
+            return self._evenly(*karmarkar_karp.over_ranks(tokens, dp, self.plan.num_microbatches))
         if policy == "bottleneck":
             return self._bottleneck(effort.max_evals)
         if policy == "quick":

@@ -1,0 +1,56 @@
+"""What a user of FSDP2 or HSDP runs: every GPU a replica of the whole model, parameters shared out, nothing else cut.
+
+Groups of a node or of all replicas, any number of microbatches, recomputation where memory asks for it or where it
+allows fewer microbatches. The layout is tuned for the batches that it is run with, as that of the uniform plans is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from dflop.plan.candidates import recompute_ways, shard_choices
+from dflop.plan.drafts import fits, inline_draft
+from dflop.plan.space import Problem
+from dflop.records import ParallelSpec, Plan
+
+
+def tuned_sharded(problem: Problem, step_s: Callable[[Plan], float]) -> Plan | None:
+    """The best such plan that anyone could find by trying; None where none fits.
+
+    Args:
+        problem: What to plan for.
+        step_s: Seconds of a step under a plan; infinite where it runs out of memory.
+
+    Raises:
+        CostError: a module without costs.
+    """
+    timed = [(step_s(plan), plan.plan_id, plan) for plan in _plans(problem)]
+    best = min(timed, default=None, key=lambda found: found[:2])
+    return None if best is None or best[0] == np.inf else best[2]
+
+
+def _plans(problem: Problem) -> Iterator[Plan]:
+    dp = problem.cluster.num_processes
+    if dp > problem.global_batch_size or any(1 not in problem.tps(spec) for spec in problem.specs):
+        return
+    groups = sorted({int(shards[0]) for shards in shard_choices(problem, 1, np.array([dp])) if shards[0] > 1})
+    ways = sorted(set.intersection(*(set(recompute_ways(problem, spec.module, 1)) for spec in problem.specs)))
+    layers = {spec.module: (spec.num_layers,) for spec in problem.specs}
+    for shards in groups:
+        for way in ways:
+            for m in problem.microbatch_choices:
+                if m * dp <= problem.global_batch_size:
+                    plan = inline_draft(
+                        problem,
+                        m,
+                        ParallelSpec(1, 1, dp),
+                        layers,
+                        recompute=way,
+                        shard_optimizer=True,
+                        formula_s=float("nan"),
+                        parameter_shards=shards,
+                    )
+                    if fits(problem, plan):
+                        yield plan
