@@ -6,8 +6,8 @@ import math
 
 
 def seconds(value_s: float) -> str:
-    """`0.00042 -> '420 us'`, `0.0213 -> '21.3 ms'`, `75 -> '1 min 15 s'`; `-` for NaN."""
-    if math.isnan(value_s):
+    """`0.00042 -> '420 us'`, `0.0213 -> '21.3 ms'`, `75 -> '1 min 15 s'`; `-` for NaN and infinity."""
+    if not math.isfinite(value_s):
         return "-"
     if value_s < 0:
         return f"-{seconds(-value_s)}"

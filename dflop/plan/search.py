@@ -12,7 +12,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from dflop.cost.model import CostModel
 from dflop.plan.baselines.uniform import tuned_uniform
 from dflop.plan.candidates import check_processes
 from dflop.plan.drafts import fits, split_draft
@@ -21,10 +20,10 @@ from dflop.plan.infeasible import explain
 from dflop.plan.inline import inline_choices
 from dflop.plan.program import CUTOFF_RATIO, Optimum, optima, process_price_s
 from dflop.plan.rank import Ranked, arrival_step_s, nominate, rank
-from dflop.plan.space import Problem, SearchSpace
+from dflop.plan.space import Problem
 from dflop.plan.verdict import prefer_simple, proven, reason
 from dflop.plan.worst import beyond_text, samples_beyond
-from dflop.records import ClusterSpec, ModuleSpec, Plan, PlanProgram, SampleShape
+from dflop.records import Plan, PlanProgram
 from dflop.schedule.policies import QUICK, Effort
 
 DRAFTS_PER_COUNT = 15
@@ -43,47 +42,6 @@ class Planned:
     """What is proven of plans with processes of their own per module, by the number of microbatches."""
 
 
-def make_plans(
-    *,
-    run_id: str,
-    specs: Sequence[ModuleSpec],
-    cluster: ClusterSpec,
-    cost: CostModel,
-    batches: Sequence[Sequence[SampleShape]],
-    global_batch_size: int,
-    snapshot_seq: int,
-    space: SearchSpace | None = None,
-    top: int = 40,
-    effort: Effort = QUICK,
-    progress: Callable[[str], None] | None = None,
-) -> tuple[Plan, ...]:
-    """Simulated plans, the one to run first.
-
-    Args:
-        run_id: Copied into the plans.
-        specs: Encoders first, `llm` last.
-        cluster: Processes, memory, cores. A plan may use fewer processes than there are.
-        cost: Tables for every module. The search looks at microbatches far larger than any probe, and what it would
-            refuse to predict it could not compare: it extrapolates, and says so of the best plan.
-        batches: Sampled global batches, at least one.
-        global_batch_size: Samples per step.
-        snapshot_seq: Copied into the plans.
-        space: What may be chosen.
-        top: Plans to simulate; those the formula likes best, of all kinds.
-        effort: The scheduler's budget in the last round of ranking.
-        progress: Told what happens, one line each.
-
-    Raises:
-        InfeasiblePlanError: no layout fits; the message names the binding limit and the nearest fix.
-        CostError: a module without a cost table.
-    """
-    problem = Problem(
-        run_id, tuple(specs), cluster, cost.extrapolating(), tuple(batches), global_batch_size, snapshot_seq,
-        space or SearchSpace(),
-    )  # fmt: skip
-    return plan_problem(problem, top=top, effort=effort, progress=progress)
-
-
 def plan_problem(
     problem: Problem,
     *,
@@ -92,7 +50,7 @@ def plan_problem(
     policy: str = "balanced",
     progress: Callable[[str], None] | None = None,
 ) -> tuple[Plan, ...]:
-    """As `make_plans`, for a scheduling policy of one's own, too."""
+    """The plans of `optimize`."""
     return optimize(problem, top=top, effort=effort, policy=policy, progress=progress).plans
 
 
@@ -104,14 +62,21 @@ def optimize(
     policy: str = "balanced",
     progress: Callable[[str], None] | None = None,
 ) -> Planned:
-    """As `plan_problem`, with what is proven.
+    """Simulated plans, the one to run first, and what is proven.
 
     Under the rules of another trainer plans are split and run in arrival order. Where no plan holds the largest samples
     of the data, plans are for the drawn batches, and the first one's reason names the samples that go beyond it.
 
+    Args:
+        problem: A plan may use fewer processes than there are.
+        top: Plans to simulate; those the formula likes best, of all kinds.
+        effort: The scheduler's budget in the last round of ranking.
+        policy: What makes microbatches.
+        progress: Told what happens, one line each.
+
     Raises:
-        InfeasiblePlanError: as of `make_plans`.
-        CostError: as of `make_plans`.
+        InfeasiblePlanError: no layout fits; the message names the binding limit and the nearest fix.
+        CostError: a module without a cost table.
     """
     tell = progress or (lambda _: None)
     if problem.space.rules is not None:

@@ -56,9 +56,10 @@ def proven(programs: Sequence[PlanProgram]) -> list[str]:
     num_solved = sum(p.num_columns_left > 0 for p in programs)
     best_s = min(p.objective_s for p in programs)
     gap = "" if best_s <= bound_s * (1 + 1e-9) else f", the best known one is at {units.seconds(best_s)}"
+    counts, solved = (f"{n} {name}{'s' * (n != 1)}" for n, name in ((len(programs), "number"), (num_solved, "program")))
     return [
         f"proven of the formula, not of simulated steps: no plan with processes of their own per module is below "
-        f"{units.seconds(bound_s)} at {len(programs)} numbers of microbatches{gap}; {num_solved} programs solved, "
+        f"{units.seconds(bound_s)} at {counts} of microbatches{gap}; {solved} solved, "
         f"{len(programs) - num_solved} settled by bounds"
     ]
 

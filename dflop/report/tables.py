@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from dflop import units
-from dflop.records import LLM, ModulePlan, Plan
+from dflop.records import LLM, ModulePlan, Plan, PlanProgram
 
 if TYPE_CHECKING:  # who names a layout, as `dflop runs list` does, needs no planner
     from dflop.cost.throughput import Throughput
@@ -99,6 +99,25 @@ def regret_text(found: Regret) -> str:
     """How a plan does where encoders take more or less time than its costs say."""
     than = f"than {layout_text(found.best)}, the best plan there" if found.frac else "than the best plan there"
     return f"if encoders took {found.factor:g} times as long, it would be {units.percent(found.frac)} slower {than}"
+
+
+def program_table(programs: Sequence[PlanProgram]) -> Table:
+    """What is proven of plans with processes of their own per module, by the number of microbatches."""
+    return make_table(
+        "Programs",
+        programs,
+        {
+            "micro-batches": lambda p: str(p.num_microbatches),
+            "status": lambda p: p.status,
+            "formula": lambda p: units.seconds(p.objective_s),
+            "bound": lambda p: units.seconds(p.bound_s),
+            "gap": lambda p: units.percent(p.gap_frac),
+            "layouts": lambda p: units.count(p.num_columns),
+            "left by bounds": lambda p: units.count(p.num_columns_left),
+            "a process more saves": lambda p: units.seconds(p.process_price_s),
+        },
+        text={"status"},
+    )
 
 
 def plan_table(plans: Sequence[Plan], speeds: Sequence[Throughput] = ()) -> Table:

@@ -17,7 +17,7 @@ from dflop.errors import StoreError
 from dflop.learn.cost_inputs import planner_factors, run_input
 from dflop.models.family import Family
 from dflop.plan.drafts import holding
-from dflop.plan.search import plan_problem
+from dflop.plan.search import Planned, optimize
 from dflop.plan.space import Problem, SearchSpace
 from dflop.plan.worst import without_beyond
 from dflop.profile.hardware import PROBES_VERSION, hardware_name, software_name
@@ -29,6 +29,7 @@ from dflop.records import (
     ModuleFactors,
     ModuleSpec,
     Plan,
+    PlanProgram,
     SampleShape,
 )
 from dflop.run.batches import profiled_ways, stage_at
@@ -197,36 +198,39 @@ def planning_task(run: RunDir, config: Config, profile_key: str, say: Say, *, fr
     return Task(problem, PlanBasis("", first, num_steps, frozen, factors), costs, later)
 
 
-def find_plans(task: Task, config: Config, say: Say) -> tuple[Plan, ...]:
-    """Candidates, best first; the best one's reason says what its costs were corrected by.
+def find_plans(task: Task, config: Config, say: Say) -> Planned:
+    """Candidates, best first, and what is proven; the best one's reason says what its costs were corrected by.
 
     Raises:
         InfeasiblePlanError: no layout fits.
     """
-    plans = plan_problem(task.problem, top=config.plan.top, progress=say)
+    planned = optimize(task.problem, top=config.plan.top, progress=say)
     if task.later:
-        plans = _holding_what_is_later(task, plans, config, say)
+        planned = _holding_what_is_later(task, planned, config, say)
     corrected = factors_text({f.module: f for f in task.basis.factors})
     if not corrected:
-        return plans
-    return (replace(plans[0], reason=f"{plans[0].reason} {corrected}"), *plans[1:])
+        return planned
+    best, *others = planned.plans
+    return replace(planned, plans=(replace(best, reason=f"{best.reason} {corrected}"), *others))
 
 
-def _holding_what_is_later(task: Task, plans: Sequence[Plan], config: Config, say: Say) -> tuple[Plan, ...]:
+def _holding_what_is_later(task: Task, planned: Planned, config: Config, say: Say) -> Planned:
     """Plans with room for batches behind the horizon; where none has, those that are best for all of them."""
-    problem = without_beyond(task.problem, plans[0])
+    problem, plans = without_beyond(task.problem, planned.plans[0]), planned.plans
     everything = replace(problem, batches=(*problem.batches, *task.later))
     found = [held for plan in plans if (held := holding(everything, plan)) is not None]
     if not found:
         say("no plan for the next steps has room for what comes later: planning for all of it")
-        return plan_problem(everything, top=config.plan.top, progress=say)
+        return optimize(everything, top=config.plan.top, progress=say)
     if found[0].plan_id != plans[0].plan_id:
         say("faster plans for the next steps have no room for what comes later")
-    return tuple(replace(plan, candidate_rank=place) for place, plan in enumerate(found))
+    return replace(planned, plans=tuple(replace(plan, candidate_rank=place) for place, plan in enumerate(found)))
 
 
-def keep_plans(run: RunDir, config: Config, task: Task, plans: Sequence[Plan]) -> None:
-    """Write the best plan into the run directory, and all candidates into the spool."""
+def keep_plans(
+    run: RunDir, config: Config, task: Task, plans: Sequence[Plan], programs: Sequence[PlanProgram] = ()
+) -> None:
+    """Write the best plan into the run directory, and all candidates and what is proven into the spool."""
     cost = task.problem.cost
     used = tables_of(plans[0], cost)
     write_basis(run, replace(task.basis, plan_id=plans[0].plan_id))
@@ -239,6 +243,8 @@ def keep_plans(run: RunDir, config: Config, task: Task, plans: Sequence[Plan]) -
                 spool.append(table)
         for plan in plans:
             spool.append(plan)
+        for program in programs:
+            spool.append(replace(program, plan_id=plans[0].plan_id))
         spool.append(run_input(run.run_id, "plan", 0, task.costs.snapshot, run.profile_key(), used))
 
 
@@ -254,6 +260,6 @@ def plan_run(
     if note := batch_note(config, config.cluster.spec().num_processes):
         say(note)
     task = planning_task(run, config, profile_key, say, from_step=from_step)
-    plans = find_plans(task, config, say)
-    keep_plans(run, config, task, plans)
-    return plans
+    planned = find_plans(task, config, say)
+    keep_plans(run, config, task, planned.plans, planned.programs)
+    return planned.plans

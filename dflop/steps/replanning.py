@@ -17,7 +17,7 @@ from dflop.config import Config
 from dflop.errors import InfeasiblePlanError
 from dflop.plan.rank import scheduled_step_s
 from dflop.plan.space import Problem
-from dflop.records import Decision, Plan, RankFactor
+from dflop.records import Decision, Plan, PlanProgram, RankFactor
 from dflop.report.tables import layout_text
 from dflop.run.batches import stage_at
 from dflop.run.directory import RunDir
@@ -46,6 +46,8 @@ class Advice:
     task: Task | None = None
     plans: tuple[Plan, ...] = ()
     """New ones, the one to run first; empty where none was looked for or found."""
+    programs: tuple[PlanProgram, ...] = ()
+    """What is proven beside them."""
 
     @property
     def is_to_act(self) -> bool:
@@ -119,7 +121,7 @@ def _advise(run: RunDir, config: Config, progress: Progress, noticed: Sequence[D
     key = run.cost_tables()[0].profile_key
     task = planning_task(run, config, key, lambda _: None, from_step=progress.step + 1)
     try:
-        plans = find_plans(task, config, lambda _: None)
+        planned = find_plans(task, config, lambda _: None)
     except InfeasiblePlanError as error:
         return Advice(decided(STAY, f"stays: no plan fits what comes next, {error.what}"))
     with Reader(config.store) as reader:
@@ -128,7 +130,7 @@ def _advise(run: RunDir, config: Config, progress: Progress, noticed: Sequence[D
         if cost_s is None:
             # That a job has stopped is noticed by the next look at it.
             cost_s = restart_cost_s(reader, run.run_id, progress) + poll_interval_s(config)
-    old_s, new_s, plans = _weighed(task.problem, plan, plans, slow)
+    old_s, new_s, plans = _weighed(task.problem, plan, planned.plans, slow)
     num_counted = min(num_left, task.basis.num_steps)
     gain_s = (old_s - new_s) * progress.time_ratio * num_counted
     verdict, detail = _verdict(config, plan, plans[0], old_s, new_s, gain_s, cost_s, num_counted)
@@ -136,13 +138,13 @@ def _advise(run: RunDir, config: Config, progress: Progress, noticed: Sequence[D
         told = ", ".join(f"rank {_ranks(plan, node)[0]} {ratio(factor)}" for node, factor in sorted(slow.items()))
         detail += f"; slow ranks ({told}) are taken to be slow under the new plan, too"
     decision = decided(verdict, detail, plans[0], old_s=old_s, new_s=new_s, gain_s=gain_s, cost_s=cost_s)
-    return Advice(decision, task, plans)
+    return Advice(decision, task, plans, planned.programs)
 
 
 def apply(run: RunDir, config: Config, advice: Advice) -> None:
     """Makes the new plan the run's plan; call it when the training job has ended, as its scheduler reads the plan."""
     assert advice.task is not None, "there is no plan to go on with"
-    keep_plans(run, config, advice.task, advice.plans)
+    keep_plans(run, config, advice.task, advice.plans, advice.programs)
     spool_decision(run, config, advice.decision)
 
 

@@ -9,10 +9,13 @@ from pathlib import Path
 
 from dflop.data.distribution import shapes_frame, summary
 from dflop.errors import DflopError
-from dflop.records import Measurement, Plan
+from dflop.plan.verdict import proven
+from dflop.records import Measurement, Plan, PlanProgram
 from dflop.report.cost_plots import COLUMNS, fitted, table_rows
 from dflop.report.history_table import markdown_history
 from dflop.report.summary import RunSummary
+from dflop.report.table_text import markdown_table
+from dflop.report.tables import program_table
 from dflop.report.terminal import markdown_plan, markdown_summary
 from dflop.run.directory import RunDir
 from dflop.run.messages import Say
@@ -65,11 +68,17 @@ def cost_rows(run: RunDir) -> Rows:
 
 
 def plan_page(run: RunDir, plans: Sequence[Plan]) -> str:
-    """A plan in Markdown: a step of it as a picture, and the runners-up; why it was chosen stands above it."""
+    """A plan in Markdown: a step as a picture, runners-up, what is proven; why it was chosen stands above it."""
+    store = run.config().store
+    freshen(store, run.run_id)
+    with Reader(store) as reader:
+        programs = reader.records(PlanProgram, where={"run_id": run.run_id, "plan_id": plans[0].plan_id})
     shown = plans[:MAX_SHOWN_PLANS]
     parts = [picture_of_plan(run), markdown_plan(shown)]
     if len(shown) < len(plans):
         parts.append(f"{len(plans) - len(shown)} more: `dflop sql plan_candidates --param run_id={run.run_id}`\n")
+    if programs:
+        parts += [*proven(programs), markdown_table(program_table(programs))]
     return "\n\n".join(parts)
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from dflop.cost.model import CostModel
 from dflop.errors import CostError
-from dflop.plan.search import make_plans
-from dflop.plan.space import SearchSpace
+from dflop.plan.search import plan_problem
+from dflop.plan.space import Problem, SearchSpace
 from dflop.schedule.step_scheduler import predicted_spans, schedule_step
 from tests.builders import make_cluster, make_cost, make_plan, make_specs, random_batch
 
@@ -34,12 +34,10 @@ def test_the_scheduler_never_refuses_a_batch():
 def test_the_planner_looks_beyond_the_probes_and_says_so():
     def planned(cost: CostModel) -> tuple[str, list[str]]:
         said: list[str] = []
-        plans = make_plans(
-            run_id="run", specs=make_specs("vision"), cluster=make_cluster(4), cost=cost,
-            batches=[random_batch(16, encoders=("vision",), seed=s) for s in range(2)], global_batch_size=16,
-            space=SearchSpace(layouts=("split",), microbatches=(2, 4)), snapshot_seq=0, top=2, progress=said.append,
-        )  # fmt: skip
-        return plans[0].plan_id, said
+        batches = tuple(random_batch(16, encoders=("vision",), seed=s) for s in range(2))
+        space = SearchSpace(layouts=("split",), microbatches=(2, 4))
+        problem = Problem("run", make_specs("vision"), make_cluster(4), cost.extrapolating(), batches, 16, 0, space)
+        return plan_problem(problem, top=2, progress=said.append)[0].plan_id, said
 
     (narrow_id, told), (wide_id, told_nothing) = planned(NARROW), planned(make_cost("vision"))
     assert narrow_id == wide_id

@@ -11,7 +11,7 @@ from dflop.plan.baselines.blind import blind_plan
 from dflop.plan.baselines.uniform import uniform_plans
 from dflop.plan.emit.mimo_rules import MimoRules, mimo_problems
 from dflop.plan.rank import arrival_step_s
-from dflop.plan.search import make_plans
+from dflop.plan.search import plan_problem
 from dflop.plan.space import Problem, SearchSpace
 from dflop.records import LLM, Plan
 from dflop.schedule.policies import QUICK
@@ -22,7 +22,8 @@ ENCODERS = ("vision", "audio")
 BATCHES = tuple(random_batch(24, seed=seed) for seed in range(2))
 
 
-def plans(**changes) -> tuple[Plan, ...]:
+def plans(progress=None, top=6, **changes) -> tuple[Plan, ...]:
+    space = SearchSpace(layouts=changes.pop("layouts", ("split",)), microbatches=changes.pop("microbatches", (2, 4)))
     arguments = {
         "run_id": "run",
         "specs": make_specs(*ENCODERS),
@@ -31,10 +32,10 @@ def plans(**changes) -> tuple[Plan, ...]:
         "batches": BATCHES,
         "global_batch_size": 24,
         "snapshot_seq": 3,
-        "top": 6,
-    }
-    space = SearchSpace(layouts=changes.pop("layouts", ("split",)), microbatches=changes.pop("microbatches", (2, 4)))
-    return make_plans(**(arguments | {"space": space} | changes))
+        "space": space,
+    } | changes
+    problem = Problem(**arguments | {"cost": arguments["cost"].extrapolating()})
+    return plan_problem(problem, top=top, progress=progress)
 
 
 def test_plans_are_ranked_placed_and_explained():

@@ -25,6 +25,8 @@ from dflop.records import Plan, SampleShape
 from dflop.run.batches import GlobalBatches
 from dflop.run.plan_scope import PlanBasis, basis_of, planned_steps, scenario_batches
 from dflop.steps.planning import plan_run
+from dflop.steps.reporting import plan_page
+from dflop.store.console import query
 from dflop.store.ingest import ingest
 from dflop.store.spool import SpoolWriter
 from dflop.train.stages import make_stages
@@ -133,7 +135,16 @@ def test_a_plan_is_made_with_what_earlier_runs_learnt_and_says_so(planned, tmp_p
     run = fresh(planned, tmp_path)
     set_config(run, "plan.microbatch_choices=[4]")
     config = run.config()
-    plain = plan_run(run, config, "model", lambda line: None)[0]
+    lines = list[str]()
+    plain = plan_run(run, config, "model", lines.append)[0]
+    shown = plan_page(run, [plain])  # brings its rows in
+    sql = (
+        "select num_microbatches, status, gap_frac, num_columns_left <= num_columns from plan_program where plan_id = ?"
+    )
+    _, proofs = query(config.store, sql, [plain.plan_id])
+    assert proofs == [(4, "optimal", pytest.approx(0.0, abs=1e-8), True)]
+    (line,) = (each for each in lines if each.startswith("proven of the formula, not of simulated steps"))
+    assert line in shown
     assert basis_of(run) == PlanBasis(plain.plan_id, 0, 0, (), ())
     sizes = sorted(s.num_llm_tokens for s in run.shapes())
     middle = sizes[len(sizes) // 2]
