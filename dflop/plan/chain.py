@@ -6,6 +6,8 @@ A sample and its media stay together, so a unit of work is a sample.
 from __future__ import annotations
 
 import functools
+import itertools
+import math
 import operator
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
@@ -80,7 +82,7 @@ class Chain:
         return min([MAX_PP, self.problem.cluster.num_processes // self.tp, int(self.unit_layers.shape[1]), *limits])
 
     def choices(
-        self, pp: int, kind: int = 0, *, without: Collection[int] = ()
+        self, pp: int, kind: int = 0, *, without: Collection[int] = (), limit_s: float = math.inf
     ) -> tuple[list[ChainChoice], ChainChoice | None]:
         """Chains of `pp` stages cut by time.
 
@@ -88,6 +90,7 @@ class Chain:
             pp: Stages.
             kind: How parameters are shared out, an index into `shard_choices`.
             without: Numbers of replicas to leave out.
+            limit_s: Formula value of what is worth a look.
 
         Returns:
             The choices that fit, and the one with the most replicas, which needs the least memory, if none does.
@@ -100,10 +103,13 @@ class Chain:
         if not len(dp):
             return [], None
         layers = self._layers([free_cuts(self.unit_s[k], pp) for k in nearest_power(self.num_microbatches * dp)])
-        fit = self._fit(layers, dp, shards)
-        if not fit.any():
-            return [], self._choices(layers[:, -1:], dp[-1:], shards[-1:])[0]
-        return self._choices(layers[:, fit], dp[fit], shards[fit]), None
+        found = self._choices(layers, dp, shards)
+        near = np.array([choice.formula_s <= limit_s for choice in found])
+        if not near.any():
+            return [], None
+        found = list(itertools.compress(found, near))
+        fit = self._fit(layers[:, near], dp[near], shards[near])
+        return (list(itertools.compress(found, fit)), None) if fit.any() else ([], found[-1])
 
     def within_memory(self, choice: ChainChoice) -> ChainChoice | None:
         """The fastest cuts of a chain of which every stage fits; None when there are none."""

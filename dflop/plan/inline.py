@@ -11,6 +11,7 @@ charged with the more of an average microbatch and the heaviest single sample.
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Sequence
 
@@ -24,7 +25,9 @@ MAX_ALIKE = 2
 """Choices of one tp and pp: a few replicas less are all but the same plan, only slower."""
 
 
-def inline_choices(problem: Problem, num_microbatches: int, top: int | None = 16) -> list[tuple[float, Plan]]:
+def inline_choices(
+    problem: Problem, num_microbatches: int, top: int | None = 16, limit_s: float = math.inf
+) -> list[tuple[float, Plan]]:
     """Inline drafts that fit in memory with their formula value, best first, fewer processes first among equals.
 
     Every tp, pp and dp on at most all processes, with shared parameters or recomputation where it takes that to fit.
@@ -34,6 +37,7 @@ def inline_choices(problem: Problem, num_microbatches: int, top: int | None = 16
         problem: What to plan for.
         num_microbatches: Per step.
         top: Drafts to return, of one tp and pp no more than two; None: all.
+        limit_s: Formula value of what is worth a look.
     """
     found: list[ChainChoice] = []
     tight: list[tuple[Chain, ChainChoice]] = []
@@ -46,7 +50,7 @@ def inline_choices(problem: Problem, num_microbatches: int, top: int | None = 16
             for pp, kind in itertools.product(range(1, chain.max_pp + 1), range(NUM_SHARD_CHOICES)):
                 less = [fits_with.get((way, pp, k), set()) for way in {False, recompute} for k in range(kind + 1)]
                 without = set().union(*less)
-                fitting, best = chain.choices(pp, kind, without=without)
+                fitting, best = chain.choices(pp, kind, without=without, limit_s=limit_s)
                 found += fitting
                 if best is not None and not without:
                     tight.append((chain, best))
@@ -57,7 +61,8 @@ def inline_choices(problem: Problem, num_microbatches: int, top: int | None = 16
         if top is not None and len(kept) == top and choice.formula_s > kept[-1].formula_s:
             break
         within = chain.within_memory(choice)
-        kept = kept if within is None else _kept([*kept, within], top)
+        if within is not None and within.formula_s <= limit_s:
+            kept = _kept([*kept, within], top)
     return [(c.formula_s, _draft(problem, num_microbatches, c)) for c in kept]
 
 

@@ -39,7 +39,7 @@ class Optimum:
 
     table: FormulaTable
     found: list[Found]
-    """The best, and good ones behind it; empty where nothing fits or is worth a look."""
+    """The best, and good ones behind it, up to the cutoff; the best of all tables in any case."""
     program: PlanProgram
 
 
@@ -69,7 +69,8 @@ def optima(
     for k in sorted(range(len(tables)), key=lambda k: (columns[k].least_s, k)):
         optimum[k] = _optimum(columns[k], incumbents[k], known_s * ratio, max_nodes)
         known_s = min(known_s, optimum[k].program.objective_s)
-    return [replace(optimum[k], found=optimum[k].found[:top]) for k in range(len(tables))]
+    near_s = max(known_s * CUTOFF_RATIO, min((o.program.objective_s for o in optimum.values()), default=math.inf))
+    return [replace(o, found=[f for f in o.found[:top] if f[0] <= near_s]) for _, o in sorted(optimum.items())]
 
 
 def good_choice(table: FormulaTable) -> Found | None:

@@ -136,8 +136,8 @@ def _drafts(problem: Problem, tell: Callable[[str], None]) -> tuple[list[Plan], 
         proofs = []  # of parts of what the rules allow
     proofs.sort(key=lambda o: o.program.num_microbatches)
     programs = [o.program for o in proofs]
-    if solved := [k for k, o in enumerate(proofs) if o.found]:
-        k = min(solved, key=lambda k: programs[k].objective_s)
+    k = min(range(len(proofs)), key=lambda k: programs[k].objective_s, default=0)
+    if proofs and proofs[k].found:
         programs[k] = replace(programs[k], process_price_s=process_price_s(proofs[k]))
     for line in proven(programs):
         tell(line)
@@ -150,11 +150,13 @@ def _visit(
     """Drafts per number of microbatches, and what is proven; `known_s` is the best formula value so far."""
     space, found = problem.space, {m: list[Plan]() for m in counts}
     if "inline" in space.layouts:
-        for m in counts:
-            found[m] += [plan for _, plan in inline_choices(problem, m, top=DRAFTS_PER_COUNT)]
+        middle = len(counts) // 2  # where the best are more likely than at the ends: others are cut off the sooner
+        for m in sorted(counts, key=lambda m: abs(counts.index(m) - middle)):
+            chains = inline_choices(problem, m, DRAFTS_PER_COUNT, known_s * CUTOFF_RATIO)
+            known_s = min([known_s, *(value_s for value_s, _ in chains)])
+            found[m] += [plan for _, plan in chains]
     proofs = list[Optimum]()
     if "split" in space.layouts and len(problem.specs) <= problem.cluster.num_processes:
-        known_s = min([known_s, *(draft.formula_step_s for drafts in found.values() for draft in drafts)])
         tables = [table for m in counts for table in _tables(problem, m)]
         # Rules cut a space into many parts: only one that may hold the best plan of all is worth a program.
         proofs = optima(tables, known_s, DRAFTS_PER_COUNT, ratio=CUTOFF_RATIO if space.rules is None else 1.0)
@@ -164,7 +166,7 @@ def _visit(
         if space.rules is not None:
             alike = {plan.plan_id: plan for plan in drafts}
             drafts[:] = sorted(alike.values(), key=lambda plan: (plan.formula_step_s, plan.plan_id))[:DRAFTS_PER_COUNT]
-        kept = f"{len(drafts)} layouts kept" if drafts else "nothing fits"
+        kept = f"{len(drafts)} layouts kept" if drafts else "nothing near the best fits"
         tell(f"{m} microbatches: {kept}")
     return found, proofs
 
