@@ -30,7 +30,7 @@ from dflop.schedule.policies import Effort
 from tests.jobs.configs import make_config
 
 SMALL = SearchSpace(microbatches=(4, 8, 16), recompute=(False, True))
-QUICK = Effort(num_profiles=4, num_ops=200_000, max_simulations=50, max_evals=500)
+QUICK = Effort(num_profiles=4, num_ops=200_000, max_simulations=50)
 LLAVA, INTERN = CASES[0], CASES[-1]
 
 
