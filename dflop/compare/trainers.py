@@ -14,7 +14,18 @@ from pathlib import Path
 from dflop import __version__, units
 from dflop.compare.outlook import Outlook
 from dflop.compare.suite.cases import Setting
-from dflop.compare.suite.contest import BATCHES, DEFAULT, GROUPED, OURS, REFERENCE, TOKEN_LPT, TUNED, Contest, contest
+from dflop.compare.suite.contest import (
+    DEFAULT,
+    EXPERT,
+    GROUPED,
+    OURS,
+    PACKED,
+    REFERENCE,
+    SHARDED,
+    TUNED,
+    Contest,
+    contest,
+)
 from dflop.config import Config
 from dflop.data.distribution import sample_batches
 from dflop.plan.drafts import holding
@@ -91,8 +102,9 @@ def competitors(found: Contest, num_steps: int, usd_per_gpu_hour: float) -> list
         DEFAULT: ("uniform, default", plans.default),
         TUNED: ("uniform, tuned", plans.tuned),
         GROUPED: ("uniform, length-grouped", plans.tuned),
-        TOKEN_LPT: ("LPT on LLM tokens, on the better of tuned and dflop", None),
-        BATCHES: ("uniform, our batches", plans.tuned),
+        PACKED: ("uniform, LPT on LLM tokens", plans.packed),
+        EXPERT: ("Megatron expert, LPT on LLM tokens", plans.expert.plan if plans.expert else None),
+        SHARDED: ("FSDP2, tokens balanced over ranks", plans.sharded),
         REFERENCE: ("reference's plan, balanced", plans.reference),
         OURS: ("dflop", plans.ours),
     }
@@ -106,8 +118,9 @@ def competitors(found: Contest, num_steps: int, usd_per_gpu_hour: float) -> list
     rows = []
     for key, (what, plan) in named.items():
         if (steps := found.steps.get(key)) is not None:
-            judged = (plan,) if plan else (plans.ours, plans.tuned)
-            is_over = steps.num_over_cap > 0 or all(holding(found.setting.problem, p) is None for p in judged)
+            cost = plans.expert.cost if plans.expert and key == EXPERT else found.setting.problem.cost
+            has_room = plan is not None and holding(replace(found.setting.problem, cost=cost), plan) is not None
+            is_over = steps.num_over_cap > 0 or not has_room
             name = what + " (exceeds memory)" * is_over
             rows.append(competitor(name, plan, steps.mean_s, found.speedup(key), steps.mean_idle_frac))
     bound_s = sum(found.bound_s) / len(found.bound_s)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from dflop.cost.model import Floats
-from dflop.simulate.lanes import Ints
+from dflop.simulate.kernel import Ints
 
 NUM_BUCKETS = 12
 

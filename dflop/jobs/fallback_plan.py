@@ -47,16 +47,16 @@ class QuickPlanner:
         batch, cost = self._batches.at(spec.batch_step), self._cost.with_corrections(factors.by_module())
         step_plan = self._schedule(
             run_id=self._run_id, step=step, plan=self._plan, batch=batch, cost=cost, policy=policy,
-            max_concurrency=self._concurrency, slowness=factors.by_node(), compiled=False,
+            max_concurrency=self._concurrency, slowness=factors.by_node(),
         )  # fmt: skip
-        if policy == QUICK and (fill := self._exceeded(self._plan, batch, step_plan, compiled=False)):
+        if policy == QUICK and (fill := self._exceeded(self._plan, batch, step_plan)):
             self._on_exceeded(step, fill)
         return PlanMessage(replace(step_plan, policy=WARMUP if spec.label == WARMUP else policy), {})
 
 
 @contextlib.contextmanager
 def _no_compiler() -> Iterator[None]:
-    """Within it numba cannot be imported, which takes long and which a rank never uses."""
+    """Within it numba cannot be imported, which takes long: kernels run as plain Python (`dflop/simulate/jit.py`)."""
     if "numba" in sys.modules:
         yield
         return

@@ -3,8 +3,8 @@
 It runs beside the ranks, some steps ahead of them. It reads cost tables and corrections from a snapshot of the store
 once, packs each global batch, publishes the StepPlan on the job's key-value store, learns from what the ranks measured
 (`dflop/learn`), and spools plans and what it learns. What other runs learn meanwhile counts from its next start on.
-When it falls behind it makes quick plans until it has caught up; when it dies, rank 0 goes on without it and starts it
-again.
+While its kernels are compiled rank 0 makes quick plans; when it falls behind it makes quick ones itself until it has
+caught up; when it dies, rank 0 goes on without it and starts it again.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ from dflop.run.plan_scope import basis_of, factors_text, scenario_batches
 from dflop.schedule.policies import Effort
 from dflop.schedule.step_scheduler import predicted_spans, schedule_step, stage_spans
 from dflop.schedule.warm import warm
-from dflop.simulate.jit import IS_COMPILED
 from dflop.store.spool import SpoolWriter
 from dflop.train import wire
 from dflop.train.wire import PlanMessage, Store
@@ -126,15 +125,15 @@ class Scheduler:
                 self._is_behind = self._is_behind and (may_begin or bool(making))
                 if self._is_due(store):
                     self._record(store)
-                if may_begin and len(making) < self._num_threads and self._is_ready(store, step):
+                if may_begin and len(making) < self._num_threads and self.warm_up.done():
                     making.extend(self._begin(store, step, pool))
                     step += 1
                 elif making and making[0].done():
                     self._publish(store, making.popleft().result())
                 elif seen < step - len(making) and self._listen(store, seen, step):
                     seen += 1
-                elif not self._is_behind and self._learner.wants_reading():
-                    self._tell(self._learner.read_gate(step, time.time(), compiled=self._may_use_kernels()))
+                elif self.warm_up.done() and not self._is_behind and self._learner.wants_reading():
+                    self._tell(self._learner.read_gate(step, time.time()))
                 else:
                     wait([making[0]], IDLE_S) if making else time.sleep(IDLE_S)
 
@@ -145,41 +144,28 @@ class Scheduler:
             self._record(store)
         self._spool.close()
 
-    def _is_ready(self, store: Store, step: int) -> bool:
-        """Whether a plan can be made in full; one that is asked for is made as well as can be. A comparison waits."""
-        return self.warm_up.done() or (self._mode == TRAIN and wire.asked_step(store) >= step)
-
     def _begin(self, store: Store, step: int, pool: ThreadPoolExecutor) -> list[Future[PlanMessage]]:
         """Begin to plan a step, unless that is too late already."""
-        spec, is_warm = self._steps[step], self.warm_up.done()
+        spec = self._steps[step]
+        self.warm_up.result()  # raises what it raised
         if wire.is_published(store, step):
             self._fell_behind(step, "it runs another plan already")
             self._learn_from_others(store, step)
             return []
-        if not is_warm:
-            self._fell_behind(step, "kernels are still being compiled")
         # Rank 0 waits for the first plan of a start. And a comparison is worth nothing with other plans than it names.
-        elif self._mode == TRAIN and step > self._first and wire.asked_step(store) >= step:
+        if self._mode == TRAIN and step > self._first and wire.asked_step(store) >= step:
             self._fell_behind(step, "it is asked for already")
         if self._is_behind and self._mode == TRAIN:
             spec = replace(spec, policy=QUICK, label=QUICK)
-        if is_warm:
-            self.warm_up.result()  # raises what it raised
         # What a plan depends on is fixed here: corrections that come later count for later steps.
         factors = self._learner.factors
-        compiled = self._may_use_kernels()
-        return [pool.submit(self._message, step, spec, self._batches.at(spec.batch_step), factors, compiled)]
+        return [pool.submit(self._message, step, spec, self._batches.at(spec.batch_step), factors)]
 
-    def _may_use_kernels(self) -> bool:
-        return IS_COMPILED and self.warm_up.done()
-
-    def _message(
-        self, step: int, spec: StepSpec, batch: list[SampleShape], factors: Factors, compiled: bool
-    ) -> PlanMessage:
+    def _message(self, step: int, spec: StepSpec, batch: list[SampleShape], factors: Factors) -> PlanMessage:
         cost, slowness = self._cost.with_corrections(factors.by_module()), factors.by_node()
         step_plan = schedule_step(
             run_id=self._run_id, step=step, plan=self._plan, batch=batch, cost=cost, policy=spec.policy,
-            max_concurrency=self._concurrency, effort=self._effort, slowness=slowness, compiled=compiled,
+            max_concurrency=self._concurrency, effort=self._effort, slowness=slowness,
         )  # fmt: skip
         if spec.label:
             step_plan = replace(step_plan, policy=spec.label)

@@ -14,9 +14,8 @@ from dflop.learn.decisions import JobFacts
 from dflop.records import Factors, ModuleFactors, SampleShape, StepPlan
 from dflop.schedule.policies import Effort
 from dflop.schedule.step_scheduler import schedule_step, step_seconds
-from dflop.simulate.jit import IS_COMPILED
 
-EFFORT = Effort(max_simulations=2000, max_orders=12)
+EFFORT = Effort(max_simulations=2000)
 """Of plans that are only compared: a tenth of the time, and two thirds of the gain, so the gate is on the safe side."""
 
 MIN_PER_BUCKET = 4
@@ -42,7 +41,7 @@ class CrossFit:
             for belief in half.beliefs().values()
         )
 
-    def gain_frac(self, batch: Sequence[SampleShape], *, compiled: bool = IS_COMPILED) -> float:
+    def gain_frac(self, batch: Sequence[SampleShape]) -> float:
         """What one half's factors by size save of a batch's step against its levels alone, as the other half sees it.
 
         With less of a search than plans that run; 0 where the factors are all alike. Slow ranks are known to all of
@@ -52,25 +51,25 @@ class CrossFit:
         if not any(found.edges for found in by_size.modules):
             return 0.0
         levels = without_uniform(self._planner.factors(shapes=False, nodes=True))
-        corrected, plain = (self._planned(batch, factors, compiled) for factors in (by_size, levels))
+        corrected, plain = (self._planned(batch, factors) for factors in (by_size, levels))
         # A search has both among its candidates: it does not run the corrected one where the other looks better.
-        if corrected.predicted_step_s >= self._step_s(plain, batch, by_size, compiled):
+        if corrected.predicted_step_s >= self._step_s(plain, batch, by_size):
             return 0.0
         truth = without_uniform(self._judge.factors(shapes=True, nodes=True))
-        with_s, without_s = (self._step_s(plan, batch, truth, compiled) for plan in (corrected, plain))
+        with_s, without_s = (self._step_s(plan, batch, truth) for plan in (corrected, plain))
         return 1.0 - with_s / without_s if without_s > 0 else 0.0
 
-    def _planned(self, batch: Sequence[SampleShape], factors: Factors, compiled: bool) -> StepPlan:
+    def _planned(self, batch: Sequence[SampleShape], factors: Factors) -> StepPlan:
         job, cost = self._job, self._job.cost.with_corrections(factors.by_module())
         return schedule_step(
             run_id="", step=0, plan=job.plan, batch=batch, cost=cost, max_concurrency=job.max_concurrency,
-            effort=EFFORT, slowness=factors.by_node(), compiled=compiled,
+            effort=EFFORT, slowness=factors.by_node(),
         )  # fmt: skip
 
-    def _step_s(self, step_plan: StepPlan, batch: Sequence[SampleShape], factors: Factors, compiled: bool) -> float:
+    def _step_s(self, step_plan: StepPlan, batch: Sequence[SampleShape], factors: Factors) -> float:
         """Seconds of a plan under factors that it was not made with."""
         job, cost, by_node = self._job, self._job.cost.with_corrections(factors.by_module()), factors.by_node()
-        return step_seconds(job.plan, step_plan, batch, cost, by_node, job.max_concurrency, compiled=compiled)
+        return step_seconds(job.plan, step_plan, batch, cost, by_node, job.max_concurrency)
 
 
 def without_uniform(factors: Factors) -> Factors:

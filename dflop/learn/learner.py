@@ -27,7 +27,6 @@ from dflop.learn.stalls import Stalls
 from dflop.parallel.topology import seats
 from dflop.records import Correction, Decision, Factors, GateReading, RankFactor, SampleShape, StepPlan
 from dflop.schedule.attribution import BucketSeconds, bucket_seconds
-from dflop.simulate.jit import IS_COMPILED
 from dflop.simulate.step import Node
 from dflop.train.wire import RankTimes
 
@@ -124,7 +123,7 @@ class Learner:
             return False
         return self._num_readings < NUM_FREE_READINGS or self._reading_s < READING_SHARE * self._trained_s
 
-    def read_gate(self, effective_step: int, now_s: float, *, compiled: bool = IS_COMPILED) -> list[Row]:
+    def read_gate(self, effective_step: int, now_s: float) -> list[Row]:
         """Read what factors by size gain in the newest step; plans it twice for that.
 
         `effective_step` is the first that will be planned with what the gate says.
@@ -133,7 +132,7 @@ class Learner:
             return []
         (step, batch), self._unread = self._unread, None
         begin_s = time.thread_time()
-        gain_frac = self._known.halves.gain_frac(batch, compiled=compiled)
+        gain_frac = self._known.halves.gain_frac(batch)
         self._reading_s += time.thread_time() - begin_s
         self._num_readings += 1
         gate, cost_frac = self._known.gate, self._meter.share

@@ -23,7 +23,8 @@ STYLES = {
     "length-grouped": ("#56B4E9", "s"),
     "reference": ("#E69F00", "^"),
     "token LPT": ("#CC79A7", "D"),
-    "tuned + our batches": ("#009E73", "P"),
+    "Megatron expert": ("#009E73", "P"),
+    "FSDP2": ("#000000", "p"),
     "dflop": ("#0072B2", "o"),
 }
 OTHER_STYLE = ("#F0E442", "*")

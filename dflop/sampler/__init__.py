@@ -2,7 +2,7 @@
 
 A torch batch sampler, costs from a store, a file or a function, and the loss scaling that uneven microbatches need.
 Every rank makes the same plan for itself: global batches are a function of (seed, epoch, step), and dealing out counts
-in integers, so that ranks with and without numba agree.
+in integers, so that all machines agree.
 """
 
 from dflop.sampler.accumulation import Step, sum_over_ranks

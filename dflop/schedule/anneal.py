@@ -17,7 +17,6 @@ import numpy as np
 
 from dflop.cost.model import Floats
 from dflop.schedule.items import Ints
-from dflop.schedule.linear import LinearStep
 from dflop.schedule.place import place
 from dflop.schedule.state import (
     State,
@@ -26,14 +25,13 @@ from dflop.schedule.state import (
     fill,
     fits,
     make_state,
-    make_task,
     refresh_bucket,
     refresh_slot,
     swap_buckets,
     take,
 )
 from dflop.simulate.jit import kernel
-from dflop.simulate.lanes import run_lanes
+from dflop.simulate.kernel import run
 
 START_TEMPERATURE = 6e-4
 """Relative to the makespan; falls to 0 linearly. Half and twice as much found the same on the bench's steps."""
@@ -71,9 +69,10 @@ def ramp_profiles(num_slots: int, depth: int, most: int) -> Floats:
 
 
 def search(
-    step: LinearStep,
+    task: Task,
     seeds: list[Ints],
     *,
+    depth: int,
     num_profiles: int,
     num_moves: int,
     num_chains: int = 1,
@@ -86,16 +85,16 @@ def search(
     the linear step's error.
 
     Args:
-        step: The step; has samples.
+        task: The step; has samples.
         seeds: Assignments to start from, beside the ramps; those that break a cap are left out.
+        depth: Stages from the first encoder stage to the loss.
         num_profiles: Ramps to try.
         num_moves: Budget of each chain, in moves tried; all but those that break a cap are simulated.
         num_chains: Annealings, from the best starts that differ.
         num_threads: Chains at a time; changes nothing in the result.
         random_seed: Of the moves.
     """
-    task, depth = make_task(step), int(step.num_after.max(initial=0)) + 1
-    starts = [*seeds, *(place(task, sizes) for sizes in ramp_profiles(step.num_slots, depth, num_profiles))]
+    starts = [*seeds, *(place(task, sizes) for sizes in ramp_profiles(task.num_slots, depth, num_profiles))]
     values = [score(task, bucket) for bucket in starts]
     best = int(np.argmin(values))
     distinct = {value: bucket for value, bucket in zip(reversed(values), reversed(starts), strict=True)}
@@ -123,7 +122,7 @@ def search(
 def score(task: Task, bucket: Ints) -> float:
     """Makespan of an assignment; infinite where it breaks a cap."""
     state: State = make_state(task, bucket)
-    return float(run_lanes(task.program, state.work)) if fill(task, state) else np.inf
+    return float(run(task.program, state.seconds, state.gates, state.ends)) if fill(task, state) else np.inf
 
 
 @kernel
@@ -131,7 +130,7 @@ def _anneal(task, state, rng, num_moves):  # type: ignore[no-untyped-def]  # num
     """(makespan, bucket of every sample) of the best assignment on the way."""
     num_samples, num_buckets, lanes = len(state.content_of), len(state.bucket_sum), task.num_lanes
     best_content, best_bucket = state.content_of.copy(), state.bucket_of.copy()
-    value = run_lanes(task.program, state.work)
+    value = run(task.program, state.seconds, state.gates, state.ends)
     best_value = value
     for done in range(num_moves):
         draw, i, j = rng.random(), int(rng.random() * num_samples), num_samples
@@ -156,7 +155,7 @@ def _anneal(task, state, rng, num_moves):  # type: ignore[no-untyped-def]  # num
             # The worst step that a drawn number lets pass, so that one comparison decides.
             temperature = START_TEMPERATURE * value * (1.0 - done / num_moves)
             limit = value - temperature * np.log(1.0 - rng.random())
-            new = run_lanes(task.program, state.work)
+            new = run(task.program, state.seconds, state.gates, state.ends)
             if new <= limit:
                 value = new
                 if new < best_value:

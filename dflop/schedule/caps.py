@@ -32,14 +32,14 @@ class Caps:
     """Per encoder, in one microbatch of one rank; those that memory does not bind are left out."""
 
 
-def plan_caps(plan: Plan, items: Mapping[str, ModuleItems], *, compiled: bool) -> Caps:
+def plan_caps(plan: Plan, items: Mapping[str, ModuleItems]) -> Caps:
     """Caps of a batch under a plan."""
     llm, num_tokens = plan.module(LLM), items[LLM].num_tokens
     num_buckets = plan.num_microbatches * llm.parallel.dp
-    packable = token_cap(num_tokens, num_buckets, compiled=compiled)
+    packable = token_cap(num_tokens, num_buckets)
     in_flight = max(llm.max_tokens, packable)
     if 0 < llm.max_tokens < packable:
-        lpt = token_lpt(num_tokens, num_buckets, compiled=compiled)
+        lpt = token_lpt(num_tokens, num_buckets)
         in_flight = max(llm.max_tokens, int(np.bincount(lpt, num_tokens).max(initial=0)))
     window = min(plan.num_microbatches, llm.parallel.pp)
     media = {e.module: _media_cap(plan, e, items[e.module]) for e in plan.encoders if e.max_tokens}
@@ -89,10 +89,10 @@ def keeps(caps: Caps, plan: Plan, items: Mapping[str, ModuleItems], assignment: 
     return fullest(caps, plan, items, assignment).frac <= 1
 
 
-def exceeded(plan: Plan, batch: Sequence[SampleShape], step_plan: StepPlan, *, compiled: bool) -> Fill | None:
+def exceeded(plan: Plan, batch: Sequence[SampleShape], step_plan: StepPlan) -> Fill | None:
     """The cap that a step plan exceeds most; None if it keeps all."""
     items = {m.module: module_items(batch, m.module) for m in plan.modules}
-    fill = fullest(plan_caps(plan, items, compiled=compiled), plan, items, assignment_of(plan, step_plan))
+    fill = fullest(plan_caps(plan, items), plan, items, assignment_of(plan, step_plan))
     return fill if fill.frac > 1 else None
 
 

@@ -20,8 +20,8 @@ import numpy as np
 
 from dflop.cost.model import Floats
 from dflop.errors import ConfigError
-from dflop.schedule.rank_search import Ints, RankProblem, first_fit, greedy, search
-from dflop.simulate.jit import IS_COMPILED
+from dflop.schedule.items import Ints
+from dflop.schedule.rank_kernel import RankProblem, first_fit, greedy, improve
 
 Sync = Literal["step", "microbatch"]
 
@@ -64,12 +64,11 @@ def balance_ranks(
     slowness: Floats | None = None,
     max_evals: int = MAX_EVALS,
     tolerance: float = TOLERANCE,
-    compiled: bool = IS_COMPILED,
 ) -> RankPlan:
     """Ranks and microbatches for the samples of one global batch.
 
     Every rank gets at least one sample in every microbatch if there are samples enough for that. The result depends on
-    the arguments alone, `compiled` aside: that only says who does the work.
+    the arguments alone, on any machine.
 
     Args:
         seconds_s: `[samples]` that each adds to the microbatch it is in.
@@ -83,7 +82,6 @@ def balance_ranks(
         slowness: `[ranks]` what multiplies all seconds of a rank, so that it is given less; None: all are alike.
         max_evals: Budget of the search, in moves and swaps looked at.
         tolerance: Relative gap at which to stop.
-        compiled: False: numpy alone.
 
     Raises:
         ConfigError: the samples do not fit into so many microbatches.
@@ -113,7 +111,6 @@ def balance_ranks(
             cap=int(cap_tokens),
             fixed=0 if is_fixed_apart else round(fixed_s / unit_s),
             pace=pace,
-            compiled=compiled,
         )
 
     if num_microbatches is not None:
@@ -126,7 +123,7 @@ def balance_ranks(
     if not starts:
         raise _does_not_fit(chosen, num_tokens)
     bound = lower_bound(chosen)
-    best = min((search(chosen, starts[0], int(bound * (1 + tolerance)), max_evals), *starts), key=chosen.step)
+    best = min((improve(chosen, starts[0], int(bound * (1 + tolerance)), max_evals), *starts), key=chosen.step)
     num_slots = chosen.num_buckets // num_ranks
     bucket = _heaviest_first(chosen, best)
     fixed_of_slots_s = fixed_s * len(np.unique(bucket // num_ranks)) if is_fixed_apart else 0.0
@@ -201,7 +198,7 @@ def _starts(p: RankProblem) -> list[Ints]:
     by_tokens = greedy(p, p.tokens, p.num_buckets, np.ones_like(p.pace))
     found = [b for b in (by_seconds, by_tokens) if b is not None]
     if not found:
-        bins = first_fit(p.tokens, p.cap, compiled=p.compiled)
+        bins = first_fit(p.tokens, p.cap)
         found = [bins] if int(bins.max()) < p.num_buckets else []
     found = [_side_by_side(p, _without_gaps(p, b)) for b in found]
     arrival = np.arange(len(p.weights)) * p.num_buckets // len(p.weights)
@@ -278,7 +275,7 @@ def _unit(seconds_s: Floats, fixed_s: float, num_bits: int) -> float:
 
 def _does_not_fit(p: RankProblem, num_tokens: Ints) -> ConfigError:
     num_slots = p.num_buckets // p.num_ranks
-    needed = -(-(int(first_fit(p.tokens, p.cap, compiled=p.compiled).max()) + 1) // p.num_ranks)
+    needed = -(-(int(first_fit(p.tokens, p.cap).max()) + 1) // p.num_ranks)
     return ConfigError(
         f"{len(num_tokens)} samples of {int(num_tokens.sum())} tokens do not fit into {num_slots} microbatch(es) of "
         f"{p.cap} tokens on {p.num_ranks} rank(s)",

@@ -8,7 +8,7 @@ cores, the reference simulator takes its place: only that one knows about conten
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -16,12 +16,8 @@ from dflop.cost.model import CostModel, Floats, has_edge
 from dflop.records import LLM, ModulePlan, Plan
 from dflop.schedule.assignment import Assignment
 from dflop.schedule.items import Ints, ModuleItems, StageMix, stage_mix, stage_slowness
-from dflop.simulate.jit import IS_COMPILED
 from dflop.simulate.kernel import StepShape, StepWork, makespan_s, run_step, step_shape
-from dflop.simulate.step import Node, run_graph, step_graph, step_nodes
-
-StageKind = tuple[str, int, bool]
-"""(module, layers, whether it pays the edge): stages of one kind cost the same."""
+from dflop.simulate.step import Node, meeting_ranks, run_graph, slowest, step_graph, step_nodes, together
 
 
 class StepEvaluator:
@@ -33,7 +29,6 @@ class StepEvaluator:
         cost: Extrapolating.
         max_concurrency: Processes that can compute at once; None: all of them.
         slowness: What multiplies the seconds of the nodes of `step_nodes`; 1.0 where absent.
-        compiled: False: the simulator that builds a graph, slower, the same seconds.
     """
 
     def __init__(
@@ -43,12 +38,10 @@ class StepEvaluator:
         cost: CostModel,
         max_concurrency: int | None = None,
         slowness: Mapping[Node, float] | None = None,
-        *,
-        compiled: bool = IS_COMPILED,
     ) -> None:
-        self.plan, self.items, self.cost, self.compiled = plan, items, cost, compiled
-        self._slowness = np.concatenate([stage_slowness(pipe, slowness).ravel() for pipe in plan.pipes])
-        self._mixes: dict[StageKind, StageMix | None] = {}
+        self.plan, self.items, self.cost = plan, items, cost
+        self._slowness = {pipe.module: stage_slowness(pipe, slowness) for pipe in plan.pipes}
+        self._mixes: dict[tuple[str, int, bool], StageMix | None] = {}
         self.shape: StepShape = step_shape(plan)
         contended = max_concurrency is not None and max_concurrency < plan.num_processes
         self.max_concurrency = max_concurrency if contended else None
@@ -71,11 +64,11 @@ class StepEvaluator:
         seconds = np.zeros((2, shape.num_nodes, shape.num_microbatches))
         delays = np.zeros_like(seconds)
         is_active = np.zeros((shape.num_nodes, shape.num_microbatches), dtype=np.bool_)
-        known: dict[StageKind, tuple[Floats, Floats]] = {}
         for p, pipe in enumerate(self.plan.pipes):
             parts = self.plan.modules if self.plan.is_inline else (pipe,)
             active = loads[pipe.module][1].T > 0
             travel = self._delays(assignment, pipe, loads[pipe.module][1].T)
+            of_parts = [(part, self.part_seconds(part, loads[part.module], assignment)) for part in parts]
             for stage in range(pipe.parallel.pp):
                 first = shape.pipe_start[p] + stage * pipe.parallel.dp
                 nodes = slice(first, first + pipe.parallel.dp)
@@ -83,25 +76,23 @@ class StepEvaluator:
                 delays[0, nodes], delays[1, nodes] = travel[:, 0 if stage else 1]
                 if stage == pipe.parallel.pp - 1:
                     delays[0, nodes] = travel[0, 2]
-                for part in parts:
-                    key = (part.module, part.layers_per_stage[stage], has_edge(part.layers_per_stage, stage))
-                    if key not in known:
-                        known[key] = self._seconds(part, key, loads[part.module], assignment)
-                    seconds[0, nodes] += known[key][0].T
-                    seconds[1, nodes] += known[key][1].T
-                self._wait_for_weights(parts, stage, active, seconds[:, nodes])
-        seconds *= self._slowness[:, np.newaxis]
+                taken = np.zeros((2, shape.num_microbatches, pipe.parallel.dp))
+                for part, of_stages in of_parts:
+                    alone = of_stages[stage] * self._slowness[pipe.module][stage]
+                    taken += np.stack(together(self.plan, part.module, stage, *alone))
+                seconds[:, nodes] = slowest(taken, meeting_ranks(self.plan, pipe.module)).swapaxes(1, 2)
         return StepWork(is_active, seconds[0], seconds[1], delays[0], delays[1], self._feeds(assignment))
 
-    def _wait_for_weights(self, parts: Sequence[ModulePlan], stage: int, active: Ints, seconds: Floats) -> None:
-        """Seconds `[2, dp, microbatches]` of a stage, no less than gathering its shared weights takes; in place.
-
-        Both passes gather, the backward one shares out gradients, too; what is shorter hides behind computing.
-        """
-        gather_s = sum(part.gather_s[stage] for part in parts if part.gather_s)
-        scatter_s = sum(part.scatter_s[stage] for part in parts if part.scatter_s)
-        np.maximum(seconds[0], gather_s * active, out=seconds[0])
-        np.maximum(seconds[1], (gather_s + scatter_s) * active, out=seconds[1])
+    def part_seconds(self, part: ModulePlan, load: Floats, assignment: Assignment) -> list[Floats]:
+        """Per stage of a module `[2, microbatches, dp]` seconds of forward and backward on nodes that are not slow."""
+        known: dict[tuple[int, bool], Floats] = {}
+        found = []
+        for stage, num_layers in enumerate(part.layers_per_stage):
+            kind = (num_layers, has_edge(part.layers_per_stage, stage))
+            if kind not in known:
+                known[kind] = np.stack(self._seconds(part, *kind, load, assignment))
+            found.append(known[kind])
+        return found
 
     def step_s(self, assignment: Assignment) -> float:
         """Simulated seconds of forward and backward; `Plan.sync_s` comes on top."""
@@ -110,9 +101,7 @@ class StepEvaluator:
     def spans(self, assignment: Assignment) -> tuple[Floats, Floats]:
         """(start_s, end_s) of all work, each `[nodes, microbatches, 2]`: forward, backward. Nothing to do takes 0 s."""
         work = self.work(assignment)
-        if self.compiled and self.max_concurrency is None:
-            return run_step(self.shape, work)
-        return self._graph_spans(assignment, work)
+        return run_step(self.shape, work) if self.max_concurrency is None else self._graph_spans(assignment, work)
 
     def _graph_spans(self, assignment: Assignment, work: StepWork) -> tuple[Floats, Floats]:
         """As `spans`, by the simulators that build a graph."""
@@ -143,11 +132,11 @@ class StepEvaluator:
         return total_s / num_draws
 
     def _seconds(
-        self, part: ModulePlan, kind: StageKind, load: Floats, assignment: Assignment
+        self, part: ModulePlan, num_layers: int, edge: bool, load: Floats, assignment: Assignment
     ) -> tuple[Floats, Floats]:
-        _, num_layers, edge = kind
         if not num_layers:
             return np.zeros(load.shape[1:]), np.zeros(load.shape[1:])
+        kind = (part.module, num_layers, edge)
         if kind not in self._mixes:
             self._mixes[kind] = stage_mix(part, num_layers, edge, self.items[part.module], self.cost)
         mix, factor = self._mixes[kind], None

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,7 +19,22 @@ from dflop.cost.model import CostModel, Floats, has_edge
 from dflop.records import LLM, ModulePlan, Plan
 from dflop.schedule.caps import Caps, tokens_of_samples
 from dflop.schedule.items import Ints, ModuleItems, stage_mix, stage_slowness
-from dflop.simulate.step import Node, num_stages_after
+from dflop.simulate.step import Node, meeting, num_stages_after
+
+
+class Part(NamedTuple):
+    """Of a stage's seconds those that its ranks spend without waiting for one another."""
+
+    row: int
+    """Of `chain_s` (the chain's) or of `slot_s`."""
+    fixed_s: float
+    """Of every microbatch."""
+    forward_frac: float
+    group: int = 1
+    """Neighbouring ranks that meet before and behind it; 1: none."""
+    gather_s: float = 0.0
+    """Of a group, at least so long for the forward pass, and for the backward pass beside `scatter_s`."""
+    scatter_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +57,8 @@ class LinearStep:
     """`[E, samples]` media items of encoders with ranks of their own."""
     pipe_pp: Ints
     """Encoders with one rank each, then the chain."""
-    stage_kind: Ints
-    """Per stage of all pipes, its row of `chain_s` (the chain's) or of `slot_s`."""
-    fixed_s: Floats
-    """Per stage of all pipes."""
-    forward_frac: Floats
-    """Per stage of all pipes, of its seconds."""
+    stage_parts: tuple[tuple[Part, ...], ...]
+    """Per stage of all pipes, what it spends its seconds on; of an encoder one part."""
     num_after: Ints
     """Per stage of all pipes, stages between it and the loss."""
     cap_tokens: int
@@ -67,14 +79,18 @@ class LinearStep:
         return 2 * self.num_slots * (int(self.pipe_pp[:-1].sum()) + int(self.pipe_pp[-1]) * self.num_ranks)
 
     @property
-    def slowest_kind(self) -> int:
-        """The kind of chain stage that has most to do."""
-        return int(self.chain_s.sum(axis=1).argmax())
+    def slowest_stage(self) -> tuple[Floats, float]:
+        """(`[samples]` seconds, fixed seconds of a microbatch) of the chain's stage that has most to do."""
+        stages = (
+            (self.chain_s[[part.row for part in of]].sum(axis=0), sum(part.fixed_s for part in of))
+            for of in self.stage_parts[int(self.pipe_pp[:-1].sum()) :]
+        )
+        return max(stages, key=lambda of: float(of[0].sum()))
 
-    def fixed_of_chain(self, kind: int) -> float:
-        """Seconds that a microbatch costs on a chain stage of a kind, beside its samples."""
-        first = int(self.pipe_pp[:-1].sum())
-        return float(self.fixed_s[first + int(np.argmax(self.stage_kind[first:] == kind))])
+    @property
+    def meets(self) -> bool:
+        """Whether ranks of the chain wait for one another in every microbatch."""
+        return any(part.group > 1 for of in self.stage_parts[int(self.pipe_pp[:-1].sum()) :] for part in of)
 
     @property
     def replica_slowness(self) -> Floats:
@@ -96,59 +112,34 @@ def linear_step(
     llm = plan.module(LLM)
     num_samples = len(items[LLM].sample)
     pipes = sorted(plan.pipes, key=lambda m: m.module == LLM)
-    rows: dict[bool, list[Floats]] = {False: [], True: []}
-    largest: list[Floats] = []
-    on_ranks: list[Floats] = []
-    kinds, fixed, fracs, after = [], [], [], []
+    rows = {True: _Rows(), False: _Rows()}
+    stage_parts, after = [], []
     for pipe in pipes:
-        parts = plan.modules if plan.is_inline else (pipe,)
         is_chain = pipe.module == LLM
         slow = stage_slowness(pipe, slowness)
-        seen: dict[tuple[tuple[tuple[str, int, bool], ...], bytes], tuple[int, float, float]] = {}
         for stage in range(pipe.parallel.pp):
-            layers = tuple(
-                (p.module, p.layers_per_stage[stage], has_edge(p.layers_per_stage, stage))
-                for p in parts
-                if p.layers_per_stage[stage]
-            )
-            key = (layers, slow[stage].tobytes())
-            if key not in seen:
-                kind = [_part(plan, plan.module(name), n, edge, items[name], cost) for name, n, edge in layers]
-                num_parts = 1.0 if is_chain else _num_parts(slow, stage)
-                per_sample = np.zeros(num_samples)
-                for (name, _, _), (seconds, _, _) in zip(layers, kind, strict=True):
-                    per_sample += np.bincount(items[name].sample_of, seconds, num_samples) / num_parts
-                total = sum(float(seconds.sum()) for seconds, _, _ in kind) or 1.0
-                frac = sum(float(seconds.sum()) * f for seconds, _, f in kind) / total
-                fixed_s = sum(o for _, o, _ in kind) * (1.0 if is_chain else float(slow[stage].max()))
-                seen[key] = (len(rows[is_chain]), fixed_s, frac)
-                rows[is_chain].append(per_sample)
-                if is_chain:
-                    on_ranks.append(slow[stage])
-                else:
-                    largest.append(np.zeros(num_samples))
-                    np.maximum.at(largest[-1], items[pipe.module].sample_of, kind[0][0] * slow[stage].min())
-            row, fixed_s, frac = seen[key]
-            kinds.append(row)
-            fixed.append(fixed_s)
-            fracs.append(frac or 1 / 3)
             after.append(num_stages_after(plan, pipe.module, stage))
+            inside = [p for p in (plan.modules if plan.is_inline else (pipe,)) if p.layers_per_stage[stage]]
+            alone = [[p] for p in inside if meeting(p, stage)[0] > 1]
+            together = [p for p in inside if meeting(p, stage)[0] == 1]
+            stage_parts.append(tuple(
+                rows[is_chain].part(plan, stage, members, items, cost, slow, is_chain=is_chain)
+                for members in ([together] if together or not alone else []) + alone
+            ))  # fmt: skip
     media = [tokens_of_samples(items[e.module], num_samples) for e in plan.encoders]
     return LinearStep(
         num_slots=plan.num_microbatches,
         num_ranks=llm.parallel.dp,
-        chain_s=np.array(rows[True]).reshape(-1, num_samples),
-        chain_slowness=np.array(on_ranks),
-        slot_s=np.array(rows[False]).reshape(-1, num_samples),
-        largest_s=np.array(largest).reshape(-1, num_samples),
+        chain_s=np.array(rows[True].seconds).reshape(-1, num_samples),
+        chain_slowness=np.array(rows[True].slowness),
+        slot_s=np.array(rows[False].seconds).reshape(-1, num_samples),
+        largest_s=np.array(rows[False].largest).reshape(-1, num_samples),
         tokens=items[LLM].num_tokens,
         num_items=np.array(
             [np.bincount(items[m.module].sample_of, minlength=num_samples) for m in pipes[:-1]], dtype=np.int64
         ).reshape(-1, num_samples),
         pipe_pp=np.array([m.parallel.pp for m in pipes], dtype=np.int64),
-        stage_kind=np.array(kinds, dtype=np.int64),
-        fixed_s=np.array(fixed),
-        forward_frac=np.array(fracs),
+        stage_parts=tuple(stage_parts),
         num_after=np.array(after, dtype=np.int64),
         cap_tokens=caps.bucket_tokens,
         window=caps.window,
@@ -157,6 +148,41 @@ def linear_step(
         cap_media_tokens=np.array([_media_cap(plan, e, caps, of) for e, of in zip(plan.encoders, media, strict=True)]),
         is_inline=plan.is_inline,
     )
+
+
+class _Rows:
+    """Rows of seconds: stages that cost the same share one."""
+
+    def __init__(self) -> None:
+        self.seconds: list[Floats] = []
+        self.slowness: list[Floats] = []
+        self.largest: list[Floats] = []
+        self._seen: dict[object, Part] = {}
+
+    def part(
+        self, plan: Plan, stage: int, members: Sequence[ModulePlan], items: Mapping[str, ModuleItems], cost: CostModel,
+        slow: Floats, *, is_chain: bool,
+    ) -> Part:  # fmt: skip
+        """The seconds of modules on a stage that do not wait for other ranks between one another."""
+        key = [(p, p.layers_per_stage[stage], has_edge(p.layers_per_stage, stage)) for p in members]
+        group, gather_s, scatter_s = meeting(members[0], stage) if members else (1, 0.0, 0.0)
+        known = (*((p.module, n, edge) for p, n, edge in key), slow[stage].tobytes(), group, gather_s, scatter_s)
+        if known not in self._seen:
+            kind = [_part(plan, p, n, edge, items[p.module], cost) for p, n, edge in key]
+            num_samples = len(items[LLM].sample)
+            per_sample = np.zeros(num_samples)
+            for p, (seconds, _, _) in zip(members, kind, strict=True):
+                per_sample += np.bincount(items[p.module].sample_of, seconds, num_samples)
+            total = sum(float(seconds.sum()) for seconds, _, _ in kind) or 1.0
+            frac = sum(float(seconds.sum()) * f for seconds, _, f in kind) / total
+            fixed_s = sum(o for _, o, _ in kind) * (1.0 if is_chain else float(slow[stage].max()))
+            self._seen[known] = Part(len(self.seconds), fixed_s, frac or 1 / 3, group, gather_s, scatter_s)
+            self.seconds.append(per_sample / (1.0 if is_chain else _num_parts(slow, stage)))
+            self.slowness.append(slow[stage])
+            if not is_chain:
+                self.largest.append(np.zeros(num_samples))
+                np.maximum.at(self.largest[-1], items[members[0].module].sample_of, kind[0][0] * slow[stage].min())
+        return self._seen[known]
 
 
 def _num_parts(slow: Floats, stage: int) -> float:

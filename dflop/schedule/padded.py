@@ -13,7 +13,7 @@ import numpy as np
 from dflop.cost.model import Floats
 from dflop.errors import ConfigError
 from dflop.schedule.data_parallel import RankPlan, Sync
-from dflop.schedule.rank_search import Ints
+from dflop.schedule.items import Ints
 
 
 def balance_padded(

@@ -1,20 +1,24 @@
 """Samples into slots of chosen sizes: longest first, where the worst kind of stage stays relatively smallest.
 
-The compiled greedy behind ramp seeds, and the split of a slot's media items over an encoder's ranks.
+The greedy behind ramp seeds and quick plans, and the split of a slot's media items over an encoder's ranks.
 O(samples x buckets).
 """
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterator
+
 import numpy as np
 
 from dflop.cost.model import Floats
 from dflop.schedule.items import Ints
-from dflop.schedule.state import Task, add, fits, make_state
+from dflop.schedule.linear import LinearStep, Part
+from dflop.schedule.state import Task, add, fits, make_state, make_task
 from dflop.simulate.jit import kernel
 
 
-def place(task: Task, sizes: Floats) -> Ints:
+def place(task: Task, sizes: Floats, order: Ints | None = None) -> Ints:
     """Bucket `slot * ranks + rank` of every sample.
 
     A sample that fits nowhere under the caps goes to the bucket with the fewest tokens.
@@ -22,34 +26,54 @@ def place(task: Task, sizes: Floats) -> Ints:
     Args:
         task: The step.
         sizes: `[slots]` relative size that each slot shall have, above 0.
+        order: Of samples; None: those with most seconds first.
     """
     num_chain, num_seconds = int(task.first[0]), int(task.first[1])
     weights = task.samples[:-1, :num_seconds].copy()
     weights[:, num_chain:] *= task.num_lanes
-    order = np.argsort(-(weights.max(axis=1, initial=0.0) + 0.25 * weights.sum(axis=1)), kind="stable")
+    if order is None:
+        order = np.argsort(-(weights.max(axis=1, initial=0.0) + 0.25 * weights.sum(axis=1)), kind="stable")
     state = make_state(task, np.zeros(len(weights), dtype=np.int64))
     _place(task, state, order, sizes)
     return state.content_of
 
 
+def by_shares(step: LinearStep) -> Iterator[Ints]:
+    """Buckets of every sample where not seconds are balanced but shares of the caps, for both orders of samples.
+
+    For a plan that must be made at once and keep what memory holds.
+    """
+    share_llm = step.tokens / max(1, min(step.cap_tokens, step.cap_in_flight_tokens // step.window))
+    bound = np.flatnonzero(step.cap_media_tokens)
+    share_media = step.media_tokens[bound] / step.cap_media_tokens[bound, None]
+    chain, encoders = ([share_llm, *share_media], []) if step.is_inline else ([share_llm], [*share_media])
+    num_samples = len(share_llm)
+    of_caps = dataclasses.replace(
+        step,
+        chain_s=np.array(chain),
+        chain_slowness=np.ones((len(chain), step.num_ranks)),
+        slot_s=np.array(encoders).reshape(-1, num_samples),
+        largest_s=np.zeros((len(encoders), num_samples)),
+        stage_parts=tuple((Part(0, 0.0, 0.5),) for _ in step.stage_parts),
+    )
+    task, sizes = make_task(of_caps), np.ones(step.num_slots)
+    shares = np.vstack([share_llm, *share_media])
+    for size in (shares.max(axis=0), shares.sum(axis=0)):
+        yield place(task, sizes, np.argsort(-size, kind="stable"))
+
+
 def split_items(
-    slot: Ints,
-    weights: Floats,
-    num_slots: int,
-    num_ranks: int,
-    slowness: Floats | None = None,
-    *,
-    compiled: bool = True,
-) -> Ints:
-    """Encoder rank of every item: within its slot, heaviest first to the rank that ends first; see `split_lpt`."""
+    slot: Ints, weights: Floats, num_slots: int, num_ranks: int, slowness: Floats | None = None
+) -> Ints:  # fmt: skip
+    """Encoder rank of every item: within its slot, heaviest first to the rank that ends first.
+
+    Within 4/3 of the best split over equal ranks. What all ranks would need for an item is left out of the comparison:
+    then equal ranks compare nothing but loads.
+    """
     rank = np.zeros(len(slot), dtype=np.int64)
     slow = np.ones(num_ranks) if slowness is None else slowness
-    if num_ranks > 1 and compiled:
+    if num_ranks > 1:
         _split(slot, weights, np.argsort(-weights, kind="stable"), np.zeros((num_slots, num_ranks)), slow, rank)
-    elif num_ranks > 1:
-        for k in range(num_slots):
-            inside = np.flatnonzero(slot == k)
-            rank[inside] = split_lpt(weights[inside], slow)
     return rank
 
 
@@ -62,31 +86,16 @@ def split_under_cap(
     slowness: Floats | None = None,
     *,
     cap_tokens: int | None,
-    compiled: bool = True,
 ) -> Ints:
     """Encoder rank of every item, by seconds; by tokens in the slots in which that would break the cap on a rank's."""
-    rank = split_items(slot, seconds, num_slots, num_ranks, slowness, compiled=compiled)
+    rank = split_items(slot, seconds, num_slots, num_ranks, slowness)
     if cap_tokens is None:
         return rank
     total = np.bincount(slot * num_ranks + rank, num_tokens, num_slots * num_ranks).reshape(num_slots, num_ranks)
     is_over = (total.max(axis=1) > cap_tokens)[slot]
     if is_over.any():
-        by_tokens = split_items(slot, num_tokens.astype(float), num_slots, num_ranks, compiled=compiled)
+        by_tokens = split_items(slot, num_tokens.astype(float), num_slots, num_ranks)
         rank = np.where(is_over, by_tokens, rank)
-    return rank
-
-
-def split_lpt(weights: Floats, slowness: Floats) -> list[int]:
-    """Reference of `split_items` for one slot: rank of every item. Within 4/3 of the best split over equal ranks.
-
-    What all ranks would need for an item is left out of the comparison: then equal ranks compare nothing but loads.
-    """
-    slow, loads, rank = slowness.tolist(), [0.0] * len(slowness), [0] * len(weights)
-    more = [s - min(slow) for s in slow]
-    for item in sorted(range(len(weights)), key=lambda i: (-weights[i], i)):
-        weight = float(weights[item])
-        rank[item] = min(range(len(slow)), key=lambda r: (loads[r] + weight * more[r], r))
-        loads[rank[item]] += weight * slow[rank[item]]
     return rank
 
 

@@ -1,281 +1,328 @@
-"""The compiled twin of `rank_search.py`: the same choices in the same order, nothing computed twice.
+"""Samples over data-parallel ranks, compiled: a greedy start, and moves and swaps out of the heaviest rank.
 
-Samples of a cell are a linked list; loads, tokens, counts and who is heaviest and lightest (`tournament.py`) follow
-every move. A move costs about a nanosecond per pair of samples it looks at, and hardly more with thousands of ranks
-than with a few.
+Bucket `slot * num_ranks + rank` is one microbatch of one rank. Ranks wait for one another either once per step or in
+every slot, and one pair of words covers both: a *cell* is what is summed up before anyone waits (a rank's whole step,
+or one bucket), a *group* is the cells that wait for one another (all ranks, or a slot). A bucket `b` is part of cell
+`b % num_cells`, a cell `c` of group `c // num_ranks`, and a step lasts the sum over groups of their heaviest cells.
+Both are of rank `% num_ranks`; what a rank holds weighs `pace` times as much, so that a slow one is given less.
+
+All numbers are integers, so that additions in another order, another machine or another compiler change nothing:
+ranks that plan for themselves must come to the same plan to the last sample.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
-from dflop.schedule.tournament import NOBODY, num_leaves, play_least, play_most
+from dflop.schedule.items import Ints
 from dflop.simulate.jit import kernel
 
-
-@kernel
-def search(  # type: ignore[no-untyped-def]  # numba infers them
-    start, weights, tokens, pace, num_cells, num_buckets, cap, fixed, keep_full, target, max_evals, max_kicks,
-    swaps_per_kick, max_partners,
-):  # fmt: skip
-    """Best bucket of every sample; see `rank_search.search`."""
-    num_ranks = len(pace)
-    num_samples, num_groups = len(start), num_cells // num_ranks
-    bucket = start.copy()
-    loads = np.zeros(num_cells, np.int64)
-    in_bucket, counts = np.zeros(num_buckets, np.int64), np.zeros(num_buckets, np.int64)
-    head, after, before = np.full(num_cells, -1), np.full(num_samples, -1), np.full(num_samples, -1)
-    for i in range(num_samples):
-        b = bucket[i]
-        loads[b % num_cells] += (weights[i] + (fixed if counts[b] == 0 else 0)) * pace[b % num_ranks]
-        in_bucket[b] += tokens[i]
-        counts[b] += 1
-        _link(head, after, before, i, b % num_cells)
-    size = num_leaves(num_ranks)
-    most, least = np.full((num_groups, 2 * size), NOBODY), np.full((num_groups, 2 * size), NOBODY)
-    total, counted = np.zeros(num_groups, np.int64), np.zeros(num_cells, np.int64)
-    for c in range(num_cells):
-        _count(c, loads, counted, total, most, least, num_ranks)
-    is_stuck, seen = np.zeros(num_groups, np.bool_), np.empty(max_partners, np.int64)
-    best, best_step, kicks, random, evals_left, has_changed = bucket.copy(), -1, 0, 1, max_evals, False
-    moved, num_moved = np.empty(num_samples, np.int64), 0  # since the best; beyond so many all are copied
-    while True:
-        step = 0
-        for g in range(num_groups):
-            step += loads[g * num_ranks + most[g, 1]]
-        if best_step < 0:
-            best_step = step
-        elif step < best_step:
-            best_step, kicks = step, 0
-            _catch_up(best, bucket, moved, num_moved)
-            num_moved = 0
-        if best_step <= target or kicks > max_kicks:
-            return best
-        group, is_free = _idlest(loads, num_ranks, most, total, is_stuck)
-        heavy = group * num_ranks + most[group, 1]
-        if not is_free and has_changed:
-            has_changed = False
-            is_stuck[:] = False
-            continue
-        if not is_free:
-            for _ in range(swaps_per_kick):
-                random = (random * 1103515245 + 12345) % 2147483648
-                i = _draw_inside(head, after, heavy, num_samples, random)
-                random = (random * 1103515245 + 12345) % 2147483648
-                j = _draw_outside(bucket, num_cells, heavy, random)
-                if i < 0 or j < 0:
-                    break
-                longer = tokens[i] - tokens[j]
-                if in_bucket[bucket[i]] - longer <= cap and in_bucket[bucket[j]] + longer <= cap:
-                    _swap(bucket, weights, tokens, pace, loads, in_bucket, head, after, before, num_cells, i, j)
-                    _count(heavy, loads, counted, total, most, least, num_ranks)
-                    _count(bucket[i] % num_cells, loads, counted, total, most, least, num_ranks)
-                    num_moved = _note(moved, num_moved, i, j)
-            kicks += 1
-            is_stuck[:] = False
-            continue
-        num_inside, num_seen = _length(head, after, heavy), 0
-        is_stuck[group] = True
-        for _ in range(max_partners):
-            light, slack = _slackest(loads, num_ranks, most, least)
-            if light < 0:
-                break
-            play_least(least[light // num_ranks], loads, light - light % num_ranks, light % num_ranks, True)
-            seen[num_seen] = light
-            num_seen += 1
-            evals_left -= num_inside * (_length(head, after, light) + 1)
-            if evals_left < 0:
-                return best
-            goal = light
-            for b in range(light, num_buckets, num_cells):
-                if in_bucket[b] < in_bucket[goal]:
-                    goal = b
-            value, i, j = _best_exchange(
-                bucket, weights, tokens, in_bucket, counts, head, after, heavy, light, goal, loads[heavy], slack, cap,
-                fixed, keep_full, pace[heavy % num_ranks], pace[light % num_ranks],
-            )  # fmt: skip
-            if value < loads[heavy]:
-                if j >= 0:
-                    _swap(bucket, weights, tokens, pace, loads, in_bucket, head, after, before, num_cells, i, j)
-                else:
-                    source = bucket[i]
-                    loads[heavy] -= fixed * pace[heavy % num_ranks] if counts[source] == 1 else 0
-                    loads[light] += fixed * pace[light % num_ranks] if counts[goal] == 0 else 0
-                    _move(
-                        bucket, weights, tokens, pace, loads, in_bucket, counts, head, after, before, num_cells, i, goal
-                    )
-                _count(heavy, loads, counted, total, most, least, num_ranks)
-                _count(light, loads, counted, total, most, least, num_ranks)
-                num_moved = _note(moved, num_moved, i, j)
-                has_changed = True
-                is_stuck[group] = False
-                break
-        for k in range(num_seen):
-            c = seen[k]
-            play_least(least[c // num_ranks], loads, c - c % num_ranks, c % num_ranks, False)
+MAX_KICKS = 8
+"""Random disturbances in a row that led to nothing before the search gives up."""
+SWAPS_PER_KICK = 3
+MAX_PARTNERS = 64
+"""Cells with most slack that are tried, one after the other, for the heaviest one."""
+NOBODY = -1
 
 
-@kernel
-def _best_exchange(  # type: ignore[no-untyped-def]  # numba infers them
-    bucket, weights, tokens, in_bucket, counts, head, after, heavy, light, goal, heavy_load, slack, cap, fixed,
-    keep_full, of_heavy, of_light,
-):  # fmt: skip
-    """(value, sample that leaves, sample that comes or -1); of equals the first samples, a swap before a move."""
-    best, best_i, best_j = np.iinfo(np.int64).max, -1, -1
-    light_load, num_samples = heavy_load - slack, len(bucket)
-    i = head[heavy]
-    while i >= 0:
-        source = bucket[i]
-        j = head[light]
-        while j >= 0:
-            delta = weights[i] - weights[j]
-            value = max(heavy_load - delta * of_heavy, light_load + delta * of_light)
-            if value < best or (value == best and (i < best_i or (i == best_i and j < best_j))):
-                longer = tokens[i] - tokens[j]
-                if in_bucket[source] - longer <= cap and in_bucket[bucket[j]] + longer <= cap:
-                    best, best_i, best_j = value, i, j
-            j = after[j]
-        if in_bucket[goal] + tokens[i] <= cap and not (keep_full and counts[source] == 1):
-            heavy_after = heavy_load - (weights[i] + (fixed if counts[source] == 1 else 0)) * of_heavy
-            value = max(heavy_after, light_load + (weights[i] + (fixed if counts[goal] == 0 else 0)) * of_light)
-            if value < best or (value == best and i < best_i):
-                best, best_i, best_j = value, i, num_samples
-        i = after[i]
-    return best, best_i, best_j if best_j < num_samples else -1
+class RankProblem(NamedTuple):
+    """One global batch to be placed."""
+
+    weights: Ints
+    """`[samples]` seconds in integer units."""
+    tokens: Ints
+    """`[samples]`, none above the cap."""
+    num_ranks: int
+    num_cells: int
+    num_buckets: int
+    cap: int
+    """Tokens of a bucket."""
+    fixed: int
+    """Weight of a bucket that is not empty."""
+    pace: Ints
+    """`[ranks]` all 1 where ranks are equally fast."""
+
+    @property
+    def keep_full(self) -> bool:
+        """Whether no bucket may be left empty: always when there are samples enough."""
+        return len(self.weights) >= self.num_buckets
+
+    @property
+    def is_uneven(self) -> bool:
+        """Whether some rank has another pace than 1."""
+        return bool((self.pace != 1).any())
+
+    def loads(self, bucket: Ints) -> Ints:
+        """`[cells]` weight at its rank's pace, fixed parts included."""
+        is_used = np.bincount(bucket, minlength=self.num_buckets) > 0
+        loads = np.zeros(self.num_cells, dtype=np.int64)
+        np.add.at(loads, bucket % self.num_cells, self.weights)
+        np.add.at(loads, np.flatnonzero(is_used) % self.num_cells, self.fixed)
+        return loads * np.tile(self.pace, self.num_cells // self.num_ranks)
+
+    def step(self, bucket: Ints) -> int:
+        """Sum over groups of the heaviest cell: what the search makes small."""
+        return int(self.loads(bucket).reshape(-1, self.num_ranks).max(axis=1).sum())
 
 
-@kernel
-def _count(c, loads, counted, total, most, least, num_ranks):  # type: ignore[no-untyped-def]  # numba infers them
-    """Takes in that the load of a cell has changed."""
-    g, i = c // num_ranks, c % num_ranks
-    total[g] += loads[c] - counted[c]
-    counted[c] = loads[c]
-    play_most(most[g], loads, c - i, i)
-    play_least(least[g], loads, c - i, i, False)
+class _Now(NamedTuple):
+    """An assignment under way, and what follows from it."""
+
+    bucket: Ints
+    """`[samples]`."""
+    loads: Ints
+    """`[cells]`."""
+    filled: Ints
+    """`[buckets]` tokens."""
+    counts: Ints
+    """`[buckets]` samples."""
+    first: Ints
+    """`[cells]` any sample of it, from where `after` leads to the others."""
+    after: Ints
+    """`[samples]`."""
 
 
-@kernel
-def _idlest(loads, num_ranks, most, total, is_stuck):  # type: ignore[no-untyped-def]  # numba infers them
-    """(group with the most idle weight, True) among those not stuck; if all are, (the one among all, False)."""
-    free, most_of_free, any_group, highest = -1, -1, 0, -1
-    for g in range(len(total)):
-        idle = loads[g * num_ranks + most[g, 1]] * num_ranks - total[g]
-        if idle > highest:
-            any_group, highest = g, idle
-        if not is_stuck[g] and idle > most_of_free:
-            free, most_of_free = g, idle
-    return (free, True) if free >= 0 else (any_group, False)
+def greedy(problem: RankProblem, weights: Ints, num_cells: int, pace: Ints) -> Ints | None:
+    """Largest weight first to the cell with room that it leaves lightest, there into the bucket with the fewest tokens.
+
+    Args:
+        problem: Says how many buckets there are and what fits.
+        weights: `[samples]`: the problem's own, or tokens.
+        num_cells: The problem's own, or `num_buckets`: every bucket for itself.
+        pace: `[ranks]` of the weights.
+
+    Returns:
+        Bucket of every sample; None when one fitted nowhere.
+    """
+    found: Ints = _greedy(
+        np.argsort(-weights, kind="stable"), weights, problem.tokens, pace, num_cells, problem.num_buckets, problem.cap
+    )
+    return None if found[0] == NOBODY else found
 
 
-@kernel
-def _slackest(loads, num_ranks, most, least):  # type: ignore[no-untyped-def]  # numba infers them
-    """(cell furthest below the heaviest one of its group, by how much), of those not tried yet; (-1, 0) without any."""
-    light, slack = -1, 0
-    for g in range(len(most)):
-        c = g * num_ranks + least[g, 1]
-        if least[g, 1] >= 0 and loads[g * num_ranks + most[g, 1]] - loads[c] > slack:
-            light, slack = c, loads[g * num_ranks + most[g, 1]] - loads[c]
-    return light, slack
+def first_fit(tokens: Ints, cap: int) -> Ints:
+    """Bins of at most `cap` tokens, longest sample first into the first one with room: bin of every sample."""
+    bins: Ints = _first_fit(np.argsort(-tokens, kind="stable"), tokens, cap)
+    return bins
 
 
-@kernel
-def _note(moved, num_moved, i, j):  # type: ignore[no-untyped-def]  # numba infers them
-    """Writes down samples that have moved, -1 for none, as long as there is room; how many there are by now."""
-    for sample in (i, j):
-        if sample >= 0:
-            if num_moved < len(moved):
-                moved[num_moved] = sample
-            num_moved += 1
-    return num_moved
+def improve(problem: RankProblem, bucket: Ints, target: int, max_evals: int) -> Ints:
+    """Best assignment found by moving and swapping samples out of the heaviest cells.
 
-
-@kernel
-def _catch_up(best, bucket, moved, num_moved):  # type: ignore[no-untyped-def]  # numba infers them
-    if num_moved > len(moved):
-        best[:] = bucket
-        return
-    for k in range(num_moved):
-        best[moved[k]] = bucket[moved[k]]
-
-
-@kernel
-def _move(  # type: ignore[no-untyped-def]  # numba infers them
-    bucket, weights, tokens, pace, loads, in_bucket, counts, head, after, before, num_cells, i, goal
-):
-    source = bucket[i]
-    loads[source % num_cells] -= weights[i] * pace[source % len(pace)]
-    loads[goal % num_cells] += weights[i] * pace[goal % len(pace)]
-    in_bucket[source] -= tokens[i]
-    in_bucket[goal] += tokens[i]
-    counts[source] -= 1
-    counts[goal] += 1
-    bucket[i] = goal
-    _unlink(head, after, before, i, source % num_cells)
-    _link(head, after, before, i, goal % num_cells)
-
-
-@kernel
-def _swap(  # type: ignore[no-untyped-def]  # numba infers them
-    bucket, weights, tokens, pace, loads, in_bucket, head, after, before, num_cells, i, j
-):
-    a, b = bucket[i], bucket[j]
-    delta, longer = weights[i] - weights[j], tokens[i] - tokens[j]
-    loads[a % num_cells] -= delta * pace[a % len(pace)]
-    loads[b % num_cells] += delta * pace[b % len(pace)]
-    in_bucket[a] -= longer
-    in_bucket[b] += longer
-    bucket[i], bucket[j] = b, a
-    _unlink(head, after, before, i, a % num_cells)
-    _unlink(head, after, before, j, b % num_cells)
-    _link(head, after, before, i, b % num_cells)
-    _link(head, after, before, j, a % num_cells)
-
-
-@kernel
-def _link(head, after, before, i, cell):  # type: ignore[no-untyped-def]  # numba infers them
-    after[i], before[i] = head[cell], -1
-    if head[cell] >= 0:
-        before[head[cell]] = i
-    head[cell] = i
-
-
-@kernel
-def _unlink(head, after, before, i, cell):  # type: ignore[no-untyped-def]  # numba infers them
-    if before[i] >= 0:
-        after[before[i]] = after[i]
-    else:
-        head[cell] = after[i]
-    if after[i] >= 0:
-        before[after[i]] = before[i]
-
-
-@kernel
-def _length(head, after, cell):  # type: ignore[no-untyped-def]  # numba infers them
-    length, i = 0, head[cell]
-    while i >= 0:
-        length, i = length + 1, after[i]
-    return length
-
-
-@kernel
-def _draw_inside(head, after, cell, num_samples, random):  # type: ignore[no-untyped-def]  # numba infers them
-    """The first sample of the cell, counted from a random one on; -1 when there is none."""
-    start, found, nearest = random % num_samples, -1, num_samples
-    i = head[cell]
-    while i >= 0:
-        distance = (i - start) % num_samples
-        if distance < nearest:
-            found, nearest = i, distance
-        i = after[i]
+    Args:
+        problem: What to place.
+        bucket: `[samples]`, an assignment within the cap; not changed.
+        target: Good enough: stops here.
+        max_evals: Moves and swaps looked at.
+    """
+    start = bucket.astype(np.int64)
+    now = _Now(
+        start.copy(),
+        np.zeros(problem.num_cells, dtype=np.int64),
+        np.zeros(problem.num_buckets, dtype=np.int64),
+        np.zeros(problem.num_buckets, dtype=np.int64),
+        np.full(problem.num_cells, NOBODY),
+        np.full(len(start), NOBODY),
+    )
+    found: Ints = _improve(problem, problem.keep_full, now, start, target, max_evals)
     return found
 
 
 @kernel
-def _draw_outside(bucket, num_cells, cell, random):  # type: ignore[no-untyped-def]  # numba infers them
-    """The first sample of any other cell, counted from a random one on; -1 when there is none."""
-    num_samples = len(bucket)
-    for k in range(num_samples):
-        i = (random + k) % num_samples
-        if bucket[i] % num_cells != cell:
-            return i
-    return -1
+def _greedy(order, weights, tokens, pace, num_cells, num_buckets, cap):  # type: ignore[no-untyped-def]  # numba infers them
+    num_ranks = len(pace)
+    loads, filled = np.zeros(num_cells, np.int64), np.zeros(num_buckets, np.int64)
+    emptiest, least = np.arange(num_cells), np.zeros(num_cells, np.int64)
+    bucket = np.zeros(len(order), np.int64)
+    for i in order:
+        best, lightest = NOBODY, 0
+        for first in range(0, num_cells, num_ranks):
+            for r in range(num_ranks):
+                after = loads[first + r] + weights[i] * pace[r]
+                if (best < 0 or after < lightest) and least[first + r] + tokens[i] <= cap:
+                    best, lightest = first + r, after
+        if best < 0:
+            bucket[0] = NOBODY
+            return bucket
+        bucket[i] = emptiest[best]
+        loads[best] = lightest
+        filled[emptiest[best]] += tokens[i]
+        for b in range(best, num_buckets, num_cells):
+            goal = emptiest[best]
+            if filled[b] < filled[goal] or (filled[b] == filled[goal] and b < goal):
+                emptiest[best] = b
+        least[best] = filled[emptiest[best]]
+    return bucket
+
+
+@kernel
+def _first_fit(order, tokens, cap):  # type: ignore[no-untyped-def]  # numba infers them
+    room, bins = np.full(len(tokens), cap, np.int64), np.zeros(len(tokens), np.int64)
+    for i in order:
+        while room[bins[i]] < tokens[i]:
+            bins[i] += 1
+        room[bins[i]] -= tokens[i]
+    return bins
+
+
+@kernel
+def _improve(problem, keep_full, now, best, target, max_evals):  # type: ignore[no-untyped-def]  # numba infers them
+    num_ranks, num_groups = problem.num_ranks, problem.num_cells // problem.num_ranks
+    for i in range(len(best)):
+        _put(problem, now, i, best[i])
+    is_stuck, is_tried = np.zeros(num_groups, np.bool_), np.zeros(problem.num_cells, np.bool_)
+    heaviest, idle = np.zeros(num_groups, np.int64), np.zeros(num_groups, np.int64)
+    best_step, kicks, random, evals, has_changed = -1, 0, 1, 0, False
+    while True:
+        step = 0
+        for g in range(num_groups):
+            own = now.loads[g * num_ranks : (g + 1) * num_ranks]
+            heaviest[g] = g * num_ranks + np.argmax(own)
+            step += now.loads[heaviest[g]]
+            idle[g] = now.loads[heaviest[g]] * num_ranks - own.sum()
+        if best_step < 0 or step < best_step:
+            best[:], best_step, kicks = now.bucket, step, 0
+        if best_step <= target or kicks > MAX_KICKS or evals >= max_evals:
+            return best
+        group = NOBODY
+        for g in range(num_groups):
+            if not is_stuck[g] and (group < 0 or idle[g] > idle[group]):
+                group = g
+        if group < 0:
+            if not has_changed:
+                random = _kick(problem, now, heaviest[np.argmax(idle)], random)
+                kicks += 1
+            has_changed, is_stuck[:] = False, False
+            continue
+        is_moved, evals = _relieve(problem, keep_full, now, heaviest, heaviest[group], is_tried, evals, max_evals)
+        has_changed, is_stuck[group] = has_changed or is_moved, not is_moved
+
+
+@kernel
+def _relieve(problem, keep_full, now, heaviest, heavy, is_tried, evals, max_evals):  # type: ignore[no-untyped-def]  # numba infers them
+    """Moves something from the heavy cell to the cell with most slack that can take it: (is it moved, evals).
+
+    The light cell is seen as if its group were as heavy as the heavy cell's: only slack counts.
+    """
+    num_ranks, inside = problem.num_ranks, _length(now, heavy)
+    is_tried[:] = False
+    for _ in range(MAX_PARTNERS if inside else 0):
+        light, slack = NOBODY, 0
+        for c in range(problem.num_cells):
+            of_cell = now.loads[heaviest[c // num_ranks]] - now.loads[c]
+            if of_cell > slack and not is_tried[c]:
+                light, slack = c, of_cell
+        evals += 0 if light < 0 else inside * (_length(now, light) + 1)
+        if light < 0 or evals >= max_evals:
+            break
+        is_tried[light] = True
+        goal = light
+        for b in range(light, problem.num_buckets, problem.num_cells):
+            if now.filled[b] < now.filled[goal]:
+                goal = b
+        value, i, j = _best_exchange(problem, keep_full, now, heavy, light, goal, slack)
+        if value < now.loads[heavy]:
+            source = now.bucket[i]
+            if j != NOBODY:
+                goal = now.bucket[j]
+                _take(problem, now, j)
+                _take(problem, now, i)
+                _put(problem, now, j, source)
+            else:
+                _take(problem, now, i)
+            _put(problem, now, i, goal)
+            return True, evals
+    return False, evals
+
+
+@kernel
+def _best_exchange(problem, keep_full, now, heavy, light, goal, slack):  # type: ignore[no-untyped-def]  # numba infers them
+    """(larger of both loads afterwards, sample that leaves, sample that comes or nobody): the smallest."""
+    weights, tokens, cap = problem.weights, problem.tokens, problem.cap
+    of_heavy, of_light = problem.pace[heavy % problem.num_ranks], problem.pace[light % problem.num_ranks]
+    heavy_load, light_load = now.loads[heavy], now.loads[heavy] - slack
+    best, best_i, best_j = heavy_load, NOBODY, NOBODY
+    i = now.first[heavy]
+    while i != NOBODY:
+        source = now.bucket[i]
+        is_last = now.counts[source] == 1
+        j = now.first[light]
+        while j != NOBODY:
+            delta, longer = weights[i] - weights[j], tokens[i] - tokens[j]
+            value = max(heavy_load - delta * of_heavy, light_load + delta * of_light)
+            if value < best and now.filled[source] - longer <= cap and now.filled[now.bucket[j]] + longer <= cap:
+                best, best_i, best_j = value, i, j
+            j = now.after[j]
+        if now.filled[goal] + tokens[i] <= cap and not (keep_full and is_last):
+            less = (weights[i] + (problem.fixed if is_last else 0)) * of_heavy
+            more = (weights[i] + (problem.fixed if now.counts[goal] == 0 else 0)) * of_light
+            value = max(heavy_load - less, light_load + more)
+            if value < best:
+                best, best_i, best_j = value, i, NOBODY
+        i = now.after[i]
+    return best, best_i, best_j
+
+
+@kernel
+def _kick(problem, now, heavy, random):  # type: ignore[no-untyped-def]  # numba infers them
+    """Swaps random samples of the heavy cell with random others, where the cap allows it: the next random number."""
+    num_samples, cells = len(now.bucket), problem.num_cells
+    for _ in range(SWAPS_PER_KICK):
+        inside = _length(now, heavy)
+        if inside in (0, num_samples):
+            return random
+        random = (random * 1103515245 + 12345) & 0x7FFFFFFF
+        i = now.first[heavy]
+        for _ in range((random >> 8) % inside):
+            i = now.after[i]
+        random = (random * 1103515245 + 12345) & 0x7FFFFFFF
+        j = (random >> 8) % num_samples
+        while now.bucket[j] % cells == heavy:
+            j = (j + 1) % num_samples
+        a, b, longer = now.bucket[i], now.bucket[j], problem.tokens[i] - problem.tokens[j]
+        if now.filled[a] - longer <= problem.cap and now.filled[b] + longer <= problem.cap:
+            _take(problem, now, i)
+            _take(problem, now, j)
+            _put(problem, now, i, b)
+            _put(problem, now, j, a)
+    return random
+
+
+@kernel
+def _put(problem, now, i, b):  # type: ignore[no-untyped-def]  # numba infers them
+    """Sample i, which is nowhere, into bucket b."""
+    cell = b % problem.num_cells
+    weight = problem.weights[i] + (problem.fixed if now.counts[b] == 0 else 0)
+    now.loads[cell] += weight * problem.pace[b % problem.num_ranks]
+    now.filled[b] += problem.tokens[i]
+    now.counts[b] += 1
+    now.bucket[i] = b
+    now.after[i], now.first[cell] = now.first[cell], i
+
+
+@kernel
+def _take(problem, now, i):  # type: ignore[no-untyped-def]  # numba infers them
+    """Sample i out of its bucket."""
+    b = now.bucket[i]
+    cell = b % problem.num_cells
+    now.counts[b] -= 1
+    now.filled[b] -= problem.tokens[i]
+    weight = problem.weights[i] + (problem.fixed if now.counts[b] == 0 else 0)
+    now.loads[cell] -= weight * problem.pace[b % problem.num_ranks]
+    if now.first[cell] == i:
+        now.first[cell] = now.after[i]
+        return
+    j = now.first[cell]
+    while now.after[j] != i:
+        j = now.after[j]
+    now.after[j] = now.after[i]
+
+
+@kernel
+def _length(now, cell):  # type: ignore[no-untyped-def]  # numba infers them
+    length, i = 0, now.first[cell]
+    while i != NOBODY:
+        length, i = length + 1, now.after[i]
+    return length

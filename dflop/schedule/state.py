@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 
 from dflop.schedule.items import Ints
-from dflop.schedule.linear import LinearStep
+from dflop.schedule.linear import LinearStep, Part
 from dflop.simulate.jit import inlined, kernel
-from dflop.simulate.lanes import Floats, Program, Workspace, lane_program
+from dflop.simulate.kernel import Floats, Pipe, Program, step_program
 
 UNLIMITED = 1 << 62
 
@@ -22,7 +22,7 @@ UNLIMITED = 1 << 62
 class Task(NamedTuple):
     """A linear step as the kernels take it.
 
-    A sample is a row of D numbers that add up: its seconds per kind of chain and of encoder stages, 1 for itself, its
+    A sample is a row of D numbers that add up: its seconds per row of chain and of encoder stages, 1 for itself, its
     tokens, per encoder pipe its items, per encoder its tokens there.
     """
 
@@ -36,15 +36,17 @@ class Task(NamedTuple):
     num_lanes: int
     first: Ints
     """Columns at which encoder seconds, the count, items and encoder tokens begin."""
-    kind_column: Ints
-    """Per kind of stage, the chain's first: its column of `samples`."""
     kind_pipe: Ints
-    """Per kind of stage: its pipe."""
-    fixed_s: Floats
-    """Per kind of stage."""
-    forward_frac: Floats
-    """Per kind of stage."""
-    num_chain_kinds: int
+    """Per kind of stage, encoders' before the chain's: its pipe."""
+    first_part: Ints
+    """Per kind of stage, its first part; the last entry is their number."""
+    part_column: Ints
+    """Per part: its column of `samples`."""
+    part_group: Ints
+    """Per part, lanes that meet; 1: none."""
+    part_s: Floats
+    """`[parts, 4]`: fixed seconds, forward share, least seconds of a forward and of a backward of a group."""
+    num_encoder_kinds: int
     window: int
     cap_tokens: int
     cap_window_tokens: int
@@ -76,22 +78,31 @@ class State(NamedTuple):
     """`[samples]`."""
     after: Ints
     """`[samples]`."""
-    work: Workspace
+    seconds: Floats
+    """Flat, as `program` says; so are the next two."""
+    gates: Floats
+    ends: Floats
 
 
 def make_task(step: LinearStep) -> Task:
     """Everything about a step that no move changes."""
-    stages = list(zip(step.stage_kind.tolist(), step.fixed_s.tolist(), step.forward_frac.tolist(), strict=True))
-    num_encoder_stages = int(step.pipe_pp[:-1].sum())
-    pipe = np.repeat(np.arange(len(step.pipe_pp)), step.pipe_pp).tolist()
-    chain = list(dict.fromkeys(stages[num_encoder_stages:]))
-    encoder = list(dict.fromkeys((pipe[g], *stages[g]) for g in range(num_encoder_stages)))
-    kind = [encoder.index((pipe[g], *stages[g])) for g in range(num_encoder_stages)]
-    kind += [chain.index(stage) for stage in stages[num_encoder_stages:]]
     num_chain, num_encoder = len(step.chain_s), len(step.slot_s)
-    count = num_chain + num_encoder
-    kinds = [(q, len(step.pipe_pp) - 1, fixed, frac) for q, fixed, frac in chain]
-    kinds += [(num_chain + q, p, fixed, frac) for p, q, fixed, frac in encoder]
+    count, num_encoder_stages = num_chain + num_encoder, int(step.pipe_pp[:-1].sum())
+    pipes, kinds, parts, stage = [], [], [], 0
+    for p, pp in enumerate(step.pipe_pp.tolist()):
+        own = step.stage_parts[stage : stage + pp]
+        distinct = list(dict.fromkeys(own))
+        groups = tuple(max(part.group for part in of) for of in own)
+        is_chain = stage >= num_encoder_stages
+        after = tuple(step.num_after[stage : stage + pp].tolist())
+        # One lane stands for all ranks of an encoder: with whom each meets makes no difference.
+        pipes.append(Pipe(
+            step.num_ranks if is_chain else 1, after, tuple(distinct.index(of) for of in own),
+            groups if is_chain else (1,) * pp,
+        ))  # fmt: skip
+        kinds += [(p, len(of)) for of in distinct]
+        parts += [part._replace(row=part.row + (0 if is_chain else num_chain)) for of in distinct for part in of]
+        stage += pp
     rows = [
         *map(exact, step.chain_s), *map(exact, step.slot_s), np.ones(len(step.tokens)), step.tokens, *step.num_items,
         *step.media_tokens,
@@ -105,20 +116,23 @@ def make_task(step: LinearStep) -> Task:
         num_slots=step.num_slots,
         num_lanes=step.num_ranks,
         first=np.array([num_chain, count, count + 2, count + 2 + len(step.num_items)], dtype=np.int64),
-        kind_column=np.array([k[0] for k in kinds], dtype=np.int64),
-        kind_pipe=np.array([k[1] for k in kinds], dtype=np.int64),
-        fixed_s=np.array([k[2] for k in kinds]),
-        forward_frac=np.array([k[3] for k in kinds]),
-        num_chain_kinds=len(chain),
+        kind_pipe=np.array([p for p, _ in kinds], dtype=np.int64),
+        first_part=np.cumsum([0, *(num_parts for _, num_parts in kinds)]),
+        part_column=np.array([part.row for part in parts], dtype=np.int64),
+        part_group=np.array([part.group for part in parts], dtype=np.int64),
+        part_s=np.array([_seconds_of(part) for part in parts]),
+        num_encoder_kinds=sum(p < len(step.pipe_pp) - 1 for p, _ in kinds),
         window=step.window,
         cap_tokens=step.cap_tokens,
         cap_window_tokens=step.cap_in_flight_tokens,
         cap_bucket_media=media if step.is_inline else free,
         cap_slot_media=free if step.is_inline else media,
-        program=lane_program(
-            tuple(step.pipe_pp.tolist()), tuple(step.num_after.tolist()), tuple(kind), step.num_slots
-        ),
-    )  # fmt: skip
+        program=step_program(tuple(pipes), step.num_slots, is_shared=True),
+    )
+
+
+def _seconds_of(part: Part) -> tuple[float, float, float, float]:
+    return part.fixed_s, part.forward_frac, part.gather_s, part.gather_s + part.scatter_s
 
 
 def exact(seconds: Floats) -> Floats:
@@ -134,36 +148,22 @@ def exact(seconds: Floats) -> Floats:
 def make_state(task: Task, bucket: Ints) -> State:
     """An assignment whose sums `fill` has yet to make."""
     num_buckets, num_columns = task.num_slots * task.num_lanes, task.samples.shape[1]
-    lanes, slots = _padded(task.num_lanes), task.num_slots
-    num_encoder_kinds, num_pipes = len(task.kind_pipe) - task.num_chain_kinds, len(task.program.feeding)
-    work = Workspace(
-        encoder_s=np.zeros(2 * num_encoder_kinds * slots),
-        encoder_gate=np.zeros(num_pipes * slots),
-        chain_s=np.zeros((2 * task.num_chain_kinds * slots, lanes)),
-        chain_gate=np.full((slots, lanes), -np.inf),
-        feed_gate=np.full((num_pipes * slots, lanes), -np.inf),
-        encoder_end_s=np.zeros(task.program.num_encoder_rows),
-        chain_end_s=np.zeros((task.program.num_chain_rows, lanes)),
-    )
-    every = np.arange(num_buckets)
+    every, program = np.arange(num_buckets), task.program
     nowhere = np.full(len(bucket), -1, dtype=np.int64)
     return State(
         content_of=bucket.astype(np.int64),
         bucket_of=every,
         content_in=every.copy(),
         bucket_sum=np.zeros((num_buckets, num_columns)),
-        slot_sum=np.zeros((slots, num_columns)),
+        slot_sum=np.zeros((task.num_slots, num_columns)),
         bucket_largest_s=np.zeros((num_buckets, task.largest_s.shape[1])),
         first_in=np.full(num_buckets, -1, dtype=np.int64),
         before=nowhere,
         after=nowhere.copy(),
-        work=work,
+        seconds=np.zeros(program.num_seconds),
+        gates=np.full(program.num_gates, -np.inf),
+        ends=np.zeros(program.num_ends),
     )
-
-
-def _padded(num_lanes: int) -> int:
-    """Whole vectors of four; lanes behind the last one never have work."""
-    return num_lanes if num_lanes < 4 else -(-num_lanes // 4) * 4
 
 
 @kernel
@@ -184,32 +184,59 @@ def fill(task, state):  # type: ignore[no-untyped-def]  # numba infers them
 @inlined
 def refresh_bucket(task, state, b):  # type: ignore[no-untyped-def]  # numba infers them
     """Durations and gates of a bucket from its sums."""
-    num_slots, work, sums = task.num_slots, state.work, state.bucket_sum
-    k, r = b // task.num_lanes, b % task.num_lanes
+    program, sums, num_pipes = task.program, state.bucket_sum, len(task.program.width)
+    k, r, width = b // task.num_lanes, b % task.num_lanes, program.width[num_pipes - 1]
     is_active = sums[b, task.first[1]] > 0
-    work.chain_gate[k, r] = 0.0 if is_active else -np.inf
-    for c in range(task.num_chain_kinds):
-        q = task.kind_column[c]
-        seconds = (sums[b, q] + task.fixed_s[c]) * task.slowness[q, r] if is_active else 0.0
-        row = 2 * c * num_slots + k
-        work.chain_s[row, r] = task.forward_frac[c] * seconds
-        work.chain_s[row + num_slots, r] = (1 - task.forward_frac[c]) * seconds
-    for e in range(len(task.program.feeding)):
-        work.feed_gate[e * num_slots + k, r] = 0.0 if sums[b, task.first[2] + e] > 0 else -np.inf
+    for c in range(task.num_encoder_kinds, len(task.kind_pipe)):
+        p, at = task.first_part[c], k * width + r
+        state.gates[program.gates_at[c, 0] + at] = 0.0 if is_active else -np.inf
+        if task.first_part[c + 1] > p + 1 or task.part_group[p] > 1:
+            continue  # depends on other buckets of the slot
+        q = task.part_column[p]
+        seconds = (sums[b, q] + task.part_s[p, 0]) * task.slowness[q, r] if is_active else 0.0
+        state.seconds[program.seconds_at[c, 0] + at] = task.part_s[p, 1] * seconds
+        state.seconds[program.seconds_at[c, 1] + at] = (1 - task.part_s[p, 1]) * seconds
+    for e in range(num_pipes - 1):
+        state.gates[program.entry_at[e] + k * width + r] = 0.0 if sums[b, task.first[2] + e] > 0 else -np.inf
 
 
 @inlined
 def refresh_slot(task, state, k):  # type: ignore[no-untyped-def]  # numba infers them
-    """Durations and gates of a slot's encoders from its sums."""
-    num_slots, work = task.num_slots, state.work
-    for e in range(len(task.program.feeding)):
-        work.encoder_gate[e * num_slots + k] = 0.0 if state.slot_sum[k, task.first[2] + e] > 0 else -np.inf
-    for c in range(task.num_chain_kinds, len(task.kind_column)):
+    """Durations and gates of a slot's encoders, and durations where ranks meet, from its sums."""
+    program = task.program
+    for c in range(task.num_encoder_kinds):
+        p = task.first_part[c]
         is_active = state.slot_sum[k, task.first[2] + task.kind_pipe[c]] > 0
-        seconds = slot_s(task, state, k, task.kind_column[c]) + task.fixed_s[c] if is_active else 0.0
-        row = 2 * (c - task.num_chain_kinds) * num_slots + k
-        work.encoder_s[row] = task.forward_frac[c] * seconds
-        work.encoder_s[row + num_slots] = (1 - task.forward_frac[c]) * seconds
+        state.gates[program.gates_at[c, 0] + k] = 0.0 if is_active else -np.inf
+        seconds = slot_s(task, state, k, task.part_column[p]) + task.part_s[p, 0] if is_active else 0.0
+        forward, backward = task.part_s[p, 1] * seconds, (1 - task.part_s[p, 1]) * seconds
+        state.seconds[program.seconds_at[c, 0] + k] = max(forward, task.part_s[p, 2]) if is_active else 0.0
+        state.seconds[program.seconds_at[c, 1] + k] = max(backward, task.part_s[p, 3]) if is_active else 0.0
+    for c in range(task.num_encoder_kinds, len(task.kind_pipe)):
+        if task.first_part[c + 1] > task.first_part[c] + 1 or task.part_group[task.first_part[c]] > 1:
+            meet(task, state, k, c)
+
+
+@inlined
+def meet(task, state, k, c):  # type: ignore[no-untyped-def]  # numba infers them
+    """Seconds of a chain's stage whose ranks meet, module by module: those of the slowest of a group."""
+    lanes, program, sums = task.num_lanes, task.program, state.bucket_sum
+    at = k * program.width[len(program.width) - 1]
+    forward, backward = program.seconds_at[c, 0] + at, program.seconds_at[c, 1] + at
+    for r in range(lanes):
+        state.seconds[forward + r] = state.seconds[backward + r] = 0.0
+    for p in range(task.first_part[c], task.first_part[c + 1]):
+        q, fixed, frac = task.part_column[p], task.part_s[p, 0], task.part_s[p, 1]
+        if state.slot_sum[k, q] <= 0:
+            continue
+        for first in range(0, lanes, task.part_group[p]):
+            end, longest = min(first + task.part_group[p], lanes), 0.0
+            for r in range(first, end):
+                own = sums[k * lanes + r, q]
+                longest = max(longest, (own + fixed) * task.slowness[q, r] if own > 0 else 0.0)
+            for r in range(first, end):
+                state.seconds[forward + r] += max(frac * longest, task.part_s[p, 2])
+                state.seconds[backward + r] += max((1 - frac) * longest, task.part_s[p, 3])
 
 
 @inlined

@@ -18,7 +18,6 @@ from dflop.schedule.assignment import assignment_of
 from dflop.schedule.evaluate import StepEvaluator
 from dflop.schedule.items import module_items, owner_loads, stage_durations
 from dflop.schedule.policies import POLICIES, Effort, StepJob
-from dflop.simulate.jit import IS_COMPILED
 from dflop.simulate.step import Node, step_nodes
 
 
@@ -33,7 +32,6 @@ def schedule_step(
     policy: str = "balanced",
     effort: Effort | None = None,
     slowness: Mapping[Node, float] | None = None,
-    compiled: bool = IS_COMPILED,
     num_threads: int = 1,
 ) -> StepPlan:
     """Step plan of one global batch; a pure function of its arguments.
@@ -49,7 +47,6 @@ def schedule_step(
         effort: Budget of the search.
         slowness: Per node of `step_nodes(plan)` what multiplies all its seconds, so that it is given less; 1.0 where
             absent.
-        compiled: False: no kernel is touched, so that a process that never compiled any has a plan at once.
         num_threads: Of the search; changes nothing in the result.
 
     Raises:
@@ -58,7 +55,7 @@ def schedule_step(
     """
     if policy not in POLICIES:
         raise ConfigError(f"unknown scheduling policy `{policy}`", hint=did_you_mean(policy, POLICIES))
-    job = StepJob(plan, batch, cost, max_concurrency, slowness=slowness, compiled=compiled, num_threads=num_threads)
+    job = StepJob(plan, batch, cost, max_concurrency, slowness=slowness, num_threads=num_threads)
     effort = effort or Effort()
     arrival = job.assign("arrival", effort)
     arrival_s = job.judge.step_s(arrival)
@@ -89,8 +86,6 @@ def step_seconds(
     cost: CostModel,
     slowness: Mapping[Node, float] | None = None,
     max_concurrency: int | None = None,
-    *,
-    compiled: bool = IS_COMPILED,
 ) -> float:
     """Simulated seconds of a step plan under any costs and slowness; for those it was made with, `predicted_step_s`.
 
@@ -101,10 +96,9 @@ def step_seconds(
         cost: Predicts seconds, corrections included.
         slowness: As `schedule_step`.
         max_concurrency: As `schedule_step`.
-        compiled: As `schedule_step`.
     """
     items = {m.module: module_items(batch, m.module) for m in plan.modules}
-    judge = StepEvaluator(plan, items, cost.extrapolating(), max_concurrency, slowness, compiled=compiled)
+    judge = StepEvaluator(plan, items, cost.extrapolating(), max_concurrency, slowness)
     return judge.step_s(assignment_of(plan, step_plan))
 
 

@@ -1,12 +1,11 @@
 """Durations and the 1F1B order -> a timeline.
 
-Four forms agree, and tests hold them equal: `simulate_reference` (`events.py`) walks time event by event and is the
-only one that knows processes that share cores: n running operations on c cores progress at rate min(1, c / n).
-`simulate` takes one pass over the operation graph of `step.py`. `kernel.py` is compiled and builds no graph.
-`lanes.py`, for the search, knows linear steps only and runs all ranks of the LLM as lanes of one list.
+`kernel.py` is the simulator: compiled, one pass over a list of operations, for the judge of candidates and for the
+search alike. `step.py` says the same of a step as a graph, which `events.py` runs in Python: it is what tests hold the
+kernel equal to, it tells reports what waits for what, and `simulate_reference` is the only one that knows processes
+that share cores: n running operations on c cores progress at rate min(1, c / n).
 
 The order itself is data (`pipeline_order.py`): the engine runs the object that the simulator times. Messages delay
-what waits for them; gradient synchronisation and the optimizer come behind the pipeline as `Plan.sync_s`. numba is
-imported in `jit.py` alone; without it the same functions run as plain Python, and what only pays when it is fast is
-left out.
+what waits for them; ranks that share out parameters meet in every microbatch; gradient synchronisation and the
+optimizer come behind the pipeline as `Plan.sync_s`. numba is imported in `jit.py` alone.
 """

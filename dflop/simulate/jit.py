@@ -1,27 +1,25 @@
-"""The one door to numba: compiled where it is there, the same functions as plain Python where it is not.
+"""The one door to numba.
 
-A trainer's environment may hold a numpy that its numba refuses, or no numba at all. Then the kernels give the same
-results, a hundred times slower; callers look at `IS_COMPILED` and leave out what only pays when it is fast.
+Where something runs that has no time to load a compiler, as a rank that plans one step itself, numba is hidden while
+kernels are imported (`dflop/jobs/fallback_plan.py`): the same functions then run as plain Python.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
-try:
-    from numba import config, njit
-
-    IS_COMPILED = not getattr(config, "DISABLE_JIT", False)
-except ImportError:  # not installed, or it refuses this numpy
-    IS_COMPILED = False
+IS_HIDDEN = "numba" in sys.modules and sys.modules["numba"] is None
+if not IS_HIDDEN:
+    from numba import njit
 
 
 def kernel(function: Callable[..., Any]) -> Any:
     """Compiled at its first call, kept on disk, free of the interpreter lock; callers say what it returns."""
-    return njit(cache=True, nogil=True)(function) if IS_COMPILED else function
+    return function if IS_HIDDEN else njit(cache=True, nogil=True)(function)
 
 
 def inlined(function: Callable[..., Any]) -> Any:
     """A kernel that becomes part of those that call it: calls with many arrays cost more than what small ones do."""
-    return njit(cache=True, nogil=True, forceinline=True)(function) if IS_COMPILED else function
+    return function if IS_HIDDEN else njit(cache=True, nogil=True, forceinline=True)(function)

@@ -4,7 +4,8 @@ Encoders run side by side and feed LLM stage 0. A data-parallel rank of the LLM 
 hold items of its own samples, and an encoder rank's backward only for the LLM ranks that consumed its items; a
 rank with nothing to do for a microbatch passes over it. This is the routing the engine computes from the same
 `StepPlan`. In an inline plan one chain of stages holds the layers of all modules: its nodes are the LLM's, and what a
-node does with a microbatch is what each of the modules does with it. Gradient reduction and the optimizer come after
+node does with a microbatch is what each of the modules does with it. Ranks that share out parameters meet in every
+microbatch. Gradient reduction and the optimizer come after
 the graph (`Plan.sync_s`).
 """
 
@@ -12,37 +13,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from dflop.records import LLM, ModuleWork, Plan
+import numpy as np
+import numpy.typing as npt
+
+from dflop.records import LLM, ModulePlan, ModuleWork, Plan
 from dflop.simulate.events import OpGraph, Timeline, simulate, simulate_reference
 from dflop.simulate.pipeline_order import Phase, one_f_one_b
 
+Floats = npt.NDArray[np.float64]
+
 Node = tuple[str, int, int]
 """(module, stage, dp_rank)."""
+PHASES: tuple[Phase, ...] = ("F", "B")
 Durations = Mapping[Node, Sequence[tuple[float, float]]]
 """Per node and microbatch (forward_s, backward_s)."""
 Delays = Mapping[Node, Sequence[tuple[float, float]]]
 """Per node and microbatch the seconds that its result travels: (forward to the next stage, backward to the one
 before)."""
-
-
-def simulate_step(
-    plan: Plan,
-    work: tuple[ModuleWork, ...],
-    durations: Durations,
-    *,
-    max_concurrency: int | None = None,
-    delays: Delays | None = None,
-) -> Timeline:
-    """Timeline of one step; node i of it is `step_nodes(plan)[i]`, operation ids come from `op_id`.
-
-    Args:
-        plan: Layout; its `num_microbatches` is the length of every `durations` entry.
-        work: Owners of every module of the plan.
-        durations: Per module, inline plans too. Ignored where the owner of a microbatch is empty.
-        max_concurrency: Processes that can compute at the same time; None when each has a device of its own.
-        delays: Of `step_nodes(plan)`; None: nothing travels.
-    """
-    return run_graph(step_graph(plan, work, durations, delays), max_concurrency)
 
 
 def run_graph(graph: OpGraph, max_concurrency: int | None) -> Timeline:
@@ -69,13 +56,52 @@ def num_stages_after(plan: Plan, module: str, stage: int) -> int:
     return own if module == LLM else own + plan.module(LLM).parallel.pp
 
 
+def meeting(module: ModulePlan, stage: int) -> tuple[int, float, float]:
+    """(neighbouring replicas that share out parameters, 1: none; seconds to gather weights, to share out gradients)."""
+    gather_s, scatter_s = module.gather_s, module.scatter_s
+    return module.parameter_shards, gather_s[stage] if gather_s else 0.0, scatter_s[stage] if scatter_s else 0.0
+
+
+def meeting_ranks(plan: Plan, module: str) -> int:
+    """Neighbouring ranks of a pipe's stages that wait for one another in every microbatch; 1: none do."""
+    return max(m.parameter_shards for m in (plan.modules if plan.is_inline else [plan.module(module)]))
+
+
+def together(plan: Plan, module: str, stage: int, forward_s: Floats, backward_s: Floats) -> tuple[Floats, Floats]:
+    """Seconds `[..., dp]` of a module's microbatches as its replicas see them.
+
+    Those that share out parameters gather weights for each pass layer by layer, so all of a group take as long as the
+    slowest, and no less than their messages; who has nothing to do runs along.
+    """
+    group, gather_s, scatter_s = meeting(plan.module(module), stage)
+    if group == 1:
+        return forward_s, backward_s
+    is_run: Floats = np.sign(np.max(forward_s + backward_s, axis=-1, keepdims=True))
+    forward: Floats = is_run * np.maximum(slowest(forward_s, group), gather_s)
+    backward: Floats = is_run * np.maximum(slowest(backward_s, group), gather_s + scatter_s)
+    return forward, backward
+
+
+def slowest(seconds: Floats, group: int) -> Floats:
+    """Seconds `[..., dp]` of which all of a group of neighbours have the longest."""
+    found: Floats = np.maximum.reduceat(seconds, np.arange(0, seconds.shape[-1], group), axis=-1)
+    return np.repeat(found, group, axis=-1)[..., : seconds.shape[-1]]
+
+
 def op_id(num_microbatches: int, node: int, microbatch: int, phase: Phase) -> int:
     """Number of an operation in the graph of `step_graph`."""
     return 2 * (node * num_microbatches + microbatch) + (phase == "B")
 
 
 def step_graph(plan: Plan, work: tuple[ModuleWork, ...], durations: Durations, delays: Delays | None = None) -> OpGraph:
-    """Operation graph of one step under the 1F1B order of every node."""
+    """Operation graph of one step under the 1F1B order of every node.
+
+    Args:
+        plan: Layout; its `num_microbatches` is the length of every `durations` entry.
+        work: Owners of every module of the plan.
+        durations: Per module, inline plans too; of ranks that meet, alone or already `together`.
+        delays: Of `step_nodes(plan)`; None: nothing travels.
+    """
     m, nodes = plan.num_microbatches, step_nodes(plan)
     index = {node: i for i, node in enumerate(nodes)}
     owner = {w.module: w.owner for w in work}
@@ -85,21 +111,35 @@ def step_graph(plan: Plan, work: tuple[ModuleWork, ...], durations: Durations, d
     depends: list[tuple[int, ...]] = [()] * (2 * m * len(nodes))
     for node, (module, stage, rank) in enumerate(nodes):
         parts = [p.module for p in plan.modules] if plan.is_inline else [module]
+        group = meeting_ranks(plan, module)
         for k in range(m):
-            if not owner[module][k][rank]:
-                continue
             forward, backward = op_id(m, node, k, "F"), op_id(m, node, k, "B")
-            work_s = [durations[part, stage, rank][k] for part in parts if owner[part][k][rank]]
-            seconds[forward], seconds[backward] = (sum(column) for column in zip(*work_s, strict=True))
+            work_s = [durations[part, stage, rank][k] for part in parts if owner[part][k][rank] or group > 1]
+            if work_s:
+                seconds[forward], seconds[backward] = (sum(column) for column in zip(*work_s, strict=True))
             if delays:
                 travel[forward], travel[backward] = delays[module, stage, rank][k]
-            before, after = _neighbours(plan, links, module, stage, rank, k)
-            depends[forward] = tuple(op_id(m, index[n], k, "F") for n in before)
-            depends[backward] = tuple(op_id(m, index[n], k, "B") for n in after)
+            if owner[module][k][rank]:
+                before, after = _neighbours(plan, links, module, stage, rank, k)
+                depends[forward] = tuple(op_id(m, index[n], k, "F") for n in before)
+                depends[backward] = tuple(op_id(m, index[n], k, "B") for n in after)
     orders = [one_f_one_b(m, num_stages_after(plan, module, stage)) for module, stage, _ in nodes]
     node_ops = tuple(tuple(op_id(m, node, a.microbatch, a.phase) for a in order) for node, order in enumerate(orders))
+    for node, (module, _, rank) in enumerate(nodes):
+        group = meeting_ranks(plan, module)
+        if group > 1 and rank % group == 0:
+            _meet(node_ops[node : node + min(group, plan.module(module).parallel.dp - rank)], seconds, depends)
     num_processes = tuple(plan.module(module).parallel.tp for module, _, _ in nodes)
     return OpGraph(node_ops, tuple(seconds), tuple(depends), tuple(travel), num_processes)
+
+
+def _meet(node_ops: Sequence[Sequence[int]], seconds: list[float], depends: list[tuple[int, ...]]) -> None:
+    """All of these nodes begin when the last is ready, and take as long as the slowest."""
+    for ops in zip(*node_ops, strict=True):
+        longest_s = max(seconds[op] for op in ops)
+        waits = tuple(dict.fromkeys(dep for op in ops for dep in depends[op]))
+        for op in ops:
+            seconds[op], depends[op] = longest_s, waits
 
 
 Links = Mapping[tuple[str, int, int], tuple[Node, ...]]

@@ -109,7 +109,7 @@ def simulate(case: str, noise_frac: float, seed: int) -> Iterator[dict[str, Any]
         batch, factors = world.batch(step), {m: np.ones(len(e) + 1) for m, e in world.edges.items()}
         change(factors, step, seed)
         weights_s = batch.weights_s(factors)
-        best_s = height_s(weights_s, balanced(weights_s, batch.tokens[LLM], slowness), slowness)
+        best_s = height_s(weights_s, balanced(weights_s, slowness), slowness)
         for name, contender in contenders.items():
             slot = contender.plan(batch)
             loads = slot_loads(weights_s, slot, slowness)

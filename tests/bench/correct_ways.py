@@ -19,13 +19,12 @@ from dflop.correct.times import StageTime, StepTimes
 from dflop.cost.model import Floats
 from dflop.records import LLM, Factors
 from dflop.schedule.items import Ints
-from dflop.schedule.pack import pack, token_cap
 
 VISION = "vision"
 MODULES = (VISION, LLM)
 NUM_SAMPLES, NUM_SLOTS, NUM_RANKS = 256, 32, 4
 ENCODER_SHARE, PEAK_FLOPS, MAX_TOKENS = 0.9, 420e12, 32_768
-MAX_EVALS, TOLERANCE, MAX_ROUNDS = 200_000, 2e-4, 200
+MAX_ROUNDS = 200
 SMOOTHING, DEAD_ZONE = 0.15, 0.03
 Times = Sequence[tuple[int, StageTime]]
 """(slot, time) of one step."""
@@ -111,17 +110,11 @@ def height_s(weights_s: Floats, slot: Ints, slowness: Floats) -> float:
     return float(slot_loads(weights_s, slot, slowness).max())
 
 
-def balanced(weights_s: Floats, tokens: Ints, slowness: Floats) -> Ints:
-    """Slot of every sample: dflop's packing where all ranks are alike, a plain search where one is slow.
+def balanced(weights_s: Floats, slowness: Floats) -> Ints:
+    """Slot of every sample: longest first to the slot that stays lowest, then swaps and moves out of the slowest slot.
 
-    The search begins with the longest sample first to the slot that stays lowest; swaps and moves out of the slowest
-    slot follow until none lowers it.
+    These end when none lowers it.
     """
-    if np.all(slowness == slowness[0]):
-        cap = token_cap(tokens, NUM_SLOTS)
-        weights_s = weights_s * [1.0, slowness[0]]
-        found = pack(weights_s, tokens, NUM_SLOTS, cap_tokens=cap, max_evals=MAX_EVALS, tolerance=TOLERANCE)
-        return np.array(found.bucket)
     speed, loads, slot = pace(slowness), np.zeros((NUM_SLOTS, 2)), np.zeros(len(weights_s), dtype=np.int64)
     for i in np.argsort(-weights_s.sum(axis=1), kind="stable"):
         slot[i] = ((loads + weights_s[i]) * speed).max(axis=1).argmin()
@@ -156,7 +149,7 @@ class Uncorrected:
 
     def plan(self, batch: Batch) -> Ints:
         """Slot of every sample of the next step."""
-        return balanced(batch.weights_s(self._factors), batch.tokens[LLM], np.ones(NUM_RANKS))
+        return balanced(batch.weights_s(self._factors), np.ones(NUM_RANKS))
 
     def learn(self, times: Times) -> None:
         """From the step that was planned last."""
@@ -230,4 +223,4 @@ def _costs(batch: Batch, factors: Factors) -> tuple[Floats, Floats]:
 
 def _planned(batch: Batch, factors: Factors) -> Ints:
     weights_s, slow = _costs(batch, factors)
-    return balanced(weights_s, batch.tokens[LLM], slow)
+    return balanced(weights_s, slow)

@@ -62,7 +62,7 @@ def batchers() -> list[Batcher]:
             lambda job: job.assign("token_lpt", Effort()),
         ),
         Batcher(
-            "balance of all modules", "our certified balance, without the search on the simulator",
+            "balance of all modules", "longest first on the worst module, without the search on the simulator",
             lambda job: job.assign("bottleneck", Effort()),
         ),
         Batcher(

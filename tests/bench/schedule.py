@@ -4,8 +4,8 @@ Two processes of the engine, a core each, gloo between them: an encoder on one a
 whole model on each. A tiny model is profiled, ten steps on other samples correct the costs, and these schedule what is
 compared. A global batch is trained under every policy in turn, in rounds, behind a few uncounted steps.
 
-arrival: samples counted into microbatches in their order. bottleneck: all modules balanced, certified. token_lpt: LLM
-tokens balanced, longest first. balanced: the search on the simulator, what runs by default.
+arrival: samples counted into microbatches in their order. bottleneck: all modules balanced, longest first. token_lpt:
+LLM tokens, longest first. balanced: the search on the simulator, what runs by default.
 
 The same steps say whether they take as long as the simulator says: the whole step, with gradient synchronisation and
 optimizer.

@@ -7,6 +7,7 @@ is not slower than the best uniform one.
 from __future__ import annotations
 
 import json
+import math
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,8 +23,14 @@ from tests.bench.figures import conclude
 from tests.bench.markdown import ratio, span, table
 
 TUNED, OURS = "uniform tuned", "dflop"
-OTHERS = {"uniform default": "default", "token LPT": "LPT on tokens", "reference": "reference", OURS: "**dflop**"}
-MIXTURES = {"main": "", "heavy": "heavy tails: "}
+OTHERS = {
+    "uniform default": "default",
+    **{name: name for name in ("token LPT", "Megatron expert", "FSDP2", "reference")},
+    OURS: "**dflop**",
+}
+EXPERTS = ("token LPT", "Megatron expert", "FSDP2")
+WITH_OUR_MEANS = ("token LPT", "FSDP2", "reference")
+"""Others that run what the engine runs."""
 Case = Mapping[str, Any]
 
 
@@ -43,26 +50,38 @@ def main() -> None:
 
 
 def bounds(cases: Sequence[Case]) -> list[tuple[str, bool]]:
-    """(name, whether it is met), two of every case that has both plans."""
+    """(name, whether it is met), several of every case that has both plans."""
     found = []
     for case in cases:
         gain = _gain(case, OURS) if TUNED in case["step_s"] else None
         if gain is not None:
             name = f"{case['model']}, {case.get('label', case['data'])}"
             found.append((f"{name}: fits", case["num_over_cap"][OURS] == 0))
-            found.append((f"{name}: {gain:.2f}x of the best uniform plan", gain >= 1.0))
+            for other in (TUNED, *WITH_OUR_MEANS):
+                if other in case["step_s"]:
+                    over = gain / (_gain(case, other) or 1.0)
+                    found.append((f"{name}: {over:.2f}x of {other}", over >= 1.0))
     return found
 
 
 def tables(content: Mapping[str, Any]) -> dict[str, str]:
     """`suite`: speed-ups over the best uniform plan, and which plans exceed memory; `suite-short`: a sentence."""
     cases: Sequence[Case] = content["cases"]
-    by_data = {data: {c["model"]: c for c in cases if c["data"] == data} for data in MIXTURES}
-    rows = [(model, *(cell for data in MIXTURES for cell in _cells(by_data[data][model]))) for model in by_data["main"]]
-    rows.append(("geometric mean", *(_mean(by_data[data].values(), name) for data in MIXTURES for name in OTHERS)))
+    rows = [(case["model"], case["data"], *_cells(case), ratio(_over_experts(case))) for case in cases]
+    for data in dict.fromkeys(case["data"] for case in cases):
+        of = [case for case in cases if case["data"] == data]
+        over = ratio(geometric_mean([_over_experts(case) for case in of]))
+        rows.append(("geometric mean", data, *(_mean(of, name) for name in OTHERS), over))
     head = f"model on {cases[0]['num_gpus'] // 8} nodes of 8 A100"
-    header = (head, *(f"{prefix}{name}" for prefix in MIXTURES.values() for name in OTHERS.values()))
+    header = (head, "data", *OTHERS.values(), "dflop over the best expert")
     return {"suite": f"{table(header, rows)}\n\n{_notes(cases)}", "suite-short": _short(cases)}
+
+
+def _over_experts(case: Case) -> float:
+    """Ours over the fastest of what experts run; NaN where none of their plans fits."""
+    held = [name for name in EXPERTS if name in case["step_s"] and not _exceeds(case, name)]
+    ours = case["step_s"][OURS]
+    return min((speedup(case["step_s"][name], ours).mean for name in held), default=math.nan)
 
 
 def _gain(case: Case, name: str) -> float | None:
@@ -110,10 +129,13 @@ def _notes(cases: Sequence[Case]) -> str:
 
 def _short(cases: Sequence[Case]) -> str:
     gains = [gain for case in cases if (gain := _gain(case, OURS)) is not None]
+    over = [gain for case in cases if not math.isnan(gain := _over_experts(case))]
     return (
         f"Whole plans of the paper's models on {cases[0]['num_gpus']} A100, **simulated**, nothing of it measured: "
-        f"{span(gains)}x of the best uniform plan, which exceeds memory in {_num_over(cases)} of the {len(cases)} "
-        "cases."
+        f"{span(over)}x of the best of what experts run (uniform and packed by tokens; Megatron-LM with layers cut by "
+        "cost, sequence parallelism and recomputed MLPs; FSDP2 with balanced tokens), and "
+        f"{span(gains)}x of the best uniform plan in arrival order, which exceeds memory in {_num_over(cases)} of the "
+        f"{len(cases)} cases."
     )
 
 

@@ -11,7 +11,7 @@ from dflop import units
 from dflop.compare.suite import run_suite as suite_run
 from dflop.compare.suite import sweeps
 from dflop.compare.suite.cases import CASES, make_setting, suite_family
-from dflop.compare.suite.contest import OURS, TUNED, contest, make_contestants
+from dflop.compare.suite.contest import EXPERT, EXPERTS, OURS, TUNED, contest, make_contestants
 from dflop.compare.suite.mixtures import MAIN, MIXTURES, draw_batches
 from dflop.compare.suite.run_suite import SuiteResult
 from dflop.compare.suite.suite_figures import save_picture
@@ -30,7 +30,7 @@ from dflop.schedule.policies import Effort
 from tests.jobs.configs import make_config
 
 SMALL = SearchSpace(microbatches=(4, 8, 16), recompute=(False, True))
-QUICK = Effort(num_profiles=4, num_ops=200_000, max_simulations=50, max_evals=500)
+QUICK = Effort(num_profiles=4, num_ops=200_000, max_simulations=50)
 LLAVA, INTERN = CASES[0], CASES[-1]
 
 
@@ -110,10 +110,13 @@ def test_idle_time_is_what_remains_of_all_gpus_those_without_a_seat_too(setting)
 
 def test_a_contest_measures_all_by_the_tuned_uniform_plan(found):
     assert found.speedup(TUNED).mean == 1.0
-    assert found.speedup(OURS).mean >= max(found.speedup(name).mean for name in found.steps)
+    # An expert of Megatron-LM has sequence parallelism and recomputes MLPs alone, which the engine cannot.
+    assert found.speedup(OURS).mean >= max(found.speedup(name).mean for name in found.steps if name != EXPERT)
+    assert found.best_expert == EXPERT
+    assert found.over_experts.mean == pytest.approx(found.speedup(OURS).mean / found.speedup(EXPERT).mean)
     assert found.over_bound >= found.over_bound_of_ours > 1
     assert found.bound_speedup == pytest.approx(found.speedup(OURS).mean * found.over_bound)
-    assert set(found.steps) >= {TUNED, OURS, "token LPT", "length-grouped"}
+    assert set(found.steps) >= {TUNED, OURS, *EXPERTS, "length-grouped"}
     assert {len(s.step_s) for s in found.steps.values()} == {3}
 
 
@@ -142,7 +145,9 @@ def test_the_paper_suite_has_rows_a_plot_and_a_page(found, tmp_path):
     assert {len(row) for row in result.rows} == {len(result.columns)}
     assert [row[0] for row in result.rows] == [LLAVA.name, "geometric mean"]
     save_picture(result.points, tmp_path / "paper.svg")
-    assert f"dflop is {found.speedup(OURS).mean:.2f}x as fast" in suite_page(result).verdict
+    verdict = suite_page(result).verdict
+    assert f"dflop is {found.over_experts.mean:.2f}x as fast as the best of what experts run" in verdict
+    assert f"{found.speedup(OURS).mean:.2f}x as fast as the best uniform plan" in verdict
 
 
 def test_the_page_of_ones_own_data_says_what_its_rows_say(found, tmp_path):

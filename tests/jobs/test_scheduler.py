@@ -108,7 +108,7 @@ def test_one_that_is_behind_makes_quick_plans_until_it_has_caught_up(run, store)
     assert (event.kind, event.step, event.job, event.attempt) == ("scheduler_behind", 2, TRAIN, 1)
 
 
-def test_while_kernels_compile_only_what_is_asked_for_is_planned_and_quickly(run, store):
+def test_while_kernels_compile_nothing_is_planned(run, store):
     service = scheduler(run)
     service.warm_up.result()
     service.warm_up = Future()
@@ -116,17 +116,13 @@ def test_while_kernels_compile_only_what_is_asked_for_is_planned_and_quickly(run
 
     def compiled(*_):
         if not service.warm_up.done():
-            assert newest(store) == 1, "step 2 is in no hurry"
+            assert newest(store) < 1, "rank 0 makes a plan of its own"
             service.warm_up.set_result(None)
 
     ranks_that_see_how_far_it_goes(service, store, run, [])
-    before(service, "_listen", compiled)
+    before(service, "_is_due", compiled)
     serve(service, store)
-    policies = [m.step_plan.policy for m in messages(store, range(NUM_STEPS)[1:])]
-    assert policies[0] == QUICK
-    assert policies[-1] != QUICK
-    (event,) = read_spool(run.config().store, RunEvent)
-    assert "compiled" in event.detail
+    assert QUICK not in [m.step_plan.policy for m in messages(store, range(NUM_STEPS)[2:])]
 
 
 def test_a_comparison_runs_what_it_says_however_late(run, store):

@@ -74,7 +74,7 @@ class Job:
             factors = self.learner.factors
             self.planned_with.append(factors)
             step_plan = schedule_step(
-                run_id="run", step=self.step, plan=self.plan, batch=batch, policy="quick", compiled=False,
+                run_id="run", step=self.step, plan=self.plan, batch=batch, policy="quick",
                 cost=COST.with_corrections(factors.by_module()), slowness=factors.by_node(),
             )  # fmt: skip
             self.learner.prepare(self.step, step_plan, batch)

@@ -55,7 +55,7 @@ def batch_of(number: int, num_samples: int = 16) -> tuple[SampleShape, ...]:
 def plan_step(plan: Plan, batch: Sequence[SampleShape], step: int, policy: str, run_id: str) -> StepPlan:
     """The step plan that the scheduler makes, under the name of its policy."""
     how = "arrival" if policy == "arrival" else "quick"  # no search, no kernels: what is searched well is not the point
-    found = schedule_step(run_id=run_id, step=step, plan=plan, batch=batch, cost=COST, policy=how, compiled=False)
+    found = schedule_step(run_id=run_id, step=step, plan=plan, batch=batch, cost=COST, policy=how)
     return dataclasses.replace(found, policy=policy)
 
 

@@ -6,10 +6,11 @@ import numpy as np
 from hypothesis import strategies as st
 
 from dflop.records import LLM, Plan, SampleShape
-from dflop.schedule.linear import LinearStep
+from dflop.schedule.linear import LinearStep, Part
 from tests.builders import make_inline_plan, make_plan, random_batch
 
 EIGHTHS = st.integers(1, 40).map(lambda n: n / 8)
+MESSAGES = st.sampled_from([(0.0, 0.0), (0.5, 0.25), (2.0, 1.0)])
 SLOWNESS = st.sampled_from([1.0, 1.0, 0.5, 1.5, 2.0])
 
 
@@ -41,8 +42,14 @@ def linear_steps(draw: st.DrawFn, *, is_capped: bool = True) -> LinearStep:
     slot_s = [[n * s for n, s in zip(items, row(EIGHTHS), strict=True)] for items in num_items for _ in range(2)]
     chain_s = np.array([row(EIGHTHS) for _ in range(draw(st.integers(1, 2)))])
     tokens = np.array(row(st.integers(1, 50)), dtype=np.int64)
-    num_stages, window = sum(encoder_pp) + pp, min(num_slots, pp)
+    window = min(num_slots, pp)
     kinds = [2 * e + draw(st.integers(0, 1)) for e, stages in enumerate(encoder_pp) for _ in range(stages)]
+    parts = [(Part(row, draw(EIGHTHS), 0.25, 1, *draw(MESSAGES)),) for row in kinds]
+    for _ in range(pp):  # of modules that share out parameters each meets its group by itself
+        rows = draw(st.lists(st.integers(0, len(chain_s) - 1), min_size=1, max_size=2, unique=True))
+        group = draw(st.sampled_from([1, 1, 2, num_ranks]))
+        messages = draw(MESSAGES) if group > 1 else (0.0, 0.0)
+        parts.append(tuple(Part(q, draw(EIGHTHS), 0.25, group, *messages) for q in rows[: 1 if group == 1 else 2]))
     media = np.array([row(st.integers(0, 50)) for _ in range(max(len(encoder_pp), int(is_inline)))], dtype=np.int64)
     cap = draw(st.integers(int(tokens.max()), int(tokens.sum())))
     return LinearStep(
@@ -58,9 +65,7 @@ def linear_steps(draw: st.DrawFn, *, is_capped: bool = True) -> LinearStep:
         tokens=tokens,
         num_items=np.array(num_items, dtype=np.int64).reshape(-1, num_samples),
         pipe_pp=np.array([*encoder_pp, pp], dtype=np.int64),
-        stage_kind=np.array([*kinds, *draw(st.lists(st.integers(0, len(chain_s) - 1), min_size=pp, max_size=pp))]),
-        fixed_s=np.array(draw(st.lists(EIGHTHS, min_size=num_stages, max_size=num_stages))),
-        forward_frac=np.full(num_stages, 0.25),
+        stage_parts=tuple(parts),
         num_after=np.array([*(pp + left for n in encoder_pp for left in reversed(range(n))), *reversed(range(pp))]),
         cap_tokens=cap,
         window=window,
@@ -105,9 +110,7 @@ def llm_step(seconds, tokens, *, num_slots: int, num_ranks: int = 1, pp: int = 1
         tokens=tokens,
         num_items=no_items,
         pipe_pp=np.array([pp]),
-        stage_kind=np.zeros(pp, dtype=np.int64),
-        fixed_s=np.full(pp, fixed_s),
-        forward_frac=np.full(pp, 0.25),
+        stage_parts=((Part(0, fixed_s, 0.25),),) * pp,
         num_after=np.arange(pp)[::-1].copy(),
         cap_tokens=total,
         window=pp,

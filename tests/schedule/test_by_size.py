@@ -20,7 +20,7 @@ from dflop.simulate.step import step_nodes
 from tests.builders import make_cost, make_plan, make_sample, random_batch
 from tests.schedule.steps import plans_with_batches
 
-EFFORT = Effort(num_profiles=3, num_ops=30_000, max_simulations=60, max_evals=2_000, max_orders=2)
+EFFORT = Effort(num_profiles=3, num_ops=30_000, max_simulations=60)
 FACTORS = st.floats(0.25, 4.0)
 
 
@@ -105,10 +105,10 @@ def test_plans_are_no_worse_than_arrival_and_score_as_predicted(case):
     cost = plain.with_corrections(factors)
     balanced = schedule(plan, batch, cost)
     assert step_seconds(plan, balanced, batch, cost) == balanced.predicted_step_s
-    assert step_seconds(plan, balanced, batch, cost, compiled=False) == pytest.approx(balanced.predicted_step_s)
+    assert step_seconds(plan, balanced, batch, cost) == pytest.approx(balanced.predicted_step_s)
     arrival = schedule(plan, batch, cost, policy="arrival")
     assert step_seconds(plan, arrival, batch, cost) == balanced.arrival_step_s
-    quick = schedule(plan, batch, cost, policy="quick", compiled=False)
+    quick = schedule(plan, batch, cost, policy="quick")
     assert quick == schedule(plan, batch, cost, policy="quick")
 
 

@@ -80,7 +80,7 @@ def test_any_assignment_is_judged_by_what_memory_holds(case, seed):
     if plan.is_inline:
         item_rank = rank[job.items["vision"].sample_of]
     assignment = Assignment(rng.integers(plan.num_microbatches, size=len(batch)), rank, {"vision": item_rank})
-    for found in (assignment, job.assign("token_lpt", Effort()), job.assign("bottleneck", Effort(max_evals=100))):
+    for found in (assignment, job.assign("token_lpt", Effort()), job.assign("bottleneck", Effort())):
         assert keeps(job.caps, plan, job.items, found) == keeps_slowly(plan, job, found)
 
 
@@ -97,7 +97,7 @@ def test_the_search_finds_what_encoder_memory_asks_for():
 def test_in_flight_cap_is_tighter_than_full_buckets_where_the_batch_is_longer_than_planned():
     plan = with_caps(make_plan({LLM: 1}, llm_pp=2, num_microbatches=4), {LLM: 100})
     items = {LLM: module_items([make_sample(i, 55) for i in range(8)], LLM)}
-    caps = plan_caps(plan, items, compiled=True)
+    caps = plan_caps(plan, items)
     assert (caps.bucket_tokens, caps.window, caps.in_flight_tokens) == (138, 2, 220)
 
 
@@ -111,12 +111,11 @@ def bound_plan(dp, *, inline=False, num_slots=6, batch, share):
     return with_caps(plan, {"vision": int(share * total / (num_slots * plan.module("vision").parallel.dp))})
 
 
-@pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize(
     ("dp", "options", "is_hard"),
-    [((3, 4), {}, True), ((2, 1), {}, True), ((1, 2), {}, False), ((3, 3), {"inline": True}, False)],
+    [((3, 4), {}, True), ((2, 1), {}, False), ((1, 2), {}, False), ((3, 3), {"inline": True}, False)],
 )
-def test_quick_plans_keep_the_memory_of_encoders_that_share_out_a_microbatch(compiled, dp, options, is_hard):
+def test_quick_plans_keep_the_memory_of_encoders_that_share_out_a_microbatch(dp, options, is_hard):
     """Texts beside clips: what is balanced in seconds puts the clips of similar size side by side."""
     rng, num_lost = np.random.default_rng(0), 0
     for _ in range(4):
@@ -125,9 +124,11 @@ def test_quick_plans_keep_the_memory_of_encoders_that_share_out_a_microbatch(com
             make_sample(i, int(rng.integers(10, 900)), [("vision", t)] if i % 3 else []) for i, t in enumerate(clips)
         ]
         plan = bound_plan(dp, batch=batch, share=1.2, **options)
-        job = StepJob(plan, batch, make_cost("vision", scale={"vision": 0.05}), compiled=compiled)
-        num_lost += not (job.keeps_caps(job.assign("arrival", Effort())) or job.keeps_caps(job._bottleneck(0)))
-        assert job.keeps_caps(job.assign("quick", Effort(max_evals=0)))
+        job = StepJob(plan, batch, make_cost("vision", scale={"vision": 0.05}))
+        num_lost += not (
+            job.keeps_caps(job.assign("arrival", Effort())) or job.keeps_caps(job.assign("bottleneck", Effort()))
+        )
+        assert job.keeps_caps(job.assign("quick", Effort()))
     assert num_lost or not is_hard, "neither arrival order nor balanced seconds keep it"
 
 
@@ -135,7 +136,7 @@ def test_quick_plans_keep_the_memory_of_encoders_that_share_out_a_microbatch(com
 @given(cases())
 def test_a_quick_plan_exceeds_no_more_than_any_of_its_rivals(case):
     plan, batch = case
-    job, effort = StepJob(plan, batch, make_cost("vision")), Effort(max_evals=100)
+    job, effort = StepJob(plan, batch, make_cost("vision")), Effort()
     quick = fullest(job.caps, plan, job.items, job.assign("quick", effort)).frac
     rivals = [job.assign(policy, effort) for policy in ("arrival", "bottleneck")]
     assert max(quick, 1) <= max(1, min(fullest(job.caps, plan, job.items, a).frac for a in rivals))
@@ -145,9 +146,9 @@ def test_where_none_can_keep_the_memory_the_smallest_peak_runs_and_says_by_how_m
     batch = [make_sample(i, 20, [("vision", 40 + i)]) for i in range(24)]
     plan = bound_plan((1, 2), batch=batch, share=0.8, num_slots=4)
     step = schedule_step(run_id="r", step=0, plan=plan, batch=batch, cost=make_cost("vision"), policy="quick")
-    fill = exceeded(plan, batch, step, compiled=True)
+    fill = exceeded(plan, batch, step)
     assert (fill.module, fill.cap_tokens) == ("vision", 247)
     assert 247 / 0.8 <= fill.num_tokens < 1.05 * 247 / 0.8
-    assert str(fill) == f"{fill.num_tokens} tokens of `vision` in a microbatch where memory holds 247, 25% more"
+    assert str(fill) == f"{fill.num_tokens} tokens of `vision` in a microbatch where memory holds 247, 27% more"
     roomy = bound_plan((1, 2), batch=batch, share=1.3, num_slots=4)
-    assert exceeded(roomy, batch, step, compiled=True) is None
+    assert exceeded(roomy, batch, step) is None

@@ -22,11 +22,10 @@ from dflop.schedule.caps import keeps, plan_caps
 from dflop.schedule.items import module_items
 from dflop.schedule.policies import Effort
 from dflop.schedule.step_scheduler import schedule_step
-from dflop.simulate.jit import IS_COMPILED
 from tests.builders import make_inline_plan, make_plan, make_sample, make_table
 
 BASELINES = ("arrival", "length_grouped", "token_lpt", "bottleneck")
-EFFORT = Effort(num_profiles=3, num_ops=30_000, max_simulations=60, max_evals=2_000, max_orders=2)
+EFFORT = Effort(num_profiles=3, num_ops=30_000, max_simulations=60)
 COSTS = {
     "per token": {},
     "per microbatch": {"fixed_s": 2e-2},
@@ -117,7 +116,7 @@ def test_never_worse(layout, kind, num_examples):
         balanced = schedule(plan, batch, cost, "balanced")
         check_every_item_once(plan, batch, balanced)
         items = {m.module: module_items(batch, m.module) for m in plan.modules}
-        caps = plan_caps(plan, items, compiled=IS_COMPILED)
+        caps = plan_caps(plan, items)
 
         def is_kept(step_plan: StepPlan) -> bool:
             return keeps(caps, plan, items, assignment_of(plan, step_plan))

@@ -7,11 +7,20 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dflop.schedule.place import place, split_items, split_lpt, split_under_cap
+from dflop.schedule.place import place, split_items, split_under_cap
 from dflop.schedule.state import make_task
 from tests.schedule.steps import keeps_caps, linear_steps
 
 SECONDS = st.lists(st.integers(1, 50).map(float), max_size=9)
+
+
+def split_lpt(weights, slowness):
+    """Rank of every item of a slot."""
+    more, loads, rank = slowness - slowness.min(), np.zeros(len(slowness)), [0] * len(weights)
+    for item in sorted(range(len(weights)), key=lambda i: (-weights[i], i)):
+        rank[item] = int(np.argmin(loads + weights[item] * more))
+        loads[rank[item]] += weights[item] * slowness[rank[item]]
+    return rank
 
 
 @given(SECONDS, st.integers(1, 3), st.integers(1, 3), st.integers(0, 99))

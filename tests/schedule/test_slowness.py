@@ -17,12 +17,13 @@ from dflop.schedule.items import module_items, stage_durations
 from dflop.schedule.pack import token_cap
 from dflop.schedule.policies import Effort, StepJob
 from dflop.schedule.step_scheduler import predicted_spans, schedule_step, stage_spans, step_seconds
-from dflop.simulate.step import simulate_step, step_nodes
+from dflop.simulate.events import simulate
+from dflop.simulate.step import step_graph, step_nodes
 from tests.builders import make_cost, make_plan, random_batch
 from tests.schedule.steps import plans_with_batches
 from tests.schedule.test_data_parallel import SYNCS, step_s
 
-EFFORT = Effort(num_profiles=3, num_ops=200_000, max_simulations=200, max_evals=2_000, max_orders=2)
+EFFORT = Effort(num_profiles=3, num_ops=200_000, max_simulations=200)
 PACES = st.sampled_from([1.0, 1.0, 0.8, 1.1, 2.0])
 
 
@@ -50,11 +51,9 @@ def test_the_judge_is_the_simulator_with_longer_durations(case):
     for (module, stage, rank), found in stage_durations(plan, items, owners, cost).items():
         times = slowness.get((LLM if plan.is_inline else module, stage, rank), 1.0)
         durations[module, stage, rank] = [(times * f, times * b) for f, b in found]
-    wanted = simulate_step(plan, step_plan.work, durations).makespan_s
+    wanted = simulate(step_graph(plan, step_plan.work, durations)).makespan_s
     assert step_plan.predicted_step_s == pytest.approx(wanted)
-    for compiled in (True, False):
-        told = step_seconds(plan, step_plan, batch, cost, slowness, compiled=compiled)
-        assert told == pytest.approx(wanted)
+    assert step_seconds(plan, step_plan, batch, cost, slowness) == pytest.approx(wanted)
     spans = stage_spans(plan, predicted_spans(plan, step_plan, batch, cost, slowness))
     work = StepEvaluator(plan, items, cost, slowness=slowness).work(assignment_of(plan, step_plan))
     for row, node in zip((work.forward_s + work.backward_s).tolist(), step_nodes(plan), strict=True):
@@ -68,7 +67,6 @@ def test_never_worse_than_arrival_or_than_not_knowing(case):
     job = StepJob(plan, batch, cost, slowness=slowness)
     found, quick = schedule(plan, batch, cost, slowness), schedule(plan, batch, cost, slowness, policy="quick")
     assert found == schedule(plan, batch, cost, slowness, num_threads=2)
-    assert quick == schedule(plan, batch, cost, slowness, policy="quick", compiled=False)
     assert job.keeps_caps(assignment_of(plan, found))
     for rival in ("arrival", "length_grouped", "token_lpt", "bottleneck"):
         assignment = job.assign(rival, EFFORT)
@@ -123,7 +121,7 @@ def test_an_encoder_rank_half_as_fast_gets_about_half_as_much(encoder_pp, policy
     work = work_of_ranks(plan, aware, batch, cost, "vision")
     assert 0.25 <= work[1] / work.sum() <= 0.45
     gain = step_seconds(plan, aware, batch, cost, slowness) / step_seconds(plan, blind, batch, cost, slowness)
-    assert gain < 0.97
+    assert gain < 0.98
 
 
 @settings(max_examples=30, deadline=None)

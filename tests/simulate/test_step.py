@@ -3,8 +3,9 @@ from __future__ import annotations
 import pytest
 
 from dflop.records import LLM, ModuleWork, Plan
+from dflop.simulate.events import simulate
 from dflop.simulate.pipeline_order import one_f_one_b
-from dflop.simulate.step import Durations, num_stages_after, op_id, simulate_step, step_graph, step_nodes
+from dflop.simulate.step import Durations, num_stages_after, op_id, step_graph, step_nodes
 from tests.builders import make_plan
 
 
@@ -26,7 +27,7 @@ def test_equal_microbatches_give_the_textbook_bubble(num_microbatches, llm_pp):
     plan = make_plan({"vision": 1, LLM: 1}, llm_pp=llm_pp, num_microbatches=num_microbatches)
     owner = tuple(((k,),) for k in range(num_microbatches))
     work = (encoder_work("vision", range(num_microbatches), owner), llm_work(owner))
-    timeline = simulate_step(plan, work, constant(plan, 1.0, 2.0))
+    timeline = simulate(step_graph(plan, work, constant(plan, 1.0, 2.0)))
     depth = 1 + llm_pp
     assert timeline.makespan_s == pytest.approx(3.0 * (num_microbatches + depth - 1))
     assert timeline.idle_frac == pytest.approx((depth - 1) / (num_microbatches + depth - 1))
@@ -42,7 +43,7 @@ def test_ranks_wait_only_for_what_they_exchange():
         (LLM, 0, 0): [(1.0, 2.0)],
         (LLM, 0, 1): [(1.0, 2.0)],
     }
-    timeline = simulate_step(plan, work, durations)
+    timeline = simulate(step_graph(plan, work, durations))
     start = {
         (node, phase): timeline.start_s[op_id(1, i, 0, phase)]
         for i, node in enumerate(step_nodes(plan))
@@ -66,7 +67,7 @@ def test_stage_waits_for_every_encoder_and_encoder_for_every_consumer():
         (LLM, 0, 1): [(1.0, 4.0)],
     }
     delays = {node: [(0.25, 0.25)] for node in step_nodes(plan)}
-    timeline = simulate_step(plan, work, durations, delays=delays)
+    timeline = simulate(step_graph(plan, work, durations, delays))
     assert timeline.start_s[op_id(1, 2, 0, "F")] == 3.25
     assert timeline.start_s[op_id(1, 0, 0, "B")] == 3.25 + 5.0 + 0.25
 
@@ -85,4 +86,4 @@ def test_item_away_from_its_sample_is_our_bug():
     plan = make_plan({"vision": 1, LLM: 1}, num_microbatches=2)
     work = (encoder_work("vision", [0], ((((),)), ((0,),))), llm_work((((0,),), ((),))))
     with pytest.raises(AssertionError, match="vision item 0"):
-        simulate_step(plan, work, constant(plan, 1.0, 1.0))
+        step_graph(plan, work, constant(plan, 1.0, 1.0))

@@ -1,4 +1,8 @@
-"""All plans and policies on one setting: tuned and default uniform, the reference's, 1-D balance, ours, the bound."""
+"""All plans and policies on one setting: data-blind ones, what experts of other trainers run, ours, the bound.
+
+Every plan is tuned for the batches that it runs with, and all but the tuned uniform plan in arrival order are held to
+their memory on the batches that they were tuned on.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +20,14 @@ from dflop.compare.suite.unseen_batches import (
     judge,
     module_gpu_seconds,
 )
+from dflop.cost.model import CostModel
 from dflop.errors import InfeasiblePlanError
+from dflop.plan.baselines.expert import POLICY as EXPERT_POLICY
+from dflop.plan.baselines.expert import ExpertPlan, expert_plan
 from dflop.plan.baselines.reference import reference_plan
+from dflop.plan.baselines.sharded import tuned_sharded
 from dflop.plan.baselines.uniform import default_plan, tuned_uniform
-from dflop.plan.rank import arrival_step_s
+from dflop.plan.rank import arrival_step_s, policy_step_s
 from dflop.plan.search import plan_problem
 from dflop.plan.space import Problem
 from dflop.plan.worst import without_beyond
@@ -28,9 +36,11 @@ from dflop.records.speedup import NOT_COMPARED, Speedup, speedup
 from dflop.run.messages import Say
 from dflop.schedule.policies import Effort
 
-TUNED, DEFAULT, GROUPED = "uniform tuned", "uniform default", "length-grouped"
-REFERENCE, TOKEN_LPT, BATCHES, OURS = "reference", "token LPT", "tuned + our batches", "dflop"
-RIVALS = (DEFAULT, GROUPED, REFERENCE, TOKEN_LPT, BATCHES)
+TUNED, DEFAULT, GROUPED, REFERENCE = "uniform tuned", "uniform default", "length-grouped", "reference"
+PACKED, EXPERT, SHARDED, OURS = "token LPT", "Megatron expert", "FSDP2", "dflop"
+EXPERTS = (PACKED, EXPERT, SHARDED)
+"""What people run who look at their data: uniform and packed by tokens, layers cut by cost too, parameters shared."""
+RIVALS = (DEFAULT, GROUPED, REFERENCE, *EXPERTS)
 """Besides the tuned uniform plan, which all are measured by."""
 
 T = TypeVar("T")
@@ -48,12 +58,25 @@ class Plans:
     """The reference's literal rule."""
     reference_fits: bool
     """By our memory model; the reference has a rule of its own."""
+    packed: Plan | None
+    """Best of all uniform plans for samples packed longest first by tokens."""
+    expert: ExpertPlan | None
+    sharded: Plan | None
+    """Best of all plans that cut nothing and share out parameters, for tokens balanced over ranks."""
     ours: Plan
 
     @property
     def named(self) -> dict[str, Plan]:
         """By competitor, those that there are."""
-        found = {TUNED: self.tuned, DEFAULT: self.default, REFERENCE: self.reference, OURS: self.ours}
+        found = {
+            TUNED: self.tuned,
+            DEFAULT: self.default,
+            REFERENCE: self.reference,
+            PACKED: self.packed,
+            EXPERT: self.expert.plan if self.expert else None,
+            SHARDED: self.sharded,
+            OURS: self.ours,
+        }
         return {name: plan for name, plan in found.items() if plan is not None}
 
 
@@ -78,6 +101,19 @@ class Contest:
     def exceeds_memory(self, name: str) -> bool:
         """Whether some batch has more than the plan has room for, or the reference's plan does not fit at all."""
         return self.steps[name].num_over_cap > 0 or (name == REFERENCE and not self.plans.reference_fits)
+
+    @property
+    def best_expert(self) -> str | None:
+        """The fastest of `EXPERTS` whose memory holds all batches; None where none does."""
+        held = [name for name in EXPERTS if name in self.steps and not self.exceeds_memory(name)]
+        return min(held, key=lambda name: self.steps[name].mean_s, default=None)
+
+    @property
+    def over_experts(self) -> Speedup:
+        """Ours over the best expert's."""
+        if self.best_expert is None:
+            return NOT_COMPARED
+        return speedup(self.steps[self.best_expert].step_s, self.steps[OURS].step_s)
 
     @property
     def bound_speedup(self) -> float:
@@ -120,6 +156,9 @@ def make_contestants(problem: Problem, say: Say) -> Plans:
         _or_none(lambda: default_plan(problem)),
         reference.plan if reference else None,
         reference.fits if reference else False,
+        tuned_uniform(problem, lambda plan: policy_step_s(problem, plan, "token_lpt")),
+        _or_none(lambda: expert_plan(problem)),
+        tuned_sharded(problem, lambda plan: policy_step_s(problem, plan, "token_kk")),
         ours,
     )
 
@@ -128,20 +167,23 @@ def compete(setting: Setting, plans: Plans, *, effort: Effort = TRAINING_EFFORT,
     """Judges plans on the unseen batches; `noise` is what items cost besides what was predicted."""
     problem, unseen = setting.problem, setting.unseen
 
-    def steps(plan: Plan, policy: str) -> Steps:
-        return judge(plan, unseen, problem.cost, problem.cluster, policy, effort=effort, noise=noise)
+    def steps(plan: Plan, policy: str, cost: CostModel = problem.cost) -> Steps:
+        return judge(plan, unseen, cost, problem.cluster, policy, effort=effort, noise=noise)
 
     found = {
         TUNED: steps(plans.tuned, "arrival"),
         GROUPED: steps(plans.tuned, "length_grouped"),
-        TOKEN_LPT: min((steps(p, "token_lpt") for p in (plans.ours, plans.tuned)), key=lambda s: s.mean_s),
-        BATCHES: steps(plans.tuned, "balanced"),
         OURS: steps(plans.ours, "balanced"),
     }
-    if plans.default:
-        found[DEFAULT] = steps(plans.default, "arrival")
-    if plans.reference:
-        found[REFERENCE] = steps(plans.reference, "bottleneck")
+    if plans.expert:
+        found[EXPERT] = steps(plans.expert.plan, EXPERT_POLICY, plans.expert.cost)
+    rest = {
+        DEFAULT: (plans.default, "arrival"),
+        REFERENCE: (plans.reference, "bottleneck"),
+        PACKED: (plans.packed, "token_lpt"),
+        SHARDED: (plans.sharded, "token_kk"),
+    }
+    found |= {name: steps(plan, policy) for name, (plan, policy) in rest.items() if plan}
     bounds = tuple(bound_s(problem, batch) for batch in unseen)
     return Contest(setting, plans, found, bounds, tuple(bound_of_plan_s(problem, plans.ours, b) for b in unseen))
 

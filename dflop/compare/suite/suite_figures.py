@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from dflop.compare.suite.contest import BATCHES, OURS, REFERENCE, RIVALS, TOKEN_LPT, TUNED, Contest, by_mixture
+from dflop.compare.suite.contest import EXPERTS, OURS, REFERENCE, RIVALS, TUNED, Contest, by_mixture
 from dflop.compare.suite.sweeps import Point
 from dflop.report.html_page import Drawing
 from dflop.report.suite_plots import BOUND, Panel, Series, bars, lines
 
-SHOWN = (REFERENCE, TOKEN_LPT, BATCHES, OURS)
+SHOWN = (REFERENCE, *EXPERTS, OURS)
 X_LABELS = {
     "strong": "nodes of 8 GPUs, 512 samples per step",
     "weak": "nodes of 8 GPUs, 64 samples per node and step",

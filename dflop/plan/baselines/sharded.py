@@ -6,6 +6,7 @@ allows fewer microbatches. The layout is tuned for the batches that it is run wi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -27,8 +28,8 @@ def tuned_sharded(problem: Problem, step_s: Callable[[Plan], float]) -> Plan | N
         CostError: a module without costs.
     """
     timed = [(step_s(plan), plan.plan_id, plan) for plan in _plans(problem)]
-    best = min(timed, default=None, key=lambda found: found[:2])
-    return None if best is None or best[0] == np.inf else best[2]
+    best = min(timed, key=lambda found: found[:2], default=None)
+    return None if best is None or best[0] == math.inf else best[2]
 
 
 def _plans(problem: Problem) -> Iterator[Plan]:

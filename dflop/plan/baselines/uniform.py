@@ -7,6 +7,7 @@ engine can cut it: a uniform plan is one that can run here.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -53,8 +54,8 @@ def tuned_uniform(problem: Problem, step_s: Callable[[Plan], float]) -> Plan | N
 
     Args:
         problem: What to plan for.
-        step_s: Seconds of a step under a plan, simulated with whatever policy the plan is to be judged by. Asked of
-            plans within `PRUNE_RATIO` of the best by the planning formula.
+        step_s: Seconds of a step under a plan, simulated with whatever policy the plan is to be judged by; infinite
+            where it does not run. Asked of plans within `PRUNE_RATIO` of the best by the planning formula.
 
     Raises:
         CostError: a module without costs.
@@ -66,7 +67,9 @@ def tuned_uniform(problem: Problem, step_s: Callable[[Plan], float]) -> Plan | N
         if len(kept) >= MIN_SIMULATED and plan.formula_step_s > PRUNE_RATIO * kept[0].formula_step_s:
             break
         kept.append(plan)
-    return min(kept, key=lambda plan: (step_s(plan), plan.formula_step_s, plan.plan_id), default=None)
+    timed = [(step_s(plan), plan.formula_step_s, plan.plan_id, plan) for plan in kept]
+    best = min(timed, key=lambda found: found[:3], default=None)
+    return None if best is None or best[0] == math.inf else best[3]
 
 
 def default_plan(problem: Problem) -> Plan:
