@@ -69,7 +69,8 @@ def optima(
     for k in sorted(range(len(tables)), key=lambda k: (columns[k].least_s, k)):
         optimum[k] = _optimum(columns[k], incumbents[k], known_s * ratio, max_nodes)
         known_s = min(known_s, optimum[k].program.objective_s)
-    near_s = max(known_s * CUTOFF_RATIO, min((o.program.objective_s for o in optimum.values()), default=math.inf))
+    best_s = min((o.program.objective_s for o in optimum.values()), default=math.inf)
+    near_s = max(known_s * max(ratio, CUTOFF_RATIO), best_s)
     return [replace(o, found=[f for f in o.found[:top] if f[0] <= near_s]) for _, o in sorted(optimum.items())]
 
 

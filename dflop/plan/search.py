@@ -148,18 +148,20 @@ def _visit(
     problem: Problem, counts: Sequence[int], known_s: float, tell: Callable[[str], None]
 ) -> tuple[dict[int, list[Plan]], list[Optimum]]:
     """Drafts per number of microbatches, and what is proven; `known_s` is the best formula value so far."""
-    space, found = problem.space, {m: list[Plan]() for m in counts}
+    space, found, cluster = problem.space, {m: list[Plan]() for m in counts}, problem.cluster
+    # Processes that share cores are not in the formula: a plan with few of them may be far better than it says.
+    ratio = CUTOFF_RATIO if cluster.max_concurrency >= cluster.num_processes else math.inf
     if "inline" in space.layouts:
         middle = len(counts) // 2  # where the best are more likely than at the ends: others are cut off the sooner
         for m in sorted(counts, key=lambda m: abs(counts.index(m) - middle)):
-            chains = inline_choices(problem, m, DRAFTS_PER_COUNT, known_s * CUTOFF_RATIO)
+            chains = inline_choices(problem, m, DRAFTS_PER_COUNT, known_s * ratio)
             known_s = min([known_s, *(value_s for value_s, _ in chains)])
             found[m] += [plan for _, plan in chains]
     proofs = list[Optimum]()
-    if "split" in space.layouts and len(problem.specs) <= problem.cluster.num_processes:
+    if "split" in space.layouts and len(problem.specs) <= cluster.num_processes:
         tables = [table for m in counts for table in _tables(problem, m)]
         # Rules cut a space into many parts: only one that may hold the best plan of all is worth a program.
-        proofs = optima(tables, known_s, DRAFTS_PER_COUNT, ratio=CUTOFF_RATIO if space.rules is None else 1.0)
+        proofs = optima(tables, known_s, DRAFTS_PER_COUNT, ratio=ratio if space.rules is None else 1.0)
         for each in proofs:
             found[each.table.num_microbatches] += _split_drafts(problem, each)
     for m, drafts in found.items():

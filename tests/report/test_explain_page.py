@@ -20,7 +20,7 @@ SOURCE = "analytic, X100"
 
 @pytest.fixture(scope="module")
 def found() -> Explanation:
-    problem = make_problem("vision", num_processes=4, optimizer_s_per_param=1e-9, microbatches=(4,))
+    problem = make_problem("vision", num_processes=4, optimizer_s_per_param=1e-9, microbatches=(3, 4, 6))
     return explain_plan(problem, plan_problem(problem), lambda _: None)
 
 
