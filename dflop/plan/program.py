@@ -101,9 +101,10 @@ def _optimum(columns: Columns, incumbents: list[Found], limit_s: float, max_node
         model = _Model(table.select(rows), columns.least_s)
         status = model.minimize(model.step, max_nodes)
         bound_s = max(bound_s, min(model.bound * columns.least_s, limit_s))  # others were left out beyond the limit
-        if status != NODE_LIMIT and model.bound * columns.least_s > limit_s:
+        if status != NODE_LIMIT and model.bound * columns.least_s > limit_s * (1 + GAP):
             status = BOUNDED
         if (choice := model.choice(rows)) is not None:
+            assert table.feasible(choice), f"the solver's choice {choice} is not feasible ({status})"
             found = best_of(table, np.array([choice, *(c for _, c in found)]), len(found) + 1)
         if status == OPTIMAL:
             best = _first_of_equals(columns, found[0], max_nodes)

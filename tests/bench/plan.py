@@ -24,8 +24,9 @@ from dflop.models import load_family
 from dflop.plan.drafts import split_draft
 from dflop.plan.formula import formula_table
 from dflop.plan.inline import inline_choices
-from dflop.plan.search import plan_problem
+from dflop.plan.search import optimize, plan_problem
 from dflop.plan.space import Problem, SearchSpace
+from dflop.plan.verdict import proven
 from dflop.records import Plan, SampleShape
 from dflop.schedule.policies import QUICK, StepJob
 from tests.bench.command import keep_to, options
@@ -101,9 +102,9 @@ def planner_figure(name: str, model: str, num_nodes: int, batch_size: int, bound
     small = replace(problem, cluster=replace(problem.cluster, num_nodes=1), batches=(problem.batches[0][:64],))
     plan_problem(small)  # compiles
     start_s = time.process_time()
-    plans = plan_problem(problem)
+    planned = optimize(problem)
     took_s = time.process_time() - start_s
-    note = f"{len(plans)} plans simulated; {plans[0].reason}"
+    note = "; ".join((f"{len(planned.plans)} plans simulated", *proven(planned.programs), planned.plans[0].reason))
     return Figure(f"{name}, {problem.cluster.num_processes} GPUs", took_s, bound_s, note=note)
 
 
