@@ -18,8 +18,8 @@ create table plan_program (
 );
 
 comment on table plan_program is
-'What the planner''s program proves of plans with one number of microbatches whose modules have processes of their own; '
-'proven of the planning formula, never of simulated steps.';
+'What a program proves of plans with one number of microbatches whose modules have processes of their own; proven of '
+'the planning formula, never of simulated steps.';
 comment on column plan_program.run_id is 'run';
 comment on column plan_program.plan_id is
 'plan that the search came to, whatever its layout and number of microbatches';
