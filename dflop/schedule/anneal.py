@@ -24,9 +24,9 @@ from dflop.schedule.state import (
     add,
     fill,
     fits,
+    heaviest,
     make_state,
-    refresh_bucket,
-    refresh_slot,
+    refresh,
     swap_buckets,
     take,
 )
@@ -37,6 +37,8 @@ START_TEMPERATURE = 6e-4
 """Relative to the makespan; falls to 0 linearly. Half and twice as much found the same on the bench's steps."""
 SHORTER = (8, 64)
 """Annealings beside the longest are so many times shorter."""
+FROM_HEAVIEST = 0.9
+"""Share of the moves of samples that begin with what a slot waits for, where ranks meet in it."""
 SWAP_SAMPLES, MOVE_SAMPLE, SWAP_SLOTS = 0.5, 0.75, 0.85
 """Cumulative shares of the moves; the rest swaps buckets."""
 
@@ -122,7 +124,7 @@ def search(
 def score(task: Task, bucket: Ints) -> float:
     """Makespan of an assignment; infinite where it breaks a cap."""
     state: State = make_state(task, bucket)
-    return float(run(task.program, state.seconds, state.gates, state.ends)) if fill(task, state) else np.inf
+    return float(run(task.ops, task.last, state.seconds, state.gates, state.ends)) if fill(task, state) else np.inf
 
 
 @kernel
@@ -130,10 +132,12 @@ def _anneal(task, state, rng, num_moves):  # type: ignore[no-untyped-def]  # num
     """(makespan, bucket of every sample) of the best assignment on the way."""
     num_samples, num_buckets, lanes = len(state.content_of), len(state.bucket_sum), task.num_lanes
     best_content, best_bucket = state.content_of.copy(), state.bucket_of.copy()
-    value = run(task.program, state.seconds, state.gates, state.ends)
+    value = run(task.ops, task.last, state.seconds, state.gates, state.ends)
     best_value = value
     for done in range(num_moves):
         draw, i, j = rng.random(), int(rng.random() * num_samples), num_samples
+        if task.meets and draw < MOVE_SAMPLE and rng.random() < FROM_HEAVIEST:
+            i = heaviest(task, state, int(rng.random() * task.num_slots), rng.random(), rng.random(), i)
         if draw < SWAP_SAMPLES:
             j = int(rng.random() * num_samples)
             a, b = state.bucket_of[state.content_of[i]], state.bucket_of[state.content_of[j]]
@@ -151,11 +155,11 @@ def _anneal(task, state, rng, num_moves):  # type: ignore[no-untyped-def]  # num
         for r in range(width):
             is_valid = is_valid and fits(task, state, a + r, num_samples) and fits(task, state, b + r, num_samples)
         if is_valid:
-            _refresh(task, state, a, b, width)
+            refresh(task, state, a, b, width)
             # The worst step that a drawn number lets pass, so that one comparison decides.
             temperature = START_TEMPERATURE * value * (1.0 - done / num_moves)
             limit = value - temperature * np.log(1.0 - rng.random())
-            new = run(task.program, state.seconds, state.gates, state.ends)
+            new = run(task.ops, task.last, state.seconds, state.gates, state.ends)
             if new <= limit:
                 value = new
                 if new < best_value:
@@ -165,7 +169,7 @@ def _anneal(task, state, rng, num_moves):  # type: ignore[no-untyped-def]  # num
                 continue
         _change(task, state, draw, i, j, b, a)
         if is_valid:
-            _refresh(task, state, a, b, width)
+            refresh(task, state, a, b, width)
     return best_value, best_bucket[best_content]
 
 
@@ -183,12 +187,3 @@ def _change(task, state, draw, i, j, a, b):  # type: ignore[no-untyped-def]  # n
             swap_buckets(task, state, a + r, b + r)
     else:
         swap_buckets(task, state, a, b)
-
-
-@kernel
-def _refresh(task, state, a, b, width):  # type: ignore[no-untyped-def]  # numba infers them
-    for r in range(width):
-        refresh_bucket(task, state, a + r)
-        refresh_bucket(task, state, b + r)
-    refresh_slot(task, state, a // task.num_lanes)
-    refresh_slot(task, state, b // task.num_lanes)

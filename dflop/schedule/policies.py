@@ -36,6 +36,8 @@ POLICIES = ("arrival", "length_grouped", "token_lpt", "token_kk", "bottleneck", 
 MOVE_OPS = 400
 """A move of the annealing costs as much as so many simulated operations, beside those that it simulates."""
 
+MAX_PROFILES_WITHOUT_PIPELINE = 12
+
 
 @dataclass(frozen=True, slots=True)
 class Effort:
@@ -176,8 +178,9 @@ class StepJob:
     def _searched(self, seeds: list[Ints], effort: Effort) -> list[Assignment]:
         step = self.linear
         depth = int(step.num_after.max(initial=0)) + 1
-        # Without a pipeline there is nothing to fill and to drain.
-        num_profiles = 1 + (effort.num_ops // (len(step.tokens) * self.num_buckets) if depth > 1 else 0)
+        num_profiles = 1 + effort.num_ops // (len(step.tokens) * self.num_buckets)
+        if depth == 1:  # no pipeline to fill and to drain: ramps are but other places to start from
+            num_profiles = min(num_profiles, MAX_PROFILES_WITHOUT_PIPELINE)
         buckets = search(
             self.task,
             seeds,

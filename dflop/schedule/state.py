@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 
 from dflop.schedule.items import Ints
-from dflop.schedule.linear import LinearStep, Part
+from dflop.schedule.linear import LinearStep
 from dflop.simulate.jit import inlined, kernel
-from dflop.simulate.kernel import Floats, Pipe, Program, step_program
+from dflop.simulate.kernel import Floats, Pipe, step_program
 
 UNLIMITED = 1 << 62
 
@@ -36,17 +36,18 @@ class Task(NamedTuple):
     num_lanes: int
     first: Ints
     """Columns at which encoder seconds, the count, items and encoder tokens begin."""
-    kind_pipe: Ints
-    """Per kind of stage, encoders' before the chain's: its pipe."""
-    first_part: Ints
-    """Per kind of stage, its first part; the last entry is their number."""
-    part_column: Ints
-    """Per part: its column of `samples`."""
-    part_group: Ints
-    """Per part, lanes that meet; 1: none."""
+    kinds: Ints
+    """`[kinds, 7]` of stages, encoders' before the chain's: pipe, first part, end of its parts, whether its ranks meet,
+    and first rows of seconds of forwards, of backwards, and of gates."""
+    parts: Ints
+    """`[parts, 2]`: column of `samples`; lanes that meet, 1: none."""
     part_s: Floats
     """`[parts, 4]`: fixed seconds, forward share, least seconds of a forward and of a backward of a group."""
+    entry_at: Ints
+    """Per encoder, first row of gates of what the chain waits for."""
     num_encoder_kinds: int
+    meets: bool
+    """Whether lanes wait for one another in every slot."""
     window: int
     cap_tokens: int
     cap_window_tokens: int
@@ -54,7 +55,11 @@ class Task(NamedTuple):
     """Per encoder."""
     cap_slot_media: Ints
     """Per encoder."""
-    program: Program
+    ops: Ints
+    last: Ints
+    """Both of `Program`."""
+    sizes: tuple[int, int, int, int]
+    """Rows of seconds, gates, ends; lanes of a row."""
 
 
 class State(NamedTuple):
@@ -79,7 +84,7 @@ class State(NamedTuple):
     after: Ints
     """`[samples]`."""
     seconds: Floats
-    """Flat, as `program` says; so are the next two."""
+    """Rows as `Program` says; so are the next two."""
     gates: Floats
     ends: Floats
 
@@ -100,9 +105,11 @@ def make_task(step: LinearStep) -> Task:
             step.num_ranks if is_chain else 1, after, tuple(distinct.index(of) for of in own),
             groups if is_chain else (1,) * pp,
         ))  # fmt: skip
-        kinds += [(p, len(of)) for of in distinct]
+        kinds += [(p, len(of), int(max(part.group for part in of) > 1)) for of in distinct]
         parts += [part._replace(row=part.row + (0 if is_chain else num_chain)) for of in distinct for part in of]
         stage += pp
+    program = step_program(tuple(pipes), step.num_slots, is_shared=True)
+    first_part = np.cumsum([0, *(num_parts for _, num_parts, _ in kinds)]).tolist()
     rows = [
         *map(exact, step.chain_s), *map(exact, step.slot_s), np.ones(len(step.tokens)), step.tokens, *step.num_items,
         *step.media_tokens,
@@ -116,23 +123,31 @@ def make_task(step: LinearStep) -> Task:
         num_slots=step.num_slots,
         num_lanes=step.num_ranks,
         first=np.array([num_chain, count, count + 2, count + 2 + len(step.num_items)], dtype=np.int64),
-        kind_pipe=np.array([p for p, _ in kinds], dtype=np.int64),
-        first_part=np.cumsum([0, *(num_parts for _, num_parts in kinds)]),
-        part_column=np.array([part.row for part in parts], dtype=np.int64),
-        part_group=np.array([part.group for part in parts], dtype=np.int64),
-        part_s=np.array([_seconds_of(part) for part in parts]),
-        num_encoder_kinds=sum(p < len(step.pipe_pp) - 1 for p, _ in kinds),
+        kinds=np.array(
+            [
+                (p, first, first + num_parts, meets, *seconds_at, gates_at)
+                for (p, num_parts, meets), first, seconds_at, gates_at in zip(
+                    kinds, first_part[:-1], program.seconds_at.tolist(), program.gates_at[:, 0].tolist(), strict=True
+                )
+            ],
+            dtype=np.int64,
+        ),
+        parts=np.array([(part.row, part.group) for part in parts], dtype=np.int64),
+        part_s=np.array(
+            [(part.fixed_s, part.forward_frac, part.gather_s, part.gather_s + part.scatter_s) for part in parts]
+        ),
+        entry_at=program.entry_at,
+        meets=step.meets,
+        num_encoder_kinds=sum(p < len(step.pipe_pp) - 1 for p, _, _ in kinds),
         window=step.window,
         cap_tokens=step.cap_tokens,
         cap_window_tokens=step.cap_in_flight_tokens,
         cap_bucket_media=media if step.is_inline else free,
         cap_slot_media=free if step.is_inline else media,
-        program=step_program(tuple(pipes), step.num_slots, is_shared=True),
+        ops=program.ops,
+        last=program.last,
+        sizes=(program.num_seconds, program.num_gates, 1 + 2 * step.num_slots * stage, program.width),
     )
-
-
-def _seconds_of(part: Part) -> tuple[float, float, float, float]:
-    return part.fixed_s, part.forward_frac, part.gather_s, part.gather_s + part.scatter_s
 
 
 def exact(seconds: Floats) -> Floats:
@@ -148,7 +163,7 @@ def exact(seconds: Floats) -> Floats:
 def make_state(task: Task, bucket: Ints) -> State:
     """An assignment whose sums `fill` has yet to make."""
     num_buckets, num_columns = task.num_slots * task.num_lanes, task.samples.shape[1]
-    every, program = np.arange(num_buckets), task.program
+    every = np.arange(num_buckets)
     nowhere = np.full(len(bucket), -1, dtype=np.int64)
     return State(
         content_of=bucket.astype(np.int64),
@@ -160,9 +175,9 @@ def make_state(task: Task, bucket: Ints) -> State:
         first_in=np.full(num_buckets, -1, dtype=np.int64),
         before=nowhere,
         after=nowhere.copy(),
-        seconds=np.zeros(program.num_seconds),
-        gates=np.full(program.num_gates, -np.inf),
-        ends=np.zeros(program.num_ends),
+        seconds=np.zeros((task.sizes[0], task.sizes[3])),
+        gates=np.full((task.sizes[1], task.sizes[3]), -np.inf),
+        ends=np.zeros((task.sizes[2], task.sizes[3])),
     )
 
 
@@ -171,72 +186,84 @@ def fill(task, state):  # type: ignore[no-untyped-def]  # numba infers them
     """All sums and durations from the samples' buckets; whether all caps are kept."""
     for i in range(len(state.content_of)):
         add(task, state, i, state.bucket_of[state.content_of[i]])
-    for b in range(len(state.bucket_sum)):
-        refresh_bucket(task, state, b)
     for k in range(task.num_slots):
-        refresh_slot(task, state, k)
+        refresh(task, state, k * task.num_lanes, k * task.num_lanes, task.num_lanes)
     is_valid = True
     for b in range(len(state.bucket_sum)):
         is_valid = is_valid and fits(task, state, b, len(state.content_of))
     return is_valid
 
 
-@inlined
-def refresh_bucket(task, state, b):  # type: ignore[no-untyped-def]  # numba infers them
-    """Durations and gates of a bucket from its sums."""
-    program, sums, num_pipes = task.program, state.bucket_sum, len(task.program.width)
-    k, r, width = b // task.num_lanes, b % task.num_lanes, program.width[num_pipes - 1]
-    is_active = sums[b, task.first[1]] > 0
-    for c in range(task.num_encoder_kinds, len(task.kind_pipe)):
-        p, at = task.first_part[c], k * width + r
-        state.gates[program.gates_at[c, 0] + at] = 0.0 if is_active else -np.inf
-        if task.first_part[c + 1] > p + 1 or task.part_group[p] > 1:
-            continue  # depends on other buckets of the slot
-        q = task.part_column[p]
-        seconds = (sums[b, q] + task.part_s[p, 0]) * task.slowness[q, r] if is_active else 0.0
-        state.seconds[program.seconds_at[c, 0] + at] = task.part_s[p, 1] * seconds
-        state.seconds[program.seconds_at[c, 1] + at] = (1 - task.part_s[p, 1]) * seconds
-    for e in range(num_pipes - 1):
-        state.gates[program.entry_at[e] + k * width + r] = 0.0 if sums[b, task.first[2] + e] > 0 else -np.inf
-
-
-@inlined
-def refresh_slot(task, state, k):  # type: ignore[no-untyped-def]  # numba infers them
-    """Durations and gates of a slot's encoders, and durations where ranks meet, from its sums."""
-    program = task.program
-    for c in range(task.num_encoder_kinds):
-        p = task.first_part[c]
-        is_active = state.slot_sum[k, task.first[2] + task.kind_pipe[c]] > 0
-        state.gates[program.gates_at[c, 0] + k] = 0.0 if is_active else -np.inf
-        seconds = slot_s(task, state, k, task.part_column[p]) + task.part_s[p, 0] if is_active else 0.0
-        forward, backward = task.part_s[p, 1] * seconds, (1 - task.part_s[p, 1]) * seconds
-        state.seconds[program.seconds_at[c, 0] + k] = max(forward, task.part_s[p, 2]) if is_active else 0.0
-        state.seconds[program.seconds_at[c, 1] + k] = max(backward, task.part_s[p, 3]) if is_active else 0.0
-    for c in range(task.num_encoder_kinds, len(task.kind_pipe)):
-        if task.first_part[c + 1] > task.first_part[c] + 1 or task.part_group[task.first_part[c]] > 1:
-            meet(task, state, k, c)
-
-
-@inlined
-def meet(task, state, k, c):  # type: ignore[no-untyped-def]  # numba infers them
+@kernel
+def meet(seconds, sums, slot_sum, slowness, kind, parts, part_s, k, lanes):  # type: ignore[no-untyped-def]  # numba infers them
     """Seconds of a chain's stage whose ranks meet, module by module: those of the slowest of a group."""
-    lanes, program, sums = task.num_lanes, task.program, state.bucket_sum
-    at = k * program.width[len(program.width) - 1]
-    forward, backward = program.seconds_at[c, 0] + at, program.seconds_at[c, 1] + at
+    forward, backward = kind[4] + k, kind[5] + k
     for r in range(lanes):
-        state.seconds[forward + r] = state.seconds[backward + r] = 0.0
-    for p in range(task.first_part[c], task.first_part[c + 1]):
-        q, fixed, frac = task.part_column[p], task.part_s[p, 0], task.part_s[p, 1]
-        if state.slot_sum[k, q] <= 0:
+        seconds[forward, r] = seconds[backward, r] = 0.0
+    for p in range(kind[1], kind[2]):
+        q, fixed, frac, group = parts[p, 0], part_s[p, 0], part_s[p, 1], parts[p, 1]
+        if slot_sum[k, q] <= 0:
             continue
-        for first in range(0, lanes, task.part_group[p]):
-            end, longest = min(first + task.part_group[p], lanes), 0.0
+        for first in range(0, lanes, group):
+            end, longest = min(first + group, lanes), 0.0
             for r in range(first, end):
                 own = sums[k * lanes + r, q]
-                longest = max(longest, (own + fixed) * task.slowness[q, r] if own > 0 else 0.0)
+                longest = max(longest, (own + fixed) * slowness[q, r] if own > 0 else 0.0)
             for r in range(first, end):
-                state.seconds[forward + r] += max(frac * longest, task.part_s[p, 2])
-                state.seconds[backward + r] += max((1 - frac) * longest, task.part_s[p, 3])
+                seconds[forward, r] += max(frac * longest, part_s[p, 2])
+                seconds[backward, r] += max((1 - frac) * longest, part_s[p, 3])
+
+
+@kernel
+def refresh(task, state, a, b, width):  # type: ignore[no-untyped-def]  # numba infers them
+    """Durations and gates of `width` buckets from a and from b on, and of the slots they begin in, from their sums.
+
+    All in one piece: a call with so many arrays costs more than what it does.
+    """
+    kinds, sums, lanes, seconds, gates = task.kinds, state.bucket_sum, task.num_lanes, state.seconds, state.gates
+    num_encoder, parts, part_s = task.num_encoder_kinds, task.parts, task.part_s
+    for begin in (a, b):
+        for bucket in range(begin, begin + width):
+            k, r = bucket // lanes, bucket % lanes
+            is_active = sums[bucket, task.first[1]] > 0
+            for c in range(num_encoder, len(kinds)):
+                p, forward, backward = kinds[c, 1], kinds[c, 4] + k, kinds[c, 5] + k
+                gates[kinds[c, 6] + k, r] = 0.0 if is_active else -np.inf
+                if not kinds[c, 3]:  # else it depends on other buckets of the slot
+                    q = parts[p, 0]
+                    took = (sums[bucket, q] + part_s[p, 0]) * task.slowness[q, r] if is_active else 0.0
+                    seconds[forward, r], seconds[backward, r] = part_s[p, 1] * took, (1 - part_s[p, 1]) * took
+            for e in range(len(task.entry_at)):
+                gates[task.entry_at[e] + k, r] = 0.0 if sums[bucket, task.first[2] + e] > 0 else -np.inf
+        k = begin // lanes
+        for c in range(num_encoder):
+            p, q = kinds[c, 1], parts[kinds[c, 1], 0]
+            is_active, took = state.slot_sum[k, task.first[2] + kinds[c, 0]] > 0, state.slot_sum[k, q]
+            gates[kinds[c, 6] + k, 0] = 0.0 if is_active else -np.inf
+            for bucket in range(k * lanes, (k + 1) * lanes):  # an equal share for every rank, or the largest item
+                took = max(took, state.bucket_largest_s[bucket, q - task.first[0]])
+            took += part_s[p, 0]
+            seconds[kinds[c, 4] + k, 0] = max(part_s[p, 1] * took, part_s[p, 2]) if is_active else 0.0
+            seconds[kinds[c, 5] + k, 0] = max((1 - part_s[p, 1]) * took, part_s[p, 3]) if is_active else 0.0
+        for c in range(num_encoder, len(kinds)):
+            if kinds[c, 3]:
+                meet(seconds, sums, state.slot_sum, task.slowness, kinds[c], parts, part_s, k, lanes)
+
+
+@kernel
+def heaviest(task, state, k, which, where, otherwise):  # type: ignore[no-untyped-def]  # numba infers them
+    """A sample of the bucket of a slot that takes longest, in a column of the chain's; numbers 0 to 1 choose both."""
+    lanes, q = task.num_lanes, int(which * task.first[0])
+    worst = k * lanes
+    for b in range(k * lanes + 1, (k + 1) * lanes):
+        if state.bucket_sum[b, q] * task.slowness[q, b - k * lanes] > (
+            state.bucket_sum[worst, q] * task.slowness[q, worst - k * lanes]
+        ):
+            worst = b
+    i = state.first_in[state.content_in[worst]]
+    for _ in range(int(where * state.bucket_sum[worst, task.first[1]])):
+        i = state.after[i]
+    return i if i >= 0 else otherwise
 
 
 @inlined
@@ -262,15 +289,6 @@ def fits(task, state, b, i):  # type: ignore[no-untyped-def]  # numba infers the
         if total > task.cap_window_tokens:
             return False
     return True
-
-
-@inlined
-def slot_s(task, state, k, q):  # type: ignore[no-untyped-def]  # numba infers them
-    """Seconds of a slot in an encoder column: an equal share for every rank, or the largest item."""
-    seconds = state.slot_sum[k, q]
-    for b in range(k * task.num_lanes, (k + 1) * task.num_lanes):
-        seconds = max(seconds, state.bucket_largest_s[b, q - task.first[0]])
-    return seconds
 
 
 @inlined

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -30,8 +31,9 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
-MEET, STRAIGHT = -1, 0
-"""In place of how many lanes an operation waits for: the lanes of a stage meet; each lane waits for its own."""
+STRAIGHT, ENTRY, TURN, MEET = range(4)
+"""What an operation is: each lane waits for its own; the LLM's for lanes of an encoder; an encoder's for those of the
+LLM; and what comes behind one of these where lanes meet."""
 
 
 class Pipe(NamedTuple):
@@ -112,45 +114,46 @@ def step_shape(plan: Plan) -> StepShape:
 def run_step(shape: StepShape, work: StepWork) -> tuple[Floats, Floats]:
     """(start_s, end_s) of every operation, each `[nodes, microbatches, 2]`: forward, backward."""
     m, program = shape.num_microbatches, step_program(shape.pipes, shape.num_microbatches, is_shared=False)
-    seconds, gates = np.zeros(program.num_seconds), np.full(program.num_gates, -np.inf)
-    where, stage = [], 0
-    for p, pipe in enumerate(shape.pipes):
-        width = int(program.width[p])
-        for s in range(len(pipe.num_after)):
-            first = shape.pipe_start[p] + s * pipe.num_lanes
-            nodes = slice(first, first + pipe.num_lanes)
-            lanes = np.arange(m)[:, np.newaxis] * width + np.arange(pipe.num_lanes)
-            active = work.is_active[nodes].T
-            taken = ((work.forward_s, work.forward_delay_s, -1), (work.backward_s, work.backward_delay_s, 1))
-            for phase, (seconds_s, delay_s, other) in enumerate(taken):
-                # A group in which fillers run takes time where a rank has nothing to do.
-                seconds[program.seconds_at[stage, phase] + lanes] = seconds_s[nodes].T
-                if 0 <= s + other < len(pipe.num_after):
-                    travels = delay_s[first + other * pipe.num_lanes :][: pipe.num_lanes].T
-                    gates[program.gates_at[stage, phase] + lanes] = np.where(active, travels, -np.inf)
-            forward_at = program.last[stage, 0] - (2 * m - 1) * width + lanes.T
-            where.append(np.stack([forward_at, forward_at + m * width], axis=-1))
-            stage += 1
+    seconds, gates = (
+        np.zeros((program.num_seconds, program.width)),
+        np.full((program.num_gates, program.width), -np.inf),
+    )
+    by_stage = seconds[1:].reshape(-1, 2, m, program.width)
+    inside = gates[1 : 1 + len(by_stage) * 2 * m].reshape(by_stage.shape)
+    stages = [(p, s) for p, pipe in enumerate(shape.pipes) for s in range(len(pipe.num_after))]
+    nodes = []
+    for g, (p, s) in enumerate(stages):
+        dp, depth = shape.pipes[p].num_lanes, len(shape.pipes[p].num_after)
+        first = int(shape.pipe_start[p]) + s * dp
+        own = slice(first, first + dp)
+        nodes.append(own)
+        by_stage[g, :, :, :dp] = np.stack([work.forward_s[own].T, work.backward_s[own].T])
+        active = work.is_active[own].T
+        if s > 0:
+            inside[g, 0, :, :dp] = np.where(active, work.forward_delay_s[first - dp : first].T, -np.inf)
+        if s < depth - 1:
+            inside[g, 1, :, :dp] = np.where(active, work.backward_delay_s[first + dp : first + 2 * dp].T, -np.inf)
     _open_crossings(shape, work, program, gates)
-    ends = np.zeros(program.num_ends)
-    run(program, seconds, gates, ends)
-    end: Floats = ends[np.concatenate(where)]
+    ends = np.zeros((1 + len(stages) * 2 * m, program.width))
+    run(program.ops, program.last, seconds, gates, ends)
+    found = ends[1:].reshape(-1, 2, m, program.width)
+    end: Floats = np.concatenate([found[g, :, :, : own.stop - own.start].T for g, own in enumerate(nodes)])
     return end - np.stack([work.forward_s, work.backward_s], axis=-1), end
 
 
 def _open_crossings(shape: StepShape, work: StepWork, program: Program, gates: Floats) -> None:
     """Gates between encoders and the LLM."""
-    m, num_ranks, llm_width = shape.num_microbatches, shape.pipes[-1].num_lanes, int(program.width[-1])
-    llm = slice(shape.pipe_start[-1], shape.pipe_start[-1] + num_ranks)
+    m, num_ranks = shape.num_microbatches, shape.pipes[-1].num_lanes
+    llm = slice(int(shape.pipe_start[-1]), int(shape.pipe_start[-1]) + num_ranks)
+    back = work.backward_delay_s[llm].T[:, np.newaxis, :]
     for p, pipe in enumerate(shape.pipes[:-1]):
-        dp, width = pipe.num_lanes, int(program.width[p])
+        dp = pipe.num_lanes
         feeds = work.feeds[shape.link_start[p] : shape.link_start[p + 1]].reshape(m, dp, num_ranks)
-        first = shape.pipe_start[p] + (len(pipe.num_after) - 1) * dp
+        first = int(shape.pipe_start[p]) + (len(pipe.num_after) - 1) * dp
         there = work.forward_delay_s[first : first + dp].T[:, :, np.newaxis]
-        back = work.backward_delay_s[llm].T[:, np.newaxis, :]
-        k, e, r = np.meshgrid(np.arange(m), np.arange(dp), np.arange(num_ranks), indexing="ij")
-        gates[program.entry_at[p] + (k * width + e) * llm_width + r] = np.where(feeds, there, -np.inf)
-        gates[program.turn_at[p] + (k * llm_width + r) * width + e] = np.where(feeds, back, -np.inf)
+        for start, travels in ((program.entry_at[p], there), (program.turn_at[p], back)):
+            rows = gates[start : start + m * dp].reshape(m, dp, -1)
+            rows[:, :, :num_ranks] = np.where(feeds, travels, -np.inf)
 
 
 def makespan_s(shape: StepShape, work: StepWork) -> float:
@@ -161,34 +164,28 @@ def makespan_s(shape: StepShape, work: StepWork) -> float:
 class Program(NamedTuple):
     """All operations of a step, in an order that simulation can follow, and where their numbers are.
 
-    Ends, seconds and gates are flat; operations of one lane after the other. Each begins with a row of zeros, or of
-    minus infinity, that is nobody's.
+    Ends, seconds and gates are arrays of rows of `width` lanes, a row per operation. The first rows are nobody's:
+    zeros, and minus infinity.
     """
 
     ops: Ints
-    """`[operations, 7]`: where it ends, ends of the one before it on its stage, ends of what it waits for, lanes it
-    waits for, gates or lanes that meet, seconds, lanes."""
+    """`[operations, 7]`: what it is; rows of its end, of the end before it on its stage, of the end that it waits for,
+    of its gates and of its seconds; lanes of the encoder, or that meet."""
     last: Ints
-    """`[stages, 2]`: where the last operation of a stage ends, lanes."""
+    """`[stages]` row of the last end."""
     seconds_at: Ints
-    """`[kinds of all pipes, 2]`: of forwards and of backwards; microbatch k of lane r is `k * lanes + r` further."""
+    """`[kinds of all pipes, 2]` first row of forwards and of backwards; microbatches follow one another."""
     gates_at: Ints
     """As `seconds_at`: of what a stage waits for inside its pipe."""
     entry_at: Ints
-    """`[encoders]`: lane r of the LLM waits for lane e of the encoder at `(k * lanes of the encoder + e) * lanes + r`
-    further."""
+    """`[encoders]` first row of what the LLM waits for; lanes of the encoder follow one another, microbatch by
+    microbatch."""
     turn_at: Ints
-    """`[encoders]`: lane e of the encoder waits for lane r at `(k * lanes + r) * lanes of the encoder + e` further."""
-    width: Ints
-    """`[pipes]` lanes, those that never have work included."""
-    num_ends: int
+    """As `entry_at`: of what lanes of the encoder wait for."""
+    width: int
+    """Lanes of all pipes, those that never have work included."""
     num_seconds: int
     num_gates: int
-
-
-def padded(num_lanes: int) -> int:
-    """Whole vectors of four; lanes behind the last one never have work."""
-    return num_lanes if num_lanes < 4 else -(-num_lanes // 4) * 4
 
 
 @functools.lru_cache(maxsize=64)
@@ -199,133 +196,116 @@ def step_program(pipes: tuple[Pipe, ...], num_slots: int, *, is_shared: bool) ->
         pipes: Encoders, then the LLM's.
         num_slots: Microbatches.
         is_shared: Nothing travels, and encoders have one lane: one gate per microbatch serves forward and backward of
-            all stages.
+            all stages of a pipe.
     """
-    return _Builder(pipes, num_slots, is_shared).program()
+    m, llm, widest = num_slots, len(pipes) - 1, max(pipe.num_lanes for pipe in pipes)
+    stages = [(p, s) for p, pipe in enumerate(pipes) for s in range(len(pipe.num_after))]
+    kind_start = [0, *itertools.accumulate(1 + max(pipe.kinds) for pipe in pipes)]
+    pipe_of_kind = [p for p, pipe in enumerate(pipes) for _ in range(1 + max(pipe.kinds))]
+    seconds_at = 1 + m * np.arange(2 * len(pipe_of_kind)).reshape(-1, 2)
+    gates_at = 1 + m * np.repeat(np.array(pipe_of_kind)[:, np.newaxis], 2, axis=1) if is_shared else seconds_at
+    num_inside = 1 + m * (len(pipes) if is_shared else 2 * len(pipe_of_kind))
+    crossing = np.cumsum([num_inside, *(m * pipe.num_lanes for pipe in pipes[:-1])])
+    entry_at, turn_at = crossing[:-1], crossing[:-1] + (0 if is_shared else crossing[-1] - num_inside)
+
+    def lines(g: int, phase: int, k: int, before: int) -> Iterator[tuple[int, ...]]:
+        p, s = stages[g]
+        own, kind = _end(g, phase, k, m), kind_start[p] + pipes[p].kinds[s]
+        seconds, group, waits = int(seconds_at[kind, phase]) + k, pipes[p].groups[s], _waits(pipes, stages, g, phase)
+        for i, wait in enumerate(waits or [-1]):
+            q = stages[wait][0]
+            what, lanes, gates = STRAIGHT, 0, int(gates_at[kind, phase]) + k if waits else 0
+            if waits and p != q:
+                lanes = pipes[min(p, q)].num_lanes
+                what, gates = (TURN, int(turn_at[p])) if p < llm else (ENTRY, int(entry_at[q]))
+                gates += k * lanes
+            ended = _end(wait, phase, k, m) if waits else 0
+            takes = seconds if group == 1 and i == len(waits or [-1]) - 1 else 0
+            yield what, own, own if i else before, ended, gates, takes, lanes
+        if group > 1:
+            yield MEET, own, 0, 0, 0, seconds, group
+
+    ops = [line for g, phase, k, before in _in_order(pipes, stages, m) for line in lines(g, phase, k, before)]
+    return Program(
+        np.array(ops, dtype=np.int64),
+        np.array([_end(g, 1, m - 1, m) for g in range(len(stages))]),
+        seconds_at,
+        gates_at,
+        entry_at,
+        turn_at,
+        widest if widest < 4 else -(-widest // 4) * 4,  # whole vectors of four
+        1 + 2 * m * len(pipe_of_kind),
+        int(crossing[-1] if is_shared else 2 * crossing[-1] - num_inside),
+    )
 
 
-class _Builder:
-    def __init__(self, pipes: tuple[Pipe, ...], num_slots: int, is_shared: bool) -> None:
-        self.pipes, self.num_slots = pipes, num_slots
-        self.width = [padded(p.num_lanes) for p in pipes]
-        self.stages = [(p, s) for p, pipe in enumerate(pipes) for s in range(len(pipe.num_after))]
-        self.kind_start = np.cumsum([0, *(1 + max(pipe.kinds) for pipe in pipes)])
-        widest, block, llm = max(self.width), [w * num_slots for w in self.width], self.width[-1]
-        kinds = [p for p, pipe in enumerate(pipes) for _ in range(1 + max(pipe.kinds))]
-        of_stage = [2 * block[p] for p, _ in self.stages]
-        self.ends_at = np.cumsum([widest, *of_stage])
-        self.seconds_at = np.cumsum([widest, *(block[p] for p in kinds for _ in range(2))])
-        if is_shared:
-            gates = np.cumsum([widest, *block])
-            self.gates_at = np.array([[gates[p], gates[p]] for p in kinds])
-        else:
-            gates = np.cumsum([widest, *(block[p] for p in kinds for _ in range(2))])
-            self.gates_at = gates[:-1].reshape(-1, 2)
-        crossing = [block[p] * llm for p in range(len(pipes) - 1)]
-        self.entry_at = gates[-1] + np.cumsum([0, *crossing])
-        self.turn_at = self.entry_at if is_shared else self.entry_at[-1] + np.cumsum([0, *crossing])
+def _end(stage: int, phase: int, k: int, num_slots: int) -> int:
+    return 1 + (2 * stage + phase) * num_slots + k
 
-    def program(self) -> Program:
-        num_pipes = len(self.pipes)
-        ops = [line for g, phase, k in self._in_order() for line in self._lines(g, phase, k)]
-        return Program(
-            np.array(ops, dtype=np.int64).reshape(-1, 7),
-            np.array([(self._end(g, 1, self.num_slots - 1), self.width[p]) for g, (p, _) in enumerate(self.stages)]),
-            self.seconds_at[:-1].reshape(-1, 2).copy(),
-            self.gates_at.copy(),
-            self.entry_at[: num_pipes - 1].copy(),
-            self.turn_at[: num_pipes - 1].copy(),
-            np.array(self.width),
-            int(self.ends_at[-1]),
-            int(self.seconds_at[-1]),
-            int(self.turn_at[-1]),
-        )
 
-    def _end(self, stage: int, phase: int, k: int) -> int:
-        p, _ = self.stages[stage]
-        return int(self.ends_at[stage]) + (phase * self.num_slots + k) * self.width[p]
+def _waits(pipes: Sequence[Pipe], stages: Sequence[tuple[int, int]], g: int, phase: int) -> list[int]:
+    """Stages whose operation on the same microbatch one waits for."""
+    (p, s), llm = stages[g], len(pipes) - 1
+    depth, is_last = len(pipes[p].num_after), s == len(pipes[p].num_after) - 1
+    if phase == 0 and s == 0:
+        return [h for h, (q, t) in enumerate(stages) if p == llm != q and t == len(pipes[q].num_after) - 1]
+    if phase == 1 and is_last:
+        return [len(stages) - len(pipes[llm].num_after)] if p != llm else []
+    return [g - 1 if phase == 0 else g + 1] if depth > 1 else []
 
-    def _waits(self, stage: int, phase: int) -> list[int]:
-        """Stages whose operation on the same microbatch one waits for."""
-        p, s = self.stages[stage]
-        llm, first_llm = len(self.pipes) - 1, len(self.stages) - len(self.pipes[-1].num_after)
-        if phase == 0:
-            if s > 0:
-                return [stage - 1]
-            return [g for g, (q, t) in enumerate(self.stages) if p == llm != q and t == len(self.pipes[q].kinds) - 1]
-        if s < len(self.pipes[p].num_after) - 1:
-            return [stage + 1]
-        return [first_llm] if p != llm else []
 
-    def _in_order(self) -> list[tuple[int, int, int]]:
-        """(stage, 0 forward or 1 backward, microbatch), none before one it waits for."""
-        m = self.num_slots
-        after = [self.pipes[p].num_after[s] for p, s in self.stages]
-        orders = [tuple((2 * g + (a.phase == "B")) * m + a.microbatch for a in one_f_one_b(m, n))
-                  for g, n in enumerate(after)]  # fmt: skip
-        ops = [(g, phase, k) for g in range(len(after)) for phase in (0, 1) for k in range(m)]
-        waits = tuple(tuple((2 * w + phase) * m + k for w in self._waits(g, phase)) for g, phase, k in ops)
-        start = simulate(OpGraph(tuple(orders), (1.0,) * len(ops), waits)).start_s
-        self.before = {b: a for order in orders for a, b in itertools.pairwise(order)}
-        return [ops[i] for i in np.argsort(start, kind="stable")]
-
-    def _lines(self, stage: int, phase: int, k: int) -> list[tuple[int, ...]]:
-        p, s = self.stages[stage]
-        m, width, own = self.num_slots, self.width[p], self._end(stage, phase, k)
-        kind = int(self.kind_start[p]) + self.pipes[p].kinds[s]
-        previous = self.before.get((2 * stage + phase) * m + k)
-        before = 0 if previous is None else self._end(stage, previous // m % 2, previous % m)
-        seconds = int(self.seconds_at[2 * kind + phase]) + k * width
-        lines = []
-        for wait in self._waits(stage, phase):
-            q = self.stages[wait][0]
-            if p == q:
-                lines.append(
-                    (own, before, self._end(wait, phase, k), STRAIGHT, int(self.gates_at[kind, phase]) + k * width)
-                )
-            else:
-                start = self.turn_at[p] if phase else self.entry_at[q]
-                gates = int(start) + k * width * self.width[q]
-                lines.append((own, own if lines else before, self._end(wait, phase, k), self.width[q], gates))
-        lines = lines or [(own, before, 0, STRAIGHT, 0)]
-        takes = [*([0] * (len(lines) - 1)), seconds]
-        found: list[tuple[int, ...]] = [(*line, of, width) for line, of in zip(lines, takes, strict=True)]
-        group = self.pipes[p].groups[s]
-        if group == 1:
-            return found
-        return [*found[:-1], (*lines[-1], 0, width), (own, 0, 0, MEET, group, seconds, self.pipes[p].num_lanes)]
+def _in_order(pipes: Sequence[Pipe], stages: Sequence[tuple[int, int]], m: int) -> Iterator[tuple[int, int, int, int]]:
+    """(stage, 0 forward or 1 backward, microbatch, row of the end before it), none before one it waits for."""
+    orders = [
+        tuple((2 * g + (a.phase == "B")) * m + a.microbatch for a in one_f_one_b(m, pipes[p].num_after[s]))
+        for g, (p, s) in enumerate(stages)
+    ]
+    ops = [(g, phase, k) for g in range(len(stages)) for phase in (0, 1) for k in range(m)]
+    waits = tuple(tuple((2 * w + phase) * m + k for w in _waits(pipes, stages, g, phase)) for g, phase, k in ops)
+    start = simulate(OpGraph(tuple(orders), (1.0,) * len(ops), waits)).start_s
+    before = {b: 1 + a for order in orders for a, b in itertools.pairwise(order)}
+    for i in np.argsort(start, kind="stable").tolist():
+        yield *ops[i], before.get(i, 0)
 
 
 @kernel
-def run(program, seconds, gates, ends):  # type: ignore[no-untyped-def]  # numba infers them
+def run(ops, last, seconds, gates, ends):  # type: ignore[no-untyped-def]  # numba infers them
     """When the last operation ends; leaves the end of every operation in `ends`."""
-    ops = program.ops
+    width = ends.shape[1]
     for i in range(len(ops)):
-        own, before, wait, sources = ops[i, 0], ops[i, 1], ops[i, 2], ops[i, 3]
-        gate, takes, width = ops[i, 4], ops[i, 5], ops[i, 6]
-        if sources == STRAIGHT:
+        what, own, before, wait, gate, takes, lanes = (
+            ops[i, 0], ops[i, 1], ops[i, 2], ops[i, 3], ops[i, 4], ops[i, 5], ops[i, 6],
+        )  # fmt: skip
+        if what == STRAIGHT:
             for r in range(width):
-                at, free = ends[wait + r] + gates[gate + r], ends[before + r]
-                ends[own + r] = (at if at > free else free) + seconds[takes + r]
-        elif sources == MEET:
-            for first in range(0, width, gate):
-                ready, longest = 0.0, 0.0
-                for r in range(first, min(first + gate, width)):
-                    ready, longest = max(ready, ends[own + r]), max(longest, seconds[takes + r])
-                for r in range(first, min(first + gate, width)):
-                    ends[own + r] = ready + longest
-        else:
+                at, free = ends[wait, r] + gates[gate, r], ends[before, r]
+                ends[own, r] = (at if at > free else free) + seconds[takes, r]
+        elif what == ENTRY:
             for r in range(width):
-                ends[own + r] = ends[before + r]
-            for e in range(sources):
-                arrival = ends[wait + e]
+                ends[own, r] = ends[before, r]
+            for e in range(lanes):
+                arrival = ends[wait, e]
                 for r in range(width):
-                    at, free = arrival + gates[gate + e * width + r], ends[own + r]
-                    ends[own + r] = at if at > free else free
+                    at, free = arrival + gates[gate + e, r], ends[own, r]
+                    ends[own, r] = at if at > free else free
             for r in range(width):
-                ends[own + r] += seconds[takes + r]
+                ends[own, r] += seconds[takes, r]
+        elif what == TURN:
+            for e in range(lanes):
+                free = ends[before, e]
+                for r in range(width):
+                    at = ends[wait, r] + gates[gate + e, r]
+                    free = at if at > free else free
+                ends[own, e] = free + seconds[takes, e]
+        else:
+            for first in range(0, width, lanes):
+                ready, longest = 0.0, 0.0
+                for r in range(first, min(first + lanes, width)):
+                    ready, longest = max(ready, ends[own, r]), max(longest, seconds[takes, r])
+                for r in range(first, min(first + lanes, width)):
+                    ends[own, r] = ready + longest
     makespan = 0.0
-    for g in range(len(program.last)):
-        for r in range(program.last[g, 1]):
-            makespan = max(makespan, ends[program.last[g, 0] + r])
+    for row in last:
+        for r in range(width):
+            makespan = max(makespan, ends[row, r])
     return makespan
