@@ -40,7 +40,7 @@ class StepEvaluator:
         slowness: Mapping[Node, float] | None = None,
     ) -> None:
         self.plan, self.items, self.cost = plan, items, cost
-        self._slowness = {pipe.module: stage_slowness(pipe, slowness) for pipe in plan.pipes}
+        self.slowness = {pipe.module: stage_slowness(pipe, slowness) for pipe in plan.pipes}
         self._mixes: dict[tuple[str, int, bool], StageMix | None] = {}
         self.shape: StepShape = step_shape(plan)
         contended = max_concurrency is not None and max_concurrency < plan.num_processes
@@ -78,7 +78,7 @@ class StepEvaluator:
                     delays[0, nodes] = travel[0, 2]
                 taken = np.zeros((2, shape.num_microbatches, pipe.parallel.dp))
                 for part, of_stages in of_parts:
-                    alone = of_stages[stage] * self._slowness[pipe.module][stage]
+                    alone = of_stages[stage] * self.slowness[pipe.module][stage]
                     taken += np.stack(together(self.plan, part.module, stage, *alone))
                 seconds[:, nodes] = slowest(taken, meeting_ranks(self.plan, pipe.module)).swapaxes(1, 2)
         return StepWork(is_active, seconds[0], seconds[1], delays[0], delays[1], self._feeds(assignment))

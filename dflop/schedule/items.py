@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dflop.cost.model import CostModel, Floats, has_edge
-from dflop.records import LLM, ModulePlan, ModuleWork, Plan, SampleShape
+from dflop.records import LLM, ModulePlan, ModuleWork, SampleShape
 from dflop.simulate.step import Node
 
 Ints = npt.NDArray[np.int64]
@@ -64,18 +64,6 @@ def module_items(batch: Sequence[SampleShape], module: str) -> ModuleItems:
     return ModuleItems(module, sample, rank_in_sample, rows, table[3], table[4], table[5], table[0].copy())
 
 
-def owner_loads(items: ModuleItems, owner: Owner) -> tuple[Ints, Ints, Ints]:
-    """(num_items, num_tokens, sum_sq_tokens) of each microbatch on each rank, each `[num_microbatches, dp]`."""
-    shape = (len(owner), len(owner[0]))
-    loads = np.zeros((3, *shape), dtype=np.int64)
-    for k, ranks in enumerate(owner):
-        for rank, ids in enumerate(ranks):
-            picked = list(ids)
-            parts = (items.num_items, items.num_tokens, items.sum_sq_tokens)
-            loads[:, k, rank] = [part[picked].sum() for part in parts]
-    return loads[0], loads[1], loads[2]
-
-
 def owner_cells(owner: Owner, num_items: int) -> Ints:
     """`microbatch * dp + rank` of every item under an owner of all of them."""
     cells = [ids for ranks in owner for ids in ranks]
@@ -83,34 +71,6 @@ def owner_cells(owner: Owner, num_items: int) -> Ints:
     owned = np.fromiter(itertools.chain.from_iterable(cells), dtype=np.int64)
     cell[owned] = np.repeat(np.arange(len(cells)), [len(ids) for ids in cells])
     return cell
-
-
-def stage_durations(
-    plan: Plan, items: Mapping[str, ModuleItems], owners: Mapping[str, Owner], cost: CostModel
-) -> dict[Node, list[tuple[float, float]]]:
-    """Predicted (forward_s, backward_s) per node and microbatch: the `durations` of `simulate_step`."""
-    found: dict[Node, list[tuple[float, float]]] = {}
-    for m in plan.modules:
-        mine, owner = items[m.module], owners[m.module]
-        loads = owner_loads(mine, owner)
-        for stage, num_layers in enumerate(m.layers_per_stage):
-            edge = has_edge(m.layers_per_stage, stage)
-            mix = stage_mix(m, num_layers, edge, mine, cost)
-            cells = mix.factors(owner_cells(owner, len(mine.sample)), loads[0].size) if mix else None
-            forward, backward = cost.module_seconds(
-                m.module,
-                *loads,
-                num_layers=num_layers,
-                edge=edge,
-                tp=m.parallel.tp,
-                recompute=m.recompute,
-                factor=None if cells is None else cells.reshape(loads[0].shape),
-            )
-            for rank in range(m.parallel.dp):
-                found[m.module, stage, rank] = list(
-                    zip(forward[:, rank].tolist(), backward[:, rank].tolist(), strict=True)
-                )
-    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from dflop.errors import ConfigError, did_you_mean
 from dflop.records import LLM, Plan, SampleShape, StepPlan
 from dflop.schedule.assignment import assignment_of
 from dflop.schedule.evaluate import StepEvaluator
-from dflop.schedule.items import module_items, owner_loads, stage_durations
+from dflop.schedule.items import module_items
 from dflop.schedule.policies import POLICIES, Effort, StepJob
 from dflop.simulate.step import Node, step_nodes
 
@@ -131,18 +131,19 @@ def predicted_spans(
         slowness: With which it was scheduled; of an inline plan that of the LLM's nodes goes for all modules.
     """
     items = {m.module: module_items(batch, m.module) for m in plan.modules}
-    owners = {w.module: w.owner for w in step_plan.work}
-    durations = stage_durations(plan, items, owners, cost.extrapolating())
-    loads = {name: np.stack(owner_loads(items[name], owner), axis=-1).tolist() for name, owner in owners.items()}
+    judge, assignment = (
+        StepEvaluator(plan, items, cost.extrapolating(), slowness=slowness),
+        assignment_of(plan, step_plan),
+    )
     spans: dict[Node, tuple[PredictedSpan, ...]] = {}
-    for node in durations:
-        found = []
-        place = (LLM, *node[1:]) if plan.is_inline else node
-        times = (slowness or {}).get(place, 1.0)
-        for k, (forward_s, backward_s) in enumerate(durations[node]):
-            num_items, num_tokens, sum_sq_tokens = loads[node[0]][k][node[2]]
-            found.append(PredictedSpan(k, num_items, num_tokens, sum_sq_tokens, times * forward_s, times * backward_s))
-        spans[node] = tuple(found)
+    for m in plan.modules:
+        load = judge.loads(assignment)[m.module]
+        counts = load.astype(np.int64).transpose(2, 1, 0).tolist()
+        for stage, seconds in enumerate(judge.part_seconds(m, load, assignment)):
+            times = judge.slowness[LLM if plan.is_inline else m.module][stage]
+            for rank, taken in enumerate((seconds * times).transpose(2, 1, 0).tolist()):
+                both = zip(counts[rank], taken, strict=True)
+                spans[m.module, stage, rank] = tuple(PredictedSpan(k, *n, *s) for k, (n, s) in enumerate(both))
     return spans
 
 
@@ -164,20 +165,4 @@ def stage_spans(plan: Plan, spans: Mapping[Node, Sequence[PredictedSpan]]) -> di
             for k, span in enumerate(spans[module, stage, rank])
         )
         for module, stage, rank in step_nodes(plan)
-    }
-
-
-def stage_shares(
-    plan: Plan, spans: Mapping[Node, Sequence[PredictedSpan]]
-) -> dict[tuple[str, int, int, int], dict[str, float]]:
-    """Per span of `stage_spans`, as (*node, microbatch), the predicted seconds of each module that is on its stage."""
-    parts = [m.module for m in plan.modules]
-    return {
-        (module, stage, rank, k): {
-            part: both
-            for part in (parts if plan.is_inline else [module])
-            if (both := spans[part, stage, rank][k].forward_s + spans[part, stage, rank][k].backward_s) > 0
-        }
-        for module, stage, rank in step_nodes(plan)
-        for k in range(plan.num_microbatches)
     }

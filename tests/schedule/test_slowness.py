@@ -13,14 +13,14 @@ from dflop.records import LLM
 from dflop.schedule.assignment import assignment_of
 from dflop.schedule.data_parallel import balance_ranks
 from dflop.schedule.evaluate import StepEvaluator
-from dflop.schedule.items import module_items, stage_durations
+from dflop.schedule.items import module_items
 from dflop.schedule.pack import token_cap
 from dflop.schedule.policies import Effort, StepJob
 from dflop.schedule.step_scheduler import predicted_spans, schedule_step, stage_spans, step_seconds
 from dflop.simulate.events import simulate
 from dflop.simulate.step import step_graph, step_nodes
 from tests.builders import make_cost, make_plan, random_batch
-from tests.schedule.steps import plans_with_batches
+from tests.schedule.steps import plans_with_batches, stage_durations
 from tests.schedule.test_data_parallel import SYNCS, step_s
 
 EFFORT = Effort(num_profiles=3, num_ops=200_000, max_simulations=200)

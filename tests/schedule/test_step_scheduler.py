@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from dflop.records import LLM, ModuleLoad
 from dflop.schedule.pack import token_cap
-from dflop.schedule.step_scheduler import predicted_spans, schedule_step, stage_shares, stage_spans
+from dflop.schedule.step_scheduler import predicted_spans, schedule_step, stage_spans
 from tests.builders import make_cost, make_inline_plan, make_plan, make_sample, random_batch
 from tests.schedule.steps import plans_with_batches
 
@@ -93,17 +93,16 @@ def test_a_stage_that_holds_several_modules_is_expected_to_take_what_all_of_them
     batch, cost = random_batch(16), make_cost(*ENCODERS)
     step_plan = schedule(plan, batch, cost)
     spans = predicted_spans(plan, step_plan, batch, cost)
-    stages, shares = stage_spans(plan, spans), stage_shares(plan, spans)
+    stages = stage_spans(plan, spans)
     assert set(stages) == {(LLM, stage, rank) for stage in (0, 1) for rank in (0, 1)}
     for node, found in stages.items():
         for k, span in enumerate(found):
             of = {m.module: spans[m.module, *node[1:]][k] for m in plan.modules}
             assert span.forward_s == pytest.approx(sum(s.forward_s for s in of.values()))
-            assert sum(shares[*node, k].values()) == pytest.approx(span.forward_s + span.backward_s)
             assert (span.num_items, span.num_tokens) == (of[LLM].num_items, of[LLM].num_tokens)
     # 12 layers in two stages: the encoders' first 6, the other 2 before those of the LLM.
-    assert all(LLM not in shares[LLM, 0, rank, k] for rank in (0, 1) for k in range(4))
-    assert any(set(shares[LLM, 1, rank, k]) == {"audio", LLM} for rank in (0, 1) for k in range(4))
+    assert all(not spans[LLM, 0, rank][k].forward_s for rank in (0, 1) for k in range(4))
+    assert any(spans["audio", 1, rank][k].forward_s for rank in (0, 1) for k in range(4))
     busy_s = max(sum(s.forward_s + s.backward_s for s in found) for found in stages.values())
     assert busy_s <= step_plan.predicted_step_s * (1 + 1e-9)
 
