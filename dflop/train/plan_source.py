@@ -71,7 +71,7 @@ class Guard:
     """What rank 0 needs to do without the scheduler."""
 
     quick_plan: Callable[[int], PlanMessage]
-    """Makes the plan of a step, in milliseconds and without compiled code."""
+    """Makes the plan of a step, in tenths of a second and without compiled code."""
     scheduler_is_alive: Callable[[], bool]
     patience: Patience
     on_quick: Callable[[StepPlan, float | None], None]

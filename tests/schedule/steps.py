@@ -5,9 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
-from dflop.cost.model import has_edge
-from dflop.records import LLM, Plan, SampleShape
-from dflop.schedule.items import owner_cells, stage_mix
+from dflop.records import LLM, ModuleLoad, Plan, SampleShape
 from dflop.schedule.linear import LinearStep, Part
 from tests.builders import make_inline_plan, make_plan, random_batch
 
@@ -125,18 +123,14 @@ def llm_step(seconds, tokens, *, num_slots: int, num_ranks: int = 1, pp: int = 1
 
 def stage_durations(plan: Plan, items, owners, cost):
     """(forward_s, backward_s) per node of every module and microbatch, load by load."""
-    found = {}
-    for m in plan.modules:
-        mine, owner = items[m.module], owners[m.module]
-        loads = np.array([[[row[list(ids)].sum() for ids in ranks] for ranks in owner] for row in mine.loads])
-        for stage, num_layers in enumerate(m.layers_per_stage):
-            edge = has_edge(m.layers_per_stage, stage)
-            mix = stage_mix(m, num_layers, edge, mine, cost)
-            cells = mix.factors(owner_cells(owner, len(mine.sample)), loads[0].size) if mix else None
-            seconds = cost.module_seconds(
-                m.module, *loads, num_layers=num_layers, edge=edge, tp=m.parallel.tp, recompute=m.recompute,
-                factor=None if cells is None else cells.reshape(loads[0].shape),
-            )  # fmt: skip
-            for rank in range(m.parallel.dp):
-                found[m.module, stage, rank] = list(zip(*(s[:, rank].tolist() for s in seconds), strict=True))
-    return found
+    return {
+        (m.module, stage, rank): [
+            cost.stage_seconds(
+                m, stage, ModuleLoad(*(int(row[list(ids[rank])].sum()) for row in items[m.module].loads))
+            )
+            for ids in owners[m.module]
+        ]
+        for m in plan.modules
+        for stage in range(m.parallel.pp)
+        for rank in range(m.parallel.dp)
+    }
