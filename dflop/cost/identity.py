@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 
+from dflop.cost import curve
 from dflop.errors import CostError, did_you_mean
 from dflop.records import CostTable, to_dict
 
@@ -21,6 +22,19 @@ def bytes_per_value(dtype: str) -> int:
     if dtype not in BYTES_PER_VALUE:
         raise CostError(f"unknown dtype `{dtype}`", hint=did_you_mean(dtype, BYTES_PER_VALUE))
     return BYTES_PER_VALUE[dtype]
+
+
+def mean_table(plain: CostTable, again: CostTable, frac: float) -> CostTable:
+    """The table of a module of which a share of layers recomputes: edges of `plain`, layers between the two."""
+    forward, backward, kept = (
+        curve.combine([(1 - frac, a), (frac, b)], [1.0, 0.0])
+        for a, b in (
+            (plain.forward_s, again.forward_s),
+            (plain.backward_s, again.backward_s),
+            (plain.activation_bytes, again.activation_bytes),
+        )
+    )
+    return with_table_id(dataclasses.replace(again, forward_s=forward, backward_s=backward, activation_bytes=kept))
 
 
 def with_table_id(table: CostTable) -> CostTable:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection, Iterable, Mapping
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from dflop.cost.curve import Bools, Floats, Load, evaluate, straightened
 from dflop.cost.extrapolation import outside_probes, refuse_far
-from dflop.cost.identity import bytes_per_value
+from dflop.cost.identity import bytes_per_value, mean_table
 from dflop.cost.link_costs import ALL_REDUCE, P2P, LinkModel
 from dflop.cost.table_lookup import TableSet
 from dflop.cost.tensor_parallel import derive_table
@@ -58,7 +59,7 @@ class CostModel:
         self._tables = TableSet(tables, frozen)
         self._specs = {spec.module: spec for spec in specs}
         self._links = LinkModel(links)
-        self._derived: dict[tuple[str, int, bool], CostTable] = {}
+        self._derived: dict[tuple[str, int, float], CostTable] = {}
         self.max_extrapolation = max_extrapolation
         self.extrapolate = extrapolate
         self.corrections = self._checked(corrections or {})
@@ -99,12 +100,25 @@ class CostModel:
         derived = self._specs[module].tp_choices if module in self._specs and 1 in measured else ()
         return tuple(sorted({*measured, *derived}))
 
-    def table(self, module: str, tp: int = 1, recompute: bool = False) -> CostTable:
+    def table(self, module: str, tp: int = 1, recompute: float = False) -> CostTable:
         """The table of `module` at `tp`, measured, analytic or derived.
+
+        Args:
+            module: Name.
+            tp: Tensor-parallel degree.
+            recompute: Share of layers that run again in the backward pass; between none and all of them, a layer of
+                the table is what these layers are on average.
 
         Raises:
             CostError: there is none; the message lists what there is.
         """
+        if 0 < recompute < 1:
+            key = (module, tp, recompute)
+            if key not in self._derived:
+                plain, again = self.table(module, tp), self.table(module, tp, True)
+                self._derived[key] = mean_table(plain, again, recompute)
+            return self._derived[key]
+        recompute = bool(recompute)
         found = self._tables.find(module, tp, recompute) or self._derived.get((module, tp, recompute))
         if found is None:
             base = self._tables.find(module, 1, recompute)
@@ -140,7 +154,7 @@ class CostModel:
         num_layers: int,
         edge: bool,
         tp: int = 1,
-        recompute: bool = False,
+        recompute: float = False,
         factor: npt.ArrayLike | None = None,
     ) -> tuple[Floats, Floats]:
         """(forward_s, backward_s) of `num_layers` layers, plus the edge if `edge`, on each microbatch.
@@ -169,7 +183,7 @@ class CostModel:
         num_layers: int,
         edge: bool,
         tp: int = 1,
-        recompute: bool = False,
+        recompute: float = False,
         factor: npt.ArrayLike | None = None,
     ) -> Floats:
         """Forward + backward seconds an item adds to a microbatch that exists anyway.
@@ -197,7 +211,7 @@ class CostModel:
         num_layers: int,
         edge: bool,
         tp: int = 1,
-        recompute: bool = False,
+        recompute: float = False,
     ) -> Floats:
         """Bytes one microbatch keeps alive between its forward and its backward."""
         table = self.table(module, tp, recompute)
@@ -212,13 +226,13 @@ class CostModel:
         sum_sq_tokens: npt.ArrayLike,
         *,
         tp: int = 1,
-        recompute: bool = False,
+        recompute: float = False,
     ) -> Bools:
         """Which loads lie outside the probed tokens or beyond the probed mean length; all, where nothing was probed."""
         return outside_probes(self.table(module, tp, recompute), (num_items, num_tokens, sum_sq_tokens))
 
     def stage_seconds(
-        self, module_plan: ModulePlan, stage: int, load: ModuleLoad, *, recompute: bool = False
+        self, module_plan: ModulePlan, stage: int, load: ModuleLoad, *, recompute: float = False
     ) -> tuple[float, float]:
         """(forward_s, backward_s) of one pipeline stage of a planned module on one microbatch."""
         forward, backward = self.module_seconds(
@@ -233,7 +247,7 @@ class CostModel:
         )
         return float(forward), float(backward)
 
-    def param_bytes(self, module: str, num_layers: int, *, edge: bool, tp: int = 1, recompute: bool = False) -> int:
+    def param_bytes(self, module: str, num_layers: int, *, edge: bool, tp: int = 1, recompute: float = False) -> int:
         """Parameter bytes per process of `num_layers` layers, plus the edge if `edge`."""
         table = self.table(module, tp, recompute)
         return num_layers * table.layer_param_bytes + edge * table.edge_param_bytes
@@ -267,6 +281,21 @@ class CostModel:
         if not self.extrapolate:
             refuse_far(table, load, self.max_extrapolation)
         return load
+
+
+class StageKind(NamedTuple):
+    """What a stage of a module costs by: stages of one kind cost the same."""
+
+    num_layers: int
+    edge: bool
+    recompute: float
+    """Share of the layers that run again in the backward pass."""
+
+
+def stage_kind(part: ModulePlan, stage: int) -> StageKind:
+    """The kind of a stage of a planned module."""
+    layers = part.layers_per_stage
+    return StageKind(layers[stage], has_edge(layers, stage), part.recomputed_frac(stage))
 
 
 def has_edge(layers_per_stage: tuple[int, ...], stage: int) -> bool:

@@ -45,9 +45,13 @@ class Workload:
     def throughput(self, step_s: float, plan: Plan | None) -> Throughput:
         """What a mean step time on the batches means; without a plan nothing is taken to recompute."""
         counter = FlopCounter(self.specs, self.frozen)
-        recomputed = [m.module for m in plan.modules if m.recompute] if plan else []
         flops = math.fsum(counter.count(batch) for batch in self.batches)
-        again = math.fsum(counter.count_again(batch, recomputed) for batch in self.batches)
+        again = math.fsum(
+            m.recomputed_frac() * counter.count_again(batch, [m.module])
+            for m in (plan.modules if plan else ())
+            if m.recompute
+            for batch in self.batches
+        )
         total_s = step_s * len(self.batches)
         peak_flops = total_s * self.num_gpus * self.peak_flops_per_s
         num_tokens = sum(shape.num_llm_tokens for batch in self.batches for shape in batch)

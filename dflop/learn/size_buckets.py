@@ -8,7 +8,7 @@ import numpy as np
 
 from dflop.correct.buckets import bucket_edges, bucket_of
 from dflop.correct.drift_detector import Usual, usual_of
-from dflop.cost.model import CostModel, Floats
+from dflop.cost.model import CostModel, Floats, StageKind
 from dflop.records import ModulePlan, Plan, SampleShape
 from dflop.schedule.items import ModuleItems, item_weights, module_items
 
@@ -61,4 +61,5 @@ def usual_work(work: Sequence[tuple[Mapping[str, float], Mapping[str, Floats]]])
 
 def _seconds(part: ModulePlan, items: ModuleItems, cost: CostModel) -> Floats:
     """`[items]`, uncorrected, of all layers of a module."""
-    return item_weights(part, sum(part.layers_per_stage), True, items, cost.uncorrected().extrapolating())
+    kind = StageKind(sum(part.layers_per_stage), True, part.recomputed_frac())
+    return item_weights(part, kind, items, cost.uncorrected().extrapolating())

@@ -34,31 +34,34 @@ WAYS = {way.name: way for way in (TRAIN, Way(is_frozen=True), Way(recompute=True
 """The ways a configuration may name."""
 
 
-def apply_way(stage: nn.Module, way: Way) -> None:
+def apply_way(stage: nn.Module, way: Way, num_recomputed: int | None = None) -> None:
     """Set a stage up to run in one way; undo by building it again.
 
     Args:
         stage: An encoder or decoder stage in training mode.
         way: What to set.
+        num_recomputed: Of the layers, where the way recomputes, how many of the first ones do; None: all.
 
     Raises:
         ConfigError: recomputation is asked for and no layer of the stage supports it.
     """
     if way.is_frozen:
         stage.requires_grad_(False)
-    if way.recompute and not recompute_layers(stage):
+    if way.recompute and num_recomputed != 0 and not recompute_layers(stage, num_recomputed):
         raise ConfigError(
             f"no layer of {type(stage).__name__} can be recomputed", hint="run this module without `recompute`"
         )
 
 
-def recompute_layers(stage: nn.Module) -> int:
-    """Let every layer keep its inputs only and run again in the backward pass; returns how many layers do.
+def recompute_layers(stage: nn.Module, most: int | None = None) -> int:
+    """Let layers, at most so many of the first ones, keep their inputs only and run again in the backward pass.
+
+    Returns how many do.
 
     transformers marks the layers for which this is safe by a base class, and wraps their forward. Only the switch and
     the checkpoint function are set here, per layer, so it works on a stage that was cut out of its model.
     """
-    layers: list[Any] = [m for m in stage.modules() if _is_checkpointable(m)]
+    layers: list[Any] = [m for m in stage.modules() if _is_checkpointable(m)][:most]
     for layer in layers:
         layer.gradient_checkpointing = True
         layer._gradient_checkpointing_func = functools.partial(checkpoint, use_reentrant=False)

@@ -14,10 +14,10 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from dflop.cost.model import Floats
-from dflop.plan.candidates import MAX_PP, Bools, layer_and_edge_seconds, nearest_power, shard_choices
+from dflop.cost.model import CostModel, Floats
+from dflop.plan.candidates import MAX_PP, Bools, layer_and_edge_seconds, nearest_power, recompute_ways, shard_choices
 from dflop.plan.memory import StageBytes, in_flight, stage_bytes
-from dflop.plan.partition import Cuts, best_cuts, free_cuts
+from dflop.plan.partition import Cuts, cuts_of, free_cuts
 from dflop.plan.space import Problem
 from dflop.plan.stage_params import first_and_last
 from dflop.plan.sync import chain_sync_s, gather_seconds
@@ -33,43 +33,56 @@ class ChainChoice:
     parallel: ParallelSpec
     layers: dict[str, tuple[int, ...]]
     """Per module and stage."""
-    recompute: bool
+    recomputed: dict[str, tuple[int, ...]]
+    """Of these, those that run again in the backward pass."""
     parameter_shards: int
+
+    @property
+    def num_recomputed(self) -> int:
+        return sum(map(sum, self.recomputed.values()))
 
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """All modules one behind the other at one tp, one way of running and one number of microbatches."""
+    """All modules one behind the other at one tp and one number of microbatches.
+
+    The first layers of a stage run again in the backward pass, as few as its memory asks for.
+    """
 
     problem: Problem
     tp: int
-    recompute: bool
+    ways: tuple[bool, ...]
+    """Whether layers may keep their activations, and whether they may run again."""
     num_microbatches: int
     unit_layers: Ints
     """`[modules, units]`: what can be cut off. One layer, or the layers of a module that must stay on one stage."""
     unit_s: tuple[tuple[float, ...], ...]
     """Seconds of every unit at the typical load of 1, 2, 4, ... buckets."""
-    heaviest_s: tuple[tuple[Floats, Floats], ...]
-    """Per module (layer, edge) seconds `[S, 1]` of the heaviest sample of each scenario."""
+    again_s: Floats
+    """`[modules, powers]` what a layer takes longer at these loads when it runs again."""
+    heaviest_s: tuple[tuple[Floats, Floats, Floats], ...]
+    """Per module (layer, edge, layer again) seconds `[S, 1]` of the heaviest sample of each scenario."""
 
     @classmethod
-    def of(cls, problem: Problem, tp: int, recompute: bool, num_microbatches: int) -> Chain:
+    def of(cls, problem: Problem, tp: int, num_microbatches: int) -> Chain:
+        ways = set.intersection(*(set(recompute_ways(problem, spec.module, tp)) for spec in problem.specs))
         sizes = [_unit_sizes(spec) for spec in problem.specs]
         owner = np.repeat(np.arange(len(sizes)), [len(part) for part in sizes])
         unit_layers = (owner == np.arange(len(sizes))[:, np.newaxis]) * np.concatenate(sizes)
         buckets = 2 ** np.arange(int(nearest_power(problem.global_batch_size)) + 1)
-        unit_s, heaviest_s = np.zeros((len(buckets), len(owner))), []
+        unit_s, again_s, heaviest_s = np.zeros((len(buckets), len(owner))), [], []
         for m, spec in enumerate(problem.specs):
-            seconds = functools.partial(layer_and_edge_seconds, problem.cost, spec.module, tp=tp, recompute=recompute)
-            layer_s, edge_s = (
-                part[:, np.newaxis] for part in seconds(problem.sample_loads[spec.module].typical(buckets))
-            )
+            seconds = functools.partial(_seconds, problem.cost, spec.module, tp=tp, again=True in ways)
+            layer_s, edge_s, of_again_s = seconds(problem.sample_loads[spec.module].typical(buckets))
+            again_s.append(of_again_s)
             _, edge = first_and_last(unit_layers[m])
-            unit_s += unit_layers[m] * layer_s + edge * edge_s
-            heavy_layer_s, heavy_edge_s = seconds(problem.heaviest_samples[spec.module])
-            heaviest_s.append((heavy_layer_s[:, np.newaxis], heavy_edge_s[:, np.newaxis]))
+            unit_s += unit_layers[m] * layer_s[:, np.newaxis] + edge * edge_s[:, np.newaxis]
+            heavy_s, heavy_edge_s, heavy_again_s = seconds(problem.heaviest_samples[spec.module])
+            heaviest_s.append((heavy_s[:, np.newaxis], heavy_edge_s[:, np.newaxis], heavy_again_s[:, np.newaxis]))
         rows = tuple(tuple(row) for row in unit_s.tolist())
-        return cls(problem, tp, recompute, num_microbatches, unit_layers, rows, tuple(heaviest_s))
+        return cls(
+            problem, tp, tuple(sorted(ways)), num_microbatches, unit_layers, rows, np.array(again_s), tuple(heaviest_s)
+        )
 
     @property
     def specs(self) -> tuple[ModuleSpec, ...]:
@@ -103,13 +116,19 @@ class Chain:
         if not len(dp):
             return [], None
         layers = self._layers([free_cuts(self.unit_s[k], pp) for k in nearest_power(self.num_microbatches * dp)])
-        found = self._choices(layers, dp, shards)
-        near = np.array([choice.formula_s <= limit_s for choice in found])
+        # Layers that run again only make it slower.
+        near = self._formula_s(layers, np.zeros_like(layers), dp, shards) <= limit_s
         if not near.any():
             return [], None
-        found = list(itertools.compress(found, near))
-        fit = self._fit(layers[:, near], dp[near], shards[near])
-        return (list(itertools.compress(found, fit)), None) if fit.any() else ([], found[-1])
+        layers, dp, shards = layers[:, near], dp[near], shards[near]
+        again, fit = self._recomputed(layers, dp, shards)
+        found = self._choices(layers, again, dp, shards)
+        if not fit.any():
+            return [], found[-1]
+        some = fit & again.any(axis=(0, 2)) & (again < layers).any(axis=(0, 2))
+        # Full to the brim, a plan leaves the scheduler no choice: the same with room to spare stands beside it.
+        roomy = self._choices(layers[:, some], layers[:, some], dp[some], shards[some]) if some.any() else []
+        return [*itertools.compress(found, fit), *roomy], None
 
     def within_memory(self, choice: ChainChoice) -> ChainChoice | None:
         """The fastest cuts of a chain of which every stage fits; None when there are none."""
@@ -121,31 +140,87 @@ class Chain:
         around = np.stack(
             [before[:, start], before[:, end] - before[:, start], before[:, -1:] - before[:, end]], axis=2
         )
-        held = self._stage_bytes(around, dp, shards)
-        between = StageBytes(*(getattr(held, field.name)[:, 1] for field in fields(held)))
-        allowed = np.zeros((pp, num_units + 1, num_units + 1), dtype=bool)
+        held = self._stage_bytes(around, np.zeros_like(around), dp, shards)
+        between = StageBytes(*(getattr(held, field.name)[:, 1:2] for field in fields(held)))
+        power, own = int(nearest_power(self.num_microbatches * dp)[0]), around[:, :, 1:2]
+        ends = np.concatenate([[0.0], np.cumsum(self.unit_s[power])])
+        stage_s = np.full((pp, num_units + 1, num_units + 1), np.inf)
         for stage in range(pp):
-            peaks = between.peaks(min(self.num_microbatches, pp - stage))
-            allowed[stage, start, end] = peaks <= self.problem.usable_bytes
-        power = int(nearest_power(self.num_microbatches * dp)[0])
-        cuts = best_cuts(np.array(self.unit_s[power]), pp, allowed)
-        return None if cuts is None else self._choices(self._layers([cuts]), dp, shards)[0]
+            depth = np.array([min(self.num_microbatches, pp - stage)])
+            again, is_enough = self._least(between, own, depth, dp)
+            longer_s = np.tensordot(self.again_s[:, power], again[:, :, 0], 1)
+            stage_s[stage, start, end] = np.where(is_enough[:, 0], ends[end] - ends[start] + longer_s, np.inf)
+        cuts = cuts_of(stage_s)
+        if cuts is None:
+            return None
+        layers = self._layers([cuts])
+        again, fit = self._recomputed(layers, dp, shards)
+        return self._choices(layers, again, dp, shards)[0] if fit[0] else None
 
-    def _choices(self, layers: Ints, dp: Ints, shards: Ints) -> list[ChainChoice]:
+    def _recomputed(self, layers: Ints, dp: Ints, shards: Ints) -> tuple[Ints, Bools]:
+        """(`[modules, C, P]` fewest layers that run again, `[C]` whether all stages of a chain fit so)."""
+        pp = layers.shape[2]
+        depth, none = in_flight(pp, self.num_microbatches, 0, pp), np.zeros_like(layers)
+        again = none if False in self.ways else layers
+        held = self._stage_bytes(layers, again, dp, shards)
+        is_over = held.peaks(depth) > self.problem.usable_bytes
+        if self.ways == (False, True) and is_over.any():
+            again = self._least(held, layers, depth, dp)[0]
+            peaks = self._stage_bytes(layers, again, dp, shards).peaks(depth)
+            again = np.where(peaks > self.problem.usable_bytes, layers, again)  # what a stage received is kept, too
+            is_over = self._stage_bytes(layers, again, dp, shards).peaks(depth) > self.problem.usable_bytes
+        return again, np.asarray(~is_over.any(axis=1))
+
+    def _least(self, held: StageBytes, layers: Ints, depth: Ints, dp: Ints) -> tuple[Ints, Bools]:
+        """Layers `[modules, C, P]` that bring stages into memory, cheapest bytes first, and `[C, P]` whether they do.
+
+        `held` is without any; `depth` `[P]` are microbatches in flight. A layer at a time keeps all of its activations.
+        """
+        usable_bytes, again = self.problem.usable_bytes, np.zeros_like(layers)
+        over = held.state + depth * held.kept + held.once - usable_bytes
+        saves, keeps = self._saved_bytes(dp)
+        over = np.where(over > 0, over + (keeps[:, :, np.newaxis] * (layers > 0)).max(axis=0), 0.0)
+        if True in self.ways:
+            price = self.again_s.mean(axis=1) / np.maximum(saves.mean(axis=1), 1.0)
+            for m in np.argsort(price, kind="stable"):
+                saved = depth * saves[m][:, np.newaxis]
+                wanted = np.ceil(np.maximum(over, 0.0) / np.maximum(saved, 1.0))
+                again[m] = np.where(saved > 0, np.minimum(layers[m], wanted), 0)
+                over = over - again[m] * saved
+        return again, (over <= 0) & (held.state + held.after <= usable_bytes)
+
+    def _saved_bytes(self, dp: Ints) -> tuple[Floats, Floats]:
+        """`[modules, C]` each: what a layer that runs again keeps less of a microbatch, and what others keep."""
+
+        def kept(spec: ModuleSpec, way: bool) -> Floats:
+            load = self.problem.sample_loads[spec.module].largest(self.num_microbatches * dp)
+            return self.problem.cost.activation_bytes(
+                spec.module, *load, num_layers=1, edge=False, tp=self.tp, recompute=way
+            )
+
+        plain, again = (np.array([kept(spec, way) for spec in self.specs]) for way in (False, True in self.ways))
+        return plain - again, plain
+
+    def _choices(self, layers: Ints, again: Ints, dp: Ints, shards: Ints) -> list[ChainChoice]:
         names = [s.module for s in self.specs]
+
+        def by_name(of_choice: list[list[int]]) -> dict[str, tuple[int, ...]]:
+            return {name: tuple(stages) for name, stages in zip(names, of_choice, strict=True)}
+
         return [
             ChainChoice(
                 formula_s,
                 ParallelSpec(self.tp, layers.shape[2], replicas),
-                {name: tuple(stages) for name, stages in zip(names, of_choice, strict=True)},
-                self.recompute,
+                by_name(of_choice),
+                by_name(again_of_choice),
                 group,
             )
-            for formula_s, replicas, group, of_choice in zip(
-                self._formula_s(layers, dp, shards).tolist(),
+            for formula_s, replicas, group, of_choice, again_of_choice in zip(
+                self._formula_s(layers, again, dp, shards).tolist(),
                 dp.tolist(),
                 shards.tolist(),
                 layers.swapaxes(0, 1).tolist(),
+                again.swapaxes(0, 1).tolist(),
                 strict=True,
             )
         ]
@@ -158,11 +233,8 @@ class Chain:
         """`[modules, units + 1]`."""
         return np.pad(np.cumsum(self.unit_layers, axis=1), ((0, 0), (1, 0)))
 
-    def _seconds(self, spec: ModuleSpec, load: Floats) -> tuple[Floats, Floats]:
-        return layer_and_edge_seconds(self.problem.cost, spec.module, load, tp=self.tp, recompute=self.recompute)
-
-    def _stage_bytes(self, layers: Ints, dp: Ints, shards: Ints) -> StageBytes:
-        """Of C chains: `layers` is `[modules, C, P]`."""
+    def _stage_bytes(self, layers: Ints, again: Ints, dp: Ints, shards: Ints) -> StageBytes:
+        """Of C chains: `layers`, and those that run again, are `[modules, C, P]`."""
         parts = [
             stage_bytes(
                 spec,
@@ -171,7 +243,7 @@ class Chain:
                 self.problem.sample_loads[spec.module].largest(self.num_microbatches * dp),
                 tp=self.tp,
                 dp=dp,
-                recompute=self.recompute,
+                recompute=again[m],
                 shard_optimizer=self._shards(dp),
                 shards=shards,
             )
@@ -179,30 +251,28 @@ class Chain:
         ]
         return functools.reduce(operator.add, parts)
 
-    def _fit(self, layers: Ints, dp: Ints, shards: Ints) -> Bools:
-        pp = layers.shape[2]
-        peaks = self._stage_bytes(layers, dp, shards).peaks(in_flight(pp, self.num_microbatches, 0, pp))
-        return np.asarray((peaks <= self.problem.usable_bytes).all(axis=1))
-
-    def _formula_s(self, layers: Ints, dp: Ints, shards: Ints) -> Floats:
+    def _formula_s(self, layers: Ints, again: Ints, dp: Ints, shards: Ints) -> Floats:
         """`[C]`: J of C chains; weights are gathered behind the computing that they are gathered for."""
         average_s: Floats = np.zeros(())
         heaviest_s: Floats = np.zeros(())
         gathers_s: Floats = np.zeros(())
+        plain_s: Floats = np.zeros(())
         for m, spec in enumerate(self.specs):
             load = self.problem.sample_loads[spec.module].per_microbatch(self.num_microbatches * dp)
-            layer_s, edge_s = (part.T[:, :, np.newaxis] for part in self._seconds(spec, load))
+            given = _seconds(self.problem.cost, spec.module, load, tp=self.tp, again=bool(again.any()))
+            layer_s, edge_s, again_s = (part.T[:, :, np.newaxis] for part in given)
             _, edge = first_and_last(layers[m])
-            average_s = average_s + layers[m] * layer_s + edge * edge_s
-            heavy_layer_s, heavy_edge_s = (part[:, :, np.newaxis] for part in self.heaviest_s[m])
-            heaviest_s = heaviest_s + layers[m] * heavy_layer_s + edge * heavy_edge_s
-            gather_s, scatter_s = gather_seconds(
-                self.problem, spec, layers[m], tp=self.tp, dp=dp, recompute=self.recompute, shards=shards
-            )
+            average_s = average_s + layers[m] * layer_s + edge * edge_s + again[m] * again_s
+            heavy_s, heavy_edge_s, heavy_again_s = (part[:, :, np.newaxis] for part in self.heaviest_s[m])
+            heaviest_s = heaviest_s + layers[m] * heavy_s + edge * heavy_edge_s + again[m] * heavy_again_s
+            gather_s, scatter_s = gather_seconds(self.problem, spec, layers[m], tp=self.tp, dp=dp, shards=shards)
             gathers_s = gathers_s + 2 * gather_s + scatter_s
+            plain_s = plain_s + layers[m] * layer_s + edge * edge_s
         average_s, heaviest_s = np.maximum(average_s, gathers_s), np.maximum(heaviest_s, gathers_s)
         if layers.shape[2] == 1:  # no fill: the scheduler puts less beside the heaviest sample
             step_s = np.maximum(self.num_microbatches * average_s, heaviest_s)[:, :, 0]
+            for c in np.flatnonzero(shards > 1):
+                step_s[:, c] = self._together_s(average_s[:, c, 0], plain_s[:, c, 0], int(dp[c]))
         else:
             fill_s = np.maximum(average_s, heaviest_s).sum(axis=2)
             step_s = fill_s + (self.num_microbatches - 1) * average_s.max(axis=2)
@@ -213,13 +283,47 @@ class Chain:
             layers,
             tp=self.tp,
             dp=dp,
-            recompute=self.recompute,
             shard_optimizer=self._shards(dp),
             shards=shards,
         )
 
+    def _together_s(self, average_s: Floats, plain_s: Floats, dp: int) -> Floats:
+        """`[S]`: a step of replicas that meet in every microbatch, from what an average one takes them, `[S]`.
+
+        A microbatch takes no less than its longest sample: at best the longest ones of all share the first, and so on.
+        """
+        found = []
+        for longest_s, mean_s, without_s in zip(self._sample_seconds(), average_s, plain_s, strict=True):
+            slower = mean_s / without_s if without_s > 0 else 1.0
+            firsts_s = slower * longest_s[: self.num_microbatches * dp : dp]
+            rest = self.num_microbatches - len(firsts_s)
+            found.append(float(np.maximum(firsts_s, mean_s).sum()) + rest * mean_s)
+        return np.array(found)
+
+    def _sample_seconds(self) -> tuple[Floats, ...]:
+        """Per batch the seconds of each of its samples in all layers of all modules, longest first."""
+        known = self.problem.sample_seconds
+        if self.tp not in known:
+            seconds: list[Floats] = [np.zeros(len(batch)) for batch in self.problem.batches]
+            for spec in self.specs:
+                for total_s, load in zip(seconds, self.problem.sample_loads[spec.module].units, strict=True):
+                    layer_s, edge_s, _ = _seconds(
+                        self.problem.cost, spec.module, load.astype(np.float64), tp=self.tp, again=False
+                    )
+                    total_s += spec.num_layers * layer_s + edge_s
+            known[self.tp] = tuple(np.sort(of_batch)[::-1] for of_batch in seconds)
+        return known[self.tp]
+
     def _shards(self, dp: Ints) -> Bools:
         return self.problem.space.shard_optimizer & (dp > 1)
+
+
+def _seconds(cost: CostModel, module: str, load: Floats, *, tp: int, again: bool) -> tuple[Floats, Floats, Floats]:
+    """(one layer, the edge, what a layer that runs again takes longer), forward and backward, on loads `[3, ...]`."""
+    layer_s, edge_s = layer_and_edge_seconds(cost, module, load, tp=tp, recompute=False)
+    if not again:
+        return layer_s, edge_s, np.zeros_like(layer_s)
+    return layer_s, edge_s, layer_and_edge_seconds(cost, module, load, tp=tp, recompute=True)[0] - layer_s
 
 
 def _unit_sizes(spec: ModuleSpec) -> list[int]:

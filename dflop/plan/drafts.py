@@ -48,17 +48,32 @@ def inline_draft(
     parallel: ParallelSpec,
     layers: Mapping[str, tuple[int, ...]],
     *,
-    recompute: bool,
+    recompute: bool | Mapping[str, tuple[int, ...]],
     shard_optimizer: bool,
     formula_s: float,
     parameter_shards: int = 1,
 ) -> Plan:
-    """Plan in which one chain of stages holds all modules; `layers` are those of every module per stage."""
-    modules = tuple(
-        ModulePlan(spec.module, parallel, 0, layers[spec.module], (), recompute, shard_optimizer, parameter_shards)
-        for spec in problem.specs
-    )
-    return _draft(problem, "inline", modules, num_microbatches, formula_s)
+    """Plan in which one chain of stages holds all modules.
+
+    Args:
+        problem: What to plan for.
+        num_microbatches: Per step.
+        parallel: The grid.
+        layers: Of every module per stage.
+        recompute: Whether all layers run again in the backward pass, or how many per module and stage.
+        shard_optimizer: Whether replicas share out the optimizer's states.
+        formula_s: Of the planning formula.
+        parameter_shards: Replicas that share out parameters.
+    """
+    modules = []
+    for spec in problem.specs:
+        own = layers[spec.module]
+        again = tuple(n * recompute for n in own) if isinstance(recompute, bool) else recompute[spec.module]
+        some = again if any(again) and again != own else ()
+        modules.append(
+            ModulePlan(spec.module, parallel, 0, own, (), any(again), shard_optimizer, some, parameter_shards)
+        )
+    return _draft(problem, "inline", tuple(modules), num_microbatches, formula_s)
 
 
 def fits(problem: Problem, plan: Plan) -> bool:
@@ -180,7 +195,7 @@ def chain_peaks(problem: Problem, plan: Plan, chain: Sequence[ModulePlan], loads
                 columns,
                 tp=m.parallel.tp,
                 dp=np.full(columns.shape[1], m.parallel.dp),
-                recompute=m.recompute,
+                recompute=np.array([m.recomputed]) if m.recomputed else m.recompute,
                 shard_optimizer=np.full(columns.shape[1], m.shard_optimizer),
                 shards=m.parameter_shards,
             )

@@ -10,12 +10,11 @@ charged with the more of an average microbatch and the heaviest single sample.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import Counter
 from collections.abc import Sequence
 
-from dflop.plan.candidates import NUM_SHARD_CHOICES, recompute_ways
+from dflop.plan.candidates import NUM_SHARD_CHOICES
 from dflop.plan.chain import Chain, ChainChoice
 from dflop.plan.drafts import fits, inline_draft
 from dflop.plan.space import Problem
@@ -30,8 +29,9 @@ def inline_choices(
 ) -> list[tuple[float, Plan]]:
     """Inline drafts that fit in memory with their formula value, best first, fewer processes first among equals.
 
-    Every tp, pp and dp on at most all processes, with shared parameters or recomputation where it takes that to fit.
-    Layers are cut by time; where no number of replicas fits so, by time within the memory, with the most replicas.
+    Every tp, pp and dp on at most all processes; as many layers recompute as it takes to fit, or all of them, and
+    parameters are shared where that saves some of it. Layers are cut by time; where no number of replicas fits so, by
+    time within the memory, with the most replicas.
 
     Args:
         problem: What to plan for.
@@ -43,18 +43,17 @@ def inline_choices(
     tight: list[tuple[Chain, ChainChoice]] = []
     tps = set.intersection(*(set(problem.tps(spec)) for spec in problem.specs))
     for tp in sorted(tps):
-        ways = set.intersection(*(set(recompute_ways(problem, spec.module, tp)) for spec in problem.specs))
-        fits_with: dict[tuple[bool, int, int], set[int]] = {}  # replicas; saving more memory than that would be slower
-        for recompute in sorted(ways):
-            chain = Chain.of(problem, tp, recompute, num_microbatches)
-            for pp, kind in itertools.product(range(1, chain.max_pp + 1), range(NUM_SHARD_CHOICES)):
-                less = [fits_with.get((way, pp, k), set()) for way in {False, recompute} for k in range(kind + 1)]
-                without = set().union(*less)
+        chain = Chain.of(problem, tp, num_microbatches)
+        for pp in range(1, chain.max_pp + 1):
+            without: set[int] = set()  # replicas that fit as they are: saving more memory than that would be slower
+            fits_so = False
+            for kind in range(NUM_SHARD_CHOICES):
                 fitting, best = chain.choices(pp, kind, without=without, limit_s=limit_s)
                 found += fitting
-                if best is not None and not without:
+                if best is not None and not fits_so:
                     tight.append((chain, best))
-                fits_with[recompute, pp, kind] = {c.parallel.dp for c in fitting}
+                fits_so = fits_so or bool(fitting)
+                without |= {c.parallel.dp for c in fitting if not c.num_recomputed}
     kept = _kept(found, top)
     # Cut by time alone they would be at least this fast, which decides whether it is worth looking for other cuts.
     for chain, choice in sorted(tight, key=lambda pair: _order(pair[1])):
@@ -67,23 +66,23 @@ def inline_choices(
 
 
 def _kept(choices: Sequence[ChainChoice], top: int | None) -> list[ChainChoice]:
-    """In order; with a limit, the best of all, of each tp, pp and sharing or not no more than `MAX_ALIKE`."""
+    """In order; with a limit, the best of all, of each tp, pp and way to save memory no more than `MAX_ALIKE`."""
     ordered = sorted(choices, key=_order)
     if top is None:
         return ordered
-    seen: Counter[tuple[int, int, bool]] = Counter()
+    seen: Counter[tuple[int, int, bool, bool]] = Counter()
     kept = []
     for choice in ordered:
-        kind = (choice.parallel.tp, choice.parallel.pp, choice.parameter_shards > 1)
+        kind = (choice.parallel.tp, choice.parallel.pp, choice.parameter_shards > 1, choice.recomputed == choice.layers)
         seen[kind] += 1
         if seen[kind] <= MAX_ALIKE:
             kept.append(choice)
     return kept[:top]
 
 
-def _order(choice: ChainChoice) -> tuple[float, int, int, int, bool]:
+def _order(choice: ChainChoice) -> tuple[float, int, int, int, int]:
     p = choice.parallel
-    return choice.formula_s, p.num_processes, p.tp, p.pp, choice.recompute
+    return choice.formula_s, p.num_processes, p.tp, p.pp, choice.num_recomputed
 
 
 def _draft(problem: Problem, num_microbatches: int, choice: ChainChoice) -> Plan:
@@ -92,7 +91,7 @@ def _draft(problem: Problem, num_microbatches: int, choice: ChainChoice) -> Plan
         num_microbatches,
         choice.parallel,
         choice.layers,
-        recompute=choice.recompute,
+        recompute=choice.recomputed,
         shard_optimizer=choice.parallel.dp > 1 and (problem.space.shard_optimizer or choice.parameter_shards > 1),
         formula_s=choice.formula_s,
         parameter_shards=choice.parameter_shards,

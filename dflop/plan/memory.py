@@ -96,7 +96,7 @@ def stage_bytes(
     *,
     tp: int,
     dp: npt.ArrayLike,
-    recompute: bool,
+    recompute: bool | Ints,
     shard_optimizer: npt.ArrayLike,
     shards: npt.ArrayLike = 1,
 ) -> StageBytes:
@@ -109,11 +109,13 @@ def stage_bytes(
         load: `[3, C]`, items, tokens and squared tokens of the largest microbatch on one data-parallel rank.
         tp: Tensor-parallel degree.
         dp: `[C]`, replicas.
-        recompute: Whether layers keep their inputs only.
+        recompute: Whether layers keep their inputs only, or `[C, P]`, how many of a stage's first ones do.
         shard_optimizer: `[C]`, whether the replicas share out the optimizer's states. Like `load` and `dp`, C may be 1.
         shards: `[C]` or one for all, replicas that share out parameters, too; 1: none.
     """
-    table = cost.table(spec.module, tp, recompute)
+    again = layers * recompute if isinstance(recompute, bool) else recompute
+    does_any = bool(again.any())
+    table = cost.table(spec.module, tp, does_any)
     params, weight_bytes = stage_params(spec, layers, tp), bytes_per_value(table.dtype)
     first, last = first_and_last(layers)
 
@@ -121,15 +123,15 @@ def stage_bytes(
         found = cost.activation_bytes(spec.module, *load, num_layers=num_layers, edge=is_edge, tp=tp, recompute=way)
         return found[:, np.newaxis]
 
-    tokens, edge = load[1][:, np.newaxis], activations(0, True, recompute)
+    tokens, edge, plain = load[1][:, np.newaxis], activations(0, True, does_any), activations(1, False, False)
     inputs = np.minimum(edge, weight_bytes * spec.num_input_values * tokens)
     # What a stage received is the input of its first layer, which a layer that recomputes keeps anyway.
-    crossings = 1.0 * ((layers > 0) & ~last) + ((layers > 0) & ~first & (not recompute))
-    kept = layers * activations(1, False, recompute) + last * (edge - inputs) + first * inputs * trains_layers(table)
-    recomputed = activations(1, False, False) if recompute else np.zeros_like(tokens)
+    crossings = 1.0 * ((layers > 0) & ~last) + ((layers > 0) & ~first & (again == 0))
+    of_layers = (layers - again) * plain + again * (activations(1, False, True) if does_any else 0.0)
+    kept = of_layers + last * (edge - inputs) + first * inputs * trains_layers(table)
     kept = np.ceil(kept + crossings * weight_bytes * spec.hidden_size * tokens)
     # While a layer is at work, nothing is kept of what is behind; while what is before the layers is, nothing at all.
-    work = _layer_at_work(spec, table, params, tokens, tp) + recomputed - last * (edge - inputs)
+    work = _layer_at_work(spec, table, params, tokens, tp) + (again > 0) * plain - last * (edge - inputs)
     entry = _gradient_bytes(table) * params.entry * trains_layers(table) - kept
     once = np.maximum.reduce([work, entry, _ends_at_work(spec, table, params, load, tp)])
     columns = (np.broadcast_to(x, len(kept))[:, np.newaxis] for x in (dp, shard_optimizer, shards))

@@ -35,13 +35,18 @@ def best_cuts(seconds: Floats, num_stages: int, allowed: npt.NDArray[np.bool_] |
     position = np.arange(len(ends))
     possible = (position[:, np.newaxis] < position)[np.newaxis] & (True if allowed is None else allowed)
     possible = np.broadcast_to(possible, (num_stages, *stage_s.shape))
-    slowest_s = _sweep(np.where(possible, stage_s, np.inf), np.maximum)[0][-1]
+    return cuts_of(np.where(possible, stage_s, np.inf))
+
+
+def cuts_of(stage_s: Floats) -> Cuts | None:
+    """As `best_cuts`, for seconds `[S, N + 1, N + 1]` of stages from one position to another; infinite: never."""
+    slowest_s = _sweep(stage_s, np.maximum)[0][-1]
     if slowest_s == np.inf:
         return None
-    even = np.where(possible & (stage_s <= slowest_s * ROUNDING), stage_s**2, np.inf)
+    even = np.where(stage_s <= slowest_s * ROUNDING, stage_s, np.inf) ** 2
     _, came_from = _sweep(even, np.add)
-    cuts = [len(seconds)]
-    for stage in reversed(range(num_stages)):
+    cuts = [stage_s.shape[1] - 1]
+    for stage in reversed(range(len(stage_s))):
         cuts.append(int(came_from[stage][cuts[-1]]))
     return tuple(reversed(cuts))
 

@@ -145,6 +145,11 @@ class Problem:
         return tuple({s.module: module_items(batch, s.module) for s in self.specs} for batch in self.batches)
 
     @cached_property
+    def sample_seconds(self) -> dict[int, tuple[Floats, ...]]:
+        """Per tp what `chain.py` has worked out so far: per batch the seconds of its samples, longest first."""
+        return {}
+
+    @cached_property
     def sync_lines(self) -> dict[tuple[int, int], tuple[float, float]]:
         """What `sync.py` has worked out so far, by (replicas, nodes): the same for every number of microbatches."""
         return {}

@@ -41,7 +41,6 @@ def plan_sync_s(problem: Problem, modules: Sequence[ModulePlan]) -> float:
                 np.array([[m.layers_per_stage] for m in chain]),
                 tp=chain[0].parallel.tp,
                 dp=np.array([chain[0].parallel.dp]),
-                recompute=chain[0].recompute,
                 shard_optimizer=np.array([chain[0].shard_optimizer]),
                 shards=np.array([chain[0].parameter_shards]),
                 first_rank=first_rank,
@@ -62,7 +61,6 @@ def with_gathers(problem: Problem, modules: Sequence[ModulePlan]) -> tuple[Modul
                 np.array([m.layers_per_stage]),
                 tp=m.parallel.tp,
                 dp=np.array([m.parallel.dp]),
-                recompute=m.recompute,
                 shards=np.array([m.parameter_shards]),
                 first_rank=m.first_rank,
             )
@@ -78,7 +76,6 @@ def gather_seconds(
     *,
     tp: int,
     dp: Ints,
-    recompute: bool,
     shards: Ints,
     first_rank: int = 0,
 ) -> tuple[Floats, Floats]:
@@ -86,7 +83,7 @@ def gather_seconds(
 
     Each is half of an all-reduce per layer; 0 where no group shares out parameters.
     """
-    table, params = problem.cost.table(spec.module, tp, recompute), stage_params(spec, layers, tp)
+    table, params = problem.cost.table(spec.module, tp), stage_params(spec, layers, tp)
     trained, group = params.trained(table), shards[:, np.newaxis]
     num_units = layers * trains_layers(table) + (params.ends(table) > 0)
     num_nodes = _num_nodes(problem, first_rank + np.arange(layers.shape[1]) * dp[:, np.newaxis] * tp, tp, group)
@@ -101,14 +98,13 @@ def gather_seconds(
 def candidate_sync_s(candidates: Candidates, problem: Problem) -> Floats:
     """`[C]`: that of candidates whose ranks begin with a node."""
     found, layers = np.zeros(len(candidates)), candidates.layers
-    for tp, recompute, rows in candidates.groups():
+    for tp, _, rows in candidates.groups():
         found[rows] = chain_sync_s(
             problem,
             [candidates.spec],
             layers[np.newaxis, rows],
             tp=tp,
             dp=candidates.dp[rows],
-            recompute=recompute,
             shard_optimizer=candidates.shard_optimizer[rows],
             shards=candidates.shards[rows],
         )
@@ -122,7 +118,6 @@ def chain_sync_s(
     *,
     tp: int,
     dp: Ints,
-    recompute: bool,
     shard_optimizer: Bools,
     shards: Ints,
     first_rank: int = 0,
@@ -135,7 +130,6 @@ def chain_sync_s(
         layers: `[modules, C, P]` layers per stage.
         tp: Tensor-parallel degree.
         dp: `[C]`.
-        recompute: Whether layers keep their inputs only.
         shard_optimizer: `[C]`.
         shards: `[C]`, replicas of a group that shares out parameters.
         first_rank: Of the first stage.
@@ -144,7 +138,7 @@ def chain_sync_s(
     replicas, group = dp[:, np.newaxis], shards[:, np.newaxis]
     is_sharded, is_shared = group > 1, shard_optimizer[:, np.newaxis]
     for spec, of_module in zip(specs, layers, strict=True):
-        table, params = problem.cost.table(spec.module, tp, recompute), stage_params(spec, of_module, tp)
+        table, params = problem.cost.table(spec.module, tp), stage_params(spec, of_module, tp)
         trained = params.trained(table)
         shared_bytes, owned = FLOAT32_BYTES + bytes_per_value(table.dtype), params.least_owned(table, replicas)
         per_param: Floats = np.where(is_shared, shared_bytes / 2, FLOAT32_BYTES)

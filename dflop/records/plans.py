@@ -21,9 +21,11 @@ class ModulePlan:
     stage_memory_bytes: tuple[int, ...]
     """Predicted peak per process of each stage; in an inline plan that of all modules, told by the LLM alone."""
     recompute: bool = False
-    """Whether layers keep their inputs only and run again in the backward pass."""
+    """Whether layers keep their inputs only and run again in the backward pass: all, but see `recomputed`."""
     shard_optimizer: bool = False
     """Whether data-parallel replicas share out the optimizer's states (ZeRO-1)."""
+    recomputed: tuple[int, ...] = ()
+    """Of each stage, how many of its first layers do so; empty where all do or none."""
     parameter_shards: int = 1
     """Replicas that share out parameters, gradients and optimizer states, each group of so many for itself (FSDP2): 1
     is none, `dp` all of them, a number between as many copies as there are groups (HSDP)."""
@@ -33,6 +35,20 @@ class ModulePlan:
     """Of each stage, predicted seconds in which such a group sums and shares out its gradients once."""
     max_tokens: int = 0
     """Tokens that no microbatch of one rank may exceed, for the memory's sake; 0: no cap of its own."""
+
+    def recomputed_frac(self, stage: int | None = None) -> float:
+        """Share of a stage's layers that run again in the backward pass; without one, of all layers."""
+        if not self.recomputed:
+            return float(self.recompute)
+        stages = slice(None) if stage is None else slice(stage, stage + 1)
+        return sum(self.recomputed[stages]) / max(1, sum(self.layers_per_stage[stages]))
+
+    @property
+    def recomputation(self) -> str:
+        """What runs again in the backward pass, in words; empty where nothing."""
+        if self.recomputed:
+            return f"recompute {sum(self.recomputed)}/{sum(self.layers_per_stage)}"
+        return "recompute" if self.recompute else ""
 
     @property
     def sharding(self) -> str:

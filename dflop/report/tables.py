@@ -152,5 +152,4 @@ def plan_table(plans: Sequence[Plan], speeds: Sequence[Throughput] = ()) -> Tabl
 def _place_text(name: str, module: ModulePlan) -> str:
     p = module.parallel
     degrees = [f"tp{p.tp}"] * (p.tp > 1) + [f"pp{p.pp}"] * (p.pp > 1 or module.module == LLM) + [f"dp{p.dp}"]
-    ways = ["recompute"] * module.recompute + [module.sharding] * bool(module.sharding)
-    return " ".join([name, *degrees, *ways])
+    return " ".join([name, *degrees, *filter(None, (module.recomputation, module.sharding))])

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dflop.cost.model import CostModel, Floats, has_edge
+from dflop.cost.model import CostModel, Floats, StageKind, stage_kind
 from dflop.records import LLM, ModulePlan, Plan, SampleShape, StepPlan
 from dflop.schedule.items import ModuleItems, Owner, item_weights, module_items, owner_cells
 from dflop.simulate.step import Node, step_nodes
@@ -58,11 +58,11 @@ def bucket_seconds(
         own_edges = edges.get(m.module, ())
         items, owner = module_items(batch, m.module), step_plan.of(m.module).owner
         found = seconds[m.module] = np.zeros((len(nodes), plan.num_microbatches, len(own_edges) + 1))
-        by_kind: dict[tuple[int, bool], Floats] = {}
-        for stage, num_layers in enumerate(m.layers_per_stage):
-            kind = (num_layers, has_edge(m.layers_per_stage, stage))
+        by_kind: dict[StageKind, Floats] = {}
+        for stage in range(m.parallel.pp):
+            kind = stage_kind(m, stage)
             if kind not in by_kind:
-                by_kind[kind] = _stage_buckets(m, *kind, items, owner, plain, own_edges)
+                by_kind[kind] = _stage_buckets(m, kind, items, owner, plain, own_edges)
             for rank in range(m.parallel.dp):
                 found[position[LLM if plan.is_inline else m.module, stage, rank]] = by_kind[kind][:, rank]
     return BucketSeconds(nodes, seconds)
@@ -70,8 +70,7 @@ def bucket_seconds(
 
 def _stage_buckets(
     part: ModulePlan,
-    num_layers: int,
-    edge: bool,
+    kind: StageKind,
     items: ModuleItems,
     owner: Owner,
     cost: CostModel,
@@ -82,11 +81,9 @@ def _stage_buckets(
     num_cells = len(owner) * dp
     cell = owner_cells(owner, len(items.sample))
     loads = [np.bincount(cell, column, num_cells) for column in items.loads]
-    forward_s, backward_s = cost.module_seconds(
-        part.module, *loads, num_layers=num_layers, edge=edge, tp=part.parallel.tp, recompute=part.recompute
-    )
+    forward_s, backward_s = cost.module_seconds(part.module, *loads, **kind._asdict(), tp=part.parallel.tp)
     bucket = cell * num_buckets + np.searchsorted(edges, items.num_tokens, side="right")
-    weights_s = item_weights(part, num_layers, edge, items, cost)
+    weights_s = item_weights(part, kind, items, cost)
     shares = np.bincount(bucket, weights_s, num_cells * num_buckets).reshape(num_cells, num_buckets)
     total = shares.sum(axis=1)
     scale = np.divide(forward_s + backward_s, total, out=np.zeros(num_cells), where=total > 0)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from dflop.cost.model import CostModel, Floats, has_edge
+from dflop.cost.model import CostModel, Floats, StageKind, stage_kind
 from dflop.records import LLM, ModulePlan, Plan
 from dflop.schedule.assignment import Assignment
 from dflop.schedule.items import Ints, ModuleItems, StageMix, stage_mix, stage_slowness
@@ -41,7 +41,7 @@ class StepEvaluator:
     ) -> None:
         self.plan, self.items, self.cost = plan, items, cost
         self.slowness = {pipe.module: stage_slowness(pipe, slowness) for pipe in plan.pipes}
-        self._mixes: dict[tuple[str, int, bool], StageMix | None] = {}
+        self._mixes: dict[tuple[str, StageKind], StageMix | None] = {}
         self.shape: StepShape = step_shape(plan)
         contended = max_concurrency is not None and max_concurrency < plan.num_processes
         self.max_concurrency = max_concurrency if contended else None
@@ -85,12 +85,12 @@ class StepEvaluator:
 
     def part_seconds(self, part: ModulePlan, load: Floats, assignment: Assignment) -> list[Floats]:
         """Per stage of a module `[2, microbatches, dp]` seconds of forward and backward on nodes that are not slow."""
-        known: dict[tuple[int, bool], Floats] = {}
+        known: dict[StageKind, Floats] = {}
         found = []
-        for stage, num_layers in enumerate(part.layers_per_stage):
-            kind = (num_layers, has_edge(part.layers_per_stage, stage))
+        for stage in range(part.parallel.pp):
+            kind = stage_kind(part, stage)
             if kind not in known:
-                known[kind] = np.stack(self._seconds(part, *kind, load, assignment))
+                known[kind] = np.stack(self._seconds(part, kind, load, assignment))
             found.append(known[kind])
         return found
 
@@ -132,14 +132,14 @@ class StepEvaluator:
         return total_s / num_draws
 
     def _seconds(
-        self, part: ModulePlan, num_layers: int, edge: bool, load: Floats, assignment: Assignment
+        self, part: ModulePlan, kind: StageKind, load: Floats, assignment: Assignment
     ) -> tuple[Floats, Floats]:
-        if not num_layers:
+        if not kind.num_layers:
             return np.zeros(load.shape[1:]), np.zeros(load.shape[1:])
-        kind = (part.module, num_layers, edge)
-        if kind not in self._mixes:
-            self._mixes[kind] = stage_mix(part, num_layers, edge, self.items[part.module], self.cost)
-        mix, factor = self._mixes[kind], None
+        key = (part.module, kind)
+        if key not in self._mixes:
+            self._mixes[key] = stage_mix(part, kind, self.items[part.module], self.cost)
+        mix, factor = self._mixes[key], None
         if mix:
             slot, rank = assignment.places(self.items[part.module])
             cells = mix.factors(slot * part.parallel.dp + rank, load[0].size)
@@ -147,10 +147,8 @@ class StepEvaluator:
         return self.cost.module_seconds(
             part.module,
             *load,
-            num_layers=num_layers,
-            edge=edge,
+            **kind._asdict(),
             tp=part.parallel.tp,
-            recompute=part.recompute,
             factor=factor,
         )
 

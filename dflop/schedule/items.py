@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from dflop.cost.model import CostModel, Floats, has_edge
+from dflop.cost.model import CostModel, Floats, StageKind, stage_kind
 from dflop.records import LLM, ModulePlan, ModuleWork, SampleShape
 from dflop.simulate.step import Node
 
@@ -92,25 +92,17 @@ class StageMix:
         return found
 
 
-def stage_mix(part: ModulePlan, num_layers: int, edge: bool, items: ModuleItems, cost: CostModel) -> StageMix | None:
-    """The items of a module on its stages of so many layers; None where all sizes have one factor, the level."""
+def stage_mix(part: ModulePlan, kind: StageKind, items: ModuleItems, cost: CostModel) -> StageMix | None:
+    """The items of a module on its stages of a kind; None where all sizes have one factor, the level."""
     if not cost.is_by_size(part.module):
         return None
-    weight_s = item_weights(part, num_layers, edge, items, cost)
+    weight_s = item_weights(part, kind, items, cost)
     return StageMix(weight_s, weight_s * cost.item_factors(part.module, items.num_tokens), cost.level(part.module))
 
 
-def item_weights(part: ModulePlan, num_layers: int, edge: bool, items: ModuleItems, cost: CostModel) -> Floats:
+def item_weights(part: ModulePlan, kind: StageKind, items: ModuleItems, cost: CostModel) -> Floats:
     """`[items]` by which a stage's seconds are shared out: what each adds, uncorrected; tokens where none adds any."""
-    added_s = cost.item_seconds(
-        part.module,
-        *items.loads,
-        num_layers=num_layers,
-        edge=edge,
-        tp=part.parallel.tp,
-        recompute=part.recompute,
-        factor=1.0,
-    )
+    added_s = cost.item_seconds(part.module, *items.loads, **kind._asdict(), tp=part.parallel.tp, factor=1.0)
     return added_s if added_s.any() else items.num_tokens.astype(np.float64)
 
 
@@ -124,18 +116,10 @@ def stage_slowness(pipe: ModulePlan, slowness: Mapping[Node, float] | None) -> F
 
 def item_seconds(module_plan: ModulePlan, items: ModuleItems, cost: CostModel) -> Floats:
     """Seconds each item adds to the slowest stage of its module: the weight that balancing works with."""
-    layers = module_plan.layers_per_stage
     per_stage = [
         cost.item_seconds(
-            items.module,
-            items.num_items,
-            items.num_tokens,
-            items.sum_sq_tokens,
-            num_layers=num_layers,
-            edge=has_edge(layers, stage),
-            tp=module_plan.parallel.tp,
-            recompute=module_plan.recompute,
+            items.module, *items.loads, **stage_kind(module_plan, stage)._asdict(), tp=module_plan.parallel.tp
         )
-        for stage, num_layers in enumerate(layers)
+        for stage in range(module_plan.parallel.pp)
     ]
     return max(per_stage, key=lambda seconds: float(seconds.sum()))

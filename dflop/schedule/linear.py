@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dflop.cost.model import CostModel, Floats, has_edge
+from dflop.cost.model import CostModel, Floats, StageKind, stage_kind
 from dflop.records import LLM, ModulePlan, Plan
 from dflop.schedule.caps import Caps, tokens_of_samples
 from dflop.schedule.items import Ints, ModuleItems, stage_mix, stage_slowness
@@ -164,11 +164,11 @@ class _Rows:
         slow: Floats, *, is_chain: bool,
     ) -> Part:  # fmt: skip
         """The seconds of modules on a stage that do not wait for other ranks between one another."""
-        key = [(p, p.layers_per_stage[stage], has_edge(p.layers_per_stage, stage)) for p in members]
+        key = [(p, stage_kind(p, stage)) for p in members]
         group, gather_s, scatter_s = meeting(members[0], stage) if members else (1, 0.0, 0.0)
-        known = (*((p.module, n, edge) for p, n, edge in key), slow[stage].tobytes(), group, gather_s, scatter_s)
+        known = (*((p.module, kind) for p, kind in key), slow[stage].tobytes(), group, gather_s, scatter_s)
         if known not in self._seen:
-            kind = [_part(plan, p, n, edge, items[p.module], cost) for p, n, edge in key]
+            kind = [_part(plan, p, of_part, items[p.module], cost) for p, of_part in key]
             num_samples = len(items[LLM].sample)
             per_sample = np.zeros(num_samples)
             for p, (seconds, _, _) in zip(members, kind, strict=True):
@@ -204,18 +204,18 @@ def _media_cap(plan: Plan, encoder: ModulePlan, caps: Caps, of_samples: Ints) ->
 
 
 def _part(
-    plan: Plan, part: ModulePlan, num_layers: int, edge: bool, items: ModuleItems, cost: CostModel
+    plan: Plan, part: ModulePlan, kind: StageKind, items: ModuleItems, cost: CostModel
 ) -> tuple[Floats, float, float]:
     """One module's layers on a stage: (`[items]` seconds, fixed seconds of a microbatch, forward share)."""
-    tp, recompute = part.parallel.tp, part.recompute
-    seconds = cost.item_seconds(part.module, *items.loads, num_layers=num_layers, edge=edge, tp=tp, recompute=recompute)
+    tp = part.parallel.tp
+    seconds = cost.item_seconds(part.module, *items.loads, **kind._asdict(), tp=tp)
     if not len(seconds):
         return seconds, 0.0, 1 / 3
     num_buckets = max(1, min(plan.num_microbatches * part.parallel.dp, len(seconds)))
     typical = [float(load.sum()) / num_buckets for load in items.loads]
-    mix = stage_mix(part, num_layers, edge, items, cost)
+    mix = stage_mix(part, kind, items, cost)
     both = cost.module_seconds(
-        part.module, *typical, num_layers=num_layers, edge=edge, tp=tp, recompute=recompute,
+        part.module, *typical, **kind._asdict(), tp=tp,
         factor=mix.factors(np.zeros(len(seconds), dtype=np.int64), 1)[0] if mix else None,
     )  # fmt: skip
     forward, backward = (float(seconds_s) for seconds_s in both)

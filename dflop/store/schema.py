@@ -53,8 +53,8 @@ def _one_way(table: pa.Table) -> pa.Table:
 
 
 def _without_groups(table: pa.Table) -> pa.Table:
-    """Plans from before replicas could share out parameters."""
-    return _with_places(table, parameter_shards=1, gather_s=[], scatter_s=[])
+    """Plans from before replicas could share out parameters, and some layers recompute."""
+    return _with_places(table, recomputed=[], parameter_shards=1, gather_s=[], scatter_s=[])
 
 
 def _with_places(table: pa.Table, **constants: object) -> pa.Table:

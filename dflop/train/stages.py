@@ -64,7 +64,9 @@ def prepare_stages(
     if all(module.module in frozen for module in plan.modules):
         raise ConfigError("every module is frozen: there is nothing to train", where="model.frozen")
     for part, stage in zip(seat.parts, stages, strict=True):
-        apply_way(stage, Way(is_frozen=part.module in frozen, recompute=plan.module(part.module).recompute))
+        module = plan.module(part.module)
+        num_recomputed = module.recomputed[seat.stage] if module.recomputed else None
+        apply_way(stage, Way(is_frozen=part.module in frozen, recompute=module.recompute), num_recomputed)
         if part.module not in frozen and tower_of(part.module) in frozen:
             assert isinstance(stage, EncoderStage)
             stage.freeze_tower()

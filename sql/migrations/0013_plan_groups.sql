@@ -14,6 +14,7 @@ create table plan_with_groups (
         stage_memory_bytes bigint[],
         recompute boolean,
         shard_optimizer boolean,
+        recomputed bigint[],
         parameter_shards bigint,
         gather_s double[],
         scatter_s double[],
@@ -49,6 +50,7 @@ select
             stage_memory_bytes := place.stage_memory_bytes,
             recompute := place.recompute,
             shard_optimizer := place.shard_optimizer,
+            recomputed := []::bigint[],
             parameter_shards := 1::bigint,
             gather_s := []::double[],
             scatter_s := []::double[],
@@ -84,7 +86,8 @@ comment on column plan.layout is
 comment on column plan.modules is
 'per module: degrees, first global rank, layers per stage (inline: 0 where a stage holds none), predicted peak bytes '
 'per process of each stage (inline: of all modules, told by the llm alone), whether layers run again in backward '
-'(recompute), whether replicas share out the optimizer (shard_optimizer), replicas that share out parameters '
+'(recompute; recomputed: of each stage, how many of its first layers, empty: all), whether replicas '
+'share out the optimizer (shard_optimizer), replicas that share out parameters '
 '(parameter_shards, 1: none), per stage predicted seconds in which these gather weights and share out gradients once '
 '(gather_s, scatter_s), tokens a microbatch of one rank may have (max_tokens, 0: no cap)';
 comment on column plan.num_microbatches is 'microbatches per global batch';

@@ -31,7 +31,11 @@ layout as (
         run_id,
         string_agg(
             format('{} tp{} pp{} dp{}', title, place.parallel.tp, place.parallel.pp, place.parallel.dp)
-            || case when place.recompute then ' recompute' else '' end
+            || case
+                when not place.recompute then ''
+                when len(place.recomputed) = 0 then ' recompute'
+                else format(' recompute {}/{}', list_sum(place.recomputed), list_sum(place.layers_per_stage))
+            end
             || case
                 when place.parameter_shards = 1 then case when place.shard_optimizer then ' ZeRO-1' else '' end
                 when place.parameter_shards < place.parallel.dp then ' HSDP' || place.parameter_shards

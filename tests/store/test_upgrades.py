@@ -22,7 +22,7 @@ from dflop.store.rebuild import rebuild
 from tests.store.asking import fill, stored, write
 from tests.store.spooled import read_spool
 
-WAYS = ("recompute", "shard_optimizer", "max_tokens", "parameter_shards", "gather_s", "scatter_s")
+WAYS = ("recompute", "shard_optimizer", "max_tokens", "recomputed", "parameter_shards", "gather_s", "scatter_s")
 
 
 def measurement() -> r.Measurement:

@@ -115,13 +115,13 @@ def bound_s(problem: Problem, batch: Sequence[SampleShape]) -> float:
 
 def bound_of_plan_s(problem: Problem, plan: Plan, batch: Sequence[SampleShape]) -> float:
     """The same at the tp and the recomputation that a plan chose: what of its distance they explain."""
-    placed = {m.module: (m.parallel.tp, m.recompute) for m in plan.modules}
+    placed = {m.module: (m.parallel.tp, m.recomputed_frac()) for m in plan.modules}
     busy_s = (module_gpu_seconds(problem, spec, batch, *placed[spec.module]) for spec in problem.specs)
     return sum(busy_s) / problem.cluster.num_processes
 
 
 def module_gpu_seconds(
-    problem: Problem, spec: ModuleSpec, batch: Sequence[SampleShape], tp: int, recompute: bool = False
+    problem: Problem, spec: ModuleSpec, batch: Sequence[SampleShape], tp: int, recompute: float = False
 ) -> float:
     """GPU-seconds of all of a batch's items in one module, without fixed costs."""
     items = module_items(batch, spec.module)

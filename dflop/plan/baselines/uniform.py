@@ -175,7 +175,6 @@ def _formula_s(problem: Problem, parallel: ParallelSpec, recompute: bool, counts
         layers[:, np.newaxis],
         tp=parallel.tp,
         dp=np.array([parallel.dp]),
-        recompute=recompute,
         shard_optimizer=np.array([_shards(problem, parallel)]),
         shards=np.ones(1, dtype=np.int64),
     )

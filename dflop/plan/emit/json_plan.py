@@ -18,6 +18,7 @@ from dflop.records import ClusterSpec, ModulePlan, ParallelSpec, Plan, parse_jso
 SCHEMA = "dflop.plan"
 VERSION = 1
 """Raised when a key changes its meaning or goes; readers ignore keys they do not know."""
+PER_STAGE = ("recomputed", "gather_s", "scatter_s")
 SIMULATED = ("predicted_step_s", "baseline_step_s", "uniform_step_s", "sync_s")
 
 
@@ -81,6 +82,8 @@ def _module(module: ModulePlan) -> dict[str, Any]:
         "dp": p.dp,
         "first_rank": module.first_rank,
         "recompute": module.recompute,
+        **{name: list(getattr(module, name)) for name in PER_STAGE},
+        "parameter_shards": module.parameter_shards,
         "zero1": module.shard_optimizer,
         "max_tokens": module.max_tokens or None,
         "stages": [_stage(module, stage) for stage in range(p.pp)],
@@ -130,6 +133,10 @@ def _read_module(entry: dict[str, Any]) -> ModulePlan:
         stage_memory_bytes=tuple(int(s["memory_bytes"]) for s in stages),
         recompute=bool(entry["recompute"]),
         shard_optimizer=bool(entry["zero1"]),
+        recomputed=tuple(int(n) for n in entry.get("recomputed", ())),
+        parameter_shards=int(entry.get("parameter_shards", 1)),
+        gather_s=tuple(_float(s) for s in entry.get("gather_s", ())),
+        scatter_s=tuple(_float(s) for s in entry.get("scatter_s", ())),
         max_tokens=int(entry["max_tokens"] or 0),
     )
     where = f"plan document, module `{module.module}`"
