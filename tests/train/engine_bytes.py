@@ -35,7 +35,7 @@ from dflop.train.fsdp import sharded_modules
 from tests.train import synthetic
 from tests.train.rank import Rank
 from tests.train.ranks import run_ranks
-from tests.train.synthetic import SyntheticSource, assign, make_inline_plan, make_plan, sharing
+from tests.train.synthetic import SyntheticSource, assign, halves, make_inline_plan, make_plan, sharing
 
 NUM_RANKS, NUM_MICROBATCHES, SAMPLES_PER_MICROBATCH = 4, 6, 2
 PARTS = ("weights", "gradients", "optimizer", "kept", "peak")
@@ -57,6 +57,11 @@ def layout(
 ) -> Layout:
     modules = (replace(m, recompute=recompute, shard_optimizer=shard_optimizer) for m in sharing(plan, shards).modules)
     return Layout(replace(plan, modules=tuple(modules)), **how)
+
+
+def half_recomputed(plan: Plan) -> Layout:
+    modules = (replace(m, recompute=True, recomputed=halves(m)) for m in plan.modules)
+    return Layout(replace(plan, modules=tuple(modules)))
 
 
 def split(layers: dict[str, tuple[int, ...]]) -> Plan:
@@ -90,6 +95,8 @@ def layouts() -> dict[str, Layout]:
         "split three modules, pp 2, tied": layout(
             split({"vision": (1, 1), "audio": (1, 1), LLM: (2, 1)}), is_tied=True
         ),
+        "inline pp 4, half recomputed": half_recomputed(inline(cut, dp=1)),
+        "inline dp 4, FSDP2, half recomputed": half_recomputed(sharing(inline([both], dp=4), 4)),
         "split pp 4, tied, recomputed": layout(split({LLM: (4, 1)}), is_tied=True, recompute=True),
     }
 
@@ -192,7 +199,8 @@ def _stage_bytes(plan: Plan, cost: CostModel, spec: Any, stage: int, of: Layout)
     )
     found = stage_bytes(
         spec, cost, np.array([m.layers_per_stage]), each, tp=m.parallel.tp, dp=np.array([m.parallel.dp]),
-        recompute=m.recompute, shard_optimizer=np.array([m.shard_optimizer]), shards=m.parameter_shards,
+        recompute=np.array([m.recomputed]) if m.recomputed else m.recompute,
+        shard_optimizer=np.array([m.shard_optimizer]), shards=m.parameter_shards,
     )  # fmt: skip
     return StageBytes(*(getattr(found, name)[:, stage : stage + 1] for name in StageBytes.__slots__))
 

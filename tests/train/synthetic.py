@@ -213,6 +213,11 @@ def sharing(plan: Plan, num_replicas: int) -> Plan:
     return replace(plan, modules=tuple(modules))
 
 
+def halves(module: ModulePlan) -> tuple[int, ...]:
+    """Of each stage, half of its layers, rounded up."""
+    return tuple(-(-n // 2) for n in module.layers_per_stage)
+
+
 def _plan(layout: str, modules: Sequence[ModulePlan], num_microbatches: int) -> Plan:
     return Plan(
         plan_id="test", run_id="test", candidate_rank=0, layout=layout, modules=tuple(modules),

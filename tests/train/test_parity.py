@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from dflop.records import LLM, Plan
 from tests.train import half
 from tests.train.parity import Omni, Trial, assert_equal_steps, reference, run_trial
-from tests.train.synthetic import ALL, assign, make_inline_plan, make_plan, make_step_plan, sharing
+from tests.train.synthetic import ALL, assign, halves, make_inline_plan, make_plan, make_step_plan, sharing
 
 NUM_MICROBATCHES, NUM_STEPS = 4, 2
 IMAGES, MEDIA = ("image", "video"), ("image", "video", "audio")
@@ -38,6 +38,8 @@ class Layout:
     """Both of an inline plan."""
     tied: bool = False
     recompute: tuple[str, ...] = ()
+    half: bool = False
+    """Of the layers of each of these modules' stages the first half alone runs again."""
     frozen: tuple[str, ...] = ()
     bad: tuple[int, ...] = ()
     sharded: int = 0
@@ -51,7 +53,10 @@ class Layout:
             plan = make_plan(self.modules, num_microbatches=NUM_MICROBATCHES)
         else:
             plan = make_inline_plan(self.modules, dp=self.dp, tp=self.tp, num_microbatches=NUM_MICROBATCHES)
-        modules = (replace(m, recompute=m.module in self.recompute) for m in sharing(plan, self.sharded).modules)
+        modules = (
+            replace(m, recompute=True, recomputed=halves(m) if self.half else ()) if m.module in self.recompute else m
+            for m in sharing(plan, self.sharded).modules
+        )
         return replace(plan, modules=tuple(modules))
 
     @property
@@ -81,6 +86,7 @@ LAYOUTS = {
     "inline pp2 dp2, sharded, tied ends, a tower frozen": Layout(
         ENDS, dp=2, tied=True, sharded=ALL, frozen=("audio.tower",)
     ),
+    "inline dp2, sharded, half recomputed": Layout(ONE, dp=2, sharded=ALL, recompute=("vision", LLM), half=True),
     "inline tp2 dp2, sharded": Layout(({"vision": 2, LLM: 4},), tp=2, dp=2, sharded=ALL),
     "inline dp4, sharded in twos": Layout(ONE, dp=4, sharded=2, tied=True),
     "vision dp2 + llm pp2, sharded, recomputed": Layout({"vision": (1, 2), LLM: (2, 1)}, sharded=ALL, recompute=(LLM,)),
@@ -100,6 +106,7 @@ OTHERS = {
     "inline pp2, mixed stage": Layout(MIXED),
     "inline pp2 dp2, tied": Layout(ENDS, dp=2, tied=True),
     "inline pp2, mixed stage, recomputed": Layout(MIXED, recompute=("vision", "audio", LLM)),
+    "inline pp2, mixed stage, half recomputed": Layout(MIXED, recompute=("vision", "audio", LLM), half=True),
     "vision pp2 + llm pp2, llm frozen and recomputed": Layout(SPLIT, recompute=(LLM,), frozen=(LLM,)),
     "inline pp2, mixed stage, encoders frozen": Layout(MIXED, recompute=(LLM,), frozen=("vision", "audio")),
     "inline pp2, mixed stage, llm and audio frozen": Layout(MIXED, recompute=("vision",), frozen=("audio", LLM)),
