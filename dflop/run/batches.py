@@ -19,7 +19,7 @@ from dflop.records import SampleShape
 
 TRAIN, COMPARE = "train", "compare"
 QUICK = "quick"
-"""Policy of a plan for which there was no time: certified balance, no search."""
+"""Policy of a plan for which there was no time: longest first, no search."""
 WARMUP = "warmup"
 """Policy name in the records of steps that do not count."""
 NUM_WARMUP_STEPS = 2

@@ -179,7 +179,7 @@ def compete(setting: Setting, plans: Plans, *, effort: Effort = TRAINING_EFFORT,
         found[EXPERT] = steps(plans.expert.plan, EXPERT_POLICY, plans.expert.cost)
     rest = {
         DEFAULT: (plans.default, "arrival"),
-        REFERENCE: (plans.reference, "bottleneck"),
+        REFERENCE: (plans.reference, "balanced"),
         PACKED: (plans.packed, "token_lpt"),
         SHARDED: (plans.sharded, "token_kk"),
     }

@@ -29,7 +29,7 @@ NOTES = (
     "speed-ups are over `uniform tuned`: the best Megatron-style plan of all that fit, arrival order, equal counts; "
     "geometric means over unseen batches, the same for all",
     "default: largest tp, smallest pp, one sample a microbatch; reference: the literal rule of the released code with "
-    "certified balance; bound: every GPU busy, best tp",
+    "our batches; bound: every GPU busy, best tp",
     "what experts run, each tuned for its batches and held to memory. token LPT: uniform, the longest sample packed "
     "first. Megatron expert: layers cut by cost, sequence parallelism, MLPs alone recomputed, as costs, packed alike. "
     "FSDP2: parameters shared out over a node or all GPUs, tokens balanced by Karmarkar-Karp. `over experts`: our "
