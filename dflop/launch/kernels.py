@@ -1,11 +1,13 @@
 """Where compiled kernels are kept: on a disk of this node, in a folder that nobody else can write to.
 
 The default is beside the sources, which on a cluster is a network file system: slow to load from, and locked or
-read-only where many nodes share one installation. Whoever can write to the folder can run code as its reader.
+read-only where many nodes share one installation. Whoever can write to the folder can run code as its reader. Each
+version of the kernels has a folder of its own: numba sees that a file changed, but not that a type moved to another.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import stat
 import tempfile
@@ -13,6 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 VARIABLE = "NUMBA_CACHE_DIR"
+ROOMS = ("simulate", "schedule")
+"""Rooms of `dflop` that hold kernels, and the types that kernels take."""
 
 
 def kernel_environment(environ: Mapping[str, str]) -> dict[str, str]:
@@ -22,7 +26,7 @@ def kernel_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """
     if environ.get(VARIABLE):
         return {}
-    folder = Path(tempfile.gettempdir()) / f"dflop-kernels-{os.getuid()}"
+    folder = Path(tempfile.gettempdir()) / f"dflop-kernels-{os.getuid()}-{_version()}"
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         found = folder.lstat()
@@ -30,3 +34,12 @@ def kernel_environment(environ: Mapping[str, str]) -> dict[str, str]:
         return {}
     is_ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
     return {VARIABLE: str(folder)} if is_ours else {}
+
+
+def _version() -> str:
+    """Hash of the sources of the rooms that hold kernels."""
+    found = hashlib.sha256()
+    for room in ROOMS:
+        for path in sorted((Path(__file__).parents[1] / room).glob("*.py")):
+            found.update(path.name.encode() + b"\0" + path.read_bytes())
+    return found.hexdigest()[:12]

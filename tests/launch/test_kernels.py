@@ -22,6 +22,12 @@ def test_kernels_are_kept_in_a_folder_of_ones_own(temporary):
     assert kernel_environment({}) == {"NUMBA_CACHE_DIR": folder}, "the next start finds them there"
 
 
+def test_other_sources_have_another_folder(temporary, monkeypatch):
+    folder = kernel_environment({})["NUMBA_CACHE_DIR"]
+    monkeypatch.setattr("dflop.launch.kernels.ROOMS", ("simulate",))
+    assert kernel_environment({})["NUMBA_CACHE_DIR"] != folder
+
+
 def test_the_users_choice_stands(temporary):
     assert kernel_environment({"NUMBA_CACHE_DIR": "/scratch"}) == {}
     assert list(temporary.iterdir()) == []
