@@ -30,7 +30,6 @@ SHOWN = (
     ("correct", EPYC, "tests.bench.correct"),
     ("correct-measured", EPYC, "tests.bench.correct_real"),
     ("endtoend", EPYC, "tests.bench.endtoend"),
-    ("peers", EPYC, "tests.bench.peers"),
     ("chaos", EPYC, "tests.chaos.page"),
     ("chaos-slurm", EPYC, "tests.chaos.page"),
     ("fuzz", EPYC, "tests.fuzz.page"),
@@ -40,6 +39,7 @@ CAMPAIGNS = {
     "chaos": "whole runs under random faults",
     "chaos-slurm": "the same on a real Slurm, with Slurm's faults too",
     "fuzz": "made-up input for every reader",
+    "peers": "dflop against its peers on the same global batches, simulated; no longer run",
 }
 """What has results and is no part of the benchmark."""
 BLOCK = re.compile(r"^(<!-- table (?P<name>[\w-]+) -->\n)(?P<text>.*?)^(<!-- end -->)$", re.DOTALL | re.MULTILINE)

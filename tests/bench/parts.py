@@ -85,10 +85,6 @@ PARTS = (
         "endtoend", "whole trainings, dflop against data-blind ones", "tests.bench.endtoend", 60.0, ("--full",), (),
         4.7, ("media",),
     ),
-    Part(
-        "peers", "dflop against its peers on the same global batches, simulated", "tests.bench.peers", 30.0,
-        takes=SIZES,
-    ),
 )  # fmt: skip
 
 
