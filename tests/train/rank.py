@@ -65,7 +65,7 @@ class Rank:
 
     def prepare(self, source: SampleSource, step_plan: StepPlan) -> PreparedStep:
         prepared = self.feed(source).prepare(step_plan)
-        if self.groups.shards is None:
+        if self.groups is None or self.groups.shards is None:
             return prepared
         return Fillers(source, self.family, self.plan, self.seat, llm_stage_of(self.stages)).fill(prepared)
 
