@@ -48,7 +48,7 @@ def connect(groups: Groups, plan: Plan, device: torch.device) -> None:
                 dist.send(token, high, group=group)
             elif rank == high:
                 dist.recv(token, low, group=group)
-    for shared in (groups.replicas, groups.tensor, groups.tied):
+    for shared in (groups.replicas, groups.shards, groups.copies, groups.tensor, groups.tied):
         if shared is not None:
             dist.all_reduce(token, group=shared)
     if device.type == "cuda":
