@@ -4,7 +4,7 @@ It runs beside the ranks, some steps ahead of them. It reads cost tables and cor
 once, packs each global batch, publishes the StepPlan on the job's key-value store, learns from what the ranks measured
 (`dflop/learn`), and spools plans and what it learns. What other runs learn meanwhile counts from its next start on.
 While its kernels are compiled rank 0 makes quick plans; when it falls behind it makes quick ones itself until it has
-caught up; when it dies, rank 0 goes on without it and starts it again.
+caught up. When it dies, rank 0 makes quick plans and starts it again.
 """
 
 from __future__ import annotations

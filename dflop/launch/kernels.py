@@ -1,8 +1,8 @@
 """Where compiled kernels are kept: on a disk of this node, in a folder that nobody else can write to.
 
 The default is beside the sources, which on a cluster is a network file system: slow to load from, and locked or
-read-only where many nodes share one installation. Whoever can write to the folder can run code as its reader. Each
-version of the kernels has a folder of its own: numba sees that a file changed, but not that a type moved to another.
+read-only where many nodes share one installation. Whoever can write to the folder can run code as its reader. The
+folder's name has a hash of the sources: numba does not notice when a type that a kernel takes moves to another file.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ import numpy as np
 from dflop.cost.model import CostModel, Floats
 from dflop.plan.candidates import MAX_PP, Bools, layer_and_edge_seconds, nearest_power, recompute_ways, shard_choices
 from dflop.plan.memory import StageBytes, in_flight, stage_bytes
-from dflop.plan.partition import Cuts, cuts_of, free_cuts
+from dflop.plan.partition import Cuts, best_cuts, free_cuts, range_seconds
 from dflop.plan.space import Problem
 from dflop.plan.stage_params import first_and_last
 from dflop.plan.sync import chain_sync_s, gather_seconds
@@ -126,7 +126,7 @@ class Chain:
         if not fit.any():
             return [], found[-1]
         some = fit & again.any(axis=(0, 2)) & (again < layers).any(axis=(0, 2))
-        # Full to the brim, a plan leaves the scheduler no choice: the same with room to spare stands beside it.
+        # Where memory is full the scheduler has no choice left, so the same chains with all layers recomputed are kept.
         roomy = self._choices(layers[:, some], layers[:, some], dp[some], shards[some]) if some.any() else []
         return [*itertools.compress(found, fit), *roomy], None
 
@@ -143,14 +143,14 @@ class Chain:
         held = self._stage_bytes(around, np.zeros_like(around), dp, shards)
         between = StageBytes(*(getattr(held, field.name)[:, 1:2] for field in fields(held)))
         power, own = int(nearest_power(self.num_microbatches * dp)[0]), around[:, :, 1:2]
-        ends = np.concatenate([[0.0], np.cumsum(self.unit_s[power])])
+        plain_s = range_seconds(self.unit_s[power])[start, end]
         stage_s = np.full((pp, num_units + 1, num_units + 1), np.inf)
         for stage in range(pp):
             depth = np.array([min(self.num_microbatches, pp - stage)])
             again, is_enough = self._least(between, own, depth, dp)
             longer_s = np.tensordot(self.again_s[:, power], again[:, :, 0], 1)
-            stage_s[stage, start, end] = np.where(is_enough[:, 0], ends[end] - ends[start] + longer_s, np.inf)
-        cuts = cuts_of(stage_s)
+            stage_s[stage, start, end] = np.where(is_enough[:, 0], plain_s + longer_s, np.inf)
+        cuts = best_cuts(stage_s)
         if cuts is None:
             return None
         layers = self._layers([cuts])

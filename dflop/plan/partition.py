@@ -7,6 +7,7 @@ and S stages, each step an array call.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -18,28 +19,16 @@ Cuts = tuple[int, ...]
 ROUNDING = 1.0 + 1e-12
 
 
-def best_cuts(seconds: Floats, num_stages: int, allowed: npt.NDArray[np.bool_] | None = None) -> Cuts | None:
+def best_cuts(stage_s: Floats) -> Cuts | None:
     """Cuts of units into contiguous stages of at least one unit each.
 
     Args:
-        seconds: `[N]` of each unit, N at least `num_stages`.
-        num_stages: Stages.
-        allowed: `[num_stages, N + 1, N + 1]`, whether a stage may hold the units from one position up to another (its
-            memory, for instance); None: any.
+        stage_s: `[S, N + 1, N + 1]` seconds of each stage with the units from one position up to another; infinite
+            where it may not hold them.
 
     Returns:
-        None when `allowed` leaves no cut.
+        None when nothing is left.
     """
-    ends = np.concatenate([[0.0], np.cumsum(seconds)])
-    stage_s = ends[np.newaxis, :] - ends[:, np.newaxis]
-    position = np.arange(len(ends))
-    possible = (position[:, np.newaxis] < position)[np.newaxis] & (True if allowed is None else allowed)
-    possible = np.broadcast_to(possible, (num_stages, *stage_s.shape))
-    return cuts_of(np.where(possible, stage_s, np.inf))
-
-
-def cuts_of(stage_s: Floats) -> Cuts | None:
-    """As `best_cuts`, for seconds `[S, N + 1, N + 1]` of stages from one position to another; infinite: never."""
     slowest_s = _sweep(stage_s, np.maximum)[0][-1]
     if slowest_s == np.inf:
         return None
@@ -65,9 +54,16 @@ def _sweep(stage_value: Floats, combine: np.ufunc) -> tuple[Floats, list[npt.NDA
     return best, came_from
 
 
+def range_seconds(seconds: Sequence[float]) -> Floats:
+    """`[N + 1, N + 1]` of the units from one position up to another; infinite where there are none."""
+    ends = np.concatenate([[0.0], np.cumsum(seconds)])
+    found: Floats = np.where(np.tri(len(ends), dtype=bool), np.inf, ends[np.newaxis, :] - ends[:, np.newaxis])
+    return found
+
+
 @functools.lru_cache(maxsize=16384)
 def free_cuts(seconds: tuple[float, ...], num_stages: int) -> Cuts:
-    """`best_cuts` with nothing forbidden; remembered, since plans ask for the same chains again and again."""
-    cuts = best_cuts(np.array(seconds), num_stages)
+    """With nothing forbidden; remembered, since plans ask for the same chains again and again."""
+    cuts = best_cuts(np.broadcast_to(range_seconds(seconds), (num_stages, len(seconds) + 1, len(seconds) + 1)))
     assert cuts is not None, f"{len(seconds)} units cannot fill {num_stages} stages"
     return cuts

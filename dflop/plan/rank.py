@@ -105,16 +105,15 @@ def scheduled_step_s(
 
 def arrival_step_s(problem: Problem, plan: Plan) -> float:
     """Mean simulated step of data-blind microbatches, whether they fit in memory or not."""
-    jobs = _jobs(problem, plan, None)
-    return statistics.fmean(j.judge.step_s(j.assign("arrival", QUICK)) for j in jobs) + plan.sync_s
+    return policy_step_s(problem, plan, "arrival", is_held=False)
 
 
-def policy_step_s(problem: Problem, plan: Plan, policy: str) -> float:
-    """Mean simulated step under a policy; infinite where a batch breaks the token caps, which are the memory's."""
+def policy_step_s(problem: Problem, plan: Plan, policy: str, *, is_held: bool = True) -> float:
+    """Mean simulated step under a policy; held to memory, infinite where a batch breaks the token caps."""
     step_s = []
     for job in _jobs(problem, plan, None):
         assignment = job.assign(policy, QUICK)
-        if not job.keeps_caps(assignment):
+        if is_held and not job.keeps_caps(assignment):
             return math.inf
         step_s.append(job.judge.step_s(assignment))
     return statistics.fmean(step_s) + plan.sync_s

@@ -1,7 +1,7 @@
 """The plan: formula and program to find candidates, simulator with the real scheduler to rank them.
 
 Per number of microbatches the formula nominates inline chains and, proven by a program, layouts with ranks of their own
-per module; the tuned data-blind plan stands beside them. All are scheduled and simulated on sampled global batches. The
+per module; the tuned data-blind plan is added. All are scheduled and simulated on sampled global batches. The
 re-rank is not optional: the formula does not see contention for cores, and only the simulator knows what the scheduler
 makes of a layout.
 """
@@ -64,8 +64,9 @@ def optimize(
 ) -> Planned:
     """Simulated plans, the one to run first, and what is proven.
 
-    Under the rules of another trainer plans are split and run in arrival order. Where no plan holds the largest samples
-    of the data, plans are for the drawn batches, and the first one's reason names the samples that go beyond it.
+    Under the rules of another trainer plans are split, share no parameters and run in arrival order. Where no plan
+    holds the largest samples of the data, plans are for the drawn batches, and the first one's reason names the samples
+    that go beyond it.
 
     Args:
         problem: A plan may use fewer processes than there are.
@@ -80,7 +81,8 @@ def optimize(
     """
     tell = progress or (lambda _: None)
     if problem.space.rules is not None:
-        problem, policy = replace(problem, space=replace(problem.space, layouts=("split",))), "arrival"
+        space = replace(problem.space, layouts=("split",), shard_parameters=(False,))
+        problem, policy = replace(problem, space=space), "arrival"
     if problem.space.layouts == ("split",):
         check_processes([s.module for s in problem.specs], problem.cluster.num_processes)
     ranked, programs = _ranked(problem, top, effort, policy, tell)
@@ -110,7 +112,8 @@ def _ranked(
     drafts, programs = _drafts(problem, tell)
     uniform = tuned_uniform(problem, lambda plan: arrival_step_s(problem, plan))
     nominees = nominate(drafts, top)
-    if uniform is not None and "inline" in problem.space.layouts:
+    space = problem.space
+    if uniform is not None and "inline" in space.layouts and False in space.shard_parameters:
         nominees = list({plan.plan_id: plan for plan in (*nominees, uniform)}.values())
     ranked = prefer_simple(rank(problem, nominees, effort, policy))
     held = " with the largest samples of the data" * bool(problem.worst_samples)

@@ -1,7 +1,7 @@
 """Karmarkar and Karp's largest differencing method: what trainers use that balance sequence lengths over ranks.
 
-Every item begins as a partition of its own into parts that are empty but one. The two partitions whose heaviest and
-lightest parts differ most become one, the heaviest parts of either with the lightest of the other, until one is left
+Each item starts as a partition with one non-empty part. The two partitions with the largest difference between their
+heaviest and lightest parts are merged, heaviest parts with lightest ones, until one partition is left
 (Karmarkar and Karp, 1982; verl and others balance data-parallel ranks so).
 """
 

@@ -33,7 +33,7 @@ class Part(NamedTuple):
     group: int = 1
     """Neighbouring ranks that meet before and behind it; 1: none."""
     gather_s: float = 0.0
-    """Of a group, at least so long for the forward pass, and for the backward pass beside `scatter_s`."""
+    """Least seconds of a group's forward pass; those of its backward pass are `gather_s + scatter_s`."""
     scatter_s: float = 0.0
 
 

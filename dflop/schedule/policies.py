@@ -120,7 +120,7 @@ class StepJob:
     def quick(self, effort: Effort) -> tuple[str, Assignment, float]:
         """(policy, assignment, seconds) of the best of arrival order and of what is dealt out longest first.
 
-        Where none keeps the caps, samples dealt out by their shares of them stand beside these.
+        Where none keeps the caps, packings by each sample's share of the caps are tried, too.
         """
         found = [("arrival", self.assign("arrival", effort))]
         best = self._best_of([*found, *(("quick", self._in_buckets(bucket)) for bucket in self._longest_first())])

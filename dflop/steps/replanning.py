@@ -47,7 +47,7 @@ class Advice:
     plans: tuple[Plan, ...] = ()
     """New ones, the one to run first; empty where none was looked for or found."""
     programs: tuple[PlanProgram, ...] = ()
-    """What is proven beside them."""
+    """What is proven of plans for the same problem."""
 
     @property
     def is_to_act(self) -> bool:

@@ -4,10 +4,9 @@ A rank keeps its rows of every matrix in float32. A layer's weights are gathered
 let go of behind it; gradients are summed, never averaged, and shared out in the backward pass of every microbatch, so
 that no rank ever holds whole ones. All of that is collective, so replicas must run the same modules in the same
 microbatches: `fillers.py` gives those that have no work something to run. Where groups smaller than all replicas share
-out parameters (HSDP), each group is one of its own here, and the copies agree on gradients at the end of a step, in
-`reduce.py`: torch's way holds a module's gradients as one flat tensor, which an embedding that is used before the
-layers and a head behind them do not make. Ranks of a tensor-parallel group share out their parts of matrices, each with
-the same rank of the other replicas.
+out parameters (HSDP), each group runs FSDP2 separately, and `reduce.py` all-reduces gradients over the copies after a
+step. torch's HSDP keeps one flat sum per module, and fails where head and embedding are reduced apart. Ranks of a
+tensor-parallel group share out their parts of matrices, each with the same rank of the other replicas.
 
 To the rest of training such a stage looks like one of which every replica holds a part: `Stage.names` maps global names
 to this rank's rows, plain tensors that share their memory with FSDP's. What does not train stays whole, a stage or the

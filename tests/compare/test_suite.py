@@ -145,6 +145,9 @@ def test_the_paper_suite_has_rows_a_plot_and_a_page(found, tmp_path):
     assert {len(row) for row in result.rows} == {len(result.columns)}
     assert [row[0] for row in result.rows] == [LLAVA.name, "geometric mean"]
     save_picture(result.points, tmp_path / "paper.svg")
+    alone = dataclasses.replace(found, steps={name: s for name, s in found.steps.items() if name not in EXPERTS})
+    without = suite_page(SuiteResult("paper", (sweeps.Point("", 0.0, "", alone),))).verdict
+    assert f"On data `main` dflop is {found.speedup(OURS).mean:.2f}x as fast as the best uniform plan" in without
     verdict = suite_page(result).verdict
     assert f"dflop is {found.over_experts.mean:.2f}x as fast as the best of what experts run" in verdict
     assert f"{found.speedup(OURS).mean:.2f}x as fast as the best uniform plan" in verdict

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dflop.cost.model import has_edge
 from dflop.plan.drafts import fits
 from dflop.plan.inline import inline_choices
-from dflop.plan.partition import best_cuts
+from dflop.plan.partition import best_cuts, free_cuts, range_seconds
 from dflop.plan.runnable import check_plan
 from dflop.plan.space import Problem
 from dflop.records import LLM, Plan
@@ -34,7 +34,7 @@ UNITS = st.lists(st.integers(1, 50).map(float), min_size=1, max_size=9)
 def test_cuts_are_the_best_of_all(seconds, num_stages):
     if num_stages > len(seconds):
         return
-    cuts = best_cuts(np.array(seconds), num_stages)
+    cuts = free_cuts(tuple(seconds), num_stages)
     assert cuts in set(every_cut(len(seconds), num_stages))
 
     def badness(c) -> tuple[float, float]:
@@ -55,7 +55,7 @@ def test_cuts_keep_to_what_is_allowed(seconds, num_stages, rng):
         for c in every_cut(len(seconds), num_stages)
         if all(allowed[k, a, b] for k, (a, b) in enumerate(itertools.pairwise(c)))
     ]
-    cuts = best_cuts(np.array(seconds), num_stages, allowed)
+    cuts = best_cuts(np.where(allowed, range_seconds(seconds), np.inf))
     if not possible:
         assert cuts is None
     else:

@@ -154,3 +154,7 @@ def test_another_trainers_rules_are_constraints_of_the_search():
         assert mimo_problems(plan, 8) == []
         assert plan.predicted_step_s == plan.baseline_step_s
     assert any(mimo_problems(plan, 8) for plan in plans(**model))
+    for plan in plans(space=SearchSpace(shard_parameters=(True,)), **model):
+        assert all(m.parameter_shards > 1 or m.parallel.dp == 1 for m in plan.modules), "as configured"
+    for plan in plans(space=SearchSpace(rules=MimoRules(), shard_parameters=(True,)), **model):
+        assert mimo_problems(plan, 8) == [], "that trainer shares no parameters"

@@ -64,12 +64,14 @@ def _told(contests: Sequence[Contest]) -> tuple[str, tuple[tuple[str, str, str],
     for mixture, of in by_mixture(contests):
         speedups = [c.speedup(OURS).mean for c in of]
         mean, bound = ratio(geometric_mean(speedups)), ratio(geometric_mean([c.bound_speedup for c in of]))
-        experts = [c.over_experts.mean for c in of]
+        experts = [gain for c in of if not math.isnan(gain := c.over_experts.mean)]
         several = f", {ratio(min(experts))} to {ratio(max(experts))}" if len(experts) > 1 else ""
-        over = "no expert's plan fits" if math.isnan(min(experts)) else f"{ratio(geometric_mean(experts))}{several}"
+        over = ""
+        if experts:
+            over = f"{ratio(geometric_mean(experts))} as fast as the best of what experts run{several}, and "
         sentences.append(
-            f"On data `{mixture}` dflop is {over} as fast as the best of what experts run, and {mean} as fast as the "
-            f"best uniform plan in arrival order. With every GPU busy all the time that would be {bound}."
+            f"On data `{mixture}` dflop is {over}{mean} as fast as the best uniform plan in arrival order. With every "
+            f"GPU busy all the time that would be {bound}."
         )
         remark = f"{len(of)} settings, bound {bound}, geometric means"
         numbers.append((f"speed-up on `{mixture}`, simulated", mean, remark))

@@ -6,11 +6,11 @@ allows fewer microbatches. The layout is tuned for the batches that it is run wi
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from dflop.plan.baselines.uniform import fastest
 from dflop.plan.candidates import recompute_ways, shard_choices
 from dflop.plan.drafts import fits, inline_draft
 from dflop.plan.space import Problem
@@ -27,9 +27,7 @@ def tuned_sharded(problem: Problem, step_s: Callable[[Plan], float]) -> Plan | N
     Raises:
         CostError: a module without costs.
     """
-    timed = [(step_s(plan), plan.plan_id, plan) for plan in _plans(problem)]
-    best = min(timed, key=lambda found: found[:2], default=None)
-    return None if best is None or best[0] == math.inf else best[2]
+    return fastest(_plans(problem), step_s)
 
 
 def _plans(problem: Problem) -> Iterator[Plan]:

@@ -67,9 +67,14 @@ def tuned_uniform(problem: Problem, step_s: Callable[[Plan], float]) -> Plan | N
         if len(kept) >= MIN_SIMULATED and plan.formula_step_s > PRUNE_RATIO * kept[0].formula_step_s:
             break
         kept.append(plan)
-    timed = [(step_s(plan), plan.formula_step_s, plan.plan_id, plan) for plan in kept]
-    best = min(timed, key=lambda found: found[:3], default=None)
-    return None if best is None or best[0] == math.inf else best[3]
+    return fastest(kept, step_s)
+
+
+def fastest(plans: Iterable[Plan], step_s: Callable[[Plan], float]) -> Plan | None:
+    """The plan with the least seconds, of equals the first by its id; None where all are infinite or there is none."""
+    timed = ((step_s(plan), plan.plan_id, plan) for plan in plans)
+    best = min(timed, key=lambda found: found[:2], default=None)
+    return None if best is None or best[0] == math.inf else best[2]
 
 
 def default_plan(problem: Problem) -> Plan:

@@ -12,6 +12,7 @@ do otherwise, `mimo_rules` refuses. How MIMO's fields are filled:
     recompute                 full, uniform, one layer; encoders take it over from the LLM, so plans in which modules
                               differ are refused
     ZeRO-1                    one switch for all modules, on when one asks for it: it costs the others no memory
+    FSDP2                     refused: no field
     token caps, packing       no field: comments
     layout `inline`           refused: ranks of modules may not overlap
 """

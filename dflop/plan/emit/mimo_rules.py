@@ -144,6 +144,7 @@ def mimo_problems(plan: Plan, num_gpus: int) -> list[str]:
     rules, layouts = MimoRules(), {m.module: m for m in plan.modules}
     found = [f"no module `{LLM}`"] if LLM not in layouts else []
     found += [problem for m in plan.modules for problem in rules.module_problems(m.module, m)]
+    found += [f"`{m.module}` shares out parameters ({m.sharding})" for m in plan.modules if m.parameter_shards > 1]
     for pair in itertools.combinations(layouts.items(), 2):
         found += rules.pair_problems(*pair)
     found += rules.batch_problems(layouts, plan.num_microbatches, plan.global_batch_size)

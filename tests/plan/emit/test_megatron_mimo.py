@@ -72,6 +72,12 @@ def test_one_module_that_shards_its_optimizer_shards_all_and_the_file_says_so():
     assert parsed(emit_megatron_mimo(nothing_to_share, CLUSTER))["ddp"] == {"use_distributed_optimizer": False}
 
 
+def test_shared_parameters_are_refused():
+    plan = split(module("vision", 1, 1, 4), module(LLM, 1, 1, 4, shard_optimizer=True, parameter_shards=4))
+    with pytest.raises(ConfigError, match=r"`llm` shares out parameters \(FSDP2\)"):
+        emit_megatron_mimo(plan, CLUSTER)
+
+
 def test_an_inline_plan_is_refused():
     with pytest.raises(ConfigError, match="layout `inline` puts modules on the same ranks"):
         emit_megatron_mimo(make_inline_plan(2), CLUSTER)
