@@ -174,12 +174,11 @@ class Chain:
     def _least(self, held: StageBytes, layers: Ints, depth: Ints, dp: Ints) -> tuple[Ints, Bools]:
         """Layers `[modules, C, P]` that bring stages into memory, cheapest bytes first, and `[C, P]` whether they do.
 
-        `held` is without any; `depth` `[P]` are microbatches in flight. A layer at a time keeps all of its activations.
+        `held` is without any; `depth` `[P]` are microbatches in flight.
         """
         usable_bytes, again = self.problem.usable_bytes, np.zeros_like(layers)
         over = held.state + depth * held.kept + held.once - usable_bytes
         saves, keeps = self._saved_bytes(dp)
-        over = np.where(over > 0, over + (keeps[:, :, np.newaxis] * (layers > 0)).max(axis=0), 0.0)
         if True in self.ways:
             price = self.again_s.mean(axis=1) / np.maximum(saves.mean(axis=1), 1.0)
             for m in np.argsort(price, kind="stable"):
@@ -187,6 +186,8 @@ class Chain:
                 wanted = np.ceil(np.maximum(over, 0.0) / np.maximum(saved, 1.0))
                 again[m] = np.where(saved > 0, np.minimum(layers[m], wanted), 0)
                 over = over - again[m] * saved
+            # Where all of a module's layers run again, one of them at a time keeps all of its activations.
+            over = over + (keeps[:, :, np.newaxis] * ((again > 0) & (again == layers))).max(axis=0)
         return again, (over <= 0) & (held.state + held.after <= usable_bytes)
 
     def _saved_bytes(self, dp: Ints) -> tuple[Floats, Floats]:

@@ -130,8 +130,10 @@ def stage_bytes(
     of_layers = (layers - again) * plain + again * (activations(1, False, True) if does_any else 0.0)
     kept = of_layers + last * (edge - inputs) + first * inputs * trains_layers(table)
     kept = np.ceil(kept + crossings * weight_bytes * spec.hidden_size * tokens)
+    # Of layers behind those that run again one is let go of by then, with as much as one of these makes anew.
+    is_first_again = (again > 0) & (again == layers)
     # While a layer is at work, nothing is kept of what is behind; while what is before the layers is, nothing at all.
-    work = _layer_at_work(spec, table, params, tokens, tp) + (again > 0) * plain - last * (edge - inputs)
+    work = _layer_at_work(spec, table, params, tokens, tp) + is_first_again * plain - last * (edge - inputs)
     entry = _gradient_bytes(table) * params.entry * trains_layers(table) - kept
     once = np.maximum.reduce([work, entry, _ends_at_work(spec, table, params, load, tp)])
     columns = (np.broadcast_to(x, len(kept))[:, np.newaxis] for x in (dp, shard_optimizer, shards))
