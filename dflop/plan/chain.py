@@ -127,6 +127,7 @@ class Chain:
             return [], found[-1]
         some = fit & again.any(axis=(0, 2)) & (again < layers).any(axis=(0, 2))
         # Where memory is full the scheduler has no choice left, so the same chains with all layers recomputed are kept.
+        some &= ~self._is_over(layers, layers, dp, shards).any(axis=1)
         roomy = self._choices(layers[:, some], layers[:, some], dp[some], shards[some]) if some.any() else []
         return [*itertools.compress(found, fit), *roomy], None
 
@@ -163,13 +164,19 @@ class Chain:
         depth, none = in_flight(pp, self.num_microbatches, 0, pp), np.zeros_like(layers)
         again = none if False in self.ways else layers
         held = self._stage_bytes(layers, again, dp, shards)
-        is_over = held.peaks(depth) > self.problem.usable_bytes
+        is_over: Bools = np.asarray(held.peaks(depth) > self.problem.usable_bytes)
         if self.ways == (False, True) and is_over.any():
             again = self._least(held, layers, depth, dp)[0]
-            peaks = self._stage_bytes(layers, again, dp, shards).peaks(depth)
-            again = np.where(peaks > self.problem.usable_bytes, layers, again)  # what a stage received is kept, too
-            is_over = self._stage_bytes(layers, again, dp, shards).peaks(depth) > self.problem.usable_bytes
+            # What a stage received is kept, too.
+            again = np.where(self._is_over(layers, again, dp, shards), layers, again)
+            is_over = self._is_over(layers, again, dp, shards)
         return again, np.asarray(~is_over.any(axis=1))
+
+    def _is_over(self, layers: Ints, again: Ints, dp: Ints, shards: Ints) -> Bools:
+        """`[C, P]`: whether stages go beyond the memory."""
+        pp = layers.shape[2]
+        peaks = self._stage_bytes(layers, again, dp, shards).peaks(in_flight(pp, self.num_microbatches, 0, pp))
+        return np.asarray(peaks > self.problem.usable_bytes)
 
     def _least(self, held: StageBytes, layers: Ints, depth: Ints, dp: Ints) -> tuple[Ints, Bools]:
         """Layers `[modules, C, P]` that bring stages into memory, cheapest bytes first, and `[C, P]` whether they do.
