@@ -120,23 +120,27 @@ def _place(task, state, order, sizes):  # type: ignore[no-untyped-def]  # numba 
     least = np.zeros((task.num_slots, num_chain))  # of a slot's buckets: no slot is looked into that cannot win
     largest = np.zeros((task.num_slots, num_seconds - num_chain))
     for i in order:
-        best, best_score = -1, np.inf
-        for k in range(task.num_slots):
-            shared = bound = 0.0
-            for q in range(num_chain, num_seconds):
-                own = max(largest[k, q - num_chain], task.largest_s[i, q - num_chain])
-                shared = max(shared, max(own, slot_sum[k, q] + samples[i, q]))
-            for q in range(num_chain):
-                bound = max(bound, (least[k, q] + samples[i, q]) * fastest[q])
-            if (max(shared, bound) + 1e-3 * (shared + bound)) / sizes[k] >= best_score:
-                continue
-            for b in range(k * lanes, (k + 1) * lanes):
-                own = 0.0
+        best = -1
+        for is_checked in (False, True):  # caps of all buckets only where the best of them breaks one
+            best, best_score = -1, np.inf
+            for k in range(task.num_slots):
+                shared = bound = 0.0
+                for q in range(num_chain, num_seconds):
+                    own = max(largest[k, q - num_chain], task.largest_s[i, q - num_chain])
+                    shared = max(shared, max(own, slot_sum[k, q] + samples[i, q]))
                 for q in range(num_chain):
-                    own = max(own, (bucket_sum[b, q] + samples[i, q]) * slowness[q, b - k * lanes])
-                score = (max(shared, own) + 1e-3 * (shared + own)) / sizes[k]
-                if score < best_score and fits(task, state, b, i):
-                    best, best_score = b, score
+                    bound = max(bound, (least[k, q] + samples[i, q]) * fastest[q])
+                if (max(shared, bound) + 1e-3 * (shared + bound)) / sizes[k] >= best_score:
+                    continue
+                for b in range(k * lanes, (k + 1) * lanes):
+                    own = 0.0
+                    for q in range(num_chain):
+                        own = max(own, (bucket_sum[b, q] + samples[i, q]) * slowness[q, b - k * lanes])
+                    score = (max(shared, own) + 1e-3 * (shared + own)) / sizes[k]
+                    if score < best_score and (not is_checked or fits(task, state, b, i)):
+                        best, best_score = b, score
+            if fits(task, state, best, i):
+                break
         if best < 0:
             best = int(np.argmin(bucket_sum[:, num_seconds + 1]))
         add(task, state, i, best)

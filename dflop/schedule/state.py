@@ -269,23 +269,25 @@ def heaviest(task, state, k, which, where, otherwise):  # type: ignore[no-untype
 @inlined
 def fits(task, state, b, i):  # type: ignore[no-untyped-def]  # numba infers them
     """Whether a bucket, its slot and all windows it is in keep the caps with sample i on top."""
-    lanes, tokens, media = task.num_lanes, task.first[1] + 1, task.first[3]
-    sums, k = state.bucket_sum, b // task.num_lanes
-    if sums[b, tokens] + task.samples[i, tokens] > task.cap_tokens:
+    # Into variables first: numba counts a reference for every array taken out of a tuple.
+    sums, slot_sum, samples, first = state.bucket_sum, state.slot_sum, task.samples, task.first
+    cap_bucket, cap_slot, lanes, window = task.cap_bucket_media, task.cap_slot_media, task.num_lanes, task.window
+    tokens, media, k = first[1] + 1, first[3], b // lanes
+    if sums[b, tokens] + samples[i, tokens] > task.cap_tokens:
         return False
-    for e in range(len(task.cap_slot_media)):
-        if sums[b, media + e] + task.samples[i, media + e] > task.cap_bucket_media[e]:
+    for e in range(len(cap_slot)):
+        if sums[b, media + e] + samples[i, media + e] > cap_bucket[e]:
             return False
-        if state.slot_sum[k, media + e] + task.samples[i, media + e] > task.cap_slot_media[e]:
+        if slot_sum[k, media + e] + samples[i, media + e] > cap_slot[e]:
             return False
-    if task.cap_window_tokens >= task.window * task.cap_tokens:
+    if task.cap_window_tokens >= window * task.cap_tokens:
         return True
-    begin, end = max(0, k - task.window + 1), min(task.num_slots, k + task.window)
-    total = task.samples[i, tokens]
+    begin, end = max(0, k - window + 1), min(task.num_slots, k + window)
+    total = samples[i, tokens]
     for s in range(begin, end):
         total += sums[s * lanes + b % lanes, tokens]
-        if s - begin >= task.window:
-            total -= sums[(s - task.window) * lanes + b % lanes, tokens]
+        if s - begin >= window:
+            total -= sums[(s - window) * lanes + b % lanes, tokens]
         if total > task.cap_window_tokens:
             return False
     return True

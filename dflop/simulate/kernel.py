@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -22,7 +22,6 @@ import numpy as np
 import numpy.typing as npt
 
 from dflop.records import LLM, Plan
-from dflop.simulate.events import OpGraph, simulate
 from dflop.simulate.jit import kernel
 from dflop.simulate.pipeline_order import one_f_one_b
 from dflop.simulate.step import meeting_ranks, num_stages_after
@@ -208,27 +207,38 @@ def step_program(pipes: tuple[Pipe, ...], num_slots: int, *, is_shared: bool) ->
     crossing = np.cumsum([num_inside, *(m * pipe.num_lanes for pipe in pipes[:-1])])
     entry_at, turn_at = crossing[:-1], crossing[:-1] + (0 if is_shared else crossing[-1] - num_inside)
 
-    def lines(g: int, phase: int, k: int, before: int) -> Iterator[tuple[int, ...]]:
-        p, s = stages[g]
-        own, kind = _end(g, phase, k, m), kind_start[p] + pipes[p].kinds[s]
-        seconds, group, waits = int(seconds_at[kind, phase]) + k, pipes[p].groups[s], _waits(pipes, stages, g, phase)
-        for i, wait in enumerate(waits or [-1]):
-            q = stages[wait][0]
-            what, lanes, gates = STRAIGHT, 0, int(gates_at[kind, phase]) + k if waits else 0
-            if waits and p != q:
-                lanes = pipes[min(p, q)].num_lanes
-                what, gates = (TURN, int(turn_at[p])) if p < llm else (ENTRY, int(entry_at[q]))
-                gates += k * lanes
-            ended = _end(wait, phase, k, m) if waits else 0
-            takes = seconds if group == 1 and i == len(waits or [-1]) - 1 else 0
-            yield what, own, own if i else before, ended, gates, takes, lanes
+    orders = np.array([2 * g * m + _own_order(m, pipes[p].num_after[s]) for g, (p, s) in enumerate(stages)])
+    before = np.zeros(orders.size, dtype=np.int64)
+    before[orders[:, 1:]] = 1 + orders[:, :-1]
+    waits = [_waits(pipes, stages, g, phase) for g in range(len(stages)) for phase in (0, 1)]
+    found, numbers = [], []
+    for first, waited in enumerate(waits):
+        (p, s), phase, k = stages[first // 2], first % 2, np.arange(m)
+        own, kind, group = first * m + k, kind_start[p] + pipes[p].kinds[s], pipes[p].groups[s]
+        seconds = int(seconds_at[kind, phase]) + k
+        for i, wait in enumerate(waited or [-1]):
+            what, lanes, gates, ended = STRAIGHT, 0, 0 * k, 0 * k
+            if waited:
+                q, ended, gates = stages[wait][0], 1 + (2 * wait + phase) * m + k, int(gates_at[kind, phase]) + k
+                if p != q:
+                    lanes = pipes[min(p, q)].num_lanes
+                    what, at = (TURN, turn_at[p]) if p < llm else (ENTRY, entry_at[q])
+                    gates = int(at) + k * lanes
+            takes = seconds if group == 1 and i == len(waited or [-1]) - 1 else 0
+            found.append((what, 1 + own, 1 + own if i else before[own], ended, gates, takes, lanes))
+            numbers.append(own)
         if group > 1:
-            yield MEET, own, 0, 0, 0, seconds, group
-
-    ops = [line for g, phase, k, before in _in_order(pipes, stages, m) for line in lines(g, phase, k, before)]
+            found.append((MEET, 1 + own, 0 * k, 0 * k, 0 * k, seconds, group))
+            numbers.append(own)
+    most = max(map(len, waits))
+    turns = np.empty(orders.size, dtype=np.int64)
+    padded = np.array([[*of, *[-1] * (most - len(of))] for of in waits], dtype=np.int64)
+    turns[_in_turn(orders, padded)] = np.arange(orders.size)
+    lines = np.concatenate([np.stack(np.broadcast_arrays(*columns), axis=1) for columns in found])
+    ops = lines[np.argsort(turns[np.concatenate(numbers)], kind="stable")]
     return Program(
-        np.array(ops, dtype=np.int64),
-        np.array([_end(g, 1, m - 1, m) for g in range(len(stages))]),
+        ops,
+        (2 + 2 * np.arange(len(stages))) * m,
         seconds_at,
         gates_at,
         entry_at,
@@ -237,10 +247,6 @@ def step_program(pipes: tuple[Pipe, ...], num_slots: int, *, is_shared: bool) ->
         1 + 2 * m * len(pipe_of_kind),
         int(crossing[-1] if is_shared else 2 * crossing[-1] - num_inside),
     )
-
-
-def _end(stage: int, phase: int, k: int, num_slots: int) -> int:
-    return 1 + (2 * stage + phase) * num_slots + k
 
 
 def _waits(pipes: Sequence[Pipe], stages: Sequence[tuple[int, int]], g: int, phase: int) -> list[int]:
@@ -254,18 +260,32 @@ def _waits(pipes: Sequence[Pipe], stages: Sequence[tuple[int, int]], g: int, pha
     return [g - 1 if phase == 0 else g + 1] if depth > 1 else []
 
 
-def _in_order(pipes: Sequence[Pipe], stages: Sequence[tuple[int, int]], m: int) -> Iterator[tuple[int, int, int, int]]:
-    """(stage, 0 forward or 1 backward, microbatch, row of the end before it), none before one it waits for."""
-    orders = [
-        tuple((2 * g + (a.phase == "B")) * m + a.microbatch for a in one_f_one_b(m, pipes[p].num_after[s]))
-        for g, (p, s) in enumerate(stages)
-    ]
-    ops = [(g, phase, k) for g in range(len(stages)) for phase in (0, 1) for k in range(m)]
-    waits = tuple(tuple((2 * w + phase) * m + k for w in _waits(pipes, stages, g, phase)) for g, phase, k in ops)
-    start = simulate(OpGraph(tuple(orders), (1.0,) * len(ops), waits)).start_s
-    before = {b: 1 + a for order in orders for a, b in itertools.pairwise(order)}
-    for i in np.argsort(start, kind="stable").tolist():
-        yield *ops[i], before.get(i, 0)
+@functools.lru_cache(maxsize=1024)
+def _own_order(m: int, num_stages_after: int) -> Ints:
+    """`[2 m]`: what a stage runs, forwards numbered from 0, backwards from m."""
+    actions = one_f_one_b(m, num_stages_after)
+    return np.array([(a.phase == "B") * m + a.microbatch for a in actions], dtype=np.int64)
+
+
+@kernel
+def _in_turn(orders, waits):  # type: ignore[no-untyped-def]  # numba infers them
+    """`[operations]`, none before one it waits for: `orders` `[stages, 2 m]`, `waits` `[2 stages, W]`, -1 for none."""
+    num_stages, num_each = orders.shape
+    m, num_done = num_each // 2, 0
+    found, is_done = np.empty(orders.size, np.int64), np.zeros(orders.size, np.bool_)
+    position = np.zeros(num_stages, np.int64)
+    while num_done < orders.size:
+        for g in range(num_stages):
+            while position[g] < num_each:
+                op, is_ready = orders[g, position[g]], True
+                first = op // m
+                for wait in waits[first]:
+                    is_ready = is_ready and (wait < 0 or is_done[(2 * wait + first % 2) * m + op % m])
+                if not is_ready:
+                    break
+                found[num_done], is_done[op] = op, True
+                num_done, position[g] = num_done + 1, position[g] + 1
+    return found
 
 
 @kernel
