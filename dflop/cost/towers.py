@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Collection, Iterable
 
 from dflop.cost import curve
-from dflop.cost.curve import ZERO, edge_part, layer_part
+from dflop.cost.curve import edge_part
 from dflop.cost.identity import with_table_id
 from dflop.models.family import tower_of
 from dflop.records import CostTable
@@ -63,4 +63,7 @@ def tower_table(trained: CostTable, frozen: CostTable | None = None) -> CostTabl
 
 def trains_layers(table: CostTable) -> bool:
     """Whether weights of the layers train; where they do not, those outside may: only a frozen table's do not."""
-    return not table.is_frozen and layer_part(table.backward_s) != ZERO
+    back = table.backward_s
+    return not table.is_frozen and bool(
+        back.layer_fixed or back.layer_per_token or back.layer_per_sq_token or back.layer_knots
+    )

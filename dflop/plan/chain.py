@@ -62,6 +62,8 @@ class Chain:
     """`[modules, powers]` what a layer takes longer at these loads when it runs again."""
     heaviest_s: tuple[tuple[Floats, Floats, Floats], ...]
     """Per module (layer, edge, layer again) seconds `[S, 1]` of the heaviest sample of each scenario."""
+    least_s: dict[int, float]
+    """By number of replicas, what all microbatches of one take at least, whatever is cut, shared or run again."""
 
     @classmethod
     def of(cls, problem: Problem, tp: int, num_microbatches: int) -> Chain:
@@ -70,6 +72,8 @@ class Chain:
         owner = np.repeat(np.arange(len(sizes)), [len(part) for part in sizes])
         unit_layers = (owner == np.arange(len(sizes))[:, np.newaxis]) * np.concatenate(sizes)
         buckets = 2 ** np.arange(int(nearest_power(problem.global_batch_size)) + 1)
+        dp = problem.dps(min(problem.global_batch_size // num_microbatches, problem.cluster.num_processes // tp))
+        least_s = np.zeros(len(dp))
         unit_s, again_s, heaviest_s = np.zeros((len(buckets), len(owner))), [], []
         for m, spec in enumerate(problem.specs):
             seconds = functools.partial(_seconds, problem.cost, spec.module, tp=tp, again=True in ways)
@@ -79,9 +83,20 @@ class Chain:
             unit_s += unit_layers[m] * layer_s[:, np.newaxis] + edge * edge_s[:, np.newaxis]
             heavy_s, heavy_edge_s, heavy_again_s = seconds(problem.heaviest_samples[spec.module])
             heaviest_s.append((heavy_s[:, np.newaxis], heavy_edge_s[:, np.newaxis], heavy_again_s[:, np.newaxis]))
+            average = problem.sample_loads[spec.module].per_microbatch(num_microbatches * np.array(dp))
+            average_s, average_edge_s, _ = seconds(average)
+            least_s += num_microbatches * (spec.num_layers * average_s + average_edge_s).mean(axis=-1)
         rows = tuple(tuple(row) for row in unit_s.tolist())
         return cls(
-            problem, tp, tuple(sorted(ways)), num_microbatches, unit_layers, rows, np.array(again_s), tuple(heaviest_s)
+            problem,
+            tp,
+            tuple(sorted(ways)),
+            num_microbatches,
+            unit_layers,
+            rows,
+            np.array(again_s),
+            tuple(heaviest_s),
+            dict(zip(dp, least_s.tolist(), strict=True)),
         )
 
     @property
@@ -112,7 +127,8 @@ class Chain:
         most = min(batch // self.num_microbatches, cluster.num_processes // (self.tp * pp))
         dp = np.array([d for d in self.problem.dps(most) if d not in without], dtype=np.int64)
         shards = shard_choices(self.problem, self.tp, dp)[kind]
-        dp, shards = dp[shards > 0], shards[shards > 0]
+        worth = (shards > 0) & (np.array([self.least_s[d] for d in dp.tolist()]) <= limit_s * pp)
+        dp, shards = dp[worth], shards[worth]
         if not len(dp):
             return [], None
         layers = self._layers([free_cuts(self.unit_s[k], pp) for k in nearest_power(self.num_microbatches * dp)])
@@ -167,9 +183,10 @@ class Chain:
         is_over: Bools = np.asarray(held.peaks(depth) > self.problem.usable_bytes)
         if self.ways == (False, True) and is_over.any():
             again = self._least(held, layers, depth, dp)[0]
-            # What a stage received is kept, too.
-            again = np.where(self._is_over(layers, again, dp, shards), layers, again)
             is_over = self._is_over(layers, again, dp, shards)
+            if is_over.any():  # what a stage received is kept, too
+                again = np.where(is_over, layers, again)
+                is_over = self._is_over(layers, again, dp, shards)
         return again, np.asarray(~is_over.any(axis=1))
 
     def _is_over(self, layers: Ints, again: Ints, dp: Ints, shards: Ints) -> Bools:

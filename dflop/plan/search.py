@@ -24,7 +24,6 @@ from dflop.plan.space import Problem
 from dflop.plan.verdict import prefer_simple, proven, reason
 from dflop.plan.worst import beyond_text, samples_beyond
 from dflop.records import Plan, PlanProgram
-from dflop.schedule.policies import QUICK, Effort
 
 DRAFTS_PER_COUNT = 15
 """Layouts kept per number of microbatches, of each kind."""
@@ -46,19 +45,17 @@ def plan_problem(
     problem: Problem,
     *,
     top: int = 40,
-    effort: Effort = QUICK,
     policy: str = "balanced",
     progress: Callable[[str], None] | None = None,
 ) -> tuple[Plan, ...]:
     """The plans of `optimize`."""
-    return optimize(problem, top=top, effort=effort, policy=policy, progress=progress).plans
+    return optimize(problem, top=top, policy=policy, progress=progress).plans
 
 
 def optimize(
     problem: Problem,
     *,
     top: int = 40,
-    effort: Effort = QUICK,
     policy: str = "balanced",
     progress: Callable[[str], None] | None = None,
 ) -> Planned:
@@ -71,7 +68,6 @@ def optimize(
     Args:
         problem: A plan may use fewer processes than there are.
         top: Plans to simulate; those the formula likes best, of all kinds.
-        effort: The scheduler's budget in the last round of ranking.
         policy: What makes microbatches.
         progress: Told what happens, one line each.
 
@@ -85,11 +81,11 @@ def optimize(
         problem, policy = replace(problem, space=space), "arrival"
     if problem.space.layouts == ("split",):
         check_processes([s.module for s in problem.specs], problem.cluster.num_processes)
-    ranked, programs = _ranked(problem, top, effort, policy, tell)
+    ranked, programs = _ranked(problem, top, policy, tell)
     beyond = ""
     if not ranked and problem.worst_samples:
         tell("no plan holds the largest samples of the data: planning for the drawn batches alone")
-        ranked, programs = _ranked(replace(problem, worst_samples=()), top, effort, policy, tell)
+        ranked, programs = _ranked(replace(problem, worst_samples=()), top, policy, tell)
         beyond = beyond_text(problem, samples_beyond(problem, ranked[0].plan)) if ranked else ""
     if not ranked:
         raise explain(problem)
@@ -106,7 +102,7 @@ def optimize(
 
 
 def _ranked(
-    problem: Problem, top: int, effort: Effort, policy: str, tell: Callable[[str], None]
+    problem: Problem, top: int, policy: str, tell: Callable[[str], None]
 ) -> tuple[list[Ranked], list[PlanProgram]]:
     """Simulated plans that fit in memory, the uniform data-blind plan among them, none if none fits; what is proven."""
     drafts, programs = _drafts(problem, tell)
@@ -115,7 +111,7 @@ def _ranked(
     space = problem.space
     if uniform is not None and "inline" in space.layouts and False in space.shard_parameters:
         nominees = list({plan.plan_id: plan for plan in (*nominees, uniform)}.values())
-    ranked = prefer_simple(rank(problem, nominees, effort, policy))
+    ranked = prefer_simple(rank(problem, nominees, policy))
     held = " with the largest samples of the data" * bool(problem.worst_samples)
     tell(f"simulated {len(nominees)} plans on {len(problem.batches)} global batches, {len(ranked)} fit in memory{held}")
     uniform_s = float("nan") if uniform is None else arrival_step_s(problem, uniform)
