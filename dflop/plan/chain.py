@@ -142,14 +142,20 @@ class Chain:
         if not fit.any():
             return [], found[-1]
         some = fit & again.any(axis=(0, 2)) & (again < layers).any(axis=(0, 2))
+        if not some.any():
+            return list(itertools.compress(found, fit)), None
         # Where memory is full the scheduler has no choice left, so the same chains with all layers recomputed are kept.
-        some &= ~self._is_over(layers, layers, dp, shards).any(axis=1)
+        some[some] = ~self._is_over(layers[:, some], layers[:, some], dp[some], shards[some]).any(axis=1)
         roomy = self._choices(layers[:, some], layers[:, some], dp[some], shards[some]) if some.any() else []
         return [*itertools.compress(found, fit), *roomy], None
 
     def within_memory(self, choice: ChainChoice) -> ChainChoice | None:
         """The fastest cuts of a chain of which every stage fits; None when there are none."""
         pp, dp, shards = choice.parallel.pp, np.array([choice.parallel.dp]), np.array([choice.parameter_shards])
+        whole = self.unit_layers.sum(axis=1)[:, np.newaxis, np.newaxis]
+        least = self._stage_bytes(whole, whole * (True in self.ways), dp, shards)
+        if least.state + least.kept > pp * self.problem.usable_bytes:
+            return None
         num_units = self.unit_layers.shape[1]
         start, end = np.triu_indices(num_units + 1, k=1)
         before = self._layers_before()
@@ -158,15 +164,21 @@ class Chain:
             [before[:, start], before[:, end] - before[:, start], before[:, -1:] - before[:, end]], axis=2
         )
         held = self._stage_bytes(around, np.zeros_like(around), dp, shards)
-        between = StageBytes(*(getattr(held, field.name)[:, 1:2] for field in fields(held)))
-        power, own = int(nearest_power(self.num_microbatches * dp)[0]), around[:, :, 1:2]
-        plain_s = range_seconds(self.unit_s[power])[start, end]
+        has_room = held.state[:, 1] <= self.problem.usable_bytes
+        power = int(nearest_power(self.num_microbatches * dp)[0])
+        plain_s = range_seconds(self.unit_s[power])
         stage_s = np.full((pp, num_units + 1, num_units + 1), np.inf)
         for stage in range(pp):
             depth = np.array([min(self.num_microbatches, pp - stage)])
-            again, is_enough = self._least(between, own, depth, dp)
+            is_own = ((start == 0) == (stage == 0)) & ((end == num_units) == (stage == pp - 1)) & (start >= stage)
+            rows = np.flatnonzero(has_room & is_own & (num_units - end >= pp - 1 - stage))
+            between = StageBytes(*(getattr(held, field.name)[rows, 1:2] for field in fields(held)))
+            again, is_enough = self._least(between, around[:, rows, 1:2], depth, dp)
             longer_s = np.tensordot(self.again_s[:, power], again[:, :, 0], 1)
-            stage_s[stage, start, end] = np.where(is_enough[:, 0], plain_s + longer_s, np.inf)
+            of_rows = (stage, start[rows], end[rows])
+            stage_s[of_rows] = np.where(is_enough[:, 0], plain_s[of_rows[1:]] + longer_s, np.inf)
+            if not is_enough.any():
+                return None
         cuts = best_cuts(stage_s)
         if cuts is None:
             return None

@@ -55,11 +55,18 @@ def inline_choices(
                 fits_so = fits_so or bool(fitting)
                 without |= {c.parallel.dp for c in fitting if not c.num_recomputed}
     kept = _kept(found, top)
+    most = {(c.parallel.tp, c.parallel.pp): c for _, c in sorted(tight, key=lambda pair: pair[1].parameter_shards)}
+    held: dict[tuple[int, int], ChainChoice | None] = {}
     # Cut by time alone they would be at least this fast, which decides whether it is worth looking for other cuts.
     for chain, choice in sorted(tight, key=lambda pair: _order(pair[1])):
         if top is not None and len(kept) == top and choice.formula_s > kept[-1].formula_s:
             break
-        within = chain.within_memory(choice)
+        key = (choice.parallel.tp, choice.parallel.pp)
+        if key not in held:  # where it does not fit with most of it shared out, it does not with less
+            held[key] = chain.within_memory(most[key])
+        within = held[key]
+        if within is not None and choice is not most[key]:
+            within = chain.within_memory(choice)
         if within is not None and within.formula_s <= limit_s:
             kept = _kept([*kept, within], top)
     return [(c.formula_s, _draft(problem, num_microbatches, c)) for c in kept]

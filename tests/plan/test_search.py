@@ -10,11 +10,11 @@ from dflop.errors import InfeasiblePlanError
 from dflop.plan.baselines.blind import blind_plan
 from dflop.plan.baselines.uniform import uniform_plans
 from dflop.plan.emit.mimo_rules import MimoRules, mimo_problems
-from dflop.plan.rank import arrival_step_s
+from dflop.plan.rank import MOVES_PER_SAMPLE, arrival_step_s
 from dflop.plan.search import plan_problem
 from dflop.plan.space import Problem, SearchSpace
 from dflop.records import LLM, Plan
-from dflop.schedule.policies import QUICK
+from dflop.schedule.policies import Effort
 from dflop.schedule.step_scheduler import schedule_step
 from tests.builders import make_cluster, make_cost, make_sample, make_specs, random_batch
 
@@ -65,9 +65,9 @@ def test_plans_are_ranked_placed_and_explained():
 
 def test_prediction_is_the_scheduler_on_the_batches_under_contention():
     best = plans()[0]
-    cost = make_cost(*ENCODERS)
+    cost, effort = make_cost(*ENCODERS), Effort(max_simulations=MOVES_PER_SAMPLE * len(BATCHES[0]))
     steps = [
-        schedule_step(run_id="run", step=0, plan=best, batch=batch, cost=cost, max_concurrency=2, effort=QUICK)
+        schedule_step(run_id="run", step=0, plan=best, batch=batch, cost=cost, max_concurrency=2, effort=effort)
         for batch in BATCHES
     ]
     assert best.predicted_step_s == pytest.approx(statistics.fmean(s.predicted_step_s for s in steps) + best.sync_s)
