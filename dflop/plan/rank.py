@@ -18,7 +18,7 @@ from dflop.records import LLM, Plan
 from dflop.schedule.policies import QUICK, Effort, StepJob
 from dflop.simulate.step import Node
 
-FIRST_BATCHES, SECOND_PLANS = 3, 8
+FIRST_BATCHES, SECOND_PLANS = 2, 8
 NUM_NOISE_DRAWS = 4
 UNKNOWN_ERROR_FRAC = 0.01
 """Median error from one load to the next of tables that were not fitted here: what a layer measured again on one H200
