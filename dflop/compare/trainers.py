@@ -73,7 +73,7 @@ COLUMNS: Mapping[str, Callable[[Competitor], object]] = {
     "step_s": lambda c: c.step_s,
     "tokens_per_s_per_gpu": lambda c: c.tokens_per_s_per_gpu,
     "mfu_frac": lambda c: None if math.isnan(c.mfu_frac) else c.mfu_frac,
-    "speedup": lambda c: c.speedup.mean,
+    "speedup": lambda c: None if math.isnan(c.speedup.mean) else c.speedup.mean,
     "speedup_low": lambda c: c.speedup.low if c.speedup.has_interval else None,
     "speedup_high": lambda c: c.speedup.high if c.speedup.has_interval else None,
     "idle_frac": lambda c: c.idle_frac,
@@ -86,7 +86,7 @@ def compare_on_data(outlook: Outlook, num_batches: int, seed: int, say: Say) -> 
     """Plans everything and judges it on batches drawn anew.
 
     Raises:
-        InfeasiblePlanError: nothing fits in memory, or no uniform plan does.
+        InfeasiblePlanError: nothing fits in memory.
     """
     problem = outlook.problem
     unseen = sample_batches(outlook.shapes, problem.global_batch_size, num_batches, seed)
@@ -145,8 +145,11 @@ def data_page(found: Contest, config: Config, config_file: Path, num_steps: int,
     rows = competitors(found, num_steps, usd_per_gpu_hour)
     bars = [(c.what, c.speedup.mean, c.speedup.low, c.speedup.high) for c in rows[:-1]]
     caption = "Times as fast as the tuned uniform plan; whiskers: 95 % intervals; dashed: the bound"
-    drawing = Drawing(bars_of("competitors", caption, bars, found.bound_speedup).svg(), f"{caption}.")
-    steps, tuned = found.steps[OURS], found.steps[TUNED]
+    steps, tuned = found.steps[OURS], found.steps.get(TUNED)
+    step, idle = (units.seconds(tuned.mean_s), units.percent(tuned.mean_idle_frac)) if tuned else ("none fits", "-")
+    drawings: tuple[Drawing, ...] = ()
+    if tuned:
+        drawings = (Drawing(bars_of("competitors", caption, bars, found.bound_speedup).svg(), f"{caption}."),)
     facts = (
         ("command", f"dflop compare {config_file}"),
         ("configuration key", config.key),
@@ -161,12 +164,8 @@ def data_page(found: Contest, config: Config, config_file: Path, num_steps: int,
         kinds=("simulated",),
         verdict=_verdict(found),
         numbers=(
-            ("step, simulated", units.seconds(steps.mean_s), f"uniform, tuned: {units.seconds(tuned.mean_s)}"),
-            (
-                "idle, simulated",
-                units.percent(steps.mean_idle_frac),
-                f"uniform, tuned: {units.percent(tuned.mean_idle_frac)}",
-            ),
+            ("step, simulated", units.seconds(steps.mean_s), f"uniform, tuned: {step}"),
+            ("idle, simulated", units.percent(steps.mean_idle_frac), f"uniform, tuned: {idle}"),
             ("step over the bound", units.ratio(found.over_bound), "1.00x cannot be beaten"),
         ),
         sections=(
@@ -174,7 +173,7 @@ def data_page(found: Contest, config: Config, config_file: Path, num_steps: int,
                 "speedups",
                 "Speed-ups, their bound and what they are worth",
                 ("simulated",),
-                drawings=(drawing,),
+                drawings=drawings,
                 tables=(_table(rows, num_steps, has_price=usd_per_gpu_hour > 0),),
             ),
             Section("how", "How to read this", notes=NOTES),
@@ -184,6 +183,9 @@ def data_page(found: Contest, config: Config, config_file: Path, num_steps: int,
 
 
 def _verdict(found: Contest) -> str:
+    if TUNED not in found.steps:
+        over = f"{units.ratio(found.over_experts.mean)} as fast as {found.best_expert}" if found.best_expert else ""
+        return f"Simulated: no uniform plan fits in memory, dflop's does{over and ' and is '}{over}."
     ours = found.speedup(OURS)
     times = units.speedup(ours.mean, ours.low, ours.high)
     if ours.has_interval and not ours.is_conclusive:

@@ -17,7 +17,7 @@ from dflop.compare.suite.run_suite import SuiteResult
 from dflop.compare.suite.suite_figures import save_picture
 from dflop.compare.suite.suite_page import suite_page
 from dflop.compare.suite.unseen_batches import bound_of_plan_s, bound_s, judge
-from dflop.compare.trainers import comparison_rows, data_page
+from dflop.compare.trainers import COLUMNS, comparison_rows, data_page
 from dflop.cost.devices import A100
 from dflop.errors import ConfigError
 from dflop.plan.baselines.layers import even_chain
@@ -151,6 +151,22 @@ def test_the_paper_suite_has_rows_a_plot_and_a_page(found, tmp_path):
     verdict = suite_page(result).verdict
     assert f"dflop is {found.over_experts.mean:.2f}x as fast as the best of what experts run" in verdict
     assert f"{found.speedup(OURS).mean:.2f}x as fast as the best uniform plan" in verdict
+
+
+def test_where_no_uniform_plan_fits_the_others_are_still_compared(found, tmp_path):
+    steps = {name: s for name, s in found.steps.items() if name not in (TUNED, "length-grouped", "uniform default")}
+    alone = dataclasses.replace(found, steps=steps, plans=dataclasses.replace(found.plans, tuned=None))
+    result = SuiteResult("paper", (sweeps.Point("", 0.0, "", alone), sweeps.Point("", 0.0, "", found)))
+    first, second, mean = (dict(zip(result.columns, row, strict=True)) for row in result.rows)
+    assert (first["uniform tuned"], first["dflop"], first["bound"]) == ("none fits", "-", "-")
+    assert first["over experts"] == second["over experts"] == mean["over experts"] != "-"
+    assert first["tokens/s/GPU dflop"] == second["tokens/s/GPU dflop"]
+    assert mean["dflop"] == second["dflop"], "the mean of those that there are"
+    assert f"No uniform plan of {LLAVA.name} fits on data `main`, ours does." in suite_page(result).verdict
+    save_picture(result.points, tmp_path / "paper.svg")
+    page = data_page(alone, make_config(tmp_path), tmp_path / "run.yaml", 5000, 3.5)
+    assert f"dflop's does and is {found.over_experts.mean:.2f}x as fast as {EXPERT}" in page.verdict
+    assert comparison_rows(alone, 5000, 0.0)[-2][list(COLUMNS).index("speedup")] is None
 
 
 def test_the_page_of_ones_own_data_says_what_its_rows_say(found, tmp_path):

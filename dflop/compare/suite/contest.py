@@ -6,6 +6,7 @@ their memory on the batches that they were tuned on.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -50,7 +51,7 @@ T = TypeVar("T")
 class Plans:
     """What competes on a setting; None where no such plan fits in memory or none exists."""
 
-    tuned: Plan
+    tuned: Plan | None
     """Best of all feasible uniform plans, by simulation with arrival order."""
     default: Plan | None
     """Uniform with the largest tp and the least pp that fits, one sample a microbatch."""
@@ -94,7 +95,7 @@ class Contest:
 
     def speedup(self, name: str) -> Speedup:
         """Over the tuned uniform plan; of no batches without a plan."""
-        if name not in self.steps:
+        if name not in self.steps or TUNED not in self.steps:
             return NOT_COMPARED
         return speedup(self.steps[TUNED].step_s, self.steps[name].step_s)
 
@@ -117,6 +118,9 @@ class Contest:
 
     @property
     def bound_speedup(self) -> float:
+        """Over the tuned uniform plan; NaN where there is none."""
+        if TUNED not in self.steps:
+            return math.nan
         return speedup(self.steps[TUNED].step_s, self.bound_s).mean
 
     @property
@@ -134,7 +138,7 @@ def contest(setting: Setting, say: Say, *, effort: Effort = TRAINING_EFFORT) -> 
     """Plans and judges everything.
 
     Raises:
-        InfeasiblePlanError: nothing fits in memory, or no uniform plan does.
+        InfeasiblePlanError: nothing fits in memory.
     """
     return compete(setting, make_contestants(setting.problem, say), effort=effort)
 
@@ -147,12 +151,9 @@ def make_contestants(problem: Problem, say: Say) -> Plans:
     """
     ours = plan_problem(problem, progress=say)[0]
     problem = without_beyond(problem, ours)
-    tuned = tuned_uniform(problem, lambda plan: arrival_step_s(problem, plan))
-    if tuned is None:
-        raise InfeasiblePlanError(f"no uniform plan fits on {problem.cluster.name}", hint="add nodes")
     reference = _or_none(lambda: reference_plan(problem))
     return Plans(
-        tuned,
+        tuned_uniform(problem, lambda plan: arrival_step_s(problem, plan)),
         _or_none(lambda: default_plan(problem)),
         reference.plan if reference else None,
         reference.fits if reference else False,
@@ -170,14 +171,12 @@ def compete(setting: Setting, plans: Plans, *, effort: Effort = TRAINING_EFFORT,
     def steps(plan: Plan, policy: str, cost: CostModel = problem.cost) -> Steps:
         return judge(plan, unseen, cost, problem.cluster, policy, effort=effort, noise=noise)
 
-    found = {
-        TUNED: steps(plans.tuned, "arrival"),
-        GROUPED: steps(plans.tuned, "length_grouped"),
-        OURS: steps(plans.ours, "balanced"),
-    }
+    found = {OURS: steps(plans.ours, "balanced")}
     if plans.expert:
         found[EXPERT] = steps(plans.expert.plan, EXPERT_POLICY, plans.expert.cost)
     rest = {
+        TUNED: (plans.tuned, "arrival"),
+        GROUPED: (plans.tuned, "length_grouped"),
         DEFAULT: (plans.default, "arrival"),
         REFERENCE: (plans.reference, "balanced"),
         PACKED: (plans.packed, "token_lpt"),

@@ -147,7 +147,7 @@ def plan_rows(contests: Sequence[Contest]) -> list[tuple[str, ...]]:
 def _cells(point: Point) -> dict[str, str]:
     """Everything that a suite says of a setting, by column."""
     one, ours = point.found, point.found.speedup(OURS)
-    tuned_steps, our_steps = one.steps[TUNED], one.steps[OURS]
+    tuned, our_steps = one.steps.get(TUNED), one.steps[OURS]
     ours_means = one.setting.workload.throughput(our_steps.mean_s, one.plans.ours)
     published = next((case.published for case in CASES if case.name == one.setting.name), None)
     return {
@@ -155,23 +155,23 @@ def _cells(point: Point) -> dict[str, str]:
         "data": one.setting.mixture,
         "sweep": point.sweep,
         "at": point.label,
-        "uniform tuned": seconds(tuned_steps.mean_s) + _mark(one, TUNED),
+        "uniform tuned": seconds(tuned.mean_s) + _mark(one, TUNED) if tuned else "none fits",
         **{column: ratio(value) + _mark(one, COMPETITORS.get(column, "")) for column, value in _ratios(one).items()},
         "95 %": f"{ours.low:.2f}-{ours.high:.2f}" if ours.has_interval else "-",
-        "idle tuned": percent(tuned_steps.mean_idle_frac),
+        "idle tuned": percent(tuned.mean_idle_frac) if tuned else "-",
         "idle dflop": percent(our_steps.mean_idle_frac),
-        "samples/s/GPU tuned": f"{point.throughput(TUNED):.3f}",
+        "samples/s/GPU tuned": f"{point.throughput(TUNED):.3f}" if tuned else "-",
         "samples/s/GPU dflop": f"{point.throughput(OURS):.3f}",
         "tokens/s/GPU dflop": f"{ours_means.tokens_per_s_per_gpu:,.0f}",
-        "MFU tuned": percent(one.setting.workload.throughput(tuned_steps.mean_s, one.plans.tuned).mfu_frac),
+        "MFU tuned": percent(one.setting.workload.throughput(tuned.mean_s, None).mfu_frac) if tuned else "-",
         "MFU dflop": percent(ours_means.mfu_frac),
         "published": f"{published[0]}-{published[1]}" if published else "-",
     }
 
 
 def _mean_cells(mixture: str, contests: Sequence[Contest]) -> dict[str, str]:
-    """Geometric means of every ratio; `-` where one of the contests has none."""
-    each = [_ratios(one) for one in contests]
+    """Geometric means of every ratio where a uniform plan fits; `-` where one of these contests has none."""
+    each = [_ratios(one) for one in contests if TUNED in one.steps] or [_ratios(one) for one in contests]
     of = {column: [ratios[column] for ratios in each] for column in each[0]}
     means = {c: "-" if any(map(math.isnan, found)) else ratio(geometric_mean(found)) for c, found in of.items()}
     return {"model": "geometric mean", "data": mixture, **means}
@@ -192,6 +192,7 @@ def _mark(one: Contest, name: str) -> str:
 
 
 def _numbers(one: Contest) -> dict[str, object]:
+    throughput = {name: one.setting.workload.throughput(steps.mean_s, None) for name, steps in one.steps.items()}
     return {
         "model": one.setting.name,
         "data": one.setting.mixture,
@@ -199,15 +200,19 @@ def _numbers(one: Contest) -> dict[str, object]:
         "global_batch_size": one.setting.problem.global_batch_size,
         "step_s": {name: list(steps.step_s) for name, steps in one.steps.items()},
         "idle_frac": {name: steps.mean_idle_frac for name, steps in one.steps.items()},
-        "mfu_frac": {
-            name: one.setting.workload.throughput(steps.mean_s, None).mfu_frac for name, steps in one.steps.items()
-        },
+        "mfu_frac": {name: means.mfu_frac for name, means in throughput.items()},
+        "tokens_per_s_per_gpu": {name: means.tokens_per_s_per_gpu for name, means in throughput.items()},
         "num_over_cap": {name: steps.num_over_cap for name, steps in one.steps.items()},
         "bound_s": list(one.bound_s),
         "bound_of_our_tp_s": list(one.bound_of_ours_s),
         "reference_fits": one.plans.reference_fits,
         "plans": {
-            name: {"layout": layout_text(plan), "num_microbatches": plan.num_microbatches, "plan_id": plan.plan_id}
+            name: {
+                "layout": layout_text(plan),
+                "num_microbatches": plan.num_microbatches,
+                "peak_bytes": max(peak for m in plan.modules for peak in m.stage_memory_bytes),
+                "plan_id": plan.plan_id,
+            }
             for name, plan in one.plans.named.items()
         },
     }

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from dflop.compare.suite.contest import EXPERTS, OURS, REFERENCE, RIVALS, TUNED, Contest, by_mixture
 from dflop.compare.suite.sweeps import Point
+from dflop.errors import ConfigError
 from dflop.report.html_page import Drawing
 from dflop.report.suite_plots import BOUND, Panel, Series, bars, lines
 
@@ -33,8 +34,11 @@ def save_picture(points: Sequence[Point], path: Path) -> None:
     """Draws a suite; the title says that it is simulated, and with which costs.
 
     Raises:
-        ConfigError: the suffix of the path is none that can be drawn.
+        ConfigError: the suffix of the path is none that can be drawn, or nothing has a baseline.
     """
+    points = _over_uniform(points)
+    if not points:
+        raise ConfigError(f"nothing to draw in {path}: speed-ups are over a uniform plan, and none fits in memory")
     contests, sweep = [point.found for point in points], points[0].sweep
     title = f"Simulated, {TITLES[sweep]}; costs {contests[0].setting.cost_name}"
     if sweep:
@@ -47,8 +51,8 @@ def save_picture(points: Sequence[Point], path: Path) -> None:
 
 def drawings(points: Sequence[Point]) -> tuple[Drawing, ...]:
     """For a page: bars per kind of data, or a diagram per panel."""
-    drawn = []
-    if points[0].sweep:
+    points, drawn = _over_uniform(points), []
+    if points and points[0].sweep:
         for i, panel in enumerate(_panels(points)):
             svg = lines(f"lines{i}", panel.title, [replace(panel, title="")]).svg()  # the page has the title
             drawn.append(Drawing(svg, f"{panel.title}: {panel.y_label} over {panel.x_label}."))
@@ -59,6 +63,11 @@ def drawings(points: Sequence[Point]) -> tuple[Drawing, ...]:
         svg = bars(f"bars{number}", what, groups, _series(of, (*RIVALS, OURS)), _bounds(of)).svg()
         drawn.append(Drawing(svg, f"{what}; whiskers: 95 % intervals.", is_wide=True))
     return tuple(drawn)
+
+
+def _over_uniform(points: Sequence[Point]) -> list[Point]:
+    """Those with a plan to measure others by."""
+    return [point for point in points if TUNED in point.found.steps]
 
 
 def _panels(points: Sequence[Point]) -> list[Panel]:

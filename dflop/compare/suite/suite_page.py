@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 
-from dflop.compare.suite.contest import OURS, Contest, by_mixture
+from dflop.compare.suite.contest import OURS, TUNED, Contest, by_mixture
 from dflop.compare.suite.run_suite import COMPETITORS, SuiteResult, plan_rows, provenance
 from dflop.compare.suite.suite_figures import drawings
 from dflop.compare.suite.unseen_batches import geometric_mean
@@ -62,17 +62,22 @@ def _told(contests: Sequence[Contest]) -> tuple[str, tuple[tuple[str, str, str],
     """Who won by how much, per kind of data: in plain words, and as numbers with a label and a remark."""
     sentences, numbers = [], []
     for mixture, of in by_mixture(contests):
-        speedups = [c.speedup(OURS).mean for c in of]
-        mean, bound = ratio(geometric_mean(speedups)), ratio(geometric_mean([c.bound_speedup for c in of]))
+        over_uniform = [c for c in of if TUNED in c.steps]
+        mean = ratio(geometric_mean([c.speedup(OURS).mean for c in over_uniform]))
+        bound = ratio(geometric_mean([c.bound_speedup for c in over_uniform]))
         experts = [gain for c in of if not math.isnan(gain := c.over_experts.mean)]
         several = f", {ratio(min(experts))} to {ratio(max(experts))}" if len(experts) > 1 else ""
         over = ""
         if experts:
             over = f"{ratio(geometric_mean(experts))} as fast as the best of what experts run{several}, and "
-        sentences.append(
-            f"On data `{mixture}` dflop is {over}{mean} as fast as the best uniform plan in arrival order. With every "
-            f"GPU busy all the time that would be {bound}."
-        )
+        if over_uniform:
+            sentences.append(
+                f"On data `{mixture}` dflop is {over}{mean} as fast as the best uniform plan in arrival order. With "
+                f"every GPU busy all the time that would be {bound}."
+            )
+        if len(over_uniform) < len(of):
+            none = " and ".join(c.setting.name for c in of if TUNED not in c.steps)
+            sentences.append(f"No uniform plan of {none} fits on data `{mixture}`, ours does.")
         remark = f"{len(of)} settings, bound {bound}, geometric means"
         numbers.append((f"speed-up on `{mixture}`, simulated", mean, remark))
     means = " Both are geometric means over the settings." if len(contests) > 1 else ""

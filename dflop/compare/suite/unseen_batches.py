@@ -138,5 +138,5 @@ def module_gpu_seconds(
 
 
 def geometric_mean(values: Sequence[float]) -> float:
-    """Of positive numbers."""
-    return math.exp(statistics.fmean(math.log(v) for v in values))
+    """Of positive numbers; NaN of none."""
+    return math.exp(statistics.fmean(map(math.log, values))) if values else math.nan
