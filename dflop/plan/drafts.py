@@ -13,12 +13,16 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from dflop.cost.model import Floats
-from dflop.plan.candidates import Candidate
+from dflop.plan.candidates import Candidate, recompute_ways
 from dflop.plan.memory import in_flight, stage_bytes
 from dflop.plan.space import Problem
 from dflop.plan.sync import plan_sync_s, with_gathers
 from dflop.records import LLM, ClusterSpec, ModulePlan, ParallelSpec, Plan, to_dict
 
+SLACK = 1.6
+"""Times the largest microbatch of an even cut: with no room for larger ones the scheduler has no choice left."""
+EIGHTHS = 8
+"""Of a stage's layers."""
 MAX_GROWTH = 2.0**40
 """Times what a plan is charged with: a cap this high is none."""
 
@@ -40,6 +44,32 @@ def split_draft(problem: Problem, num_microbatches: int, layout: Mapping[str, Ca
         for spec in problem.specs
     )
     return _draft(problem, "split", modules, num_microbatches, formula_s)
+
+
+def with_less_recomputed(problem: Problem, plan: Plan) -> Plan | None:
+    """A split plan whose stages recompute as few of their first layers as memory asks for, None where that is all.
+
+    In `EIGHTHS`, for microbatches `SLACK` times as large as those that the plan is charged with.
+    """
+
+    def recomputing(m: ModulePlan, layers: Sequence[int]) -> ModulePlan:
+        return dataclasses.replace(m, recompute=any(layers), recomputed=tuple(layers) if any(layers) else ())
+
+    modules = []
+    for m in plan.modules:
+        again = m.layers_per_stage
+        if m.recompute and len(recompute_ways(problem, m.module, m.parallel.tp)) > 1:
+            choices = np.array([[-(-n * part // EIGHTHS) for n in again] for part in range(EIGHTHS + 1)])
+            load = SLACK * largest_loads(problem, plan, (m,))[0]
+            peaks = [chain_peaks(problem, plan, (recomputing(m, of.tolist()),), [load])[0] for of in choices]
+            is_held = np.array(peaks) <= problem.usable_bytes
+            least = np.where(is_held.any(axis=0), is_held.argmax(axis=0), EIGHTHS)
+            again = tuple(choices[least, np.arange(len(again))].tolist())
+        modules.append(m if again == m.layers_per_stage else recomputing(m, again))
+    if tuple(modules) == plan.modules:
+        return None
+    found = _draft(problem, "split", tuple(modules), plan.num_microbatches, plan.formula_step_s)
+    return found if fits(problem, found) else None
 
 
 def inline_draft(

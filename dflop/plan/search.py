@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from dflop.plan.baselines.uniform import tuned_uniform
 from dflop.plan.candidates import check_processes
-from dflop.plan.drafts import fits, split_draft
+from dflop.plan.drafts import fits, split_draft, with_less_recomputed
 from dflop.plan.formula import FormulaTable, formula_table
 from dflop.plan.infeasible import explain
 from dflop.plan.inline import inline_choices
@@ -192,6 +192,8 @@ def _split_drafts(problem: Problem, proof: Optimum) -> list[Plan]:
                 for name, c in layout.items()
             }
         drafts.append(split_draft(problem, m, layout, value))
+    if rules is None:
+        drafts += filter(None, (with_less_recomputed(problem, draft) for draft in drafts[:]))
     return drafts if rules is None else [draft for draft in drafts if fits(problem, draft)]
 
 

@@ -7,7 +7,15 @@ import pytest
 
 from dflop.cost.link_costs import ALL_REDUCE
 from dflop.plan.candidates import Candidate
-from dflop.plan.drafts import chain_peaks, fits, inline_draft, largest_loads, split_draft
+from dflop.plan.drafts import (
+    SLACK,
+    chain_peaks,
+    fits,
+    inline_draft,
+    largest_loads,
+    split_draft,
+    with_less_recomputed,
+)
 from dflop.plan.space import Problem
 from dflop.records import LLM, ParallelSpec, Plan
 from tests.builders import make_link, make_sample
@@ -127,3 +135,19 @@ def test_seconds_behind_the_pipeline_by_hand():
     whole = inline(problem, parallel=ParallelSpec(1, 1, 4), layers=layers, shard_optimizer=False)
     across = 2 * 0.02 + (3 / 4) / (1 / 2) * 48e6 / 1e9  # four ranks on two nodes, as a ring
     assert whole.sync_s == pytest.approx(across + 12e6 * 1e-8)
+
+
+def test_a_split_plan_recomputes_no_more_than_room_for_larger_microbatches_asks_for():
+    seen = set()
+    for memory_bytes in range(100 * M, 400 * M, 10 * M):
+        problem = make_problem("vision", memory_bytes=memory_bytes)
+        every = draft(problem)
+        if (fewer := with_less_recomputed(problem, every)) is not None:
+            (before,), llm = largest_loads(problem, every, (every.module(LLM),)), fewer.module(LLM)
+            assert fits(problem, fewer)
+            cap = every.module(LLM).max_tokens or math.inf
+            assert llm.max_tokens == 0 or llm.max_tokens >= int(min(SLACK * before[1], cap))
+            seen.add(llm.recomputed if llm.recompute else (0, 0))
+        elif fits(problem, every):
+            seen.add((2, 2))
+    assert seen > {(0, 0), (2, 2)}, "all, none, and some"
