@@ -139,7 +139,7 @@ def test_seconds_behind_the_pipeline_by_hand():
 
 def test_a_split_plan_recomputes_no_more_than_room_for_larger_microbatches_asks_for():
     seen = set()
-    for memory_bytes in range(100 * M, 400 * M, 10 * M):
+    for memory_bytes in range(60 * M, 900 * M, 20 * M):
         problem = make_problem("vision", memory_bytes=memory_bytes)
         every = draft(problem)
         if (fewer := with_less_recomputed(problem, every)) is not None:
@@ -148,6 +148,4 @@ def test_a_split_plan_recomputes_no_more_than_room_for_larger_microbatches_asks_
             cap = every.module(LLM).max_tokens or math.inf
             assert llm.max_tokens == 0 or llm.max_tokens >= int(min(SLACK * before[1], cap))
             seen.add(llm.recomputed if llm.recompute else (0, 0))
-        elif fits(problem, every):
-            seen.add((2, 2))
-    assert seen > {(0, 0), (2, 2)}, "all, none, and some"
+    assert seen == {(1, 2), (0, 2), (0, 1), (0, 0)}
