@@ -34,7 +34,9 @@ def key_numbers(summary: RunSummary) -> tuple[tuple[str, str, str], ...]:
         (
             "LLM throughput, measured",
             "-" if math.isnan(tokens_per_s) else f"{units.count(round(tokens_per_s))} tokens/s",
-            "median over steps",
+            "median over steps"
+            if math.isnan(tokens_per_s)
+            else f"median over steps; {units.count(round(tokens_per_s / plan.num_processes))} per process",
         ),
         ("idle, measured", units.percent(summary.idle_frac), "process time outside forward and backward"),
         ("wait for input, measured", units.seconds(summary.median(lambda s: s.data_wait_s)), "before a step, median"),

@@ -107,7 +107,8 @@ select
     run.name,
     run.started_at,
     (epoch_us(run.observed_at) - epoch_us(run.started_at)) / 1e6 as elapsed_s,
-    run.run_dir
+    run.run_dir,
+    training.llm_tokens_per_s / plan.num_processes as llm_tokens_per_s_per_process
 from v_run as run
 left join v_run_plan as ran on run.run_id = ran.run_id
 left join v_plan as plan on ran.run_id = plan.run_id and ran.plan_id = plan.plan_id
@@ -137,6 +138,7 @@ comment on column v_run_summary.idle_frac is
 comment on column v_run_summary.arrival_idle_frac is 'compared steps in arrival order: mean idle share, ratio';
 comment on column v_run_summary.balanced_idle_frac is 'compared steps balanced: mean idle share, ratio';
 comment on column v_run_summary.llm_tokens_per_s is 'training steps: median tokens through the LLM per second';
+comment on column v_run_summary.llm_tokens_per_s_per_process is 'of these, per process of the last plan: on GPUs one each';
 comment on column v_run_summary.num_quarantined_samples is
 'samples of its data profile and of its training that were left out';
 comment on column v_run_summary.num_corrections is 'sets of corrections that it learnt';

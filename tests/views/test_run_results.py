@@ -66,6 +66,8 @@ def test_the_card_the_verdict_the_page_and_sql_tell_one_speedup_with_one_interva
     assert (row["planned_speedup"], row["planned_speedup_over_uniform"]) == (
         summary.plan.planned_speedup, summary.plan.planned_speedup_over_uniform,
     )  # fmt: skip
+    per_process = units.count(round(row["llm_tokens_per_s_per_process"]))
+    assert f"median over steps; {per_process} per process" in card["LLM throughput, measured"]
     steps = {p.policy: (p.step_s, p.idle_frac) for p in summary.comparison.policies}
     for policy in ("arrival", "balanced"):
         assert (row[f"{policy}_step_s"], row[f"{policy}_idle_frac"]) == pytest.approx(steps[policy])
