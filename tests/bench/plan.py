@@ -21,14 +21,15 @@ from dflop.compare.suite.mixtures import MIXTURES
 from dflop.config import load_model
 from dflop.cost.devices import A100, H200
 from dflop.models import load_family
-from dflop.plan.drafts import split_draft
+from dflop.plan.drafts import split_draft, with_less_recomputed
 from dflop.plan.formula import formula_table
 from dflop.plan.inline import inline_choices
+from dflop.plan.rank import thorough
 from dflop.plan.search import optimize, plan_problem
 from dflop.plan.space import Problem, SearchSpace
 from dflop.plan.verdict import proven
 from dflop.records import Plan, SampleShape
-from dflop.schedule.policies import QUICK, StepJob
+from dflop.schedule.policies import StepJob
 from tests.bench.command import keep_to, options
 from tests.bench.figures import Figure, conclude, finish
 from tests.bench.instances import real_batch
@@ -152,7 +153,9 @@ def every_plan(problem: Problem) -> Iterator[Plan]:
         axes = np.meshgrid(*(np.arange(len(t.candidates)) for t in table.modules), indexing="ij")
         for choice in np.stack([a.reshape(-1) for a in axes], axis=1).tolist():
             if table.feasible(choice):
-                yield split_draft(problem, m, table.layout(choice), table.objective(choice))
+                plan = split_draft(problem, m, table.layout(choice), table.objective(choice))
+                yield plan
+                yield from filter(None, [with_less_recomputed(problem, plan)])
         yield from (plan for _, plan in inline_choices(problem, m, top=None))
 
 
@@ -161,7 +164,7 @@ def simulated_s(plan: Plan, problem: Problem) -> float:
     total_s = 0.0
     for batch, items in zip(problem.batches, problem.batch_items, strict=True):
         job = StepJob(plan, batch, problem.cost, items=items)
-        _, assignment, seconds = job.best(QUICK)
+        _, assignment, seconds = job.best(thorough(problem))
         if not job.keeps_caps(assignment):
             return float("inf")
         total_s += seconds + plan.sync_s

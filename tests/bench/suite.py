@@ -154,12 +154,15 @@ def _num_over(cases: Sequence[Case], name: str) -> int:
 
 def _short(cases: Sequence[Case]) -> str:
     uniform = [_over(case, TUNED) for case in cases if TUNED in case["step_s"]]
+    experts = [_over_experts(case) for case in cases]
+    slower = ", ".join(f"{c['model']} on {c['data']}" for c, gain in zip(cases, experts, strict=True) if gain < 1)
     return (
         f"Whole plans of the paper's models on {cases[0]['num_gpus']} A100, **simulated**, nothing of it measured: "
-        f"{span([_over_experts(case) for case in cases])}x of the best of what experts run (uniform and packed by "
-        "tokens; Megatron-LM with layers cut by cost, sequence parallelism and recomputed MLPs; FSDP2 with balanced "
-        f"tokens). Over the best uniform plan in arrival order, which exceeds memory in {_num_over(cases, TUNED)} of "
-        f"the {len(uniform)} cases where there is one, it is {span(uniform)}x."
+        f"{ratio(geometric_mean(experts))} as fast as the best of what experts run ({span(experts)}x"
+        f"{f', below 1 for {slower}' if slower else ''}): uniform and packed by tokens; Megatron-LM with layers cut by "
+        "cost, sequence parallelism and recomputed MLPs; FSDP2 with balanced tokens. Over the best uniform plan in "
+        f"arrival order, which exceeds memory in {_num_over(cases, TUNED)} of the {len(uniform)} cases where there is "
+        f"one, it is {span(uniform)}x."
     )
 
 
