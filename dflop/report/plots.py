@@ -11,6 +11,7 @@ from __future__ import annotations
 import html
 import io
 import re
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 BLUE, ORANGE, SKY, GREY = "#0072B2", "#E69F00", "#56B4E9", "#999999"
 SUFFIXES = (".png", ".svg", ".pdf")
 """Of files that can be drawn."""
+TITLE_CHARS_PER_INCH = 12
 
 INK = "#010203"
 """Stands for the page's text colour until the SVG is written."""
@@ -118,7 +120,7 @@ class Picture:
         with matplotlib.rc_context({**STYLE, "svg.hashsalt": self.name}):
             figure = Figure(figsize=self.size, layout="constrained")
             if title:
-                figure.suptitle(title, fontsize=10)
+                figure.suptitle(textwrap.fill(title, int(TITLE_CHARS_PER_INCH * self.size[0])), fontsize=10)
             hints = self.draw(figure)
             figure.savefig(out, **how)
         return hints or {}
