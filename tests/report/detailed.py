@@ -17,6 +17,7 @@ from dflop.records import (
     JobRecord,
     MicrobatchSpan,
     Plan,
+    QuarantinedSample,
     RankMemory,
     RankSpan,
     RunInput,
@@ -173,6 +174,10 @@ def detailed(plan: Plan = SPLIT, *, num_steps: int = 24, num_batches: int = 4, r
         train=train,
         compare=compare,
         speedups=speedups_of(compare, plans),
+        quarantined=(
+            QuarantinedSample("data", 7, HOSTILE, "profile", "images/cut off.jpg", "truncated JPEG: 812 of 4096 bytes"),
+            QuarantinedSample("data", 93, "clip-93", "train", "video/[x](http://evil).mp4", "no video stream | <b>"),
+        ),
         history=(
             HistoryEntry(0.0, None, None, "run", "demo", "running", None, None, "dflop abc", NOON),
             HistoryEntry(75.0, 9, 1, "slow_rank", "rank 2", "noticed", None, None, "30 % slower on <b>host1</b>", NOON),

@@ -1,4 +1,4 @@
-"""Constructed runs whose numbers can be checked by hand, and one that looks like a real run."""
+"""Constructed steps whose numbers can be checked by hand."""
 
 from __future__ import annotations
 
@@ -8,14 +8,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
-from dflop.records import ClusterSpec, MicrobatchSpan, Plan, QuarantinedSample, RunRecord, StepObservation, StepPlan
+from dflop.records import ClusterSpec, MicrobatchSpan, RunRecord, StepObservation, StepPlan
 from dflop.records.speedup import NOT_COMPARED, Speedup, speedup
 from dflop.report.comparison import compare_policies
 from dflop.report.observed_steps import measured_steps
-from dflop.report.summary import RunSummary
-from tests.builders import make_cluster, make_corrections, make_plan
 
 HOSTILE = "<script>alert('sample')</script>"
 CUDA = ClusterSpec("gpus", "slurm", 1, 2, 2**36, "cuda", 8)
@@ -78,71 +74,3 @@ def comparison_of(
                 seen.append(observe(step, policy=policy, step_s=step_s, predicted_step_s=predicted_s))
                 plans.append(step_plan(step, [batch, batch + 100], policy))
     return seen, plans
-
-
-def realistic(seed: int = 0, *, compare: bool = True) -> RunSummary:
-    """A run of 40 steps on 4 processes (vision dp2, audio, llm), with hostile strings where a user's data goes."""
-    rng = np.random.default_rng(seed)
-    plan = make_plan({"vision": 2, "audio": 1, "llm": 1}, num_microbatches=6)
-    train = [seen for t in range(40) for seen in _step(rng, t, "balanced", loss=2.0 + 5.5 * math.exp(-t / 12))]
-    batch_scale = rng.uniform(0.8, 1.4, 5)
-    seen: list[StepObservation] = []
-    plans: list[StepPlan] = []
-    for step in range(22 if compare else 0):
-        policy = "warmup" if step < 2 else ("arrival", "balanced")[(step // 2 + step) % 2]
-        batch = (step // 2 - 1) % 5
-        seen += _step(rng, step, policy, scale=batch_scale[batch] * (1.12 if policy == "arrival" else 1.0))
-        plans.append(step_plan(step, [batch], policy))
-    return RunSummary(
-        run=make_run(),
-        cluster=make_cluster(),
-        plan=_ranked(plan, 0),
-        candidates=[_ranked(plan, rank) for rank in (0, 1, 2)],
-        train=train,
-        compare=seen,
-        speedups=speedups_of(seen, plans),
-        quarantined=[
-            QuarantinedSample("data", 7, HOSTILE, "profile", "images/cut off.jpg", "truncated JPEG: 812 of 4096 bytes"),
-            QuarantinedSample("data", 93, "clip-93", "train", "video/[x](http://evil).mp4", "no video stream | <b>"),
-        ],
-        compare_plans=tuple(plans), correction_rows=tuple(
-            row
-            for t in (3, 9)
-            for m, edges in (("llm", (100, 900)), ("audio", ()))
-            for row in make_corrections(
-                m, [1.0 + t / 50 + i / 4 for i in range(len(edges) + 1)], edges, level=1.0 + t / 50, effective_step=t,
-                observed_at_s=float(t), is_in_force=m == "audio" or t > 3, num_observations=40 * t,
-            )
-        ),
-    )  # fmt: skip
-
-
-def _ranked(plan: Plan, rank: int) -> Plan:
-    return replace(
-        plan, plan_id=f"plan-{rank}", candidate_rank=rank, predicted_step_s=0.71 + 0.05 * rank,
-        baseline_step_s=0.78 + 0.05 * rank, sync_s=0.02, uniform_step_s=0.96, snapshot_seq=3,
-        reason="fastest of 38 layouts" if rank == 0 else f"{7 * rank} % slower: the vision encoder waits for the LLM",
-    )  # fmt: skip
-
-
-def _step(rng: np.random.Generator, step: int, policy: str, *, scale: float = 1.0, loss: float = math.nan):
-    """Four ranks; encoders run ahead of the LLM by one microbatch."""
-    lanes = (("vision", 0, 0.025), ("vision", 1, 0.02), ("audio", 0, 0.015), ("llm", 0, 0.035))
-    seen, end_s = [], 0.0
-    for module, dp_rank, forward_s in lanes:
-        at_s, spans = 0.03 if module == "llm" else 0.0, []
-        for k in range(6):
-            f, b = scale * forward_s * rng.uniform(0.6, 1.5, 2) * (1, 2)
-            spans.append(MicrobatchSpan(k, 2, 300, 9000, f * 0.9, b * 1.05, at_s, f, at_s + f + 0.004, b, f, b))
-            at_s += f + b + 0.006
-        seen.append((module, dp_rank, spans))
-        end_s = max(end_s, at_s)
-    update_s, noise = 0.03, rng.normal(0, 0.15)
-    return [
-        observe(
-            step, rank, policy=policy, module=module, dp_rank=dp_rank, step_s=end_s + update_s, update_s=update_s,
-            busy_s=sum(s.forward_s + s.backward_s for s in spans), predicted_step_s=0.95 * end_s, spans=spans,
-            loss=loss + noise,
-        )
-        for rank, (module, dp_rank, spans) in enumerate(seen)
-    ]  # fmt: skip

@@ -11,7 +11,7 @@ from dflop.report.run_page import render_report, run_facts, run_page
 from dflop.report.run_tables import key_numbers
 from dflop.report.summary import RunSummary
 from tests.builders import make_cluster, make_plan
-from tests.report.runs import HOSTILE, make_run, realistic
+from tests.report.runs import HOSTILE, make_run
 
 VOID = {"meta", "link", "br", "img", "hr", "input"}
 
@@ -59,33 +59,18 @@ def assert_sound(page: Page, html: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def plain() -> str:
-    """The page of a run without details."""
-    return render_report(realistic())
-
-
-@pytest.fixture(scope="module")
 def full(run: RunSummary) -> str:
     """The page of a run with everything."""
     return render_report(run)
 
 
-def test_contains_everything(plain: str) -> None:
-    page = Page(plain)
-    assert_sound(page, plain)
-    shown = (
-        realistic().verdict, "vision dp2 | audio dp1 | llm pp1 dp1", "fastest of 38 layouts", "speedup, simulated",
-        "truncated JPEG: 812 of 4096 bytes", "Corrections learnt", "1.18x", "cfgkey", "2x core", "torch 2", "abc123",
-        "store snapshot", 'dflop sql "select * from v_run_summary"', "Nothing is known of how this run went.", HOSTILE,
-    )  # fmt: skip
-    assert [text for text in shown if text not in page.text] == []
-
-
 def test_hostile_shapes_decisions_and_configurations_are_text(full: str, run: RunSummary) -> None:
     page = Page(full)
     assert_sound(page, full)
-    hostile = ("/data/<script>.jsonl", "30 % slower on <b>host1</b>", "</pre><script>alert(1)</script>")
+    hostile = ("/data/<script>.jsonl", "30 % slower on <b>host1</b>", "</pre><script>alert(1)</script>", HOSTILE)
     sections = (
+        run.verdict, "vision dp2 | audio dp1 | llm pp2 dp1", "speedup, simulated", "truncated JPEG: 812 of 4096 bytes",
+        "1.30x", "cfgkey", "2x core", "torch 2", "abc123", "store snapshot", 'dflop sql "select * from v_run_summary"',
         "model FLOPs utilisation", "fastest of 38 layouts", "vision tp1 measured", "4 more",
         "Error by size of the microbatch", "Slow ranks", "512.0 MiB", "Measured: what torch held on the device.",
         "hours of processes", "read by train", "snapshot 3, revision rev",
@@ -101,8 +86,8 @@ def empty() -> RunSummary:
     return RunSummary(run=make_run("failed"), cluster=make_cluster(), plan=make_plan({"llm": 1}), train=[])
 
 
-def test_without_comparison_and_without_steps(empty: RunSummary) -> None:
-    page = Page(render_report(realistic(compare=False)))
+def test_without_comparison_and_without_steps(empty: RunSummary, run: RunSummary) -> None:
+    page = Page(render_report(replace(run, compare=(), compare_plans=())))
     assert "No global batch was trained under both policies." in page.text
     assert "This run has no comparison with data-blind steps." in page.text
     html = render_report(empty)
@@ -113,6 +98,7 @@ def test_without_comparison_and_without_steps(empty: RunSummary) -> None:
     for text in (
         "No microbatch was both predicted and measured.", "The plan says nothing about memory.",
         "No training step was observed.", "None: every sample was usable.", "nothing is reckoned",
+        "Nothing is known of how this run went.",
     ):  # fmt: skip
         assert text in page.text
 

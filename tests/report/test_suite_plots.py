@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 
-import pytest
 from PIL import Image
 
-from dflop.errors import ConfigError
 from dflop.report.suite_plots import Panel, Series, bars, lines
 
 BARS = (
@@ -46,9 +44,3 @@ def test_lines_and_bands_are_those_of_the_panel(drawn, tmp_path):
         assert [line.get_label() for line in axes.lines] == ["bound", "rival", "dflop"]
         assert list(axes.lines[-1].get_ydata()) == [1.3, 1.4, 1.5]
         assert len(axes.collections) == 1  # the band of the one with an interval
-
-
-def test_other_files_are_refused_before_anything_is_drawn(drawn, tmp_path):
-    with pytest.raises(ConfigError, match="cannot draw"):
-        lines("lines", "lines", [PANEL]).save(tmp_path / "x.bmp", "")
-    assert drawn == []

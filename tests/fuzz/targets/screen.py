@@ -30,7 +30,7 @@ from tests.fuzz.target import EXIT_CODES, Strategy, Target, attempt
 from tests.jobs.configs import write_config
 from tests.jobs.finished import finished_run
 from tests.report.chrome_trace import problems_of
-from tests.report.runs import realistic
+from tests.report.detailed import detailed
 from tests.test_cli import subcommands
 
 _LEFT_OUT = {
@@ -115,8 +115,11 @@ class _Tags(HTMLParser):
         self.handlers += [name for name, _ in attrs if name.startswith("on") or name == "style"]
 
 
+_summary = functools.cache(detailed)
+
+
 def _report(_folder: Path, words: tuple[str, str, str]) -> None:
-    summary, (first, second, third) = realistic(), words
+    summary, (first, second, third) = _summary(), words
     bad = QuarantinedSample("data", 1, first, "profile", second, third)
     plan, run = replace(summary.plan, reason=second), replace(summary.run, name=first, code_rev=third)
     found = replace(summary, plan=plan, quarantined=(bad,), run=run)
