@@ -1,4 +1,4 @@
-"""A headless Chromium over the DevTools protocol, on a pipe: enough to open a page, point, type, and hear what it says.
+"""A headless Chromium over the DevTools protocol, on a pipe: enough to open a page, ask it and hear what it says.
 
 No package is needed for that; the browser is Debian's `chromium` (or any of `NAMES`).
 """
@@ -119,34 +119,6 @@ class Page:
         assert "exceptionDetails" not in found, found["exceptionDetails"]
         return found["result"].get("value")
 
-    def move(self, x: float, y: float) -> None:
-        """Moves the mouse there."""
-        self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
-
-    def click(self, x: float, y: float) -> None:
-        """Clicks there."""
-        for kind in ("mousePressed", "mouseReleased"):
-            self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
-
-    def middle(self, selector: str) -> tuple[float, float]:
-        """Where the middle of an element is, after it was scrolled to."""
-        script = (
-            f"(() => {{ const e = document.querySelector({json.dumps(selector)});"
-            "e.scrollIntoView({block: 'center', inline: 'center', behavior: 'instant'});"
-            "const r = e.getBoundingClientRect(); return [r.x + r.width / 2, r.y + r.height / 2]; })()"
-        )
-        x, y = self.eval(script)
-        return x, y
-
-    def type(self, selector: str, text: str) -> None:
-        """Replaces the content of an input, key by key."""
-        self.eval(f"(() => {{ const e = document.querySelector({json.dumps(selector)}); e.focus(); e.select(); }})()")
-        if not text:
-            for kind in ("keyDown", "keyUp"):
-                self.call("Input.dispatchKeyEvent", type=kind, key="Delete", windowsVirtualKeyCode=46)
-        for char in text:
-            self.call("Input.dispatchKeyEvent", type="char", text=char)
-
     def said(self) -> list[str]:
         """Everything that the page has put on the console, and every exception that nobody caught."""
         self.eval("new Promise((done) => requestAnimationFrame(() => setTimeout(done)))")
@@ -161,7 +133,7 @@ class Page:
 
 @contextmanager
 def opened(
-    browser: Browser, path: Path, *, width: int = 1280, dark: bool = False, printed: bool = False, scripts: bool = True
+    browser: Browser, path: Path, *, width: int = 1280, dark: bool = False, printed: bool = False
 ) -> Iterator[Page]:
     """A document from disk in a tab of its own.
 
@@ -171,7 +143,6 @@ def opened(
         width: Of the window, px; up to 500 it is a phone's.
         dark: Whether the reader prefers dark colours.
         printed: Whether it is shown as on paper.
-        scripts: Whether scripts may run.
     """
     target = browser.call("Target.createTarget", url="about:blank")["targetId"]
     session = browser.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
@@ -183,7 +154,6 @@ def opened(
     page.call("Emulation.setTouchEmulationEnabled", enabled=is_phone)
     features = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
     page.call("Emulation.setEmulatedMedia", media="print" if printed else "screen", features=features)
-    page.call("Emulation.setScriptExecutionDisabled", value=not scripts)
     browser.events(session).clear()
     page.call("Page.navigate", url=path.absolute().as_uri())
     browser.wait_for(session, "Page.loadEventFired")

@@ -82,9 +82,6 @@ def test_several_problems_are_told_at_once(folder):
     assert line.startswith("--set cluster.backend: ")
     assert "local" in line
     assert "slurm" in line
-    lines, _ = validate(folder, "--set=train.num_stpes=3", "--set=plan.top=0")
-    assert [line.partition(": ")[0] for line in lines] == ["--set train.num_stpes", "--set plan.top"]
-    assert "did you mean `num_steps`?" in lines[0]
 
 
 def test_a_laptop_may_validate_what_a_cluster_will_run(folder):

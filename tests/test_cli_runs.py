@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import os
-import time
 from pathlib import Path
 
 import pytest
@@ -72,9 +71,6 @@ def test_the_end_of_a_log_is_printed(folder):
     assert done.stdout == "to stdout\nstep 11/40  loss 3.11\nstep 12/40  loss 3.12\n"
     assert done.stderr == "train, local id-train: running\n"
     assert dflop("runs", "logs", "latest", "train", "--rank", "1", cwd=folder).stdout == "of rank 1\n"
-    assert_refused(
-        dflop("runs", "logs", "latest", "trian", cwd=folder), 2, "has no job `trian`", "did you mean `train`?"
-    )
 
 
 def test_a_log_is_followed_until_its_job_has_ended(folder):
@@ -122,17 +118,6 @@ def test_training_a_finished_run_says_so_and_changes_nothing(folder):
 
 
 def test_training_wants_a_run_or_a_configuration(folder):
-    assert_refused(dflop("train", "nowhere", cwd=folder), 2, "no run `nowhere`")
     assert_refused(dflop("train", "nowhere.yaml", cwd=folder), 2, "cannot read the configuration")
     refused = dflop("train", "latest", "--set", "train.num_steps=3", cwd=folder)
     assert_refused(refused, 2, "a run that exists keeps its configuration", "where: --set")
-
-
-def test_a_run_that_is_driven_is_refused_with_who_drives_it(folder):
-    run = lifecycle.RunDir(folder / "runs" / "demo-20260102-000000")
-    with drive_alone(run, print):
-        refused = dflop("train", "latest", cwd=folder)
-    assert refused.returncode == 5
-    assert "is being driven by process" in refused.stderr
-    assert time.strftime("since %Y-%m-%dT", time.gmtime()) in refused.stderr
-    assert "Traceback" not in refused.stderr

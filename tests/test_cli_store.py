@@ -78,8 +78,6 @@ def test_a_lost_database_is_rebuilt_and_an_old_snapshot_made_again(store: Path) 
     assert_refused(
         dflop("store", "rebuild", "--snapshot", 1, "--store", store, cwd=store.parent), 2, "--output go together"
     )
-    again = ("store", "rebuild", "--snapshot", 7, "--output", "x.duckdb", "--store", store)
-    assert_refused(dflop(*again, cwd=store.parent), 2, "snapshot 7 is not in the publish log, which knows 1 to 3")
 
 
 def test_compact_and_gc_say_what_they_would_do_before_they_do_it(store: Path) -> None:
@@ -151,7 +149,6 @@ def test_sql_is_read_as_people_have_it(store: Path) -> None:
     [
         (("sql",), "no query"),
         (("sql", "slowest_steps"), "needs parameter `run_id`"),
-        (("sql", "runs", "--param", "x=1"), "has no parameter `x`"),
         (("sql", "runs", "--format", "parquet"), "Parquet needs a file"),
     ],
 )

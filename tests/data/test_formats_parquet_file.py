@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dflop.data.annotations import BadSample, MediaRef, Turn
+from dflop.data.annotations import BadSample, MediaRef
 from dflop.data.formats import parquet_file
 from dflop.data.formats.parquet_file import ParquetFile
 from dflop.data.formats.source import open_source
@@ -55,19 +55,6 @@ def test_media_columns_of_any_shape(tmp_path, media_root):
         parquet = table_of(tmp_path, messages=said, image=column)
         assert content_of(parquet, media_root, 0)[3] == [("image", cat)]
         assert parquet.sample(1).media == ()
-
-
-def test_conversations_of_any_shape(tmp_path):
-    expected = (Turn("user", "hi"), Turn("assistant", "ok"))
-    parts = [[{"type": "text", "text": text, "image": None}] for text in ("hi", "ok")]
-    for columns in (
-        {"messages": [[{"role": "user", "content": parts[0]}, {"role": "assistant", "content": parts[1]}]]},
-        {"texts": [[{"user": "hi", "assistant": "ok", "source": "x"}]]},
-        {"conversations": [{"from": ["human", "gpt"], "value": ["hi", "ok"]}]},
-        {"instruction": ["hi"], "input": [""], "output": ["ok"]},
-    ):
-        assert table_of(tmp_path, **columns).sample(0).turns == expected
-    assert table_of(tmp_path, text=["plain"]).sample(0).turns == (Turn("text", "plain"),)
 
 
 def test_bytes_count_wherever_they_stand_and_path_is_a_name_only(tmp_path, media_root):

@@ -188,11 +188,6 @@ def test_what_a_template_writes_for_an_item_counts_without_texts_too(tokenizer_p
     assert one.num_text_tokens - other.num_text_tokens == ours.layout_tokens(layout) + ours.template_tokens_for("audio")
 
 
-def test_empty_answer_carries_no_loss(tokenizer):
-    (count,) = tokenizer.count([sample_of("hello", " \n")], [[]])
-    assert count.num_supervised_tokens == 0
-
-
 def test_tokenizers_that_lack_tokens_or_leave_them_to_forgery_are_refused(tokenizer_path, tmp_path, family):
     class OtherFamily(TinyFamily):
         media_tokens = {"image": MediaTokens("<bos>", "<|IMAGE|>", "<eos>")}

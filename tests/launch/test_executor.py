@@ -195,21 +195,18 @@ def test_a_folder_in_which_slurm_would_replace_something_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("bad", ["\n#SBATCH --wrap=evil", "\x1b[2J", "\r"])
-@pytest.mark.parametrize("field", ["folder", "comment", "extra"])
-def test_a_line_break_in_an_option_is_refused(tmp_path, bad, field):
+@pytest.mark.parametrize("field", ["folder", "comment", "extra", "chdir"])
+def test_a_line_break_in_an_option_is_refused(tmp_path, monkeypatch, bad, field):
     """sbatch would take the second line for an option of its own, quotes or not."""
     spec = spec_of(tmp_path / bad if field == "folder" else tmp_path)
     if field == "extra":
         spec = dataclasses.replace(spec, resources=Resources(extra={"reservation": bad}))
-    with pytest.raises(LaunchError, match="a line break or control character in sbatch's option --"):
+    if field == "chdir":
+        (tmp_path / f"a{bad}").mkdir()
+        monkeypatch.chdir(tmp_path / f"a{bad}")
+    with pytest.raises(LaunchError, match="a line break or control character in sbatch's option --") as caught:
         render(spec, SITE, f"dflop:{bad}" if field == "comment" else "c")
-
-
-def test_a_line_break_in_the_working_directory_is_refused(tmp_path, monkeypatch):
-    (tmp_path / "a\n#SBATCH --wrap=evil").mkdir()
-    monkeypatch.chdir(tmp_path / "a\n#SBATCH --wrap=evil")
-    with pytest.raises(LaunchError, match=r"--chdir: [\s\S]*rename the folder"):
-        render(spec_of(Path("/runs/r")))
+    assert field != "chdir" or "rename the folder" in str(caught.value)
 
 
 @settings(max_examples=40)

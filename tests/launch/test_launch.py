@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from dflop.errors import ConfigError, LaunchError
-from dflop.launch import make_launcher
+from dflop.launch import JobState, make_launcher
 from tests.launch.helpers import end, make_spec
 
 
@@ -25,7 +25,7 @@ def test_slurm_without_slurm_says_so(monkeypatch, tmp_path):
 )
 def test_an_entry_that_does_not_exist_is_named(entry, named, tmp_path):
     launcher = make_launcher("local")
-    handle = launcher.submit(make_spec(tmp_path / "job", "report", entry=entry))
-    end(launcher, handle)
+    handle = launcher.submit(make_spec(tmp_path / "job", "report", entry=entry, num_tasks=2))
+    assert end(launcher, handle).state is JobState.FAILED
     with pytest.raises(LaunchError, match=f"(raised|No module).*{named}"):
         launcher.collect(handle)

@@ -4,8 +4,6 @@ import json
 import os
 import signal
 import stat
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,7 +14,7 @@ from dflop.launch import JobHandle, JobState, Journal, Resources, log_paths
 from dflop.launch.controller import watch
 from dflop.launch.local import LocalLauncher
 from dflop.launch.process import ProcessId
-from tests.launch.helpers import REPO, all_noted, end, is_gone, make_spec, pids_of_hang, run_job, until
+from tests.launch.helpers import all_noted, end, is_gone, make_spec, pids_of_hang, run_job, until
 
 BOTH_WAYS = pytest.mark.parametrize("num_gpus", [1, 0], ids=["an import each", "one import"])
 
@@ -43,15 +41,6 @@ def test_every_task_learns_its_rank_and_leaves_its_log(launcher, tmp_path, monke
     for rank in range(2):
         assert f"rank {rank} says x" in log_paths(handle, rank).stdout.read_text()
     assert stat.S_IMODE(handle.folder.stat().st_mode) == 0o700
-
-
-def test_an_entry_that_cannot_be_imported_is_named(launcher, tmp_path):
-    (tmp_path / "broken.py").write_text("import a_module_that_nobody_has\n")
-    env = {"PYTHONPATH": f"{REPO}:{tmp_path}"}
-    handle = launcher.submit(make_spec(tmp_path / "job", "x", env=env, entry="broken:main", num_tasks=2))
-    assert end(launcher, handle).state is JobState.FAILED
-    with pytest.raises(LaunchError, match="ModuleNotFoundError: No module named 'a_module_that_nobody_has'"):
-        launcher.collect(handle)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -183,23 +172,6 @@ def test_nothing_of_a_flows_server_goes_to_a_job(launcher, tmp_path, monkeypatch
     task = until(lambda: handle.read("0.pid"), what="the task").split()[0].decode()
     assert b"PREFECT_" not in Path("/proc", task, "environ").read_bytes()
     launcher.cancel(handle)
-
-
-def test_another_process_watches_and_cancels(launcher, tmp_path):
-    handle = launcher.submit(make_spec(tmp_path / "job", "hang", str(tmp_path)))
-    pids = pids_of_hang(tmp_path, 0)
-    script = (
-        "import sys, time; from dflop.launch import make_launcher; from dflop.launch.results import handle_of\n"
-        "from pathlib import Path\n"
-        "handle, launcher = handle_of(Path(sys.argv[1])), make_launcher('local')\n"
-        "print(launcher.poll(handle).state); launcher.cancel(handle)\n"
-        "while not launcher.poll(handle).state.is_final: time.sleep(0.05)\n"
-        "print(launcher.poll(handle).state)\n"
-    )
-    args = [sys.executable, "-c", script, str(handle.path("submitted.pkl"))]
-    done = subprocess.run(args, cwd=REPO, capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.split() == ["running", "cancelled"]
-    until(lambda: all(is_gone(pid) for pid in pids), what="the cancelled job to be gone", limit_s=5)
 
 
 def test_a_reused_pid_is_not_taken_for_the_job(launcher, tmp_path):

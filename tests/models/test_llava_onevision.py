@@ -215,7 +215,6 @@ def test_geometry_falls_back_as_in_hugging_face(vision):
         ({}, {"max_tiles": 0}, "max_tiles = 0 is less than 1"),
         ({}, {"video_frames": 0}, "video_frames = 0 is less than 1"),
         (CONFIGS["never one tile"], {"max_tiles": 1}, "max_tiles = 1 is less than 2"),
-        ({}, {"max_tile": 4}, "unknown media limit `max_tile`"),
     ],
 )
 def test_a_configuration_that_cannot_work_is_refused(config, media, message):

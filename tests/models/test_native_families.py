@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import example, given, settings
@@ -78,21 +77,6 @@ def test_images_equal_the_processor(name, width, height, level):
     tokens = rules.media_tokens["image"]
     assert placed.layout == (tokens.begin, placed.num_rows, tokens.end)
     assert rules.array_shape("vision", placed.grid) == (placed.num_tokens, 3 * 2 * patch_px**2)
-
-
-@pytest.mark.parametrize("size", [(1, 1), (28, 5000), (333, 222)])
-def test_an_image_becomes_the_processors_text(size):
-    from transformers import Qwen2_5_VLProcessor
-    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
-
-    whole = object.__new__(Qwen2_5_VLProcessor)
-    whole.image_processor, whole.image_token = Qwen2VLImageProcessorPil(), "<|image_pad|>"
-    made = whole.image_processor(
-        images=np.zeros((size[1], size[0], 3), np.uint8), input_data_format="channels_last"
-    )  # fmt: skip
-    placed = place_image(RULES["2.5"], *size)
-    assert len(made["pixel_values"]) == placed.num_tokens
-    assert whole.replace_image_token(made, 0) == "<|image_pad|>" * placed.num_rows
 
 
 @pytest.mark.parametrize(

@@ -74,9 +74,6 @@ def test_unknown_names_list_the_valid_ones():
     with pytest.raises(ConfigError) as caught:
         load_family("qwen2_5_omni", {}, {})
     assert f"did you mean `{NAME}`" in caught.value.hint
-    with pytest.raises(ConfigError, match="unknown media limit `max_pixel`") as caught:
-        load_family(NAME, {}, {"max_pixel": 1})
-    assert (caught.value.where, "did you mean `max_pixels`" in caught.value.hint) == ("model.media.max_pixel", True)
 
 
 def test_rules_key_follows_what_decides_a_placement():

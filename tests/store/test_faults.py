@@ -193,7 +193,7 @@ def test_a_swallowed_error_is_not_acknowledged(tmp_path: Path, make, monkeypatch
 
     with monkeypatch.context() as careless:
         careless.setattr(live, "insert_table", swallow)
-        with pytest.raises(StoreError):
+        with pytest.raises(StoreError, match="ingest failed"):
             ingest(tmp_path)
     assert ingest(tmp_path).num_rows == 1
     assert stored_steps(tmp_path) == [0]

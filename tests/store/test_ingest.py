@@ -3,7 +3,6 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -104,26 +103,6 @@ def test_an_unknown_kind_is_quarantined_and_foreign_files_are_left_alone(tmp_pat
     assert files(tmp_path, "spool") == [
         f"correction/run/{n}" for n in (".tmp-host-1-abc", "README", "p-000000.parquet")
     ]
-
-
-def test_an_error_inside_the_transaction_leaves_nothing(tmp_path: Path, make, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(tmp_path, make.correction(0))
-    insert = live.insert_table
-
-    def fail(con: duckdb.DuckDBPyConnection, name: str, rows: object) -> None:
-        if name == "ingest_manifest":
-            con.execute("select * from missing")
-        insert(con, name, rows)
-
-    with monkeypatch.context() as broken:
-        broken.setattr(live, "insert_table", fail)
-        with pytest.raises(StoreError, match="ingest failed"):
-            ingest(tmp_path)
-    with live.open_live(tmp_path) as (con, _):
-        assert con.execute(
-            "select (select count(*) from correction), (select count(*) from ingest_manifest)"
-        ).fetchall() == [(0, 0)]
-    assert ingest(tmp_path).num_rows == 1
 
 
 def test_a_database_of_a_newer_duckdb_is_refused(tmp_path: Path, make) -> None:

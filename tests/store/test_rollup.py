@@ -199,11 +199,11 @@ def test_nonsense_comes_back_as_it_was_and_keeps_no_view_from_answering(
     check()
 
 
-def compared(make: Any, first_step: int = 0, **changes: Any) -> list[Any]:
+def compared(make: Any, first_step: int) -> list[Any]:
     """A step of each policy, with their plans."""
     run_id, found = "run/compare", []
     for step, policy in enumerate(("arrival", "balanced"), start=first_step):
-        found.append(make.observation(step, run_id=run_id, policy=policy, **changes))
+        found.append(make.observation(step, run_id=run_id, policy=policy))
         found.append(make.step_plan(step, run_id=run_id))
     return found
 
@@ -215,12 +215,3 @@ def test_a_comparison_that_arrives_after_its_run_is_in_the_summary(tmp_path: Pat
         with live.open_live(tmp_path) as (con, _):
             found = con.execute("select run_id, num_arrival_steps from comparison_rollup").fetchall()
         assert found == [("run", count)]
-
-
-def test_a_comparison_that_was_started_again_counts_with_its_last_attempt(tmp_path: Path, make) -> None:
-    write(tmp_path, *compared(make, attempt=0, step_s=9.0), run_id="run/compare", producer="p-0")
-    fill(tmp_path, *compared(make, attempt=1, step_s=2.0), run_id="run/compare", producer="p-1")
-    columns = "run_id, num_arrival_steps, num_balanced_steps, arrival_step_s, balanced_step_s"
-    with live.open_live(tmp_path) as (con, _):
-        found = con.execute(f"select {columns} from comparison_rollup").fetchall()
-    assert found == [("run", 1, 1, 2.0, 2.0)]

@@ -5,15 +5,9 @@ from pathlib import Path
 import pytest
 
 from dflop.errors import ConfigError, StoreError
-from dflop.store import live
 from dflop.store.ingest import ingest
 from dflop.store.settings import Settings, init, read_settings
 from tests.store.asking import stored, write
-
-
-def test_a_store_without_the_file_has_the_defaults(tmp_path: Path) -> None:
-    assert read_settings(tmp_path) == Settings()
-    assert live.live_file(tmp_path) == tmp_path / "live/dflop.duckdb"
 
 
 def test_init_changes_what_is_given_and_keeps_the_rest(tmp_path: Path) -> None:
