@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -207,35 +207,31 @@ def step_program(pipes: tuple[Pipe, ...], num_slots: int, *, is_shared: bool) ->
     crossing = np.cumsum([num_inside, *(m * pipe.num_lanes for pipe in pipes[:-1])])
     entry_at, turn_at = crossing[:-1], crossing[:-1] + (0 if is_shared else crossing[-1] - num_inside)
 
-    orders = np.array([2 * g * m + _own_order(m, pipes[p].num_after[s]) for g, (p, s) in enumerate(stages)])
-    before = np.zeros(orders.size, dtype=np.int64)
-    before[orders[:, 1:]] = 1 + orders[:, :-1]
     waits = [_waits(pipes, stages, g, phase) for g in range(len(stages)) for phase in (0, 1)]
-    found, numbers = [], []
-    for first, waited in enumerate(waits):
+    turns, before = _sequence(pipes, stages, waits, m)
+
+    def lines(first: int) -> Iterator[Ints]:
+        """`[m, 8]`: when it is the turn of an operation, and the columns of `ops`."""
         (p, s), phase, k = stages[first // 2], first % 2, np.arange(m)
         own, kind, group = first * m + k, kind_start[p] + pipes[p].kinds[s], pipes[p].groups[s]
-        seconds = int(seconds_at[kind, phase]) + k
+        waited, seconds, nobody = waits[first], int(seconds_at[kind, phase]) + k, np.zeros(m, dtype=np.int64)
         for i, wait in enumerate(waited or [-1]):
-            what, lanes, gates, ended = STRAIGHT, 0, 0 * k, 0 * k
+            what, lanes, gates, ended = STRAIGHT, 0, nobody, nobody
             if waited:
                 q, ended, gates = stages[wait][0], 1 + (2 * wait + phase) * m + k, int(gates_at[kind, phase]) + k
                 if p != q:
                     lanes = pipes[min(p, q)].num_lanes
                     what, at = (TURN, turn_at[p]) if p < llm else (ENTRY, entry_at[q])
                     gates = int(at) + k * lanes
-            takes = seconds if group == 1 and i == len(waited or [-1]) - 1 else 0
-            found.append((what, 1 + own, 1 + own if i else before[own], ended, gates, takes, lanes))
-            numbers.append(own)
+            takes = seconds if group == 1 and i == len(waited or [-1]) - 1 else nobody
+            columns = (turns[own], what, 1 + own, 1 + own if i else before[own], ended, gates, takes, lanes)
+            yield np.stack(np.broadcast_arrays(*columns), axis=1)
         if group > 1:
-            found.append((MEET, 1 + own, 0 * k, 0 * k, 0 * k, seconds, group))
-            numbers.append(own)
-    most = max(map(len, waits))
-    turns = np.empty(orders.size, dtype=np.int64)
-    padded = np.array([[*of, *[-1] * (most - len(of))] for of in waits], dtype=np.int64)
-    turns[_in_turn(orders, padded)] = np.arange(orders.size)
-    lines = np.concatenate([np.stack(np.broadcast_arrays(*columns), axis=1) for columns in found])
-    ops = lines[np.argsort(turns[np.concatenate(numbers)], kind="stable")]
+            columns = (turns[own], MEET, 1 + own, nobody, nobody, nobody, seconds, group)
+            yield np.stack(np.broadcast_arrays(*columns), axis=1)
+
+    ops = np.concatenate([line for first in range(len(waits)) for line in lines(first)])
+    ops = ops[np.argsort(ops[:, 0], kind="stable"), 1:]
     return Program(
         ops,
         (2 + 2 * np.arange(len(stages))) * m,
@@ -260,6 +256,19 @@ def _waits(pipes: Sequence[Pipe], stages: Sequence[tuple[int, int]], g: int, pha
     return [g - 1 if phase == 0 else g + 1] if depth > 1 else []
 
 
+def _sequence(
+    pipes: Sequence[Pipe], stages: Sequence[tuple[int, int]], waits: Sequence[Sequence[int]], m: int
+) -> tuple[Ints, Ints]:
+    """Of every operation its place in an order in which none comes before what it waits for, and the row before it."""
+    orders = np.array([2 * g * m + _own_order(m, pipes[p].num_after[s]) for g, (p, s) in enumerate(stages)])
+    before, turns = np.zeros(orders.size, dtype=np.int64), np.empty(orders.size, dtype=np.int64)
+    before[orders[:, 1:]] = 1 + orders[:, :-1]
+    most = max(map(len, waits))
+    padded = np.array([[*of, *[-1] * (most - len(of))] for of in waits], dtype=np.int64)
+    turns[_in_turn(orders, padded)] = np.arange(orders.size)
+    return turns, before
+
+
 @functools.lru_cache(maxsize=1024)
 def _own_order(m: int, num_stages_after: int) -> Ints:
     """`[2 m]`: what a stage runs, forwards numbered from 0, backwards from m."""
@@ -275,6 +284,7 @@ def _in_turn(orders, waits):  # type: ignore[no-untyped-def]  # numba infers the
     found, is_done = np.empty(orders.size, np.int64), np.zeros(orders.size, np.bool_)
     position = np.zeros(num_stages, np.int64)
     while num_done < orders.size:
+        known = num_done
         for g in range(num_stages):
             while position[g] < num_each:
                 op, is_ready = orders[g, position[g]], True
@@ -285,6 +295,8 @@ def _in_turn(orders, waits):  # type: ignore[no-untyped-def]  # numba infers the
                     break
                 found[num_done], is_done[op] = op, True
                 num_done, position[g] = num_done + 1, position[g] + 1
+        if num_done == known:
+            raise RuntimeError("stages wait for one another")
     return found
 
 
