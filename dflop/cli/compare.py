@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from dflop.report.html_page import Page
 
 Suite = Literal["paper", "scaling", "balance", "noise"]
+Policy = Literal["token_lpt", "token_kk", "length_grouped", "bottleneck", "program"]
 
 
 def compare(
@@ -25,6 +26,10 @@ def compare(
     gpus: Gpus = None,
     gpus_per_node: GpusPerNode = None,
     num_batches: Annotated[int, Parameter(help="Global batches to judge by; none of them was planned for.")] = 8,
+    policy: Annotated[
+        tuple[Policy, ...],
+        Parameter(help="Judge dflop's plan under this policy, too; `program`: the DFLOP paper's, 5 s a batch."),
+    ] = (),
     num_steps: Annotated[int, Parameter(help="Optimizer steps of the run whose cost is estimated.")] = 10_000,
     usd_per_gpu_hour: UsdPerGpuHour = 0.0,
     picture: Annotated[tuple[Path, ...], Parameter(help="With --suite: draw it, .png, .svg or .pdf.")] = (),
@@ -53,6 +58,10 @@ def compare(
             "dflop compare wants a configuration or a suite", hint="dflop compare CONFIG, or --suite paper"
         )
     if suite is not None:
+        if policy:
+            raise ConfigError(
+                "--policy is for a configuration, not for --suite", hint="dflop compare CONFIG --policy P"
+            )
         from dflop.compare.suite.run_suite import run_suite
         from dflop.compare.suite.suite_page import suite_page
 
@@ -73,7 +82,7 @@ def compare(
     loaded = load_config(config, overrides)
     cluster = planned_cluster(loaded, say, device=device, gpus=gpus, gpus_per_node=gpus_per_node, overrides=overrides)
     outlook = run_driver(look_ahead(loaded, device, cluster, say))
-    contest = compare_on_data(outlook, num_batches, loaded.train.seed + 1, say)
+    contest = compare_on_data(outlook, num_batches, loaded.train.seed + 1, say, policy)
     if html is not None:
         _write(html, data_page(contest, loaded, config, num_steps, usd_per_gpu_hour), say)
     print_rows(tuple(COLUMNS), comparison_rows(contest, num_steps, usd_per_gpu_hour), wanted)

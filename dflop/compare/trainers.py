@@ -7,7 +7,7 @@ and one in `_table` (for people).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -36,6 +36,7 @@ from dflop.report.suite_plots import competitors as bars_of
 from dflop.report.tables import Table, layout_text, make_table
 from dflop.report.worth import gpu_hours
 from dflop.run.messages import Say
+from dflop.schedule.policies import POLICIES
 
 BOUND = "perfect balance, no bubble"
 NOTES = (
@@ -82,8 +83,8 @@ COLUMNS: Mapping[str, Callable[[Competitor], object]] = {
 }
 
 
-def compare_on_data(outlook: Outlook, num_batches: int, seed: int, say: Say) -> Contest:
-    """Plans everything and judges it on batches drawn anew.
+def compare_on_data(outlook: Outlook, num_batches: int, seed: int, say: Say, policies: Sequence[str] = ()) -> Contest:
+    """Plans everything and judges it on batches drawn anew, our plan also under other policies.
 
     Raises:
         InfeasiblePlanError: nothing fits in memory.
@@ -92,7 +93,7 @@ def compare_on_data(outlook: Outlook, num_batches: int, seed: int, say: Say) -> 
     unseen = sample_batches(outlook.shapes, problem.global_batch_size, num_batches, seed)
     workload = replace(outlook.workload, batches=unseen)
     setting = Setting("your data", "your data", problem, tuple(unseen), outlook.source, workload)
-    return contest(setting, say)
+    return contest(setting, say, policies=policies)
 
 
 def competitors(found: Contest, num_steps: int, usd_per_gpu_hour: float) -> list[Competitor]:
@@ -106,6 +107,7 @@ def competitors(found: Contest, num_steps: int, usd_per_gpu_hour: float) -> list
         EXPERT: ("Megatron expert, LPT on LLM tokens", plans.expert.plan if plans.expert else None),
         SHARDED: ("FSDP2, tokens balanced over ranks", plans.sharded),
         REFERENCE: ("reference's plan, balanced", plans.reference),
+        **{policy: (f"dflop's plan, {policy}", plans.ours) for policy in POLICIES},
         OURS: ("dflop", plans.ours),
     }
 

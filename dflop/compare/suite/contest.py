@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from dflop.compare.suite.cases import Setting
@@ -134,13 +134,19 @@ class Contest:
         return speedup(self.steps[OURS].step_s, self.bound_of_ours_s).mean
 
 
-def contest(setting: Setting, say: Say, *, effort: Effort = TRAINING_EFFORT) -> Contest:
-    """Plans and judges everything.
+def contest(setting: Setting, say: Say, *, effort: Effort = TRAINING_EFFORT, policies: Sequence[str] = ()) -> Contest:
+    """Plans and judges everything; `policies` are others to judge our plan under, competitors by their names.
 
     Raises:
         InfeasiblePlanError: nothing fits in memory.
     """
-    return compete(setting, make_contestants(setting.problem, say), effort=effort)
+    found = compete(setting, make_contestants(setting.problem, say), effort=effort)
+    steps = dict(found.steps)
+    for policy in policies:
+        say(f"packing our plan's microbatches by `{policy}`")
+        problem = setting.problem
+        steps[policy] = judge(found.plans.ours, setting.unseen, problem.cost, problem.cluster, policy, effort=effort)
+    return replace(found, steps=steps)
 
 
 def make_contestants(problem: Problem, say: Say) -> Plans:
