@@ -14,7 +14,7 @@ import numpy as np
 from dflop.cost.model import Floats
 from dflop.errors import ConfigError, InfeasiblePlanError
 from dflop.plan.limits import plan_limits
-from dflop.plan.rank import contention
+from dflop.plan.rank import contention, thorough
 from dflop.plan.search import plan_problem
 from dflop.plan.space import Problem
 from dflop.plan.worst import samples_beyond
@@ -26,7 +26,7 @@ from dflop.report.tables import stage_layers, stage_name
 from dflop.run.messages import Say
 from dflop.schedule.assignment import Assignment
 from dflop.schedule.evaluate import bucket_tokens
-from dflop.schedule.policies import QUICK, StepJob
+from dflop.schedule.policies import StepJob
 from dflop.simulate.kernel import makespan_s
 from dflop.simulate.step import step_nodes
 
@@ -87,7 +87,7 @@ def save_plan_picture(problem: Problem, plan: Plan, source: str, path: Path) -> 
 
 def _step(problem: Problem, plan: Plan, index: int, policy: str) -> _Step:
     job = StepJob(plan, problem.batches[index], problem.cost, contention(problem, plan), problem.batch_items[index])
-    assignment = job.assign(policy, QUICK)
+    assignment = job.assign(policy, thorough(problem))
     return _Step(policy, *job.judge.spans(assignment), job, assignment)
 
 

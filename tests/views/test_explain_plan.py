@@ -14,11 +14,12 @@ from dflop import units
 from dflop.plan.candidates import Candidate
 from dflop.plan.drafts import inline_draft, split_draft
 from dflop.plan.emit import RULES
+from dflop.plan.rank import thorough
 from dflop.plan.search import plan_problem
 from dflop.plan.space import USABLE_MEMORY_FRAC, Problem
 from dflop.records import LLM, ParallelSpec, Plan
 from dflop.report.explain_page import Explanation, TimeUse, explanation_json, explanation_tables, paragraph
-from dflop.schedule.policies import QUICK, StepJob
+from dflop.schedule.policies import StepJob
 from dflop.simulate.step import step_nodes
 from dflop.views.explain_plan import explain_plan
 from tests.builders import make_sample
@@ -71,7 +72,7 @@ def test_busy_time_is_the_work_of_the_stage_and_the_rest_of_the_predicted_pipeli
     work_s = np.zeros(len(nodes))
     for batch in problem.batches:
         job = StepJob(plan, batch, problem.cost)
-        work = job.judge.work(job.assign("balanced", QUICK))
+        work = job.judge.work(job.assign("balanced", thorough(problem)))
         work_s += ((work.forward_s + work.backward_s) * work.is_active).sum(axis=1) / len(problem.batches)
     keys = list(dict.fromkeys((module, stage) for module, stage, _ in nodes))
     expected = [np.mean([w for w, node in zip(work_s, nodes, strict=True) if node[:2] == key]) for key in keys]
