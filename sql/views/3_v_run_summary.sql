@@ -138,7 +138,8 @@ comment on column v_run_summary.idle_frac is
 comment on column v_run_summary.arrival_idle_frac is 'compared steps in arrival order: mean idle share, ratio';
 comment on column v_run_summary.balanced_idle_frac is 'compared steps balanced: mean idle share, ratio';
 comment on column v_run_summary.llm_tokens_per_s is 'training steps: median tokens through the LLM per second';
-comment on column v_run_summary.llm_tokens_per_s_per_process is 'of these, per process of the last plan: on GPUs one each';
+comment on column v_run_summary.llm_tokens_per_s_per_process is
+'of these, per process of the last plan: on GPUs one each';
 comment on column v_run_summary.num_quarantined_samples is
 'samples of its data profile and of its training that were left out';
 comment on column v_run_summary.num_corrections is 'sets of corrections that it learnt';
