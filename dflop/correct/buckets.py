@@ -43,3 +43,11 @@ def bucket_edges(tokens: Ints, seconds: Floats, weights: Floats, num_buckets: in
 def bucket_of(tokens: Ints, edges: Sequence[int]) -> Ints:
     """`[N]`, the bucket of every item."""
     return np.searchsorted(np.asarray(edges, dtype=np.int64), tokens, side="right").astype(np.int64)
+
+
+def typical_tokens(edges: Sequence[int]) -> Ints:
+    """`[num_buckets]`, a size inside of each bucket: to look up what is known by other edges."""
+    if not edges:
+        return np.zeros(1, dtype=np.int64)
+    starts = np.asarray(edges, dtype=np.int64)
+    return np.concatenate([[starts[0] - 1], (starts[:-1] + starts[1:]) // 2, [starts[-1]]])

@@ -20,21 +20,20 @@ from typing import Any
 
 import numpy as np
 
-from dflop.correct.buckets import bucket_of
+from dflop.correct.buckets import bucket_of, typical_tokens
 from dflop.correct.filter import (
     DRIFT_BUCKET,
     DRIFT_LEVEL,
     MAD_TO_SD,
     SD_BUCKET,
     SD_LEVEL,
-    SHARED_SD,
     FactorFilter,
     common_mean,
     hierarchical,
-    quadratic,
 )
 from dflop.correct.nodes import NodeBelief, NodeFactors
-from dflop.correct.times import StepTimes, medians, sums
+from dflop.correct.noise import SharedNoise
+from dflop.correct.times import Ints, StepTimes, medians, sums
 from dflop.cost.model import Floats
 from dflop.records import Factors, ModuleFactors, NodeFactor
 from dflop.simulate.step import Node
@@ -70,7 +69,6 @@ class Belief:
 
     level: float
     """Factor of its typical mix of items."""
-    level_sd: float
     factors: tuple[float, ...]
     """Per bucket, as learnt: more than one should act on."""
     sd: tuple[float, ...]
@@ -112,6 +110,7 @@ class Estimator:
         joint = [tuple(m for m in edges if m in group) for group in shared]
         alone = [(m,) for m in edges if not any(m in group for group in joint)]
         self._filters = {group: self._new_filter(group, known) for group in [*joint, *alone] if group}
+        self._shared = {group: SharedNoise() for group in self._filters}
         self._group_of = {module: group for group in self._filters for module in group}
         self._columns = {
             module: slice(end - len(self._modules[module].edges) - 1, end)
@@ -145,7 +144,7 @@ class Estimator:
             tuple(self._module_factors(module, shapes) for module in self._modules),
             tuple(
                 NodeFactor(*node, belief.in_force)
-                for node, belief in sorted(self._nodes.beliefs.items())
+                for node, belief in self._nodes.beliefs().items()
                 if nodes and belief.in_force != 1.0
             ),
         )
@@ -154,8 +153,7 @@ class Estimator:
         """What is known of each module."""
         return {
             module: Belief(
-                level=level,
-                level_sd=level_sd,
+                level=common_mean(mean, cov)[0],
                 factors=tuple(mean.tolist()),
                 sd=tuple(np.sqrt(np.diag(cov)).tolist()),
                 num_observations=kept.num_observations,
@@ -163,12 +161,11 @@ class Estimator:
             )
             for module, kept in self._modules.items()
             for mean, cov in [self._marginal(module)]
-            for level, level_sd, _ in [common_mean(mean, cov)]
         }
 
     def node_beliefs(self) -> dict[Node, NodeBelief]:
         """What is known of the ranks at each place of the plan; nothing where a module has one place only."""
-        return self._nodes.beliefs
+        return self._nodes.beliefs()
 
     def state(self) -> dict[str, Any]:
         """Everything that was learnt, for JSON."""
@@ -178,6 +175,7 @@ class Estimator:
                 for module, m in self._modules.items()
             },
             "filters": [[list(group), found.state()] for group, found in self._filters.items()],
+            "shared": [[list(group), found.state()] for group, found in self._shared.items()],
             "nodes": self._nodes.state(),
         }
 
@@ -185,6 +183,8 @@ class Estimator:
         """Go on from what `state` gave."""
         for group, found in state["filters"]:
             self._filters[tuple(group)].load(found)
+        for group, found in state["shared"]:
+            self._shared[tuple(group)].load(found)
         for module, (_, level, num_observations, window) in state["modules"].items():
             kept = self._modules[module]
             kept.level, kept.num_observations = level, num_observations
@@ -196,7 +196,7 @@ class Estimator:
         means, covs, priors, drifts = [], [], [], []
         for module in group:
             prior, edges = known[module], self._modules[module].edges
-            bucket = bucket_of(np.array([0, *edges]), prior.edges)
+            bucket = bucket_of(typical_tokens(edges), prior.edges)
             default = hierarchical(len(bucket), SD_BUCKET, SD_LEVEL)
             scale = np.minimum(np.array(prior.sd)[bucket] / SD_UNKNOWN, 1.0)
             means.append(np.array(prior.factors)[bucket])
@@ -207,10 +207,10 @@ class Estimator:
 
     def _learn(self, group: tuple[str, ...], found: FactorFilter, times: StepTimes, expected_s: Floats) -> None:
         """One step of modules that are learnt together."""
-        measured_s = times.measured_s
-        self._compare_nodes(times, expected_s, found, by_stage=len(group) > 1)
-        taken = np.array([self._nodes.beliefs.get(node, NodeBelief()).taken for node in times.nodes])
-        found.update(expected_s, measured_s / taken[times.node], times.node)
+        measured_s, shared = times.measured_s, self._shared[group]
+        self._compare_nodes(times, expected_s, found, shared, by_stage=len(group) > 1)
+        taken = np.array([self._nodes.taken(node) for node in times.nodes])
+        found.update(expected_s, measured_s / taken[times.node], times.node, shared.var)
         error = np.abs(expected_s.sum(axis=1) / measured_s - 1.0)
         for module in group:
             has_work = expected_s[:, self._columns[module]].any(axis=1)
@@ -222,26 +222,34 @@ class Estimator:
                 if abs(level - kept.level) > max(NUM_SD_LEVEL * level_sd, DEAD_ZONE_FRAC * kept.level):
                     kept.level = level
 
-    def _compare_nodes(self, times: StepTimes, expected_s: Floats, found: FactorFilter, by_stage: bool) -> None:
+    def _compare_nodes(
+        self, times: StepTimes, expected_s: Floats, found: FactorFilter, shared: SharedNoise, by_stage: bool
+    ) -> None:
         """Ranks with their peers, by logarithms of measured to predicted seconds."""
-        predicted_s, num_nodes = expected_s @ found.mean, len(times.nodes)
+        predicted_s = expected_s @ found.mean
         logs = np.log(times.measured_s / predicted_s)
-        num = np.bincount(times.node, minlength=num_nodes)
-        middle = medians(logs, times.node, num_nodes)
+        num = np.bincount(times.node, minlength=len(times.nodes))
+        middle = medians(logs, times.node, len(num))
         away = np.abs(logs - middle[times.node])
-        mix = sums(expected_s / predicted_s[:, None], times.node, num_nodes) / np.maximum(num, 1)[:, None]
+        mix = _means(expected_s / predicted_s[:, None], times.node, len(num))
         peers: dict[tuple[str | int, ...], list[int]] = {}
         for i in np.flatnonzero(num).tolist():
             peers.setdefault(times.nodes[i][: 2 if by_stage else 1], []).append(i)
-        peer_of = np.zeros(num_nodes, dtype=np.int64)
+        peer_of = np.zeros(len(num), dtype=np.int64)
         for number, seen in enumerate(peers.values()):
             peer_of[seen] = number
-        spread = MEDIAN_TO_MEAN_SD * MAD_TO_SD * medians(away, peer_of[times.node], len(peers))
-        for seen, own_sd in zip(peers.values(), spread.tolist(), strict=True):
+        usual_away = medians(away, peer_of[times.node], len(peers)).tolist()
+        middles: dict[Node, tuple[float, float]] = {}
+        for seen, typical in zip(peers.values(), usual_away, strict=True):
+            spread = MEDIAN_TO_MEAN_SD * MAD_TO_SD * typical
+            own_var = spread**2 / np.maximum(num, 1)
+            middles |= {times.nodes[i]: (float(middle[i]), float(own_var[i])) for i in seen}
             # A rank that had more of sizes that nobody is sure of may differ for that.
-            unsure_var = quadratic(mix[seen] - mix[seen].mean(axis=0), found.cov)
-            sd = np.sqrt(own_sd**2 / num[seen] + SHARED_SD**2 + unsure_var).tolist()
+            other = mix[seen] - mix[seen].mean(axis=0)
+            unsure_var = np.einsum("ij,ij->i", other @ found.cov, other)
+            sd = np.sqrt(own_var[seen] + shared.var + unsure_var).tolist()
             self._nodes.observe({times.nodes[i]: (float(middle[i]), s) for i, s in zip(seen, sd, strict=True)})
+        shared.observe(middles)
 
     def _marginal(self, module: str) -> tuple[Floats, Floats]:
         """(mean, covariance) of one module's factors."""
@@ -256,6 +264,12 @@ class Estimator:
         level, _, sd = common_mean(mean, cov)
         differs = np.abs(mean - level) > np.maximum(NUM_SD * sd, DEAD_ZONE_FRAC)
         return ModuleFactors(module, kept.level, kept.edges, tuple(np.where(differs, mean, kept.level).tolist()))
+
+
+def _means(rows: Floats, group: Ints, num: int) -> Floats:
+    """`[num, K]` mean of the rows of each group; zeros of one without any."""
+    found: Floats = sums(rows, group, num) / np.maximum(np.bincount(group, minlength=num), 1)[:, None]
+    return found
 
 
 def _block_diagonal(blocks: Sequence[Floats]) -> Floats:

@@ -1,10 +1,11 @@
 """Factors of sizes from stage times: a Kalman filter that stragglers do not move and sudden changes do.
 
 A microbatch's seconds are a sum over buckets of sizes, `y = H r + noise`, with `H` the predicted seconds and `r` the
-factors. A step may bring hundreds of microbatches for a few dozen factors, so they are taken in as information,
-`P^-1 + H' R^-1 H`. Noise is of two kinds, a microbatch's own and what all of a rank share in a step (a checkpoint, a
-burst of another job): without the second, dozens that agree in one slow step would prove that a level has moved. So
-much of a rank's mean is taken out of its rows that their errors are independent. What strays far counts as less far.
+factors. A step may bring hundreds of microbatches for a few dozen factors, so measurements are taken in as
+information: `P^-1 + H' R^-1 H`. Noise is of two kinds, a microbatch's own and what all of a rank share in a step
+(`noise.py`): `R = diag(v) + c l l'` per rank, with `l` the predicted seconds, inverted by Woodbury's formula. Robust
+in three ways: residuals weigh less the larger they are (Huber), the test for a sudden change counts no microbatch for
+more than 3 standard deviations, and noise is the median of what is left.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from dflop.correct.times import Ints, medians, sums
+from dflop.correct.times import Ints, sums
 from dflop.cost.model import Floats
 
 MIN_FACTOR, MAX_FACTOR = 0.25, 4.0
@@ -25,17 +26,19 @@ DRIFT_BUCKET, DRIFT_LEVEL = 0.01, 0.005
 """How far they move per step."""
 START_NOISE_FRAC, MIN_NOISE_FRAC, MAX_NOISE_FRAC = 0.1, 0.003, 0.3
 """Standard deviation of a microbatch's relative error."""
-SHARED_SD = 0.02
-"""Of the relative error that a rank's microbatches share in a step."""
-NOISE_RATE = 0.05
-CUT_SD, CUT_SD_BEFORE = 2.0, 3.0
-"""Standard deviations that a microbatch counts for at most: next to a fit, and next to what was believed before it."""
-CHANGE_EVIDENCE = 3.0
-"""Logarithm of how much likelier a step must be if factors have changed than if none has."""
+NOISE_SMOOTHING = 0.05
+HUBER = 2.0
+"""Standard deviations beyond which a residual counts less."""
+MAX_SURPRISE = 3.0
+"""Standard deviations that one microbatch counts for at most when a sudden change is looked for."""
+REOPENED = 0.5
+"""Part of the first uncertainty that a sudden change brings back."""
+REOPEN_EVIDENCE = 3.0
+"""Logarithm of how much likelier a step must be after a sudden change than without one."""
 MAD_TO_SD = 1.4826
 """Standard deviation of normal errors, in medians of their absolute values."""
-NUM_ROUNDS = 8
-"""Of cutting off and solving."""
+NUM_ROUNDS = 3
+"""Of weighting and solving."""
 MIN_LOAD_FRAC = 0.2
 """Of the mean microbatch: smaller ones are not expected to be more precise in seconds than this."""
 
@@ -53,29 +56,39 @@ class FactorFilter:
     def __init__(self, mean: Floats, cov: Floats, prior_cov: Floats, drift_cov: Floats) -> None:
         self.mean, self.cov = mean.copy(), cov.copy()
         self._prior_cov, self._drift_cov = prior_cov, drift_cov
-        self._noise_var, self._num_updates = START_NOISE_FRAC**2, 0
+        self._noise_var = START_NOISE_FRAC**2
+        self._num_updates = 0
 
-    def update(self, expected_s: Floats, measured_s: Floats, rank: Ints) -> None:
+    @property
+    def noise_frac(self) -> float:
+        """Standard deviation of a microbatch's relative error."""
+        return float(np.sqrt(self._noise_var))
+
+    def update(self, expected_s: Floats, measured_s: Floats, rank: Ints, shared_var: float) -> None:
         """Take in one step.
 
         Args:
             expected_s: `[n, K]`, uncorrected, per microbatch and factor; every row has a positive sum.
             measured_s: `[n]`, positive.
             rank: `[n]`, from 0, whose microbatch it was.
+            shared_var: Of the relative error that all microbatches of a rank have in common in a step.
         """
+        self.cov = limited(self.cov + self._drift_cov, self._prior_cov)
         predicted_s = expected_s @ self.mean
         load_s = np.maximum(predicted_s, MIN_LOAD_FRAC * predicted_s.mean())
-        step = Step(expected_s / load_s[:, None], (measured_s - predicted_s) / load_s, rank)
-        self.cov, noise_var = limited(self.cov + self._drift_cov, self._prior_cov), self._noise_var
-        if step.evidence(noise_var, self.cov, self._prior_cov) > CHANGE_EVIDENCE:
+        step = Step(expected_s, measured_s, load_s, rank, int(rank.max()) + 1, shared_var)
+        own_var, opened = self._noise_var, limited(self.cov + REOPENED * self._prior_cov, self._prior_cov)
+        if _evidence(step, own_var, self.mean, self.cov, opened) > REOPEN_EVIDENCE:
             # Factors that have changed, or only more noise than so far? What free factors leave unexplained is noise.
-            noise_var = max(step.fitted(noise_var, self._prior_cov)[2], noise_var)
-            if step.evidence(noise_var, self.cov, self._prior_cov) > CHANGE_EVIDENCE:
-                self.cov = self._prior_cov
-        change, self.cov, found_var = step.fitted(noise_var, self.cov)
-        self.mean = np.clip(self.mean + change, MIN_FACTOR, MAX_FACTOR)
+            free = fitted(step, own_var, self.mean, self._prior_cov)
+            own_var = max(free.own_var(step), own_var)
+            if _evidence(step, own_var, self.mean, self.cov, opened) > REOPEN_EVIDENCE:
+                self.cov = opened
+        found = fitted(step, own_var, self.mean, self.cov)
+        self.mean, self.cov = np.clip(found.mean, MIN_FACTOR, MAX_FACTOR), found.cov
         self._num_updates += 1
-        self._noise_var += max(1.0 / (self._num_updates + 1), NOISE_RATE) * (found_var - self._noise_var)
+        rate = max(1.0 / (self._num_updates + 1), NOISE_SMOOTHING)
+        self._noise_var += rate * (found.own_var(step) - self._noise_var)
 
     def state(self) -> dict[str, Any]:
         """Everything that was learnt, for JSON."""
@@ -94,48 +107,76 @@ class FactorFilter:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Measurements of one step, next to what was predicted."""
+    """Measurements of one step."""
 
-    rows: Floats
-    """`[n, K]`, each factor's part in a microbatch."""
-    error: Floats
-    """`[n]`, relative."""
+    expected_s: Floats
+    """`[n, K]`."""
+    measured_s: Floats
+    """`[n]`."""
+    load_s: Floats
+    """`[n]`, what relative errors are relative to."""
     rank: Ints
     """`[n]`, whose microbatch it is."""
+    num_ranks: int
+    shared_var: float
 
-    def evidence(self, noise_var: float, cov: Floats, other: Floats) -> float:
-        """How much likelier errors are under another covariance of the factors, as a logarithm."""
-        rows = self._independent(self.rows, noise_var)
-        seen = rows.T @ rows / noise_var
-        pulled = self._independent(rows, noise_var).T @ self._cut(self.error, noise_var, cov) / noise_var
-        return _log_likelihood(other, seen, pulled) - _log_likelihood(cov, seen, pulled)
+    def pull(self, weight: Floats) -> Floats:
+        """`[K, n]`, `H' R^-1` where own errors have variance 1 / `weight` and each rank's share an error."""
+        weighted = self.expected_s.T * weight
+        if self.shared_var <= 0:
+            return weighted
+        pulled = sums(weighted.T * self.load_s[:, None], self.rank, self.num_ranks).T * self._shrinkage(weight)
+        return weighted - pulled[:, self.rank] * (self.load_s * weight)
 
-    def fitted(self, noise_var: float, cov: Floats) -> tuple[Floats, Floats, float]:
-        """(change of the factors, their covariance, squared relative error that a typical microbatch has left)."""
-        rows = self._independent(self.rows, noise_var)
-        after = _inverse(_inverse(cov) + rows.T @ rows / noise_var)
-        gain = after @ self._independent(rows, noise_var).T / noise_var
-        believed, limit, num = self._cut(self.error, noise_var, cov), CUT_SD * np.sqrt(noise_var), self.rank.max() + 1
-        for _ in range(NUM_ROUNDS):
-            change: Floats = gain @ believed
-            left = self.error - self.rows @ change
-            left -= medians(left, self.rank, num)[self.rank]
-            believed = self.error - left + np.clip(left, -limit, limit)
-        # The fit took part in what it left.
-        leverage = float(quadratic(rows, after).mean()) / noise_var + num / len(left)
-        typical = MAD_TO_SD * float(np.median(np.abs(left)))
-        found_var = typical**2 / max(1.0 - leverage, 0.25)
-        return change, after, min(max(found_var, MIN_NOISE_FRAC**2), MAX_NOISE_FRAC**2)
+    def shared_s(self, residual_s: Floats, weight: Floats) -> Floats:
+        """`[n]`, what of the residuals each rank's microbatches have in common, as far as they are sure of it."""
+        pulled = np.bincount(self.rank, self.load_s * (weight * residual_s), self.num_ranks)
+        of_rank: Floats = self._shrinkage(weight) * pulled
+        return self.load_s * of_rank[self.rank]
 
-    def _cut(self, error: Floats, noise_var: float, cov: Floats) -> Floats:
-        limit = CUT_SD_BEFORE * np.sqrt(quadratic(self.rows, cov) + noise_var + SHARED_SD**2)
-        return np.clip(error, -limit, limit)
+    def _shrinkage(self, weight: Floats) -> Floats:
+        """`[ranks]`, variance of a rank's shared error once its microbatches are known."""
+        if self.shared_var <= 0:
+            return np.zeros(self.num_ranks)
+        seen: Floats = np.bincount(self.rank, weight * self.load_s**2, self.num_ranks).astype(np.float64)
+        return 1.0 / (1.0 / self.shared_var + seen)
 
-    def _independent(self, rows: Floats, noise_var: float) -> Floats:
-        """Rows less so much of their mean over the rank that their errors are independent, of variance `noise_var`."""
-        num = np.maximum(np.bincount(self.rank), 1)
-        part = (1.0 - np.sqrt(noise_var / (noise_var + num * SHARED_SD**2))) / num
-        return rows - (sums(rows, self.rank, len(num)) * part[:, None])[self.rank]
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """Factors after a step."""
+
+    mean: Floats
+    cov: Floats
+    weight: Floats
+    """`[n]`, of each microbatch, one over its variance; stragglers weigh less."""
+    residual_s: Floats
+    """`[n]`, less what a rank's microbatches have in common."""
+
+    def own_var(self, step: Step) -> float:
+        """Squared relative error of a typical microbatch, from what this fit, that it took part in, left of it."""
+        leverage = float((_quadratic(step.expected_s, self.cov) * self.weight).mean())
+        if step.shared_var > 0:
+            leverage += step.num_ranks / len(step.load_s)
+        typical = MAD_TO_SD * float(np.median(np.abs(self.residual_s / step.load_s)))
+        return min(max(typical**2 / max(1.0 - leverage, 0.25), MIN_NOISE_FRAC**2), MAX_NOISE_FRAC**2)
+
+
+def fitted(step: Step, own_var: float, mean: Floats, cov: Floats) -> Fit:
+    """Factors after the measurements of a step, of which stragglers weigh less."""
+    information, variance = _inverse(cov), own_var * step.load_s**2
+    residual_s = step.measured_s - step.expected_s @ mean
+    spread_s = np.sqrt(_quadratic(step.expected_s, cov) + variance + step.shared_var * step.load_s**2)
+    for _ in range(NUM_ROUNDS):
+        size = np.minimum(1.0, HUBER * spread_s / np.maximum(np.abs(residual_s), 1e-300))
+        weight: Floats = size / variance
+        pull = step.pull(weight)
+        after_cov = _inverse(information + pull @ step.expected_s)
+        after = mean + after_cov @ (pull @ (step.measured_s - step.expected_s @ mean))
+        residual_s = step.measured_s - step.expected_s @ after
+        residual_s = residual_s - step.shared_s(residual_s, weight)
+        spread_s = np.sqrt(variance)
+    return Fit(after, after_cov, weight, residual_s)
 
 
 def limited(cov: Floats, largest: Floats) -> Floats:
@@ -156,13 +197,16 @@ def common_mean(mean: Floats, cov: Floats) -> tuple[float, float, Floats]:
     pull = np.linalg.solve(cov, np.ones(len(mean)))
     share = pull / pull.sum()
     away = np.eye(len(mean)) - share
-    return float(share @ mean), float(pull.sum() ** -0.5), np.sqrt(np.maximum(quadratic(away, cov), 0.0))
+    return float(share @ mean), float(pull.sum() ** -0.5), np.sqrt(np.maximum(_quadratic(away, cov), 0.0))
 
 
-def quadratic(rows: Floats, cov: Floats) -> Floats:
-    """`h' P h` of every row h."""
-    found: Floats = np.einsum("ij,ij->i", rows @ cov, rows)
-    return found
+def _evidence(step: Step, own_var: float, mean: Floats, cov: Floats, other: Floats) -> float:
+    """How much likelier errors are under another covariance of the factors, as a logarithm; stragglers are cut off."""
+    error_s, noise_s2 = step.measured_s - step.expected_s @ mean, (own_var + step.shared_var) * step.load_s**2
+    limit_s = MAX_SURPRISE * np.sqrt(_quadratic(step.expected_s, cov) + noise_s2)
+    pull = step.pull(1.0 / (own_var * step.load_s**2))
+    pulled, seen = pull @ np.clip(error_s, -limit_s, limit_s), pull @ step.expected_s
+    return _log_likelihood(other, seen, pulled) - _log_likelihood(cov, seen, pulled)
 
 
 def _log_likelihood(cov: Floats, seen: Floats, pulled: Floats) -> float:
@@ -176,3 +220,9 @@ def _inverse(matrix: Floats) -> Floats:
     """Of a symmetric matrix, symmetric to the last bit."""
     found: Floats = np.linalg.inv(matrix).astype(np.float64)
     return 0.5 * (found + found.T)
+
+
+def _quadratic(rows: Floats, cov: Floats) -> Floats:
+    """`h' P h` of every row h."""
+    found: Floats = np.einsum("ij,ij->i", rows @ cov, rows)
+    return found

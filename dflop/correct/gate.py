@@ -7,7 +7,8 @@ one half make the plan, factors of the other score it. A plan scored by the fact
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from typing import Any
 
 SMOOTHING = 0.15
 """Weight of the newest reading once enough were seen."""
@@ -21,24 +22,26 @@ OFF_FRAC = 0.001
 """Lower than what turns it on, so that a gain at the edge does not switch it every step."""
 
 
-@dataclass(slots=True)
 class Gate:
-    """Exponential average of readings and its standard error; on above a threshold, off below a lower one."""
+    """Exponential average of readings and its standard error; on above a threshold, off below a lower one.
 
-    is_on: bool = False
-    num_readings: int = 0
-    mean_gain_frac: float = 0.0
-    variance: float = 0.0
-    """Of readings about the mean."""
-    sum_sq_weights: float = 1.0
-    """Of readings in the mean."""
+    Args:
+        is_on: Before the first reading.
+    """
+
+    def __init__(self, is_on: bool = False) -> None:
+        self.is_on = is_on
+        self.num_readings = 0
+        self.mean_gain_frac = 0.0
+        self._variance = 0.0
+        self._sum_sq_weights = 1.0
 
     @property
     def stderr_frac(self) -> float:
         """Of the mean, as if readings were independent; infinite until there are two."""
         if self.num_readings < 2:
             return math.inf
-        return math.sqrt(self.variance / (1.0 - self.sum_sq_weights) * self.sum_sq_weights)
+        return math.sqrt(self._variance / (1.0 - self._sum_sq_weights) * self._sum_sq_weights)
 
     def read(self, gain_frac: float, cost_frac: float) -> bool:
         """Take in one step's reading; one that is not a number is not one.
@@ -61,11 +64,29 @@ class Gate:
             self.is_on = self.num_readings >= enough and net_frac > max(ON_FRAC, NUM_STDERR * self.stderr_frac)
         return self.is_on != was_on
 
+    def state(self) -> dict[str, Any]:
+        """Everything, for JSON."""
+        return {
+            "is_on": self.is_on,
+            "num_readings": self.num_readings,
+            "mean_gain_frac": self.mean_gain_frac,
+            "variance": self._variance,
+            "sum_sq_weights": self._sum_sq_weights,
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` gave."""
+        self.is_on = bool(state["is_on"])
+        self.num_readings = int(state["num_readings"])
+        self.mean_gain_frac = float(state["mean_gain_frac"])
+        self._variance = float(state["variance"])
+        self._sum_sq_weights = float(state["sum_sq_weights"])
+
     def _average(self, gain_frac: float) -> None:
         """A plain mean at first, later an exponential one; with the variance of readings about it."""
         self.num_readings += 1
         weight = max(1.0 / self.num_readings, SMOOTHING)
         error = gain_frac - self.mean_gain_frac
         self.mean_gain_frac += weight * error
-        self.variance = (1.0 - weight) * (self.variance + weight * error**2)
-        self.sum_sq_weights = (1.0 - weight) ** 2 * self.sum_sq_weights + weight**2
+        self._variance = (1.0 - weight) * (self._variance + weight * error**2)
+        self._sum_sq_weights = (1.0 - weight) ** 2 * self._sum_sq_weights + weight**2

@@ -7,7 +7,6 @@ long as its cost table is the same; where that is another one, what the store kn
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 from dflop.correct.estimate import Estimator, Prior
@@ -17,7 +16,7 @@ from dflop.learn.crossfit import CrossFit
 from dflop.learn.decisions import JobFacts
 from dflop.records import Plan
 
-STATE_VERSION = 3
+STATE_VERSION = 2
 PARTS = ("full", "planner", "judge")
 """The estimator whose factors are applied, and those of the cross-fit."""
 
@@ -40,8 +39,9 @@ class Knowledge:
         }
         self.full = self._parts["full"]
         self.halves = CrossFit(self._parts["planner"], self._parts["judge"], job)
-        self.gate = Gate(**state["gate"]) if state else Gate(earlier.by_size)
+        self.gate = Gate(earlier.by_size)
         if state:
+            self.gate.load(state["gate"])
             mine = [job.plan.plan_id, self._table_ids, {module: list(found) for module, found in edges.items()}]
             if [state["plan_id"], state["tables"], state["edges"]] == mine:  # left by the same plan of the same data
                 for part, estimator in self._parts.items():
@@ -59,7 +59,7 @@ class Knowledge:
                 for part, estimator in self._parts.items()
             },
             "parts": {part: estimator.state() for part, estimator in self._parts.items()},
-            "gate": asdict(self.gate),
+            "gate": self.gate.state(),
         }
 
     def _priors(self, state: Mapping[str, Any], part: str) -> dict[str, Prior]:

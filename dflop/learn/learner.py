@@ -8,6 +8,7 @@ and by rank have to earn.
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -20,7 +21,7 @@ from dflop.correct.times import Ints, StepTimes
 from dflop.learn.cost_inputs import EarlierRuns
 from dflop.learn.crossfit import without_uniform
 from dflop.learn.decisions import Findings, JobFacts
-from dflop.learn.learned_state import Knowledge
+from dflop.learn.learned_state import Knowledge, groups
 from dflop.learn.size_buckets import batch_work, run_edges, usual_work
 from dflop.learn.stalls import Stalls
 from dflop.parallel.topology import seats
@@ -31,6 +32,8 @@ from dflop.train.wire import RankTimes
 
 Row = Correction | RankFactor | GateReading | Decision
 Batch = Sequence[SampleShape]
+COST_SMOOTHING = 0.15
+"""Weight of the newest step in the average of what correcting costs."""
 READING_SHARE = 0.005
 """Of the time that training takes: what readings of the gate may take, after the first few."""
 NUM_FREE_READINGS = 12
@@ -57,7 +60,7 @@ class Learner:
         edges = run_edges(job.plan, job.cost, shapes)
         self._known = Knowledge(job, edges, earlier, learned)
         self._findings = Findings(job, self._applied(), self._known.full.beliefs())
-        self._cost_drift = CostDrift(self._applied())
+        self._cost_drift = CostDrift(edges, groups(job.plan), self._applied())
         work = [batch_work(job.plan, job.cost, batch, edges) for batch in usual]
         self._shape_drift = ShapeDrift(edges, usual_work(work)) if work else None
         self._running: dict[int, tuple[Batch, BucketSeconds]] = {}
@@ -66,7 +69,8 @@ class Learner:
         computes_alone = all(m.parallel.tp == 1 == m.parameter_shards for m in job.plan.modules)
         self._stalls = Stalls() if computes_alone and job.max_concurrency is None else None
         self._unread: tuple[int, Batch] | None = None
-        self._spent_s = self._reading_s = self._trained_s = 0.0
+        self._meter = _Meter()
+        self._reading_s = self._trained_s = self._step_s = 0.0
         self._num_readings = 0
 
     @property
@@ -81,7 +85,7 @@ class Learner:
     def prepare(self, step: int, step_plan: StepPlan, batch: Batch) -> None:
         """A plan is about to run, whoever made it."""
         if self._is_enabled:
-            with self._timed():
+            with self._meter.running():
                 expected_s = bucket_seconds(self._job.plan, step_plan, batch, self._job.cost, self._known.edges)
                 self._running[step] = batch, expected_s
 
@@ -98,19 +102,19 @@ class Learner:
         if running is None or step <= self._first_step or not seen:
             return []
         batch, expected_s = running
-        with self._timed():
+        with self._meter.running():
             times, microbatch = self._times(expected_s, seen)
             self._known.full.observe(times)
             if self._mode == "auto":
                 self._known.halves.observe(step, times, microbatch)
                 self._unread = (step, batch) if self._known.halves.has_seen_enough() else None
             rows = self._tell(step, effective_step, now_s)
-            for d in self._drifts(batch):
+            for d in self._drifts(times, batch):
                 numbers = d.measured, d.expected, d.detail, now_s
                 rows.append(self._findings.decision(step, d.kind, d.subject, "noticed", *numbers))
-        if self._trained_s == 0.0:
-            self._spent_s = 0.0  # the first step is slow at everything
-        self._trained_s += max(times.step_s for times in seen)
+        self._step_s = max(times.step_s for times in seen)
+        self._trained_s += self._step_s
+        self._meter.step_took(self._step_s)
         return rows
 
     def wants_reading(self) -> bool:
@@ -131,7 +135,7 @@ class Learner:
         gain_frac = self._known.halves.gain_frac(batch)
         self._reading_s += time.thread_time() - begin_s
         self._num_readings += 1
-        gate, cost_frac = self._known.gate, self._spent_s / self._trained_s
+        gate, cost_frac = self._known.gate, self._meter.share
         has_switched = gate.read(gain_frac, cost_frac)
         mean, stderr, num = gate.mean_gain_frac, gate.stderr_frac, gate.num_readings
         of_job = self._job.run_id, self._job.attempt, step
@@ -150,15 +154,6 @@ class Learner:
         if not any(belief.num_observations for belief in beliefs.values()):
             return []
         return [*self._findings.corrections(effective_step, self._applied(), beliefs, now_s, all_of_them=True)]
-
-    @contextlib.contextmanager
-    def _timed(self) -> Iterator[None]:
-        """Counts processor time, of whichever thread; readings of the gate have a share of their own."""
-        begin_s = time.thread_time()
-        try:
-            yield
-        finally:
-            self._spent_s += time.thread_time() - begin_s
 
     def _applied(self) -> Factors:
         """In force, with the buckets of every module."""
@@ -193,7 +188,39 @@ class Learner:
             *self._findings.ranks(step, effective_step, applied, full.node_beliefs(), now_s),
         ]
 
-    def _drifts(self, batch: Batch) -> Iterator[Found]:
-        yield from self._cost_drift.observe(self._known.full.beliefs())
+    def _drifts(self, times: StepTimes, batch: Batch) -> Iterator[Found]:
+        yield from self._cost_drift.observe(times)
         if self._shape_drift is not None:
             yield from self._shape_drift.observe(*batch_work(self._job.plan, self._job.cost, batch, self._known.edges))
+
+
+class _Meter:
+    """Processor time of whatever runs under it, in any thread, per second of training, on average of the last steps.
+
+    Readings of the gate have a share of their own, and are taken whether it is on or off.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._spent_s = 0.0
+        self._num_steps = 0
+        self.share = 0.0
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        begin_s = time.thread_time()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._spent_s += time.thread_time() - begin_s
+
+    def step_took(self, step_s: float) -> None:
+        """A step is over; what was spent since the one before counts for it. The first one is slow at everything."""
+        with self._lock:
+            spent_s, self._spent_s = self._spent_s, 0.0
+        self._num_steps += 1
+        if self._num_steps == 1:
+            return
+        weight = max(1.0 / (self._num_steps - 1), COST_SMOOTHING)
+        self.share += weight * (spent_s / max(step_s, 1e-6) - self.share)

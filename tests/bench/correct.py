@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from dflop.correct.times import StageTime
 from dflop.cost.model import Floats
 from dflop.records import LLM
 from dflop.schedule.items import Ints
@@ -36,7 +37,6 @@ from tests.bench.correct_ways import (
 )  # fmt: skip
 from tests.bench.figures import conclude
 from tests.bench.markdown import span, table
-from tests.correct.times import StageTime
 
 NUM_STEPS, NOISES = 120, (0.05, 0.15)
 EARLY, LAST = slice(5, 21), slice(-40, None)

@@ -15,10 +15,10 @@ import numpy as np
 from dflop.correct.buckets import bucket_edges, bucket_of
 from dflop.correct.estimate import Estimator
 from dflop.correct.gate import Gate
+from dflop.correct.times import StageTime, StepTimes
 from dflop.cost.model import Floats
 from dflop.records import LLM, Factors
 from dflop.schedule.items import Ints
-from tests.correct.times import StageTime, rows_of
 
 VISION = "vision"
 MODULES = (VISION, LLM)
@@ -207,10 +207,10 @@ class Gated:
         return _planned(batch, self._estimator.factors(self.is_on, True))
 
     def learn(self, times: Times) -> None:
-        self._estimator.observe(rows_of(time for _, time in times))
+        self._estimator.observe(StepTimes.of(time for _, time in times))
         for parity, half in enumerate(self._halves):
             mine = (t for slot, t in times if (slot // NUM_RANKS + self._num_steps) % 2 == parity)
-            half.observe(rows_of(mine))
+            half.observe(StepTimes.of(mine))
         self._num_steps += 1
 
 

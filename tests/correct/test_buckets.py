@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dflop.correct.buckets import bucket_edges, bucket_of
+from dflop.correct.buckets import bucket_edges, bucket_of, typical_tokens
 
 SIZES = st.lists(st.integers(1, 5000), min_size=1, max_size=200)
 
@@ -38,3 +38,8 @@ def test_samples_that_are_drawn_more_often_count_more():
     alike, weighted = (bucket_edges(tokens, tokens * 1.0, w, 2) for w in (np.ones(100), often))
     assert alike == (pytest.approx(71, abs=1),)
     assert weighted[0] <= 11
+
+
+@given(st.lists(st.integers(1, 5000), unique=True, max_size=12).map(sorted))
+def test_a_typical_size_is_in_its_bucket(edges):
+    assert bucket_of(typical_tokens(edges), edges).tolist() == list(range(len(edges) + 1))

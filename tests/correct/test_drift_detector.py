@@ -1,91 +1,127 @@
-"""Drifts of costs and of shapes: silent for long while nothing changes, quick when something does."""
+"""CUSUM charts of costs and of shapes: silent for long while nothing changes, quick when something does."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
+from dflop.correct.cusum import Cusum
 from dflop.correct.drift_detector import CostDrift, Found, ShapeDrift, Usual, module_of, usual_of
-from dflop.correct.estimate import Estimator
+from dflop.correct.times import StageTime, StepTimes
 from dflop.records import LLM, Factors, ModuleFactors
-from tests.correct.times import StageTime, rows_of, step_times
 
 EDGES = {"vision": (64, 256, 1024), LLM: tuple(range(100, 1200, 100))}
-RIGHT = {module: np.ones(len(edges) + 1) for module, edges in EDGES.items()}
-BOTH = ("vision", LLM)
+SHARED = [("vision",), (LLM,)]
+NUM_MICROBATCHES, NOISE = 16, 0.05
 
 
-class Job:
-    """What the estimator makes of steps whose truth a test may change, and what of that counts as a drift."""
+class Machine:
+    """Steps of two modules on ranks of their own, with factors that a test may change while it runs."""
 
-    def __init__(
-        self, seed: int, *, num_ranks: int = 2, is_inline: bool = False, in_force: Factors | None = None
-    ) -> None:
-        self.rng, self.slowness, self.stages = np.random.default_rng(seed), [1.0] * num_ranks, None
-        if is_inline:
-            self.stages = [BOTH, (LLM,)]
-        self.truth = {module: factors.copy() for module, factors in RIGHT.items()}
-        self.estimator = Estimator(EDGES, [BOTH] if is_inline else ())
-        self.drift = CostDrift(in_force or self.estimator.factors(shapes=True, nodes=False))
+    def __init__(self, seed: int, *, num_ranks: int = 2, noise: float = NOISE, is_inline: bool = False) -> None:
+        self.rng, self.noise, self.num_ranks, self.is_inline = np.random.default_rng(seed), noise, num_ranks, is_inline
+        self.factors = {m: np.ones(len(EDGES[m]) + 1) for m in EDGES}
+        self.slow: dict[tuple[str, int, int], float] = {}
 
-    def times(self) -> list[StageTime]:
-        how = {"slowness": self.slowness, "stages": self.stages}
-        return list(step_times(self.rng, self.truth, noise_frac=0.05, **how))
+    def step(self) -> list[StageTime]:
+        found = []
+        for module in (LLM,) if self.is_inline else EDGES:
+            for dp_rank in range(self.num_ranks):
+                for _ in range(NUM_MICROBATCHES):
+                    expected = {m: self.seconds(m) for m in (EDGES if self.is_inline else [module])}
+                    true_s = sum(float(e @ self.factors[m]) for m, e in expected.items())
+                    node = (module, 0, dp_rank)
+                    measured_s = true_s * self.slow.get(node, 1.0) * np.exp(self.noise * self.rng.standard_normal())
+                    found.append(StageTime(node, measured_s, expected))
+        return found
 
-    def observe(self, times: list[StageTime]) -> list[Found]:
-        self.estimator.observe(rows_of(times))
-        return self.drift.observe(self.estimator.beliefs())
-
-    def first(self, num_steps: int) -> Found | None:
-        return next((found[0] for _ in range(num_steps) if (found := self.observe(self.times()))), None)
+    def seconds(self, module: str) -> np.ndarray:
+        """A few items of random sizes: most buckets are empty in most microbatches."""
+        num_buckets = len(EDGES[module]) + 1
+        return self.rng.multinomial(8, np.full(num_buckets, 1 / num_buckets)) * self.rng.uniform(0.5, 1.5, num_buckets)
 
 
-@pytest.mark.parametrize("is_inline", [False, True])
-def test_noise_of_five_per_cent_is_no_drift(is_inline):
-    assert Job(0, is_inline=is_inline).first(400) is None
+def first(drift: CostDrift, machine: Machine, num_steps: int) -> tuple[int, Found] | None:
+    """(steps until the first finding, it)."""
+    for step in range(1, num_steps + 1):
+        if found := drift.observe(StepTimes.of(machine.step())):
+            return step, found[0]
+    return None
+
+
+def test_fifty_charts_of_noise_are_silent_for_ten_thousand_steps():
+    scores = np.random.default_rng(0).standard_normal((10_000, 50))
+    charts = Cusum(50)
+    for row in scores:
+        charts.observe(row, np.ones(50))
+        assert charts.alarm() is None
+    # And it is not deaf: without the slack it would have spoken.
+    assert np.abs(scores.cumsum(axis=0)).max() > 50
+
+
+def test_a_single_wild_step_is_no_alarm_and_four_are():
+    charts = Cusum(1)
+    for score in (0.0, 1000.0, 0.0, 0.0):
+        charts.observe(np.array([score]), np.ones(1))
+        assert charts.alarm() is None
+    charts = Cusum(1)
+    alarms = []
+    for _ in range(6):
+        charts.observe(np.array([20.0]), np.ones(1))
+        alarms.append(charts.alarm())
+    assert alarms.index(0) == 4
+
+
+def test_noise_of_five_per_cent_is_no_drift():
+    assert first(CostDrift(EDGES, SHARED), Machine(0), 300) is None
 
 
 @pytest.mark.parametrize("is_inline", [False, True])
 def test_a_module_that_slows_down_is_named_within_ten_steps(is_inline):
-    job = Job(0, is_inline=is_inline)
-    assert job.first(50) is None
-    job.truth["vision"] *= 1.3
-    found = job.first(10)
-    assert (found.kind, found.subject, found.expected) == ("drift_cost", "vision", 1.0)
+    machine = Machine(0, is_inline=is_inline)
+    drift = CostDrift(EDGES, [tuple(EDGES)] if is_inline else SHARED)
+    assert first(drift, machine, 50) is None
+    machine.factors["vision"] *= 1.3
+    _, found = first(drift, machine, 10)
+    assert (found.kind, found.subject, found.expected) == ("drift_cost", "vision", pytest.approx(1.0))
     assert found.measured == pytest.approx(1.3, rel=0.08)
+    assert found.statistic > found.threshold
     # What was found is taken for granted from now on.
-    assert job.first(100) is None
+    assert first(drift, machine, 100) is None
 
 
-@pytest.mark.parametrize("factor", [1.4, 2.0])
+@pytest.mark.parametrize("factor", [1.3, 2.0])
 def test_a_size_that_slows_down_is_named_within_ten_steps(factor):
-    job = Job(0)
-    assert job.first(50) is None
-    job.truth[LLM][3] *= factor
-    found = job.first(12 if factor < 2 else 10)
+    machine, drift = Machine(0), CostDrift(EDGES, SHARED)
+    assert first(drift, machine, 50) is None
+    machine.factors[LLM][3] *= factor
+    _, found = first(drift, machine, 12 if factor < 2 else 6)
     assert found.subject == "llm of 300 to 399 tokens"
     assert module_of(found.subject) == LLM
     assert found.measured == pytest.approx(factor, rel=0.15)
-    assert job.first(100) is None
+    assert first(drift, machine, 100) is None
 
 
 def test_what_is_in_force_already_is_no_drift():
-    llm = ModuleFactors(LLM, 1.25, EDGES[LLM], (1.5,) * 6 + (1.0,) * 6)
-    in_force = Factors((ModuleFactors("vision", 1.8, EDGES["vision"], (1.8,) * 4), llm))
-    for known, is_drift in ((in_force, False), (None, True)):
-        job = Job(1, in_force=known)
-        job.truth = {m.module: np.array(m.factors) for m in in_force.modules}
-        assert (job.first(100) is not None) == is_drift
+    machine = Machine(1)
+    machine.factors["vision"] *= 1.8
+    machine.factors[LLM][:6] *= 1.5
+    llm = ModuleFactors(LLM, 1.25, (600,), (1.5, 1.0))  # other buckets than the charts have
+    in_force = Factors((ModuleFactors("vision", 1.8, (), (1.8,)), llm))
+    assert first(CostDrift(EDGES, SHARED, in_force), machine, 300) is None
+    _, found = first(CostDrift(EDGES, SHARED), machine, 10)
+    assert found.measured > 1.3
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3])
 def test_neither_slow_ranks_nor_stragglers_are_drifts(num_ranks):
-    job = Job(num_ranks, num_ranks=num_ranks)
-    job.slowness[1] = 2.0
+    machine, drift = Machine(num_ranks, num_ranks=num_ranks), CostDrift(EDGES, SHARED)
+    machine.slow[LLM, 0, 1] = 2.0
     for _ in range(200):
-        times = job.times()
-        late = times[job.rng.integers(len(times))]
-        assert job.observe([*times, StageTime(late.node, 10 * late.measured_s, late.expected_s)]) == []
+        times = machine.step()
+        late = times[machine.rng.integers(len(times))]
+        times.append(StageTime(late.node, 10 * late.measured_s, late.expected_s))
+        assert drift.observe(StepTimes.of(times)) == []
 
 
 def batches(rng, num, *, media=1.0):
@@ -108,13 +144,6 @@ def test_more_media_are_noticed_and_then_taken_for_granted():
     assert [(f.kind, f.subject) for f in found] == [("drift_shapes", "vision")]
     assert found[0].measured == pytest.approx(4.0, rel=0.1)
     assert found[0].expected == pytest.approx(2.0, rel=0.1)
-
-
-def test_a_single_wild_batch_is_no_alarm_and_five_are():
-    rng = np.random.default_rng(0)
-    drift, wild_steps = ShapeDrift(EDGES, usual(rng)), {1, *range(20, 25)}
-    told = [drift.observe(*next(batches(rng, 1, media=100.0 if step in wild_steps else 1.0))) for step in range(26)]
-    assert [step for step, found in enumerate(told) if found] == [24]
 
 
 def test_other_sizes_in_the_same_seconds_are_noticed():

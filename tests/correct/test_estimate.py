@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflop.correct.estimate import Estimator, Prior
-from tests.correct.times import EDGES, RIGHT, SHARED, StageTime, rows_of, step_times
+from dflop.correct.times import StageTime, StepTimes
+from tests.correct.times import EDGES, RIGHT, SHARED, step_times
 
 MIXED = [("vision", "llm"), ("llm",)]
 """Stages of an inline plan."""
@@ -26,7 +27,7 @@ def truth_with(**changes):
 def taught(estimator, truth, steps=15, *, seed=0, **how):
     rng = np.random.default_rng(seed)
     for _ in range(steps):
-        estimator.observe(rows_of(step_times(rng, truth, **how)))
+        estimator.observe(StepTimes.of(step_times(rng, truth, **how)))
     return estimator
 
 
@@ -110,10 +111,10 @@ def test_a_straggling_microbatch_moves_no_factor():
     rng = np.random.default_rng(0)
     for step in range(10):
         times = list(step_times(rng, RIGHT, noise_frac=0.02, slowness=(1.0, 1.0)))
-        clean.observe(rows_of(times))
+        clean.observe(StepTimes.of(times))
         straggler = times[step]
         times[step] = dataclasses.replace(straggler, measured_s=10 * straggler.measured_s)
-        hit.observe(rows_of(times))
+        hit.observe(StepTimes.of(times))
         # Both halves of a step of 16 microbatches: every bucket of every module stays where it was.
         for module, belief in clean.beliefs().items():
             assert hit.beliefs()[module].factors == pytest.approx(belief.factors, abs=0.04)
@@ -139,7 +140,7 @@ def test_what_earlier_runs_learnt_counts_from_the_first_step_and_can_be_unlearnt
     estimator = Estimator(EDGES, prior=prior)
     llm = estimator.factors(True, True).by_module()["llm"]
     assert llm.level == 1.3
-    assert llm.factors == pytest.approx([1.0, 1.0, 1.0, 1.8, 1.8, 1.8])  # theirs begins in the midst of our third
+    assert llm.factors == pytest.approx([1.0, 1.0, 1.8, 1.8, 1.8, 1.8])  # the third begins in the midst of ours
     assert estimator.factors(False, False).by_module()["llm"].factors == (1.3,) * 6
     assert estimator.factors(True, True).by_module()["vision"].factors == (1.0,) * 4
     taught(estimator, RIGHT, 8, noise_frac=0.03)
@@ -150,7 +151,7 @@ def test_nothing_is_learnt_from_what_is_no_time():
     estimator = Estimator(EDGES)
     before = json.dumps(estimator.state())
     work, node = {"llm": np.full(6, 0.1)}, ("llm", 0, 0)
-    estimator.observe(rows_of([]))
-    estimator.observe(rows_of([StageTime(node, seconds, work) for seconds in (0.0, math.nan, math.inf, -1.0)]))
-    estimator.observe(rows_of([StageTime(node, 1.0, {"llm": np.zeros(6)}), StageTime(node, 1.0, {})]))
+    estimator.observe(StepTimes.of([]))
+    estimator.observe(StepTimes.of([StageTime(node, seconds, work) for seconds in (0.0, math.nan, math.inf, -1.0)]))
+    estimator.observe(StepTimes.of([StageTime(node, 1.0, {"llm": np.zeros(6)}), StageTime(node, 1.0, {})]))
     assert json.dumps(estimator.state()) == before

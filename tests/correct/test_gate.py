@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import math
 
 import numpy as np
@@ -61,3 +62,13 @@ def test_what_is_not_a_number_is_no_reading():
     assert not gate.read(-math.inf, 0.0)
     assert gate.num_readings == 0
     assert gate.stderr_frac == math.inf
+
+
+def test_state_goes_through_json():
+    gate, other = Gate(), Gate()
+    rng = np.random.default_rng(1)
+    read(gate, rng.normal(0.01, 0.02, 30))
+    other.load(json.loads(json.dumps(gate.state())))
+    assert other.state() == gate.state()
+    later = rng.normal(0.01, 0.02, 50)
+    assert read(other, later).tolist() == read(gate, later).tolist()

@@ -21,12 +21,12 @@ def observe(found, rng, slowness, steps, noise=0.02, common=1.0):
 
 
 def in_force(found, num):
-    beliefs = found.beliefs
+    beliefs = found.beliefs()
     return [beliefs["llm", 0, rank].in_force for rank in range(num)]
 
 
 def is_slow(found):
-    return [node[2] for node, belief in found.beliefs.items() if belief.is_slow]
+    return [node[2] for node, belief in found.beliefs().items() if belief.is_slow]
 
 
 def test_a_slow_rank_is_named_after_some_steps_and_no_longer_when_it_is_over():
@@ -53,7 +53,7 @@ def test_ranks_are_compared_with_their_peers(slowness, common, factors, slow):
     found = observe(NodeFactors(), np.random.default_rng(0), slowness, 10, common=common)
     assert in_force(found, len(slowness)) == [1.0 if f == 1.0 else pytest.approx(f, rel=0.05) for f in factors]
     assert is_slow(found) == slow
-    assert observe(NodeFactors(), np.random.default_rng(0), (2.0,), 10).beliefs == {}, "one rank has no peers"
+    assert observe(NodeFactors(), np.random.default_rng(0), (2.0,), 10).beliefs() == {}, "one rank has no peers"
 
 
 def test_noise_names_nobody():
@@ -79,4 +79,4 @@ def test_state_goes_on():
     found, other = observe(NodeFactors(), rng, (1.0, 1.4), 4), NodeFactors()
     other.load(found.state())
     assert other.state() == found.state()
-    assert other.beliefs == found.beliefs
+    assert other.beliefs() == found.beliefs()
