@@ -7,6 +7,8 @@ average, so that branching proves little beyond some tens of samples.
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 
 from dflop.cost.model import Floats
@@ -78,7 +80,8 @@ def solve(
     )
     options = {"time_limit": time_limit_s, "mip_rel_gap": REL_GAP, "threads": 1}
     try:
-        program.solve(solver=cp.HIGHS, highs_options=options)  # type: ignore[no-untyped-call]  # cvxpy's
+        with warnings.catch_warnings(action="ignore", category=UserWarning):  # that a stop is no optimum
+            program.solve(solver=cp.HIGHS, highs_options=options)  # type: ignore[no-untyped-call]  # cvxpy's
     except cp.SolverError:  # the limit came before any solution
         return None
     if in_bucket.value is None or not np.isfinite(in_bucket.value).all():
