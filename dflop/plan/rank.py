@@ -30,7 +30,7 @@ MAX_ALIKE = 3
 MANY_MICROBATCHES = 12
 MOVES_PER_SAMPLE = 40
 """Of the scheduler in the last round: half as many as it has for 512 samples of a training step. With a hundredth of
-them plans come out 0 to 8 % slower than they run, those whose replicas meet in every microbatch the most."""
+them plans came out up to 8 % slower than they run, those whose replicas meet in every microbatch the most."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -139,7 +139,7 @@ def _place(task, state, order, sizes):  # type: ignore[no-untyped-def]  # numba 
                     score = (max(shared, own) + 1e-3 * (shared + own)) / sizes[k]
                     if score < best_score and (not is_checked or fits(task, state, b, i)):
                         best, best_score = b, score
-            if fits(task, state, best, i):
+            if not is_checked and fits(task, state, best, i):
                 break
         if best < 0:
             best = int(np.argmin(bucket_sum[:, num_seconds + 1]))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeVar
 
 from dflop.compare.suite.cases import Setting
@@ -140,13 +140,10 @@ def contest(setting: Setting, say: Say, *, effort: Effort = TRAINING_EFFORT, pol
     Raises:
         InfeasiblePlanError: nothing fits in memory.
     """
-    found = compete(setting, make_contestants(setting.problem, say), effort=effort)
-    steps = dict(found.steps)
-    for policy in policies:
-        say(f"packing our plan's microbatches by `{policy}`")
-        problem = setting.problem
-        steps[policy] = judge(found.plans.ours, setting.unseen, problem.cost, problem.cluster, policy, effort=effort)
-    return replace(found, steps=steps)
+    plans = make_contestants(setting.problem, say)
+    if policies:
+        say(f"judging our plan under {', '.join(policies)}, too")
+    return compete(setting, plans, effort=effort, policies=policies)
 
 
 def make_contestants(problem: Problem, say: Say) -> Plans:
@@ -170,7 +167,14 @@ def make_contestants(problem: Problem, say: Say) -> Plans:
     )
 
 
-def compete(setting: Setting, plans: Plans, *, effort: Effort = TRAINING_EFFORT, noise: Noise | None = None) -> Contest:
+def compete(
+    setting: Setting,
+    plans: Plans,
+    *,
+    effort: Effort = TRAINING_EFFORT,
+    noise: Noise | None = None,
+    policies: Sequence[str] = (),
+) -> Contest:
     """Judges plans on the unseen batches; `noise` is what items cost besides what was predicted."""
     problem, unseen = setting.problem, setting.unseen
 
@@ -187,6 +191,7 @@ def compete(setting: Setting, plans: Plans, *, effort: Effort = TRAINING_EFFORT,
         REFERENCE: (plans.reference, "balanced"),
         PACKED: (plans.packed, "token_lpt"),
         SHARDED: (plans.sharded, "token_kk"),
+        **{policy: (plans.ours, policy) for policy in policies},
     }
     found |= {name: steps(plan, policy) for name, (plan, policy) in rest.items() if plan}
     bounds = tuple(bound_s(problem, batch) for batch in unseen)

@@ -107,11 +107,11 @@ def run_suite(name: str, say: Say, pictures: Sequence[Path] = (), json_file: Pat
         check_suffix(picture)
     started_s = time.process_time()
     found = SuiteResult(name, tuple(SUITES[name](say)))
-    for picture in pictures:
-        save_picture(found.points, picture)
     if json_file:
         content = {**provenance(found), "cpu_s": time.process_time() - started_s, "cases": found.numbers}
         json_file.write_text(json.dumps(content, indent=1) + "\n")
+    for picture in pictures:
+        save_picture(found.points, picture)
     return found
 
 
