@@ -186,11 +186,14 @@ def _driven_by(flow_run: Any) -> RunDir | None:
 
 
 class _ThreeLines(logging.Filter):
-    """An error of ours says what to do; a traceback above it says nothing."""
+    """An error of ours says what to do; a traceback above it says nothing. Of one that is retried, a line is enough."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.exc_info and isinstance(record.exc_info[1], DflopError):
             record.msg, record.args, record.exc_info = str(record.exc_info[1]), (), None
+        elif isinstance(args := record.args, tuple) and any(isinstance(arg, DflopError) for arg in args):
+            record.args = tuple(arg.what.splitlines()[0] if isinstance(arg, DflopError) else arg for arg in args)
+            record.msg = record.msg.replace("%r", "%s")
         return True
 
 

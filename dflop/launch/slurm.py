@@ -28,6 +28,7 @@ from dflop.launch.watcher import ON_NODES, Watcher
 MAX_IDS_PER_SCANCEL = 500
 _HAS_ENDED = ("Invalid job id", "already completing or completed")
 _DEAD_TASK = re.compile(r"srun: error: (\S+): tasks? (\d+)[\d,-]*[^:]*: (.+)")
+_NOT_LAUNCHED = re.compile(r"srun: error: task (\d+) launch failed: (.+)")
 _HOW = {"Killed": "died (signal 9)", "Terminated": "died (signal 15)"}
 _TOLD_EARLY = "User defined signal 2"
 """How srun calls the end of a task that was told before it could make the signal wait: within its first millisecond."""
@@ -131,8 +132,11 @@ def max_array_size() -> int:
 
 
 def first_dead_task(handle: JobHandle) -> DeadTask | None:
-    """The first one that srun complained about since the job was started last."""
-    match = _DEAD_TASK.search(_said_since_start(handle))
+    """The first that srun complained about since the job was started last; peers wait long for one that never was."""
+    said = _said_since_start(handle)
+    if match := _NOT_LAUNCHED.search(said):
+        return DeadTask(int(match[1]), f"was not launched ({match[2]}): can its node see {handle.folder}?")
+    match = _DEAD_TASK.search(said)
     return DeadTask(int(match[2]), _HOW.get(match[3], match[3]), f" on {match[1]}") if match else None
 
 

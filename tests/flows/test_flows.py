@@ -84,12 +84,12 @@ def test_a_flow_run_is_named_after_its_run_shows_its_jobs_and_leads_to_them(fake
 
 def test_what_the_cluster_did_is_done_again_and_what_a_job_did_is_not(fake, run, log):
     fake.trained = [Trained(0, is_over=False), Trained(40, is_over=True)]
-    fake.errors["train"] = [InfrastructureError("node1 went away"), InfrastructureError("lost")]
+    fake.errors["train"] = [InfrastructureError("node1 went away\n  | its log"), InfrastructureError("lost")]
     state = run_flow(load("pipeline"), run=str(run.path))
     assert state.is_completed(), state
     assert {task.name.rsplit("-", 1)[0]: task.run_count for task in task_runs(state)}["train"] == 3
     assert fake.calls.count("train") == 3
-    assert "node1 went away" in log.text
+    assert "Task run failed with exception: node1 went away - Retry 1/2" in log.text
     run.write_state({**run.state(), "state": lifecycle.READY})
     fake.errors["train"], fake.calls = [LaunchError("rank 1 raised", where="here", hint="a larger cluster")], []
     state = run_flow(load("train"), run=str(run.path))

@@ -39,6 +39,7 @@ def fail(handle: JobHandle, rank: int, error: str) -> None:
     [
         ("srun: error: node2: task 3: Killed", "rank 3 died (signal 9) on node2"),
         ("srun: error: n-01: task 1: Out Of Memory", "rank 1 Out Of Memory on n-01"),
+        ("srun: error: task 2 launch failed: Slurmd could not connect IO", "rank 2 was not launched (Slurmd could not"),
         ("srun: error: node1: tasks 0,2: Exited with exit code 3", "rank 0 Exited with exit code 3 on node1"),
     ],
 )
