@@ -28,6 +28,7 @@ Overrides = Annotated[tuple[str, ...], Parameter(name="--set", help="Override a 
 Form = Annotated[Literal["table", "csv", "json"], Parameter(name="--format", help="Form of the rows.")]
 Json = Annotated[bool, Parameter(name="--json", help="An object of JSON per line.")]
 Quiet = Annotated[bool, Parameter(name=("--quiet", "-q"), help="Nothing on stderr but errors.")]
+UsdPerGpuHour = Annotated[float, Parameter(help="Price of a GPU, for what a run or an epoch costs.")]
 DryRun = Annotated[bool, Parameter(name=("--dry-run", "-n"), help="Say what would be done, do nothing.")]
 
 _MOST = 1e9

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from dflop.cli.common import Form, Json, Overrides, Quiet, check_folder, form_of, talk, writing
-from dflop.cli.plan import Device, Gpus, GpusPerNode, UsdPerGpuHour
+from dflop.cli.common import Form, Json, Overrides, Quiet, UsdPerGpuHour, check_folder, form_of, talk, writing
+from dflop.cli.plan import Device, Gpus, GpusPerNode
 from dflop.run.messages import Say
 
 if TYPE_CHECKING:

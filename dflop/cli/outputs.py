@@ -18,6 +18,7 @@ from dflop.cli.common import (
     Run,
     Runs,
     Store,
+    UsdPerGpuHour,
     check_folder,
     form_of,
     freshen,
@@ -30,7 +31,9 @@ if TYPE_CHECKING:
     from dflop.run.directory import RunDir
 
 
-def report(run: Run = "latest", *, runs: Runs = RUNS, quiet: Quiet = False) -> None:
+def report(
+    run: Run = "latest", *, runs: Runs = RUNS, usd_per_gpu_hour: UsdPerGpuHour = 0.0, quiet: Quiet = False
+) -> None:
     """Write report.html of a run from what the store knows now; print its path.
 
     Example: dflop report latest
@@ -42,7 +45,7 @@ def report(run: Run = "latest", *, runs: Runs = RUNS, quiet: Quiet = False) -> N
     from dflop.steps.reporting import report_again
 
     found = find_run(run, runs)
-    print_summary(report_again(found, talk(quiet)), Console())
+    print_summary(report_again(found, talk(quiet), usd_per_gpu_hour), Console())
     print(found.report_file)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from dflop.cli.common import ConfigFile, Form, Json, Overrides, Quiet, form_of, prepare_kernels, talk
+from dflop.cli.common import ConfigFile, Form, Json, Overrides, Quiet, UsdPerGpuHour, form_of, prepare_kernels, talk
 from dflop.run.messages import Say
 
 if TYPE_CHECKING:
@@ -18,7 +18,6 @@ Device = Annotated[
     str, Parameter(help="Plan from the data sheet of a100, a100-40, h100, h200 or b200, not from measured costs.")
 ]
 Gpus = Annotated[int | None, Parameter(help="Plan for so many GPUs instead of the cluster's.")]
-UsdPerGpuHour = Annotated[float, Parameter(help="Price of a GPU, for what a run or an epoch costs.")]
 GpusPerNode = Annotated[int | None, Parameter(help="With nodes of so many GPUs; those of a data sheet have 8.")]
 
 

@@ -27,12 +27,11 @@ def take_device(config: Config) -> torch.device:
     return torch.device("cpu")
 
 
-def peak_memory(device: torch.device) -> tuple[str, int]:
-    """(kind, bytes) of the most memory this process has held so far; see `RankMemory`."""
-    if device.type == "cuda":
-        return "allocated", torch.cuda.max_memory_allocated(device)
+def peak_memory(device: torch.device) -> dict[str, int]:
+    """By kind, the most memory this process has held so far, bytes; see `RankMemory`."""
     unit_bytes = 1 if sys.platform == "darwin" else 1024
-    return "process", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit_bytes
+    found = {"process": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit_bytes}
+    return found | ({"allocated": torch.cuda.max_memory_allocated(device)} if device.type == "cuda" else {})
 
 
 def join(device: torch.device, timeout_s: float) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from dflop.config import Config
@@ -79,14 +79,15 @@ class SpeedCounter:
 class Telemetry:
     """Everything that is told of one rank's steps, under the id of the run or of its comparison.
 
-    `peak_memory` is (kind, bytes) of the most memory the rank has held; None: nobody looks.
+    `peak_memory` is the most memory the rank has held by kind, bytes; None: nobody looks.
     """
 
     def __init__(
         self, run: RunDir, config: Config, seat: Seat, run_id: str, attempt: int, spool: SpoolThread,
-        peak_memory: Callable[[], tuple[str, int]] | None = None,
+        peak_memory: Callable[[], Mapping[str, int]] | None = None,
     ) -> None:  # fmt: skip
-        self._peak_memory, self._peak_bytes, self._step = peak_memory, 0, -1
+        self._peak_memory, self._step = peak_memory, -1
+        self._peak_bytes: dict[str, int] = {}
         self._run, self._config, self._seat = run, config, seat
         self._run_id, self._attempt, self._spool = run_id, attempt, spool
         self._speed: SpeedCounter | None = None
@@ -170,10 +171,10 @@ class Telemetry:
         """Leave the most memory so far in the store, if it has become more."""
         if self._peak_memory is None or self._step < 0:
             return
-        kind, peak_bytes = self._peak_memory()
-        if peak_bytes > self._peak_bytes:
-            self._peak_bytes = peak_bytes
-            self._spool.put(RankMemory(*self._place(self._step), kind, peak_bytes, time.time()))
+        for kind, peak_bytes in self._peak_memory().items():
+            if peak_bytes > self._peak_bytes.get(kind, 0):
+                self._peak_bytes[kind] = peak_bytes
+                self._spool.put(RankMemory(*self._place(self._step), kind, peak_bytes, time.time()))
 
     def _place(self, step: int) -> tuple[str, int, int, int, str, int, int, int]:
         """How rows of a rank begin."""

@@ -112,8 +112,8 @@ class RankMemory:
     dp_rank: int
     tp_rank: int
     kind: str
-    """`allocated`: what torch held on the device, as plans predict it; `process`: all of the process, where it has no
-    device, so with interpreter, libraries and samples that wait."""
+    """`allocated`: what tensors held on the device, as plans predict it; `process`: its resident size on the host, with
+    interpreter, libraries and samples that wait, and with its tensors where it has no device."""
     peak_bytes: int
     observed_at_s: float
 

@@ -186,40 +186,42 @@ def memory_table(plan: Plan, limit_bytes: int, peaks: Sequence[RankMemory] = ())
         peaks: Of the run; those of its last start count, since before it another plan may have run.
     """
     last = max((peak.attempt for peak in peaks), default=0)
-    measured: dict[tuple[str, int], int] = {}
+    most: dict[tuple[str, str, int], int] = {}
     for peak in peaks:
         if peak.attempt == last:
-            place = peak.module, peak.stage
-            measured[place] = max(peak.peak_bytes, measured.get(place, 0))
+            place = peak.kind, peak.module, peak.stage
+            most[place] = max(peak.peak_bytes, most.get(place, 0))
     rows = [
-        (name, pipe.stage_memory_bytes[stage], measured.get((pipe.module, stage)))
+        (
+            name,
+            pipe.stage_memory_bytes[stage],
+            most.get(("allocated", pipe.module, stage)),
+            most.get(("process", pipe.module, stage)),
+        )
         for pipe, stage, name in stages_of_plan(plan)
         if stage < len(pipe.stage_memory_bytes)
     ]
-    how = "Measured: what torch held on the device."
-    if all(peak_bytes is None for _, _, peak_bytes in rows):
-        how = "Predicted when planning; in this run nobody measured."
-    elif any(peak.kind == "process" for peak in peaks):
-        how = (
-            "Measured: the whole process, with interpreter, libraries and samples that wait; predicted: what training "
-            "itself holds."
-        )
 
-    def share(num_bytes: int | None) -> str:
-        return "-" if num_bytes is None or not limit_bytes else units.percent(num_bytes / limit_bytes)
+    def size(num_bytes: int | None) -> str:
+        return "-" if num_bytes is None else units.num_bytes(num_bytes)
+
+    def share(num_bytes: int | None, of_bytes: int) -> str:
+        return "-" if num_bytes is None or not of_bytes else units.percent(num_bytes / of_bytes)
 
     return make_table(
         "Memory per stage",
-        rows if any(predicted > 0 for _, predicted, _ in rows) else (),
+        rows if any(predicted > 0 for _, predicted, _, _ in rows) else (),
         {
             "stage": lambda row: row[0],
-            "predicted peak": lambda row: units.num_bytes(row[1]),
-            "of the limit": lambda row: share(row[1]),
-            "measured peak": lambda row: "-" if row[2] is None else units.num_bytes(row[2]),
-            "of the limit, measured": lambda row: share(row[2]),
+            "tensors, predicted": lambda row: size(row[1]),
+            "of the limit": lambda row: share(row[1], limit_bytes),
+            "tensors, measured": lambda row: size(row[2]),
+            "of the predicted": lambda row: share(row[2], row[1]),
+            "process size, measured": lambda row: size(row[3]),
         },
         text={"stage"},
-        note=f"Limit: {units.num_bytes(limit_bytes)} of a process. {how}",
+        note=f"Peaks; limit: {units.num_bytes(limit_bytes)} of a process. Tensors are measured on GPUs only. "
+        "The size of a process is all of it on the host, interpreter, libraries and waiting samples included.",
         empty="The plan says nothing about memory.",
     )
 

@@ -74,6 +74,10 @@ class RunSummary:
     """(module with its degree, `measured`, `derived` or `analytic`)."""
     num_steps_planned: int | None = None
     """Of the whole training."""
+    epoch_steps: float = math.nan
+    """That take as many samples as the data profile has; NaN: not known."""
+    usd_per_gpu_hour: float = 0.0
+    """0: not known."""
     config_text: str = ""
     """YAML with every default filled in."""
 

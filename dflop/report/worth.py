@@ -23,7 +23,8 @@ def gpu_hours(step_s: float, *, num_steps: int, num_gpus: int) -> float:
 def worth_table(summary: RunSummary) -> Table:
     """Hours over the steps of the whole training, at the measured speed-up, or the planned one without any."""
     num_steps = summary.num_steps_planned or len(summary.steps)
-    hours = gpu_hours(summary.step_s, num_steps=num_steps, num_gpus=summary.plan.num_processes)
+    step_hours = gpu_hours(summary.step_s, num_steps=1, num_gpus=summary.plan.num_processes)
+    hours = step_hours * num_steps
     once, how = once_hours(summary.jobs), "measured"
     found = summary.comparison.measured if summary.comparison else NOT_COMPARED
     if not found.num_batches:
@@ -35,22 +36,24 @@ def worth_table(summary: RunSummary) -> Table:
         back_after = "0 steps"
     elif num_steps and saved > 0:
         back_after = f"{units.count(math.ceil(once / (saved / num_steps)))} steps"
-    rows = (
-        ("training, balanced", _hours(hours)),
-        ("training, data-blind", _hours(hours * found.mean)),
-        ("saved", _hours(saved) + interval),
-        ("spent once, on profiling and planning", _hours(once)),
-        ("back after", back_after),
-    )
+    rows = {
+        "training, balanced": (hours, ""),
+        "training, data-blind": (hours * found.mean, ""),
+        "an epoch, balanced": (step_hours * summary.epoch_steps, ""),
+        "saved": (saved, interval),
+        "spent once, on profiling and planning": (once, ""),
+    }
     what = "processes" if summary.num_cores is not None else "GPUs"
+    price, known = summary.usd_per_gpu_hour, {name: of for name, of in rows.items() if not math.isnan(of[0])}
+    cells = [(name, _hours(h) + more, *[f"{h * price:,.2f}"] * (price > 0)) for name, (h, more) in known.items()]
     return Table(
         "What it is worth",
-        ("of this training", f"hours of {what}"),
-        rows if not math.isnan(saved) else (),
+        ("of this training", f"hours of {what}", *["USD"] * (price > 0)),
+        (*cells, ("back after", back_after, *[""] * (price > 0))) if not math.isnan(saved) else (),
         frozenset({"of this training"}),
         f"{units.count(num_steps)} steps on {summary.plan.num_processes} {what}, each step as long as the median one; "
         f"speed-up {how}. Spent once: this run's jobs besides training and comparing; 0 where the store had it all. "
-        "Other steps, clusters and prices: dflop compare CONFIG --num-steps N --usd-per-gpu-hour P",
+        "A price: dflop report RUN --usd-per-gpu-hour P. Other steps and clusters: dflop compare CONFIG --num-steps N",
         empty="No step was measured, so nothing is reckoned.",
     )
 

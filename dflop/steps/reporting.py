@@ -34,12 +34,12 @@ MAX_SHOWN_PLANS = 8
 Rows = list[dict[str, object]]
 
 
-def report_again(run: RunDir, say: Say) -> RunSummary:
+def report_again(run: RunDir, say: Say, usd_per_gpu_hour: float = 0.0) -> RunSummary:
     """report.html of a run that somebody else may be driving, with the rows that wait, unless they are being taken."""
     store = run.config().store
     if num_waiting := freshen(store, run.run_id):
         say(f"{num_waiting} files of the run wait to be ingested: dflop store ingest --store {store}")
-    return run_results.write_report(run)
+    return run_results.write_report(run, usd_per_gpu_hour)
 
 
 def summary_page(run: RunDir, summary: RunSummary) -> str:

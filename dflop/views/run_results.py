@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -51,7 +52,7 @@ def load_summary(run: RunDir) -> RunSummary:
         states = sorted(reader.records(RunRecord, where=own), key=lambda r: r.observed_at_s)
         if not states:
             raise StoreError(f"run `{run.run_id}` is not in the store", where=str(config.store))
-        chosen = run.plan()
+        chosen, profile = run.plan(), reader.profile(run.profile_key())
         of_search = [p for p in reader.records(Plan, where=own) if p.snapshot_seq == chosen.snapshot_seq]
         return RunSummary(
             run=states[-1],
@@ -73,6 +74,7 @@ def load_summary(run: RunDir) -> RunSummary:
             facts=_facts(config, run),
             cost_sources=_cost_sources(run, chosen),
             num_steps_planned=config.train.num_steps,
+            epoch_steps=profile.num_rows / config.plan.global_batch_size if profile else math.nan,
             config_text=shown_config(config),
         )
 
@@ -95,11 +97,11 @@ def load_history(store: Path, run_id: str) -> list[HistoryEntry]:
     return [HistoryEntry(*row) for row in rows]
 
 
-def write_report(run: RunDir) -> RunSummary:
-    """Write report.html into the run directory and return the summary it shows."""
+def write_report(run: RunDir, usd_per_gpu_hour: float = 0.0) -> RunSummary:
+    """Write report.html into the run directory and return the summary it shows; a price of 0 is not known."""
     from dflop.report.run_page import render_report  # with matplotlib, which a driver needs at the end
 
-    summary = load_summary(run)
+    summary = replace(load_summary(run), usd_per_gpu_hour=usd_per_gpu_hour)
     files.replace(run.report_file, render_report(summary))
     return summary
 

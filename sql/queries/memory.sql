@@ -1,25 +1,20 @@
--- purpose: peak memory of every stage: what the plan predicted beside the most that one of its ranks measured
+-- purpose: peak memory of every stage: what the plan predicted beside what tensors of one of its ranks allocated
 -- parameters: $run_id varchar, the run
--- grain: one row per module and stage of the plan that ran last
--- units: bytes of a process; a ratio; kind process: measured is all of the process, not only what plans predict
+-- grain: one row per module and stage of the plan that ran last, ranks of the last attempt
+-- units: bytes; a ratio; allocated: null without a GPU; process: all of a process on the host, which no plan predicts
 with newest as (
     select
         run_id,
         plan_id
     from v_run_plan
     where run_id = $run_id
-    qualify row_number() over (order by number desc) = 1
-),
-
-newest_plan as (
-    select plan.modules
-    from newest
-    inner join plan on newest.run_id = plan.run_id and newest.plan_id = plan.plan_id
+    qualify number = max(number) over ()
 ),
 
 place as (
-    select unnest(modules) as module_plan
-    from newest_plan
+    select unnest(plan.modules) as module_plan
+    from plan
+    inner join newest on plan.run_id = newest.run_id and plan.plan_id = newest.plan_id
 ),
 
 predicted (module, stage, predicted_bytes) as (
@@ -30,13 +25,20 @@ predicted (module, stage, predicted_bytes) as (
     from place
 ),
 
+last_attempt as (
+    select *
+    from v_rank_memory
+    where run_id = $run_id
+    qualify attempt = max(attempt) over ()
+),
+
 measured as (
     select
         module,
         stage,
-        max(struct_pack(attempt := attempt, peak_bytes := peak_bytes, kind := kind)) as last_one
-    from v_rank_memory
-    where run_id = $run_id
+        max(peak_bytes) filter (where kind = 'allocated') as allocated_bytes,
+        max(peak_bytes) filter (where kind = 'process') as process_bytes
+    from last_attempt
     group by all
 )
 
@@ -44,9 +46,9 @@ select
     predicted.module,
     predicted.stage,
     predicted.predicted_bytes,
-    measured.last_one.kind,
-    measured.last_one.peak_bytes as measured_bytes,
-    measured.last_one.peak_bytes / nullif(predicted.predicted_bytes, 0) as measured_to_predicted
+    measured.allocated_bytes,
+    measured.allocated_bytes / nullif(predicted.predicted_bytes, 0) as allocated_to_predicted,
+    measured.process_bytes
 from predicted
 left join measured using (module, stage)
 order by predicted.module, predicted.stage;

@@ -1,7 +1,7 @@
 -- purpose: all runs, newest first, with what data-aware scheduling gained
 -- parameters: none
 -- grain: one row per run
--- units: seconds; speedups (of v_speedup, with 95 % intervals; planned: simulated when planning) and idle are ratios
+-- units: seconds; hours; speedups (of v_speedup, 95 % intervals; planned: simulated when planning) and idle are ratios
 select
     run_id,
     state,
@@ -20,6 +20,7 @@ select
     planned_speedup,
     planned_speedup_over_uniform,
     arrival_idle_frac,
-    balanced_idle_frac
+    balanced_idle_frac,
+    process_hours
 from v_run_summary
 order by started_at desc;

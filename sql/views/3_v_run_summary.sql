@@ -57,6 +57,15 @@ quarantine as (
     group by all
 ),
 
+dataset as (
+    select
+        uses.run_id,
+        arg_max(profile_record.num_rows, profile_record.created_at_s) as num_samples
+    from uses
+    inner join profile_record on uses.profile_key = profile_record.profile_key and profile_record.kind = 'data'
+    group by all
+),
+
 corrections as (
     select
         run_id,
@@ -108,7 +117,9 @@ select
     run.started_at,
     (epoch_us(run.observed_at) - epoch_us(run.started_at)) / 1e6 as elapsed_s,
     run.run_dir,
-    training.llm_tokens_per_s / plan.num_processes as llm_tokens_per_s_per_process
+    training.llm_tokens_per_s / plan.num_processes as llm_tokens_per_s_per_process,
+    training.total_step_s * training.num_ranks / 3600 as process_hours,
+    dataset.num_samples / nullif(training.samples_per_s, 0) * training.num_ranks / 3600 as epoch_process_hours
 from v_run as run
 left join v_run_plan as ran on run.run_id = ran.run_id
 left join v_plan as plan on ran.run_id = plan.run_id and ran.plan_id = plan.plan_id
@@ -116,6 +127,7 @@ left join run_rollup as training on run.run_id = training.run_id
 left join comparison on run.run_id = comparison.run_id
 left join v_speedup as speedup on run.run_id = speedup.run_id
 left join quarantine on run.run_id = quarantine.run_id
+left join dataset on run.run_id = dataset.run_id
 left join corrections on run.run_id = corrections.run_id
 left join events on run.run_id = events.run_id
 where not contains(run.run_id, '/')
@@ -140,6 +152,10 @@ comment on column v_run_summary.balanced_idle_frac is 'compared steps balanced: 
 comment on column v_run_summary.llm_tokens_per_s is 'training steps: median tokens through the LLM per second';
 comment on column v_run_summary.llm_tokens_per_s_per_process is
 'of these, per process of the last plan: on GPUs one each';
+comment on column v_run_summary.process_hours is
+'training steps times processes, hours: GPU-hours where each process has a GPU';
+comment on column v_run_summary.epoch_process_hours is
+'the same of as many samples as the data profile has, at the median speed, hours; null: no profile or no speed';
 comment on column v_run_summary.num_quarantined_samples is
 'samples of its data profile and of its training that were left out';
 comment on column v_run_summary.num_corrections is 'sets of corrections that it learnt';

@@ -84,7 +84,8 @@ def query_figures(root: Path, num_rows: int) -> Iterator[Figure]:
     """Every named query, from opening the snapshot to the last row; the median of five."""
     store_of_observations(root, num_rows)
     (run_id,) = console.query(root, "select run_id from run_rollup order by run_id limit 1")[1][0]
-    values = {"run_id": run_id, "name": "job", "module": "llm", "profile_key": "x", "relation": "v_step", "step": 1}
+    values = {"run_id": run_id, "name": "job", "module": "llm", "profile_key": "x", "relation": "v_step", "step": 1,
+              "usd_per_gpu_hour": 2.0}  # fmt: skip
     for query in console.list_queries():
         params = {name: values[name] for name in query.parameter_names} or None
         seconds = sorted(timed(lambda q=query, p=params: console.query(root, q.sql, p)) for _ in range(5))[2]

@@ -72,7 +72,7 @@ def test_hostile_shapes_decisions_and_configurations_are_text(full: str, run: Ru
         run.verdict, "vision dp2 | audio dp1 | llm pp2 dp1", "speedup, simulated", "truncated JPEG: 812 of 4096 bytes",
         "1.30x", "cfgkey", "2x core", "torch 2", "abc123", "store snapshot", 'dflop sql "select * from v_run_summary"',
         "model FLOPs utilisation", "fastest of 38 layouts", "vision tp1 measured", "4 more",
-        "Error by size of the microbatch", "Slow ranks", "512.0 MiB", "Measured: what torch held on the device.",
+        "Error by size of the microbatch", "Slow ranks", "512.0 MiB", "tensors, measured",
         "hours of processes", "read by train", "snapshot 3, revision rev",
     )  # fmt: skip
     assert [text for text in (*hostile, *sections) if text not in page.text] == []

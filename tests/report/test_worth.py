@@ -23,15 +23,19 @@ def test_hours_are_those_of_the_whole_training_at_the_measured_speedup() -> None
     found = RunSummary(
         run=make_run(), cluster=CUDA, plan=make_plan({LLM: 8}), train=[observe(0, step_s=3.6)], compare=seen,
         speedups=speedups_of(seen, plans),
-        compare_plans=tuple(plans), num_steps_planned=1000, jobs=jobs,
+        compare_plans=tuple(plans), num_steps_planned=1000, epoch_steps=62.5, jobs=jobs,
     )  # fmt: skip
     table = worth_table(found)
     assert table.header[1] == "hours of GPUs"
     assert dict(table.rows) == {
-        "training, balanced": "8.0", "training, data-blind": "10.0", "saved": "2.0 (95 % interval 2.0 to 2.0)",
+        "training, balanced": "8.0", "training, data-blind": "10.0", "an epoch, balanced": "0.5000",
+        "saved": "2.0 (95 % interval 2.0 to 2.0)",
         "spent once, on profiling and planning": "0.5000", "back after": "250 steps",
     }  # fmt: skip
     assert "speed-up measured" in table.note
+    priced = worth_table(replace(found, usd_per_gpu_hour=2.5))
+    assert priced.header[2] == "USD"
+    assert [row[2] for row in priced.rows] == ["20.00", "25.00", "1.25", "5.00", "1.25", ""]
 
 
 def test_without_a_comparison_the_planned_speedup_counts_and_what_is_slower_never_pays_back() -> None:

@@ -173,7 +173,8 @@ def test_named_queries_have_true_headers_and_run(store: Path) -> None:
     for query in queries:
         used = dict.fromkeys(re.findall(r"\$(\w+)", query.sql.partition("-- grain")[2]))
         assert query.parameter_names == list(used), query.name
-        assert console.query(store, query.sql, dict.fromkeys(query.parameter_names, "run"))[0]
+        given = {p.name: "run" if p.type == "varchar" else "1" for p in query.parameters}
+        assert console.query(store, query.sql, query.values(given))[0]
 
 
 def test_a_query_without_a_header_is_refused(tmp_path: Path) -> None:

@@ -50,6 +50,8 @@ def _a_run(make) -> list[Any]:
             make.observation(step, run_id="run/compare", policy=policy, step_s=step_s, predicted_step_s=predicted_s),
             make.step_plan(step, run_id="run/compare", sample_index=batch),
         ]
+    seat = {"module": "llm", "stage": 1, "dp_rank": 0, "tp_rank": 0, "observed_at_s": 0.0}
+    peaks = ((0, 2, "allocated", 900), (1, 2, "allocated", 100), (1, 3, "allocated", 150), (1, 3, "process", 700))
     bad = r.QuarantinedSample("data", 3, "id3", "profile", "3.png", "truncated")
     return [
         make.run("running", 1000.0),
@@ -67,6 +69,8 @@ def _a_run(make) -> list[Any]:
         make.cost_table("vision"),
         make.correction(1, factor=1.5),
         make.correction(2, factor=2.0),
+        *(r.RankMemory("run", attempt, 1, rank, kind=kind, peak_bytes=n, **seat) for attempt, rank, kind, n in peaks),
+        r.ProfileRecord("data", "data", "run", "{}", 90, 1, 1.0, 2.0),
         *steps,
         *compared,
     ]
@@ -208,6 +212,24 @@ def test_the_summary_has_one_row_per_run(filled: Path) -> None:
     assert (row["planned_speedup"], row["planned_speedup_over_uniform"]) == (1.5, 2.0)
     assert row["arrival_idle_frac"] == pytest.approx(1 - (0.5 / 3 + 0.5 / 4) / 2)
     assert (row["num_quarantined_samples"], row["num_corrections"]) == (1, 2)
+
+
+def test_hours_of_a_run_and_of_an_epoch_have_a_price_where_one_is_given(filled: Path) -> None:
+    (row,) = named(filled, "process_hours", usd_per_gpu_hour=2.0)
+    assert row["process_hours"] == pytest.approx(2 * (1.0 + 2.0) / 3600)
+    assert row["epoch_process_hours"] == pytest.approx(2 * 90 / 2 / 3600), "two samples a second"
+    assert (row["usd"], row["epoch_usd"]) == pytest.approx((row["process_hours"] * 2, row["epoch_process_hours"] * 2))
+    assert named(filled, "process_hours", usd_per_gpu_hour=0.0)[0]["usd"] is None
+
+
+def test_memory_compares_what_tensors_allocated_with_what_was_predicted(filled: Path) -> None:
+    found = {
+        (row.pop("module"), row.pop("stage")): tuple(row.values()) for row in named(filled, "memory", run_id="run")
+    }
+    assert found["llm", 1] == (200, 150, 0.75, 700), (
+        "of the last attempt's fullest rank; a process is a size of its own"
+    )
+    assert found["llm", 0] == (300, None, None, None)
 
 
 def test_a_run_that_has_only_begun_has_a_summary(tmp_path: Path, make) -> None:
