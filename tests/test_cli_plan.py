@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from dflop.cost.devices import H100
+from dflop.store.console import query
 from tests.jobs.configs import write_config, write_demo_config
 from tests.test_cli import assert_refused, dflop
 
@@ -29,6 +30,14 @@ def plan(folder: Path, *arguments: object) -> tuple[str, str]:
     return done.stdout, done.stderr
 
 
+def test_a_trainer_that_does_not_look_at_the_data_gets_a_plan_for_arrival_order(folder: Path) -> None:
+    out, talk = plan(folder, "--gpus", "8", "--emit", "megatron-mimo")
+    assert "megatron_mimo_parallelism_config" in out
+    assert "fastest of" in talk, "why, where nobody asks for an explanation"
+    assert "`megatron-mimo` accepts, and runs in arrival order, " in talk
+    assert "It runs in arrival order, as the trainer it is for does not look at the data." in talk
+
+
 @pytest.fixture(scope="module")
 def explained(folder: Path) -> tuple[dict[str, Any], str]:
     """The explanation for programs, and what was said meanwhile."""
@@ -46,6 +55,11 @@ def test_an_explanation_is_data_and_its_progress_is_talk(folder: Path, explained
     assert "planning with one node more" in talk
     assert (folder / "step.svg").read_text().startswith("<svg")
     assert "picture of a step: step.svg" in talk
+    told = query(folder / "store", "select plan_id, costs_text from v_plan where candidate_rank = 0")[1]
+    assert told[0][0] == found["plans"][0]["plan_id"]
+    error = f"±{100 * H100.accuracy.median_frac:.0f} % against {H100.accuracy.num_runs} published runs"
+    assert f"llm analytic, H100 SXM: {error}" in told[0][1]
+    assert "vision analytic, H100 SXM: ±15 % with no published run" in told[0][1]
 
 
 def test_with_emit_the_explanation_leaves_stdout_to_the_file(
@@ -58,14 +72,6 @@ def test_with_emit_the_explanation_leaves_stdout_to_the_file(
         assert heading in talk
     assert "4 processes; simulated" in talk
     assert talk.splitlines()[-1].startswith(f"Simulated; costs {H100.source} (")
-
-
-def test_a_trainer_that_does_not_look_at_the_data_gets_a_plan_for_arrival_order(folder: Path) -> None:
-    out, talk = plan(folder, "--gpus", "8", "--emit", "megatron-mimo")
-    assert "megatron_mimo_parallelism_config" in out
-    assert "fastest of" in talk, "why, where nobody asks for an explanation"
-    assert "`megatron-mimo` accepts, and runs in arrival order, " in talk
-    assert "It runs in arrival order, as the trainer it is for does not look at the data." in talk
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,18 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from dflop.cli.common import ConfigFile, Form, Json, Overrides, Quiet, UsdPerGpuHour, form_of, prepare_kernels, talk
+from dflop.cli.common import (
+    ConfigFile,
+    Form,
+    Json,
+    Overrides,
+    Quiet,
+    UsdPerGpuHour,
+    form_of,
+    freshen,
+    prepare_kernels,
+    talk,
+)
 from dflop.run.messages import Say
 
 if TYPE_CHECKING:
@@ -38,7 +49,8 @@ def plan(
 ) -> None:
     """Choose the layout for a configuration without running it.
 
-    Profiles the dataset where that is not done. With --emit an explanation goes to stderr.
+    Profiles the dataset where that is not done, and leaves the plans in the store. With --emit an explanation goes to
+    stderr.
 
     Example: dflop plan configs/demo.yaml --device h100 --gpus 16 --explain
     """
@@ -48,7 +60,7 @@ def plan(
     from rich.console import Console
 
     from dflop.cli.sigterm import run_driver
-    from dflop.compare.outlook import look_ahead
+    from dflop.compare.outlook import keep, look_ahead
     from dflop.config import load_config
     from dflop.errors import ConfigError
     from dflop.plan.emit import RULES, emitter
@@ -76,6 +88,8 @@ def plan(
     found = run_driver(look_ahead(loaded, device, cluster, say))
     problem = replace(found.problem, space=replace(found.problem.space, rules=RULES.get(emit)))
     plans = plan_problem(problem, top=loaded.plan.top, progress=say)
+    keep(found, plans, loaded.store)
+    freshen(loaded.store, problem.run_id, say)
     nodes = f"{cluster.num_nodes} node{'s' * (cluster.num_nodes > 1)} of {cluster.num_processes_per_node}"
     say(
         f"{len(found.shapes)} samples, {cluster.num_processes} processes; simulated, costs {found.source}\n{nodes}, "

@@ -1,14 +1,15 @@
 """A plan, and what it would gain, without a run: for hardware that is busy, or that nobody has yet.
 
-The dataset is profiled as for a run. Costs are those the store has measured for this model, or data-sheet ones for a
-named device. Everything that comes out is simulated.
+The dataset is profiled as for a run, in a run that trains nothing, to which `keep` gives the plans. Costs are those the
+store has measured for this model, or data-sheet ones for a named device. Everything that comes out is simulated.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 from dflop.config import Config
@@ -23,14 +24,16 @@ from dflop.errors import CostError
 from dflop.models.ways import WAYS
 from dflop.plan.space import Problem
 from dflop.profile.forecast import PlannedProbe, plan_probes
-from dflop.records import ClusterSpec, CostTable, ProfileRecord, SampleShape
+from dflop.records import ClusterSpec, CostTable, Plan, ProfileRecord, SampleShape
 from dflop.run.batches import profiled_ways, stages_of
+from dflop.run.directory import RunDir
 from dflop.run.launcher import reading_launcher_of
 from dflop.run.messages import Say
 from dflop.steps import planning
 from dflop.steps.profile_runs import data_profile, own_run
 from dflop.steps.profiling import stored_profile
 from dflop.store.reader import Reader
+from dflop.store.spool import SpoolWriter
 
 T = TypeVar("T")
 
@@ -63,18 +66,26 @@ async def look_ahead(config: Config, device: str, cluster: ClusterSpec, say: Say
     Raises:
         CostError: measured costs are wanted and the store has none, or an unknown device.
     """
-    return await _with_profile(config, "plan", say, lambda own, key: _outlook(own, key, device, cluster))
+    return await _with_profile(config, "plan", say, lambda run, key: _outlook(run, key, device, cluster))
 
 
 async def look_at_probes(config: Config, device: str, say: Say) -> list[PlannedProbe]:
     """The probes a profile of the modules would take, timed by the data sheet of `device` where one is named."""
-    return await _with_profile(config, "probes", say, lambda own, key: _probes(own, key, device))
+    return await _with_profile(config, "probes", say, lambda run, key: _probes(run.config(), key, device))
 
 
-async def _with_profile(config: Config, suffix: str, say: Say, look: Callable[[Config, str], T]) -> T:
+def keep(found: Outlook, plans: Sequence[Plan], store: Path) -> None:
+    """Leave plans in the spool, with the cost tables they were made with that nobody measured."""
+    tables = {t.table_id: t for plan in plans for t in planning.tables_of(plan, found.problem.cost)}
+    with SpoolWriter(store, found.problem.run_id, "plan") as spool:
+        for row in (*(t for t in tables.values() if t.source != "measured"), *plans):
+            spool.append(row)
+
+
+async def _with_profile(config: Config, suffix: str, say: Say, look: Callable[[RunDir, str], T]) -> T:
     async with own_run(config, suffix, say) as run:
         found = await data_profile(run, reading_launcher_of(run, run.config(), say), say)
-        return await asyncio.to_thread(look, run.config(), found.profile_key)
+        return await asyncio.to_thread(look, run, found.profile_key)
 
 
 def _probes(config: Config, profile_key: str, device: str) -> list[PlannedProbe]:
@@ -106,14 +117,15 @@ def _probes(config: Config, profile_key: str, device: str) -> list[PlannedProbe]
     ]
 
 
-def _outlook(config: Config, profile_key: str, device: str, cluster: ClusterSpec) -> Outlook:
+def _outlook(run: RunDir, profile_key: str, device: str, cluster: ClusterSpec) -> Outlook:
+    config = run.config()
     shapes, worst = _shapes(config, profile_key)
     with Reader(config.store) as reader:
         (profile,) = reader.records(ProfileRecord, where={"profile_key": profile_key})
     cost, source, hardware = _costs(config, device, cluster)
     batches = sample_batches(shapes, config.plan.global_batch_size, config.plan.num_scenarios, config.train.seed)
     problem = Problem(
-        run_id="outlook",
+        run_id=run.run_id,
         specs=planning.used_modules(planning.bound_family(config), (*shapes, *worst)),
         cluster=cluster,
         cost=cost.extrapolating(),

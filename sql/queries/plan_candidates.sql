@@ -14,6 +14,7 @@ select
     planned_speedup_over_uniform,
     sync_s,
     peak_memory_bytes,
+    costs_text,
     reason
 from v_plan
 where run_id = $run_id

@@ -47,6 +47,44 @@ layout as (
         max(list_max(place.stage_memory_bytes)) as peak_memory_bytes
     from shown
     group by all
+),
+
+made_with as (
+    select
+        plan_id,
+        run_id,
+        unnest(table_ids) as table_id
+    from newest
+),
+
+-- Tables of data sheets are of a software of their own, those derived of them, too.
+known as (
+    select distinct
+        made_with.plan_id,
+        made_with.run_id,
+        format(
+            '{} {}, {}: ±{:.0f} % {}',
+            cost_table.module,
+            cost_table.source,
+            cost_table.hardware,
+            100 * cost_table.median_error_frac,
+            case
+                when cost_table.software != 'analytic' then format('on {} probes', cost_table.num_measurements)
+                when cost_table.num_measurements = 0 then 'with no published run'
+                else format('against {} published runs', cost_table.num_measurements)
+            end
+        ) as costs_text
+    from made_with
+    inner join cost_table on made_with.table_id = cost_table.table_id
+),
+
+costs as (
+    select
+        plan_id,
+        run_id,
+        string_agg(costs_text, '; ' order by costs_text) as costs_text
+    from known
+    group by all
 )
 
 select
@@ -67,15 +105,20 @@ select
     layout.peak_memory_bytes,
     plan.snapshot_seq,
     plan.reason,
-    plan.table_ids
+    plan.table_ids,
+    costs.costs_text
 from newest as plan
-inner join layout using (plan_id, run_id);
+inner join layout using (plan_id, run_id)
+left join costs using (plan_id, run_id);
 
 comment on view v_plan is
 'Plan and runners-up of every run; uniform: best data-blind plan with one layout for all modules, null where none is '
 'known; of a plan that was found twice, as found last. Grain: one row per run_id, plan_id; candidate_rank 0 runs, '
 'v_run_plan has them in order. Seconds and bytes.';
 comment on column v_plan.layout_text is 'degrees of every module in words, modules in the order of their ranks';
+comment on column v_plan.costs_text is
+'where its cost tables come from and their median error: on probes that the fit did not see, or of a data sheet '
+'against published runs; null: not in the store';
 comment on column v_plan.num_processes is 'processes of the plan';
 comment on column v_plan.planned_speedup is
 'simulated when planning: baseline_step_s over predicted_step_s, ratio; of means over batches, so without an '
