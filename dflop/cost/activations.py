@@ -35,15 +35,12 @@ def layer_bytes_per_token(spec: ModuleSpec, *, is_frozen: bool = False, recomput
     return norms, attention + mlp
 
 
-def edge_bytes(spec: ModuleSpec, tp: int = 1, *, is_frozen: bool = False) -> tuple[float, float]:
-    """Bytes that one of `tp` ranks keeps of everything outside the layers, (per token, per item).
+def edge_bytes(spec: ModuleSpec, *, is_frozen: bool = False) -> tuple[float, float]:
+    """Bytes that every rank keeps of everything outside the layers, (per token, per item).
 
-    Of an LLM an item is a token that carries loss, with its hidden state and the soft maximum of its logits in 32 bit,
-    or, where ranks share the vocabulary, their part of the logits in 16. Per token it is the norm before the head. An
-    encoder's edge keeps its input, and about as much for its projector as a norm does.
+    Of an LLM that is the norm before the head and, of an item, a token that carries loss, the gradient of its hidden
+    state, which the loss has made. An encoder's edge keeps its input, and about as much for its projector as a norm.
     """
     if spec.module != LLM:
         return (0.0, 0.0) if is_frozen else (2.0 * spec.num_input_values + 8.0 * spec.hidden_size, 0.0)
-    h, logit_bytes = spec.hidden_size, 4.0 if tp == 1 else 2.0
-    per_logits = logit_bytes * spec.vocab_size / tp
-    return (4.0 * h, per_logits) if is_frozen else (6.0 * h, 2.0 * h + per_logits)
+    return (4.0 if is_frozen else 6.0) * spec.hidden_size, 2.0 * spec.hidden_size

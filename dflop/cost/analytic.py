@@ -3,7 +3,7 @@
 What a layer asks for and how fast devices do it is in `roofline.py`; every table made here is marked `analytic` and
 carries the error against published trainings as that of its device. A pass takes as long as its work, or as its kernels
 take to be launched where that is longer: eager PyTorch keeps a device waiting on small microbatches. A head multiplies
-on the tokens that carry loss; an embedding is looked up.
+on the tokens that carry loss, for its gradients, too, while the loss is computed; an embedding is looked up.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _table(
         for work, passes, edge, exchange in zip((once, again), (1, 1 + recompute), edges, messages, strict=True)
     )
     whole, split = layer_bytes_per_token(spec, is_frozen=is_frozen, recompute=recompute)
-    edge_per_token, edge_per_item = edge_bytes(spec, tp, is_frozen=is_frozen)
+    edge_per_token, edge_per_item = edge_bytes(spec, is_frozen=is_frozen)
     accuracy = device.accuracy if spec.module == LLM else ENCODERS
     return with_table_id(
         CostTable(
@@ -131,13 +131,14 @@ def _layer(work: Work, device: Device, launches_s: float) -> CostTerms:
 
 def _edges(spec: ModuleSpec, device: Device, tp: int, *, is_frozen: bool) -> Iterator[CostTerms]:
     """Forward and backward of what is outside the layers: an LLM's head, cut like a layer; an encoder's, whole."""
-    fixed = dataclasses.replace(curve.ZERO, edge_fixed=EDGE_LAUNCH_S)
-    for matmuls, logit_bytes in zip((1.0, 1.0 if is_frozen else 2.0), LOGIT_BYTES, strict=True):
-        if spec.module == LLM:
-            head = Work(matmuls * 2.0 * spec.vocab_size * spec.hidden_size / tp, 0.0, 0.0)
-            logits_s = logit_bytes * spec.vocab_size / tp / device.memory_bytes_per_s
-            yield dataclasses.replace(fixed, edge_per_item=head.seconds_per_token(device) + logits_s)
-        else:
+    fixed, back = dataclasses.replace(curve.ZERO, edge_fixed=EDGE_LAUNCH_S), 1.0 if is_frozen else 2.0
+    if spec.module == LLM:
+        head = Work((1.0 + back) * 2.0 * spec.vocab_size * spec.hidden_size / tp, 0.0, 0.0)
+        logits_s = LOGIT_BYTES * spec.vocab_size / tp / device.memory_bytes_per_s
+        yield dataclasses.replace(fixed, edge_per_item=head.seconds_per_token(device) + logits_s)
+        yield fixed
+    else:
+        for matmuls in (1.0, back):
             edge = Work(matmuls * 2.0 * spec.num_edge_params, 0.0, 0.0)
             yield dataclasses.replace(fixed, edge_per_token=edge.seconds_per_token(device))
 

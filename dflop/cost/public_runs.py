@@ -186,7 +186,7 @@ def parts_of(run: PublicRun) -> Parts:
         attention_s=layers * work.attention_flops * run.seq_len / sheet.peak_bf16_flops,
         hidden_s=layers * work.hidden_bytes / sheet.memory_bytes_per_s,
         sharding_s=gathered / rate / num_tokens,
-        rest_s=sum(LOGIT_BYTES) * spec.vocab_size / sheet.memory_bytes_per_s
+        rest_s=LOGIT_BYTES * spec.vocab_size / sheet.memory_bytes_per_s
         + layers * messages / (LINK_FRAC * sheet.nvlink_bytes_per_s)
         + per_step_s / (num_tokens * run.grad_accum),
     )

@@ -3,9 +3,9 @@
 Layers are cut as `dflop/models/tensor_split.py` says: matmuls and attention heads over the ranks, norms and residuals
 on every rank, one all-reduce of the hidden states behind attention and one behind the MLP, in each direction. So the
 terms that grow with the load are divided by the degree, as far as the device's roofline has the ranks share them, the
-fixed ones stay, and all-reduces are added where a link is known. An LLM's head is cut, too, and its edge divided with
-it; an encoder's edge stays whole, and so do the edge's parameters, for the embedding is. What narrower matmuls lose is
-not charged: a measured table replaces all of it.
+fixed ones stay, and all-reduces are added where a link is known. An LLM's head is cut, too, and the seconds of its edge
+are divided with it; an encoder's edge stays whole, and so do an edge's parameters, for the embedding is, and what it
+keeps, hidden states. What narrower matmuls lose is not charged: a measured table replaces all of it.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def derive_table(base: CostTable, tp: int, spec: ModuleSpec, links: LinkModel) -
             source="derived",
             forward_s=curve.combine([(1.0, cut(base.forward_s)), (1.0, forward)]),
             backward_s=curve.combine([(1.0, cut(base.backward_s)), (1.0, backward)]),
-            activation_bytes=curve.combine([(share, base.activation_bytes)], [1.0 / tp if cuts_edge else 1.0]),
+            activation_bytes=curve.combine([(share, base.activation_bytes)], [1.0]),
             layer_param_bytes=-(-base.layer_param_bytes // tp),
         )
     )

@@ -9,7 +9,7 @@ on every rank that builds the model.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from dflop.errors import ConfigError
 from dflop.models import attention
 from dflop.models.encoders import CUT_THEMSELVES, ENCODERS
 from dflop.models.family import Decoder, Family, Tower
+from dflop.models.loss import HeadLoss, head_loss
 from dflop.models.positions import POSITIONS, MediaPosition
 from dflop.models.slices import ENTRIES, Enter, Leave, TowerSlice
 from dflop.models.taps import taken_states
@@ -215,8 +216,8 @@ class LlmStage(Stage):
         self.row_width = self.hidden_size * (1 + spec.num_deep_features)
         """Width of the rows that encoders hand over."""
         self.head = head if self_is_last else None
-        self.head_loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = self._whole_head_loss
-        """Sum of cross entropies of hidden states and targets; tensor parallelism puts its own here."""
+        self.head_loss: HeadLoss = head_loss
+        """Tensor parallelism puts its own here."""
 
     def embed(
         self, input_ids: torch.Tensor, rows: Sequence[torch.Tensor], positions: Sequence[torch.Tensor]
@@ -266,19 +267,17 @@ class LlmStage(Stage):
         everywhere = torch.ones(1, len(hidden), dtype=torch.bool, device=hidden.device)
         return {"visual_pos_masks": everywhere, "deepstack_visual_embeds": features}
 
-    def loss_sum(self, hidden: torch.Tensor, where: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Sum of cross entropies of `targets` predicted at token positions `where` (last stage only).
+    def loss(
+        self, hidden: torch.Tensor, where: torch.Tensor, targets: torch.Tensor, num_tokens: int = 1
+    ) -> torch.Tensor:
+        """Cross entropies of `targets` predicted at positions `where`, their sum over `num_tokens` (last stage only).
 
         Raises:
             RuntimeError: this is another stage.
         """
         if self.head is None:
             raise RuntimeError("only the last LLM stage has a head")
-        return self.head_loss(hidden.index_select(0, where), targets)
-
-    def _whole_head_loss(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        assert self.head is not None
-        return nn.functional.cross_entropy(self.head(hidden).float(), targets, reduction="sum")
+        return self.head_loss(hidden.index_select(0, where), self.head.weight, self.head.bias, targets, num_tokens)
 
 
 _OLDER_PATHS = {"model.visual": "visual", "model.audio_tower": "audio_tower", "model.language_model": "model"}

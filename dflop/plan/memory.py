@@ -8,7 +8,7 @@ what it has gathered and the gradients of one layer. A frozen parameter is a wei
 Which parameters a stage holds is in `stage_params.py`.
 
 Activations are those of the largest microbatch the scheduler may build times the microbatches in flight under 1F1B,
-with what a stage received and sent. On top come, one at a time, what the loss takes to make gradients of logits, the
+with what a stage received and sent. On top come, one at a time, what the loss takes (`models/loss_size.py`), the
 gradient of the largest matrix before it is added up in float32, and what a layer at work needs, with recomputation all
 of its activations (arXiv 1604.06174). When activations are gone, the reduction of gradients takes a flat buffer, and
 AdamW over many tensors at once, as on CUDA, a float32 number for each parameter that it updates.
@@ -26,6 +26,7 @@ from dflop.cost.activations import layer_bytes_per_token
 from dflop.cost.identity import bytes_per_value
 from dflop.cost.model import CostModel, Floats
 from dflop.cost.towers import trains_layers
+from dflop.models.loss_size import loss_peak_bytes
 from dflop.plan.candidates import Bools, Candidates
 from dflop.plan.stage_params import StageParams, first_and_last, stage_params
 from dflop.records import LLM, CostTable, ModuleSpec
@@ -33,8 +34,6 @@ from dflop.schedule.items import Ints
 
 FLOAT32_BYTES = 4
 """Of a gradient, a master weight, a moment."""
-LOGIT_PEAK_BYTES, SPLIT_LOGIT_PEAK_BYTES = 8, 6
-"""Per logit, on top of what is kept of it, while its gradient is made; the latter where ranks share the vocabulary."""
 FLAT_BYTES = 256 << 20
 """Of `train/flat.py`'s buffers, at most."""
 
@@ -54,7 +53,7 @@ class StageBytes:
     kept: Floats
     """Activations of one microbatch in flight."""
     once: Floats
-    """What is needed on top, for a while: of logits, a matrix's gradient and a layer at work the largest."""
+    """What is needed on top, for a while: of the loss, a matrix's gradient and a layer at work the largest."""
 
     @property
     def optimizer(self) -> Floats:
@@ -189,11 +188,14 @@ def _layer_at_work(spec: ModuleSpec, table: CostTable, params: StageParams, toke
 
 
 def _ends_at_work(spec: ModuleSpec, table: CostTable, params: StageParams, load: Floats, tp: int) -> Floats:
-    """What is behind the layers needs for a while: gradients of logits, or of a head or projector."""
-    per_logit = LOGIT_PEAK_BYTES if tp == 1 else SPLIT_LOGIT_PEAK_BYTES
-    logits = params.is_last * per_logit * -(-spec.vocab_size // tp) * load[0][:, np.newaxis]
-    behind = params.behind + params.entry * (spec.is_tied & params.is_last)
-    found: Floats = np.maximum(logits, _gradient_bytes(table) * behind * (not table.is_frozen))
+    """What is behind the layers needs for a while: the loss, or the gradient of a projector."""
+    trains, num_rows = not table.is_frozen, -(-spec.vocab_size // tp)
+    found: Floats = np.float64(_gradient_bytes(table) * trains) * params.behind
+    if table.module == LLM:
+        loss = loss_peak_bytes(load[0], num_rows, spec.hidden_size, bytes_per_value(table.dtype), trains=trains)
+        # Ranks sum the whole gradient of a tied head, in which each has its rows.
+        summed = _gradient_bytes(table) * (params.behind + params.entry) * (spec.is_tied and tp > 1 and trains)
+        found = params.is_last * np.maximum(loss[:, np.newaxis], summed)
     return found
 
 

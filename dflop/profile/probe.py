@@ -229,7 +229,7 @@ class ModuleProbe:
         def forward() -> torch.Tensor:
             leaf = rows.detach().requires_grad_()
             hidden = stage.embed(ids, [leaf], [torch.arange(num_rows, device=device)])
-            return stage.loss_sum(stage(hidden, positions, cu_seqlens), where, ids[where])
+            return stage.loss(stage(hidden, positions, cu_seqlens), where, ids[where])
 
         return forward
 

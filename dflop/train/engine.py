@@ -196,7 +196,7 @@ class Engine:
             return result
         kept = healthy[given.loss_sample]
         where, targets = self._here(given.loss_where[kept]), self._here(given.loss_targets[kept])
-        loss: torch.Tensor = stage.loss_sum(hidden, where, targets) / max(num_loss_tokens, 1)
+        loss: torch.Tensor = stage.loss(hidden, where, targets, max(num_loss_tokens, 1))
         self._loss += float(loss.detach()) if self._seat.tp_rank == 0 else 0.0
         return loss
 

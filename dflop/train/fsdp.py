@@ -65,7 +65,7 @@ def _shard(stage: Stage, shards: dist.ProcessGroup, cut: Mapping[str, Part]) -> 
             fully_shard(layer, mesh=mesh, mp_policy=policy)
     # What is outside the layers, an embedding or a head, is gathered once for all of its uses in a microbatch.
     fully_shard(stage, mesh=mesh, mp_policy=policy, reshard_after_forward=False, ignored_params=whole)
-    for method in ("embed", "loss_sum") if isinstance(stage, LlmStage) else ():
+    for method in ("embed", "loss") if isinstance(stage, LlmStage) else ():
         register_fsdp_forward_method(stage, method)
     for module in sharded_modules(stage):
         # Both: gloo cannot scale while it sums.

@@ -19,6 +19,7 @@ from dflop.errors import ConfigError, CostError
 from dflop.models import attention, load_family
 from dflop.models.encoders import pooled
 from dflop.models.family import Family
+from dflop.models.loss import head_loss
 from dflop.models.ways import WAYS
 from dflop.profile.groups import ProbeGroup, probe_groups
 from dflop.profile.probe import ModuleProbe
@@ -207,18 +208,24 @@ def beside_data_sheet(rows: Sequence[Measurement], specs: Sequence[ModuleSpec]) 
 
 
 def memory(subject: Subject, deadline_s: float) -> Iterator[Mapping[str, Any]]:
-    """Peak of the loss per logit, and what two depths of the trained model keep, with and without recomputation."""
+    """Seconds and peak of the loss per logit, and what two depths of the trained model keep, recomputed or not."""
     width, vocab_size = subject.size(1536, 16), subject.size(151_936, 500)
     dtype = torch.bfloat16 if subject.device.type == "cuda" else torch.float32
     head = torch.nn.Linear(width, vocab_size, bias=False, device=subject.device, dtype=dtype)
+    head.weight.grad_dtype = torch.float32
+
+    losses: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+        "at once": lambda x, targets: torch.nn.functional.cross_entropy(head(x).float(), targets, reduction="sum"),
+        "in chunks": lambda x, targets: head_loss(x, head.weight, None, targets, 1),
+    }
     for real_tokens in (1024, 4096, 8192):
         x = torch.randn(subject.size(real_tokens, 8), width, device=subject.device, dtype=dtype, requires_grad=True)
         targets = torch.zeros(len(x), dtype=torch.long, device=subject.device)
-
-        def run(x: torch.Tensor = x, targets: torch.Tensor = targets) -> None:
-            torch.nn.functional.cross_entropy(head(x).float(), targets, reduction="sum").backward()
-
-        yield {"loss_tokens": len(x), "peak_bytes_per_logit": peak_bytes(subject, run) / (len(x) * vocab_size)}
+        for way, loss in losses.items():
+            forward = functools.partial(loss, x, targets)
+            took_s = sum(seconds(subject, forward))
+            peak = peak_bytes(subject, lambda forward=forward: forward().backward()) / (len(x) * vocab_size)
+            yield {"loss": way, "loss_tokens": len(x), "peak_bytes_per_logit": peak, "seconds": took_s}
     model = with_small_vocabulary(subject.whole)
     family = load_family(model["family"], model["hf_config"], model.get("media", {}))
     settings = settings_of("whole", model, subject.device)

@@ -94,7 +94,7 @@ class Whole:
         def forward() -> torch.Tensor:
             rows = [] if pixels is None else [self.vision(pixels, sizes)]
             hidden = self.llm.embed(ids, rows, [media][: len(rows)])
-            return self.llm.loss_sum(self.llm(hidden, positions, cu_seqlens), where, targets)
+            return self.llm.loss(self.llm(hidden, positions, cu_seqlens), where, targets)
 
         return forward
 

@@ -47,7 +47,7 @@ def packed_loss(case: Case, samples: list[Sample], encoder, llm) -> torch.Tensor
         hidden = stage(hidden, position_ids, starts.int())
     targets = torch.cat([torch.cat([s.labels[1:], torch.tensor([-100])]) for s in samples])
     (supervised,) = torch.nonzero(targets != -100, as_tuple=True)
-    return llm[-1].loss_sum(hidden, supervised, targets[supervised])
+    return llm[-1].loss(hidden, supervised, targets[supervised])
 
 
 @each_family

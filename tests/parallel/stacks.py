@@ -51,7 +51,7 @@ class Stack:
     def loss(self, stage: Stage, out: torch.Tensor) -> torch.Tensor:
         if isinstance(stage, LlmStage):
             where = torch.arange(0, sum(LENGTHS), 2)
-            return stage.loss_sum(out, where, numbers(len(where), 11, below=VOCAB))
+            return stage.loss(out, where, numbers(len(where), 11, below=VOCAB))
         return (out - numbers(out.shape, 12)).square().sum()
 
 

@@ -45,7 +45,7 @@ def test_the_error_names_the_module_the_amount_and_memory_that_would_do(layout):
 
 
 def test_every_fix_that_is_offered_helps_and_no_other_is_offered():
-    problem = make_problem("vision", memory_bytes=240 * M, tps=(1, 2), layouts=("split",), microbatches=(2,), **BARE)
+    problem = make_problem("vision", memory_bytes=215 * M, tps=(1, 2), layouts=("split",), microbatches=(2,), **BARE)
     problem = changed(problem, tps=(1,))
     assert find_draft(problem) is None
     hint = explain(problem).hint

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from dflop.cost.model import CostModel
 from dflop.cost.towers import tower_table
+from dflop.models.loss_size import loss_peak_bytes
 from dflop.plan.candidates import module_candidates
 from dflop.plan.memory import candidate_bytes, in_flight, max_stages_beyond, stage_bytes
 from dflop.plan.stage_params import first_and_last, stage_params
@@ -19,6 +20,7 @@ LOAD = np.array([[4.0], [400.0], [40_000.0]])
 M = 1_000_000
 CROSSING = 2 * 64 * 400
 """Hidden states that a stage of 400 tokens hands over."""
+LOSS = int(loss_peak_bytes(LOAD[0], 15_625, 64, 2, trains=True)[0])  # of four tokens
 
 
 def bytes_of(
@@ -37,17 +39,19 @@ def test_state_and_activations_of_a_stage():
     assert found.state.tolist() == [[18 * 4 * M, 18 * 2 * M]]  # the embedding on the first, the head on the last
     assert found.kept.tolist() == [[3 * 400 * 10_000 + CROSSING, 2 * 400 * 10_000 + CROSSING]]  # the last runs the edge
     # Gradients inside an MLP, more than an embedding's when nothing else is kept; that of a head in 16 and in 32 bit.
-    assert found.once.tolist() == [[400 * 2 * 2 * 256, 6 * M]]
-    assert found.peaks(np.array([[2, 1]])).tolist() == [[96 * M + 2 * CROSSING + 409_600, 50 * M + CROSSING]]
-    assert bytes_of([3, 1], tokens=10).once.tolist() == [[6 * M - 3 * 10 * 10_000 - CROSSING / 40, 6 * M]]
+    assert found.once.tolist() == [[400 * 2 * 2 * 256, LOSS]]
+    assert found.peaks(np.array([[2, 1]])).tolist() == [[96 * M + 2 * CROSSING + 409_600, 44 * M + LOSS + CROSSING]]
+    assert bytes_of([3, 1], tokens=10).once[0, 0] == 6 * M - 3 * 10 * 10_000 - CROSSING / 40
 
 
-def test_logits_are_charged_at_the_peak_that_they_reach():
+def test_the_loss_is_charged_with_a_chunk_of_logits_and_the_gradient_of_the_head():
     problem = make_problem("vision", tps=(1, 2))
-    for tp in (1, 2):
-        how = {"tp": tp, "dp": np.array([1]), "recompute": False, "shard_optimizer": np.array([False])}
-        found = stage_bytes(problem.spec(LLM), problem.cost, np.array([[3, 1]]), LOAD * [[1000], [1], [1]], **how)
-        assert found.once.tolist() == [[409_600 / tp, 4000 * (8 * 15_625 if tp == 1 else 6 * 7_813)]]
+    how = {"dp": np.array([1]), "recompute": False, "shard_optimizer": np.array([False])}
+    for num_tokens, tp, num_rows in ((4000, 1, 15_625), (4000, 2, 7_813), (9000, 1, 15_625)):
+        load = LOAD * [[num_tokens / 4], [1], [1]]
+        found = stage_bytes(problem.spec(LLM), problem.cost, np.array([[3, 1]]), load, tp=tp, **how)
+        logits = 2 * num_rows * min(num_tokens, 4096) + 2 * (16 << 20)  # and two blocks in float32
+        assert found.once.tolist() == [[409_600 / tp, logits + 4 * 64 * num_rows + 2 * 64 * num_tokens]]
 
 
 def test_replicas_share_the_optimizers_part_of_the_state():
@@ -59,7 +63,7 @@ def test_replicas_share_the_optimizers_part_of_the_state():
     assert bytes_of([4], dtype="float32", **sharded).state.tolist() == [[(8 + 8 / 4) * 6 * M]]
     parts = bytes_of([4], dp=np.array([4]), shards=4)
     assert parts.weights.tolist() == [[2 * 2 * M + 4 * 6 * M / 4]], "both ends are gathered"
-    assert parts.once.tolist() == [[(6 + 2 * 2 + 6 * 2) * M]], "and two layers, with the gradients of the ends"
+    assert parts.once.tolist() == [[LOSS + (2 * 2 + 6 * 2) * M]], "and two layers, with the gradients of the ends"
     assert (parts.gradients + parts.optimizer).tolist() == [[12 * 6 * M / 4]]
     assert bytes_of([4], dp=np.array([4])).state.tolist() == [[18 * 6 * M]]
     assert bytes_of([4], dtype="float32", dp=np.array([4])).state.tolist() == [[16 * 6 * M]]
@@ -81,7 +85,8 @@ def test_recomputation_keeps_inputs_and_one_whole_layer():
     found = bytes_of([3, 1], recompute=True)
     assert found.kept.tolist() == [[3 * 400 * 1_000 + CROSSING, 400 * 1_000 + 400 * 10_000]]
     layer = 4_000 * (10_000 + 2 * 2 * 256)
-    assert bytes_of([3, 1], recompute=True, tokens=4_000).once.tolist() == [[layer, max(6 * M, layer - 4_000 * 10_000)]]
+    loss = loss_peak_bytes(10 * LOAD[0], 15_625, 64, 2, trains=True)[0]
+    assert bytes_of([3, 1], recompute=True, tokens=4_000).once.tolist() == [[layer, loss]]
 
 
 def test_stages_without_layers_of_the_module_hold_nothing_of_it():
@@ -113,9 +118,9 @@ def test_a_tied_embedding_is_on_both_ends_and_deep_features_are_made_where_their
 def test_sums_of_modules_on_one_stage():
     total = bytes_of([4, 0], module="vision", recompute=True) + bytes_of([0, 4], recompute=True)
     assert total.state.tolist() == [[18 * 6 * M, 18 * 6 * M]]
-    assert total.once.tolist() == [[6 * M, 6 * M]]
+    assert total.once.tolist() == [[6 * M, LOSS]]
     both = bytes_of([4], module="vision", recompute=True) + bytes_of([4], recompute=True)
-    assert both.once.tolist() == [[6 * M]]  # one layer runs at a time
+    assert both.once.tolist() == [[LOSS]]  # one layer runs at a time
 
 
 def test_microbatches_in_flight_are_those_of_one_f_one_b():

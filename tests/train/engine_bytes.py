@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from dflop.cost.analytic import analytic_cost_tables
 from dflop.cost.devices import H100
 from dflop.cost.model import CostModel
 from dflop.cost.towers import tables_for
-from dflop.models import load_family
+from dflop.models import load_family, loss_size
 from dflop.models.build import build_model
 from dflop.models.family import Family
 from dflop.models.ways import Way
@@ -50,6 +51,7 @@ class Layout:
     plan: Plan
     is_tied: bool = False
     frozen: tuple[str, ...] = ()
+    chunk_tokens: int = loss_size.CHUNK_TOKENS
 
 
 def layout(
@@ -98,6 +100,7 @@ def layouts() -> dict[str, Layout]:
         "inline pp 4, half recomputed": half_recomputed(inline(cut, dp=1)),
         "inline dp 4, FSDP2, half recomputed": half_recomputed(sharing(inline([both], dp=4), 4)),
         "split pp 4, tied, recomputed": layout(split({LLM: (4, 1)}), is_tied=True, recompute=True),
+        "split pp 4, ten chunks of loss tokens": layout(split({LLM: (4, 1)}), chunk_tokens=8),
     }
 
 
@@ -207,7 +210,12 @@ def _stage_bytes(plan: Plan, cost: CostModel, spec: Any, stage: int, of: Layout)
 
 def measured(rank: int, folder: Path, names: Sequence[str]) -> list[dict[str, float]]:
     """What a rank of each layout holds, by `PARTS`: a worker of `run_ranks`."""
-    return [_measure(rank, layouts()[name]) for name in names]
+    return [_in_chunks(lambda of: _measure(rank, of), layouts()[name]) for name in names]
+
+
+def _in_chunks(find: Callable[[Layout], Any], of: Layout) -> Any:
+    with patch.object(loss_size, "CHUNK_TOKENS", of.chunk_tokens):
+        return find(of)
 
 
 def _measure(rank: int, of: Layout) -> dict[str, float]:
@@ -341,7 +349,7 @@ def rows(names: Sequence[str] | None = None) -> Iterator[Row]:
         of_rank = run_ranks(measured, NUM_RANKS, Path(folder), chosen)
     for n, name in enumerate(chosen):
         plan = layouts()[name].plan
-        charged = predicted(layouts()[name])
+        charged = _in_chunks(predicted, layouts()[name])
         for place, ranks in itertools.groupby(seats(plan), key=lambda seat: f"{seat.module} {seat.stage}"):
             numbers = [seat.rank for seat in ranks]
             fullest = {part: max(of_rank[rank][n][part] for rank in numbers) for part in PARTS}

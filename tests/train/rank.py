@@ -38,6 +38,10 @@ class Rank:
             for stage in self.stages:
                 stage.to(device)
         trains = prepare_stages(self.stages, plan, self.seat, family, frozen=frozen)
+        for part, stage in zip(self.seat.parts, self.stages, strict=True):
+            m, layers = plan.module(part.module), stage.decoder.layers if part.module == LLM else stage.layers
+            flags = [layer.gradient_checkpointing for layer in layers]
+            assert sum(flags) == (m.recomputed[self.seat.stage] if m.recomputed else m.recompute * len(flags))
         shared = {} if is_alone else shard_parameters(self.stages, self.groups, self.cut)
         self.parts = self.cut | shared
         hidden = int(family.configs[LLM]["hidden_size"])

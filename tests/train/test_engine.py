@@ -44,7 +44,7 @@ def test_any_error_is_located(phase):
     if phase == "forward":
         stage.forward = lambda *_: 1 / 0
     else:
-        stage.loss_sum = lambda hidden, *_: hidden.detach().sum()
+        stage.loss = lambda hidden, *_: hidden.detach().sum()
     with pytest.raises(TrainError) as caught:
         engine.run(step.microbatches, healthy=torch.ones(6, dtype=torch.bool), num_loss_tokens=1)
     k = first_microbatch(step)
