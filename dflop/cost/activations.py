@@ -4,11 +4,14 @@ Counted from what each operation needs to differentiate itself, per token, with 
 all query and key heads and I that of the MLP; the classic sum for GPT layers is 34 h (Korthikanti et al., arXiv
 2205.05198):
 
-    RMS norms    2 * (4 h input in 32 bit, 2 h normed, 2 h out), layer norms 2 * (2 h input, 2 h out)
+    norms        2 * (2 h input, 2 h out)
     attention    2 q query, 2 k key, 2 k value, 2 q result, and 4 per head, the logarithm of its denominator
-    gated MLP    2 I gate, 2 I act(gate), 2 I up, 2 I product
-    plain MLP    2 I before, 2 I behind the activation, and with QuickGELU 2 I of its sigmoid
+    gated MLP    2 I gate, 2 I up; what is made of them is made again (models/fused.py)
+    plain MLP    2 I before the activation; in Whisper's layers 2 I behind it, too
     and what stands in `ModuleSpec.num_norm_values` of norms of query and key and of layer scales
+
+Ranks of a tensor-parallel group share all of that in an LLM (`parallel/tokens.py`); in an encoder each of them keeps
+whole what norms and residuals keep.
 
 With frozen weights no Linear of an LLM keeps its input: that leaves what norms, attention and activation functions
 need; nothing behind a frozen encoder wants a gradient. A layer that recomputes keeps its input, 2 h.
@@ -22,17 +25,19 @@ from dflop.records import LLM, ModuleSpec
 
 def layer_bytes_per_token(spec: ModuleSpec, *, is_frozen: bool = False, recompute: bool = False) -> tuple[float, float]:
     """(whole, split): bytes per token and layer that every tensor-parallel rank keeps, and that the ranks share."""
-    h = spec.hidden_size
     if is_frozen and spec.module != LLM:
         return 0.0, 0.0
     if recompute:
-        return 2.0 * h, 0.0
+        outside, inside = 2.0 * spec.hidden_size, 0.0
+    else:
+        outside, inside = (1.0 if is_frozen else 2.0) * spec.num_norm_values, _inside(spec)
+    return (0.0, outside + inside) if spec.module == LLM else (outside, inside)
+
+
+def _inside(spec: ModuleSpec) -> float:
+    """Of attention and MLP."""
     attention = 4.0 * (spec.query_width + spec.key_width) + 4.0 * spec.num_heads
-    mlp = 2.0 * spec.num_mlp_tensors * spec.mlp_width
-    norms = 2.0 * spec.num_norm_values
-    if is_frozen:
-        return norms / 2, attention + mlp - 2.0 * spec.mlp_width
-    return norms, attention + mlp
+    return attention + 2.0 * spec.num_mlp_tensors * spec.mlp_width
 
 
 def edge_bytes(spec: ModuleSpec, *, is_frozen: bool = False) -> tuple[float, float]:

@@ -20,7 +20,7 @@ from dflop.cost.link_costs import ALL_REDUCE, P2P, LinkModel
 from dflop.cost.table_lookup import TableSet
 from dflop.cost.tensor_parallel import derive_table
 from dflop.errors import CostError
-from dflop.records import CostTable, CostTerms, LinkCost, ModuleFactors, ModuleLoad, ModulePlan, ModuleSpec
+from dflop.records import LLM, CostTable, CostTerms, LinkCost, ModuleFactors, ModuleLoad, ModulePlan, ModuleSpec
 
 __all__ = ["CostModel", "Floats", "has_edge"]
 
@@ -256,12 +256,12 @@ class CostModel:
         """One message between two ranks, on one node or on two; 0.0 where no link is known."""
         return self._links.seconds(P2P, num_bytes, 2, num_nodes)
 
-    def hidden_bytes(self, module: str) -> float:
-        """Bytes of one token between two stages of `module`; 0.0 where its spec is not known."""
+    def hidden_bytes(self, module: str, tp: int = 1) -> float:
+        """Bytes of one token that a rank hands to the next stage of `module`; 0.0 where its spec is not known."""
         if module not in self._specs:
             return 0.0
         dtype = self.table(module, self.tps(module)[0]).dtype
-        return float(self._specs[module].hidden_size * bytes_per_value(dtype))
+        return float(self._specs[module].hidden_size * bytes_per_value(dtype)) / (tp if module == LLM else 1)
 
     def sync_seconds(self, param_bytes: float, dp: int, num_nodes: int) -> float:
         """The all-reduce of one gradient of `param_bytes` over `dp` replicas; 0.0 where no link is known."""

@@ -95,7 +95,8 @@ class PublicRun:
             is_tied=is_tied,
             head_dim=self.hidden // self.heads,
             mlp_width=self.intermediate,
-            num_mlp_tensors=4 if self.mlp == "swiglu" else 2,
+            num_mlp_tensors=2 if self.mlp == "swiglu" else 1,
+            is_gated_mlp=self.mlp == "swiglu",
             num_norm_values=4 * self.hidden,
         )
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dflop.cost.activations import layer_bytes_per_token
 from dflop.cost.devices import Device
 from dflop.records import LLM, ModuleSpec
 
@@ -65,9 +64,13 @@ class Work:
 
 
 def layer_work(spec: ModuleSpec, tp: int = 1) -> Work:
-    """A forward pass over one layer; `tp` ranks share matmuls and heads, and whole hidden states pass through norms."""
-    whole, split = layer_bytes_per_token(spec)
-    share = (whole + split / tp) / (whole + split)
+    """A forward pass over one layer.
+
+    Of what is moved, `tp` ranks share what is as wide as heads and MLP, and in an LLM norms and residuals, too.
+    """
+    whole = 2.0 * spec.hidden_size
+    split = spec.query_width + spec.key_width + spec.mlp_width * (1 + spec.is_gated_mlp)
+    share = 1 / tp if spec.module == LLM else (whole + split / tp) / (whole + split)
     return Work(
         matmul_flops=2.0 * spec.num_layer_params / tp,
         attention_flops=(2.0 if spec.module == LLM else 4.0) * spec.query_width / tp,

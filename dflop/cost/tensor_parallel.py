@@ -1,7 +1,8 @@
 """The cost of a module at a tensor-parallel degree nobody measured, from its table at tp 1.
 
 Layers are cut as `dflop/models/tensor_split.py` says: matmuls and attention heads over the ranks, norms and residuals
-on every rank, one all-reduce of the hidden states behind attention and one behind the MLP, in each direction. So the
+over them in an LLM and on every rank in an encoder, one all-reduce of the hidden states behind attention and one behind
+the MLP, in each direction; an LLM's backward pass gathers what enters the two once more (`parallel/tokens.py`). So the
 terms that grow with the load are divided by the degree, as far as the device's roofline has the ranks share them, the
 fixed ones stay, and all-reduces are added where a link is known. An LLM's head is cut, too, and the seconds of its edge
 are divided with it; an encoder's edge stays whole, and so do an edge's parameters, for the embedding is, and what it
@@ -22,9 +23,10 @@ from dflop.errors import CostError
 from dflop.records import LLM, CostTable, CostTerms, ModuleSpec
 
 LAYER_ALL_REDUCES = 2
-"""Per pass, of the hidden states."""
+"""Per pass, of the hidden states; two all-gathers are one."""
 EDGE_ALL_REDUCES = (2, 1)
-"""Of an LLM's head: forward, of 3 float32 numbers per token; backward, of the hidden states."""
+"""Of an LLM's head: forward, of 3 float32 numbers per token; backward, of the hidden states. On top of each comes an
+all-gather where shares of tokens are put together, half of one."""
 
 
 def speedup(spec: ModuleSpec, tp: int, hardware: str) -> float:
@@ -36,9 +38,9 @@ def speedup(spec: ModuleSpec, tp: int, hardware: str) -> float:
     return layer_work(spec).seconds_per_token(device) / layer_work(spec, tp).seconds_per_token(device)
 
 
-def replicated_frac(spec: ModuleSpec) -> float:
-    """Part of a layer's activation bytes that every rank keeps whole: inputs and outputs of both norms."""
-    whole, split = layer_bytes_per_token(spec)
+def replicated_frac(spec: ModuleSpec, *, recompute: bool) -> float:
+    """Part of a layer's activation bytes that every rank keeps whole: in an encoder what norms are given and make."""
+    whole, split = layer_bytes_per_token(spec, recompute=recompute)
     return whole / (whole + split)
 
 
@@ -58,7 +60,7 @@ def all_reduces(
             layer_per_token=num_layer * hidden_s,
             layer_per_sq_token=0.0,
             edge_fixed=has_head * num_edge * latency_s,
-            edge_per_token=has_head * num_edge * edge_token_s,
+            edge_per_token=has_head * (num_edge * edge_token_s + hidden_s / 2),
             edge_per_item=0.0,
         )
 
@@ -66,7 +68,7 @@ def all_reduces(
     # Recomputation runs the forward pass of the layers again, its all-reduces included.
     return (
         terms(LAYER_ALL_REDUCES, forward, numbers_s),
-        terms((1 + recompute) * LAYER_ALL_REDUCES, backward, hidden_s),
+        terms((1 + recompute) * LAYER_ALL_REDUCES + has_head, backward, hidden_s),
     )
 
 
@@ -95,7 +97,7 @@ def derive_table(base: CostTable, tp: int, spec: ModuleSpec, links: LinkModel) -
     forward, backward = all_reduces(spec, tp, links, bytes_per_value(base.dtype), recompute=base.recompute)
     if curve.layer_part(base.backward_s) == curve.ZERO:  # under these layers nothing trains
         backward = curve.edge_part(backward)
-    kept = 1.0 if base.recompute else replicated_frac(spec)
+    kept = replicated_frac(spec, recompute=base.recompute)
     share = kept + (1.0 - kept) / tp
     return with_table_id(
         dataclasses.replace(

@@ -9,7 +9,7 @@ on every rank that builds the model.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from dflop.errors import ConfigError
 from dflop.models import attention
 from dflop.models.encoders import CUT_THEMSELVES, ENCODERS
 from dflop.models.family import Decoder, Family, Tower
+from dflop.models.fused import fuse
 from dflop.models.loss import HeadLoss, head_loss
 from dflop.models.positions import POSITIONS, MediaPosition
 from dflop.models.slices import ENTRIES, Enter, Leave, TowerSlice
@@ -46,6 +47,7 @@ def build_model(family: Family, hf_config: Mapping[str, Any], *, seed: int, dtyp
         model = getattr(transformers, family.model_class)._from_config(
             config, attn_implementation=attention.PACKED, dtype=dtype
         )
+    fuse(model)
     model.train()
     result: nn.Module = model
     return result
@@ -68,6 +70,8 @@ class Stage(nn.Module):
         """In which it computes."""
         self.shards: dict[str, torch.Tensor] = {}
         """Where replicas share out the parameters: the tensors of which `names` then holds this rank's rows."""
+        self.partial: frozenset[str] = frozenset()
+        """Parameters whole on every tensor-parallel rank, the sum of whose gradients is the gradient."""
 
     @property
     def param_bytes(self) -> int:
@@ -218,6 +222,11 @@ class LlmStage(Stage):
         self.head = head if self_is_last else None
         self.head_loss: HeadLoss = head_loss
         """Tensor parallelism puts its own here."""
+        self.num_token_shares = 1
+        """Tensor-parallel ranks that share the tokens of hidden states between layers and between stages."""
+        self.enter: Callable[[torch.Tensor], torch.Tensor] = lambda whole: whole
+        self.leave: Callable[[torch.Tensor, int], torch.Tensor] = lambda hidden, _: hidden
+        """From all tokens to this rank's share, in front of the first stage's layers; and back, behind the last's."""
 
     def embed(
         self, input_ids: torch.Tensor, rows: Sequence[torch.Tensor], positions: Sequence[torch.Tensor]
@@ -241,23 +250,29 @@ class LlmStage(Stage):
         """Run the stage's layers.
 
         Args:
-            hidden: `[tokens, hidden]`; on the first stage what `embed` returned.
+            hidden: `[num_rows(tokens), hidden]`; on the first stage what `embed` returned.
             position_ids: int64 `[axes, tokens]` rope positions.
-            cu_seqlens: int32 `[samples + 1]`.
+            cu_seqlens: int32 `[samples + 1]`; on the host, so that nothing waits for the device.
 
         Returns:
-            `[tokens, hidden]`, normalised on the last stage.
+            `[num_rows(tokens), hidden]`; on the last stage `[tokens, hidden]`, normalised.
         """
+        if self.is_first:
+            hidden = self.enter(hidden)
         out = self.decoder(
             inputs_embeds=hidden[None, :, : self.hidden_size],
             position_ids=position_ids[:, None] if self._spec.rope else position_ids[:1],
             use_cache=False,
-            cu_seq_lens_q=cu_seqlens,
+            cu_seq_lens_q=cu_seqlens.to(hidden.device, non_blocking=True),
             max_length_q=int((cu_seqlens[1:] - cu_seqlens[:-1]).max()),
             **self._deep(hidden),
         )
         result: torch.Tensor = out.last_hidden_state[0]
-        return result
+        return self.leave(result, position_ids.shape[1]) if self.is_last else result
+
+    def num_rows(self, num_tokens: int) -> int:
+        """Of hidden states that one rank hands to the next stage."""
+        return -(-num_tokens // self.num_token_shares)
 
     def _deep(self, hidden: torch.Tensor) -> dict[str, Any]:
         """Arguments of the decoder for deep features, which stand beside the embeddings."""

@@ -75,10 +75,9 @@ DEFAULTS: Mapping[str, Config] = {
 }  # fmt: skip
 _QKV_BIAS = ("qwen2", "qwen2_vl_text", "qwen2_5_vl_text", "qwen2_5_omni_text")
 DECODERS = (*_QKV_BIAS, "qwen3", "llama", "qwen3_vl_text")
-_QK_NORM = ("qwen3", "qwen3_vl_text")
-_LAYER_NORM, _RMS_NORM, _QK_NORM_VALUES = 2, 4, 3
-"""16-bit values that a norm keeps of each of its inputs: an RMS norm reckons in 32 bit, and keeps what it makes before
-its weight, too; what norms of query and key put out is kept as query and key."""
+_NORMS_QK = ("qwen3", "qwen3_vl_text")
+_NORM, _QK_NORM = 2, 1
+"""16-bit values kept of each that a norm is given: it and what comes out, which of query and key counts as these."""
 
 
 def decoder(c: Config, *, tied: bool, num_entry_layers: int = 1) -> ModuleSpec:
@@ -97,14 +96,15 @@ def decoder(c: Config, *, tied: bool, num_entry_layers: int = 1) -> ModuleSpec:
     layer = 2 * h * q + 2 * h * kv + 3 * h * mlp + 2 * h
     if kind in _QKV_BIAS or bias:
         layer += q + 2 * kv
-    layer += h * bias + (2 * mlp + h) * bool(c.get("mlp_bias")) + 2 * head_dim * (kind in _QK_NORM)
+    layer += h * bias + (2 * mlp + h) * bool(c.get("mlp_bias")) + 2 * head_dim * (kind in _NORMS_QK)
     edge = c["vocab_size"] * h * (1 if tied else 2) + h
     depth, degrees = c["num_hidden_layers"], _degrees(heads, kv_heads, mlp)
     max_pp = max(1, depth // num_entry_layers)  # of stages as even as they go, the first has so many layers
-    norms = 2 * _RMS_NORM * h + _QK_NORM_VALUES * (q + kv) * (kind in _QK_NORM)
+    norms = 2 * _NORM * h + _QK_NORM * (q + kv) * (kind in _NORMS_QK)
     return ModuleSpec(
         LLM, depth, h, heads, kv_heads, head_dim, mlp, norms, layer, edge, max_pp, degrees, num_entry_layers,
-        num_mlp_tensors=4, vocab_size=c["vocab_size"], is_tied=tied, num_entry_params=c["vocab_size"] * h,
+        num_mlp_tensors=2, is_gated_mlp=True, vocab_size=c["vocab_size"], is_tied=tied,
+        num_entry_params=c["vocab_size"] * h,
     )  # fmt: skip
 
 
@@ -134,11 +134,10 @@ def internvit(c: Config, num_projector_params: int) -> ModuleSpec:
     layer = 3 * linear(h, h, c["attention_bias"]) + linear(h, h) + _mlp(h, mlp) + 2 * norm + 2 * h
     layer += 2 * h * c["use_qk_norm"]
     positions = (c["image_size"] // c["patch_size"]) ** 2 + 1
-    norms = 2 * h * ({"layer_norm": _LAYER_NORM, "rms_norm": _RMS_NORM}[c["norm_type"]] + 1)  # and two layer scales
-    norms += 2 * _QK_NORM_VALUES * h * c["use_qk_norm"]
+    kept = 2 * h * (_NORM + 1 + _QK_NORM * c["use_qk_norm"])  # and two layer scales
     entry = h + _patches(c) + positions * h * c["use_absolute_position_embeddings"] + h * c["use_mask_token"]
     behind = num_projector_params + (0 if c["use_mean_pooling"] else 2 * h)
-    found = replace(_tower(c, layer, entry, behind), num_norm_values=norms)
+    found = replace(_tower(c, layer, entry, behind), num_norm_values=kept)
     return replace(found, tp_choices=(1,)) if c["use_qk_norm"] else found
 
 
@@ -147,8 +146,7 @@ def qwen2_vision(c: Config) -> ModuleSpec:
     h = c["embed_dim"]
     c = {**c, "hidden_size": h, "out_hidden_size": c["hidden_size"], "intermediate_size": h * c["mlp_ratio"]}
     layer = 4 * linear(h, h) + _mlp(h, c["intermediate_size"]) + 4 * h
-    found = _native(c, layer, linear(_patch_volume(c), h, bias=False), 2 * h + _merger(c))
-    return replace(found, num_mlp_tensors=3)
+    return _native(c, layer, linear(_patch_volume(c), h, bias=False), 2 * h + _merger(c))
 
 
 def qwen2_5_vision(c: Config) -> ModuleSpec:
@@ -157,7 +155,7 @@ def qwen2_5_vision(c: Config) -> ModuleSpec:
     layer = 4 * linear(h, h) + 2 * linear(h, mlp) + linear(mlp, h) + 2 * h
     # No bias in the patch embedding; the merger has an RMS norm.
     found = _native(c, layer, linear(_patch_volume(c), h, bias=False), h + _merger(c))
-    return replace(found, num_mlp_tensors=4, num_norm_values=2 * _RMS_NORM * h)
+    return replace(found, num_mlp_tensors=2, is_gated_mlp=True)
 
 
 def qwen3_vision(c: Config) -> ModuleSpec:
@@ -200,7 +198,8 @@ def _whisper(c: Config, positions: int, behind: int) -> ModuleSpec:
     entry = 3 * c["num_mel_bins"] * h + h + 3 * h * h + h + positions
     # Two frames of a token, and what GELUs keep behind the convolution over them and the one that joins them.
     inputs = 2 * c["num_mel_bins"] + 5 * h
-    return _encoder("audio", c["encoder_layers"], h, heads, mlp, inputs, layer, entry, behind)
+    found = _encoder("audio", c["encoder_layers"], h, heads, mlp, inputs, layer, entry, behind)
+    return replace(found, num_mlp_tensors=2)
 
 
 def _native(c: Config, layer: int, entry: int, behind: int) -> ModuleSpec:
@@ -217,8 +216,8 @@ def _tower(c: Config, layer: int, entry: int, behind: int) -> ModuleSpec:
 def _encoder(
     module: str, depth: int, h: int, heads: int, mlp: int, inputs: int, layer: int, entry: int, behind: int
 ) -> ModuleSpec:  # fmt: skip
-    """Spec of an encoder with layer norms, and `entry` parameters before its layers and `behind` more behind them."""
-    norms, degrees = 2 * _LAYER_NORM * h, _degrees(heads, heads, mlp)
+    """Spec of an encoder with a plain MLP, and `entry` parameters before its layers and `behind` more behind them."""
+    norms, degrees = 2 * _NORM * h, _degrees(heads, heads, mlp)
     return ModuleSpec(
         module, depth, h, heads, heads, h // heads, mlp, norms, layer, entry + behind, depth, degrees,
         num_entry_params=entry, num_input_values=inputs,

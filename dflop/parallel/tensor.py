@@ -1,21 +1,22 @@
 """Tensor parallelism of a stage, after Megatron-LM (arXiv 1909.08053, section 3), for Hugging Face's own modules.
 
 Every rank of the group gets the same input and computes the same output, but holds only its part of the matrices that
-a `TensorSplit` names. All other parameters are whole on every rank and get the same gradient on every rank. In front
-of column-split Linears stands an identity whose backward sums the gradient over the ranks, one for query, key and
-value together and one for gate and up; behind a row-split Linear stands a sum over the ranks whose backward is the
-identity. Per layer of attention and MLP and per microbatch the ranks exchange, each time the hidden states
-`[tokens, hidden]` in their own type:
+a `TensorSplit` names. All other parameters are whole on every rank. In front of column-split Linears stands an identity
+whose backward sums the gradient over the ranks, one for query, key and value together and one for gate and up; behind a
+row-split Linear stands a sum over the ranks whose backward is the identity. Per layer of attention and MLP and per
+microbatch the ranks exchange, each time the hidden states `[tokens, hidden]` in their own type:
 
 - forward: 2 all-reduces, behind the attention's output and behind the MLP's;
-- backward: 2 all-reduces, at the input of the attention and at that of the MLP. A parameter between the two operators
-  that every rank holds whole, as Qwen3's norms of query and key, adds one of its own size.
+- backward: 2 all-reduces, at the input of the attention and at that of the MLP.
 
-Recomputed layers run their forward all-reduces again. Dropout is equal on all ranks only if their random states are.
+So in encoders. In an LLM the ranks share the tokens between those operators, too (`tokens.py`): each all-reduce becomes
+a reduce-scatter and an all-gather, and the backward pass has 2 all-gathers more. Recomputed layers run what they
+exchange forward again. Dropout is equal on all ranks only if their random states are.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from typing import Any
 
@@ -27,8 +28,9 @@ from torch import nn
 from dflop.errors import ConfigError
 from dflop.models.build import LlmStage, Stage
 from dflop.models.tensor_split import TensorSplit
-from dflop.parallel.exchange import all_reduce, sum_backward, sum_forward
+from dflop.parallel.exchange import sum_backward, sum_forward
 from dflop.parallel.part import Part, even_part
+from dflop.parallel.tokens import enter, leave, share_tokens, sum_and_share
 from dflop.parallel.vocab import Replaced, shard_head
 
 
@@ -56,22 +58,34 @@ def shard_stage(
     head = stage.head if isinstance(stage, LlmStage) else None
     if head is not None and head.out_features < group.size():
         raise _cannot(f"a vocabulary of {head.out_features}", group.size())
-    replaced = shard_layers(layers, split, group)
-    if isinstance(stage, LlmStage) and head is not None and group.size() > 1:
-        stage.head_loss, parts = shard_head(head, tied=bool(stage.tied), group=group)
-        replaced |= parts
+    layers = list(layers)
+    replaced = shard_layers(layers, split, group, shares_tokens=isinstance(stage, LlmStage))
+    if group.size() == 1:
+        return {}
+    partial = {p for layer in layers for p in _between(layer, split).values()}
+    if isinstance(stage, LlmStage):
+        partial = {p for part in (*layers, stage.decoder.norm) for p in part.parameters()}
+        stage.num_token_shares = group.size()
+        stage.enter, stage.leave = functools.partial(enter, group=group), functools.partial(leave, group=group)
+        if head is not None:
+            stage.head_loss, parts = shard_head(head, tied=bool(stage.tied), group=group)
+            replaced |= parts
+    stage.partial = frozenset(name for name, p in stage.names.items() if p in partial)
     held = {name: replaced[p] for name, p in stage.names.items() if p in replaced}
     stage.names |= {name: kept for name, (kept, _) in held.items()}
     return {name: part for name, (_, part) in held.items()}
 
 
-def shard_layers(layers: Iterable[nn.Module], split: TensorSplit, group: dist.ProcessGroup) -> Replaced:
+def shard_layers(
+    layers: Iterable[nn.Module], split: TensorSplit, group: dist.ProcessGroup, *, shares_tokens: bool
+) -> Replaced:
     """Cut the Linears that `split` names in every layer, in place.
 
     Args:
         layers: Nothing is changed unless all of them can be cut.
         split: Names relative to a layer.
         group: Ranks that hold the parts, in the order of the parts.
+        shares_tokens: Whether each rank is given its share of the tokens, and gives that.
 
     Returns:
         What took the place of what, and which part of it that is; nothing in a group of one.
@@ -98,8 +112,8 @@ def shard_layers(layers: Iterable[nn.Module], split: TensorSplit, group: dist.Pr
             holder, attribute = _holder(layer, name)
             row = getattr(holder, attribute)
             replaced |= _keep_part(row, "weight", 1, 1, rank, degree)
-            setattr(holder, attribute, RowSplitLinear(row.weight, row.bias, group))
-        _join_inputs(layer, split, group)
+            setattr(holder, attribute, RowSplitLinear(row.weight, row.bias, group, shares_tokens=shares_tokens))
+        _join_inputs(layer, split, group, shares_tokens=shares_tokens)
     return replaced
 
 
@@ -110,35 +124,42 @@ class RowSplitLinear(nn.Linear):
         weight: `[out, in / degree]`.
         bias: `[out]`, whole; or None.
         group: Ranks that hold the other parts.
+        shares_tokens: Whether the sum is shared out by tokens.
     """
 
-    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, group: dist.ProcessGroup) -> None:
+    def __init__(
+        self, weight: nn.Parameter, bias: nn.Parameter | None, group: dist.ProcessGroup, *, shares_tokens: bool
+    ) -> None:
         super().__init__(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
         self.weight = weight
         if bias is not None:
             self.bias = bias
         self._group = group
+        self._sum = sum_and_share if shares_tokens else sum_forward
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """`[..., in / degree]` to `[..., out]`."""
-        out = sum_forward(F.linear(input, self.weight), self._group)
+        """`[..., in / degree]` to `[..., out]`, of all tokens or this rank's share."""
+        return self.sum_parts(F.linear(input, self.weight))
+
+    def sum_parts(self, part: torch.Tensor) -> torch.Tensor:
+        """`[..., out]` of this rank's inputs to that of all; `part` is overwritten."""
+        out = self._sum(part, self._group)
         return out if self.bias is None else out + self.bias
 
 
-def _join_inputs(layer: nn.Module, split: TensorSplit, group: dist.ProcessGroup) -> None:
+def _join_inputs(layer: nn.Module, split: TensorSplit, group: dist.ProcessGroup, *, shares_tokens: bool) -> None:
     """Sum gradients at the input of each module that holds column-split Linears, once for all of them."""
 
-    def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def join(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         if args:
             return (sum_backward(args[0], group), *args[1:]), kwargs
         return args, {**kwargs, "hidden_states": sum_backward(kwargs["hidden_states"], group)}
 
     for module in _entrances(layer, split):
-        module.register_forward_pre_hook(enter, with_kwargs=True)
-    for p in _between(layer, split).values():
-        if p.requires_grad:
-            # It saw this rank's heads only. The hook is given each backward's own gradient, before it is accumulated.
-            p.register_hook(lambda grad: all_reduce(grad.clone(), group))
+        if shares_tokens:
+            share_tokens(module, group)
+        else:
+            module.register_forward_pre_hook(join, with_kwargs=True)
 
 
 def _entrances(layer: nn.Module, split: TensorSplit) -> list[nn.Module]:

@@ -128,7 +128,8 @@ def stage_bytes(
     crossings = 1.0 * ((layers > 0) & ~last) + ((layers > 0) & ~first & (again == 0))
     of_layers = (layers - again) * plain + again * (activations(1, False, True) if does_any else 0.0)
     kept = of_layers + last * (edge - inputs) + first * inputs * trains_layers(table)
-    kept = np.ceil(kept + crossings * weight_bytes * spec.hidden_size * tokens)
+    shares = tp if spec.module == LLM else 1
+    kept = np.ceil(kept + crossings * weight_bytes * spec.hidden_size / shares * tokens)
     # Of layers behind those that run again one is let go of by then, with as much as one of these makes anew.
     is_first_again = (again > 0) & (again == layers)
     # While a layer is at work, nothing is kept of what is behind; while what is before the layers is, nothing at all.
@@ -177,14 +178,22 @@ def _gradient_bytes(table: CostTable) -> int:
 
 
 def _layer_at_work(spec: ModuleSpec, table: CostTable, params: StageParams, tokens: Floats, tp: int) -> Floats:
-    """What a layer needs beside what it keeps: gradients inside its MLP or of a matrix, or all that it lets go of."""
+    """What a layer needs on top of what it keeps: gradients inside its MLP, with that of its last matrix.
+
+    A frozen encoder's layer needs all that it then lets go of.
+    """
     weight_bytes = bytes_per_value(table.dtype)
     if not trains_layers(table) and table.module != LLM:
         whole, split = layer_bytes_per_token(spec)
         return weight_bytes * (spec.num_input_values + (whole + split / tp) / 2) * tokens
-    inside = weight_bytes * spec.mlp_width * (2 + spec.is_gated_mlp) / tp * tokens
-    found: Floats = np.maximum(inside, _gradient_bytes(table) * params.matrix * trains_layers(table))
-    return found
+    inside = weight_bytes * spec.mlp_width / tp * tokens
+    trained, most = params.matrix * trains_layers(table), 2 + spec.is_gated_mlp
+    found: Floats = np.maximum(
+        most * inside + weight_bytes * trained, (most - 1) * inside + _gradient_bytes(table) * trained
+    )
+    # What enters an attention or MLP, gathered, and the gradient of what leaves it.
+    gathered = 2 * weight_bytes * spec.hidden_size * tokens * (tp > 1 and spec.module == LLM)
+    return found + gathered
 
 
 def _ends_at_work(spec: ModuleSpec, table: CostTable, params: StageParams, load: Floats, tp: int) -> Floats:

@@ -18,17 +18,17 @@ def saved_bytes(forward: Callable[[], torch.Tensor], parameters: Iterable[torch.
         parameters: Tensors that are alive anyway and do not count.
     """
     own = {_identity(p) for p in parameters}
-    storages: dict[int, int] = {}
+    storages: dict[int, torch.UntypedStorage] = {}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
         identity = _identity(tensor)
         if identity not in own:
-            storages[identity] = tensor.untyped_storage().nbytes()
+            storages[identity] = tensor.untyped_storage()
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         output = forward()
-    return sum(storages.values()), output
+    return sum(storage.nbytes() for storage in storages.values()), output  # some have been let go of
 
 
 def _identity(tensor: torch.Tensor) -> int:

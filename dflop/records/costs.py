@@ -29,8 +29,10 @@ class ModuleSpec:
     """Tensor-parallel degrees that the engine can share it out to."""
     num_entry_layers: int = 1
     """First layers that stay together: behind them the features of media are added."""
-    num_mlp_tensors: int = 2
-    """Of the MLP's width that a layer makes of a token: 2, with the two steps of a QuickGELU 3, with a gate 4."""
+    num_mlp_tensors: int = 1
+    """Of the MLP's width that a layer keeps of a token: what goes into the activation, and what is multiplied by it; 2
+    where a plain MLP keeps what comes out, too."""
+    is_gated_mlp: bool = False
     vocab_size: int = 0
     """Rows of an LLM's embedding and of its head; 0: an encoder."""
     is_tied: bool = False
@@ -44,10 +46,6 @@ class ModuleSpec:
     """That what comes before an encoder's layers keeps of a token: pixels of a patch, frames of a spectrum."""
     deep_layers: tuple[int, ...] = ()
     """Layers of an encoder whose hidden states go to the LLM as deep features."""
-
-    @property
-    def is_gated_mlp(self) -> bool:
-        return self.num_mlp_tensors == 4
 
     @property
     def query_width(self) -> int:

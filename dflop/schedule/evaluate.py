@@ -159,7 +159,7 @@ class StepEvaluator:
         items become, which are counted where they are made and where they go. Gradients go the other way.
         """
         latency_s, s_per_byte = self._p2p
-        inside = _travel_s(latency_s, s_per_byte, tokens * self.cost.hidden_bytes(pipe.module))
+        inside = _travel_s(latency_s, s_per_byte, tokens * self.cost.hidden_bytes(pipe.module, pipe.parallel.tp))
         found = np.zeros((2, 3, *tokens.shape))
         found[0, :2], found[1, 0] = inside, inside
         if self.plan.is_inline or not self.plan.encoders:

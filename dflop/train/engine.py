@@ -9,7 +9,6 @@ replicas simply add up.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -24,10 +23,11 @@ from dflop.records import LLM, Plan
 from dflop.simulate.pipeline_order import Action, one_f_one_b
 from dflop.simulate.step import num_stages_after
 from dflop.train.activity import Activity
+from dflop.train.device_clock import DeviceClock, Mark
 from dflop.train.feed import EncoderInput, LlmInput, MicrobatchInput
 from dflop.train.sends import Sends
 from dflop.train.stage_edges import Crossing, Trains, crossings, needs_grad
-from dflop.train.step_trace import StepTrace, Timing, Visit
+from dflop.train.step_trace import StepTrace, visit
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,31 +110,31 @@ class Engine:
         """
         self._sends = {is_forward: Sends() for is_forward in (True, False)}
         self._in_flight: dict[int, _InFlight] = {}
-        self._loss = 0.0
-        self._start_s = 0.0
-        self._start_s, _ = self._now()
-        timings = {k: Timing() for k, x in enumerate(inputs) if x is not None}
-        visits: list[Visit] = []
+        self._loss = torch.zeros((), dtype=torch.float64, device=self._device)
+        self._clock = DeviceClock(self._device)
+        marked: list[tuple[Action, list[Mark], int, int]] = []
         for action in one_f_one_b(len(inputs), self._num_stages_after):
             given = inputs[action.microbatch]
             if given is None:
                 continue
             self._received_bytes = self._sent_bytes = 0
-            began_s = self._wall_s()
+            self._marks = [self._clock.mark()]
             try:
                 if action.phase == "F":
-                    self._forward(action.microbatch, given, healthy, num_loss_tokens, timings[action.microbatch])
+                    self._forward(action.microbatch, given, healthy, num_loss_tokens)
                 else:
-                    self._backward(action.microbatch, timings[action.microbatch])
+                    self._backward(action.microbatch)
             except Exception as error:
                 raise self._located(error, action) from error
-            moved = self._received_bytes, self._sent_bytes
-            visits.append(Visit(action.phase == "F", action.microbatch, began_s, self._wall_s(), *moved))
+            self._marks.append(self._clock.mark())
+            marked.append((action, self._marks, self._received_bytes, self._sent_bytes))
         self._activity.waits("the last messages it sent")
         for sends in self._sends.values():
             sends.settle_all()
         most_held = max(sends.most_held for sends in self._sends.values())
-        return StepTrace(self._loss, timings, most_held, self._start_s, self._wall_s(), visits)
+        (end,) = self._clock.read([self._clock.mark()])
+        visits = [visit(action, self._clock.read(marks), *moved) for action, marks, *moved in marked]
+        return StepTrace(float(self._loss), most_held, self._clock.started_at_s, end.wall_s, visits)
 
     def _located(self, error: Exception, action: Action) -> TrainError:
         """The error with this rank, its stage and the microbatch, which no code below the loop knows."""
@@ -145,14 +145,12 @@ class Engine:
             return TrainError(error.what, where=where, hint=error.hint)
         return TrainError(f"{type(error).__name__}: {error}", where=where)
 
-    def _forward(
-        self, k: int, given: MicrobatchInput, healthy: torch.Tensor, num_loss_tokens: int, timing: Timing
-    ) -> None:
+    def _forward(self, k: int, given: MicrobatchInput, healthy: torch.Tensor, num_loss_tokens: int) -> None:
         state = _InFlight()
         self._activity.waits(f"forward of microbatch {k}, what it needs")
         carry = self._receive_carry(k, given, state)
         rows = self._receive_rows(k, given, state)
-        timing.forward_start_s, compute_s = self._now()
+        self._marks.append(self._clock.mark())
         self._activity.works(f"forward of microbatch {k}")
         for part, stage in self._parts:
             if isinstance(stage, LlmStage):
@@ -160,7 +158,7 @@ class Engine:
                 carry[LLM] = self._decode(part, stage, given.llm, carry, rows, healthy, num_loss_tokens)
             elif isinstance(stage, EncoderStage) and part.module in given.encoders:
                 carry[part.module] = self._encode(part, stage, given.encoders[part.module], carry)
-        timing.forward_s, timing.forward_compute_s = self._since(timing.forward_start_s, compute_s)
+        self._marks.append(self._clock.mark())
         state.outputs = self._ways_out(k, given, carry)
         self._in_flight[k] = state
         for output in state.outputs:
@@ -190,14 +188,15 @@ class Engine:
             hidden = stage.embed(self._here(given.input_ids), [r for r, _ in groups], [w for _, w in groups])
         else:
             hidden = carry[LLM]
-        hidden = stage(hidden, self._here(given.position_ids), self._here(given.cu_seqlens))
+        hidden = stage(hidden, self._here(given.position_ids), given.cu_seqlens)
         if not part.is_last:
             result: torch.Tensor = hidden
             return result
         kept = healthy[given.loss_sample]
         where, targets = self._here(given.loss_where[kept]), self._here(given.loss_targets[kept])
         loss: torch.Tensor = stage.loss(hidden, where, targets, max(num_loss_tokens, 1))
-        self._loss += float(loss.detach()) if self._seat.tp_rank == 0 else 0.0
+        if self._seat.tp_rank == 0:
+            self._loss += loss.detach()
         return loss
 
     def _ways_out(self, k: int, given: MicrobatchInput, carry: dict[str, torch.Tensor]) -> list[_Output]:
@@ -222,11 +221,11 @@ class Engine:
             leave(LLM, [])
         return found
 
-    def _backward(self, k: int, timing: Timing) -> None:
+    def _backward(self, k: int) -> None:
         state = self._in_flight.pop(k)
         self._activity.waits(f"backward of microbatch {k}, what it needs")
         gradients = [self._receive_gradient(output.tensor, output.ways) for output in state.outputs]
-        timing.backward_start_s, compute_s = self._now()
+        self._marks.append(self._clock.mark())
         self._activity.works(f"backward of microbatch {k}")
         # Behind some tensors nothing trains: a text through a frozen LLM. Where something must, torch says if not.
         reached = [
@@ -236,7 +235,7 @@ class Engine:
         ]
         if reached:
             torch.autograd.backward([tensor for tensor, _ in reached], [gradient for _, gradient in reached])
-        timing.backward_s, timing.backward_compute_s = self._since(timing.backward_start_s, compute_s)
+        self._marks.append(self._clock.mark())
         for output in state.outputs:
             for way in output.ways:
                 # Its gradient is here. Where none comes back, this keeps a frozen encoder from running far ahead.
@@ -258,7 +257,9 @@ class Engine:
     def _carry_shape(self, crossing: Crossing, given: MicrobatchInput) -> tuple[int, int] | None:
         """`[rows, width]` of what crosses into this stage; None: the microbatch has nothing of it."""
         if crossing.module == LLM:
-            return None if given.llm is None else (len(given.llm.input_ids), self._hidden_size)
+            llm = self._stage_of[LLM]
+            assert isinstance(llm, LlmStage)
+            return None if given.llm is None else (llm.num_rows(len(given.llm.input_ids)), self._hidden_size)
         encoder = given.encoders.get(crossing.module)
         if encoder is None:
             return None
@@ -331,19 +332,3 @@ class Engine:
         tensor = tensor.to(message_device(self._device, group))
         sends.send(tensor, way.peers, self._microbatch(way), group=group, tag=way.tag)
         self._sent_bytes += tensor.nbytes * len(way.peers.gives_to)
-
-    def _wall_s(self) -> float:
-        """Seconds since the step began, whatever the device is at."""
-        return time.perf_counter() - self._start_s
-
-    def _now(self) -> tuple[float, float]:
-        """(seconds since the step began, compute seconds of this thread), once the device has done all it was given."""
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-            now_s = time.perf_counter()
-            return now_s - self._start_s, now_s
-        return time.perf_counter() - self._start_s, time.thread_time()
-
-    def _since(self, start_s: float, compute_s: float) -> tuple[float, float]:
-        now_s, now_compute_s = self._now()
-        return now_s - start_s, now_compute_s - compute_s

@@ -53,6 +53,7 @@ class GradientReducer:
             n: p for n, p in names.items() if n != tied_name and n not in self._owners and n not in self._rows
         }
         self._summed = [p for n, p in names.items() if n != tied_name and n in self._rows]
+        self._partial = [p for stage in stages for n, p in stage.names.items() if n in stage.partial and n in names]
         self._num_replicas = plan.module(seat.module).parallel.dp
         num_shards = plan.module(seat.module).parameter_shards
         skipped = tied_name if llm is not None and not llm.is_first else ""
@@ -71,6 +72,8 @@ class GradientReducer:
             # The same with one replica as with many, so that weight decay treats an unused parameter alike.
             if p.grad is None:
                 p.grad = torch.zeros_like(p, dtype=torch.float32)
+        if self._partial:
+            _sum(self._partial, self._groups.tensor)
         if self._groups.copies is not None:
             _sum([*self._summed, *(p for n, p in self._tied.items() if n in self._rows)], self._groups.copies)
         if self._num_replicas > 1:

@@ -1,18 +1,18 @@
 """What one step of one rank took: microbatch by microbatch, and in traced steps everything between them, too.
 
-The engine notes when an action of its schedule began and ended, a tuple each. Its compute lies between two clock
-readings that the engine takes anyway, and waits for the device only there, so what comes before is the wait for
-messages and what comes after is handing them over: tracing adds no synchronisation and nothing to a step that is not
-traced but the tuples.
+The engine marks when an action of its schedule began and ended, and within it when its compute did: what comes before
+is the wait for messages and what comes after is handing them over. Marks wait for nothing (`device_clock.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from dflop.records import StepObservation
+from dflop.simulate.pipeline_order import Action
+from dflop.train.device_clock import Reading
 
 WHOLE_STEP = -1
 """Microbatch of what belongs to none."""
@@ -34,9 +34,24 @@ class Visit(NamedTuple):
     is_forward: bool
     microbatch: int
     start_s: float
+    busy_from_s: float
+    busy_until_s: float
     end_s: float
+    compute_s: float
     received_bytes: int
     sent_bytes: int
+
+    @property
+    def busy_s(self) -> float:
+        return self.busy_until_s - self.busy_from_s
+
+
+def visit(action: Action, readings: Sequence[Reading], received_bytes: int, sent_bytes: int) -> Visit:
+    """An action from the readings at its start, around its compute and at its end."""
+    began, busy, done, ended = readings
+    times = began.wall_s, busy.wall_s, done.wall_s, ended.wall_s
+    compute_s = done.compute_s - busy.compute_s
+    return Visit(action.phase == "F", action.microbatch, *times, compute_s, received_bytes, sent_bytes)
 
 
 @dataclass(slots=True)
@@ -61,8 +76,6 @@ class StepTrace:
 
     loss: float
     """This rank's share of the global mean loss; 0 off the last LLM stage."""
-    timings: dict[int, Timing]
-    """Microbatches this rank had work in."""
     most_sends_held: int = 0
     """Of one direction at one time."""
     started_at_s: float = 0.0
@@ -74,7 +87,19 @@ class StepTrace:
 
     @property
     def busy_s(self) -> float:
-        return sum(t.forward_s + t.backward_s for t in self.timings.values())
+        return sum(each.busy_s for each in self.visits)
+
+    @property
+    def timings(self) -> dict[int, Timing]:
+        """Microbatches that this rank had work in."""
+        found: dict[int, Timing] = {}
+        for each in self.visits:
+            timing, times = found.setdefault(each.microbatch, Timing()), (each.busy_from_s, each.busy_s, each.compute_s)
+            if each.is_forward:
+                timing.forward_start_s, timing.forward_s, timing.forward_compute_s = times
+            else:
+                timing.backward_start_s, timing.backward_s, timing.backward_compute_s = times
+        return found
 
     def spans(self, step_started_at_s: float) -> Iterator[Span]:
         """Everything between the messages and the compute of the step, in order.
@@ -84,16 +109,11 @@ class StepTrace:
         """
         offset_s = self.started_at_s - step_started_at_s
         end_s = 0.0
-        for visit in self.visits:
-            k, timing, end_s = visit.microbatch, self.timings[visit.microbatch], visit.end_s
-            if visit.is_forward:
-                name, start_s, busy_s = "forward", timing.forward_start_s, timing.forward_s
-            else:
-                name, start_s, busy_s = "backward", timing.backward_start_s, timing.backward_s
-            received, sent = visit.received_bytes, visit.sent_bytes
-            yield Span("receive_wait", k, offset_s + visit.start_s, start_s - visit.start_s, received)
-            yield Span(name, k, offset_s + start_s, busy_s)
-            yield Span("send", k, offset_s + start_s + busy_s, end_s - start_s - busy_s, sent)
+        for each in self.visits:
+            k, end_s = each.microbatch, each.end_s
+            yield Span("receive_wait", k, offset_s + each.start_s, each.busy_from_s - each.start_s, each.received_bytes)
+            yield Span("forward" if each.is_forward else "backward", k, offset_s + each.busy_from_s, each.busy_s)
+            yield Span("send", k, offset_s + each.busy_until_s, end_s - each.busy_until_s, each.sent_bytes)
         yield Span("send", WHOLE_STEP, offset_s + end_s, self.elapsed_s - end_s)
 
 

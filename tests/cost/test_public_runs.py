@@ -59,7 +59,7 @@ def test_layouts_cost_what_they_add():
     assert piped.attention_s == pytest.approx(plain.attention_s * (1 + 3 / 4))
     cut = parts_of(dataclasses.replace(run, tp=4))
     assert cut.matmul_s == pytest.approx(plain.matmul_s)
-    assert cut.hidden_s > plain.hidden_s
+    assert cut.hidden_s == pytest.approx(plain.hidden_s)
     assert cut.rest_s > plain.rest_s
     sharded = parts_of(dataclasses.replace(run, sharding="fsdp"))
     assert plain.sharding_s == 0 < sharded.sharding_s

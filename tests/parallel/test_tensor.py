@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from dflop.errors import ConfigError
 from dflop.models import splits
+from dflop.parallel import tokens
 from dflop.parallel.tensor import shard_stage
 from dflop.parallel.vocab import vocab_share
 from dflop.records import LLM
@@ -41,20 +42,26 @@ def train(stack, stage):
 
 
 def worker(rank, _folder, name, recompute):
-    stack, num_sent, all_reduce = STACKS[name], 0, dist.all_reduce
+    stack, num_sent = STACKS[name], 0
     stage = stack.build()
     parts = shard_stage(stage, layers_of(stage), stack.split, dist.group.WORLD)
     if recompute:
         stage.decoder.gradient_checkpointing_enable()
 
-    def count(*args, **kwargs):
-        nonlocal num_sent
-        num_sent += 1
-        return all_reduce(*args, **kwargs)
+    def counted(send):
+        def count(*args, **kwargs):
+            nonlocal num_sent
+            num_sent += 1
+            return send(*args, **kwargs)
 
-    dist.all_reduce = count
-    out, loss, gradients = train(stack, stage)
-    dist.all_reduce = all_reduce
+        return count
+
+    with pytest.MonkeyPatch.context() as patch:
+        for place, send in ((dist, "all_reduce"), (tokens, "_all_gather"), (tokens, "_reduce_scatter")):
+            patch.setattr(place, send, counted(getattr(place, send)))
+        out, loss, gradients = train(stack, stage)
+    for partial in stage.partial:
+        dist.all_reduce(gradients[partial])
     assert {id(p) for p in stage.parameters()} == {id(p) for p in stage.names.values()}
     return SimpleNamespace(
         out=out, loss=loss, gradients=gradients, parts=frozenset(parts), num_sent=num_sent,
@@ -144,9 +151,9 @@ def test_what_is_whole_stays_equal_to_the_last_bit(run, name, degree):
 def test_ranks_exchange_no_more_often_than_documented(run, name, degree):
     stack = STACKS[name]
     is_llm = stack.module == LLM
-    norms = 2 * stack.depth if name.startswith("Qwen3") and is_llm else 0
-    # Twice per layer and direction; for the loss twice, for the head and a tied embedding once.
-    num_sent = 4 * stack.depth + 3 * is_llm + (name == "Qwen3 tied") + norms
+    # Per layer and direction twice, or in two halves, and gathered again; where tokens are shared at both ends once;
+    # for the loss twice, for the head and a tied embedding once.
+    num_sent = (10 if is_llm else 4) * stack.depth + 5 * is_llm + (name == "Qwen3 tied")
     assert run(name, degree)[0].num_sent == num_sent * NUM_MICROBATCHES
 
 

@@ -51,7 +51,7 @@ def test_two_ranks_share_a_module(tmp_path):
             assert flop < alone_flop
     params, flops = zip(*(of_one_layer(rows) for rows in (both[0], whole)), strict=True)
     assert params[0] == pytest.approx(params[1] / 2, rel=0.02), "norms are whole on every rank"
-    assert flops[0] == flops[1] / 2
+    assert flops[0] == pytest.approx(flops[1] / 2, rel=0.01), "shares of tokens are padded to one size"
 
 
 def of_one_layer(measured):

@@ -261,7 +261,7 @@ class Watch:
 
     def __init__(self, it: Rank, weights: dict[int, int]) -> None:
         self.kept = self.gradients = self.gathered = 0
-        self._it, self._weights, self._saved = it, weights, dict[int, list[int]]()
+        self._it, self._weights, self._saved = it, weights, dict[int, list[Any]]()
 
     def during(self, step: Callable[[], None]) -> None:
         engine = self._it.engine
@@ -286,7 +286,7 @@ class Watch:
         in_flight = self._it.engine._in_flight.values()
         leaves = [leaf for state in in_flight for _, leaf in state.leaves]
         outputs = [output.tensor for state in in_flight for output in state.outputs]
-        saved = {key: size for key, (size, _) in self._saved.items()}
+        saved = {key: storage.nbytes() for key, (storage, _) in self._saved.items()}
         units = (unit for stage in self._it.stages for unit in sharded_modules(stage))
         shared = [p for unit in units for p in unit._get_fsdp_state()._fsdp_param_group.fsdp_params]
         shards = [_local(p.grad) for stage in self._it.stages for p in stage.shards.values()]
@@ -309,9 +309,9 @@ def _unpack(held: Any) -> torch.Tensor:
 class _Held:
     """A saved tensor; its storage counts as kept until the last of them is gone."""
 
-    def __init__(self, tensor: torch.Tensor, saved: dict[int, list[int]]) -> None:
+    def __init__(self, tensor: torch.Tensor, saved: dict[int, list[Any]]) -> None:
         self.tensor, self._saved, self._key = tensor, saved, _key(tensor)
-        saved.setdefault(self._key, [tensor.untyped_storage().nbytes(), 0])[1] += 1
+        saved.setdefault(self._key, [tensor.untyped_storage(), 0])[1] += 1
 
     def __del__(self) -> None:
         self._saved[self._key][1] -= 1

@@ -82,7 +82,7 @@ def test_waiting_for_messages_is_not_busy(monkeypatch):
         return received
 
     clock = SimpleNamespace(perf_counter=lambda: now_s, thread_time=lambda: now_s)
-    monkeypatch.setattr("dflop.train.engine.time", clock)
+    monkeypatch.setattr("dflop.train.device_clock.time", clock)
     engine, _, _, step = prepare(0, {LLM: (1, 1)}, ())
     for name in ("_receive_carry", "_receive_rows", "_receive_gradient"):
         monkeypatch.setattr(engine, name, late(getattr(engine, name)))

@@ -1,0 +1,136 @@
+"""RMS norms and MLPs of Hugging Face's layers that keep less for the backward pass, with the same parameters.
+
+Hugging Face's eager RMS norm keeps its input in 32 bit and what it makes before its weight; here the input in its own
+type and one number per row. Hugging Face's MLPs keep what the activation makes, and behind a gate the product, too:
+both are elementwise, and made again from what goes in (Korthikanti et al., arXiv 2205.05198, section 5; Liger kernel,
+arXiv 2410.10989). Of a gated MLP that leaves two tensors of its width instead of four, of a plain one one instead of
+two. Whisper's layers have no MLP of their own; theirs stay Hugging Face's.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.autograd.function import once_differentiable
+from torch.autograd.graph import get_gradient_edge
+
+Activation = Callable[[torch.Tensor], torch.Tensor]
+
+_MLPS = (
+    ("gate_proj", "up_proj", "down_proj", "act_fn"),
+    ("", "fc1", "fc2", "activation_fn"),
+    ("", "fc1", "fc2", "act"),
+    ("", "linear_fc1", "linear_fc2", "act_fn"),
+)
+"""Names of the gate, of the Linear into the MLP, of that out of it, and of the activation."""
+
+
+def fuse(model: nn.Module) -> None:
+    """Give the RMS norms and MLPs of a Hugging Face model forwards that keep less; call it before the model is cut."""
+    for module in model.modules():
+        kind = type(module).__name__
+        if kind.endswith("RMSNorm"):
+            module.forward = types.MethodType(_norm, module)
+        elif kind.lower().endswith("mlp"):
+            parts = next((p for p in _MLPS if all(hasattr(module, name) for name in p if name)), None)
+            if parts is not None:
+                module.forward = types.MethodType(_mlp(*parts), module)
+
+
+def _norm(norm: Any, hidden: torch.Tensor) -> torch.Tensor:
+    if hidden.is_cuda:  # one kernel, which keeps as little
+        return F.rms_norm(hidden, norm.weight.shape, norm.weight, norm.variance_epsilon)
+    result: torch.Tensor = _RmsNorm.apply(hidden, norm.weight, norm.variance_epsilon)  # type: ignore[no-untyped-call]  # torch gives `apply` no types
+    return result
+
+
+def _mlp(gate: str, up: str, down: str, activation: str) -> Callable[[Any, torch.Tensor], torch.Tensor]:
+    def forward(mlp: Any, hidden: torch.Tensor) -> torch.Tensor:
+        wide = getattr(mlp, up)(hidden)
+        gating = getattr(mlp, gate)(hidden) if gate else None
+        return linear_of_activation(getattr(mlp, down), getattr(mlp, activation), wide, gating)
+
+    return forward
+
+
+def linear_of_activation(
+    linear: Any, activation: Activation, wide: torch.Tensor, gate: torch.Tensor | None = None
+) -> torch.Tensor:
+    """`linear(activation(wide))`, or `linear(activation(gate) * wide)`, keeping `wide` and `gate` alone.
+
+    Args:
+        linear: A Linear, or one that holds some of the inputs and sums over ranks by its `sum_parts`.
+        activation: Elementwise, without parameters.
+        wide: `[..., in]`.
+        gate: `[..., in]` or None.
+    """
+    sum_parts = getattr(linear, "sum_parts", None)
+    bias = None if sum_parts else linear.bias
+    out: torch.Tensor = _LinearOfActivation.apply(activation, wide, gate, linear.weight, bias)  # type: ignore[no-untyped-call]  # as above
+    return sum_parts(out) if sum_parts else out
+
+
+class _RmsNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+        exact = hidden.float()
+        scale = torch.rsqrt(exact.square().mean(-1, keepdim=True) + epsilon)
+        ctx.save_for_backward(hidden, weight, scale)
+        return weight * (exact * scale).to(hidden.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
+        hidden, weight, scale = ctx.saved_tensors
+        normed = hidden.float() * scale
+        of_hidden = of_weight = None
+        if ctx.needs_input_grad[1]:
+            of_weight = (grad * normed.to(hidden.dtype)).flatten(0, -2).sum(0, dtype=torch.float32).to(weight.dtype)
+        if ctx.needs_input_grad[0]:
+            weighted = (grad * weight).float()
+            along = (weighted * normed).mean(-1, keepdim=True)
+            of_hidden = weighted.sub_(normed.mul_(along)).mul_(scale).to(hidden.dtype)
+        return of_hidden, of_weight, None
+
+
+class _LinearOfActivation(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, activation: Activation, wide: torch.Tensor, gate: torch.Tensor | None,
+        weight: torch.Tensor, bias: torch.Tensor | None,
+    ) -> torch.Tensor:  # fmt: skip
+        ctx.activation = activation
+        ctx.save_for_backward(wide, gate, weight)
+        made = activation(wide) if gate is None else activation(gate).mul_(wide)
+        return F.linear(made, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        wide, gate, weight = ctx.saved_tensors
+        source = (wide if gate is None else gate).detach().requires_grad_()
+        with torch.enable_grad():
+            out = ctx.activation(source)
+        # Its values may go before its gradient comes.
+        edge, active = get_gradient_edge(out), out.detach()
+        del out
+        rows, of_weight, of_bias = grad.flatten(0, -2), None, None
+        if ctx.needs_input_grad[3]:
+            of_weight = rows.T @ (active if gate is None else active * wide).flatten(0, -2)
+        if ctx.needs_input_grad[4]:
+            of_bias = rows.sum(0)
+        if not any(ctx.needs_input_grad[1:3]):
+            return None, None, None, of_weight, of_bias
+        if gate is None:
+            del active
+            (of_wide,) = torch.autograd.grad(edge, source, grad @ weight)
+            return None, of_wide, None, of_weight, of_bias
+        of_made = grad @ weight
+        of_wide = active.mul_(of_made)
+        (of_gate,) = torch.autograd.grad(edge, source, of_made.mul_(wide))
+        return None, of_wide, of_gate, of_weight, of_bias
