@@ -128,10 +128,8 @@ class ModelProfileConfig(Section):
     num_layers: tuple[int, int] = (2, 4)
     """The two shallow depths; everything deeper is extrapolated. A second layer is cheaper than those behind it."""
     num_repeats: int = Field(default=3, ge=1)
-    num_probes: int = Field(default=18, ge=4)
+    num_probes: int = Field(default=12, ge=4)
     """Packed groups per module and way of running it, at most; each is timed at every depth."""
-    target_frac: float = Field(default=0.02, gt=0, lt=1)
-    """Probing of a module ends when its cost is known to this relative uncertainty."""
     tp: tuple[int, ...] = Field(default=(1,), min_length=1)
     """Tensor-parallel degrees to measure, of modules whose heads they divide; others are derived from tp 1."""
     ways: tuple[Literal["train", "frozen", "recompute"], ...] = ("train",)

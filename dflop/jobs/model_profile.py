@@ -102,7 +102,6 @@ def _measure(
                     device=device,
                     progress=say if leads else lambda _: None,
                     ways=ways if doubt is None else [Way(doubt.is_frozen, doubt.recompute)],
-                    target_frac=settings.target_frac,
                     group=group,
                     only=only if doubt is None else doubt.module,
                 ):

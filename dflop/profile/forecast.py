@@ -1,9 +1,8 @@
 """What a profile would do, without doing it: which probes, and how long where cost tables are at hand.
 
-Tables may be analytic or those of an earlier profile. The groups of an adaptive profile depend on what it measures;
-those listed are of the same kinds, in the order of a profile that does not choose, and keep to the budget by the same
-rule. Which groups do not fit into a device's memory is told by the tables, too, roughly: weights, gradients and what
-the backward pass needs.
+Tables may be analytic or those of an earlier profile. Groups are those of the profile, in its order, and keep to the
+budget by the same rule. Which groups do not fit into a device's memory is told by the tables, too, roughly: weights,
+gradients and what the backward pass needs.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from dflop.models import load_family
 from dflop.models.family import Family
 from dflop.models.ways import TRAIN, Way
 from dflop.profile.groups import ProbeGroup, load_on, probe_groups
-from dflop.profile.profiler import MIN_GROUPS, affordable_s, num_runs, used_modules
+from dflop.profile.profiler import next_group, num_runs, used_modules
 from dflop.records import CostTable, ModuleLoad, SampleShape
 
 
@@ -95,14 +94,12 @@ def plan_probes(
 def _within(groups: Sequence[Sequence[PlannedProbe]], share_s: float) -> list[Sequence[PlannedProbe]]:
     """The groups that a profile takes in this time, in order; unknown seconds count as none."""
     left, taken, spent_s = list(groups), list[Sequence[PlannedProbe]](), 0.0
-    while left and (len(taken) < MIN_GROUPS or spent_s <= share_s):
+    while left:
         seconds = [sum(p.seconds or 0.0 for p in group) for group in left]
-        limit_s = affordable_s(share_s - spent_s, len(taken))
-        index = next((i for i, s in enumerate(seconds) if s <= limit_s), None)
+        sizes, done = ([group[0].load.num_tokens for group in some] for some in (left, taken))
+        index = next_group(seconds, sizes, done, share_s - spent_s)
         if index is None:
-            if len(taken) >= MIN_GROUPS:
-                break
-            index = seconds.index(min(seconds))
+            break
         spent_s += seconds[index]
         taken.append(left.pop(index))
     return taken

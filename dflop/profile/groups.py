@@ -3,8 +3,11 @@
 Tokens, squared tokens and item counts rise together in random groups, and a fit on those alone cannot separate them.
 Length-sorted groups (a few of the longest samples, then many of the shorter: like tokens, unlike squares) and
 tile-sorted groups (the same by size of item: like tokens, unlike item counts) break that collinearity; single samples
-anchor the fixed cost. On lognormal data the condition number of the design matrix is 0.5-0.65 of that of random groups.
-Where all groups are of one size, every other one holds its samples twice.
+anchor the fixed cost. Where all groups are of one size, every other one holds its samples twice.
+
+Of a pool of these a fixed grid is timed, on logarithmic scales: after the smallest and the largest always the group
+that is farthest from all before it. A design that chose each group by what the ones before took predicted no better
+(docs/tried.md).
 """
 
 from __future__ import annotations
@@ -18,6 +21,10 @@ from dflop.models.family import Family
 from dflop.records import LLM, MediaItem, ModuleLoad, SampleShape
 
 KINDS = ("random", "length_sorted", "tile_sorted", "single")
+POOL_FACTOR = 4
+"""Groups to choose from per group of the grid."""
+SIZE_WEIGHT, LENGTH_WEIGHT, ITEMS_WEIGHT = 2.0, 1.0, 0.6
+"""Of the distance between groups; the whole range of each counts as one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,18 +41,45 @@ class ProbeGroup:
 def probe_groups(
     shapes: Sequence[SampleShape], module: str, *, num_groups: int, max_samples: int, seed: int
 ) -> tuple[ProbeGroup, ...]:
-    """Groups of samples that bring work to `module`, cycling through `KINDS`.
+    """Groups to time, in order: however many of them are timed, their sizes are spread over those of the data.
 
     Args:
         shapes: The data distribution.
         module: Encoder name or `llm`.
-        num_groups: How many groups; fewer when no sample uses the module.
+        num_groups: How many groups.
         max_samples: Largest group, in samples.
         seed: Fixes the draw.
 
     Returns:
         The groups, or an empty tuple when no sample has work for the module.
     """
+    pool = drawn_groups(shapes, module, num_groups=POOL_FACTOR * num_groups, max_samples=max_samples, seed=seed)
+    return tuple(pool[i] for i in _spread([group.load for group in pool], num_groups))
+
+
+def _spread(loads: Sequence[ModuleLoad], most: int) -> list[int]:
+    """Indices of the smallest, the largest, and then of what is farthest from all that are taken."""
+    if not loads:
+        return []
+    items, tokens, squares = np.array([(x.num_items, x.num_tokens, x.sum_sq_tokens) for x in loads], dtype=float).T
+    place = np.log(np.stack([tokens, squares / tokens, (items + 1) / tokens], axis=1))
+    place -= place.min(axis=0)
+    place *= np.array([SIZE_WEIGHT, LENGTH_WEIGHT, ITEMS_WEIGHT]) / np.maximum(place.max(axis=0), 1e-9)
+    taken = [int(tokens.argmin()), int(tokens.argmax())][:most]
+    distance = np.full(len(loads), np.inf)
+    for index in taken:
+        distance = np.minimum(distance, ((place - place[index]) ** 2).sum(axis=1))
+    while len(taken) < most:
+        distance[taken] = -1.0
+        taken.append(int(distance.argmax()))
+        distance = np.minimum(distance, ((place - place[taken[-1]]) ** 2).sum(axis=1))
+    return taken
+
+
+def drawn_groups(
+    shapes: Sequence[SampleShape], module: str, *, num_groups: int, max_samples: int, seed: int
+) -> tuple[ProbeGroup, ...]:
+    """Groups of samples that bring work to `module`, cycling through `KINDS`; the pool of `probe_groups`."""
     rng = np.random.default_rng([seed, len(shapes)])
     users = [s for s in shapes if s.load(module).num_tokens > 0]
     if not users:
@@ -66,24 +100,6 @@ def probe_groups(
     if len({group.load.num_tokens for group in groups}) == 1:
         # One size tells no fixed cost from one per token.
         groups[1::2] = [make_group(group.kind, group.samples * 2, module) for group in groups[1::2]]
-    return tuple(groups)
-
-
-def random_groups(
-    shapes: Sequence[SampleShape], module: str, num_groups: int, *, max_samples: int, seed: int
-) -> tuple[ProbeGroup, ...]:
-    """Microbatches as training makes them: samples drawn by their weight, 1 to `max_samples` of them.
-
-    Sizes are log-uniform: packing over data-parallel ranks makes small ones as often as large ones.
-    """
-    rng = np.random.default_rng([seed, len(shapes), 1])
-    users = [s for s in shapes if s.load(module).num_tokens > 0]
-    weights = np.array([s.weight for s in users])
-    groups = []
-    for _ in range(num_groups if users else 0):
-        size = int(np.exp(rng.uniform(0, np.log(max_samples + 1))))
-        chosen = rng.choice(len(users), max(size, 1), p=weights / weights.sum())
-        groups.append(make_group("random", [users[i] for i in chosen], module))
     return tuple(groups)
 
 

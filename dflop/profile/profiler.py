@@ -1,43 +1,39 @@
 """Profile every module of a model within a time budget.
 
 The budget is split over modules and ways of running them. A group of samples is timed at every depth before the next
-one is chosen, by `adaptive.Design` or in the order drawn. Choosing ends when the module is known well enough, when its
-share of the budget is spent or all groups are done, but never before `MIN_GROUPS`: a fit needs that many to tell its
-terms apart. So that these do not overrun the budget, groups are passed over that would take too much of what is left of
-it (`affordable_s`), and where it is spent the cheapest ones make up the number.
+one of `groups.probe_groups`. This ends when all of them are done or the module's share of the budget is spent, but
+never before `MIN_GROUPS`: a fit needs that many to tell its terms apart. So that these do not overrun the budget,
+groups are passed over that would take too much of what is left of it, and where it is spent the cheapest ones make up
+the number (`next_group`).
 
 Machines drift over seconds, and what is timed in a slow spell would make one shape look slow. So half of a group's
-repeats, and the part of the budget that they need, are left for a second sweep over all groups after the choosing.
+repeats, and the part of the budget that they need, are left for a second sweep over all groups.
 """
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
 from dflop.errors import DataError
 from dflop.models.family import Family
 from dflop.models.ways import TRAIN, Way
-from dflop.profile.adaptive import Design
-from dflop.profile.groups import ProbeGroup, probe_groups, random_groups
+from dflop.profile.groups import ProbeGroup, probe_groups
 from dflop.profile.probe import GroupVisits, ModuleProbe, ProbeSettings
 from dflop.records import Measurement, SampleShape
-from dflop.units import percent
 
 MIN_GROUPS = 6
 LARGEST_SHARE = 0.5
 """Of the time that is left: what one group may take while a fit lacks others. Costs of microbatches beyond the largest
 group are extrapolated, so it gets more than the sixth that would be fair."""
-POOL_FACTOR = 4
-"""Groups to choose from per group that may be probed."""
-NUM_TARGETS = 64
-"""Microbatches drawn from the data that the choice shall predict well."""
 Choice = TypeVar("Choice", int | None, bool)
+Floats = npt.NDArray[np.float64]
 
 
 def profile_model(
@@ -54,7 +50,6 @@ def profile_model(
     device: torch.device,
     progress: Callable[[str], None],
     ways: Sequence[Way] = (TRAIN,),
-    target_frac: float | None = 0.02,
     group: dist.ProcessGroup | None = None,
     only: str | None = None,
 ) -> Iterator[Measurement]:
@@ -73,8 +68,6 @@ def profile_model(
         device: Where to run.
         progress: Told once per module and way.
         ways: How every module is run.
-        target_frac: Probing of a module ends when its seconds are known to this relative uncertainty; None: all
-            `num_probes` groups in the order drawn.
         group: Tensor-parallel ranks that run one module together. All of them make the same call and yield rows of
             the same groups; the first one's choices and seconds count. Modules that so many cannot share are left out.
         only: A module, to leave out all others; it has its share of the budget, not theirs.
@@ -95,16 +88,11 @@ def profile_model(
                 ModuleProbe(family, token_config, vocab_size, module, n, settings, device, way=way, group=group)
                 for n in depths
             ]
-            num_groups = num_probes if target_frac is None else POOL_FACTOR * num_probes
-            groups = probe_groups(shapes, module, num_groups=num_groups, max_samples=max_samples, seed=settings.seed)
-            targets = random_groups(shapes, module, NUM_TARGETS, max_samples=max_samples, seed=settings.seed)
-            chooser = _Chooser(probes, groups, Design(
-                depths, [[p.load(g) for p in probes] for g in groups], specs[module].num_layers,
-                [g.load for g in targets],
-            ), num_probes, share_s, target_frac, group, settings.num_repeats)  # fmt: skip
-            yield from chooser.run()
+            groups = probe_groups(shapes, module, num_groups=num_probes, max_samples=max_samples, seed=settings.seed)
+            sweeps = _Sweeps(probes, groups, share_s, group, settings.num_repeats)
+            yield from sweeps.run()
             name = module if way == TRAIN else f"{module}, {way.name}"
-            progress(f"{name}: {chooser.summary()}")
+            progress(f"{name}: {sweeps.summary()}")
 
 
 def used_modules(family: Family, shapes: Sequence[SampleShape]) -> list[str]:
@@ -124,28 +112,36 @@ def num_runs(num_repeats: int) -> int:
     return num_repeats + min(num_repeats, 2)
 
 
-def affordable_s(left_s: float, num_done: int) -> float:
-    """Seconds that the next group may take.
+def next_group(seconds: Sequence[float], sizes: Sequence[int], done: Collection[int], left_s: float) -> int | None:
+    """Index of the first group that the budget affords; while a fit lacks groups, else of the cheapest; None: enough.
 
     Args:
+        seconds: That each group which is left would take.
+        sizes: Their tokens. Of cheap ones those of a new size come first: a fit tells no terms apart by one size.
+        done: Sizes of the groups that were taken.
         left_s: Until the budget is spent; may be negative.
-        num_done: Groups that were taken.
     """
-    return max(left_s, 0.0) * (LARGEST_SHARE if num_done + 1 < MIN_GROUPS else 1.0)
+    is_enough = len(done) >= MIN_GROUPS
+    limit_s = max(left_s, 0.0) * (LARGEST_SHARE if len(done) + 1 < MIN_GROUPS else 1.0)
+    affordable = (i for i, s in enumerate(seconds) if s <= limit_s)
+    cheapest = sorted(range(0 if is_enough else len(seconds)), key=lambda i: (sizes[i] in done, seconds[i]))
+    return next(affordable, cheapest[0] if cheapest else None)
 
 
-class _Chooser:
+class _Sweeps:
     """Probes of one module at all depths in one way: which group is next, when to stop, and what to time again."""
 
     def __init__(
-        self, probes: Sequence[ModuleProbe], groups: Sequence[ProbeGroup], design: Design, most: int, share_s: float,
-        target_frac: float | None, ranks: dist.ProcessGroup | None, num_repeats: int,
+        self, probes: Sequence[ModuleProbe], groups: Sequence[ProbeGroup], share_s: float,
+        ranks: dist.ProcessGroup | None, num_repeats: int,
     ) -> None:  # fmt: skip
-        self._probes, self._groups, self._design = probes, groups, design
-        self._most, self._share_s, self._target_frac, self._ranks = most, share_s, target_frac, ranks
+        self._probes, self._groups, self._share_s, self._ranks = probes, groups, share_s, ranks
+        self._tokens = [group.load.num_tokens for group in groups]
+        self._left = [*range(len(groups))]
+        self._took_s: dict[int, float] = {}
         self._num_first = -(-num_repeats // 2)
         self._num_again = num_repeats - self._num_first
-        self._choosing_s = share_s * (self._num_first + 1) / num_runs(num_repeats)
+        self._first_sweep_s = share_s * (self._num_first + 1) / num_runs(num_repeats)
         self._num_rows = self._num_too_large = 0
 
     def run(self) -> list[Measurement]:
@@ -158,7 +154,7 @@ class _Chooser:
             visited[index].visit(self._num_first)
             self._note(index, visited[index].rows())
         for index, group in list(visited.items()) if self._num_again else []:
-            visit_s = self._design.seconds_of(index) * (self._num_again + 1)
+            visit_s = self._took_s.get(index, 0.0) * (self._num_again + 1)
             if not self._agree(time.perf_counter() - started + visit_s < self._share_s):
                 break
             if group.fits:
@@ -167,13 +163,14 @@ class _Chooser:
 
     def summary(self) -> str:
         too_large = f", {self._num_too_large} too large for the memory" if self._num_too_large else ""
-        known = f", uncertain by {percent(self._design.uncertainty_frac)}" if self._design.num_taken else ""
-        return f"{self._num_rows} probes{known}{too_large}"
+        return f"{self._num_rows} probes{too_large}"
 
     def _warm_up(self) -> Iterator[Measurement]:
         """The largest group that fits, once, so that every allocation has its size before anything is kept."""
         for probe in self._probes:
-            for index in self._design.largest_first():
+            for index in sorted(self._left, key=lambda i: -self._tokens[i]):
+                if index not in self._left:  # as large as one that did not fit
+                    continue
                 too_large = probe.warm_up(self._groups[index])
                 if too_large is None:
                     break
@@ -181,26 +178,29 @@ class _Chooser:
                 self._note(index, [too_large])
 
     def _next(self, elapsed_s: float) -> int | None:
-        design, num_done = self._design, self._design.num_taken
-        is_enough, left_s = num_done >= MIN_GROUPS, self._choosing_s - elapsed_s
-        if num_done >= self._most or (is_enough and left_s < 0):
-            return None
-        if self._target_frac is not None and is_enough and design.uncertainty_frac < self._target_frac:
-            return None
-        limit_s = affordable_s(left_s, num_done) / (self._num_first + 1)
-        index = design.first(limit_s) if self._target_frac is None else design.next(limit_s)
-        return design.cheapest() if index is None and not is_enough else index
+        sizes = [self._tokens[i] for i in self._left]
+        seconds = (self._num_first + 1) * self._expected_s(sizes)
+        done = [self._tokens[i] for i in self._took_s]
+        found = next_group(seconds.tolist(), sizes, done, self._first_sweep_s - elapsed_s)
+        return None if found is None else self._left[found]
+
+    def _expected_s(self, sizes: Sequence[int]) -> Floats:
+        """Of one run at all depths: between what other sizes took, and by the tokens beyond the largest of them."""
+        if not self._took_s:
+            return np.zeros(len(sizes))
+        tokens, took_s = np.array(sorted((self._tokens[i], s) for i, s in self._took_s.items())).T
+        found: Floats = np.interp(sizes, tokens, took_s) * np.maximum(1.0, np.array(sizes) / tokens[-1])
+        return found
 
     def _note(self, index: int, rows: Sequence[Measurement]) -> None:
         timed = [row for row in rows if row.status == "ok"]
         self._num_rows += len(timed)
         if len(timed) < len(rows):
             self._num_too_large += 1
-            self._design.drop(self._design.num_tokens[index])
+            self._left = [i for i in self._left if self._tokens[i] < self._tokens[index]]
             return
-        seconds = [row.forward_s + row.backward_s for row in timed]
-        noise_frac = max(_standard_error(row) / s for row, s in zip(timed, seconds, strict=True))
-        self._design.take(index, seconds, noise_frac)
+        self._left.remove(index)
+        self._took_s[index] = sum(row.forward_s + row.backward_s for row in timed)
 
     def _agree(self, choice: Choice) -> Choice:
         """The first rank's choice on every rank: they time differently and must still run the same groups."""
@@ -209,8 +209,3 @@ class _Chooser:
         shared = [choice]
         dist.broadcast_object_list(shared, group=self._ranks, group_src=0)
         return shared[0]
-
-
-def _standard_error(row: Measurement) -> float:
-    """Of the medians: 1.25 standard deviations / sqrt(n), the standard deviation being 1.48 half ranges (normal)."""
-    return 1.25 * 1.48 * (row.forward_spread_s + row.backward_spread_s) / math.sqrt(row.num_repeats)

@@ -1,11 +1,11 @@
 """How well a profile predicts what it did not see, on this machine: `python -m tests.bench.profile [--json FILE]`.
 
-Two small models are timed at 2, 4 and 8 layers on groups of samples. Cost tables are fitted to two depths: to a grid
-of groups, and to two fifths of as many, which the adaptive design chose one by one. They are compared with what other
-groups took, drawn as training draws them: at the probed depths, at 8 layers, and as whole microbatches of mixed media
-through all modules. All groups of a module are measured in one random order, twice, so that a machine that changes its
-speed for a minute changes it for those that are fitted and those that are predicted alike. Predictions are compared
-with the mean of the two sweeps; noise is what the two differ by. One process on one core with the allocator of jobs.
+Two small models are timed at 2, 4 and 8 layers on groups of samples. Cost tables are fitted to two depths of the groups
+that a profile times. They are compared with what other groups took, drawn as training draws them: at the probed
+depths, at 8 layers, and as whole microbatches of mixed media through all modules. All groups of a module are measured
+in one random order, twice, so that a machine that changes its speed for a minute changes it for those that are fitted
+and those that are predicted alike. Predictions are compared with the mean of the two sweeps; noise is what the two
+differ by. One process on one core with the allocator of jobs.
 """
 
 from __future__ import annotations
@@ -18,20 +18,18 @@ import torch
 
 from dflop.cost.curve import evaluate
 from dflop.cost.fit import fit_cost_tables
-from dflop.profile.adaptive import Design
-from dflop.profile.groups import ProbeGroup, make_group, probe_groups, random_groups
+from dflop.profile.groups import ProbeGroup, make_group, probe_groups
 from dflop.profile.hardware import hardware_name, software_name
 from dflop.profile.probe import GroupVisits, ModuleProbe, ProbeSettings
-from dflop.profile.profiler import NUM_TARGETS
-from dflop.records import CostTable, CostTerms, Measurement, ModuleLoad
+from dflop.records import CostTable, CostTerms, Measurement
 from tests.bench.command import become_a_job, keep_to, options
 from tests.bench.figures import conclude
 from tests.bench.ranks import VOCAB_SIZE, family_of, token_id
-from tests.gpu.drawn import make_shapes
+from tests.gpu.drawn import make_shapes, random_groups
 
 DEPTHS, DEEP = (2, 4), 8
 """The depths to extrapolate from, the default of profiles, and the depth to predict."""
-NUM_POOL, NUM_GRID, NUM_CHOSEN = 28, 18, 7
+NUM_GRID = 12
 NUM_HELD_OUT, NUM_MIXED, MAX_SAMPLES, NUM_REPEATS = 10, 8, 4, 3
 NUM_DRAWN, SCALE = 300, 0.25
 """Samples, and the size of photographs, clips and texts."""
@@ -109,29 +107,11 @@ class Bench:
         (table,) = fit_cost_tables(rows, [s for s in self.family.specs() if s.module == module])
         return table
 
-    def choose(self, module: str, measured: Sequence[dict[int, Pair]]) -> list[int]:
-        """Groups that the design of a profile asks for, after it has seen what those before took."""
-        targets = random_groups(self.shapes, module, NUM_TARGETS, max_samples=MAX_SAMPLES, seed=0)
-        loads = [[_load(pairs[n][0]) for n in DEPTHS] for pairs in measured]
-        design, chosen = Design(DEPTHS, loads, DEEP, [g.load for g in targets]), []
-        for _ in range(NUM_CHOSEN):
-            index = design.next()
-            assert index is not None, f"{len(measured)} groups are too few"
-            chosen.append(index)
-            pairs = [measured[index][n] for n in DEPTHS]
-            noise_frac = max(abs(taken_s(a) / taken_s(b) - 1) / 2 for a, b in pairs)
-            design.take(index, [taken_s(mean_of(pair)) for pair in pairs], noise_frac)
-        return chosen
-
 
 def mean_of(pair: Pair) -> Measurement:
     """What a group takes by both sweeps."""
     a, b = pair
     return replace(a, forward_s=(a.forward_s + b.forward_s) / 2, backward_s=(a.backward_s + b.backward_s) / 2)
-
-
-def _load(m: Measurement) -> ModuleLoad:
-    return ModuleLoad(m.num_items, m.num_tokens, m.sum_sq_tokens)
 
 
 def predicted(m: Measurement, *curves: CostTerms) -> float:
@@ -160,15 +140,13 @@ def figures_of(name: str, bench: Bench) -> Iterator[ErrorFigure]:
     """Everything about one model."""
     totals = np.zeros((3, NUM_MIXED))
     for module in bench.family.modules:
-        pool = probe_groups(bench.shapes, module, num_groups=NUM_POOL, max_samples=MAX_SAMPLES, seed=0)
+        grid = probe_groups(bench.shapes, module, num_groups=NUM_GRID, max_samples=MAX_SAMPLES, seed=0)
         held_out = random_groups(bench.unseen, module, NUM_HELD_OUT, max_samples=MAX_SAMPLES, seed=5)
         mixed = [(i, make_group("random", batch, module)) for i, batch in enumerate(bench.batches)]
         mixed = [(i, group) for i, group in mixed if group.load.num_tokens]
-        measured = bench.measure(module, [*pool, *held_out, *(group for _, group in mixed)])
-        grid, unseen = measured[:NUM_GRID], measured[len(pool) :][:NUM_HELD_OUT]
-        chosen = [measured[i] for i in bench.choose(module, measured[: len(pool)])]
-        table, where = bench.fit(module, grid), f"{name}, {module}"
-        yield from module_figures(where, table, bench.fit(module, chosen), unseen)
+        measured = bench.measure(module, [*grid, *held_out, *(group for _, group in mixed)])
+        table = bench.fit(module, measured[: len(grid)])
+        yield from module_figures(f"{name}, {module}", table, measured[len(grid) :][:NUM_HELD_OUT])
         for (i, _), pairs in zip(mixed, measured[-len(mixed) :], strict=True):
             first, second = pairs[DEPTHS[-1]]
             totals[:, i] += (predicted_s(table, first), taken_s(first), taken_s(second))
@@ -178,19 +156,16 @@ def figures_of(name: str, bench: Bench) -> Iterator[ErrorFigure]:
     )
 
 
-def module_figures(
-    where: str, grid: CostTable, chosen: CostTable, unseen: list[dict[int, Pair]]
-) -> Iterator[ErrorFigure]:
-    """Errors of one module, by the table of the grid and by that of the chosen probes."""
+def module_figures(where: str, table: CostTable, unseen: list[dict[int, Pair]]) -> Iterator[ErrorFigure]:
+    """Errors of one module."""
     pairs = [found[n] for n in DEPTHS for found in unseen]
-    for how, table in (("", grid), (", chosen probes", chosen)):
-        error = errors(table, pairs)
-        yield ErrorFigure(f"{where}: unseen shapes, median{how}", float(np.median(error)), 0.05, noise(pairs))
-        yield ErrorFigure(f"{where}: unseen shapes, 95th percentile{how}", float(np.quantile(error, 0.95)), 0.15)
+    error = errors(table, pairs)
+    yield ErrorFigure(f"{where}: unseen shapes, median", float(np.median(error)), 0.05, noise(pairs))
+    yield ErrorFigure(f"{where}: unseen shapes, 95th percentile", float(np.quantile(error, 0.95)), 0.15)
     deep = [found[DEEP] for found in unseen]
-    error_frac = float(np.median(errors(grid, deep)))
+    error_frac = float(np.median(errors(table, deep)))
     yield ErrorFigure(f"{where}: {DEEP} layers from {DEPTHS[0]} and {DEPTHS[1]}, median", error_frac, 0.05, noise(deep))
-    wrong_bytes = max(abs(predicted(m, grid.activation_bytes) / m.activation_bytes - 1) for m, _ in deep)
+    wrong_bytes = max(abs(predicted(m, table.activation_bytes) / m.activation_bytes - 1) for m, _ in deep)
     yield ErrorFigure(f"{where}: bytes of {DEEP} layers, largest error", wrong_bytes, 0.02)
 
 

@@ -3,7 +3,7 @@ clips, lognormal texts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from dflop.models.family import Family
+from dflop.profile.groups import ProbeGroup, make_group
 from dflop.profile.hardware import hardware_name, software_name
 from dflop.profile.probe import ProbeSettings
 from dflop.records import MediaItem, SampleShape
@@ -48,6 +49,16 @@ def _item(family: Family, kind: str, num_images: int, rng: np.random.Generator, 
     num_frames = {"image": 1, "video": int(scale * rng.integers(48, 900)), "audio": 0}[kind]
     duration_s = {"image": 0.0, "video": num_frames / 24, "audio": scale * float(rng.uniform(1.0, 29.0))}[kind]
     return place(family, kind, width, height, num_frames, duration_s, num_images=num_images)
+
+
+def random_groups(
+    shapes: Sequence[SampleShape], module: str, num_groups: int, *, max_samples: int, seed: int
+) -> tuple[ProbeGroup, ...]:
+    """Microbatches as training makes them, of 1 to `max_samples` samples: small ones as often as large ones."""
+    rng = np.random.default_rng([seed, len(shapes), 1])
+    users = [s for s in shapes if s.load(module).num_tokens > 0]
+    sizes = [int(np.exp(rng.uniform(0, np.log(max_samples + 1)))) for _ in range(num_groups)]
+    return tuple(make_group("random", [users[i] for i in rng.choice(len(users), n)], module) for n in sizes)
 
 
 def place(

@@ -20,9 +20,9 @@ TABLE = dataclasses.replace(make_table(LLM), is_frozen=False, recompute=False)
 OPTIONS = dict(depths=(1, 2), num_probes=8, max_samples=4, num_repeats=2, budget_s=1e9, seed=0)
 
 
-def test_probes_are_those_of_a_profile_that_does_not_choose():
+def test_probes_are_those_of_a_profile():
     planned = plan_probes(family(), SHAPES, **OPTIONS | {"num_probes": 4})
-    measured, _ = profile(SHAPES, num_probes=4, max_samples=4, target_frac=None)
+    measured, _ = profile(SHAPES, num_probes=4, max_samples=4)
     wanted = [
         (m.module, m.num_layers, m.group, ModuleLoad(m.num_items, m.num_tokens, m.sum_sq_tokens)) for m in measured
     ]

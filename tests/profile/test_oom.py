@@ -79,7 +79,7 @@ def limited_profile(monkeypatch, num_probes, num_fitting, depths):
                 tried[self._num_layers] = limit_tokens(self, most, MemoryError())
 
     monkeypatch.setattr(profiler, "ModuleProbe", Limited)
-    found, lines = profile(shapes, num_probes=num_probes, max_samples=8, target_frac=None, only=LLM)
+    found, lines = profile(shapes, num_probes=num_probes, max_samples=8, only=LLM)
     return most, groups, found, tried, lines
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from dflop.profile import probe as probe_module
 from dflop.profile.probe import ModuleProbe
-from dflop.profile.profiler import MIN_GROUPS
+from dflop.profile.profiler import MIN_GROUPS, next_group
 from tests.profile.test_probe import SETTINGS, profile
 from tests.train.synthetic import make_shapes
 
@@ -43,10 +43,10 @@ class Watch:
 
 
 def probe_llm(num_repeats, **changes):
-    """Rows of a text-only profile, in the order drawn."""
+    """Rows of a text-only profile."""
     settings = dataclasses.replace(SETTINGS, num_repeats=num_repeats)
     shapes = [s for s in make_shapes(60, seed=1) if not s.items]
-    options = {"num_probes": NUM_GROUPS, "target_frac": None, "settings": settings}
+    options = {"num_probes": NUM_GROUPS, "settings": settings}
     return profile(shapes, **options | changes)[0]
 
 
@@ -121,10 +121,9 @@ class Clock:
         monkeypatch.setattr("dflop.profile.profiler.time.perf_counter", lambda: self.now)
 
 
-@pytest.mark.parametrize("target_frac", [None, 1e-9])
-def test_large_groups_do_not_overrun_the_budget(monkeypatch, target_frac):
+def test_large_groups_do_not_overrun_the_budget(monkeypatch):
     clock = Clock(monkeypatch)
-    options = {"num_probes": 18, "max_samples": 24, "target_frac": target_frac}
+    options = {"num_probes": 18, "max_samples": 24}
     probe_llm(3, **options)
     all_of_it_s, clock.now = clock.now, 0.0
     budget_s = all_of_it_s / 10
@@ -135,10 +134,17 @@ def test_large_groups_do_not_overrun_the_budget(monkeypatch, target_frac):
     assert len({r.num_tokens for r in rows}) >= 4
 
 
+def test_of_the_cheapest_groups_those_of_a_new_size_come_first():
+    sizes, done = [24] * 8 + [48, 96], []
+    while (index := next_group([1e-3 * n for n in sizes], sizes, done, -1.0)) is not None:
+        done.append(sizes.pop(index))
+    assert done == [24, 48, 96, 24, 24, 24]
+
+
 def test_a_module_probed_alone_has_its_share_of_the_budget(monkeypatch):
     clock = Clock(monkeypatch)
     shapes = make_shapes(60, seed=1, kinds=("image",))
-    options = {"num_probes": 18, "max_samples": 12, "target_frac": 1e-9, "only": "llm"}
+    options = {"num_probes": 18, "max_samples": 12, "only": "llm"}
     profile(shapes, **options)
     all_of_it_s, clock.now = clock.now, 0.0
     profile(shapes, **options, budget_s=all_of_it_s)

@@ -63,7 +63,7 @@ def of_one_layer(measured):
 def profile_llm(rank, folder):
     """Loads that a rank probed; the ranks' budgets differ, so that one alone would stop earlier."""
     shapes = synthetic.make_shapes(30, seed=1, kinds=("audio",))
-    options = {"max_samples": 4, "target_frac": 1e-9, "only": LLM, "group": dist.group.WORLD}
+    options = {"max_samples": 4, "only": LLM, "group": dist.group.WORLD}
     rows, _ = profile(shapes, FAMILY, **options, budget_s=0.0 if rank else 1e9)
     return [(m.module, m.num_layers, m.num_tokens, m.sum_sq_tokens, m.num_repeats, m.tp) for m in rows]
 
