@@ -190,7 +190,7 @@ def orders(subject: Subject, deadline_s: float) -> Iterator[Mapping[str, Any]]:
     """Microbatches of a global batch as four policies give them to ranks: predicted and measured seconds of each."""
     whole = Whole(subject, plain=False)
     family = whole.family
-    batch = make_shapes(family, subject.size(NUM_SAMPLES, 24), seed=4)
+    batch = make_shapes(family, subject.size(NUM_SAMPLES, 10), seed=4)
     cost = measured_cost(subject, max(1.0, 0.25 * (deadline_s - time.monotonic())))
     depths = {spec.module: spec.num_layers for spec in family.specs()}
     plan = make_inline_plan([{"vision": depths["vision"], LLM: depths[LLM]}], dp=NUM_RANKS,

@@ -62,36 +62,6 @@ def test_groups_of_samples_that_are_all_alike_are_of_two_sizes(module, num_sampl
     assert len({g.load.num_tokens for g in groups}) > 1
 
 
-def design_of(groups):
-    rows = [(1, g.load.num_tokens, g.load.sum_sq_tokens, g.load.num_items) for g in groups]
-    return np.array(rows, dtype=float)
-
-
-def condition(groups):
-    """Condition number of the fit's design matrix, columns scaled to length one."""
-    design = design_of(groups)
-    return float(np.linalg.cond(design / np.linalg.norm(design, axis=0)))
-
-
-def square_error(groups):
-    """Standard error of the seconds per squared token where every timing has the same relative error."""
-    design = design_of(groups)
-    weighted = design / (design @ np.array([1e-3, 1e-5, 1e-9, 1e-5]))[:, None]
-    return float(np.sqrt(np.linalg.inv(weighted.T @ weighted)[2, 2]))
-
-
-@pytest.mark.parametrize("module", MODULES)
-def test_cost_terms_can_be_told_apart_better_than_in_random_groups(module):
-    mixed, only_random = [], []
-    for seed in range(6):
-        some = groups_of(module, seed=seed, draw=probe_groups)
-        many = groups_of(module, seed=seed, num_groups=24 * len(KINDS))
-        for found, groups in ((mixed, some), (only_random, [g for g in many if g.kind == "random"])):
-            found.append((condition(groups), square_error(groups)))
-    assert (np.median(mixed, axis=0) < 0.95 * np.median(only_random, axis=0)).all()
-    assert max(first for first, _ in mixed) < 50
-
-
 def test_the_grid_begins_with_the_ends_and_has_no_group_twice():
     grid = groups_of(LLM, draw=probe_groups)
     sizes = [g.load.num_tokens for g in groups_of(LLM, num_groups=96)]
@@ -132,15 +102,15 @@ def errors_at_full_depth(groups, held_out, bend, seed):
     return np.median(error), np.quantile(error, 0.95)
 
 
-@pytest.mark.lane("instances")
-def test_a_grid_predicts_better_than_as_many_groups_as_drawn():
+def test_a_grid_predicts_better_than_as_many_groups_as_drawn_or_at_random():
     found = []
-    for module, bend, seed in itertools.product(("vision", LLM), (0.0, 1.0), range(16)):
+    for module, bend, seed in itertools.product(("vision", LLM), (0.0, 1.0), range(8)):
         shapes = random_batch(400, seed=seed)
+        drawn = groups_of(module, num_groups=9 * len(KINDS), seed=seed, shapes=shapes)
+        grid = groups_of(module, num_groups=9, seed=seed, shapes=shapes, draw=probe_groups)
         held_out = random_groups(shapes, module, 100, max_samples=12, seed=seed + 500)
-        for draw in (probe_groups, drawn_groups):
-            groups = groups_of(module, num_groups=9, seed=seed, shapes=shapes, draw=draw)
+        for groups in (grid, drawn[:9], drawn[:: len(KINDS)]):
             found.append(errors_at_full_depth(groups, held_out, bend, seed))
-    grid, drawn = (np.mean(found[i::2], axis=0) for i in (0, 1))
-    assert (grid < 0.95 * drawn).all(), "median and 95th percentile"
-    assert grid[0] < 0.025
+    errors, *others = (np.mean(found[i::3], axis=0) for i in range(3))
+    assert all((errors < 0.95 * other).all() for other in others), "median and 95th percentile"
+    assert errors[0] < 0.025
