@@ -12,11 +12,13 @@ import re
 import subprocess
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from dflop.errors import InfrastructureError
+from dflop.errors import InfrastructureError, LaunchError
 
 COMMENT = "dflop:"
 """Begins the comment of every job that is submitted to Slurm; the id of its run follows."""
 COMMAND_TIMEOUT_S = 60
+MAX_IDS_PER_SCANCEL = 500
+_HAS_ENDED = ("Invalid job id", "already completing or completed")
 _CLIENT_VARIABLES = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT", "SLURM_CLUSTERS"})
 """Where the cluster is, and the token it knows a person by."""
 _WHO_AND_WHERE = ("account", "constraint", "partition", "qos", "reservation", "wckey")
@@ -71,6 +73,25 @@ def run_command(
         return subprocess.CompletedProcess(args, 127, "", f"no answer within {timeout_s:g} s")
     except OSError as error:
         return subprocess.CompletedProcess(args, 127, "", f"{args[0]}: {error.strerror}")
+
+
+def scancel(*job_ids: str, options: Sequence[str] = ()) -> None:
+    """End jobs, or what the options say; those that have ended are left alone.
+
+    Raises:
+        LaunchError: scancel failed.
+    """
+    for first in range(0, len(job_ids), MAX_IDS_PER_SCANCEL):
+        command = ["scancel", *options, *job_ids[first : first + MAX_IDS_PER_SCANCEL]]
+        done = run_command(command)
+        # Of several jobs each that has ended has a line of its own.
+        problems = [line for line in done.stderr.splitlines() if line.strip()]
+        has_ended = bool(problems) and all(any(ended in line for ended in _HAS_ENDED) for line in problems)
+        if done.returncode != 0 and not has_ended:
+            more = f" and {len(job_ids) - 1} more" if len(job_ids) > 1 else ""
+            raise LaunchError(
+                f"scancel of job {job_ids[0]}{more} failed: {done.stderr.strip()}", hint=" ".join(command)
+            )
 
 
 def client_environment(environ: Mapping[str, str]) -> dict[str, str]:

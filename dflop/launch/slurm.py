@@ -18,15 +18,13 @@ from submitit.slurm.slurm import SlurmJob
 
 from dflop.config import SlurmConfig
 from dflop.errors import LaunchError
-from dflop.launch.commands import COMMENT, ControllerAway, run_command
+from dflop.launch.commands import COMMENT, ControllerAway, run_command, scancel
 from dflop.launch.executor import MAKE_WAY, USUAL_MAX_ARRAY_SIZE, Executor, batches
 from dflop.launch.job import CHECKPOINTED, JobHandle, JobSpec, JobState, JobStatus, Launcher, make_folder
 from dflop.launch.payload import START_LINE, Payload
 from dflop.launch.results import BATCH_LOG, DeadTask, collect_values, explain, handle_of, is_done
 from dflop.launch.watcher import ON_NODES, Watcher
 
-MAX_IDS_PER_SCANCEL = 500
-_HAS_ENDED = ("Invalid job id", "already completing or completed")
 _DEAD_TASK = re.compile(r"srun: error: (\S+): tasks? (\d+)[\d,-]*[^:]*: (.+)")
 _NOT_LAUNCHED = re.compile(r"srun: error: task (\d+) launch failed: (.+)")
 _HOW = {"Killed": "died (signal 9)", "Terminated": "died (signal 15)"}
@@ -100,8 +98,7 @@ class SlurmLauncher(Launcher):
         return [JobStatus(JobState.DONE) if h in done else explained(h, seen[h]) for h in handles]
 
     def cancel(self, *handles: JobHandle) -> None:
-        for first in range(0, len(handles), MAX_IDS_PER_SCANCEL):
-            _scancel(*handles[first : first + MAX_IDS_PER_SCANCEL])
+        scancel(*(handle.job_id for handle in handles))
 
     def interrupt(self, handle: JobHandle) -> None:
         # The signal reaches the tasks and not the batch script, which goes by a mark and does not start them again.
@@ -109,8 +106,8 @@ class SlurmLauncher(Launcher):
             handle.path(MAKE_WAY).touch()
         except OSError as error:
             raise LaunchError(f"cannot tell {handle} to stop: {error.strerror}", where=str(handle.folder)) from error
-        _scancel(handle, options=("--state=PENDING",))
-        _scancel(handle, options=("--signal=USR2",))
+        scancel(handle.job_id, options=("--state=PENDING",))
+        scancel(handle.job_id, options=("--signal=USR2",))
 
     def collect(self, handle: JobHandle) -> list[Any]:
         status, deadline = self.poll(handle), time.monotonic() + self.results_timeout_s
@@ -161,14 +158,3 @@ def explained(handle: JobHandle, status: JobStatus) -> JobStatus:
 def _said_since_start(handle: JobHandle) -> str:
     text = (handle.read(BATCH_LOG) or b"").decode(errors="replace")
     return text[max(0, text.rfind(START_LINE)) :]
-
-
-def _scancel(*handles: JobHandle, options: Sequence[str] = ()) -> None:
-    command = ["scancel", *options, *(handle.job_id for handle in handles)]
-    done = run_command(command)
-    # Of several jobs each that has ended has a line of its own.
-    problems = [line for line in done.stderr.splitlines() if line.strip()]
-    has_ended = bool(problems) and all(any(ended in line for ended in _HAS_ENDED) for line in problems)
-    if done.returncode != 0 and not has_ended:
-        names = f"{handles[0]}{f' and {len(handles) - 1} more' if len(handles) > 1 else ''}"
-        raise LaunchError(f"scancel of {names} failed: {done.stderr.strip()}", hint=" ".join(command))

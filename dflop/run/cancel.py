@@ -11,14 +11,15 @@ import time
 from pathlib import Path
 
 from dflop.errors import Cancelled, DflopError, LaunchError
-from dflop.launch import JobState
+from dflop.launch import Journal
+from dflop.launch.commands import scancel
 from dflop.run import lifecycle
 from dflop.run.directory import RunDir
 from dflop.run.driver_lock import driver_of
 from dflop.run.find import all_runs
 from dflop.run.launcher import launcher_of
 from dflop.run.messages import Say
-from dflop.run.queue import QueuedJob, backend_of, check_reach, jobs_in_queue, journalled, live_jobs, scancel
+from dflop.run.queue import QueuedJob, backend_of, check_reach, jobs_in_queue, live_jobs
 
 LIMIT_S = 60.0
 """For jobs to leave the queue; Slurm gives a job KillWait (30 s by default) to end."""
@@ -52,7 +53,7 @@ def cancel_run(run: RunDir, say: Say, *, limit_s: float = LIMIT_S) -> list[str]:
                 told[job.job_id] = job.name
                 say(f"cancelling job `{job.name}` ({job.job_id}), {job.state}")
         if backend_of(run) == "slurm":
-            scancel(jobs)
+            scancel(*(job.job_id for job in jobs))
         else:
             launcher = launcher_of(run, run.config())
             launcher.cancel(*(handle for handle, _ in live_jobs(run, launcher)))
@@ -90,7 +91,8 @@ def reap(folder: Path, say: Say, *, dry_run: bool = False) -> list[tuple[QueuedJ
 
 def _reap_run(run: RunDir, say: Say, dry_run: bool) -> list[QueuedJob]:
     try:
-        if all(JobState(last.state).is_final for _, last in journalled(run)) and backend_of(run) != "slurm":
+        states = [state for _, state in Journal(run.path, run.run_id).latest().values()]
+        if all(state.is_final for state in states) and backend_of(run) != "slurm":
             return []
         check_reach(run)
         orphans = _remaining(run)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from pathlib import Path
 
 BLOCK_BYTES = 64 * 1024
 STEP_LINE = re.compile(r"step (\d+)/(\d+)\b")
 """What a training job says of each step."""
+MAX_LINES = 1000
+"""Among which the last step is looked for."""
 
 
 def last_lines(path: Path, num_lines: int) -> tuple[str, int]:
@@ -41,13 +44,10 @@ def new_lines(path: Path, offset_bytes: int) -> tuple[str, int]:
     return whole.rstrip(b"\n").decode(errors="replace"), offset_bytes + len(whole)
 
 
-def steps_logged(log: Path) -> tuple[int, int]:
-    """(step, number of steps) that the end of a training job's log tells of; zeros where it tells of none."""
-    try:
-        with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - BLOCK_BYTES))
-            text = file.read().decode(errors="replace")
-    except OSError:
-        return 0, 0
-    found = [match for line in text.splitlines() if (match := STEP_LINE.match(line))]
-    return (int(found[-1][1]), int(found[-1][2])) if found else (0, 0)
+def step_logged(log: Path) -> int:
+    """Step that the end of a training job's log tells of; 0 where it tells of none."""
+    text = ""
+    with contextlib.suppress(OSError):
+        text, _ = last_lines(log, MAX_LINES)
+    found = [int(match[1]) for line in text.splitlines() if (match := STEP_LINE.match(line))]
+    return found[-1] if found else 0

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dflop.errors import LaunchError
 from dflop.launch import JobHandle, JobState, JobStatus, Journal, Launcher
 from dflop.launch.commands import COMMENT, run_command
-from dflop.records import JobRecord
 from dflop.run.directory import RunDir
 from dflop.run.driver_lock import driver_of
 from dflop.run.launcher import launcher_of
@@ -31,27 +29,15 @@ class QueuedJob:
 def jobs_in_queue() -> list[QueuedJob]:
     """Jobs of this user that dflop has submitted and that have not ended; LaunchError where squeue does not answer."""
     # The name comes last: it may hold anything.
-    rows = _slurm("squeue", "-h", "-u", str(os.getuid()), "-o", "%i|%T|%k|%j").splitlines()
-    fields = [row.split("|", 3) for row in rows if row.count("|") >= 3]
+    done = run_command(["squeue", "-h", "-u", str(os.getuid()), "-o", "%i|%T|%k|%j"])
+    if done.returncode != 0:
+        raise LaunchError(f"`squeue` failed: {done.stderr.strip() or f'exit code {done.returncode}'}")
+    fields = [row.split("|", 3) for row in done.stdout.splitlines() if row.count("|") >= 3]
     return [
         QueuedJob(job_id, comment.removeprefix(COMMENT), state.lower(), name)
         for job_id, state, comment, name in fields
         if comment.startswith(COMMENT)
     ]
-
-
-def scancel(jobs: Sequence[QueuedJob]) -> None:
-    """End jobs; a LaunchError where scancel does not answer."""
-    _slurm("scancel", *(job.job_id for job in jobs))
-
-
-def journalled(run: RunDir) -> list[tuple[JobRecord, JobRecord]]:
-    """The first and the last thing that the journal of a run says of each of its jobs, in the order of submission."""
-    found: dict[str, tuple[JobRecord, JobRecord]] = {}
-    for record in Journal(run.path, run.run_id).records():
-        first, _ = found.get(record.job_id, (record, record))
-        found[record.job_id] = first, record
-    return list(found.values())
 
 
 def live_jobs(run: RunDir, launcher: Launcher) -> list[tuple[JobHandle, JobStatus]]:
@@ -68,15 +54,12 @@ def is_over(run: RunDir, handle: JobHandle | None) -> bool:
 
     None stands for what runs beside the jobs, and ends when no job is left.
     """
-    ended = {last.job_id: JobState(last.state).is_final for _, last in journalled(run)}
+    ended = {h: JobState(last.state).is_final for h, last in Journal(run.path, run.run_id).jobs().values()}
     if handle is None:
         return all(ended.values())
-    if ended.get(handle.job_id, True):
+    if ended.get(handle, True):
         return True
-    if driver_of(run) is not None:
-        return False
-    live = live_jobs(run, launcher_of(run, run.config()))
-    return handle.job_id not in {h.job_id for h, _ in live}
+    return driver_of(run) is None and handle not in {h for h, _ in live_jobs(run, launcher_of(run, run.config()))}
 
 
 def backend_of(run: RunDir) -> str:
@@ -94,11 +77,3 @@ def check_reach(run: RunDir) -> None:
     if backend_of(run) != "slurm" and host not in ("", socket.gethostname()):
         what = f"the jobs of run `{run.run_id}` are processes of {host}"
         raise LaunchError(what, where=str(run.path), hint=f"run it on {host}")
-
-
-def _slurm(*command: str) -> str:
-    done = run_command(command)
-    # A job that ended in between is no news.
-    if done.returncode != 0 and "Invalid job id" not in done.stderr:
-        raise LaunchError(f"`{command[0]}` failed: {done.stderr.strip() or f'exit code {done.returncode}'}")
-    return done.stdout

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dflop.errors import ConfigError, did_you_mean
-from dflop.launch import JobState, log_paths
-from dflop.launch.job import JobHandle
+from dflop.launch import JobHandle, JobState, Journal, log_paths
+from dflop.records import JobRecord
 from dflop.report.tables import layout_text
 from dflop.run import lifecycle
 from dflop.run.batches import TRAIN
 from dflop.run.directory import RunDir
 from dflop.run.driver_lock import driver_of
 from dflop.run.find import all_runs
-from dflop.run.logs import steps_logged
-from dflop.run.queue import journalled
+from dflop.run.logs import step_logged
 from dflop.units import seconds
 
 RUN_COLUMNS = ("run", "state", "step", "num_steps", "jobs", "plan", "begun", "driver")
@@ -26,36 +24,25 @@ SCHEDULER = "scheduler"
 """Name for the log of what runs beside rank 0."""
 
 
-@dataclass(frozen=True, slots=True)
-class JobView:
+class JobView(NamedTuple):
     """One job of a run, as its journal tells it."""
 
     name: str
+    """Without the run's id."""
     handle: JobHandle
+    last: JobRecord
     state: JobState
-    reason: str
-    attempt: int
-    changed_at_s: float
 
     @property
     def took_s(self) -> float | None:
         """From submission to its last change of state; None while it lives."""
-        return self.changed_at_s - self.handle.submitted_at_s if self.state.is_final else None
+        return self.last.observed_at_s - self.handle.submitted_at_s if self.state.is_final else None
 
 
 def jobs_of(run: RunDir) -> list[JobView]:
     """Jobs of a run in the order of their submission."""
-    return [
-        JobView(
-            first.job_name.removeprefix(f"{run.run_id}-"),
-            JobHandle(
-                first.backend, first.job_id, first.job_name, first.job_key, Path(first.folder), first.num_tasks,
-                first.observed_at_s,
-            ),
-            JobState(last.state), last.reason, last.attempt, last.observed_at_s,
-        )
-        for first, last in journalled(run)
-    ]  # fmt: skip
+    found = Journal(run.path, run.run_id).jobs().values()
+    return [JobView(h.name.removeprefix(f"{run.run_id}-"), h, last, JobState(last.state)) for h, last in found]
 
 
 def run_rows(folder: Path, *, everything: bool = False) -> list[tuple[Any, ...]]:
@@ -89,8 +76,8 @@ def job_rows(run: RunDir) -> list[tuple[Any, ...]]:
     """Rows of `JOB_COLUMNS`."""
     return [
         (
-            job.name, job.handle.job_id, job.state.value, job.reason, job.attempt, _clock(job.handle.submitted_at_s),
-            job.took_s, str(log_paths(job.handle).stderr),
+            job.name, job.handle.job_id, job.last.state, job.last.reason, job.last.attempt,
+            _clock(job.handle.submitted_at_s), job.took_s, str(log_paths(job.handle).stderr),
         )
         for job in jobs_of(run)
     ]  # fmt: skip
@@ -103,7 +90,7 @@ def job_table(run: RunDir, most: int) -> list[dict[str, str]]:
             "job": job.name,
             "id": job.handle.job_id,
             "state": str(job.state),
-            "why": job.reason.splitlines()[0] if job.reason else "",
+            "why": job.last.reason.partition("\n")[0],
             "took": "" if job.took_s is None else seconds(job.took_s),
             "log": str(log_paths(job.handle).stderr).removeprefix(f"{run.path}/"),
         }
@@ -114,7 +101,7 @@ def job_table(run: RunDir, most: int) -> list[dict[str, str]]:
 def steps_done(run: RunDir) -> int:
     """Optimizer steps behind a run: by its checkpoints, or by the log of the job that runs, which knows more."""
     training = [job for job in jobs_of(run) if job.name == TRAIN and job.state is JobState.RUNNING]
-    return max([run.next_step(), *(steps_logged(log_paths(job.handle).stderr)[0] for job in training)])
+    return max([run.next_step(), *(step_logged(log_paths(job.handle).stderr) for job in training)])
 
 
 def log_files(run: RunDir, job: str, rank: int) -> tuple[JobView | None, list[Path]]:
