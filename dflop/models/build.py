@@ -38,19 +38,22 @@ def build_model(family: Family, hf_config: Mapping[str, Any], *, seed: int, dtyp
         seed: Same seed, same weights, on every machine with the same torch build.
         dtype: Parameter type.
     """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return construct(family, hf_config, dtype)
+
+
+def construct(family: Family, hf_config: Mapping[str, Any], dtype: torch.dtype) -> nn.Module:
+    """The family's model in training mode, with packed attention and layers that keep little; as `build_model`."""
     import transformers
 
     attention.register()
     config = getattr(transformers, family.config_class)(**hf_config)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = getattr(transformers, family.model_class)._from_config(
-            config, attn_implementation=attention.PACKED, dtype=dtype
-        )
+    model: nn.Module = getattr(transformers, family.model_class)._from_config(
+        config, attn_implementation=attention.PACKED, dtype=dtype
+    )
     fuse(model)
-    model.train()
-    result: nn.Module = model
-    return result
+    return model.train()
 
 
 def import_model(family: Family) -> None:

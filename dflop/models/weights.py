@@ -18,8 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from dflop.errors import ConfigError
-from dflop.models import attention
-from dflop.models.build import Stage
+from dflop.models.build import Stage, construct
 from dflop.models.family import Family
 
 _NUM_NAMED = 3
@@ -35,15 +34,8 @@ def build_empty(family: Family, hf_config: Mapping[str, Any], dtype: torch.dtype
         hf_config: Keyword arguments of the config class, token ids included.
         dtype: Parameter type.
     """
-    import transformers
-
-    attention.register()
-    config = getattr(transformers, family.config_class)(**hf_config)
     with _parameters_on_meta():
-        model: nn.Module = getattr(transformers, family.model_class)._from_config(
-            config, attn_implementation=attention.PACKED, dtype=dtype
-        )
-    return model.train()
+        return construct(family, hf_config, dtype)
 
 
 def materialise(stage: Stage, device: torch.device) -> None:

@@ -10,8 +10,7 @@ Which parameters a stage holds is in `stage_params.py`.
 Activations are those of the largest microbatch the scheduler may build times the microbatches in flight under 1F1B,
 with what a stage received and sent. On top come, one at a time, what the loss takes (`models/loss_size.py`), the
 gradient of the largest matrix before it is added up in float32, and what a layer at work needs, with recomputation all
-of its activations (arXiv 1604.06174). When activations are gone, the reduction of gradients takes a flat buffer, and
-AdamW over many tensors at once, as on CUDA, a float32 number for each parameter that it updates.
+of its activations (arXiv 1604.06174). When activations are gone, the reduction of gradients takes a flat buffer.
 `tests/train/test_engine_bytes.py` holds all of this to the engine.
 """
 
@@ -164,11 +163,10 @@ def _state(
     flat = np.where((replicas > 1) & ~is_sharded, np.minimum(trained, FLAT_BYTES // FLOAT32_BYTES), 0)
     num_states = 2 + ((weight_bytes < FLOAT32_BYTES) & ~is_sharded)
     weights = np.where(is_sharded, weight_bytes * held + FLOAT32_BYTES * mean, weight_bytes * params.total)
-    after: Floats = FLOAT32_BYTES * np.maximum.reduce([flat, mean, least])
     gradients = FLOAT32_BYTES * np.where(is_sharded, mean, trained)
     parts = (weights, gradients, FLOAT32_BYTES * num_states * mean, FLOAT32_BYTES * num_states * least)
     held_weights, held_gradients, optimizer, owned = (np.ceil(part.astype(np.float64)) for part in parts)
-    return held_weights, held_gradients, optimizer, owned, np.ceil(after)
+    return held_weights, held_gradients, optimizer, owned, np.ceil(FLOAT32_BYTES * flat)
 
 
 def _gradient_bytes(table: CostTable) -> int:

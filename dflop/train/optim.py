@@ -139,8 +139,9 @@ def _adamw(tensors: Sequence[torch.Tensor], settings: OptimizerSettings) -> torc
     if not tensors:
         return None
     adam = torch.optim.AdamW(
-        tensors, settings.learning_rate, betas=settings.betas, eps=settings.eps, weight_decay=settings.weight_decay
-    )
+        tensors, settings.learning_rate, betas=settings.betas, eps=settings.eps, weight_decay=settings.weight_decay,
+        fused=tensors[0].is_cuda or None,  # without a temporary; on a CPU its roundings depend on where a tensor is cut
+    )  # fmt: skip
     for tensor in tensors:
         moments = {key: torch.zeros_like(tensor.detach()) for key in ("exp_avg", "exp_avg_sq")}
         adam.state[tensor] = {"step": torch.zeros((), dtype=torch.float32), **moments}

@@ -107,7 +107,8 @@ class GradientReducer:
         Returns:
             Gradient norm over the whole model, global mean loss, and which flags any rank has raised.
         """
-        squares = sum(float(p.grad.float().pow(2).sum()) for p in self._counted if p.grad is not None)
+        each = [p.grad.float().pow(2).sum() for p in self._counted if p.grad is not None]
+        squares = float(torch.stack(each).double().sum()) if each else 0.0  # read once
         totals = torch.tensor([squares, loss, *flags], dtype=torch.float64)
         dist.all_reduce(totals, group=self._groups.control)
         return float(totals[0]) ** 0.5, float(totals[1]), tuple(bool(raised) for raised in totals[2:])
@@ -116,9 +117,9 @@ class GradientReducer:
         """Scale gradients so that the model's norm is at most `max_norm`."""
         scale = max_norm / (norm + 1e-6)
         if scale < 1:
-            for p in self._parameters():
-                if p.grad is not None:
-                    p.grad.mul_(scale)
+            gradients = [p.grad for p in self._parameters() if p.grad is not None]
+            if gradients:
+                torch._foreach_mul_(gradients, scale)
 
     def _parameters(self) -> list[nn.Parameter]:
         return [*self._shared.values(), *self._owned.values(), *self._tied.values(), *self._summed]

@@ -9,6 +9,8 @@ import torch
 from torch import nn
 
 from dflop.models.fused import fuse
+from dflop.models.weights import build_empty
+from tests.models.tiny_families import CASES
 
 HIDDEN, WIDTH = 48, 160
 
@@ -60,3 +62,10 @@ def test_outputs_and_gradients_are_hugging_faces(name, frozen):
     for tensor, want in exact.items():
         assert error(ours[tensor], want) < 1e-6, tensor
         assert error(half[tensor], want) < 1.05 * error(theirs[tensor], want) + 1e-4, tensor
+
+
+def test_models_to_be_filled_from_a_folder_keep_as_little_as_random_ones():
+    case = CASES["Qwen2.5-VL"]
+    models = case.build(), build_empty(case.family, case.full_config, torch.float32)
+    drawn, empty = ({name for name, m in model.named_modules() if "forward" in vars(m)} for model in models)
+    assert drawn == empty != set()
