@@ -46,3 +46,14 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_xdist_node_collection_finished(node) -> None:
     """No worker gets a test before that is done."""
     assert node.config.stash[WARMING].wait() == 0
+
+
+@pytest.fixture
+def config_file(tmp_path):
+    """A run's configuration with a cluster of its folder."""
+    from tests.test_config import BASE, CLUSTER
+
+    (tmp_path / "clusters").mkdir()
+    (tmp_path / "clusters" / "here.yaml").write_text(CLUSTER)
+    (path := tmp_path / "run.yaml").write_text(BASE)
+    return path

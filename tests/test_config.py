@@ -28,15 +28,6 @@ memory_per_process_gib: 2
 """
 
 
-@pytest.fixture
-def config_file(tmp_path: Path) -> Path:
-    (tmp_path / "clusters").mkdir()
-    (tmp_path / "clusters" / "here.yaml").write_text(CLUSTER)
-    path = tmp_path / "run.yaml"
-    path.write_text(BASE)
-    return path
-
-
 def error_of(path: Path, *overrides: str) -> ConfigError:
     with pytest.raises(ConfigError) as caught:
         load_config(path, overrides)

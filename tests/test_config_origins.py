@@ -13,18 +13,9 @@ from dflop import resources
 from dflop.config import annotated, json_schema, load_config, load_problems, load_with_origins, shown_keys
 from dflop.config.places import composed, lines_of
 from dflop.errors import ConfigError
-from tests.test_config import BASE, CLUSTER
+from tests.test_config import BASE
 
 CONFIGS = resources.path("configs")
-
-
-@pytest.fixture
-def config_file(tmp_path: Path) -> Path:
-    (tmp_path / "clusters").mkdir()
-    (tmp_path / "clusters" / "here.yaml").write_text(CLUSTER)
-    path = tmp_path / "run.yaml"
-    path.write_text(BASE)
-    return path
 
 
 @pytest.mark.parametrize(

@@ -33,19 +33,10 @@ def test_a_pass_takes_as_long_as_its_launches_or_its_work(spec, tp, recompute):
     once = layer_work(spec, tp)
     links = analytic_link_costs(H100, num_nodes=1, num_processes_per_node=tp, profile_key="p")
     message_s = [CostModel([], links=links).sync_seconds(float(t) * spec.hidden_size * 2, tp, 1) for t in tokens]
-    whole, launch_s = (
-        table(spec, tp, recompute=recompute),
-        DECODER_LAUNCH_S if spec.module == "llm" else ENCODER_LAUNCH_S,
-    )
-    passes = (
-        (whole.forward_s, once, 1, 2),
-        (
-            whole.backward_s,
-            backward_work(once, recomputed_frac=float(recompute)),
-            1 + recompute,
-            2 + 2 * recompute + (spec.module == "llm"),
-        ),
-    )
+    whole, is_llm = table(spec, tp, recompute=recompute), spec.module == "llm"
+    launch_s = DECODER_LAUNCH_S if is_llm else ENCODER_LAUNCH_S
+    again = backward_work(once, recomputed_frac=float(recompute))
+    passes = (whole.forward_s, once, 1, 2), (whole.backward_s, again, 1 + recompute, 2 + 2 * recompute + is_llm)
     for terms, work, num_passes, num_messages in passes:
         expected = np.maximum(work.seconds_per_token(H100) * tokens, num_passes * launch_s)
         expected += work.seconds_per_sq_token(H100) * 1e6 + num_messages * np.array(message_s)

@@ -1,7 +1,7 @@
 """What a user of FSDP2 or HSDP runs: every GPU a replica of the whole model, parameters shared out, nothing else cut.
 
-Groups of a node or of all replicas, any number of microbatches; as few eighths of the layers recompute as memory asks for,
-an eighth more, or all. The layout is tuned for the batches that it is run with, as that of the uniform plans is.
+Groups of a node or of all replicas, any number of microbatches; as few eighths of the layers recompute as memory asks
+for, an eighth more, or all. The layout is tuned for the batches that it is run with, as that of the uniform plans is.
 """
 
 from __future__ import annotations
