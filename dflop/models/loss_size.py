@@ -26,9 +26,10 @@ def loss_peak_bytes(
         trains: Whether the head does.
     """
     chunk, num_params, is_half = np.minimum(num_tokens, CHUNK_TOKENS), num_rows * hidden_size, value_bytes < 4
-    # On a CPU, half precision is promoted in a copy.
+    # On a CPU, half precision is promoted in a copy, that of a chunk's product when it is added to others'.
     block = (1 + is_half) * np.minimum(4 * num_rows * chunk, BLOCK_BYTES)
-    part = trains * is_half * min(value_bytes * num_params, PART_BYTES)
+    copies = np.where(np.asarray(num_tokens) > CHUNK_TOKENS, 3, 1)
+    part = trains * is_half * min(value_bytes * num_params, PART_BYTES) * copies
     logits = value_bytes * num_rows * chunk + np.maximum(block, part)
     selected = value_bytes * hidden_size * np.asarray(num_tokens, dtype=np.float64)
     found: npt.NDArray[np.float64] = selected + logits + trains * 4 * num_params

@@ -21,7 +21,6 @@ from dataclasses import dataclass, fields
 import numpy as np
 import numpy.typing as npt
 
-from dflop.cost.activations import layer_bytes_per_token
 from dflop.cost.identity import bytes_per_value
 from dflop.cost.model import CostModel, Floats
 from dflop.cost.towers import trains_layers
@@ -160,7 +159,8 @@ def _state(
     held = params.total - trained + params.ends(table)
     mean = trained / np.where(is_sharded, shards, np.where(is_shared, replicas, 1))
     least = 1.0 * np.where(is_shared, params.least_owned(table, replicas), 0)
-    flat = np.where((replicas > 1) & ~is_sharded, np.minimum(trained, FLAT_BYTES // FLOAT32_BYTES), 0)
+    reduced = np.where(is_shared, np.maximum(mean, least), trained)  # at once: all of it, or that of one owner
+    flat = np.where((replicas > 1) & ~is_sharded, np.minimum(reduced, FLAT_BYTES // FLOAT32_BYTES), 0)
     num_states = 2 + ((weight_bytes < FLOAT32_BYTES) & ~is_sharded)
     weights = np.where(is_sharded, weight_bytes * held + FLOAT32_BYTES * mean, weight_bytes * params.total)
     gradients = FLOAT32_BYTES * np.where(is_sharded, mean, trained)
@@ -182,8 +182,8 @@ def _layer_at_work(spec: ModuleSpec, table: CostTable, params: StageParams, toke
     """
     weight_bytes = bytes_per_value(table.dtype)
     if not trains_layers(table) and table.module != LLM:
-        whole, split = layer_bytes_per_token(spec)
-        return weight_bytes * (spec.num_input_values + (whole + split / tp) / 2) * tokens
+        shared = 2 * (spec.query_width + spec.key_width) + 2 * spec.num_mlp_tensors * spec.mlp_width
+        return weight_bytes * (spec.num_input_values + 2 * spec.num_norm_values + shared / tp) * tokens
     inside = weight_bytes * spec.mlp_width / tp * tokens
     trained, most = params.matrix * trains_layers(table), 2 + spec.is_gated_mlp
     found: Floats = np.maximum(

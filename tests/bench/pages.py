@@ -26,7 +26,7 @@ SHOWN = (
     ("schedule-real", XEON, "tests.bench.schedule"),
     ("engine", XEON, "tests.bench.engine"),
     ("data", XEON, "tests.bench.data"),
-    ("suite", XEON, "tests.bench.suite"),
+    ("suite", EPYC, "tests.bench.suite"),
     ("correct", EPYC, "tests.bench.correct"),
     ("correct-measured", EPYC, "tests.bench.correct_real"),
     ("endtoend", EPYC, "tests.bench.endtoend"),
