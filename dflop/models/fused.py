@@ -4,7 +4,7 @@ Hugging Face's eager RMS norm keeps its input in 32 bit and what it makes before
 type and one number per row. Hugging Face's MLPs keep what the activation makes, and behind a gate the product, too:
 both are elementwise, and made again from what goes in (Korthikanti et al., arXiv 2205.05198, section 5; Liger kernel,
 arXiv 2410.10989). Of a gated MLP that leaves two tensors of its width instead of four, of a plain one one instead of
-two. Whisper's layers have no MLP of their own; theirs stay Hugging Face's.
+two. Whisper's layers hold their two Linears themselves; they stay Hugging Face's.
 """
 
 from __future__ import annotations

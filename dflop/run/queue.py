@@ -27,7 +27,11 @@ class QueuedJob:
 
 
 def jobs_in_queue() -> list[QueuedJob]:
-    """Jobs of this user that dflop has submitted and that have not ended; LaunchError where squeue does not answer."""
+    """Jobs of this user that dflop has submitted and that have not ended.
+
+    Raises:
+        LaunchError: squeue does not answer.
+    """
     # The name comes last: it may hold anything.
     done = run_command(["squeue", "-h", "-u", str(os.getuid()), "-o", "%i|%T|%k|%j"])
     if done.returncode != 0:
