@@ -65,10 +65,11 @@ def all_reduces(
         )
 
     forward, backward = EDGE_ALL_REDUCES
+    gathered_again = 1 if spec.module == LLM else 0
     # Recomputation runs the forward pass of the layers again, its all-reduces included.
     return (
         terms(LAYER_ALL_REDUCES, forward, numbers_s),
-        terms((1 + recompute) * LAYER_ALL_REDUCES + has_head, backward, hidden_s),
+        terms((1 + recompute) * LAYER_ALL_REDUCES + gathered_again, backward, hidden_s),
     )
 
 

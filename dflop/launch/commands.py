@@ -84,7 +84,7 @@ def scancel(*job_ids: str, options: Sequence[str] = ()) -> None:
     for first in range(0, len(job_ids), MAX_IDS_PER_SCANCEL):
         command = ["scancel", *options, *job_ids[first : first + MAX_IDS_PER_SCANCEL]]
         done = run_command(command)
-        # Of several jobs each that has ended has a line of its own.
+        # scancel writes one line for each job that has ended.
         problems = [line for line in done.stderr.splitlines() if line.strip()]
         has_ended = bool(problems) and all(any(ended in line for ended in _HAS_ENDED) for line in problems)
         if done.returncode != 0 and not has_ended:

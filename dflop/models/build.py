@@ -225,8 +225,8 @@ class LlmStage(Stage):
         self.head = head if self_is_last else None
         self.head_loss: HeadLoss = head_loss
         """Tensor parallelism puts its own here."""
-        self.num_token_shares = 1
-        """Tensor-parallel ranks that share the tokens of hidden states between layers and between stages."""
+        self.num_rows: Callable[[int], int] = lambda num_tokens: num_tokens
+        """Of hidden states that one rank hands to the next stage, where tensor-parallel ranks share the tokens."""
         self.enter: Callable[[torch.Tensor], torch.Tensor] = lambda whole: whole
         self.leave: Callable[[torch.Tensor, int], torch.Tensor] = lambda hidden, _: hidden
         """From all tokens to this rank's share, in front of the first stage's layers; and back, behind the last's."""
@@ -272,10 +272,6 @@ class LlmStage(Stage):
         )
         result: torch.Tensor = out.last_hidden_state[0]
         return self.leave(result, position_ids.shape[1]) if self.is_last else result
-
-    def num_rows(self, num_tokens: int) -> int:
-        """Of hidden states that one rank hands to the next stage."""
-        return -(-num_tokens // self.num_token_shares)
 
     def _deep(self, hidden: torch.Tensor) -> dict[str, Any]:
         """Arguments of the decoder for deep features, which stand beside the embeddings."""

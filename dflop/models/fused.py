@@ -19,6 +19,8 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.autograd.graph import get_gradient_edge
 
+from dflop.models.autograd import applied
+
 Activation = Callable[[torch.Tensor], torch.Tensor]
 
 _MLPS = (
@@ -45,8 +47,7 @@ def fuse(model: nn.Module) -> None:
 def _norm(norm: Any, hidden: torch.Tensor) -> torch.Tensor:
     if hidden.is_cuda:  # one kernel, which keeps as little
         return F.rms_norm(hidden, norm.weight.shape, norm.weight, norm.variance_epsilon)
-    result: torch.Tensor = _RmsNorm.apply(hidden, norm.weight, norm.variance_epsilon)  # type: ignore[no-untyped-call]  # torch gives `apply` no types
-    return result
+    return applied(_RmsNorm, hidden, norm.weight, norm.variance_epsilon)
 
 
 def _mlp(gate: str, up: str, down: str, activation: str) -> Callable[[Any, torch.Tensor], torch.Tensor]:
@@ -71,7 +72,7 @@ def linear_of_activation(
     """
     sum_parts = getattr(linear, "sum_parts", None)
     bias = None if sum_parts else linear.bias
-    out: torch.Tensor = _LinearOfActivation.apply(activation, wide, gate, linear.weight, bias)  # type: ignore[no-untyped-call]  # as above
+    out = applied(_LinearOfActivation, activation, wide, gate, linear.weight, bias)
     return sum_parts(out) if sum_parts else out
 
 

@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 
 from dflop.models import loss_size
+from dflop.models.autograd import applied
 
 
 class Reduce(Protocol):
@@ -60,10 +61,7 @@ def head_loss(
     Returns:
         float32 scalar.
     """
-    result: torch.Tensor = _HeadLoss.apply(  # type: ignore[no-untyped-call]  # torch gives `apply` no types
-        hidden, weight, bias, targets, num_tokens, first, reduce, torch.is_grad_enabled()
-    )
-    return result
+    return applied(_HeadLoss, hidden, weight, bias, targets, num_tokens, first, reduce, torch.is_grad_enabled())
 
 
 class _HeadLoss(torch.autograd.Function):

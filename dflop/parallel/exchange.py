@@ -11,6 +11,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from dflop.models.autograd import applied
+
 
 def message_device(device: torch.device, group: dist.ProcessGroup) -> torch.device:
     """Where a tensor must lie to be sent or received: on `device`, but gloo reads and writes host memory only.
@@ -34,8 +36,7 @@ def sum_forward(partial: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor
         partial: A tensor made for this call, which no backward pass needs: it is overwritten.
         group: Ranks that hold the other summands.
     """
-    result: torch.Tensor = _SumForward.apply(partial, group)  # type: ignore[no-untyped-call]  # torch gives it no types
-    return result
+    return applied(_SumForward, partial, group)
 
 
 def sum_backward(whole: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
@@ -45,9 +46,7 @@ def sum_backward(whole: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
         whole: Equal on all ranks. What reads the result must give it a gradient of its own making, as Linears do.
         group: Ranks that compute the other parts of what depends on `whole`.
     """
-    # `apply` has no types in torch.
-    result: torch.Tensor = _SumBackward.apply(whole, group)  # type: ignore[no-untyped-call]  # torch gives it no types
-    return result
+    return applied(_SumBackward, whole, group)
 
 
 class _SumForward(torch.autograd.Function):

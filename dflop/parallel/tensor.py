@@ -30,7 +30,7 @@ from dflop.models.build import LlmStage, Stage
 from dflop.models.tensor_split import TensorSplit
 from dflop.parallel.exchange import sum_backward, sum_forward
 from dflop.parallel.part import Part, even_part
-from dflop.parallel.tokens import enter, leave, share_tokens, sum_and_share
+from dflop.parallel.tokens import enter, leave, num_shared, share_tokens, sum_and_share
 from dflop.parallel.vocab import Replaced, shard_head
 
 
@@ -65,7 +65,7 @@ def shard_stage(
     partial = {p for layer in layers for p in _between(layer, split).values()}
     if isinstance(stage, LlmStage):
         partial = {p for part in (*layers, stage.decoder.norm) for p in part.parameters()}
-        stage.num_token_shares = group.size()
+        stage.num_rows = functools.partial(num_shared, num_ranks=group.size())
         stage.enter, stage.leave = functools.partial(enter, group=group), functools.partial(leave, group=group)
         if head is not None:
             stage.head_loss, parts = shard_head(head, tied=bool(stage.tied), group=group)

@@ -17,6 +17,8 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
+from dflop.models.autograd import applied
+
 _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 _reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 
@@ -32,14 +34,14 @@ def share_tokens(module: Any, group: dist.ProcessGroup) -> None:
     run = module.forward
 
     def forward(_: Any, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        whole: torch.Tensor = _Gather.apply(hidden_states, group)  # type: ignore[no-untyped-call]  # torch gives `apply` no types
+        whole = applied(_Gather, hidden_states, group)
         positions = kwargs.get("position_embeddings")
         given = whole if positions is None else whole[..., : positions[0].shape[-2], :]
         out = run(given, *args, **kwargs)
         if not (whole.requires_grad and any(p.requires_grad for p in module.parameters())):
             return out
         first, *others = out if isinstance(out, tuple) else (out,)
-        first = _GatherAgain.apply(first, hidden_states, whole, group)  # type: ignore[no-untyped-call]  # as above
+        first = applied(_GatherAgain, first, hidden_states, whole, group)
         whole.untyped_storage().resize_(0)
         return (first, *others) if isinstance(out, tuple) else first
 
@@ -48,20 +50,17 @@ def share_tokens(module: Any, group: dist.ProcessGroup) -> None:
 
 def sum_and_share(partial: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     """`[..., tokens, width]`, a summand on each rank, to this rank's share of the tokens of the sum."""
-    result: torch.Tensor = _SumAndShare.apply(partial, group)  # type: ignore[no-untyped-call]  # as above
-    return result
+    return applied(_SumAndShare, partial, group)
 
 
 def enter(whole: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     """`[tokens, width]`, the same on every rank, to this rank's share of it."""
-    result: torch.Tensor = _Enter.apply(whole, group)  # type: ignore[no-untyped-call]  # as above
-    return result
+    return applied(_Enter, whole, group)
 
 
 def leave(share: torch.Tensor, num_tokens: int, group: dist.ProcessGroup) -> torch.Tensor:
     """A rank's share to `[tokens, width]`; the gradient is whole on every rank."""
-    result: torch.Tensor = _Leave.apply(share, num_tokens, group)  # type: ignore[no-untyped-call]  # as above
-    return result
+    return applied(_Leave, share, num_tokens, group)
 
 
 def num_shared(num_tokens: int, num_ranks: int) -> int:
@@ -83,9 +82,12 @@ def _own(whole: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
 def _gathered(share: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     """`[..., share, width]`, a batch of one, to all shares one behind the other."""
     *batch, size, width = share.shape
-    whole = share.new_empty((*batch, group.size() * size, width))
+    return _fill(share.new_empty((*batch, group.size() * size, width)), share, group)
+
+
+def _fill(whole: torch.Tensor, share: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     if whole.numel():
-        _all_gather(whole.view(-1, width), share.reshape(-1, width), group=group)
+        _all_gather(whole.view(-1, whole.shape[-1]), share.reshape(-1, whole.shape[-1]), group=group)
     return whole
 
 
@@ -126,7 +128,7 @@ class _GatherAgain(torch.autograd.Function):
         if not storage.nbytes():  # a layer that has just run again still holds it
             storage.resize_(whole.numel() * whole.element_size())
             # By `data`, for to those who saved it these are the values that it has had all along.
-            _all_gather(whole.data.view(-1, whole.shape[-1]), share.reshape(-1, share.shape[-1]), group=ctx.group)
+            _fill(whole.data, share, ctx.group)
         return grad, None, None, None
 
 

@@ -1,7 +1,7 @@
 """What a profile would do, without doing it: which probes, and how long where cost tables are at hand.
 
 Tables may be analytic or those of an earlier profile. Groups are those of the profile, in its order, and keep to the
-budget by the same rule. Which groups do not fit into a device's memory is told by the tables, too, roughly: weights,
+budget by the same rule. Tables also say, roughly, which groups do not fit into a device's memory: weights,
 gradients and what the backward pass needs.
 """
 

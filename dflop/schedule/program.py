@@ -81,7 +81,7 @@ def solve(
     options = {"time_limit": time_limit_s, "mip_rel_gap": REL_GAP, "threads": 1}
     try:
         with warnings.catch_warnings(action="ignore", category=UserWarning):  # that a stop is no optimum
-            program.solve(solver=cp.HIGHS, highs_options=options)  # type: ignore[no-untyped-call]  # cvxpy's
+            program.solve(solver=cp.HIGHS, highs_options=options)  # type: ignore[no-untyped-call]  # cvxpy gives `solve` no types
     except cp.SolverError:  # the limit came before any solution
         return None
     if in_bucket.value is None or not np.isfinite(in_bucket.value).all():

@@ -1,9 +1,10 @@
 """What an expert of Megatron-LM runs: one chain whose layers are cut by cost, samples packed by tokens.
 
 The plan may use what that trainer has and this engine lacks: sequence parallelism (Korthikanti et al., arXiv
-2205.05198), under which tensor-parallel ranks share what a layer keeps outside its matrices, and recomputation of MLPs
-alone. Both are costs here: what a layer keeps, and the MLP's forward pass once more. Messages stay, for a scatter and a
-gather are an all-reduce in two halves; norms keep their time, and what is kept outside the layers its size.
+2205.05198) in encoders, too, under which tensor-parallel ranks share what a layer keeps outside its matrices, and
+recomputation of MLPs alone. Both are costs here: what a layer keeps, and the MLP's forward pass once more. Messages
+stay, for a scatter and a gather are an all-reduce in two halves; an encoder's norms keep their time, and what is kept
+outside the layers its size.
 """
 
 from __future__ import annotations
