@@ -24,7 +24,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "budget(cpu_s, reason): may take more than the others, for this reason")
     config.pluginmanager.register(_Meter(), "dflop-meter")
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(_Costs(config.getoption("costs")), "dflop-costs")

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, AliasChoices, Field, model_validator
+from pydantic import AfterValidator, AliasChoices, Field, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
 from dflop.config.section import FilePath, Section
@@ -81,6 +81,9 @@ class DatasetConfig(Section):
     demo_num_samples: int = Field(default=320, ge=1)
 
 
+MAX_AUTO_PROCESSES = 4
+
+
 class ClusterConfig(Section):
     """Where jobs run."""
 
@@ -88,6 +91,7 @@ class ClusterConfig(Section):
     backend: Literal["local", "slurm"] = "local"
     num_nodes: int = Field(default=1, ge=1)
     num_processes_per_node: int = Field(ge=1)
+    """`auto`: one per core of this machine, at most 4."""
     memory_per_process_gib: float = Field(gt=0)
     device: Literal["cpu", "cuda"] = "cpu"
     num_cores_per_node: int | None = Field(default=None, ge=1)
@@ -95,6 +99,11 @@ class ClusterConfig(Section):
     hardware: str = "auto"
     """Label of the hardware in the store; `auto` reads this machine's."""
     slurm: SlurmConfig = SlurmConfig()
+
+    @field_validator("num_processes_per_node", mode="before")
+    @classmethod
+    def _one_per_core(cls, given: object) -> object:
+        return min(MAX_AUTO_PROCESSES, os.cpu_count() or 1) if given == "auto" else given
 
     def spec(self) -> ClusterSpec:
         """The cluster as the planner sees it."""
@@ -260,11 +269,14 @@ class StageConfig(Section):
 
 
 class CompareConfig(Section):
-    """The data-blind comparison after training."""
+    """The comparison after training: the same global batches data-blind and balanced."""
 
     num_batches: int = Field(default=5, ge=0)
-    """Global batches trained under both policies; 0 skips the comparison."""
+    """Global batches trained under every policy; 0 skips the comparison."""
     num_repeats: int = Field(default=2, ge=1)
+    baselines: tuple[Literal["length_grouped", "token_lpt", "token_kk"], ...] = ()
+    """Further policies to train these batches under: grouped by length, longest first on tokens, tokens balanced over
+    ranks."""
 
 
 class Config(Section):

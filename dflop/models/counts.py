@@ -7,8 +7,9 @@ and for the published models.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 from dflop.errors import ConfigError, did_you_mean
@@ -108,19 +109,22 @@ def decoder(c: Config, *, tied: bool, num_entry_layers: int = 1) -> ModuleSpec:
     )  # fmt: skip
 
 
-def siglip(c: Config, num_projector_params: int) -> ModuleSpec:
-    """SigLIP's vision transformer with a projector."""
+def siglip(c: Config, projector: Sequence[int], bias: bool = True) -> ModuleSpec:
+    """SigLIP's vision transformer with LLaVA's projector, Linears of the given widths, and its newline."""
     h, mlp = c["hidden_size"], c["intermediate_size"]
     entry = _patches(c) + (c["image_size"] // c["patch_size"]) ** 2 * h
     edge = 2 * h
     if c["vision_use_head"]:
         edge += h + linear(h, 3 * h) + linear(h, h) + 2 * h + _mlp(h, mlp)
     layer = 4 * linear(h, h) + _mlp(h, mlp) + 4 * h
-    return _tower(c, layer, entry, edge + num_projector_params)
+    edge += linears(*projector, bias=bias) + projector[-1]
+    return _tower(c, layer, entry, edge, max(_largest(*projector), c["vision_use_head"] * h * max(mlp, 3 * h)))
 
 
-def internvit(c: Config, num_projector_params: int) -> ModuleSpec:
-    """InternVL's vision transformer with a projector; image and patch sizes are one number, squares.
+def internvit(c: Config, projector: Sequence[int]) -> ModuleSpec:
+    """InternVL's vision transformer with its projector, a norm and Linears of the given widths.
+
+    Image and patch sizes are one number, squares.
 
     Raises:
         ConfigError: a norm that Hugging Face's class does not know either.
@@ -136,8 +140,8 @@ def internvit(c: Config, num_projector_params: int) -> ModuleSpec:
     positions = (c["image_size"] // c["patch_size"]) ** 2 + 1
     kept = 2 * h * (_NORM + 1 + _QK_NORM * c["use_qk_norm"])  # and two layer scales
     entry = h + _patches(c) + positions * h * c["use_absolute_position_embeddings"] + h * c["use_mask_token"]
-    behind = num_projector_params + (0 if c["use_mean_pooling"] else 2 * h)
-    found = replace(_tower(c, layer, entry, behind), num_norm_values=kept)
+    behind = 2 * projector[0] + linears(*projector) + (0 if c["use_mean_pooling"] else 2 * h)
+    found = replace(_tower(c, layer, entry, behind, _largest(*projector)), num_norm_values=kept)
     return replace(found, tp_choices=(1,)) if c["use_qk_norm"] else found
 
 
@@ -146,7 +150,7 @@ def qwen2_vision(c: Config) -> ModuleSpec:
     h = c["embed_dim"]
     c = {**c, "hidden_size": h, "out_hidden_size": c["hidden_size"], "intermediate_size": h * c["mlp_ratio"]}
     layer = 4 * linear(h, h) + _mlp(h, c["intermediate_size"]) + 4 * h
-    return _native(c, layer, linear(_patch_volume(c), h, bias=False), 2 * h + _merger(c))
+    return _native(c, layer, linear(_patch_volume(c), h, bias=False), 2 * h + linears(*_merger(c)))
 
 
 def qwen2_5_vision(c: Config) -> ModuleSpec:
@@ -154,7 +158,7 @@ def qwen2_5_vision(c: Config) -> ModuleSpec:
     h, mlp = c["hidden_size"], c["intermediate_size"]
     layer = 4 * linear(h, h) + 2 * linear(h, mlp) + linear(mlp, h) + 2 * h
     # No bias in the patch embedding; the merger has an RMS norm.
-    found = _native(c, layer, linear(_patch_volume(c), h, bias=False), h + _merger(c))
+    found = _native(c, layer, linear(_patch_volume(c), h, bias=False), h + linears(*_merger(c)))
     return replace(found, num_mlp_tensors=2, is_gated_mlp=True)
 
 
@@ -162,29 +166,31 @@ def qwen3_vision(c: Config) -> ModuleSpec:
     """Native-resolution tower of Qwen3-VL: learned positions and one more merger per deepstack feature."""
     h, mlp = c["hidden_size"], c["intermediate_size"]
     layer = 4 * linear(h, h) + _mlp(h, mlp) + 4 * h
-    merged = h * c["spatial_merge_size"] ** 2
-    deep_layers = tuple(c["deepstack_visual_indexes"])
+    merger, deep_layers = _merger(c), tuple(c["deepstack_visual_indexes"])
     entry = linear(_patch_volume(c), h) + c["num_position_embeddings"] * h
-    found = _native(c, layer, entry, _merger(c) + 2 * h)
-    deep = len(deep_layers) * (_merger(c) + 2 * merged)
+    found = _native(c, layer, entry, linears(*merger) + 2 * h)
+    deep = len(deep_layers) * (linears(*merger) + 2 * merger[0])
     return replace(found, num_edge_params=found.num_edge_params + deep, num_deep_params=deep, deep_layers=deep_layers)
 
 
-def qwen2_audio(c: Config, num_projector_params: int) -> ModuleSpec:
+def qwen2_audio(c: Config, projector: Sequence[int]) -> ModuleSpec:
     """Whisper's encoder with a projector; its table of positions is a parameter that is not trained."""
-    h = c["d_model"]
-    return _whisper(c, c["max_source_positions"] * h, 2 * h + num_projector_params)
+    return _whisper(c, c["max_source_positions"] * c["d_model"], 2 * c["d_model"], projector)
 
 
 def omni_audio(c: Config) -> ModuleSpec:
     """Whisper's layers over chunks, with start and end embeddings and the projection to the LLM."""
     h, out = c["d_model"], c["output_dim"]
-    return _whisper(c, 0, 2 * out + 2 * h + linear(h, out))
+    return _whisper(c, 0, 2 * out + 2 * h, (h, out))
 
 
-def two_layer_projector(width: int, hidden: int, bias: bool = True) -> int:
-    """Parameters of a Linear to the LLM's width and one more behind it."""
-    return linear(width, hidden, bias) + linear(hidden, hidden, bias)
+def linears(*widths: int, bias: bool = True) -> int:
+    """Parameters of Linears one after the other."""
+    return sum(linear(fan_in, fan_out, bias) for fan_in, fan_out in pairwise(widths))
+
+
+def _largest(*widths: int) -> int:
+    return max(fan_in * fan_out for fan_in, fan_out in pairwise(widths))
 
 
 def linear(fan_in: int, fan_out: int, bias: bool = True) -> int:
@@ -192,35 +198,41 @@ def linear(fan_in: int, fan_out: int, bias: bool = True) -> int:
     return fan_in * fan_out + fan_out * bias
 
 
-def _whisper(c: Config, positions: int, behind: int) -> ModuleSpec:
+def _whisper(c: Config, positions: int, behind: int, projector: Sequence[int]) -> ModuleSpec:
     h, mlp, heads = c["d_model"], c["encoder_ffn_dim"], c["encoder_attention_heads"]
     layer = 3 * linear(h, h) + h * h + _mlp(h, mlp) + 4 * h  # keys have no bias
     entry = 3 * c["num_mel_bins"] * h + h + 3 * h * h + h + positions
     # Two frames of a token, and what GELUs keep behind the convolution over them and the one that joins them.
     inputs = 2 * c["num_mel_bins"] + 5 * h
-    found = _encoder("audio", c["encoder_layers"], h, heads, mlp, inputs, layer, entry, behind)
+    behind += linears(*projector)
+    found = _encoder("audio", c["encoder_layers"], h, heads, mlp, inputs, layer, entry, behind, _largest(*projector))
     return replace(found, num_mlp_tensors=2)
 
 
 def _native(c: Config, layer: int, entry: int, behind: int) -> ModuleSpec:
     h, heads, mlp = c["hidden_size"], c["num_heads"], c["intermediate_size"]
-    return _encoder("vision", c["depth"], h, heads, mlp, _patch_volume(c), layer, entry, behind)
+    largest = _largest(*_merger(c))
+    return _encoder("vision", c["depth"], h, heads, mlp, _patch_volume(c), layer, entry, behind, largest)
 
 
-def _tower(c: Config, layer: int, entry: int, behind: int) -> ModuleSpec:
+def _tower(c: Config, layer: int, entry: int, behind: int, largest: int) -> ModuleSpec:
     h, heads, mlp = c["hidden_size"], c["num_attention_heads"], c["intermediate_size"]
     inputs = c["num_channels"] * c["patch_size"] ** 2
-    return _encoder("vision", c["num_hidden_layers"], h, heads, mlp, inputs, layer, entry, behind)
+    return _encoder("vision", c["num_hidden_layers"], h, heads, mlp, inputs, layer, entry, behind, largest)
 
 
 def _encoder(
-    module: str, depth: int, h: int, heads: int, mlp: int, inputs: int, layer: int, entry: int, behind: int
+    module: str, depth: int, h: int, heads: int, mlp: int, inputs: int, layer: int, entry: int, behind: int,
+    largest: int,
 ) -> ModuleSpec:  # fmt: skip
-    """Spec of an encoder with a plain MLP, and `entry` parameters before its layers and `behind` more behind them."""
+    """Spec of an encoder with a plain MLP, `entry` parameters before its layers and `behind` more behind them.
+
+    The largest matrix of the latter has `largest`.
+    """
     norms, degrees = 2 * _NORM * h, _degrees(heads, heads, mlp)
     return ModuleSpec(
         module, depth, h, heads, heads, h // heads, mlp, norms, layer, entry + behind, depth, degrees,
-        num_entry_params=entry, num_input_values=inputs,
+        num_entry_params=entry, num_projector_matrix_params=largest, num_input_values=inputs,
     )  # fmt: skip
 
 
@@ -241,7 +253,7 @@ def _patch_volume(c: Config) -> int:
     return int(c["in_channels"] * c["temporal_patch_size"] * c["patch_size"] ** 2)
 
 
-def _merger(c: Config) -> int:
-    """Two Linears from the patches of a row to the LLM's width; norms are counted by the callers."""
+def _merger(c: Config) -> tuple[int, int, int]:
+    """Widths of the Linears from the patches of a row to the LLM; norms are counted by the callers."""
     merged = c["hidden_size"] * c["spatial_merge_size"] ** 2
-    return linear(merged, merged) + linear(merged, c["out_hidden_size"])
+    return merged, merged, c["out_hidden_size"]

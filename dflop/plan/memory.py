@@ -132,7 +132,8 @@ def stage_bytes(
     is_first_again = (again > 0) & (again == layers)
     # While a layer is at work, nothing is kept of what is behind; while what is before the layers is, nothing at all.
     work = _layer_at_work(spec, table, params, tokens, tp) + is_first_again * plain - last * (edge - inputs)
-    entry = _gradient_bytes(table) * params.entry * trains_layers(table) - kept
+    # A convolution over patches takes them apart once more for its gradient.
+    entry = (_gradient_bytes(table) * params.entry + first * inputs) * trains_layers(table) - kept
     once = np.maximum.reduce([work, entry, _ends_at_work(spec, table, params, load, tp)])
     columns = (np.broadcast_to(x, len(kept))[:, np.newaxis] for x in (dp, shard_optimizer, shards))
     return StageBytes(
@@ -197,7 +198,7 @@ def _layer_at_work(spec: ModuleSpec, table: CostTable, params: StageParams, toke
 def _ends_at_work(spec: ModuleSpec, table: CostTable, params: StageParams, load: Floats, tp: int) -> Floats:
     """What is behind the layers needs for a while: the loss, or the gradient of a projector."""
     trains, num_rows = not table.is_frozen, -(-spec.vocab_size // tp)
-    found: Floats = np.float64(_gradient_bytes(table) * trains) * params.behind
+    found: Floats = np.float64(_gradient_bytes(table) * trains) * params.behind_matrix
     if table.module == LLM:
         loss = loss_peak_bytes(load[0], num_rows, spec.hidden_size, bytes_per_value(table.dtype), trains=trains)
         # Ranks sum the whole gradient of a tied head, in which each has its rows.

@@ -31,6 +31,8 @@ class StageParams:
     """Before the layers: an embedding, patches and positions."""
     behind: Ints
     """Behind them, and of deep features: a head that is not this stage's embedding, a projector."""
+    behind_matrix: Ints
+    """The largest of those."""
     matrix: Ints
     """The largest of a layer; `num_matrices` of the stage are that large."""
     num_matrices: Ints
@@ -46,10 +48,13 @@ class StageParams:
         return self.total if trains_layers(table) else self.behind
 
     def largest(self, table: CostTable) -> Ints:
-        """The largest one that trains; at most, of an encoder, for what its projector consists of is not known."""
+        """The largest one that trains."""
         if table.is_frozen:
             return np.zeros_like(self.layers)
-        return np.maximum.reduce([self.entry, self.behind, self.matrix]) if trains_layers(table) else self.behind
+        if not trains_layers(table):
+            return self.behind_matrix
+        found: Ints = np.maximum.reduce([self.entry, self.behind_matrix, self.matrix])
+        return found
 
     def ends(self, table: CostTable) -> Ints:
         """Those outside the layers that train."""
@@ -95,6 +100,7 @@ def stage_params(spec: ModuleSpec, layers: Ints, tp: int) -> StageParams:
         layers=-(-layers * spec.num_layer_params // tp),
         entry=first * spec.num_entry_params,
         behind=behind,
+        behind_matrix=np.minimum(behind, spec.num_projector_matrix_params or behind),
         matrix=(layers > 0) * -(-spec.hidden_size * max(spec.mlp_width, spec.query_width) // tp),
         num_matrices=layers * (2 + spec.is_gated_mlp),
     )

@@ -42,6 +42,8 @@ class ModuleSpec:
     num_deep_params: int = 0
     """Of `num_edge_params`, those that make deep features of `deep_layers`, all together; the rest is behind the last
     layer."""
+    num_projector_matrix_params: int = 0
+    """Of the largest matrix behind an encoder's layers; 0: not known, all there count as one."""
     num_input_values: int = 0
     """That what comes before an encoder's layers keeps of a token: pixels of a patch, frames of a spectrum."""
     deep_layers: tuple[int, ...] = ()

@@ -1,4 +1,4 @@
-"""Did balancing help? The same global batches, trained in arrival order and balanced, side by side.
+"""Did balancing help? The same global batches, trained in arrival order, under other baselines and balanced.
 
 Batches differ far more from one another than the policies do, so steps are paired by global batch before anything is
 averaged. The speedup is not computed here: it is that of the store's view `v_speedup`, so that everybody who asks gets
@@ -8,17 +8,20 @@ the same figure with the same interval. With fewer than 3 batches there is no in
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from dflop import units
 from dflop.records import StepPlan
-from dflop.records.speedup import MIN_BATCHES, Speedup
+from dflop.records.speedup import MIN_BATCHES, NOT_COMPARED, Speedup
 from dflop.report.observed_steps import MeasuredStep
+from dflop.report.tables import POLICY_NAMES
 
 ARRIVAL, BALANCED = "arrival", "balanced"
+Speedups = Mapping[str, tuple[Speedup, Speedup]]
+"""Measured and simulated, by baseline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +70,19 @@ class Comparison:
     """What the comparison job measured, warm-up left out."""
 
     policies: tuple[PolicyStats, ...]
-    """`arrival`, `balanced`; a policy without steps is absent."""
+    """`arrival`, other baselines, `balanced`; a policy without steps is absent."""
     pairs: tuple[BatchPair, ...]
-    measured: Speedup
-    """Arrival / balanced step time, above 1 when balancing helped."""
-    predicted: Speedup
-    """Of the simulated steps of the same batches."""
+    speedups: Speedups
+
+    @property
+    def measured(self) -> Speedup:
+        """Arrival / balanced step time, above 1 when balancing helped."""
+        return self.speedups[ARRIVAL][0] if ARRIVAL in self.speedups else NOT_COMPARED
+
+    @property
+    def predicted(self) -> Speedup:
+        """Of the simulated steps of the same batches."""
+        return self.speedups[ARRIVAL][1] if ARRIVAL in self.speedups else NOT_COMPARED
 
     def typical_pair(self) -> BatchPair | None:
         """The batch of median speedup (not the best one), to show as an example."""
@@ -80,24 +90,21 @@ class Comparison:
         return ranked[(len(ranked) - 1) // 2] if ranked else None
 
 
-def compare_policies(
-    steps: Sequence[MeasuredStep], plans: Sequence[StepPlan], measured: Speedup, predicted: Speedup
-) -> Comparison | None:
-    """Comparison of the two policies; None when neither has a step.
+def compare_policies(steps: Sequence[MeasuredStep], plans: Sequence[StepPlan], speedups: Speedups) -> Comparison | None:
+    """Comparison of policies; None when none has a step.
 
     Args:
         steps: Of the comparison job, warm-up included (it is left out here).
         plans: Step plans of the same job; a step without one cannot be paired.
-        measured: Row of `v_speedup`.
-        predicted: Of the same row.
+        speedups: Rows of `v_speedup`.
     """
     # A comparison that was started again counts with its last attempt, in the store as here.
-    steps = [s for s in steps if s.policy in (ARRIVAL, BALANCED)]
+    steps = [s for s in steps if s.policy in POLICY_NAMES]
     last = max((s.ranks[0].attempt for s in steps), default=0)
     steps = [s for s in steps if s.ranks[0].attempt == last]
-    sides = ([s for s in steps if s.policy == policy] for policy in (ARRIVAL, BALANCED))
+    sides = ([s for s in steps if s.policy == policy] for policy in POLICY_NAMES)
     policies = tuple(_stats(side) for side in sides if side)
-    return Comparison(policies, _pair(steps, plans), measured, predicted) if policies else None
+    return Comparison(policies, _pair(steps, plans), speedups) if policies else None
 
 
 def verdict(comparison: Comparison | None, *, num_processes: int, num_cores: int | None) -> str:
@@ -105,6 +112,9 @@ def verdict(comparison: Comparison | None, *, num_processes: int, num_cores: int
     sentences = [_outcome(comparison)]
     if comparison and comparison.predicted.num_batches:
         sentences.append(f"The simulation expected {_text(comparison.predicted)}.")
+    for baseline, (measured, _) in (comparison.speedups if comparison else {}).items():
+        if baseline != ARRIVAL:
+            sentences.append(f"Over {POLICY_NAMES[baseline]} steps it was {_text(measured)}.")
     if num_cores is not None and num_cores < num_processes:
         sentences.append(
             f"Note: {num_processes} processes share {num_cores} core{'s' if num_cores > 1 else ''}, so idle processes "
@@ -157,7 +167,7 @@ def _pair(steps: Sequence[MeasuredStep], plans: Sequence[StepPlan]) -> tuple[Bat
     batch_of = {plan.step: plan.sample_index for plan in plans}
     sides: dict[tuple[int, ...], dict[str, list[MeasuredStep]]] = {}
     for s in steps:
-        if s.step in batch_of and s.step_s > 0:
+        if s.policy in (ARRIVAL, BALANCED) and s.step in batch_of and s.step_s > 0:
             sides.setdefault(batch_of[s.step], {ARRIVAL: [], BALANCED: []})[s.policy].append(s)
     pairs = (BatchPair(batch, tuple(found[ARRIVAL]), tuple(found[BALANCED])) for batch, found in sides.items())
     return tuple(pair for pair in pairs if pair.arrival and pair.balanced)

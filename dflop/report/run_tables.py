@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dflop import units
 from dflop.records import ALL_TOKENS, Correction, Plan, QuarantinedSample, RankFactor, RankMemory
 from dflop.records.speedup import NOT_COMPARED, Speedup
+from dflop.report.comparison import ARRIVAL, BALANCED
 from dflop.report.stage_stats import StageStats, stage_stats
 from dflop.report.summary import RunSummary
 from dflop.report.tables import POLICY_NAMES, Table, make_table, stages_of_plan
@@ -50,7 +51,7 @@ def key_numbers(summary: RunSummary) -> tuple[tuple[str, str, str], ...]:
 def policy_table(summary: RunSummary) -> Table:
     """Comparison steps, one row per policy; no rows without a comparison."""
     return make_table(
-        "Same global batches, both policies",
+        "Same global batches, every policy",
         summary.comparison.policies if summary.comparison else (),
         {
             "policy": lambda p: POLICY_NAMES[p.policy],
@@ -93,9 +94,9 @@ def idle_table(summary: RunSummary) -> Table:
     """The comparison's batches, one row per stage and policy, stages in the plan's order."""
     pairs = summary.comparison.pairs if summary.comparison else ()
     rows: list[tuple[str, StageStats]] = []
-    for policy, name in POLICY_NAMES.items():
-        steps = [step for pair in pairs for step in (pair.arrival if policy == "arrival" else pair.balanced)]
-        rows += [(name, stats) for stats in stage_stats(steps, summary.plan)]
+    for policy in (ARRIVAL, BALANCED):
+        steps = [step for pair in pairs for step in (pair.arrival if policy == ARRIVAL else pair.balanced)]
+        rows += [(POLICY_NAMES[policy], stats) for stats in stage_stats(steps, summary.plan)]
     order = list(dict.fromkeys(stats.stage for _, stats in rows))
     return make_table(
         "Idle time and balance per stage",

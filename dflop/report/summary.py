@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from dflop.records import (
@@ -27,8 +27,7 @@ from dflop.records import (
     StepObservation,
     StepPlan,
 )
-from dflop.records.speedup import NOT_COMPARED, Speedup
-from dflop.report.comparison import Comparison, compare_policies, verdict
+from dflop.report.comparison import Comparison, Speedups, compare_policies, verdict
 from dflop.report.history_table import HistoryEntry
 from dflop.report.observed_steps import MeasuredStep, measured_steps
 from dflop.report.stage_stats import StageStats, stage_stats
@@ -53,8 +52,8 @@ class RunSummary:
     compare: Sequence[StepObservation] = ()
     """Of the comparison job (`<run_id>/compare`), warm-up included."""
     compare_plans: Sequence[StepPlan] = ()
-    speedups: tuple[Speedup, Speedup] = (NOT_COMPARED, NOT_COMPARED)
-    """Measured and simulated, of the view `v_speedup`."""
+    speedups: Speedups = field(default_factory=dict)
+    """Of the view `v_speedup`."""
     quarantined: Sequence[QuarantinedSample] = ()
     """Samples left out, by profile or training."""
     correction_rows: Sequence[Correction] = ()
@@ -130,8 +129,8 @@ class RunSummary:
 
     @cached_property
     def comparison(self) -> Comparison | None:
-        """None where neither policy has a step."""
-        return compare_policies(measured_steps(self.compare), self.compare_plans, *self.speedups)
+        """None where no policy has a step."""
+        return compare_policies(measured_steps(self.compare), self.compare_plans, self.speedups)
 
     @property
     def plan_steps(self) -> tuple[int, ...]:

@@ -19,7 +19,14 @@ if TYPE_CHECKING:  # who names a layout, as `dflop runs list` does, needs no pla
 
 Item = TypeVar("Item")
 
-POLICY_NAMES = {"arrival": "data-blind", "balanced": "balanced"}
+POLICY_NAMES = {
+    "arrival": "data-blind",
+    "length_grouped": "length-grouped",
+    "token_lpt": "longest first",
+    "token_kk": "token-balanced",
+    "balanced": "balanced",
+}
+"""Of the policies that a run's comparison trains, in order."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 Training takes the batches in order. Stages share its steps out: each has its own frozen modules and learning rate, and
 a job runs to the end of the stage it begins in, as the next one wants a plan of its own. The comparison trains the
-first few batches under both policies, alternating which comes first, so that slow drifts of the machine fall on both
+first few batches under every policy, taking turns at which comes first, so that slow drifts of the machine fall on all
 alike.
 """
 
@@ -92,9 +92,11 @@ def job_steps(config: Config, mode: str, stage: Stage | None = None) -> tuple[St
         end = config.train.num_steps if stage is None else stage.end_step
         return tuple(StepSpec(t, "balanced", "") for t in range(end))
     steps = [StepSpec(t, "balanced", WARMUP) for t in range(NUM_WARMUP_STEPS)]
-    for pair in range(config.compare.num_batches * config.compare.num_repeats):
-        policies = ("arrival", "balanced") if pair % 2 == 0 else ("balanced", "arrival")
-        steps += [StepSpec(pair % config.compare.num_batches, p, p) for p in policies]
+    policies = ("arrival", *config.compare.baselines, "balanced")
+    for turn in range(config.compare.num_batches * config.compare.num_repeats):
+        repeat, batch = divmod(turn, config.compare.num_batches)
+        first = (batch + repeat) % len(policies)
+        steps += [StepSpec(batch, p, p) for p in policies[first:] + policies[:first]]
     return tuple(steps)
 
 

@@ -102,10 +102,10 @@ class Reader:
         order = "module, is_frozen, min_tokens"
         return self._read(Correction, "v_correction_in_force", where, order=order, observed_at_s=at_s)
 
-    def speedups(self, run_id: str) -> tuple[Speedup, Speedup]:
-        """Measured and simulated speed-up of a run's compared batches, as `v_speedup` has them."""
+    def speedups(self, run_id: str) -> dict[str, tuple[Speedup, Speedup]]:
+        """Measured and simulated speed-up of a run's compared batches over each baseline, as `v_speedup` has them."""
         found = self._fetch("from v_speedup where run_id = ?", [run_id], "v_speedup").to_pylist()
-        return (_speedup(found[0], "measured"), _speedup(found[0], "predicted")) if found else (NOT_COMPARED,) * 2
+        return {row["baseline"]: (_speedup(row, "measured"), _speedup(row, "predicted")) for row in found}
 
     def decisions(self, run_id: str) -> list[Decision]:
         """What a run noticed about its own speed and what was done about it, in order."""

@@ -16,7 +16,9 @@ compared as (
         predicted_step_s,
         1 - busy_s / nullif(num_ranks * step_s, 0) as idle_frac
     from step_rollup
-    where run_id in (select wanted.compare_id from wanted) and policy in ('arrival', 'balanced')
+    where
+        run_id in (select wanted.compare_id from wanted)
+        and policy in ('arrival', 'length_grouped', 'token_lpt', 'token_kk', 'balanced')
 ),
 
 step as (
@@ -38,20 +40,35 @@ step as (
             partition by compared.run_id, compared.attempt, compared.step, compared.policy
             order by step_plan._producer desc, step_plan._seq desc, step_plan.rowid desc
         ) = 1
+),
+
+side as (
+    select
+        run_id,
+        sample_index,
+        policy,
+        min(min(step)) over (partition by run_id, sample_index) as first_step,
+        count(*) as num_steps,
+        median(step_s) as step_s,
+        median(predicted_step_s) as predicted_s,
+        avg(idle_frac) as idle_frac
+    from step
+    group by run_id, sample_index, policy
 )
 
 select
     split_part(run_id, '/', 1) as run_id,
-    min(step) as first_step,
+    baseline.policy as baseline,
+    baseline.first_step,
     len(sample_index) as num_samples,
-    count(*) filter (where policy = 'arrival') as num_arrival_steps,
-    count(*) filter (where policy = 'balanced') as num_balanced_steps,
-    median(step_s) filter (where policy = 'arrival') as arrival_step_s,
-    median(step_s) filter (where policy = 'balanced') as balanced_step_s,
-    median(predicted_step_s) filter (where policy = 'arrival') as arrival_predicted_s,
-    median(predicted_step_s) filter (where policy = 'balanced') as balanced_predicted_s,
-    avg(idle_frac) filter (where policy = 'arrival') as arrival_idle_frac,
-    avg(idle_frac) filter (where policy = 'balanced') as balanced_idle_frac
-from step
-group by run_id, sample_index
-having num_arrival_steps > 0 and num_balanced_steps > 0
+    baseline.num_steps as num_baseline_steps,
+    ours.num_steps as num_balanced_steps,
+    baseline.step_s as baseline_step_s,
+    ours.step_s as balanced_step_s,
+    baseline.predicted_s as baseline_predicted_s,
+    ours.predicted_s as balanced_predicted_s,
+    baseline.idle_frac as baseline_idle_frac,
+    ours.idle_frac as balanced_idle_frac
+from side as baseline
+inner join side as ours using (run_id, sample_index)
+where baseline.policy <> 'balanced' and ours.policy = 'balanced'

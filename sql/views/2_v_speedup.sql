@@ -12,6 +12,7 @@ create or replace view v_speedup as
 with batch as (
     select
         run_id,
+        baseline,
         ln(measured_speedup) as measured,
         ln(predicted_speedup) as predicted
     from v_comparison
@@ -21,6 +22,7 @@ with batch as (
 spread as (
     select
         run_id,
+        baseline,
         count(*) as num_batches,
         avg(measured) as measured,
         avg(predicted) as predicted,
@@ -29,11 +31,12 @@ spread as (
         num_sds * stddev_samp(measured) as measured_half,
         num_sds * stddev_samp(predicted) as predicted_half
     from batch
-    group by run_id
+    group by run_id, baseline
 )
 
 select
     run_id,
+    baseline,
     num_batches,
     exp(measured) as measured_speedup,
     exp(measured - measured_half) as measured_speedup_low,
@@ -46,11 +49,12 @@ from spread;
 comment on macro student_95 is -- noqa: PRS
 'Two-sided 95 % quantile of Student''s t, within 0.3 %, from 2 degrees of freedom on.';
 comment on view v_speedup is
-'What balancing gained, measured and simulated: geometric means over the global batches that ran under both policies, '
-'with their 95 % intervals (none below three batches). Grain: one row per run that compared. Ratios.';
+'What balancing gained over a baseline, measured and simulated: geometric means over the global batches that ran under '
+'both, with their 95 % intervals (none below three batches). Grain: one row per run that compared and baseline. Ratios.';
+comment on column v_speedup.baseline is 'policy that balanced is compared with; arrival: data-blind';
 comment on column v_speedup.num_batches is 'global batches with measured steps under both policies';
 comment on column v_speedup.measured_speedup is
-'measured step in arrival order over balanced, geometric mean over global batches, ratio; above 1: balanced was faster';
+'measured step under the baseline over balanced, geometric mean over global batches, ratio; above 1: balanced was faster';
 comment on column v_speedup.measured_speedup_low is
 'lower end of the 95 % interval of measured_speedup, ratio; null below three batches';
 comment on column v_speedup.measured_speedup_high is

@@ -125,7 +125,7 @@ left join v_run_plan as ran on run.run_id = ran.run_id
 left join v_plan as plan on ran.run_id = plan.run_id and ran.plan_id = plan.plan_id
 left join run_rollup as training on run.run_id = training.run_id
 left join comparison on run.run_id = comparison.run_id
-left join v_speedup as speedup on run.run_id = speedup.run_id
+left join v_speedup as speedup on run.run_id = speedup.run_id and speedup.baseline = 'arrival'
 left join quarantine on run.run_id = quarantine.run_id
 left join dataset on run.run_id = dataset.run_id
 left join corrections on run.run_id = corrections.run_id

@@ -76,6 +76,9 @@ def assert_specs_equal(family: Family, model: torch.nn.Module) -> None:
         entry = [p for n, p in own.items() if n.partition(".")[0] in ENTRIES[tower.call]]
         deep = [p for n, p in own.items() if n.startswith("deepstack_merger_list.")]
         assert (specs[module].num_entry_params, specs[module].num_deep_params) == (num_params(entry), num_params(deep))
+        layers = {id(p) for p in model.get_submodule(f"{tower.path}.{tower.layers}").parameters()}
+        behind = [p for p in whole if not layers & {id(p)} and not any(p is q for q in entry)]
+        assert specs[module].num_projector_matrix_params == max(p.numel() for p in behind)
     decoder = model.get_submodule(family.decoder.path)
     whole = [*decoder.parameters(), *model.get_submodule(family.decoder.head).parameters()]
     assert_spec_equals(specs[LLM], whole, decoder.layers)

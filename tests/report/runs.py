@@ -9,9 +9,10 @@ from dataclasses import replace
 from typing import Any
 
 from dflop.records import ClusterSpec, MicrobatchSpan, RunRecord, StepObservation, StepPlan
-from dflop.records.speedup import NOT_COMPARED, Speedup, speedup
-from dflop.report.comparison import compare_policies
-from dflop.report.observed_steps import measured_steps
+from dflop.records.speedup import Speedup, speedup
+from dflop.report.comparison import ARRIVAL, BALANCED, compare_policies
+from dflop.report.observed_steps import MeasuredStep, measured_steps
+from dflop.report.tables import POLICY_NAMES
 
 HOSTILE = "<script>alert('sample')</script>"
 CUDA = ClusterSpec("gpus", "slurm", 1, 2, 2**36, "cuda", 8)
@@ -49,26 +50,33 @@ def step_plan(step: int, batch: Sequence[int], policy: str = "balanced") -> Step
     return StepPlan("run/compare", step, policy, tuple(batch), 1, (), 10, 1.0, 1.0)
 
 
-def speedups_of(seen: Sequence[StepObservation], plans: Sequence[StepPlan]) -> tuple[Speedup, Speedup]:
+def speedups_of(seen: Sequence[StepObservation], plans: Sequence[StepPlan]) -> dict[str, tuple[Speedup, Speedup]]:
     """What the store's view says of these steps; tests/store/test_speedup.py holds it to that."""
-    found = compare_policies(measured_steps(seen), plans, NOT_COMPARED, NOT_COMPARED)
-    sides = [(pair.arrival, pair.balanced) for pair in found.pairs] if found else []
 
-    def of(name: str) -> Speedup:
+    def of(baseline: str) -> tuple[Speedup, Speedup]:
+        as_arrival = [replace(s, policy={ARRIVAL: "", baseline: ARRIVAL}.get(s.policy, s.policy)) for s in seen]
+        found = compare_policies(measured_steps(as_arrival), plans, {})
+        sides = [(pair.arrival, pair.balanced) for pair in found.pairs] if found else []
+        return pair_of(sides, "step_s"), pair_of(sides, "predicted_step_s")
+
+    def pair_of(sides: Sequence[tuple[Sequence[MeasuredStep], ...]], name: str) -> Speedup:
         medians = [[statistics.median(getattr(s, name) for s in side) for side in both] for both in sides]
-        return speedup([arrival for arrival, _ in medians], [balanced for _, balanced in medians])
+        return speedup([baseline for baseline, _ in medians], [balanced for _, balanced in medians])
 
-    return of("step_s"), of("predicted_step_s")
+    found = {policy: of(policy) for policy in POLICY_NAMES if policy != BALANCED}
+    return {policy: both for policy, both in found.items() if both[0].num_batches}
 
 
 def comparison_of(
-    batches: Sequence[tuple[Sequence[float], Sequence[float]]], *, predicted: tuple[float, float] = (1.2, 1.0)
+    batches: Sequence[Sequence[Sequence[float]]],
+    policies: Sequence[str] = (ARRIVAL, BALANCED),
+    predicted: Sequence[float] = (1.2, 1.0),
 ) -> tuple[list[StepObservation], list[StepPlan]]:
-    """Single-rank comparison: per global batch the arrival and the balanced step times; two warm-up steps first."""
+    """Single-rank comparison: per global batch the step times of each policy; two warm-up steps first."""
     seen = [observe(step, policy="warmup", step_s=100.0) for step in range(2)]
     plans = [step_plan(step, [step], "warmup") for step in range(2)]
     for batch, sides in enumerate(batches):
-        for policy, predicted_s, times in zip(("arrival", "balanced"), predicted, sides, strict=True):
+        for policy, predicted_s, times in zip(policies, predicted, sides, strict=True):
             for step_s in times:
                 step = len(seen)
                 seen.append(observe(step, policy=policy, step_s=step_s, predicted_step_s=predicted_s))

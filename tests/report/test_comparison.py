@@ -8,13 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dflop.records.speedup import NOT_COMPARED
 from dflop.report.comparison import Comparison, compare_policies, verdict
 from dflop.report.observed_steps import measured_steps
 from tests.report.runs import comparison_of, observe, speedups_of, step_plan
 
 SECONDS = st.floats(0.1, 10.0)
-NONE = (NOT_COMPARED, NOT_COMPARED)
 BATCHES = st.lists(
     st.tuples(st.lists(SECONDS, min_size=1, max_size=3), st.lists(SECONDS, min_size=1, max_size=3)),
     min_size=1,
@@ -24,7 +22,7 @@ BATCHES = st.lists(
 
 def compare(batches: Sequence[tuple[Sequence[float], Sequence[float]]]) -> Comparison:
     seen, plans = comparison_of(batches)
-    found = compare_policies(measured_steps(seen), plans, *speedups_of(seen, plans))
+    found = compare_policies(measured_steps(seen), plans, speedups_of(seen, plans))
     assert found is not None
     return found
 
@@ -42,10 +40,22 @@ def test_pairs_by_global_batch_before_averaging() -> None:
     assert arrival.idle_frac == pytest.approx(statistics.fmean(1 - 0.5 / s for s in (3.0, 9.0, 3.0, 30.0, 1.2)))
 
 
+def test_every_baseline_is_compared_with_the_same_balanced_steps() -> None:
+    policies, predicted = ("arrival", "length_grouped", "balanced"), (1.2, 1.1, 1.0)
+    seen, plans = comparison_of([([3.0], [2.0], [1.5])] * 3, policies, predicted)
+    found = compare_policies(measured_steps(seen), plans, speedups_of(seen, plans))
+    assert found is not None
+    assert [p.policy for p in found.policies] == [*policies]
+    assert found.measured.mean == pytest.approx(2.0)
+    text = verdict(found, num_processes=1, num_cores=None)
+    assert text.startswith("Balanced won: its steps took 50.0 % less time than data-blind ones")
+    assert text.endswith("Over length-grouped steps it was 1.333x (95 % interval 1.333x to 1.333x).")
+
+
 def test_a_step_without_plan_is_measured_but_not_paired() -> None:
     seen = [observe(0, policy="arrival", step_s=2.0), observe(1, policy="balanced"), observe(2, policy="arrival")]
     plans = [step_plan(0, [5, 6]), step_plan(1, [5, 6])]
-    found = compare_policies(measured_steps(seen), plans, *speedups_of(seen, plans))
+    found = compare_policies(measured_steps(seen), plans, speedups_of(seen, plans))
     assert found is not None
     assert [p.num_steps for p in found.policies] == [2, 1]
     assert found.measured.mean == pytest.approx(2.0)
@@ -54,7 +64,7 @@ def test_a_step_without_plan_is_measured_but_not_paired() -> None:
 def test_a_comparison_that_was_started_again_counts_with_its_last_attempt() -> None:
     seen, plans = comparison_of([([3.0], [2.0]), ([3.0], [1.0])])
     again = [replace(s, attempt=1, step_s=2.0) for s in seen if s.step in (2, 3)]  # the first batch
-    found = compare_policies(measured_steps([*seen, *again]), plans, NOT_COMPARED, NOT_COMPARED)
+    found = compare_policies(measured_steps([*seen, *again]), plans, {})
     assert found is not None
     assert [p.speedup for p in found.pairs] == [1.0]
 
@@ -62,7 +72,7 @@ def test_a_comparison_that_was_started_again_counts_with_its_last_attempt() -> N
 def test_the_policy_that_ran_counts_not_the_one_that_was_planned() -> None:
     # Rank 0 falls back to arrival order when the plan is late: the observation knows, the plan does not.
     seen = [observe(0, policy="arrival"), observe(1, policy="arrival")]
-    found = compare_policies(measured_steps(seen), [step_plan(0, [5], "arrival"), step_plan(1, [5], "balanced")], *NONE)
+    found = compare_policies(measured_steps(seen), [step_plan(0, [5], "arrival"), step_plan(1, [5], "balanced")], {})
     assert found is not None
     assert found.pairs == ()
 
@@ -109,10 +119,10 @@ def test_verdict_names_a_winner_where_there_is_one(batches: list[tuple[list[floa
 
 def test_verdict_without_comparison_claims_nothing() -> None:
     seen, plans = comparison_of([])
-    assert compare_policies(measured_steps(seen), plans, *NONE) is None, "only warm-up"
-    assert compare_policies((), (), *NONE) is None
+    assert compare_policies(measured_steps(seen), plans, {}) is None, "only warm-up"
+    assert compare_policies((), (), {}) is None
     assert verdict(None, num_processes=4, num_cores=None).startswith("Not compared: no global batch was trained in")
-    only_arrival = compare_policies(measured_steps([observe(0, policy="arrival")]), [step_plan(0, [1])], *NONE)
+    only_arrival = compare_policies(measured_steps([observe(0, policy="arrival")]), [step_plan(0, [1])], {})
     assert verdict(only_arrival, num_processes=4, num_cores=None) == (
         "Not compared: no global batch has measured steps under both policies, so no gain is claimed."
     )

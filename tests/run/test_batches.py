@@ -59,20 +59,27 @@ def test_without_stages_there_is_one_that_takes_the_batches_in_order(tmp_path):
     assert [(s.batch_step, s.policy, s.label) for s in steps] == [(t, "balanced", "") for t in range(5)]
 
 
+@pytest.mark.parametrize("baselines", [[], ["length_grouped"], ["token_kk", "length_grouped"]])
 @pytest.mark.parametrize(("num_batches", "num_repeats"), [(1, 1), (3, 2), (5, 2), (2, 3)])
-def test_a_comparison_is_fair(tmp_path, num_batches, num_repeats):
-    config = make_config(tmp_path, f"compare.num_batches={num_batches}", f"compare.num_repeats={num_repeats}")
+def test_a_comparison_is_fair(tmp_path, num_batches, num_repeats, baselines):
+    policies = ["arrival", *baselines, "balanced"]
+    config = make_config(
+        tmp_path, f"compare.num_batches={num_batches}", f"compare.num_repeats={num_repeats}",
+        f"compare.baselines=[{','.join(baselines)}]",
+    )  # fmt: skip
     steps = job_steps(config, COMPARE)
     warmup, counted = steps[:NUM_WARMUP_STEPS], steps[NUM_WARMUP_STEPS:]
     assert {s.label for s in warmup} == {"warmup"}
     assert all(s.label == s.policy for s in counted)
     assert Counter((s.batch_step, s.policy) for s in counted) == {
-        (b, p): num_repeats for b in range(num_batches) for p in ("arrival", "balanced")
+        (b, p): num_repeats for b in range(num_batches) for p in policies
     }
-    pairs = [counted[i : i + 2] for i in range(0, len(counted), 2)]
-    assert all(a.batch_step == b.batch_step and a.policy != b.policy for a, b in pairs), "a pair shares its batch"
-    firsts = Counter(a.policy for a, _ in pairs)
-    assert abs(firsts["arrival"] - firsts["balanced"]) <= 1, "one policy always goes first"
+    turns = [counted[i : i + len(policies)] for i in range(0, len(counted), len(policies))]
+    for turn in turns:
+        assert len({s.batch_step for s in turn}) == 1, "a turn shares its batch"
+        assert {s.policy for s in turn} == {*policies}
+    firsts = Counter(turn[0].policy for turn in turns)
+    assert max(firsts.values()) - min(firsts[p] for p in policies) <= 1, "one policy always goes first"
 
 
 def test_batches_depend_on_seed_and_step_alone(tmp_path):

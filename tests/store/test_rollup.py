@@ -213,5 +213,5 @@ def test_a_comparison_that_arrives_after_its_run_is_in_the_summary(tmp_path: Pat
     for count in (1, 2):  # ingested one by one: a comparison is one row however often it is added to
         fill(tmp_path, *compared(make, 2 * count), run_id="run/compare")
         with live.open_live(tmp_path) as (con, _):
-            found = con.execute("select run_id, num_arrival_steps from comparison_rollup").fetchall()
+            found = con.execute("select run_id, num_baseline_steps from comparison_rollup").fetchall()
         assert found == [("run", count)]

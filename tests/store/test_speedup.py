@@ -34,9 +34,9 @@ def test_the_view_is_the_function_and_nonsense_keeps_nobody_from_it(empty, batch
     empty.execute("delete from comparison_rollup")
     for number, batch in enumerate(batches):
         empty.execute(
-            "insert into comparison_rollup by name select 'run' as run_id, ? as first_step, 1 as num_samples, "
-            "1 as num_arrival_steps, 1 as num_balanced_steps, ? as arrival_step_s, ? as balanced_step_s, "
-            "? as arrival_predicted_s, ? as balanced_predicted_s",
+            "insert into comparison_rollup by name select 'run' as run_id, 'arrival' as baseline, ? as first_step, "
+            "1 as num_samples, 1 as num_baseline_steps, 1 as num_balanced_steps, ? as baseline_step_s, "
+            "? as balanced_step_s, ? as baseline_predicted_s, ? as balanced_predicted_s",
             [number, *batch],
         )
     good = [b for b in batches if _is_time(b[0]) and _is_time(b[1])]
@@ -45,7 +45,7 @@ def test_the_view_is_the_function_and_nonsense_keeps_nobody_from_it(empty, batch
     predicted = speedup([b[2] for b in good], [b[3] for b in good]) if is_simulated else NOT_COMPARED
     found = empty.execute("from v_speedup").fetchall()
     assert len(found) == bool(good)
-    for _, num_batches, *values in found:
+    for _, _, num_batches, *values in found:
         expected = [v for s in (measured, predicted) for v in (s.mean, s.low, s.high)]
         assert [math.nan if v is None else v for v in values] == pytest.approx(expected, nan_ok=True)
         assert num_batches == measured.num_batches
@@ -68,18 +68,25 @@ def test_the_interval_is_students(num_degrees: int, quantile: float) -> None:
 
 
 def test_repeats_and_restarts_give_one_figure_wherever_one_asks(tmp_path: Path, make) -> None:
-    seen, plans = comparison_of([([3.0, 9.0, 3.1], [2.0, 2.1]), ([30.0], [20.0]), ([1.2], [1.0])])
+    batches = [([3.0, 9.0, 3.1], [4.0], [2.0, 2.1]), ([30.0], [10.0, 11.0], [20.0]), ([1.2], [1.1], [1.0])]
+    seen, plans = comparison_of(batches, ("arrival", "token_kk", "balanced"), (1.2, 1.1, 1.0))
     again = [make.observation(s, run_id="run/compare", attempt=0, step_s=99.0) for s in range(2)]  # before the restart
     seen = [_as_of(make, s) for s in seen]
     fill(tmp_path, make.run(), make.plan(), *again, *seen, *plans)
     with Reader(tmp_path) as reader:
-        measured, predicted = reader.speedups("run")
-        assert reader.speedups("nobody") == (NOT_COMPARED, NOT_COMPARED)
+        found = reader.speedups("run")
+        assert reader.speedups("nobody") == {}
     expected = speedups_of(seen, plans)
-    for found, wanted in zip((measured, predicted), expected, strict=True):
-        assert _values(found) == pytest.approx(_values(wanted))
+    assert set(found) == set(expected) == {"arrival", "token_kk"}
+    for baseline, both in found.items():
+        assert [_values(one) for one in both] == [pytest.approx(_values(one)) for one in expected[baseline]]
+    measured, predicted = found["arrival"]
     assert measured.num_batches == MIN_BATCHES
-    for (row,) in (rows(tmp_path, "from v_run_summary"), named(tmp_path, "runs"), rows(tmp_path, "from v_speedup")):
+    for (row,) in (
+        rows(tmp_path, "from v_run_summary"),
+        named(tmp_path, "runs"),
+        rows(tmp_path, "from v_speedup where baseline = 'arrival'"),
+    ):
         assert tuple(row[f"measured_speedup{end}"] for end in ("", "_low", "_high")) == _values(measured)
         assert tuple(row[f"predicted_speedup{end}"] for end in ("", "_low", "_high")) == _values(predicted)
 

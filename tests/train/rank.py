@@ -68,10 +68,13 @@ class Rank:
         return Feed(source, self.family, self.plan, self.seat, stage, dtype=self.dtype, **options)
 
     def prepare(self, source: SampleSource, step_plan: StepPlan) -> PreparedStep:
-        prepared = self.feed(source).prepare(step_plan)
+        prepared, fillers = self.feed(source).prepare(step_plan), self.fillers(source)
+        return fillers.fill(prepared) if fillers else prepared
+
+    def fillers(self, source: SampleSource) -> Fillers | None:
         if self.groups is None or self.groups.shards is None:
-            return prepared
-        return Fillers(source, self.family, self.plan, self.seat, llm_stage_of(self.stages)).fill(prepared)
+            return None
+        return Fillers(source, self.family, self.plan, self.seat, llm_stage_of(self.stages))
 
     def step(
         self, source: SampleSource, batch: Sequence[SampleShape], step_plan: StepPlan, bad: Collection[int] = ()
@@ -89,5 +92,5 @@ class Rank:
         return Trainer(
             settings=settings, plan=self.plan, seat=self.seat, stages=self.stages, groups=self.groups,
             sharded=self.parts, engine=self.engine, feed=self.feed(source), source=source, plans=plans,
-            optimizer=optimizer, hooks=hooks, **options,
+            optimizer=optimizer, hooks=hooks, fillers=self.fillers(source), **options,
         )  # fmt: skip

@@ -15,7 +15,7 @@ import pytest
 
 from dflop.records import LLM, Plan
 from tests.train.campaign import STEP, WRITES, Job, Kill, counted, records, start_until_killed
-from tests.train.synthetic import make_inline_plan, make_plan
+from tests.train.synthetic import ALL, make_inline_plan, make_plan, sharing
 
 NUM_KILLS, NUM_WRITE_KILLS, MOST_STEPS = 10, 4, 3
 SAME_PLAN, OTHER_PLAN = 1e-6, 1e-4
@@ -34,6 +34,11 @@ def split_plan() -> Plan:
 def inline_plan() -> Plan:
     """Two stages; the second holds half of the encoder and the LLM."""
     return make_inline_plan([{"vision": 1}, {"vision": 1, LLM: 4}], dp=1, num_microbatches=2)
+
+
+def sharded_plan() -> Plan:
+    """All layers on each of three replicas, which share out the parameters."""
+    return sharing(make_inline_plan([{"vision": 2, LLM: 4}], dp=3, num_microbatches=2), ALL)
 
 
 def draw_kills(seed: int, num_ranks: int) -> list[Kill]:
@@ -89,13 +94,14 @@ def assert_same_curve(found, expected, tolerance):
         assert r.grad_norm == pytest.approx(by_step[r.step].grad_norm, rel=100 * tolerance)
 
 
-def test_a_killed_job_goes_on_under_another_plan_and_back(tmp_path, undisturbed):
+def test_a_killed_job_goes_on_under_other_plans_and_shardings_and_back(tmp_path, undisturbed):
     job = make_job(tmp_path, num_steps=6)
     start_until_killed(job, split_plan(), 1, Kill(2, STEP, 3))
     assert start_until_killed(job, inline_plan(), 2, Kill(0, "files written", 1)), "a folder in the making"
-    start_until_killed(job, split_plan(), 3, None)
+    start_until_killed(job, sharded_plan(), 3, Kill(1, STEP, 3))
+    start_until_killed(job, split_plan(), 4, None)
     found = records(job)
-    assert {r.attempt for r in found} == {1, 2, 3}
+    assert {r.attempt for r in found} == {1, 2, 3, 4}
     assert len(found) > job.num_steps, "no kill cost a step"
     assert_nothing_lost_or_repeated(job, found)
     assert_same_curve(found, undisturbed(6), OTHER_PLAN)

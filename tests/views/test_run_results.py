@@ -53,7 +53,7 @@ def test_the_card_the_verdict_the_page_and_sql_tell_one_speedup_with_one_interva
     page = run.report_file.read_text()
     columns, found = query(store, "from v_run_summary")
     row = dict(zip(columns, found[0], strict=True))
-    assert query(store, "select * exclude (run_id, num_batches) from v_speedup")[1] == [
+    assert query(store, "select * exclude (run_id, baseline, num_batches) from v_speedup")[1] == [
         tuple(row[f"{what}_speedup{end}"] for what in ("measured", "predicted") for end in ("", "_low", "_high"))
     ]
     for what, label in (("measured", "speedup, measured"), ("predicted", "speedup, simulated")):

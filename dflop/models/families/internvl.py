@@ -82,7 +82,7 @@ class InternVl(TiledFamily):
     def specs(self) -> tuple[ModuleSpec, ...]:
         vision, text = self.configs["vision"], self._text
         width = vision["hidden_size"] * self.side**2 // self.rows_per_tile
-        projector = 2 * width + counts.two_layer_projector(width, text["hidden_size"])
+        projector = (width, text["hidden_size"], text["hidden_size"])
         # Hugging Face ties this family's embeddings unless the top of the config says otherwise.
         tied = bool(self.hf_config.get("tie_word_embeddings", True))
         return counts.internvit(vision, projector), counts.decoder(text, tied=tied)

@@ -99,8 +99,8 @@ class LlavaOnevision(TiledFamily):
             raise ConfigError(f"`{features}` are no layers", where="model.hf_config.vision_feature_layer")
         width = vision["hidden_size"] * (1 if isinstance(features, int) else len(features))
         has_bias = bool(self.hf_config.get("multimodal_projector_bias", True))
-        projector = counts.two_layer_projector(width, text["hidden_size"], has_bias) + text["hidden_size"]
-        return counts.siglip(vision, projector), counts.decoder(text, tied=self._is_tied)
+        projector = (width, text["hidden_size"], text["hidden_size"])
+        return counts.siglip(vision, projector, has_bias), counts.decoder(text, tied=self._is_tied)
 
     def item_size(self, item: MediaItem) -> tuple[int, ...]:
         """(tiles, height, width, fitted height, fitted width), all but the first in pixels.

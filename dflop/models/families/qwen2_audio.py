@@ -58,7 +58,7 @@ class Qwen2Audio(TrainableFamily):
 
     def specs(self) -> tuple[ModuleSpec, ...]:
         text = self._text
-        projector = counts.linear(self.audio["d_model"], text["hidden_size"])
+        projector = (self.audio["d_model"], text["hidden_size"])
         return counts.qwen2_audio(self.audio, projector), counts.decoder(text, tied=False)
 
     def array_shape(self, module: str, grid: Grid) -> tuple[int, ...]:
