@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from dflop import resources
 from dflop.config import Config, ContainerConfig, SlurmConfig, dump_config, load_config, load_mixture
+from dflop.config.sections import ClusterConfig
 from dflop.errors import ConfigError
 
 BASE = """\
@@ -298,3 +300,10 @@ def test_a_name_is_one_plain_word(config_file, name):
 def test_folders_that_jobs_write_into_have_plain_names(config_file, key, folder):
     what = error_of(config_file, f"{key}={json.dumps(folder)}").what
     assert "no line break or control character" in what or "a path is one line" in what
+
+
+def test_a_cluster_takes_a_process_per_core_at_most_four(monkeypatch):
+    for cores, processes in ((1, 1), (2, 2), (64, 4)):
+        monkeypatch.setattr(os, "cpu_count", lambda cores=cores: cores)
+        found = ClusterConfig(name="here", num_processes_per_node="auto", memory_per_process_gib=1)
+        assert found.num_processes_per_node == processes

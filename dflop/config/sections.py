@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, AliasChoices, Field, field_validator, model_validator
+from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, model_validator
 from pydantic.fields import FieldInfo
 
 from dflop.config.section import FilePath, Section
@@ -82,6 +82,10 @@ class DatasetConfig(Section):
 
 
 MAX_AUTO_PROCESSES = 4
+_ONE_PER_CORE = BeforeValidator(
+    lambda given: min(MAX_AUTO_PROCESSES, os.cpu_count() or 1) if given == "auto" else given,
+    json_schema_input_type=int | Literal["auto"],
+)
 
 
 class ClusterConfig(Section):
@@ -90,7 +94,7 @@ class ClusterConfig(Section):
     name: str
     backend: Literal["local", "slurm"] = "local"
     num_nodes: int = Field(default=1, ge=1)
-    num_processes_per_node: int = Field(ge=1)
+    num_processes_per_node: Annotated[int, _ONE_PER_CORE] = Field(ge=1)
     """`auto`: one per core of this machine, at most 4."""
     memory_per_process_gib: float = Field(gt=0)
     device: Literal["cpu", "cuda"] = "cpu"
@@ -99,11 +103,6 @@ class ClusterConfig(Section):
     hardware: str = "auto"
     """Label of the hardware in the store; `auto` reads this machine's."""
     slurm: SlurmConfig = SlurmConfig()
-
-    @field_validator("num_processes_per_node", mode="before")
-    @classmethod
-    def _one_per_core(cls, given: object) -> object:
-        return min(MAX_AUTO_PROCESSES, os.cpu_count() or 1) if given == "auto" else given
 
     def spec(self) -> ClusterSpec:
         """The cluster as the planner sees it."""
