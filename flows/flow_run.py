@@ -5,20 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable
-from functools import partial
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from prefect import Flow, State, get_run_logger, states
+from prefect import Flow, get_run_logger, states
 from prefect.client.orchestration import get_client
 from prefect.runtime import flow_run as this_flow_run
 from rich.console import Console
 
 from dflop import errors
-from dflop.config import Config, load_with_origins, validated_config
-from dflop.errors import ConfigError, DflopError, did_you_mean
+from dflop.config import Config, load_with_origins
+from dflop.errors import ConfigError, DflopError
 from dflop.run import lifecycle
 from dflop.run.cancel import as_cancelled, cancel_run
 from dflop.run.directory import RunDir, open_run
@@ -31,65 +30,51 @@ RUN_DIR_LABEL = "dflop.run_dir"
 """Label of a flow run with the run directory, by which its jobs are found when it is cancelled, wherever it is."""
 HEAR_EVERY_S = 10.0
 TIMEOUT_S = 15.0
-
-
-class StrictFlow(Flow[..., Any]):
-    """A flow that refuses what it does not know, with the nearest name that it does."""
-
-    def validate_parameters(self, parameters: dict[str, Any]) -> dict[str, Any]:
-        """Parameters as the flow takes them.
-
-        Raises:
-            ConfigError: a name, or a key of the configuration, is unknown.
-        """
-        for name in parameters.keys() - self.parameters.properties.keys():
-            hint = did_you_mean(name, self.parameters.properties)
-            raise ConfigError(f"unknown parameter `{name}`", where=f"parameters of {self.name}", hint=hint)
-        if isinstance(parameters.get("config"), dict):
-            parameters = {**parameters, "config": validated_config(parameters["config"], "parameters: config")}
-        return super().validate_parameters(parameters)
-
-
-def drives(name: str) -> Callable[[Callable[..., Any]], StrictFlow]:
-    """A flow of this name that drives a run."""
-    hooks: dict[str, Any] = {"on_cancellation": [empty_the_queue], "on_crashed": [note_crash]}
-    return partial(StrictFlow, name=name, flow_run_name=flow_run_name, **hooks)
-
-
-def looks(name: str) -> Callable[[Callable[..., Any]], StrictFlow]:
-    """A flow of this name that drives nothing."""
-    return partial(StrictFlow, name=name, flow_run_name=flow_run_name)
-
-
-def flow_run_name() -> str:
-    """Name of a flow run by what it was given; the id of its run once it has one."""
-    given = this_flow_run.parameters
-    if given.get("run"):
-        return Path(given["run"]).name
-    config = given.get("config")
-    if config:
-        return str(config.name if isinstance(config, Config) else config.get("name", "?"))
-    return Path(given.get("config_path") or "?").stem
-
-
-async def begin(config: Config | None, config_path: str, overrides: tuple[str, ...], run: str) -> RunDir:
-    """The run that a flow's parameters mean.
+_PARAMETERS = """
 
     Args:
-        config: Typed configuration.
-        config_path: YAML file, read where there is no configuration.
-        overrides: `a.b=value` strings for the file.
-        run: Existing run, which goes before both; a configuration then says where runs are.
+        config: Configuration of a new run, or of the unfinished one that has the same.
+        config_path: YAML file to read it from, where `config` is left empty.
+        overrides: `a.b=value`, for the file.
+        run: Run to go on with (directory, id, beginning of an id, `latest`), in place of both.
+"""
+
+
+def drives(name: str) -> Callable[[Callable[[RunDir], Awaitable[Any]]], Flow[..., Any]]:
+    """A flow of this name, of the steps of a run: it begins or takes up the run that is meant, and drives it."""
+
+    def flow_of(steps: Callable[[RunDir], Awaitable[Any]]) -> Flow[..., Any]:
+        async def drive(
+            config: Config | None = None, config_path: str = "", overrides: tuple[str, ...] = (), run: str = ""
+        ) -> Any:
+            plain_logs()
+            say = get_run_logger().info
+            found = await asyncio.to_thread(_run_meant, config, config_path, overrides, run, say)
+            if lifecycle.is_finished(found):
+                say(finished_text(found))
+                return states.Completed(message=finished_text(found))
+            try:
+                async with _driving(found, say):
+                    return await steps(found)
+            except errors.Cancelled as error:
+                say(str(error))
+                return states.Cancelled(message=as_cancelled(found).what, data=as_cancelled(found))
+
+        # By these names Prefect finds the flow in its file.
+        drive.__module__, drive.__name__, drive.__qualname__ = steps.__module__, steps.__name__, steps.__name__
+        drive.__doc__ = f"{steps.__doc__}{_PARAMETERS}"
+        return Flow(drive, name=name, on_cancellation=[empty_the_queue], on_crashed=[note_crash])
+
+    return flow_of
+
+
+def _run_meant(config: Config | None, config_path: str, overrides: tuple[str, ...], run: str, say: Say) -> RunDir:
+    """The run that a flow's parameters mean; `run` goes before both, a configuration then says where runs are.
 
     Raises:
         ConfigError: there is none, or it cannot run here.
         LaunchError: somebody drives it.
     """
-    plain_logs()
-    return await asyncio.to_thread(_run_meant, config, config_path, overrides, run, get_run_logger().info)
-
-
-def _run_meant(config: Config | None, config_path: str, overrides: tuple[str, ...], run: str, say: Say) -> RunDir:
     if not (run or config or config_path):
         raise ConfigError(
             "which run? the flow was given no configuration",
@@ -108,13 +93,8 @@ def _run_meant(config: Config | None, config_path: str, overrides: tuple[str, ..
 
 
 @contextlib.asynccontextmanager
-async def driving(run: RunDir) -> AsyncIterator[None]:
-    """Drive a run for the length of the block; if the run is cancelled, the block ends and what is behind it follows.
-
-    Raises:
-        DflopError: as the block raised it.
-    """
-    say = get_run_logger().info
+async def _driving(run: RunDir, say: Say) -> AsyncIterator[None]:
+    """Drive a run for the length of the block, under its name, and hear whether the flow run is cancelled."""
     config, flow_run_id = run.config(), UUID(this_flow_run.id)
     tags = {*this_flow_run.tags, "dflop", config.name, f"cluster:{config.cluster.name}"}
     with contextlib.suppress(Exception):  # a server that is away costs the name of its page
@@ -125,23 +105,9 @@ async def driving(run: RunDir) -> AsyncIterator[None]:
     try:
         async with driver_session(run, say):
             yield
-    except errors.Cancelled as error:
-        say(str(error))
     finally:
         listening.cancel()
         await asyncio.gather(listening, return_exceptions=True)
-
-
-def finished(run: RunDir) -> State[Any]:
-    """How a flow ends whose run has nothing left to do."""
-    get_run_logger().info(finished_text(run))
-    return states.Completed(message=finished_text(run))
-
-
-def cancelled(run: RunDir) -> State[Any]:
-    """How a flow ends whose run was cancelled."""
-    error = as_cancelled(run)
-    return states.Cancelled(message=error.what, data=error)
 
 
 async def _hear_cancel(flow_run_id: UUID, run: RunDir, say: Say) -> None:

@@ -23,7 +23,7 @@ from prefect.artifacts import (
 
 from dflop.errors import DflopError, redacted
 from dflop.run.directory import RunDir
-from dflop.run.status import job_table
+from dflop.run.status import JOB_COLUMNS, job_rows
 from dflop.steps.follow import Listener
 from dflop.steps.reporting import history_page
 
@@ -65,7 +65,7 @@ class Page(Listener):
         if self._drawing is not None:
             await self._drawing
         where = f"logs are in {self._run.path}"
-        await self.table("jobs", job_table, self._run, MAX_SHOWN_JOBS, description=where)
+        await self.table("jobs", _jobs, self._run, description=where)
         await self.markdown("history", history_page, self._run, description="what the run noticed and decided")
 
     def progress(self, percent: float, text: str) -> None:
@@ -113,3 +113,8 @@ class Page(Listener):
             return None
         self._has_failed = False
         return found
+
+
+def _jobs(run: RunDir) -> list[dict[str, Any]]:
+    """The newest jobs of a run, as `dflop runs show` has them."""
+    return [dict(zip(JOB_COLUMNS, row, strict=True)) for row in job_rows(run)[-MAX_SHOWN_JOBS:]]

@@ -1,59 +1,78 @@
 """Prefect flows launch jobs for data and model profiles, optimize a plan, and submit the training job.
 
 Profiles are kept in the store, jobs are journalled before anybody waits, training resumes from its checkpoint: run a
-flow again after any crash and it goes on. `dflop train` is the same without Prefect (`dflop/steps/session.py`).
+flow again after any crash and it goes on. `dflop train` is the same without Prefect (`dflop/steps/session.py`). Steps
+of the pipeline are flows of their own, too, with the same parameters.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from pathlib import Path
 
-from flow_run import begin, cancelled, drives, driving, finished
+import tasks
+from flow_run import drives, plain_logs
 from page import Page
-from prefect import State, get_run_logger
-from tasks import compare, optimize_plan, profile_data, profile_model, report, train
+from prefect import flow, get_run_logger
 
-from dflop.config import Config
-from dflop.records import ProfileRecord
+from dflop.config import load_config
+from dflop.records import Plan, ProfileRecord
 from dflop.report.summary import RunSummary
 from dflop.run.directory import RunDir
+from dflop.run.find import find_run, runs_folder
 from dflop.run.launcher import launcher_of
-from dflop.run.lifecycle import is_finished
 from dflop.steps import planning, profiling, reporting, training
 from dflop.steps.session import finish
+from dflop.steps.training import Trained
 
 
 @drives("dflop-pipeline")
-async def pipeline(
-    config: Config | None = None, config_path: str = "", overrides: tuple[str, ...] = (), run: str = ""
-) -> RunSummary | State[Any]:
-    """Run, or go on with, the whole pipeline of a configuration.
+async def pipeline(run: RunDir) -> RunSummary:
+    """Run, or go on with, the whole pipeline of a configuration."""
+    data = await profiled_data(run)
+    model = await profiled_model(run, data)
+    trained = await trained_by_now(run)
+    while not trained.is_over:
+        plan = await tasks.optimize_plan(run, model, trained)
+        trained = await tasks.train(run, plan)
+    if training.wants_comparison(run):
+        await tasks.compare(run, trained)
+    finish(run)
+    return await tasks.report(run, trained)
+
+
+@drives("dflop-profile")
+async def profile(run: RunDir) -> ProfileRecord:
+    """Profile dataset and modules, as far as the store does not know them."""
+    return await profiled_model(run, await profiled_data(run))
+
+
+@drives("dflop-plan")
+async def plan(run: RunDir) -> Plan:
+    """Choose the layout for what a profiled run trains next."""
+    return await tasks.optimize_plan(run, None, await trained_by_now(run))
+
+
+@drives("dflop-train")
+async def train(run: RunDir) -> Trained:
+    """Train a planned run to the end of its stage, or until another plan pays."""
+    trained = await tasks.train(run, None)
+    if trained.is_over and not training.wants_comparison(run):
+        finish(run)
+    return trained
+
+
+@flow(name="dflop-report", flow_run_name="{run}")
+async def report(run: str = "latest", config_path: str = "") -> RunSummary:
+    """Write report.html of a run from what the store knows now, and show summary and history.
 
     Args:
-        config: Configuration of a new run, or of the unfinished one that has the same.
-        config_path: YAML file to read it from, where `config` is left empty.
-        overrides: `a.b=value`, for the file.
-        run: Run to go on with (directory, id, beginning of an id, `latest`), in place of both.
-
-    Returns:
-        Summary of the run.
+        run: Run directory, id, beginning of an id, or `latest`; somebody else may be driving it.
+        config_path: YAML file whose `runs:` says where runs are; empty: DFLOP_RUNS, or `runs`.
     """
-    found = await begin(config, config_path, overrides, run)
-    if is_finished(found):
-        return finished(found)
-    async with driving(found):
-        data = await profiled_data(found)
-        model = await profiled_model(found, data)
-        trained = await trained_by_now(found)
-        while not trained.is_over:
-            plan = await optimize_plan(found, model, trained)
-            trained = await train(found, plan)
-        if training.wants_comparison(found):
-            await compare(found, trained)
-        finish(found)
-        return await report(found, trained)
-    return cancelled(found)
+    plain_logs()
+    folder = load_config(Path(config_path)).runs if config_path else runs_folder()
+    return await tasks.report(await asyncio.to_thread(find_run, run, folder), None)
 
 
 async def profiled_data(run: RunDir) -> ProfileRecord:
@@ -61,7 +80,7 @@ async def profiled_data(run: RunDir) -> ProfileRecord:
     say, store = get_run_logger().info, run.config().store
     key = await asyncio.to_thread(profiling.data_profile_key, run, say)
     is_stored = await asyncio.to_thread(profiling.stored_profile, store, key) is not None
-    data = await profile_data.with_options(refresh_cache=not is_stored)(run, key)
+    data = await tasks.profile_data.with_options(refresh_cache=not is_stored)(run, key)
     await asyncio.to_thread(profiling.take_samples, run, data, say)
     what = "tokens per kind of sample and module"
     await Page("profile-data", run).table("data-profile", reporting.data_rows, run, description=what)
@@ -72,9 +91,9 @@ async def profiled_model(run: RunDir, data: ProfileRecord) -> ProfileRecord:
     """The profile of a run's modules; Prefect's cache is asked if the store has all that the run needs."""
     key, *_ = await asyncio.to_thread(planning.model_profile_key, run.config())
     is_stored = await asyncio.to_thread(profiling.is_profiled, run)
-    return await profile_model.with_options(refresh_cache=not is_stored)(run, data, key)
+    return await tasks.profile_model.with_options(refresh_cache=not is_stored)(run, data, key)
 
 
-async def trained_by_now(run: RunDir) -> training.Trained:
+async def trained_by_now(run: RunDir) -> Trained:
     """How far a run has trained before this flow does anything."""
     return await asyncio.to_thread(training.trained_so_far, run, launcher_of(run, run.config()))

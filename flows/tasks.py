@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from typing import Any
 
 from page import Page
 from prefect import task
-from prefect.cache_policies import NO_CACHE, CachePolicy
+from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.context import TaskRunContext
 from prefect.tasks import Task
@@ -25,15 +24,9 @@ from dflop.steps.training import Trained
 from dflop.views import run_results
 
 
-@dataclass
-class ByStoreKey(CachePolicy):
-    """A profile is what its key in the store says: code, hardware and data."""
-
-    def compute_key(
-        self, task_ctx: TaskRunContext, inputs: dict[str, Any], flow_parameters: dict[str, Any], **kwargs: Any
-    ) -> str:
-        """The task, the store's key, and the version whose records are kept under it."""
-        return f"dflop-{__version__}-{task_ctx.task.name}-{inputs['key']}"
+def store_key(context: TaskRunContext, parameters: dict[str, Any]) -> str:
+    """Of a profile, which is what its key in the store says (code, hardware and data), as this version records it."""
+    return f"dflop-{__version__}-{context.task.name}-{parameters['key']}"
 
 
 async def the_cluster_did_it(_task: Task[Any, Any], _task_run: TaskRun, state: State[Any]) -> bool:
@@ -50,7 +43,7 @@ RETRIED: dict[str, Any] = {
 }
 
 
-@task(name="profile-data", cache_policy=ByStoreKey(), persist_result=True, **RETRIED)
+@task(name="profile-data", cache_key_fn=store_key, persist_result=True, **RETRIED)
 async def profile_data(run: RunDir, key: str) -> ProfileRecord:
     """Sizes of every sample, measured by an array of jobs over shards of the dataset.
 
@@ -62,7 +55,7 @@ async def profile_data(run: RunDir, key: str) -> ProfileRecord:
         return await profiling.profile_data(run, launcher_of(run, run.config()), page)
 
 
-@task(name="profile-model", cache_policy=ByStoreKey(), persist_result=True, **RETRIED)
+@task(name="profile-model", cache_key_fn=store_key, persist_result=True, **RETRIED)
 async def profile_model(run: RunDir, data: ProfileRecord, key: str) -> ProfileRecord:
     """Times of every module on the cluster's devices, measured by an array of jobs per tensor-parallel degree.
 

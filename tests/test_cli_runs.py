@@ -87,7 +87,7 @@ def test_a_log_is_followed_until_its_job_has_ended(folder):
         until(lambda: out.read_text() == "one\ntwo\n", what="the second line")
         with log.open("a") as file:
             file.write(" is whole\n")
-        Journal(run.path, run.run_id).changed(handle, JobStatus(JobState.DONE))
+        Journal(run.path, run.run_id).changes([(handle, JobStatus(JobState.DONE))])
         assert following.wait(60) == 0, err.read_text()
     assert out.read_text() == "one\ntwo\nthree is whole\n"
 

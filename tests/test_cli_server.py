@@ -68,9 +68,9 @@ def test_the_right_password_is_accepted(address, monkeypatch):
     from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
     with temporary_settings({PREFECT_API_URL: f"{address}/api", PREFECT_API_AUTH_STRING: PASSWORD}):
-        assert server.check_server() == f"{address}/api"
+        assert server.check_server() == (f"{address}/api", "3.8.8")
     with temporary_settings(restore_defaults={PREFECT_API_URL}):
-        assert server.check_server() == "", "a temporary one will do"
+        assert server.check_server() == ("", ""), "a temporary one will do"
 
 
 def test_flows_are_served_to_a_server(tmp_path):
@@ -96,7 +96,7 @@ LOCKED = """
 import asyncio, json, os, urllib.error, urllib.request
 from dflop.cli import server
 server.prepare()
-assert server.check_server() == ""
+assert server.check_server() == ("", "")
 server.lock_temporary_server()
 from prefect.client.orchestration import get_client
 from prefect.settings import get_current_settings

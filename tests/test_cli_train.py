@@ -17,7 +17,7 @@ from dflop.run.driver_lock import driver_of
 from dflop.run.status import jobs_of
 from dflop.train.manifest import read_latest
 from tests.jobs.training import fresh, planned_run, profiled
-from tests.launch.helpers import is_gone, until
+from tests.launch.helpers import is_gone, live, until
 from tests.test_cli import assert_refused, dflop, python_path
 
 NUM_STEPS = 40
@@ -74,7 +74,7 @@ def training(run: RunDir, *, from_step: int = 1) -> list[int]:
     """Pids of the ranks of the training job, once it has made a checkpoint."""
 
     def look() -> list[int] | None:
-        handle = Journal(run.path, run.run_id).live(f"{run.run_id}/train")
+        handle = live(Journal(run.path, run.run_id), f"{run.run_id}/train")
         if handle is None or (read_latest(run.checkpoints) or {"next_step": 0})["next_step"] < from_step:
             return None
         files = [handle.path(f"{rank}.pid") for rank in range(handle.num_tasks)]

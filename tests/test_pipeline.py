@@ -21,6 +21,7 @@ from dflop.run.directory import RunDir
 from dflop.store import console
 from dflop.train.manifest import read_latest
 from tests.jobs.training import NARROW_OMNI
+from tests.launch.helpers import live
 
 NUM_STEPS, BATCH_SIZE = 9, 8
 
@@ -114,7 +115,7 @@ def start():
 
 
 def kill_a_rank(run: RunDir) -> None:
-    handle = Journal(run.path, run.run_id).live(f"{run.run_id}/train")
+    handle = live(Journal(run.path, run.run_id), f"{run.run_id}/train")
     assert handle is not None
     os.kill(int(handle.path("1.pid").read_text().split()[0]), signal.SIGKILL)
 

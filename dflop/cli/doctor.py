@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from dflop.doctor.finding import Finding
-    from dflop.doctor.flow_server import FlowServer
 
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "bold red", "skip": "dim"}
 
@@ -39,13 +38,13 @@ def doctor(
     """
     from rich.console import Console
 
+    from dflop.cli.server import check_server
     from dflop.doctor.examine import examine
     from dflop.doctor.finding import FAIL, OK, SKIP
 
-    server, problem = _flow_server()
     counts: Counter[str] = Counter()
     console, area = Console(highlight=False), ""
-    for finding in examine(config, overrides, store, server, problem):
+    for finding in examine(config, overrides, store, check_server):
         counts[finding.status] += 1
         if quiet and finding.status in (OK, SKIP):
             continue
@@ -70,15 +69,3 @@ def _print(finding: Finding, console: Console) -> None:
     console.print(line, soft_wrap=True)
     if finding.advice and finding.status != "ok":
         console.print(Text(f"       -> {printable(redacted(finding.advice))}"), soft_wrap=True)
-
-
-def _flow_server() -> tuple[FlowServer | None, str]:
-    """What Prefect's own settings say, and what is wrong with them."""
-    from dflop.cli.server import configured_server
-
-    try:
-        return configured_server(), ""
-    except ImportError:
-        return None, "Prefect cannot be imported"
-    except Exception as error:  # settings of any kind of wrong end in errors of pydantic, TOML or Prefect's own
-        return None, " ".join(str(error).split())[:300]

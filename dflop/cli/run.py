@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from pathlib import Path
@@ -16,8 +17,8 @@ if TYPE_CHECKING:
     from dflop.config import Config
     from dflop.run.directory import RunDir
 
-FLOWS = {"pipeline": "pipeline.py"} | dict.fromkeys(("profile", "plan", "train", "report"), "single_steps.py")
-"""Flows that are served, and where each is in `flows/`."""
+FLOWS = ("pipeline", "profile", "plan", "train", "report")
+"""Of `flows/pipeline.py`, those that are served."""
 
 
 def run(config: ConfigFile, *, overrides: Overrides = (), dry_run: DryRun = False) -> None:
@@ -54,21 +55,21 @@ def _show_dry_run(config: Config) -> None:
 
 def _run_flow(config: Path, overrides: tuple[str, ...], loaded: Config) -> None:
     from dflop.cli import server
-    from dflop.run import lifecycle
+    from dflop.run import lifecycle, stray_servers
     from dflop.run.directory import open_run
 
     lifecycle.check_free(loaded, say)
     server.prepare()
-    server.mark_as_driver()
+    os.environ[stray_servers.VARIABLE] = str(os.getpid())
     # Prefect hands SIGTERM on when it has ended the flow: without this one, its temporary server would be left behind.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     import asyncio
 
     from prefect import tags
 
-    if not server.check_server():
+    if not server.check_server()[0]:
         server.lock_temporary_server()
-    flow = server.load_flow(FLOWS["pipeline"], "pipeline")
+    flow = server.load_flow("pipeline")
     try:
         with tags("dflop"):
             summary = asyncio.run(flow(config_path=str(config), overrides=list(overrides)))
@@ -149,14 +150,14 @@ def serve(
 
     if limit < 1:
         raise ConfigError(f"cannot run {limit} flows at the same time", where="--limit", hint="1 or more")
-    if not (url := server.check_server()):
+    url, _ = server.check_server()
+    if not url:
         raise ConfigError(
             "flows are served to a Prefect server, and PREFECT_API_URL names none",
             where="PREFECT_API_URL",
             hint="prefect server start; then export PREFECT_API_URL=http://127.0.0.1:4200/api",
         )
-    flows = (server.load_flow(file, flow) for flow, file in FLOWS.items())
-    deployments: list[Any] = [flow.to_deployment(name=name, tags=["dflop"]) for flow in flows]
+    deployments: list[Any] = [server.load_flow(flow).to_deployment(name=name, tags=["dflop"]) for flow in FLOWS]
     asyncio.run(server.watch_for_silent_flows())
     say(f"serving {', '.join(f'dflop-{flow}/{name}' for flow in FLOWS)} to {url}; Ctrl-C ends it and cancels its runs")
     prefect.serve(*deployments, limit=limit, print_starting_message=False)

@@ -84,8 +84,8 @@ def logs(
 
     Example: dflop runs logs latest -f
     """
+    from dflop.launch.tail import last_lines, new_lines
     from dflop.run.find import find_run
-    from dflop.run.logs import last_lines, new_lines
     from dflop.run.queue import is_over
     from dflop.run.status import log_files
 
@@ -99,7 +99,7 @@ def logs(
     while follow:
         has_ended = is_over(found, view.handle if view else None)
         for file in files:
-            text, offsets[file] = new_lines(file, offsets[file])
+            text, offsets[file], _ = new_lines(file, offsets[file])
             _print_log(text)
         if has_ended:
             return
@@ -108,8 +108,7 @@ def logs(
 
 def _print_log(text: str) -> None:
     """As it is into files and pipes; on a terminal without what a terminal would obey."""
-    if text:
-        print("\r".join(map(printable, text.split("\r"))) if sys.stdout.isatty() else text, flush=True)
+    print("\r".join(map(printable, text.split("\r"))) if sys.stdout.isatty() else text, end="", flush=True)
 
 
 @app.command
@@ -140,6 +139,7 @@ def reap(
 
     Example: dflop reap --dry-run
     """
+    from dflop.launch.process import kill_all
     from dflop.report.rows import print_rows
     from dflop.run import stray_servers
     from dflop.run.cancel import reap as reap_jobs
@@ -151,5 +151,5 @@ def reap(
     if servers := stray_servers.left_behind():
         pids = ", ".join(str(process.pid) for process in servers)
         if not dry_run:
-            stray_servers.end(servers)
+            kill_all(servers)
         say(f"temporary Prefect servers without a driver {'would be ended' if dry_run else 'ended'}: {pids}")

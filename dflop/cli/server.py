@@ -1,20 +1,16 @@
 """The Prefect server behind `dflop run` and `dflop serve`: our settings for its clients, and whether it answers.
 
-It is asked once, in seconds and before anything else: a client of Prefect's own meets a wrong password with pages of
-traceback, and tries for minutes to reach a server that is not there.
+It is asked once, in seconds and before anything else: a flow meets a wrong password with pages of traceback, and tries
+for minutes to reach a server that is not there.
 """
 
 from __future__ import annotations
 
 import os
 import secrets
-import ssl
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dflop.errors import ConfigError, DflopError, LaunchError
-
-if TYPE_CHECKING:
-    from dflop.doctor.flow_server import FlowServer
 
 DEFAULTS = {
     # Nothing is told to anybody.
@@ -33,6 +29,8 @@ DEFAULTS = {
     "PREFECT_LOGGING_FORMATTERS_STANDARD_TASK_RUN_FMT": "%(asctime)s %(task_run_name)s: %(message)s",
 }
 """Settings, where the user has not chosen; to be in the environment before Prefect is imported."""
+TIMEOUT_S = 10
+_HINT = "PREFECT_API_URL=http://127.0.0.1:4200/api for a server on this machine"
 _FOREIGN = ("httpx", "httpcore", "prefect", "websockets", "anyio")
 
 
@@ -42,13 +40,13 @@ def prepare() -> None:
         os.environ.setdefault(name, value)
 
 
-def load_flow(file: str, name: str) -> Any:
-    """A flow out of the folder `flows/`, by path as Prefect loads deployments."""
+def load_flow(name: str) -> Any:
+    """A flow of `flows/pipeline.py`, by path as Prefect loads deployments."""
     from prefect.flows import load_flow_from_entrypoint
 
     from dflop import resources
 
-    return load_flow_from_entrypoint(f"{resources.path('flows') / file}:{name}", use_placeholder_flow=False)
+    return load_flow_from_entrypoint(f"{resources.path('flows')}/pipeline.py:{name}", use_placeholder_flow=False)
 
 
 async def watch_for_silent_flows() -> None:
@@ -64,55 +62,42 @@ async def watch_for_silent_flows() -> None:
             await client.create_automation(wanted)
 
 
-def configured_server() -> FlowServer:
-    """The server that Prefect's own settings name, from variables, files and profiles; no address: a temporary one."""
-    from prefect.settings import get_current_settings
-
-    from dflop.doctor.flow_server import FlowServer
-
-    api = get_current_settings().api
-    auth, key = (secret.get_secret_value() if secret else "" for secret in (api.auth_string, api.key))
-    tls = None
-    if str(api.url).startswith("https"):
-        tls = ssl.create_default_context(cafile=api.ssl_cert_file)
-        if api.tls_insecure_skip_verify:
-            tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
-    return FlowServer.of((api.url or "").rstrip("/"), auth_string=auth, api_key=key, tls=tls)
-
-
-def check_server() -> str:
-    """Address of the server's API, once it has answered; empty where a temporary one will be started.
+def check_server() -> tuple[str, str]:
+    """Address of the server's API and its version, once it has answered; empty where a temporary one will be started.
 
     Raises:
         ConfigError: it wants another password, or the address is none.
         LaunchError: it does not answer, or is none.
     """
-    from dflop.doctor.flow_server import get
+    import httpx
+    from prefect.client.orchestration import get_client
+    from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, get_current_settings, temporary_settings
 
-    server = configured_server()
-    if not server.url:
-        return ""
+    api = get_current_settings().api
+    if not (url := (api.url or "").rstrip("/")):
+        return "", ""
+    status = 0
     try:
-        status, _ = get(server, "/admin/version")  # /health answers without a password
-    except ValueError as error:
+        with (
+            temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}),
+            get_client(httpx_settings={"timeout": TIMEOUT_S}, sync_client=True) as client,
+        ):
+            return url, str(client.api_version())  # /health answers without a password
+    except httpx.HTTPStatusError as error:
+        status = error.response.status_code
+    except (httpx.InvalidURL, httpx.UnsupportedProtocol, ValueError) as error:
         raise ConfigError(f"not an address: {error}", where="PREFECT_API_URL", hint=_HINT) from None
-    except OSError as error:
-        raise LaunchError(
-            f"the Prefect server at {server.url} does not answer: {getattr(error, 'reason', error)}",
-            where="PREFECT_API_URL",
-            hint="start it (prefect server start), or unset the variable for a temporary one; dflop train needs none",
-        ) from None
+    except httpx.HTTPError as error:
+        what = f"the Prefect server at {url} does not answer: {error}"
+        hint = "start it (prefect server start), or unset the variable for a temporary one; dflop train needs none"
+        raise LaunchError(what, where="PREFECT_API_URL", hint=hint) from None
     if status in (401, 403):
-        given = "it refuses ours" if server.auth else "no password is given"
-        raise ConfigError(
-            f"the Prefect server at {server.url} wants a password, {given}",
-            where="PREFECT_API_AUTH_STRING",
-            hint="export PREFECT_API_AUTH_STRING, name:password as in the server's PREFECT_SERVER_API_AUTH_STRING",
-        )
-    if status != 200:
-        what = f"what answers at {server.url} is no Prefect server: HTTP {status}"
-        raise LaunchError(what, where="PREFECT_API_URL", hint=_HINT)
-    return server.url
+        what = f"the Prefect server at {url} wants a password, "
+        what += "it refuses ours" if api.auth_string or api.key else "no password is given"
+        hint = "export PREFECT_API_AUTH_STRING, name:password as in the server's PREFECT_SERVER_API_AUTH_STRING"
+        raise ConfigError(what, where="PREFECT_API_AUTH_STRING", hint=hint)
+    what = f"what answers at {url} is no Prefect server: HTTP {status}"
+    raise LaunchError(what, where="PREFECT_API_URL", hint=_HINT)
 
 
 def lock_temporary_server() -> None:
@@ -134,9 +119,6 @@ def lock_temporary_server() -> None:
             del os.environ[name]
 
 
-_HINT = "PREFECT_API_URL=http://127.0.0.1:4200/api for a server on this machine"
-
-
 def as_error_of_ours(error: Exception) -> DflopError | None:
     """What a flow's exception means that came out of Prefect's client; None of any other exception."""
     if type(error).__module__.partition(".")[0] not in _FOREIGN:
@@ -150,10 +132,3 @@ def as_error_of_ours(error: Exception) -> DflopError | None:
         where=os.environ.get("PREFECT_API_URL", "temporary server"),
         hint="jobs go on without it: dflop run again, or dflop train RUN, which needs no server",
     )
-
-
-def mark_as_driver() -> None:
-    """Let a temporary server be known as ours: killed with -9, this process leaves it behind for `dflop reap`."""
-    from dflop.run.stray_servers import driver_mark
-
-    os.environ |= driver_mark()

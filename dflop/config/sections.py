@@ -120,8 +120,8 @@ class ClusterConfig(Section):
 class DataProfileConfig(Section):
     """How the dataset is measured."""
 
-    num_shards: int = Field(default=1, ge=1)
-    """Jobs the dataset is split over."""
+    num_shards: int = Field(default=1, ge=1, le=1000)
+    """Jobs the dataset is split over: an array of Slurm, which has 1,001 elements at most by default."""
     num_workers: int = Field(default=1, ge=1)
     """Processes of each job."""
     max_bad_frac: float = Field(default=0.01, ge=0, le=1)

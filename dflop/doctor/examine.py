@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from dflop.config import Config, load_problems, load_with_origins
 from dflop.doctor import file_system, flow_server, installed, profile_store, slurm_cluster, this_machine
 from dflop.doctor.finding import FAIL, OK, Finding
-from dflop.doctor.flow_server import FlowServer
 from dflop.errors import DflopError
 from dflop.steps.preflight import problems
 
@@ -17,15 +16,11 @@ CONFIGURATION = "configuration"
 
 
 def examine(
-    config_file: Path | None,
-    overrides: Sequence[str],
-    store: Path,
-    server: FlowServer | None,
-    settings_problem: str = "",
+    config_file: Path | None, overrides: Sequence[str], store: Path, ask_server: Callable[[], tuple[str, str]]
 ) -> Iterator[Finding]:
     """Findings, as they are made; without a configuration, those of this machine, the store and the server.
 
-    The store is looked for in `store` where no configuration names one; the last two are for `flow_server`.
+    The store is looked for in `store` where no configuration names one; `ask_server` is for `flow_server`.
     """
     yield from installed.python_and_dflop()
     yield from installed.packages(importlib.metadata.requires("dflop") or [])
@@ -48,7 +43,7 @@ def examine(
     wants_gpu = here is not None and here.cluster.device == "cuda"
     yield from this_machine.machine(wants_gpu, here.model.attention if here else "auto")
     yield from slurm_cluster.slurm(config)
-    yield from flow_server.flow_server(server, settings_problem)
+    yield from flow_server.flow_server(ask_server)
     yield from profile_store.profile_store(store)
     yield from file_system.file_system("store", store)
     if config is not None:

@@ -7,9 +7,11 @@ behaves between nodes is inferred from its type.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -89,14 +91,8 @@ def _kind(what: str, folder: Path) -> Finding:
     return Finding(AREA, what, OK, detail)
 
 
-def mount_kind(folder: Path, mounts: str | None = None) -> str:
-    """Kind of the file system a folder is on (`ext4`, `nfs4`, `lustre`, ...), by the content of `/proc/mounts`."""
-    if mounts is None:
-        try:
-            mounts = Path("/proc/mounts").read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            return "unknown"
-    found = [line.split()[1:3] for line in mounts.splitlines() if len(line.split()) > 2]
-    points = [(point.replace("\\040", " "), kind) for point, kind in found]
-    above = [(len(point), n, kind) for n, (point, kind) in enumerate(points) if folder.resolve().is_relative_to(point)]
-    return max(above, default=(0, 0, "unknown"))[2]
+def mount_kind(folder: Path) -> str:
+    """Kind of the file system a folder is on (`ext4`, `nfs4`, `lustre`, ...)."""
+    with contextlib.suppress(OSError, IndexError):
+        return subprocess.run(["df", "--output=fstype", folder], capture_output=True, text=True).stdout.split()[-1]
+    return "unknown"

@@ -10,16 +10,14 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol
 
 from dflop.config import ClusterConfig, Config
 from dflop.doctor import partition_limits
 from dflop.doctor.finding import FAIL, OK, SKIP, WARN, Finding
 from dflop.doctor.partition_limits import NodeGroup
 from dflop.errors import DflopError, did_you_mean
-from dflop.launch.commands import job_environment, keys_of_refusal, run_command
+from dflop.launch.commands import Command, job_environment, keys_of_refusal, run_command
 from dflop.launch.executor import Executor
 from dflop.launch.slurm import comment_of
 from dflop.run.batches import TRAIN
@@ -35,14 +33,6 @@ _NO_CLUSTER = (
     "run on a login node, or say in SLURM_CONF where the cluster's slurm.conf is; without a cluster, jobs run on this "
     "machine: cluster.backend local"
 )
-
-
-class Command(Protocol):
-    """Runs a client of Slurm."""
-
-    def __call__(
-        self, args: Sequence[str], environment: Mapping[str, str] | None = None
-    ) -> subprocess.CompletedProcess[str]: ...
 
 
 def slurm(config: Config | None = None, command: Command = run_command) -> Iterator[Finding]:
@@ -110,7 +100,7 @@ def _jobs(config: Config, groups: Sequence[NodeGroup], command: Command) -> Iter
     try:
         training = submit.train_job(run, config, TRAIN, config.cluster.spec().num_processes)
         profiles = submit.model_jobs(run, config, "", "", ("llm",))
-        specs = [submit.data_jobs(run, config, "")[0], *(jobs[0] for jobs in profiles), training]
+        specs = [submit.data_jobs(run, config, "", "slurm")[0], *(jobs[0] for jobs in profiles), training]
     except DflopError as error:
         yield Finding(AREA, "submitting", FAIL, error.what, error.hint)
         return

@@ -1,12 +1,11 @@
 """A step becomes a submitit job, and what became of it: on Slurm or on this machine.
 
-    JobSpecs --alike?--> Executor --> job.sbatch --sbatch--> squeue, sacct, scontrol, files --Watcher--> JobStatus
+    JobSpecs --alike?--> Executor --> job.sbatch --sbatch--> squeue, sacct, exit files --Watcher--> JobStatus
                                        +--srun--> task: entry(*args) --> result, traceback, stops --explain--^
 
 A job is a function named by reference plus string arguments, known by its id *and* its time of submission, because ids
 come again. Shards of a data profile are an array; so are modules of a model profile, one array per tensor-parallel
-degree. More jobs than MaxArraySize are several arrays, which wait for each other where `max_jobs_at_once` is set.
-Elements that were done are kept when a sibling fails.
+degree. Elements that were done are kept when a sibling fails.
 
 How the one error of a job is chosen, layer by layer: inside the job the ranks agree on a first cause
 (`dflop/train/liveness.py`, `Judge.verdict`); each task leaves its result or traceback; afterwards `first_error`
@@ -15,33 +14,11 @@ How the one error of a job is chosen, layer by layer: inside the job the ranks a
 
 from __future__ import annotations
 
-from typing import Any
-
-from dflop.errors import ConfigError, did_you_mean
 from dflop.launch.job import JobHandle, JobSpec, JobState, JobStatus, Launcher, LogPaths, Resources, log_paths
 from dflop.launch.journal import Change, Journal
 from dflop.launch.wait import adopt_or_submit_all, run_jobs_async
 
 __all__ = [
     "Change", "JobHandle", "JobSpec", "JobState", "JobStatus", "Journal", "Launcher", "LogPaths", "Resources",
-    "adopt_or_submit_all", "log_paths", "make_launcher", "run_jobs_async",
+    "adopt_or_submit_all", "log_paths", "run_jobs_async",
 ]  # fmt: skip
-
-
-def make_launcher(backend: str, **options: Any) -> Launcher:
-    """Launcher of the named backend; options are the keyword arguments of its class, which is imported here.
-
-    Raises:
-        ConfigError: no such backend.
-        LaunchError: the backend cannot work on this machine.
-    """
-    if backend == "slurm":
-        from dflop.launch.slurm import SlurmLauncher
-
-        return SlurmLauncher(**options)
-    if backend == "local":
-        from dflop.launch.local import LocalLauncher
-
-        return LocalLauncher(**options)
-    hint = did_you_mean(backend, ("local", "slurm"))
-    raise ConfigError(f"unknown launcher backend `{backend}`", hint=hint)

@@ -17,7 +17,6 @@ from dflop.errors import InfrastructureError, LaunchError
 COMMENT = "dflop:"
 """Begins the comment of every job that is submitted to Slurm; the id of its run follows."""
 COMMAND_TIMEOUT_S = 60
-MAX_IDS_PER_SCANCEL = 500
 _HAS_ENDED = ("Invalid job id", "already completing or completed")
 _CLIENT_VARIABLES = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT", "SLURM_CLUSTERS"})
 """Where the cluster is, and the token it knows a person by."""
@@ -39,10 +38,12 @@ _KEYS_OF_REFUSALS = (
     ("generic resource", "cluster.slurm.gpus, cluster.slurm.gpu_type"),
     ("time limit", "cluster.slurm.time_limit_min"),
     ("node configuration", "cluster.num_nodes, cluster.num_processes_per_node"),
+    ("array specification", "data_profile.num_shards, which MaxArraySize bounds"),
 )
 """(In sbatch's words, what to look at) where it refuses a job."""
 
-Command = Callable[[Sequence[str]], subprocess.CompletedProcess[str]]
+Command = Callable[..., subprocess.CompletedProcess[str]]
+"""`run_command`, or what stands in for it."""
 
 
 class ControllerAway(InfrastructureError):
@@ -81,17 +82,16 @@ def scancel(*job_ids: str, options: Sequence[str] = ()) -> None:
     Raises:
         LaunchError: scancel failed.
     """
-    for first in range(0, len(job_ids), MAX_IDS_PER_SCANCEL):
-        command = ["scancel", *options, *job_ids[first : first + MAX_IDS_PER_SCANCEL]]
-        done = run_command(command)
-        # scancel writes one line for each job that has ended.
-        problems = [line for line in done.stderr.splitlines() if line.strip()]
-        has_ended = bool(problems) and all(any(ended in line for ended in _HAS_ENDED) for line in problems)
-        if done.returncode != 0 and not has_ended:
-            more = f" and {len(job_ids) - 1} more" if len(job_ids) > 1 else ""
-            raise LaunchError(
-                f"scancel of job {job_ids[0]}{more} failed: {done.stderr.strip()}", hint=" ".join(command)
-            )
+    if not job_ids:
+        return
+    command = ["scancel", *options, *job_ids]
+    done = run_command(command)
+    # scancel writes one line for each job that has ended.
+    problems = [line for line in done.stderr.splitlines() if line.strip()]
+    has_ended = bool(problems) and all(any(ended in line for ended in _HAS_ENDED) for line in problems)
+    if done.returncode != 0 and not has_ended:
+        more = f" and {len(job_ids) - 1} more" if len(job_ids) > 1 else ""
+        raise LaunchError(f"scancel of job {job_ids[0]}{more} failed: {done.stderr.strip()}", hint=" ".join(command))
 
 
 def client_environment(environ: Mapping[str, str]) -> dict[str, str]:

@@ -1,8 +1,8 @@
 """The process that owns a local job: forks its tasks, watches them, and ends them together.
 
-`python -m dflop.launch.controller FOLDER JOB_ID PLACES MAX_JOBS`, started by `local.py` in a session of its own, so
-that the job outlives the process that submitted it. It waits for a place, and leaves a record of how its tasks ended
-and no orphans. When one task fails the others are ended: they would hang in a collective for ever.
+`python -m dflop.launch.controller FOLDER JOB_ID`, started by `local.py` in a session of its own, so that the job
+outlives the process that submitted it. It leaves a record of how its tasks ended and no orphans. When one task fails
+the others are ended: they would hang in a collective for ever.
 
 Several tasks share one import of their entry: where cores are few, importing torch and a model's code per rank is most
 of a short job. Not those with GPUs: a library may touch the device when it is imported, and CUDA survives no fork.
@@ -11,7 +11,6 @@ of a short job. Not those with GPUs: a library may touch the device when it is i
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import gc
 import importlib
 import json
@@ -34,8 +33,7 @@ from dflop.launch.process import Child, ProcessId, adopt_orphans, family, kill_a
 from dflop.launch.results import payload_of
 
 TIMEOUT_SIGNAL_DELAY_S = 60  # before the time limit tasks get SIGUSR2
-LOOKS_EVERY_S, PLACE_POLL_S = 0.04, 0.2
-"""Between two looks at the tasks; for a place: who waits must not disturb those who measure."""
+LOOKS_EVERY_S = 0.04
 PEER_GRACE_S, INTERRUPT_GRACE_S = 2.0, 1.0
 """How long tasks may go on after one failed, to write the traceback that explains the failure; and after SIGINT."""
 PICKLE_WITHIN_S = 60  # or its submitter died before it named the pickle, and there is no job
@@ -63,16 +61,6 @@ def watch(tasks: Sequence[Child], limit_s: float, warning_s: float) -> dict[str,
         if must_tell and dead is None:
             for task in tasks:
                 task.send_signal(signal.SIGUSR2)
-
-
-def take_place(places: int, max_jobs: int) -> None:
-    """Wait for one of `max_jobs` places and keep it to the end of this process: a lock on a byte of the open file."""
-    while True:
-        for place in range(max_jobs):
-            with contextlib.suppress(BlockingIOError):
-                fcntl.lockf(places, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, place)
-                return
-        time.sleep(PLACE_POLL_S)
 
 
 def _preload(spec: JobSpec) -> None:
@@ -111,7 +99,7 @@ def _become_task(paths: JobPaths, rank: int, num_tasks: int, port: int) -> None:
         Path("/proc/self/comm").write_text(f"rank{rank}")
 
 
-def main(folder: str, job_id: str, places: str, max_jobs: str) -> None:
+def main(folder: str, job_id: str) -> None:
     """Run the job to its end, take everything it started down with it, and only then say how it ended."""
     me = ProcessId.of(os.getpid())
     assert me is not None
@@ -124,7 +112,6 @@ def main(folder: str, job_id: str, places: str, max_jobs: str) -> None:
         wait_until(pickle.exists, PICKLE_WITHIN_S)
         spec = payload_of(pickle).spec
         r = spec.resources
-        take_place(int(places), int(max_jobs))
         if r.num_tasks > 1 and not r.gpus_per_node:
             _preload(spec)
         port = _free_port()

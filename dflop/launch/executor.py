@@ -37,7 +37,6 @@ SCRIPT, MAKE_WAY, STOPS = "job.sbatch", "make_way", "stops"
 """The last script, to be submitted by hand; suffixes of files of a job that was told to stop for good, or stopped."""
 LOOKS_EVERY_S, ENDS_WITHIN_S = 15, 60
 """How often the script looks whether every task has left its result, and how long all of them may take to end then."""
-USUAL_MAX_ARRAY_SIZE = 1001
 SUBMIT_TIMEOUT_S = 600  # sbatch itself tries again while the controller is busy
 _AGAIN = "again="
 _UNTIL_IT_LISTENS = (
@@ -48,12 +47,12 @@ _UNTIL_IT_LISTENS = (
 (coreutils before 8.31) an early signal is lost."""
 
 
-def batches(specs: Sequence[JobSpec], max_array_size: int = USUAL_MAX_ARRAY_SIZE) -> list[list[int]]:
-    """Positions of specs that go to sbatch together: those of one array name and shape, at most so many."""
+def batches(specs: Sequence[JobSpec]) -> list[list[int]]:
+    """Positions of specs that go to sbatch together: those of one array name and shape."""
     groups: list[tuple[object, list[int]]] = []
     for n, spec in enumerate(specs):
         shape = (spec.array, spec.folder, spec.resources, spec.env, spec.is_resumable) if spec.array else n
-        group = next((g for of, g in reversed(groups) if of == shape and len(g) < max_array_size), None)
+        group = next((g for of, g in groups if of == shape), None)
         if group is None:
             groups.append((shape, group := []))
         group.append(n)
@@ -61,19 +60,16 @@ def batches(specs: Sequence[JobSpec], max_array_size: int = USUAL_MAX_ARRAY_SIZE
 
 
 class Executor(SlurmExecutor):
-    """Submits jobs of one shape, with a comment by which they are found, maybe `after` the job of that id has ended.
+    """Submits jobs of one shape, with a comment by which they are found.
 
     Raises:
         LaunchError: a folder or an option has a line break in it, or the folder what Slurm would replace.
     """
 
-    def __init__(
-        self, specs: Sequence[JobSpec], site: SlurmConfig, comment: str, *, after: str = "",
-        job_class: type[Any] = SlurmJob,
-    ) -> None:  # fmt: skip
+    def __init__(self, specs: Sequence[JobSpec], site: SlurmConfig, comment: str) -> None:
         spec, r = specs[0], specs[0].resources
         super().__init__(spec.folder, python=_python(site.container, has_gpus=r.gpus_per_node > 0))
-        self.specs, self.job_class, self._after = specs, job_class, after
+        self.specs = specs
         self.job_name = spec.array if len(specs) > 1 else spec.name
         log = f"{self.folder}/{'%A_%a' if len(specs) > 1 else '%j'}_{BATCH_LOG}"
         options = {
@@ -134,8 +130,7 @@ class Executor(SlurmExecutor):
         return "\n".join([shebang, *(f"# {' '.join(line.splitlines())}" for line in about), rest])
 
     def _make_submission_command(self, submission_file_path: Path) -> list[str]:
-        after = [f"--dependency=afterany:{self._after}"] if self._after else []
-        return ["sbatch", "--parsable", *after, str(submission_file_path)]
+        return ["sbatch", "--parsable", str(submission_file_path)]
 
     @staticmethod
     def _get_job_id_from_submission_command(string: bytes | str) -> str:
@@ -154,7 +149,7 @@ class Executor(SlurmExecutor):
         if not job_id:
             script.replace(self.folder / SCRIPT)
             raise self._refusal(done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}")
-        job: SlurmJob[Any] = self.job_class(self.folder, job_id, range(self._num_tasks()))
+        job: SlurmJob[Any] = SlurmJob(self.folder, job_id, range(self._num_tasks()))
         job.paths.move_temporary_file(script, "submission_file", keep_as_symlink=True)
         (self.folder / SCRIPT).write_text(text.replace(f"\n{_AGAIN}\n", f"\n{_AGAIN}{job_id}\n"))
         return job
@@ -167,7 +162,7 @@ class Executor(SlurmExecutor):
                 submission.dump(path)
             first = self._submit_command(self._submitit_command_str)
             ids = [f"{first.job_id}_{n}" for n in range(len(pickles))] if len(pickles) > 1 else [first.job_id]
-            jobs: list[Job[Any]] = [self.job_class(self.folder, job_id, range(self._num_tasks())) for job_id in ids]
+            jobs: list[Job[Any]] = [SlurmJob(self.folder, job_id, range(self._num_tasks())) for job_id in ids]
             # Ids come again: what another job with this one has left, but for its logs, is not this one's.
             for path in self.folder.glob(f"{first.job_id}_*"):
                 is_older = os.lstat(path).st_mtime < os.stat(pickles[0]).st_mtime

@@ -36,12 +36,8 @@ class Journal:
         queued, next_attempt = JobStatus(JobState.QUEUED), {r.job_key: r.attempt + 1 for r in self.records()}
         self._append([self._row(h, queued, next_attempt.get(h.key, 0), h.submitted_at_s) for h in handles])
 
-    def changed(self, handle: JobHandle, status: JobStatus) -> None:
-        """Note a job's new state; a state it already has is not noted again."""
-        self.changes([(handle, status)])
-
     def changes(self, changes: Sequence[Change]) -> None:
-        """Note the new states of several jobs."""
+        """Note new states of jobs; a state that a job already has is not noted again."""
         rows, jobs, now_s = [], self.jobs(), time.time()
         for handle, status in changes:
             _, last = jobs.get((handle.job_id, handle.submitted_at_s), (handle, None))
@@ -64,11 +60,6 @@ class Journal:
     def latest(self) -> dict[str, tuple[JobHandle, JobState]]:
         """The latest job with each key, and its state; it may have ended unseen."""
         return {handle.key: (handle, JobState(last.state)) for handle, last in self.jobs().values()}
-
-    def live(self, key: str) -> JobHandle | None:
-        """The latest job with this key that was not seen to end, or None. It may have ended unseen: poll it."""
-        handle, state = self.latest().get(key, (None, JobState.LOST))
-        return None if state.is_final else handle
 
     def records(self) -> list[JobRecord]:
         """Everything noted so far, oldest first; what was appended since the last time is read.

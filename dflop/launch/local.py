@@ -1,10 +1,10 @@
 """Jobs as processes of this machine, through submitit's local executor.
 
-submitit starts everything at once, names jobs by pid and blanks CUDA_VISIBLE_DEVICES; here each job has a controller
-(`controller.py`) that waits until a place is free (a timing probe wants the machine to itself), ids are unique over
-time and devices stay visible. As on Slurm, what was submitted outlives the process that submitted it. All state is in
-the job's folder: submitit's pickle, `_process.json` (the controller), `_exit.json` (how the tasks ended), `_cancelled`.
-Nodes are simulated: all tasks share one machine, hence one node.
+submitit names jobs by pid, blanks CUDA_VISIBLE_DEVICES and lets the peers of a dead task wait; here each job has a
+controller (`controller.py`) that ends them, ids are unique over time and devices stay visible. As on Slurm, what was
+submitted outlives the process that submitted it. All state is in the job's folder: submitit's pickle, `_process.json`
+(the controller), `_exit.json` (how the tasks ended), `_cancelled`. Nodes are simulated: all tasks share one machine,
+hence one node. Jobs start at once: who submits says how many the machine bears.
 """
 
 from __future__ import annotations
@@ -15,14 +15,13 @@ import shlex
 import signal
 import subprocess
 import sys
-import tempfile
 import uuid
 from typing import Any
 
 from submitit.local.local import LocalExecutor, LocalJob
 
 from dflop import files
-from dflop.launch.job import JobHandle, JobSpec, JobState, JobStatus, Launcher, log_paths, make_folder
+from dflop.launch.job import JobHandle, JobSpec, JobState, JobStatus, Launcher, make_folder
 from dflop.launch.payload import Payload, task_environment
 from dflop.launch.process import ProcessId, end_family
 from dflop.launch.results import DeadTask, collect_values, explain, handle_of, has_all_results, status_from_results
@@ -32,18 +31,16 @@ _PROCESS, _EXIT, _CANCELLED = "process.json", "exit.json", "cancelled"
 
 
 class LocalLauncher(Launcher):
-    """Launcher for this machine: `max_jobs` of its jobs run at once, a cancelled one may clean up for a moment."""
+    """Launcher for this machine; a job that is cancelled may clean up for a moment."""
 
     backend = "local"
 
-    def __init__(self, *, max_jobs: int = 1, cancel_grace_s: float = 3.0) -> None:
-        self.max_jobs, self.cancel_grace_s = max_jobs, cancel_grace_s
-        self._places = tempfile.TemporaryFile()  # noqa: SIM115  # open as long as the launcher lives
-        """Controllers lock a byte of it each, and the kernel unlocks it when they end."""
+    def __init__(self, *, cancel_grace_s: float = 3.0) -> None:
+        self.cancel_grace_s = cancel_grace_s
 
     def submit(self, spec: JobSpec) -> JobHandle:
         make_folder(spec.folder)
-        job = _Executor(spec, self._places.fileno(), self.max_jobs).submit(Payload(self.backend, spec))
+        job = _Executor(spec).submit(Payload(self.backend, spec))
         return handle_of(job.paths.submitted_pickle)
 
     def poll(self, handle: JobHandle) -> JobStatus:
@@ -58,8 +55,7 @@ class LocalLauncher(Launcher):
             dead = _dead_task(handle)
             return explain(handle, JobStatus(JobState.FAILED), dead) if dead else status_from_results(handle)
         if is_alive:
-            has_begun = os.path.exists(log_paths(handle).stdout)
-            return JobStatus(JobState.RUNNING) if has_begun else JobStatus(JobState.QUEUED, "waits for its turn")
+            return JobStatus(JobState.RUNNING)
         if controller is None:
             return JobStatus(JobState.LOST, "it was never started")
         end_family(controller, grace_s=0)  # tasks of a killed controller live on
@@ -75,10 +71,7 @@ class LocalLauncher(Launcher):
                 end_family(controller, grace_s=self.cancel_grace_s)
 
     def interrupt(self, handle: JobHandle) -> None:
-        state, controller = self.poll(handle).state, _controller_of(handle)
-        if state is JobState.QUEUED:
-            self.cancel(handle)
-        elif state is JobState.RUNNING and controller is not None:
+        if (controller := _controller_of(handle)) is not None:
             controller.send(signal.SIGUSR2)
 
     def collect(self, handle: JobHandle) -> list[Any]:
@@ -86,20 +79,16 @@ class LocalLauncher(Launcher):
 
 
 class _Executor(LocalExecutor):
-    """submitit's local executor, with our controller in a session of its own and the environment left alone.
+    """submitit's local executor, with our controller in a session of its own and the environment left alone."""
 
-    Of the controllers that have the file descriptor `places`, `max_jobs` run at once.
-    """
-
-    def __init__(self, spec: JobSpec, places: int, max_jobs: int) -> None:
+    def __init__(self, spec: JobSpec) -> None:
         super().__init__(spec.folder)
-        self.spec, self.places, self.max_jobs = spec, places, max_jobs
+        self.spec = spec
 
     def _submit_command(self, command: str) -> LocalJob[Any]:
         spec, job_id = self.spec, uuid.uuid4().hex[:12]
         env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
         args = [sys.executable, "-u", "-m", "dflop.launch.controller", str(self.folder), job_id]
-        args += [str(self.places), str(self.max_jobs)]
         if setup := spec.resources.setup:
             args = ["bash", "-c", " && ".join([*setup, f"exec {shlex.join(args)}"])]
         # SIGUSR2 to what is started here waits until it is asked for: by the controller's loop, by tasks that listen.
@@ -108,7 +97,7 @@ class _Executor(LocalExecutor):
             with (self.folder / f"{job_id}_controller.log").open("wb") as log:
                 process = subprocess.Popen(
                     args, env=env | task_environment(spec), start_new_session=True, stdin=subprocess.DEVNULL,
-                    stdout=log, stderr=log, pass_fds=(self.places,),
+                    stdout=log, stderr=log,
                 )  # fmt: skip
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import importlib
 import os
-import re
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -68,18 +66,10 @@ def task_environment(spec: JobSpec) -> dict[str, str]:
 
 
 def load_entry(entry: str) -> Callable[..., Any]:
-    """The function that `package.module:function` names.
-
-    Raises:
-        LaunchError: it is not of that form, or the module has no such function.
-    """
+    """The function that `package.module:function` names."""
     module_name, _, function_name = entry.partition(":")
-    if not module_name or not function_name:
-        raise LaunchError(f"entry `{entry}` is not of the form package.module:function")
-    function = getattr(importlib.import_module(module_name), function_name, None)
-    if not callable(function):
-        raise LaunchError(f"module `{module_name}` has no function `{function_name}`", where=f"entry `{entry}`")
-    return function  # type: ignore[no-any-return]  # getattr is Any; callable() was checked
+    function: Callable[..., Any] = getattr(importlib.import_module(module_name), function_name)
+    return function
 
 
 def note_stop(began_at: int, reached: int) -> None:
@@ -97,62 +87,30 @@ def note_stop(began_at: int, reached: int) -> None:
 def srun_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """What `init_process_group("env://")` reads, for a task that `srun` started, from Slurm's variables.
 
-    A MASTER_ADDR or MASTER_PORT is kept: scripts set them where the node's name leads to the wrong network.
+    MASTER_ADDR is the batch script's: it may know that a node's name leads to the wrong network. So may be MASTER_PORT.
 
     Raises:
-        LaunchError: the task was not started by srun, a variable is no number or does not fit the others, or
-            `scontrol` cannot expand the node list.
+        LaunchError: the task was not started by srun, or the script names no MASTER_ADDR.
     """
-    if "SLURM_PROCID" not in environ:
-        hint = "start the tasks with srun or torchrun, see slurm/train.sbatch"
-        raise LaunchError("neither RANK nor SLURM_PROCID is set", where="environment", hint=hint)
-    world_size = _number(environ, "SLURM_NTASKS", 10_000_000)
-    counts = tasks_per_node(environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
-    node_rank = _number(environ, "SLURM_NODEID", len(counts))
-    if environ.get("MASTER_PORT"):
-        port = _number(environ, "MASTER_PORT", 2**16, least=1)
-    else:  # all tasks of a job agree on it without talking, and neighbours on shared nodes do not
-        port = FIRST_PORT + _number(environ, "SLURM_JOB_ID", 2**63) % NUM_PORTS
-    return {
-        "RANK": str(_number(environ, "SLURM_PROCID", world_size)),
-        "WORLD_SIZE": str(world_size),
-        "LOCAL_RANK": str(_number(environ, "SLURM_LOCALID", counts[node_rank])),
-        "LOCAL_WORLD_SIZE": str(counts[node_rank]),
-        "NODE_RANK": str(node_rank),
-        # The step's nodes, not the job's: srun may leave nodes of its job out.
-        "MASTER_ADDR": environ.get("MASTER_ADDR") or _first_host(environ.get("SLURM_STEP_NODELIST", "")),
-        "MASTER_PORT": str(port),
-    }
-
-
-def _number(environ: Mapping[str, str], name: str, end: int, *, least: int = 0) -> int:
-    text = environ.get(name, "")
-    if not re.fullmatch(r"\d{1,19}", text, re.ASCII) or not least <= int(text) < end:
-        what = f"{name} is `{text[:60]}`, expected a number from {least} and below {end}"
-        hint = "start the tasks with srun, and leave its variables as they are"
-        raise LaunchError(what, where="environment", hint=hint)
-    return int(text)
+    try:
+        counts, node_rank = tasks_per_node(environ["SLURM_STEP_TASKS_PER_NODE"]), int(environ["SLURM_NODEID"])
+        # All tasks of a job agree on the port without talking, and neighbours on shared nodes do not.
+        port = environ.get("MASTER_PORT") or FIRST_PORT + int(environ["SLURM_JOB_ID"]) % NUM_PORTS
+        return {
+            "RANK": environ["SLURM_PROCID"],
+            "WORLD_SIZE": environ["SLURM_NTASKS"],
+            "LOCAL_RANK": environ["SLURM_LOCALID"],
+            "LOCAL_WORLD_SIZE": str(counts[node_rank]),
+            "NODE_RANK": str(node_rank),
+            "MASTER_ADDR": environ["MASTER_ADDR"],
+            "MASTER_PORT": str(port),
+        }
+    except (KeyError, ValueError, IndexError) as error:
+        hint = "start the tasks with srun or torchrun, as slurm/train.sbatch does"
+        raise LaunchError(f"neither RANK nor all of srun's variables are set: {error}", hint=hint) from None
 
 
 def tasks_per_node(text: str) -> list[int]:
-    """Tasks on each node of a step; Slurm writes `2(x3),1` for 2, 2, 2, 1.
-
-    Raises:
-        LaunchError: the text is none of that kind.
-    """
-    counts = []
-    for part in text.split(","):
-        match = re.fullmatch(r"(\d{1,7})(?:\(x(\d{1,7})\))?", part, re.ASCII)
-        if match is None:
-            raise LaunchError(f"cannot read Slurm's task counts `{text}`", where="SLURM_STEP_TASKS_PER_NODE")
-        counts += [int(match[1])] * int(match[2] or 1)
-    return counts
-
-
-def _first_host(node_list: str) -> str:
-    command = ["scontrol", "show", "hostnames", node_list]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[0]
-    except (OSError, ValueError, subprocess.CalledProcessError, IndexError) as error:
-        what = f"`{' '.join(command)}` gives no host: {error}"
-        raise LaunchError(what, hint="export MASTER_ADDR in the batch script") from error
+    """Tasks on each node of a step; Slurm writes `2(x3),1` for 2, 2, 2, 1."""
+    parts = [part.removesuffix(")").partition("(x") for part in text.split(",")]
+    return [int(number) for number, _, times in parts for _ in range(int(times or 1))]

@@ -1,4 +1,4 @@
-"""Jobs on a Slurm cluster, through submitit: its executor, its watcher and its files, with what they lack.
+"""Jobs on a Slurm cluster, through submitit: its executor and its files, with what they lack.
 
 `executor.py` says how a job gets to Slurm and what is in its batch script, `watcher.py` how Slurm is asked. Why a job
 ended is told in the words of its tasks, of srun and of its batch script: Slurm's are fewer.
@@ -14,12 +14,10 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from submitit.slurm.slurm import SlurmJob
-
 from dflop.config import SlurmConfig
 from dflop.errors import LaunchError
-from dflop.launch.commands import COMMENT, ControllerAway, run_command, scancel
-from dflop.launch.executor import MAKE_WAY, USUAL_MAX_ARRAY_SIZE, Executor, batches
+from dflop.launch.commands import COMMENT, ControllerAway, scancel
+from dflop.launch.executor import MAKE_WAY, Executor, batches
 from dflop.launch.job import CHECKPOINTED, JobHandle, JobSpec, JobState, JobStatus, Launcher, make_folder
 from dflop.launch.payload import START_LINE, Payload
 from dflop.launch.results import BATCH_LOG, DeadTask, collect_values, explain, handle_of, is_done
@@ -59,19 +57,15 @@ class SlurmLauncher(Launcher):
     def submit_all(self, specs: Sequence[JobSpec]) -> list[JobHandle]:
         """Hand the jobs to sbatch, those of one array name and shape as one array.
 
-        Where a limit of jobs at once is set and an array is too large for one call, each part waits for the one before.
-
         Raises:
             ControllerAway: nobody answered; jobs before are adopted when these are submitted again.
         """
-        handles, last, before = dict[int, JobHandle](), "", ""
-        job_class = type("Job", (SlurmJob,), {"watcher": self.watcher})
-        for group in batches(specs, max_array_size() if len(specs) > 1 else 1):
+        handles = dict[int, JobHandle]()
+        for group in batches(specs):
             some = [specs[n] for n in group]
-            after = last if self.site.max_jobs_at_once and before and before == some[0].array else ""
             make_folder(some[0].folder)
             try:
-                executor = Executor(some, self.site, self.comment, after=after, job_class=job_class)
+                executor = Executor(some, self.site, self.comment)
                 jobs = executor.submit_array([Payload(self.backend, spec) for spec in some])
             except LaunchError as error:
                 if not isinstance(error, ControllerAway):
@@ -79,7 +73,6 @@ class SlurmLauncher(Launcher):
                         self.cancel(*handles.values())
                 raise
             handles |= {n: handle_of(job.paths.submitted_pickle) for n, job in zip(group, jobs, strict=True)}
-            last, before = jobs[0].job_id.partition("_")[0], some[0].array
         self.watcher.note(handles.values())
         return [handles[n] for n in range(len(specs))]
 
@@ -120,12 +113,6 @@ class SlurmLauncher(Launcher):
 def comment_of(run_id: str) -> str:
     """By which the jobs of a run are found in the queue: `squeue -o "%i %k"`."""
     return f"{COMMENT}{run_id}"
-
-
-def max_array_size() -> int:
-    """Elements that an array may have here; Slurm's default where it does not say."""
-    found = re.search(r"^MaxArraySize\s*=\s*(\d+)", run_command(["scontrol", "show", "config"]).stdout, re.MULTILINE)
-    return max(1, int(found[1])) if found else USUAL_MAX_ARRAY_SIZE
 
 
 def first_dead_task(handle: JobHandle) -> DeadTask | None:

@@ -1,13 +1,12 @@
-"""Follows the logs of running jobs without drowning their reader: a rank may write megabytes a second.
+"""Reads the ends of logs, and follows those of running jobs without drowning their reader: ranks may write MB a second.
 
-Each read passes on at most `MAX_READ_BYTES`, whole lines only; when the file has run further ahead, the middle is
-skipped and the skip is said. The traceback that ends a task is left out, up to the next start of the job: whoever
-collects its result tells it where it is the cause and no error of ours.
+Whole lines only. Each read of a running job passes on at most `MAX_READ_BYTES`; when the file has run further ahead,
+the middle is skipped and the skip is said. The traceback that ends a task is left out, up to the next start of the job:
+whoever collects its result tells it where it is the cause and no error of ours.
 """
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from dflop.launch.job import JobHandle, JobState, JobStatus, log_paths
 from dflop.launch.payload import START_LINE
 from dflop.launch.results import BATCH_LOG
 
+BLOCK_BYTES = 64 * 1024
 MAX_READ_BYTES, MAX_LINE_CHARS = 16 * 1024, 500
 MAX_TAILED = 8
 """Jobs whose logs are followed at the same time; of a large array nobody reads more."""
@@ -45,7 +45,7 @@ class JobTails:
 
 
 class LogTail:
-    """New lines of one file since the last read; the file may not exist yet."""
+    """New lines of one file since the last read, as `JobTails` passes them on; the file may not exist yet."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -53,30 +53,55 @@ class LogTail:
         self._is_trace = False
 
     def read(self, *, is_last: bool = False) -> Iterator[str]:
-        """Complete lines written since the last call; with `is_last` an unfinished last line too.
-
-        None where the file cannot be read just now: it is not there yet, or its server has moved it (a stale handle).
-        """
-        try:
-            with open(self.path, "rb") as file:
-                behind = os.fstat(file.fileno()).st_size - self.offset_bytes
-                skipped = max(0, behind - MAX_READ_BYTES)
-                file.seek(self.offset_bytes + skipped)
-                chunk = file.read(MAX_READ_BYTES)
-        except OSError:
-            return
+        """Complete lines written since the last call; with `is_last` an unfinished last line too."""
+        text, self.offset_bytes, skipped = new_lines(self.path, self.offset_bytes, MAX_READ_BYTES, is_last=is_last)
         if skipped:
-            cut = chunk.find(b"\n") + 1
-            skipped, chunk = skipped + cut, chunk[cut:]
             self._is_trace = False
             yield f"[{units.num_bytes(skipped)} skipped; all of it is in {self.path}]"
-        if not is_last:
-            chunk = chunk[: chunk.rfind(b"\n") + 1]
-        self.offset_bytes += skipped + len(chunk)
-        for line in chunk.decode(errors="replace").splitlines():
+        for line in text.splitlines():
             is_ours = line.startswith(_NOISE)
             self._is_trace = _RAISED.match(line) is not None or (
                 self._is_trace and not is_ours and not line.startswith(START_LINE)
             )
             if not self._is_trace and not is_ours:
                 yield line[:MAX_LINE_CHARS]
+
+
+def new_lines(path: Path, offset_bytes: int, most_bytes: int = 0, *, is_last: bool = False) -> tuple[str, int, int]:
+    """(lines that were finished since, where to go on, bytes skipped to have at most so many, which 0 does not limit).
+
+    From the beginning where the file was cut. None where it cannot be read just now: it is not there yet, or its server
+    has moved it (a stale handle).
+    """
+    try:
+        with open(path, "rb") as file:
+            size = file.seek(0, 2)
+            start = offset_bytes if offset_bytes <= size else 0
+            skipped = max(0, size - start - most_bytes) if most_bytes else 0
+            file.seek(start + skipped)
+            chunk = file.read(most_bytes or -1)
+    except OSError:
+        return "", offset_bytes, 0
+    if skipped:
+        cut = chunk.find(b"\n") + 1
+        skipped, chunk = skipped + cut, chunk[cut:]
+    if not is_last:
+        chunk = chunk[: chunk.rfind(b"\n") + 1]
+    return chunk.decode(errors="replace"), start + skipped + len(chunk), skipped
+
+
+def last_lines(path: Path, num_lines: int) -> tuple[str, int]:
+    """(the last lines of a file, where `new_lines` goes on); a line that is not finished is left to that."""
+    try:
+        with open(path, "rb") as file:
+            start, content = file.seek(0, 2), b""
+            while start and content.count(b"\n") <= num_lines:
+                step = min(BLOCK_BYTES, start)
+                start -= step
+                file.seek(start)
+                content = file.read(step) + content
+    except OSError:
+        return "", 0
+    whole = content[: content.rfind(b"\n") + 1]
+    shown = whole.splitlines(keepends=True)[-num_lines:] if num_lines > 0 else []
+    return b"".join(shown).decode(errors="replace"), start + len(whole)

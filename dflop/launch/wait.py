@@ -86,18 +86,17 @@ def adopt_or_submit_all(
         LaunchError: a submission was refused.
         ControllerAway: nobody answered.
     """
+    keys = {spec.key for spec in specs} - {key for key, (_, state) in journal.latest().items() if not state.is_final}
+    unnoted = submitted_in({s.folder for s in specs}, journal.jobs()) if keys else ()
+    journal.submitted(*(handle for handle in unnoted if handle.key in keys))
     known = journal.latest()
     latest = [known[spec.key] for spec in specs if spec.key in known]
-    noted = [handle for handle, state in latest if not state.is_final]
-    keys = {spec.key for spec in specs} - {handle.key for handle in noted}
-    unnoted = [h for h in submitted_in({s.folder for s in specs}, journal.jobs()) if h.key in keys] if keys else []
-    live = [handle for handle in (*unnoted, *noted) if handle.backend == launcher.backend]
+    live = [handle for handle, state in latest if not state.is_final and handle.backend == launcher.backend]
     found = list(zip(live, launcher.poll_all(live) if live else [], strict=True))
     handles = {h.key: h for h, status in found if not status.state.is_final or status.state is JobState.DONE}
-    journal.submitted(*(handle for handle in unnoted if handle in handles.values()))
-    journal.changes([(h, status) for h, status in found if h.key not in handles and h not in unnoted])
+    journal.changes([(h, status) for h, status in found if h.key not in handles])
     if keep_done:
-        done = (handle for handle, state in latest if state is JobState.DONE and handle.key not in handles)
+        done = (handle for handle, state in latest if state is JobState.DONE)
         handles |= {handle.key: handle for handle in done if has_all_results(handle)}
     missing = [spec for spec in specs if spec.key not in handles]
     submitted = launcher.submit_all(missing) if missing else []

@@ -1,15 +1,14 @@
-"""What Slurm says about our jobs, asked as seldom and as broadly as possible: submitit's watcher, without accounting.
+"""What Slurm says about our jobs, asked as seldom and as broadly as possible; submitit's watcher needs accounting.
 
 One `squeue` for all jobs, at most every `poll_interval_s`; it also shows jobs that ended within MinJobAge (300 s by
 default). Jobs it does not know are looked up in `sacct`, where accounting works (only an end is believed, as accounting
-keeps jobs as running that nobody runs), then with `scontrol show job`, then in the exit file that their batch script
-left. A job nobody knows is LOST, but only after a grace: controllers restart and lag. A failing squeue changes nothing:
-no news is not bad news. Ids come again, so a row is about a job if its name and its time of submission say so, too.
+keeps jobs as running that nobody runs), then in the exit file that their batch script left. A job nobody knows is LOST,
+but only after a grace: controllers restart and lag. A failing squeue changes nothing: no news is not bad news. Ids come
+again, so a row is about a job if its name and its time of submission say so, too.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import pwd
 import re
@@ -19,20 +18,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from submitit.slurm.slurm import SlurmInfoWatcher
-
 from dflop.launch.commands import Command, last_line, run_command
 from dflop.launch.job import JobHandle, JobState, JobStatus
-from dflop.launch.payload import START_LINE
 from dflop.launch.results import BATCH_LOG
 
 EXIT = "exit"
 """Suffix of a job's file: the exit code of its batch script, once that has ended."""
-SQUEUE_FORMAT, SACCT_FORMAT = "%i|%T|%V|%S|%N|%r|%j", "JobID,State,Submit,Start,NodeList,Reason,JobName"
+SQUEUE_FORMAT = "RestartCnt:|,JobArrayID:|,State:|,SubmitTime:|,StartTime:|,NodeList:|,Reason:|,Name:|"
+SACCT_FORMAT = "JobID,State,Submit,Start,NodeList,Reason,JobName"
 SACCT_RETRY_S = 600
-SKEW_S, REQUEUE_S = 600, 60
-"""By which the clock of the controller and ours may differ; a job that was submitted so much later than we know it was
-requeued, which sets that time anew."""
+SKEW_S = 600
+"""By which the clock of the controller and ours may differ."""
 ON_NODES = " on "
 """Between the reason of a failure and the nodes it happened on."""
 _WORDS = {
@@ -48,7 +44,7 @@ _WORDS = {
 }
 """Of each state Slurm's words, the first of which ours says all of."""
 STATES = {word: state for state, words in _WORDS.items() for word in words.split()}
-"""Every job state of `man squeue`. submitit takes SUSPENDED, CONFIGURING and REQUEUE_HOLD for ended."""
+"""Every job state of `man squeue`."""
 _LESS = "ask for less, or for another partition"
 NEVER = {
     "PartitionTimeLimit": "its time limit is above the partition's: lower cluster.slurm.time_limit_min",
@@ -71,7 +67,7 @@ _MAX_ELEMENT, _LAST_S = 4_000_000, 253_402_300_799.0
 """Slurm knows no higher index of an array (`MaxArraySize`); the end of the year 9999: what a calendar can say."""
 
 
-class Watcher(SlurmInfoWatcher):
+class Watcher:
     """States of all jobs of a launcher, refreshed together; safe to share between threads.
 
     Between two squeue calls are at least `poll_interval_s`; 30 s is what login nodes put up with. A job is LOST when
@@ -82,15 +78,11 @@ class Watcher(SlurmInfoWatcher):
         self, *, poll_interval_s: float = 30.0, lost_after_s: float = 120.0, command: Command = run_command,
         now: Callable[[], float] = time.time,
     ) -> None:  # fmt: skip
-        super().__init__(math.ceil(poll_interval_s))
         self.poll_interval_s, self.lost_after_s, self._command, self._now = poll_interval_s, lost_after_s, command, now
-        self._lock = threading.RLock()
+        self._lock, self._asked_at_s = threading.RLock(), float("-inf")
         self._jobs: dict[str, JobHandle] = {}
         """By id, those that are asked for; of two with one id, the later one."""
         self._statuses: dict[JobHandle, JobStatus] = {}
-        self._submitted_at_s: dict[JobHandle, float] = {}
-        """By the controller's clock, when last seen."""
-        self._requeued: set[JobHandle] = set()
         self._missing_since_s: dict[JobHandle, float] = {}
         self._sacct_retry_at_s = float("-inf")
         self._silent_since_s: float | None = None
@@ -109,24 +101,17 @@ class Watcher(SlurmInfoWatcher):
         with self._lock:
             foreign = [handle for handle in handles if handle not in self._statuses]
             self.note(foreign, reason="not yet seen")
-            if foreign or self._now() - self._last_status_check >= self.poll_interval_s:
-                self.update()
+            if foreign or self._now() - self._asked_at_s >= self.poll_interval_s:
+                self._ask()
             return [self._statuses[handle] for handle in handles]
 
-    def get_state(self, job_id: str, mode: str = "standard") -> str:
-        """The state of a job for submitit's own classes, in a word that they know."""
-        with self._lock:
-            self.update_if_long_enough(mode)
-            state = self._statuses[self._jobs[job_id]].state if job_id in self._jobs else JobState.QUEUED
-            return "PENDING" if state is JobState.QUEUED else state.name
-
-    def update(self) -> None:
-        """Ask about all jobs that have not ended."""
+    def _ask(self) -> None:
+        """About all jobs that have not ended."""
         live = [job for job in self._jobs.values() if not self._statuses[job].state.is_final]
-        self._last_status_check = now_s = self._now()
+        self._asked_at_s = now_s = self._now()
         if not live:
             return
-        done = self._command(["squeue", "-h", "-a", "-r", "-t", "all", "-o", SQUEUE_FORMAT, "-j", _ids(live)])
+        done = self._command(["squeue", "-h", "-a", "-r", "-t", "all", "-O", SQUEUE_FORMAT, "-j", _ids(live)])
         # With one unknown id squeue fails, with several it exits 0 and says the same words.
         if done.returncode != 0 and "Invalid job id" not in done.stderr:
             self._silent_since_s = self._silent_since_s or now_s
@@ -140,10 +125,8 @@ class Watcher(SlurmInfoWatcher):
         cancelled = [job for job in live if self._statuses[job] == (JobState.CANCELLED, "")]
         recorded = [row for row in self._ask_sacct([*missing, *cancelled]) if row.status.state.is_final]
         self._match(cancelled, recorded)
-        missing = self._match(missing, recorded)
-        missing = self._match(missing, self._ask_scontrol(missing))
         arrays = {job_id.partition("_")[0] for row in rows for job_id in row.job_ids}
-        for job in missing:
+        for job in self._match(missing, recorded):
             code = (job.read(EXIT) or b"").strip()
             ended = JobStatus(JobState.DONE if code == b"0" else JobState.FAILED)
             self._statuses[job] = ended if code.isdigit() else self._unknown(job, arrays)
@@ -153,12 +136,8 @@ class Watcher(SlurmInfoWatcher):
         known = {job_id: row for row in rows for job_id in row.job_ids}
         about = {job: row for job in jobs if (row := known.get(job.job_id)) is not None and row.is_about(job)}
         for job, row in about.items():
-            if row.submitted_at_s is not None:
-                if row.submitted_at_s > self._submitted_at_s.get(job, job.submitted_at_s + REQUEUE_S):
-                    self._requeued.add(job)
-                self._submitted_at_s[job] = row.submitted_at_s
             self._missing_since_s.pop(job, None)
-            self._statuses[job] = _say_requeued(job, row.status) if job in self._requeued else row.status
+            self._statuses[job] = row.status
         return [job for job in jobs if job not in about]
 
     def _unknown(self, job: JobHandle, arrays: set[str]) -> JobStatus:
@@ -169,7 +148,7 @@ class Watcher(SlurmInfoWatcher):
         if is_element and array in arrays and not has_started:
             return JobStatus(JobState.CANCELLED, "while it waited")
         if now_s - self._missing_since_s.setdefault(job, now_s) >= self.lost_after_s:
-            return JobStatus(JobState.LOST, "unknown to squeue, sacct and scontrol")
+            return JobStatus(JobState.LOST, "unknown to squeue and sacct")
         return JobStatus(before.state, "Slurm does not know it; waiting before calling it lost")
 
     def _ask_sacct(self, jobs: Sequence[JobHandle]) -> Iterator[Row]:
@@ -177,13 +156,10 @@ class Watcher(SlurmInfoWatcher):
             return
         done = self._command(["sacct", "-X", "-n", "-P", "-o", SACCT_FORMAT, "-j", _ids(jobs)])
         if done.returncode == 0:
-            yield from read_rows(done.stdout, self._now())
+            # It does not say how often a job was requeued, which is of no interest once it has ended.
+            yield from read_rows(re.sub("^", "0|", done.stdout, flags=re.MULTILINE), self._now())
         else:
             self._sacct_retry_at_s = self._now() + SACCT_RETRY_S
-
-    def _ask_scontrol(self, jobs: Sequence[JobHandle]) -> Iterator[Row]:
-        for job_id in _ids(jobs).split(",") if jobs else ():
-            yield from scontrol_rows(self._command(["scontrol", "-o", "show", "job", job_id]).stdout)
 
 
 class Row(NamedTuple):
@@ -204,28 +180,16 @@ class Row(NamedTuple):
 
 
 def read_rows(text: str, now_s: float) -> Iterator[Row]:
-    """Rows of `squeue -h -o SQUEUE_FORMAT` or `sacct -X -n -P -o SACCT_FORMAT`; `now_s` is the time."""
+    """Rows of `squeue -h -O SQUEUE_FORMAT`, or as of sacct behind a zero; `now_s` is the time."""
     for line in text.splitlines():
-        fields = line.strip().split("|", 6)
-        if len(fields) == 7:
-            job_id, state, submitted, starts, nodes, reason, name = fields
+        fields = line.strip().removesuffix("|").split("|", 7)
+        if len(fields) == 8:
+            restarts, job_id, state, submitted, starts, nodes, reason, name = fields
+            more = f", requeued {'once' if restarts == '1' else f'{restarts} times'}" if restarts.strip("0") else ""
             at_s = epoch_s(starts) if state == "PENDING" else None
-            expected = f"; expected to start at {time_of_day(at_s, now_s)}" if at_s and at_s > now_s else ""
+            more += f"; expected to start at {time_of_day(at_s, now_s)}" if at_s and at_s > now_s else ""
             name = "" if name == "allocation" else name  # what sacct calls a job before its database knows the name
-            yield Row(expand(job_id), status_of(state, reason, nodes, expected), epoch_s(submitted), name)
-
-
-def scontrol_rows(text: str) -> Iterator[Row]:
-    """Rows of `scontrol -o show job`."""
-    for line in text.splitlines():
-        said = dict(reversed(re.findall(r"(?:^|(?<=\s))(\w+)=(\S*)", line)))
-        if {"JobId", "JobState"} <= said.keys():
-            elements = said.get("ArrayTaskId", "")
-            element = elements if elements.isdecimal() else f"[{elements}]"
-            job_id = f"{said.get('ArrayJobId')}_{element}" if elements else said["JobId"]
-            name = re.search(r"\bJobName=(.*?)(?: UserId=|$)", line)
-            status = status_of(said["JobState"], said.get("Reason", ""), said.get("NodeList", ""))
-            yield Row(expand(job_id), status, epoch_s(said.get("SubmitTime", "")), name[1] if name else "")
+            yield Row(expand(job_id), status_of(state, reason, nodes, more), epoch_s(submitted), name)
 
 
 def expand(job_id: str) -> tuple[str, ...]:
@@ -242,8 +206,8 @@ def expand(job_id: str) -> tuple[str, ...]:
     return tuple(found) or (match[1],)
 
 
-def status_of(slurm_state: str, reason: str, nodes: str = "", expected: str = "") -> JobStatus:
-    """Our word for Slurm's state (sacct says `CANCELLED by 1000`), and what else a client says."""
+def status_of(slurm_state: str, reason: str, nodes: str = "", more: str = "") -> JobStatus:
+    """Our word for Slurm's state (sacct says `CANCELLED by 1000`), and what else is said; `more` while it lives."""
     word, _, by = slurm_state.strip().partition(" ")
     known = STATES.get(word)
     if known is None:  # of a newer Slurm: alive until it says otherwise
@@ -260,7 +224,10 @@ def status_of(slurm_state: str, reason: str, nodes: str = "", expected: str = ""
         return JobStatus(known, f"{', '.join(parts)}: it will never start, {why}")
     if known in (JobState.FAILED, JobState.NODE_FAIL) and nodes not in _SAYS_NOTHING:
         parts[-1:] = [f"{parts[-1] if parts else word}{ON_NODES}{nodes}"]
-    return JobStatus(known, ", ".join(parts or ["waits"] * bool(expected)) + expected)
+    if known.is_final:
+        return JobStatus(known, ", ".join(parts))
+    said = ", ".join(parts or ["waits"] * more.startswith(";")) + more
+    return JobStatus(known, said.removeprefix(", "))
 
 
 def epoch_s(text: str) -> float | None:
@@ -284,17 +251,6 @@ def _user(uid: str) -> str:
         return pwd.getpwuid(int(uid)).pw_name
     except (KeyError, ValueError, OverflowError):
         return f"user {uid[:20]}"
-
-
-def _say_requeued(job: JobHandle, status: JobStatus) -> JobStatus:
-    """How often a job that lives was requeued is what its batch script says of its last start."""
-    if status.state.is_final:
-        return status
-    starts = re.findall(rb"^%b(\d+)" % START_LINE.encode(), job.read(BATCH_LOG) or b"", re.MULTILINE)
-    num = max(1, int(starts[-1]) - (status.state is JobState.RUNNING)) if starts else 1
-    gist, separator, rest = status.reason.partition("; ")
-    words = [*filter(None, [gist]), f"requeued {'once' if num == 1 else f'{num} times'}"]
-    return JobStatus(status.state, ", ".join(words) + separator + rest)
 
 
 def _ids(jobs: Iterable[JobHandle]) -> str:

@@ -62,7 +62,7 @@ def cancel_run(run: RunDir, say: Say, *, limit_s: float = LIMIT_S) -> list[str]:
     if driver is not None:
         say(f"{driver} ends by itself: it submits nothing more")
     elif run.state().get("state") != lifecycle.DONE:
-        lifecycle.note(run, run.config(), lifecycle.CANCELLED, config_key=lifecycle.key_of(run))
+        lifecycle.note(run, lifecycle.CANCELLED)
     return list(told)
 
 

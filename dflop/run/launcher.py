@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-from collections.abc import Callable
 
 from dflop.config import Config, SlurmConfig
-from dflop.launch import Launcher, make_launcher
+from dflop.launch import Launcher
 from dflop.run.directory import RunDir
+from dflop.run.messages import Say
 
 
 def launcher_of(run: RunDir, config: Config) -> Launcher:
     """The launcher of the run's cluster."""
     if config.cluster.backend == "slurm":
-        return make_launcher("slurm", run_id=run.run_id, site=site_of(run, config))
-    return make_launcher("local", max_jobs=config.cluster.spec().num_cores_per_node)
+        from dflop.launch.slurm import SlurmLauncher  # submitit takes a tenth of a second
+
+        return SlurmLauncher(run_id=run.run_id, site=site_of(run, config))
+    return _local()
 
 
-def reading_launcher_of(run: RunDir, config: Config, say: Callable[[str], None]) -> Launcher:
+def reading_launcher_of(run: RunDir, config: Config, say: Say) -> Launcher:
     """The launcher for jobs that only read the dataset: where the cluster is out of reach, this machine's."""
     if config.cluster.backend != "slurm" or shutil.which("sbatch") is not None:
         return launcher_of(run, config)
     say("no sbatch here: the dataset is profiled on this machine")
-    return make_launcher("local", max_jobs=os.cpu_count() or 1)
+    return _local()
+
+
+def _local() -> Launcher:
+    from dflop.launch.local import LocalLauncher
+
+    return LocalLauncher()
 
 
 def site_of(run: RunDir, config: Config) -> SlurmConfig:

@@ -9,7 +9,6 @@ import socket
 import subprocess
 import time
 from pathlib import Path
-from typing import Any
 
 from dflop import files
 from dflop.config import Config, dump_config
@@ -19,6 +18,7 @@ from dflop.profile.hardware import hardware_name, software_name
 from dflop.records import JobRecord, RunRecord
 from dflop.run import driver_lock
 from dflop.run.directory import RunDir
+from dflop.run.find import all_runs
 from dflop.run.messages import Say
 from dflop.store.spool import SpoolWriter, next_seq
 
@@ -31,10 +31,11 @@ READY = "ready"
 """A part of it was asked for and is done; the next one waits to be asked for."""
 
 
-def begin(config: Config, say: Say = lambda _: None) -> tuple[RunDir, bool]:
+def begin(config: Config, say: Say = lambda _: None, *, trains: bool = True) -> tuple[RunDir, bool]:
     """The newest unfinished run of a configuration, else a new one; and whether an earlier one is resumed.
 
-    The configuration is as loaded, without absolute paths: its key is that of the run.
+    The configuration is as loaded, without absolute paths: its key is that of the run. `trains` tells whether a new one
+    is there to train, and not for a profile or a plan alone.
 
     Raises:
         LaunchError: somebody drives that run, or files cannot be locked in the folder of runs.
@@ -49,7 +50,8 @@ def begin(config: Config, say: Say = lambda _: None) -> tuple[RunDir, bool]:
             run = RunDir(_new_folder(folder, f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"))
             files.replace(run.config_file, dump_config(absolute(config)), is_durable=True)
             # From here on it is found again, whatever becomes of this process; what is resolved has another key.
-            run.write_state(_facts(run, config, config.key) | {"state": READY, "at_s": time.time()})
+            facts = {"run_id": run.run_id, "config_key": config.key, "backend": config.cluster.backend}
+            run.write_state(facts | {"trains": trains, "state": READY, "at_s": time.time()})
             return run, False
     driver_lock.check_free(found, say)
     return found, True
@@ -65,16 +67,6 @@ def is_finished(run: RunDir) -> bool:
     return run.state().get("state") == DONE
 
 
-def _facts(run: RunDir, config: Config, config_key: str) -> dict[str, Any]:
-    """What `dflop runs list` says of a run without reading its configuration, which takes a tenth of a second."""
-    return {
-        "run_id": run.run_id,
-        "config_key": config_key,
-        "num_steps": config.train.num_steps,
-        "backend": config.cluster.backend,
-    }
-
-
 def _new_folder(parent: Path, name: str) -> Path:
     """A folder nobody else has: runs of several configurations may begin within one second."""
     for number in itertools.count(1):
@@ -87,25 +79,21 @@ def _new_folder(parent: Path, name: str) -> Path:
 
 def unfinished(config: Config) -> RunDir | None:
     """The newest run of the same configuration that has not ended well."""
-    folder = config.runs.absolute()
-    runs = [RunDir(p) for p in sorted(folder.iterdir(), reverse=True)] if folder.is_dir() else []
-    of_config = (run for run in runs if run.state().get("config_key") == config.key)
+    of_config = (run for run in all_runs(config.runs) if run.state().get("config_key") == config.key)
     return next((run for run in of_config if not is_finished(run)), None)
 
 
-def note(run: RunDir, config: Config, state: str, *, config_key: str, trains: bool = True) -> None:
-    """Record a change of state in run.json and in the spool.
-
-    `config_key` is what the run is found again by; `trains` tells whether it is there to train, and not for a profile
-    or a plan alone.
-    """
-    by = {"host": socket.gethostname(), "pid": os.getpid()}
-    run.write_state(_facts(run, config, config_key) | {"state": state, "at_s": time.time(), "trains": trains, "by": by})
+def note(run: RunDir, state: str) -> None:
+    """Record a change of state in run.json and in the spool."""
+    config, by = run.config(), {"host": socket.gethostname(), "pid": os.getpid()}
+    # Steps, too, for `dflop runs list`: to read a configuration takes a tenth of a second.
+    now = {"state": state, "at_s": time.time(), "by": by, "num_steps": config.train.num_steps}
+    run.write_state(run.state() | now)
     hardware = config.cluster.hardware
     if hardware == "auto" and config.cluster.device == "cpu":
         hardware = hardware_name("cpu")
     record = RunRecord(
-        run.run_id, config.name, config_key, state, hardware, software_name(), code_revision(), str(run.path),
+        run.run_id, config.name, key_of(run), state, hardware, software_name(), code_revision(), str(run.path),
         time.time(),
     )  # fmt: skip
     with SpoolWriter(config.store, run.run_id, "flow") as spool:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from dflop.errors import ConfigError, did_you_mean
 from dflop.launch import JobHandle, JobState, Journal, log_paths
+from dflop.launch.tail import last_lines
 from dflop.records import JobRecord
 from dflop.report.tables import layout_text
 from dflop.run import lifecycle
@@ -15,13 +17,15 @@ from dflop.run.batches import TRAIN
 from dflop.run.directory import RunDir
 from dflop.run.driver_lock import driver_of
 from dflop.run.find import all_runs
-from dflop.run.logs import step_logged
-from dflop.units import seconds
 
 RUN_COLUMNS = ("run", "state", "step", "num_steps", "jobs", "plan", "begun", "driver")
 JOB_COLUMNS = ("job", "id", "state", "reason", "attempt", "submitted", "took_s", "log")
 SCHEDULER = "scheduler"
 """Name for the log of what runs beside rank 0."""
+STEP_LINE = re.compile(r"step (\d+)/(\d+)\b")
+"""What a training job says of each step."""
+MAX_LINES = 1000
+"""Among which the last step is looked for."""
 
 
 class JobView(NamedTuple):
@@ -83,25 +87,14 @@ def job_rows(run: RunDir) -> list[tuple[Any, ...]]:
     ]  # fmt: skip
 
 
-def job_table(run: RunDir, most: int) -> list[dict[str, str]]:
-    """The newest jobs of a run in words, for a page; logs by their place in the run directory."""
-    return [
-        {
-            "job": job.name,
-            "id": job.handle.job_id,
-            "state": str(job.state),
-            "why": job.last.reason.partition("\n")[0],
-            "took": "" if job.took_s is None else seconds(job.took_s),
-            "log": str(log_paths(job.handle).stderr).removeprefix(f"{run.path}/"),
-        }
-        for job in jobs_of(run)[-most:]
-    ]
-
-
 def steps_done(run: RunDir) -> int:
     """Optimizer steps behind a run: by its checkpoints, or by the log of the job that runs, which knows more."""
-    training = [job for job in jobs_of(run) if job.name == TRAIN and job.state is JobState.RUNNING]
-    return max([run.next_step(), *(step_logged(log_paths(job.handle).stderr) for job in training)])
+    steps = [run.next_step()]
+    for job in jobs_of(run):
+        if job.name == TRAIN and job.state is JobState.RUNNING:
+            text, _ = last_lines(log_paths(job.handle).stderr, MAX_LINES)
+            steps += [int(match[1]) for line in text.splitlines() if (match := STEP_LINE.match(line))][-1:]
+    return max(steps)
 
 
 def log_files(run: RunDir, job: str, rank: int) -> tuple[JobView | None, list[Path]]:

@@ -88,7 +88,7 @@ def _groups(run: RunDir, config: Config, notes: list[str]) -> list[list[JobSpec]
         notes.append("training is shown on the whole cluster; the plan decides how many processes it has")
     modes = (TRAIN, COMPARE) if config.compare.num_batches else (TRAIN,)
     return [
-        submit.data_jobs(run, config, data_key),
+        submit.data_jobs(run, config, data_key, config.cluster.backend),
         *submit.model_jobs(run, config, model_key, hardware, profiled),
         *([submit.train_job(run, config, mode, num_processes)] for mode in modes),
     ]

@@ -21,8 +21,8 @@ from dflop.run import lifecycle
 from dflop.run.cancel import as_cancelled
 from dflop.run.directory import RunDir
 from dflop.run.driver_lock import refuse_if_taken_over
-from dflop.run.logs import STEP_LINE
 from dflop.run.messages import Say
+from dflop.run.status import STEP_LINE
 from dflop.store.ingest import ingest
 from dflop.units import count, seconds
 

@@ -12,12 +12,13 @@ from dataclasses import replace
 
 from dflop.config import Config
 from dflop.errors import ConfigError
-from dflop.launch import JobHandle, Journal, Launcher
+from dflop.launch import JobHandle, Launcher
 from dflop.records import Decision, Plan
 from dflop.run.batches import TRAIN, Stage, stage_at
 from dflop.run.directory import RunDir
 from dflop.run.messages import Say
 from dflop.run.plan_scope import basis_of
+from dflop.run.queue import live_jobs
 from dflop.steps import planning, replanning, submit
 from dflop.steps.profiling import stored_profile
 from dflop.steps.replanning import Advice
@@ -25,15 +26,8 @@ from dflop.steps.replanning import Advice
 
 def live_job(run: RunDir, launcher: Launcher) -> JobHandle | None:
     """The training job of the run that is queued or runs, whoever submitted it."""
-    journal = Journal(run.path, run.run_id)
-    handle = journal.live(submit.train_key(run, TRAIN))
-    if handle is None or handle.backend != launcher.backend:
-        return None
-    status = launcher.poll(handle)
-    if not status.state.is_final:
-        return handle
-    journal.changed(handle, status)
-    return None
+    key = submit.train_key(run, TRAIN)
+    return next((handle for handle, _ in live_jobs(run, launcher) if handle.key == key), None)
 
 
 def next_plan(run: RunDir, launcher: Launcher, advice: Advice | None, say: Say) -> tuple[Plan, ...]:

@@ -24,8 +24,8 @@ from dflop.store.reader import Reader
 @contextlib.asynccontextmanager
 async def own_run(config: Config, suffix: str, say: Say) -> AsyncIterator[RunDir]:
     """A run directory for work that trains nothing, named after it, with its state in the store."""
-    run, _ = lifecycle.begin(config.model_copy(update={"name": f"{config.name}-{suffix}"}), say)
-    async with driver_session(run, say, trains=False):
+    run, _ = lifecycle.begin(config.model_copy(update={"name": f"{config.name}-{suffix}"}), say, trains=False)
+    async with driver_session(run, say):
         yield run
 
 
@@ -77,6 +77,5 @@ def forecast_dataset(config: Config, say: Say) -> str:
     if found is not None:
         say(f"in the store: {found.num_rows} samples, {found.num_quarantined} quarantined; nothing would run")
     else:
-        num_jobs = config.data_profile.num_shards
-        say(f"not in the store: {num_jobs} job{'s' * (num_jobs > 1)} would run, {config.cluster.backend}")
+        say(f"not in the store: up to {config.data_profile.num_shards} jobs would run, {config.cluster.backend}")
     return key

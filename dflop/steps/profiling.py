@@ -83,7 +83,8 @@ async def profile_data(run: RunDir, launcher: Launcher, to: Listener) -> Profile
     if _has_begun(run) and key == run.profile_key():  # the store has lost it; the run goes on with what it has
         return ProfileRecord(key, "data", run.run_id, "{}", len(run.shapes()), 0, time.time(), 0.0)
     started_s = time.time()
-    counts = [ranks[0] for ranks in await follow_jobs(run, launcher, submit.data_jobs(run, config, key), to)]
+    jobs = submit.data_jobs(run, config, key, launcher.backend)
+    counts = [ranks[0] for ranks in await follow_jobs(run, launcher, jobs, to)]
     inputs = {
         "annotations": str(config.dataset.annotations),
         "family": rules_of(config).name,

@@ -65,7 +65,7 @@ def finished_text(run: RunDir) -> str:
 
 
 @contextlib.asynccontextmanager
-async def driver_session(run: RunDir, say: Say, *, trains: bool = True) -> AsyncIterator[None]:
+async def driver_session(run: RunDir, say: Say) -> AsyncIterator[None]:
     """Drive a run for the length of the block; how it ends is noted in the run directory and in the store.
 
     A run that is not there to train is done when the block ends.
@@ -75,20 +75,20 @@ async def driver_session(run: RunDir, say: Say, *, trains: bool = True) -> Async
         LaunchError: somebody else drives the run.
         DflopError: as the block raised it.
     """
-    config, key = run.config(), lifecycle.key_of(run)
+    config = run.config()
 
     def note_end(state: str) -> None:
         if lifecycle.is_finished(run):  # a report that cannot be written undoes no training
             return
         try:
-            lifecycle.note(run, config, state, config_key=key, trains=trains)
+            lifecycle.note(run, state)
         except (StoreError, OSError) as error:  # why it ended is the thing to tell, not that the disk is full, too
             say(f"that the run is {state} cannot be noted: {error}")
 
     await asyncio.to_thread(check_free, run, say)  # this may take a minute
     with _named_disk(), drive_alone(run, say):
         run.mark_cancelled(False)
-        lifecycle.note(run, config, lifecycle.RUNNING, config_key=key, trains=trains)
+        lifecycle.note(run, lifecycle.RUNNING)
         try:
             if (d := config.dataset).demo:
                 rules, num_samples = rules_of(config), d.demo_num_samples
@@ -111,7 +111,7 @@ async def driver_session(run: RunDir, say: Say, *, trains: bool = True) -> Async
                 _sweep(run, config)
             note_end(lifecycle.FAILED if isinstance(error, Exception) else lifecycle.INTERRUPTED)
             raise
-        note_end(lifecycle.READY if trains else lifecycle.DONE)
+        note_end(lifecycle.READY if run.state().get("trains", True) else lifecycle.DONE)
 
 
 @contextlib.contextmanager
@@ -179,4 +179,4 @@ async def train_to_end(run: RunDir, to: Listener) -> None:
 
 def finish(run: RunDir) -> None:
     """Note that nothing is left to do: another run of this configuration begins anew."""
-    lifecycle.note(run, run.config(), lifecycle.DONE, config_key=lifecycle.key_of(run))
+    lifecycle.note(run, lifecycle.DONE)

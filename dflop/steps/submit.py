@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 from dflop.config import Config
@@ -24,9 +25,11 @@ CPU_ENV = {
 _MODEL = "dflop.jobs.model_profile:main"
 
 
-def data_jobs(run: RunDir, config: Config, profile_key: str) -> list[JobSpec]:
-    """One job per shard of the dataset, all of one array."""
+def data_jobs(run: RunDir, config: Config, profile_key: str, backend: str) -> list[JobSpec]:
+    """One job per shard of the dataset, all of one array; on this machine no more than it has cores."""
     num_shards, num_workers = config.data_profile.num_shards, config.data_profile.num_workers
+    if backend == "local":
+        num_shards = min(num_shards, len(os.sched_getaffinity(0)))
     return [
         _job(
             run, config, f"data-{shard}", "dflop.jobs.data_profile:main", (profile_key, str(shard), str(num_shards)),

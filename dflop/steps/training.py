@@ -89,11 +89,10 @@ async def train(run: RunDir, launcher: Launcher, to: Listener) -> Trained:
     return Trained(run.next_step(), run.next_step() >= run.config().train.num_steps, rounds.advice)
 
 
-def _last_state(run: RunDir, mode: str) -> str:
-    """Of the newest job that trains or compares; empty where there is none."""
-    key = submit.train_key(run, mode)
-    states = [record.state for record in Journal(run.path, run.run_id).records() if record.job_key == key]
-    return states[-1] if states else ""
+def _last_state(run: RunDir, mode: str) -> JobState | None:
+    """Of the newest job that trains or compares; None where there is none."""
+    _, state = Journal(run.path, run.run_id).latest().get(submit.train_key(run, mode), (None, None))
+    return state
 
 
 def wants_comparison(run: RunDir) -> bool:

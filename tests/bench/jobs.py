@@ -69,7 +69,7 @@ async def profiled_run(
     run, _ = lifecycle.begin(config)
     config, began_s = run.config(), time.perf_counter()
     launcher = launcher_of(run, config)
-    data = await profiling.data_profile(run, launcher, say)
+    data = await profiling.profile_data(run, launcher, Listener(say))
     with Reader(config.store) as reader:
         run.write_shapes([s for s in reader.shapes(data.profile_key) if is_kept(s)])
     key = (await profiling.profile_model(run, launcher, Listener(say))).profile_key

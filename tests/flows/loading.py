@@ -19,17 +19,8 @@ FOLDER = Path(__file__).parents[2] / "flows"
 
 
 def load(name: str) -> Any:
-    """The flow of this name, one object for all tests: flows that call each other import it as a module."""
-    from dflop.cli.run import FLOWS
-
-    return getattr(module(FLOWS[name].removesuffix(".py")), name)
-
-
-def load_by_path(name: str) -> Any:
-    from dflop.cli.run import FLOWS
-    from dflop.cli.server import load_flow
-
-    return load_flow(FLOWS[name], name)
+    """The flow of this name, one object for all tests."""
+    return getattr(module("pipeline"), name)
 
 
 def module(name: str) -> ModuleType:

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from dflop.cli.server import load_flow
 from dflop.config import Config
 from dflop.errors import ConfigError
 from dflop.run.directory import RunDir
-from tests.flows.loading import load, load_by_path, module
+from tests.flows.loading import load, module
 from tests.jobs.configs import make_config, make_dataset, write_config
 from tests.jobs.made import add_job, make_run
 
@@ -59,16 +60,15 @@ def test_what_cannot_be_meant_is_said(tmp_path, monkeypatch, given, what):
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_mistyped_parameter_or_key_is_refused_with_the_nearest_that_there_is(tmp_path):
+def test_a_mistyped_parameter_or_key_is_refused(tmp_path):
+    from prefect.exceptions import ParameterTypeError, SignatureMismatchError
+
     flow, typed = load("pipeline"), make_config(tmp_path).model_dump(mode="json")
     assert flow.validate_parameters({"config": typed})["config"] == make_config(tmp_path)
-    for given, what, hint in (
-        ({"confg_path": "run.yaml"}, "unknown parameter `confg_path`", "did you mean `config_path`"),
-        ({"config": {**typed, "trian": {}}}, "unknown key `trian`", "did you mean `train`"),
-    ):
-        with pytest.raises(ConfigError, match=what) as caught:
-            flow.validate_parameters(given)
-        assert hint in caught.value.hint
+    with pytest.raises(SignatureMismatchError, match="confg_path"):
+        flow.validate_parameters({"confg_path": "run.yaml"})
+    with pytest.raises(ParameterTypeError, match="trian"):
+        flow.validate_parameters({"config": {**typed, "trian": {}}})
     path = write_config(tmp_path)
     with pytest.raises(ConfigError, match="unknown key `num_stps`") as caught:
         run_meant(None, str(path), "train.num_stps=9")
@@ -78,7 +78,7 @@ def test_a_mistyped_parameter_or_key_is_refused_with_the_nearest_that_there_is(t
 def test_every_flow_loads_by_its_path_and_what_drives_has_hooks():
     flow_run = module("flow_run")
     for name in ("pipeline", "profile", "plan", "train", "report"):
-        assert load_by_path(name).name == f"dflop-{name}"
+        assert load_flow(name).name == f"dflop-{name}"
         flow, drives = load(name), name != "report"
         assert flow.on_cancellation_hooks == [flow_run.empty_the_queue] * drives
         assert flow.on_crashed_hooks == [flow_run.note_crash] * drives

@@ -24,7 +24,7 @@ from dflop.run import lifecycle, stray_servers
 from dflop.run.directory import RunDir
 from dflop.run.status import jobs_of
 from tests.jobs.training import fresh, planned_run, profiled, set_config
-from tests.launch.helpers import is_gone, until
+from tests.launch.helpers import is_gone, live, until
 from tests.test_cli import python_path
 from tests.test_cli_train import training
 
@@ -250,7 +250,7 @@ def test_a_killed_dflop_run_leaves_a_temporary_server_for_reap(run, tmp_path):
     home = f"PREFECT_HOME={tmp_path}/prefect"
     (left,) = [p for p in stray_servers.left_behind() if home in Path(f"/proc/{p.pid}/environ").read_text()]
     assert not any(is_gone(pid) for pid in pids)
-    handle = Journal(run.path, run.run_id).live(f"{run.run_id}/train")
+    handle = live(Journal(run.path, run.run_id), f"{run.run_id}/train")
     assert handle is not None
     command = [sys.executable, "-m", "dflop.cli", "reap"]
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=True)

@@ -37,7 +37,7 @@ from tests.fuzz.hostile import as_json
 from tests.fuzz.targets import TARGETS
 from tests.fuzz.targets.dataset import SIZES, dataset_at, prepare, write_parquet
 from tests.fuzz.targets.media import make_tokenizer, rules
-from tests.fuzz.targets.runs import ENVIRONMENT, sound_plan, sound_tables
+from tests.fuzz.targets.runs import sound_plan, sound_tables
 from tests.jobs.configs import write_config
 
 NO_VALUES = ("0x" + "f" * 9000, "{a: " * 500, "!!float a", ".nan", '"\\ud800"', "2001-01-01", "!!binary aGk=", "1e999")
@@ -92,12 +92,7 @@ EXAMPLES: dict[str, list[Any]] = {
         (as_json({"meta": {"next_step": 20}, "files": {"a": [math.inf, 1]}}), as_json({"next_step": math.inf})),
     ],
     "slurm-answers": [
-        "1_[0-9:0]|PENDING|1|1|None|a", "1|PENDING|1|" + "9" * 400 + "|None|a",
-        "JobId=1 JobState=RUNNING Restarts=²",
-    ],
-    "rank-environment": [
-        {**ENVIRONMENT, "SLURM_PROCID": ""}, {**ENVIRONMENT, "SLURM_NODEID": "4"}, {**ENVIRONMENT, "MASTER_PORT": "0"},
-        {name: value for name, value in ENVIRONMENT.items() if name != "SLURM_NTASKS"},
+        "0|1_[0-9:0]|PENDING|1|1|n|None|a", "0|1|PENDING|1|" + "9" * 400 + "|n|None|a",
     ],
     "command-line": [
         ["plan", "\x00"], ["sql", "tables", "--store", "a" * 300], ["runs", "show", "a" * 300],

@@ -52,7 +52,7 @@ def add_job(
     )
     journal.submitted(handle)
     for state in states:
-        journal.changed(handle, JobStatus(state, "for a reason" if state is JobState.FAILED else ""))
+        journal.changes([(handle, JobStatus(state, "for a reason" if state is JobState.FAILED else ""))])
     return handle
 
 

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from dflop.jobs.companion import PARENT
-from dflop.launch.process import ProcessId
+from dflop.launch.process import ProcessId, kill_all
 from dflop.run import stray_servers
 from tests.launch.helpers import is_gone, until
 
@@ -50,9 +50,9 @@ def test_it_ends_when_its_parent_is_killed():
 
 
 def test_only_servers_whose_driver_is_gone_are_left_behind():
-    mine = stray_servers.driver_mark()
-    pid, _, ticks = mine[stray_servers.VARIABLE].partition(":")
-    dead = {stray_servers.VARIABLE: f"{pid}:{int(ticks) + 1}"}
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    mine, dead = ({stray_servers.VARIABLE: str(pid)} for pid in (os.getpid(), gone.pid))
     marked = [(mine, SERVER), (dead, SERVER), (dead, "a job of it"), ({}, SERVER)]
     started = [run("import time; print(flush=True); time.sleep(600)", name, mark=mark) for mark, name in marked]
     try:
@@ -60,7 +60,7 @@ def test_only_servers_whose_driver_is_gone_are_left_behind():
             process.stdout.readline()
         found = [process for process in stray_servers.left_behind() if process.pid in {p.pid for p in started}]
         assert [process.pid for process in found] == [started[1].pid]
-        stray_servers.end(found)
+        kill_all({*found})
         assert started[1].wait(10) == -9
         assert all(process.poll() is None for process in (started[0], *started[2:]))
         assert ProcessId.of(started[1].pid) is None

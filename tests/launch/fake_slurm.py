@@ -23,12 +23,10 @@ CLIENTS = ("sbatch", "srun", "squeue", "scontrol", "scancel", "sacct")
 FINAL = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT")
 
 
-def install(folder, *, max_array_size=1001):
+def install(folder):
     """The folder to put on PATH."""
     os.makedirs(f"{folder}/bin")
     os.makedirs(f"{folder}/jobs")
-    with open(f"{folder}/max_array_size", "w") as file:
-        file.write(str(max_array_size))
     for client in CLIENTS:
         path = f"{folder}/bin/{client}"
         with open(path, "w") as file:
@@ -200,15 +198,13 @@ def squeue(folder, *args):
         sys.exit("slurm_load_jobs error: Invalid job id specified")
     for job_id, job in rows.items():
         if "-t" in args or job["state"] not in FINAL:
-            print(job_id, job["state"], job["submit"], "N/A", "localhost", job["reason"], job["name"], sep="|")
+            row = job["state"], job["submit"], "N/A", "localhost", job["reason"], job["name"]
+            print(job["restarts"], job_id, *row, sep="|")
 
 
 def scontrol(folder, *args):
     args = [arg for arg in args if arg != "-o"]
-    if args[:2] == ["show", "config"]:
-        with open(f"{folder}/max_array_size") as file:
-            print(f"MaxArraySize            = {file.read()}")
-    elif args[:2] == ["show", "hostnames"]:
+    if args[:2] == ["show", "hostnames"]:
         print("127.0.0.1")
     elif args[:2] == ["show", "job"]:
         with Jobs(folder) as jobs:

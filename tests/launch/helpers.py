@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from dflop.launch import JobHandle, JobSpec, JobStatus, Journal, Launcher, Resources, run_jobs_async
+from dflop.launch import JobHandle, JobSpec, JobState, JobStatus, Journal, Launcher, Resources, run_jobs_async
 
 T = TypeVar("T")
 
@@ -54,6 +54,12 @@ def run_job(launcher: Launcher, spec: JobSpec, journal: Journal, **options: Any)
     """Values of the tasks of a job, adopted or submitted."""
     (values,) = asyncio.run(run_jobs_async(launcher, [spec], journal, poll_interval_s=0.05, **options))
     return values
+
+
+def live(journal: Journal, key: str) -> JobHandle | None:
+    """The latest job with this key, unless it was seen to end."""
+    handle, state = journal.latest().get(key, (None, JobState.LOST))
+    return None if state.is_final else handle
 
 
 def pids_of_hang(folder: Path, rank: int) -> list[int]:

@@ -180,10 +180,6 @@ def test_jobs_that_are_not_alike_do_not_share_an_array(tmp_path):
     ]  # fmt: skip
 
 
-def test_an_array_larger_than_the_site_lets_is_cut(tmp_path):
-    assert batches([spec_of(tmp_path, n) for n in range(7)], 3) == [[0, 1, 2], [3, 4, 5], [6]]
-
-
 @pytest.mark.parametrize(("said", "job_id"), [("12\n", "12"), ("lua: hello 3\n12;big\n", "12"), ("", ""), ("x 1", "")])
 def test_what_sbatch_prints_ends_with_the_id(said, job_id):
     assert Executor._get_job_id_from_submission_command(said) == job_id

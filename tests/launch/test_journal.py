@@ -12,6 +12,7 @@ from dflop.errors import LaunchError
 from dflop.launch import JobHandle, JobState, JobStatus, Journal
 from dflop.launch.payload import START_LINE
 from dflop.launch.tail import MAX_READ_BYTES, LogTail
+from tests.launch.helpers import live
 
 
 def handle_of(tmp_path: Path, job_id: str, key: str = "k") -> JobHandle:
@@ -20,15 +21,15 @@ def handle_of(tmp_path: Path, job_id: str, key: str = "k") -> JobHandle:
 
 def test_live_is_the_latest_job_of_the_key_that_was_not_seen_to_end(tmp_path):
     journal = Journal(tmp_path / "run", "r1")
-    assert journal.live("k") is None
+    assert live(journal, "k") is None
     first, second = handle_of(tmp_path, "1"), handle_of(tmp_path, "2")
     journal.submitted(first)
-    journal.changed(first, JobStatus(JobState.FAILED, "no luck"))
-    assert journal.live("k") is None
+    journal.changes([(first, JobStatus(JobState.FAILED, "no luck"))])
+    assert live(journal, "k") is None
     journal.submitted(second)
-    journal.changed(second, JobStatus(JobState.RUNNING))
+    journal.changes([(second, JobStatus(JobState.RUNNING))])
     journal.submitted(handle_of(tmp_path, "3", key="other"))
-    assert Journal(tmp_path / "run", "r1").live("k") == second
+    assert live(Journal(tmp_path / "run", "r1"), "k") == second
     assert [(r.job_id, r.attempt, r.state) for r in journal.records()] == [
         ("1", 0, "queued"),
         ("1", 0, "failed"),
@@ -68,7 +69,7 @@ def test_what_is_noted_together_is_one_write(tmp_path, monkeypatch):
     journal.changes([(h, JobStatus(JobState.RUNNING, "requeued once")) for h in handles])
     assert len(writes) == 1, "a state they have is not noted again"
     assert len(other.records()) == len(journal.records()) == 100
-    other.changed(handles[0], JobStatus(JobState.DONE))
+    other.changes([(handles[0], JobStatus(JobState.DONE))])
     assert journal.records()[-1].state == "done", "another process appended"
 
 
@@ -76,13 +77,13 @@ def test_an_id_that_comes_again_is_another_job(tmp_path):
     """Of a controller that counts from 1 again."""
     journal, before = Journal(tmp_path, "r1"), handle_of(tmp_path, "7")
     journal.submitted(before)
-    journal.changed(before, JobStatus(JobState.DONE))
+    journal.changes([(before, JobStatus(JobState.DONE))])
     now = dataclasses.replace(before, submitted_at_s=99.5)
     journal.submitted(now)
-    journal.changed(now, JobStatus(JobState.RUNNING))
-    assert Journal(tmp_path, "r1").live("k") == now
+    journal.changes([(now, JobStatus(JobState.RUNNING))])
+    assert live(Journal(tmp_path, "r1"), "k") == now
     assert list(journal.jobs()) == [("7", 12.5), ("7", 99.5)]
-    journal.changed(now, JobStatus(JobState.DONE))
+    journal.changes([(now, JobStatus(JobState.DONE))])
     assert [(r.attempt, r.state) for r in journal.records()[-2:]] == [(1, "running"), (1, "done")]
 
 
@@ -91,7 +92,7 @@ def test_how_a_job_ended_is_known_until_another_begins(tmp_path):
     assert journal.latest() == {}
     journal.submitted(first)
     assert journal.latest() == {"k": (first, JobState.QUEUED)}
-    journal.changed(first, JobStatus(JobState.DONE))
+    journal.changes([(first, JobStatus(JobState.DONE))])
     assert journal.latest() == {"k": (first, JobState.DONE)}
     second = handle_of(tmp_path, "2")
     journal.submitted(second)

@@ -95,19 +95,6 @@ def test_every_task_is_told_to_stop_and_does_once_it_listens(launcher, tmp_path,
     assert launcher.poll(handle).state is JobState.INTERRUPTED
 
 
-def test_a_job_told_to_stop_while_it_queues_is_cancelled(launcher, tmp_path):
-    first = launcher.submit(make_spec(tmp_path / "one", "wait_for", str(tmp_path / "gate")))
-    until(lambda: launcher.poll(first).state is JobState.RUNNING, what="the first job to begin")
-    queued = launcher.submit(make_spec(tmp_path / "two", "stop_when_told", str(tmp_path)))
-    launcher.interrupt(queued)
-    assert launcher.poll(queued).state is JobState.CANCELLED
-    (tmp_path / "gate").touch()
-    assert end(launcher, first).state is JobState.DONE
-    launcher.interrupt(first)
-    assert launcher.collect(first) == ["seen"]
-    assert not list(tmp_path.glob("started-*"))
-
-
 @BOTH_WAYS
 def test_a_killed_rank_ends_the_job_and_its_peers(launcher, tmp_path, num_gpus):
     resources = Resources(tasks_per_node=2, gpus_per_node=num_gpus)
@@ -152,20 +139,6 @@ def test_a_job_past_its_time_limit_is_ended(launcher, tmp_path):
     assert end(launcher, launcher.submit(spec)).state is JobState.TIMEOUT
 
 
-def test_jobs_beyond_the_limit_wait_and_outlive_who_submitted_them(launcher, tmp_path):
-    gate = tmp_path / "gate"
-    first = launcher.submit(make_spec(tmp_path / "job-0", "wait_for", str(gate)))
-    until(lambda: launcher.poll(first).state is JobState.RUNNING, what="the first job to begin")
-    others = [launcher.submit(make_spec(tmp_path / f"job-{n}", "report", "x")) for n in (1, 2)]
-    del launcher
-    launcher = LocalLauncher()
-    assert launcher.poll_all(others) == [(JobState.QUEUED, "waits for its turn")] * 2
-    launcher.cancel(others[0])
-    gate.touch()
-    assert [end(launcher, h).state for h in (first, *others)] == [JobState.DONE, JobState.CANCELLED, JobState.DONE]
-    assert launcher.collect(first) == ["seen"]
-
-
 def test_nothing_of_a_flows_server_goes_to_a_job(launcher, tmp_path, monkeypatch):
     monkeypatch.setenv("PREFECT_API_AUTH_STRING", "admin:secret")
     handle = launcher.submit(make_spec(tmp_path / "job", "wait_for", str(tmp_path / "never")))
@@ -192,3 +165,14 @@ def test_an_error_of_ours_is_shown_without_its_traceback_and_is_no_fault_of_the_
     text = str(caught.value)
     assert "Traceback" not in text
     assert " raised: a disk is missing\n  where: here\n  hint:  buy one" in text
+
+
+@pytest.mark.parametrize(
+    ("entry", "named"),
+    [("no_colon", "no_colon"), ("tests.launch.entries:absent", "absent"), ("tests.launch.nowhere:run", "nowhere")],
+)
+def test_an_entry_that_does_not_exist_is_named(launcher, entry, named, tmp_path):
+    handle = launcher.submit(make_spec(tmp_path / "job", "report", entry=entry, num_tasks=2))
+    assert end(launcher, handle).state is JobState.FAILED
+    with pytest.raises(LaunchError, match=f"(raised|No module).*{named}"):
+        launcher.collect(handle)

@@ -19,13 +19,13 @@ from submitit.core.utils import JobPaths
 
 from dflop.config import SlurmConfig
 from dflop.errors import Interrupted, LaunchError
-from dflop.launch import JobHandle, JobSpec, JobState, Journal, Resources, adopt_or_submit_all, log_paths
+from dflop.launch import JobHandle, JobState, Journal, Resources, adopt_or_submit_all, log_paths
 from dflop.launch.commands import ControllerAway
 from dflop.launch.results import submitted_in
 from dflop.launch.slurm import SlurmLauncher
 from dflop.launch.watcher import Watcher
 from tests.launch import fake_slurm
-from tests.launch.helpers import end, make_spec, run_job, until
+from tests.launch.helpers import end, live, make_spec, run_job, until
 
 TWO = Resources(tasks_per_node=2, time_limit_min=5)
 HELD = Resources(extra={"hold": ""})
@@ -53,20 +53,16 @@ def make_launcher(slurm: Path, **site: object) -> SlurmLauncher:
     return launcher
 
 
-def shards(folder: Path, num: int, **fields: object) -> list[JobSpec]:
-    return [
-        make_spec(
-            folder / "job", "report", str(number), name=f"r1-data-{number}", key=f"data/{number}", array="r1-data",
-            **fields,
-        )
-        for number in range(num)
-    ]  # fmt: skip
-
-
 def calls(slurm: Path, client: str) -> list[dict]:
     path = slurm / "calls"
     lines = path.read_text().splitlines() if path.exists() else []
     return [call for line in lines if client in (call := json.loads(line))]
+
+
+def test_without_slurm_that_is_said(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(LaunchError, match="`sbatch`, which is not on PATH"):
+        SlurmLauncher()
 
 
 def test_one_job_returns_its_values_and_its_saved_script_does_the_same_by_hand(launcher, slurm, tmp_path, monkeypatch):
@@ -96,15 +92,6 @@ def test_one_job_returns_its_values_and_its_saved_script_does_the_same_by_hand(l
     assert launcher.collect(by_hand)[0]["word"] == "hello"
     until(lambda: by_hand.read("exit"), what="the exit file")
     assert [h.job_id for h in submitted_in([handle.folder], {(handle.job_id, handle.submitted_at_s)})] == ["102"]
-
-
-def test_parts_of_an_array_wait_for_each_other_where_few_may_run_at_once(slurm, tmp_path):
-    (slurm / "max_array_size").write_text("2")
-    make_launcher(slurm, max_jobs_at_once=1).submit_all(shards(tmp_path, 4, resources=HELD))
-    first, second = calls(slurm, "sbatch")
-    assert not any("dependency" in arg for arg in first["sbatch"])
-    assert "--dependency=afterany:101" in second["sbatch"]
-    assert "#SBATCH --array=0-1%1" in (tmp_path / "job" / "102_submission.sh").read_text()
 
 
 def test_a_part_that_is_refused_takes_back_those_before_it(slurm, launcher, tmp_path):
@@ -195,12 +182,12 @@ def test_a_job_id_that_comes_again_is_another_job(launcher, slurm, tmp_path):
     journal.submitted(yesterday)
     os.utime(result, (yesterday.submitted_at_s + 5,) * 2)
     assert adopt_or_submit_all(launcher, [spec], journal) == [yesterday], "it ended unseen"
-    journal.changed(yesterday, launcher.poll(yesterday))
+    journal.changes([(yesterday, launcher.poll(yesterday))])
     os.utime(result)  # had it ended a moment ago
     (today,) = adopt_or_submit_all(launcher, [spec], journal)
     assert (today.job_id, today == yesterday) == ("101", False)
     assert launcher.poll(today).state is JobState.QUEUED
-    assert journal.live(spec.key) == today
+    assert live(journal, spec.key) == today
 
 
 def test_of_a_driver_that_died_before_it_knew_the_id_the_job_ends_by_itself(launcher, tmp_path, monkeypatch):
@@ -245,7 +232,7 @@ def test_jobs_that_were_submitted_and_never_noted_are_adopted(launcher, slurm, t
     assert [(h.name, h.key, h.num_tasks, h.folder) for h in handles] == [
         (s.name, s.key, s.num_tasks, s.folder) for s in unnoted
     ]
-    assert {r.job_id for r in journal.records()} == {h.job_id for h in handles}
+    assert {r.job_id for r in journal.records()} == {h.job_id for h in (*handles, unnoted[2])}
     assert adopt_or_submit_all(later, specs[:2], journal) == handles[:2]
     (tmp_path / "gate").touch()
     assert end(later, handles[0]).state is JobState.DONE

@@ -7,29 +7,25 @@ from pathlib import Path
 
 import pytest
 from submitit.local.local import LocalExecutor
-from submitit.slurm.slurm import SlurmExecutor, SlurmInfoWatcher
+from submitit.slurm.slurm import SlurmExecutor
 
 from dflop.launch.executor import Executor
 from dflop.launch.local import _Executor as OurLocalExecutor
-from dflop.launch.watcher import Watcher
 
 OVERRIDDEN = {
     "SlurmExecutor.__init__(self, folder, max_num_timeout, max_pickle_size_gb, python)": "test_executor.py",
     "SlurmExecutor._internal_process_submissions(self, delayed_submissions)": "test_slurm.py: arrays",
     "SlurmExecutor._submit_command(self, command)": "test_slurm.py: refusals, a silent controller",
     "SlurmExecutor._make_submission_file_text(self, command, uid)": "test_executor.py",
-    "SlurmExecutor._make_submission_command(self, submission_file_path)": "test_slurm.py: parts of an array",
+    "SlurmExecutor._make_submission_command(self, submission_file_path)": "test_slurm.py: whatever is submitted",
     "SlurmExecutor._get_job_id_from_submission_command(string)": "test_executor.py: what sbatch prints",
     "SlurmExecutor._num_tasks(self)": "test_slurm.py: tasks of a job",
     "SlurmExecutor._submitit_command_str": "test_executor.py: what srun starts",
-    "SlurmInfoWatcher.__init__(self, delay_s)": "test_watcher.py",
-    "SlurmInfoWatcher.update(self)": "test_watcher.py",
-    "SlurmInfoWatcher.get_state(self, job_id, mode)": "test_watcher.py: a job of submitit's",
     "LocalExecutor._submit_command(self, command)": "test_local.py",
 }
 """Names of submitit that are overridden or relied on, with the test that holds each; most are private, so submitit is
 pinned below 1.6 and signatures are compared."""
-OURS = {SlurmExecutor: Executor, SlurmInfoWatcher: Watcher, LocalExecutor: OurLocalExecutor}
+OURS = {SlurmExecutor: Executor, LocalExecutor: OurLocalExecutor}
 THEIRS = {theirs.__name__: theirs for theirs in OURS}
 
 

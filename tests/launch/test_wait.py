@@ -14,18 +14,18 @@ from dflop.launch import (
     JobState,
     JobStatus,
     Journal,
-    make_launcher,
     run_jobs_async,
     wait,
 )
 from dflop.launch.commands import ControllerAway
 from dflop.launch.job import Launcher
-from tests.launch.helpers import make_spec, run_job
+from dflop.launch.local import LocalLauncher
+from tests.launch.helpers import live, make_spec, run_job
 
 
 @pytest.fixture
 def launcher() -> Launcher:
-    return make_launcher("local", cancel_grace_s=0.5)
+    return LocalLauncher(cancel_grace_s=0.5)
 
 
 @pytest.fixture
@@ -66,8 +66,7 @@ def together(launcher: Launcher, specs: list[JobSpec], journal: Journal, **optio
     return asyncio.run(run_jobs_async(launcher, specs, journal, poll_interval_s=0.05, **options))
 
 
-def test_jobs_that_were_done_are_kept_and_only_the_others_start_again(journal, tmp_path):
-    launcher = make_launcher("local", max_jobs=2)
+def test_jobs_that_were_done_are_kept_and_only_the_others_start_again(launcher, journal, tmp_path):
     specs = specs_of(tmp_path, "fail_once", "a", "bad", "c")
     with pytest.raises(LaunchError, match=r"^1 of 3 jobs failed, the others are kept: .*bad luck"):
         together(launcher, specs, journal, keep_done=True)
@@ -77,8 +76,7 @@ def test_jobs_that_were_done_are_kept_and_only_the_others_start_again(journal, t
     assert len((tmp_path / "ran-a").read_text()) == 2
 
 
-def test_a_done_job_whose_results_are_gone_is_done_again(journal, tmp_path):
-    launcher = make_launcher("local", max_jobs=2)
+def test_a_done_job_whose_results_are_gone_is_done_again(launcher, journal, tmp_path):
     specs = specs_of(tmp_path, "fail_once", "a")
     together(launcher, specs, journal, keep_done=True)
     for result in (tmp_path / "job").glob("*_result.pkl"):
@@ -87,8 +85,7 @@ def test_a_done_job_whose_results_are_gone_is_done_again(journal, tmp_path):
     assert (tmp_path / "ran-a").read_text() == "xx"
 
 
-def test_one_that_fails_ends_none_of_the_others(journal, tmp_path):
-    launcher = make_launcher("local", max_jobs=4, cancel_grace_s=0.5)
+def test_one_that_fails_ends_none_of_the_others(launcher, journal, tmp_path):
     changes: list[tuple[str, str]] = []
 
     def on_changes(found: Sequence[Change]) -> None:
@@ -102,8 +99,7 @@ def test_one_that_fails_ends_none_of_the_others(journal, tmp_path):
     assert ("r1-gate", "done") in changes
 
 
-def test_live_jobs_of_a_dead_driver_are_adopted_beside_new_ones(journal, tmp_path):
-    launcher = make_launcher("local", max_jobs=2)
+def test_live_jobs_of_a_dead_driver_are_adopted_beside_new_ones(launcher, journal, tmp_path):
     specs = specs_of(tmp_path, "fail_once", "a", "c")
     handle = launcher.submit(specs[1])
     journal.submitted(handle)
@@ -188,23 +184,7 @@ def test_many_jobs_that_are_cancelled_are_cancelled_in_one_call(journal, tmp_pat
 
     asyncio.run(main())
     assert [h.key for h in launcher.cancelled] == ["a", "b", "c"]
-    assert journal.live("b") is not None, "it was not seen to end"
-
-
-def test_a_job_that_was_submitted_and_never_noted_is_adopted(launcher, journal, tmp_path):
-    """Its driver died in between."""
-    gate, key = tmp_path / "gate", "wait_for"
-    stray = launcher.submit(make_spec(tmp_path / "job", key, str(gate)))
-    other = launcher.submit(make_spec(tmp_path / "job", key, str(gate), key="another"))
-    try:
-        spec = make_spec(tmp_path / "job", key, str(gate))
-        gate.touch()
-        assert run_job(make_launcher("local"), spec, journal) == ["seen"]
-        assert {r.job_id for r in journal.records()} == {stray.job_id}
-        assert run_job(make_launcher("local"), spec, journal) == ["seen"]
-        assert len({r.job_id for r in journal.records()}) == 2, "what was seen to end is not adopted again"
-    finally:
-        launcher.cancel(other)
+    assert live(journal, "b") is not None, "it was not seen to end"
 
 
 class Silent(Played):

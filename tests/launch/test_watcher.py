@@ -10,22 +10,20 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from submitit.slurm.slurm import SlurmJob
 
 from dflop.launch import JobHandle, JobState, JobStatus
-from dflop.launch.watcher import STATES, Watcher, expand, read_rows, scontrol_rows, status_of
+from dflop.launch.watcher import STATES, Watcher, expand, read_rows, status_of
 
 NOON_S = time.mktime((2026, 11, 23, 12, 0, 0, 0, 0, -1))
 
 
 class FakeSlurm:
-    """Answers the three clients from tables, and counts the calls."""
+    """Answers the two clients from tables, and counts the calls."""
 
     def __init__(self) -> None:
         self.queue: dict[str, str] = {}
         """state|reason by id, in squeue; with more fields behind, submission and name."""
         self.accounting: dict[str, str] | None = None
-        self.controller: dict[str, str] = {}
         self.is_down = False
         self.calls: list[str] = []
         self.now_s = 0.0
@@ -44,17 +42,13 @@ class FakeSlurm:
     def _row(self, job_id: str, row: str) -> str:
         state, reason, *more = row.split("|")
         submitted, name = more or (f"{NOON_S:.0f}", "job")
-        return f"{job_id}|{state}|{submitted}|N/A|n1|{reason}|{name}"
+        return f"0|{job_id}|{state}|{submitted}|N/A|n1|{reason}|{name}"
 
     def _sacct(self, ids: list[str]) -> tuple[int, str, str]:
         if self.accounting is None:
             return 1, "", "Slurm accounting storage is disabled"
         rows = [(i, row) for i, row in self.accounting.items() if i.partition("_")[0] in ids]
         return 0, "\n".join(f"{i}|{row}" for i, row in rows), ""
-
-    def _scontrol(self, ids: list[str]) -> tuple[int, str, str]:
-        known = self.controller.get(ids[0])
-        return (0, f"JobId={ids[0]} {known} ExitCode=1:0", "") if known else (1, "", "Invalid job id specified")
 
 
 @pytest.fixture
@@ -119,16 +113,6 @@ def test_an_end_that_nobody_can_explain_is_an_end_all_the_same(slurm, watcher, j
     assert status(watcher, job("7")) == (JobState.CANCELLED, "")
 
 
-def test_scontrol_is_asked_where_sacct_does_not_work_and_sacct_is_left_alone(slurm, watcher, job):
-    slurm.controller = {
-        "7": "JobName=job UserId=a JobState=NODE_FAIL Reason=None",
-        "8": "JobName=job UserId=a JobState=FAILED Reason=NonZeroExitCode NodeList=n4",
-    }
-    assert status(watcher, job("7")).state is JobState.NODE_FAIL
-    assert status(watcher, job("8")) == (JobState.FAILED, "NonZeroExitCode on n4")
-    assert slurm.calls == ["squeue", "sacct", "scontrol", "squeue", "scontrol"]
-
-
 def test_what_accounting_keeps_as_running_is_not_believed(slurm, watcher, job):
     """A controller that lost its state leaves such rows behind for ever."""
     slurm.accounting = {"7": f"RUNNING|{NOON_S:.0f}|N/A|n1|None|job"}
@@ -187,23 +171,17 @@ def test_an_old_record_of_accounting_is_not_ours_either(slurm, watcher, job):
     assert status(watcher, job("7")).state is JobState.QUEUED
 
 
-def test_a_requeued_job_says_how_often_and_why_it_waits(slurm, watcher, job):
-    slurm.queue = {"7": "RUNNING|None"}
-    assert status(watcher, job("7")) == (JobState.RUNNING, "")
-    job("7").path("batch.log").write_text("dflop: start 1 of job 7 on n1\n")
-    slurm.now_s, slurm.queue = 600, {"7": f"PENDING|BeginTime|{NOON_S + 590:.0f}|job"}
-    assert status(watcher, job("7")) == (JobState.QUEUED, "BeginTime, requeued once")
-    job("7").path("batch.log").write_text("dflop: start 1 of job 7 on n1\ndflop: start 2 of job 7 on n2\n")
-    slurm.now_s, slurm.queue = 630, {"7": f"RUNNING|None|{NOON_S + 590:.0f}|job"}
-    assert status(watcher, job("7")) == (JobState.RUNNING, "requeued once")
-    slurm.now_s, slurm.queue = 1230, {"7": f"PENDING|BeginTime|{NOON_S + 1200:.0f}|job"}
-    assert status(watcher, job("7")) == (JobState.QUEUED, "BeginTime, requeued 2 times")
-    slurm.now_s, slurm.queue = 2030, {"7": f"COMPLETED|None|{NOON_S + 1900:.0f}|job"}
-    assert status(watcher, job("7")) == (JobState.DONE, "")
+def test_a_requeued_job_says_how_often_and_why_it_waits():
+    """Slurm sets its time of submission anew."""
+    text = f"1|7|PENDING|{NOON_S:.0f}|{NOON_S + 7500:.0f}||BeginTime|x|\n2|8|RUNNING|1|1|n1|None|x|\n"
+    text += "2|9|COMPLETED|1|1|n1|None|x|"
+    assert [str(row.status) for row in read_rows(text, NOON_S)] == [
+        "queued: BeginTime, requeued once; expected to start at 14:05", "running: requeued 2 times", "done",
+    ]  # fmt: skip
 
 
 def test_an_element_that_is_cancelled_while_it_waits_is_cancelled_at_once(slurm, watcher, job):
-    """Slurm keeps no record of it: squeue, sacct and scontrol have never heard of it."""
+    """Slurm keeps no record of it: squeue and sacct have never heard of it."""
     handles = [job(f"7_{element}", f"job-{element}") for element in range(3)]
     slurm.queue = {"7_0": "RUNNING|None", "7_[1-2%1]": "PENDING|JobArrayTaskLimit"}
     watcher.note(handles)
@@ -226,13 +204,16 @@ def test_an_element_that_had_begun_and_is_forgotten_is_not_called_cancelled(slur
     assert watcher.statuses(handles)[1].state is JobState.LOST
 
 
-def test_the_exit_file_is_asked_last_and_only_if_it_is_of_this_job(slurm, watcher, job):
+def test_the_exit_file_is_asked_last_and_only_if_it_is_of_this_job_and_sacct_is_left_alone(slurm, watcher, job):
     old, failed, done = job("7"), job("8", at_s=0.0), job("9", at_s=0.0)
     for handle, code in ((old, 0), (failed, 3), (done, 0)):
         handle.path("exit").write_text(f"{code}\n")
         os.utime(handle.path("exit"), (NOON_S - 3600, NOON_S - 3600))
     found = watcher.statuses([old, failed, done])
     assert [s.state for s in found] == [JobState.QUEUED, JobState.FAILED, JobState.DONE]
+    slurm.now_s = 30
+    watcher.statuses([old])
+    assert slurm.calls == ["squeue", "sacct", "squeue"], "which does not work here"
 
 
 def test_of_two_jobs_with_one_id_the_later_one_is_asked_for(slurm, watcher, job):
@@ -241,13 +222,6 @@ def test_of_two_jobs_with_one_id_the_later_one_is_asked_for(slurm, watcher, job)
     slurm.queue = {"7": "RUNNING|None"}
     assert status(watcher, now).state is JobState.RUNNING
     assert status(watcher, before).state is JobState.QUEUED, "what was known of it"
-
-
-def test_a_job_of_submitits_asks_the_same_watcher(slurm, watcher, job, tmp_path):
-    slurm.queue = {"7": "SUSPENDED|None"}
-    status(watcher, job("7"))
-    found = type("Job", (SlurmJob,), {"watcher": watcher})(tmp_path, "7")
-    assert (found.state, found.done(), watcher.num_calls) == ("RUNNING", False, 0)
 
 
 @pytest.mark.parametrize(
@@ -278,9 +252,9 @@ def test_any_compressed_list_is_read(elements):
 
 def test_squeue_says_why_a_job_waits_and_until_when():
     text = (
-        f"7|PENDING|{NOON_S:.0f}|{NOON_S + 7500:.0f}||Resources|run-train\n"
-        f"8_[1-2]|PENDING|{NOON_S:.0f}|N/A||JobArrayTaskLimit|run|with|bars\n"
-        "9|RUNNING|2026-11-23T12:00:00|2026-11-23T12:00:01|n1|None|x\n"
+        f"0|7|PENDING|{NOON_S:.0f}|{NOON_S + 7500:.0f}||Resources|run-train\n"
+        f"0|8_[1-2]|PENDING|{NOON_S:.0f}|N/A||JobArrayTaskLimit|run|with|bars\n"
+        "0|9|RUNNING|2026-11-23T12:00:00|2026-11-23T12:00:01|n1|None|x\n"
         "not a row\n"
     )
     waits, array, runs = read_rows(text, NOON_S)
@@ -288,15 +262,15 @@ def test_squeue_says_why_a_job_waits_and_until_when():
     assert waits.status.gist == (JobState.QUEUED, "Resources")
     assert (array.job_ids, array.name) == (("8_1", "8_2"), "run|with|bars")
     assert array.status == (JobState.QUEUED, "JobArrayTaskLimit")
-    (late,) = read_rows(f"7|PENDING|1|{NOON_S - 60:.0f}||Priority|x", NOON_S)
+    (late,) = read_rows(f"0|7|PENDING|1|{NOON_S - 60:.0f}||Priority|x", NOON_S)
     assert late.status.reason == "Priority", "a start that has passed is not expected"
     assert (runs.status, runs.submitted_at_s) == ((JobState.RUNNING, ""), NOON_S), "a client that knows no %s"
 
 
 def test_accounting_knows_who_cancelled_a_job():
     me = pwd.getpwuid(os.getuid()).pw_name
-    lines = [f"7|CANCELLED by {os.getuid()}|5|6||None|a", "8|CANCELLED by 987654|5|6|None assigned|None|b"]
-    text = "\n".join([*lines, "9_[0-1]|PENDING|5|Unknown|None assigned|None|c|d"])
+    lines = [f"0|7|CANCELLED by {os.getuid()}|5|6||None|a", "0|8|CANCELLED by 987654|5|6|None assigned|None|b"]
+    text = "\n".join([*lines, "0|9_[0-1]|PENDING|5|Unknown|None assigned|None|c|d"])
     mine, theirs, waits = read_rows(text, NOON_S)
     assert mine.status == (JobState.CANCELLED, f"by {me}")
     assert theirs.status.reason == "by user 987654"
@@ -305,22 +279,8 @@ def test_accounting_knows_who_cancelled_a_job():
 
 def test_accounting_that_has_not_heard_of_a_jobs_name_yet_says_none():
     assert [
-        row.name for row in read_rows("7|COMPLETED|5|6|n1|None|allocation\n7|COMPLETED|5|6|n1|None|a\n", NOON_S)
+        row.name for row in read_rows("0|7|COMPLETED|5|6|n1|None|allocation\n0|7|COMPLETED|5|6|n1|None|a\n", NOON_S)
     ] == ["", "a"]
-
-
-def test_scontrol_says_the_same_in_another_way():
-    text = (
-        "JobId=7 JobName=a name UserId=root(0) JobState=RUNNING Reason=None SubmitTime=1700000000\n"
-        "JobId=12 ArrayJobId=11 ArrayTaskId=4 JobName=b UserId=root(0) JobState=NODE_FAIL Reason=NodeDown "
-        "NodeList=n4\n"
-        "JobId=11 ArrayJobId=11 ArrayTaskId=5-6%1 JobName=b UserId=root(0) JobState=PENDING Reason=JobArrayTaskLimit\n"
-        "\n"
-    )
-    job, element, waiting = scontrol_rows(text)
-    assert (job.job_ids, job.name, job.submitted_at_s) == (("7",), "a name", 1.7e9)
-    assert (element.job_ids, element.status) == (("11_4",), (JobState.NODE_FAIL, "NodeDown on n4"))
-    assert waiting.job_ids == ("11_5", "11_6")
 
 
 @pytest.mark.parametrize(
@@ -349,7 +309,7 @@ def test_states_keep_slurms_word_where_ours_says_less(state, reason, expected):
     ],
 )
 def test_a_job_that_can_never_start_says_so_and_why(reason, why):
-    (row,) = read_rows(f"7|PENDING|5|N/A||{reason}|x", NOON_S)
+    (row,) = read_rows(f"0|7|PENDING|5|N/A||{reason}|x", NOON_S)
     assert row.status.reason.startswith(f"{reason}: it will never start, {why}" if why else reason)
     assert ("never" in row.status.reason) is bool(why)
 

@@ -29,7 +29,7 @@ def train(folder: Path, *args: str, num_tasks: int = 0) -> tuple[int, str, str]:
     (folder / ".venv/bin").mkdir(parents=True, exist_ok=True)
     (folder / ".venv/bin/activate").write_text(f"PATH={folder}/bin:$PATH\n")
     (folder / "bin").mkdir(exist_ok=True)
-    for name, text in (("srun", 'echo "$@"'), ("python", f'exec {sys.executable} "$@"')):
+    for name, text in (("srun", 'echo "$@"'), ("scontrol", "echo n1"), ("python", f'exec {sys.executable} "$@"')):
         (folder / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
         (folder / "bin" / name).chmod(0o755)
     slurm = {"SLURM_JOB_ID": "7", "SLURM_CPUS_PER_TASK": "1", "SLURM_NTASKS": str(num_tasks)}
@@ -66,7 +66,7 @@ def test_a_finished_run_is_told_of_and_a_driven_one_refused(run, tmp_path):
     with drive_alone(run, print):
         code, _, said = train(tmp_path, "latest", num_tasks=needed)
     assert (code, "is being driven by" in said) == (5, True)
-    lifecycle.note(run, run.config(), lifecycle.DONE, config_key="")
+    lifecycle.note(run, lifecycle.DONE)
     code, srun, said = train(tmp_path, run.run_id, num_tasks=needed)
     assert (code, srun) == (0, "")
     assert "is finished, nothing is left to do" in said

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from dflop.errors import Cancelled, LaunchError
-from dflop.launch import JobHandle, JobState, Journal, make_launcher
+from dflop.launch import JobHandle, JobState, Journal
+from dflop.launch.local import LocalLauncher
 from dflop.run import cancel, lifecycle
 from dflop.run.cancel import cancel_run, reap
 from dflop.run.directory import RunDir
@@ -34,7 +35,7 @@ def start(run: RunDir, name: str, function: str, *args: str) -> JobHandle:
     """A job of the run, submitted and journalled by a driver that is gone."""
     spec = make_spec(run.job_folder(name), function, *args)
     spec = dataclasses.replace(spec, name=f"{run.run_id}-{name}", key=f"{run.run_id}/{name}")
-    handle = make_launcher("local", max_jobs=9).submit(spec)
+    handle = LocalLauncher().submit(spec)
     Journal(run.path, run.run_id).submitted(handle)
     return handle
 

@@ -26,10 +26,6 @@ def config(tmp_path):
     return make_config(tmp_path)
 
 
-def note(run, config, state):
-    lifecycle.note(run, config, state, config_key=config.key)
-
-
 def test_a_new_run_is_private_and_holds_its_configuration_with_absolute_paths(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     config = make_config(tmp_path, "runs=there", "store=here", "dataset.media_root=media", "train.metrics_dir=seen")
@@ -50,7 +46,7 @@ def test_a_new_run_is_private_and_holds_its_configuration_with_absolute_paths(tm
 )
 def test_an_unfinished_run_of_the_same_configuration_is_taken_up_again(tmp_path, config, state, is_resumed):
     first, _ = lifecycle.begin(config)
-    note(first, config, state)
+    lifecycle.note(first, state)
     (first.path.parent / "not-a-run").mkdir()
     assert lifecycle.unfinished(make_config(tmp_path, "train.num_steps=3")) is None
     second, resumed = lifecycle.begin(config)
@@ -64,7 +60,7 @@ def test_runs_that_begin_in_the_same_second_get_folders_of_their_own_and_the_new
     assert [r.run_id for r in begun] == [f"small-20260101-000000{s}" for s in ("", "-2", "-3")]
     assert [r.config().train.seed for r in begun] == [0, 1, 2]
     config = begun[0].config()
-    for day in ("3", "2"):
+    for day in ("2", "3"):
         make_run(tmp_path, f"small-2026010{day}-000000", lifecycle.FAILED, config_key=lifecycle.key_of(begun[0]))
     assert lifecycle.unfinished(config).run_id == "small-20260103-000000"
 
@@ -103,8 +99,8 @@ def test_drivers_of_one_configuration_that_begin_at_once_share_a_run_and_one_of_
 
 def test_a_change_of_state_is_in_the_run_directory_and_in_the_spool(config):
     run, _ = lifecycle.begin(config)
-    note(run, config, lifecycle.RUNNING)
-    note(run, config, lifecycle.DONE)
+    lifecycle.note(run, lifecycle.RUNNING)
+    lifecycle.note(run, lifecycle.DONE)
     assert run.state()["state"] == lifecycle.DONE
     assert run.state()["by"] == {"host": socket.gethostname(), "pid": os.getpid()}
     assert run.state()["num_steps"] == config.train.num_steps
@@ -129,7 +125,7 @@ def test_journal_entries_are_spooled_once_whether_or_not_their_driver_is_killed(
     journal.submitted(handle)
     lifecycle.spool_journal(run, config)
     for state in (JobState.RUNNING, JobState.DONE):
-        journal.changed(handle, JobStatus(state))
+        journal.changes([(handle, JobStatus(state))])
         with monkeypatch.context() as patch:
             patch.setattr(SpoolWriter, "flush", dies)
             with pytest.raises(KeyboardInterrupt):

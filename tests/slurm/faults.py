@@ -20,7 +20,7 @@ from dflop.steps import submit
 from dflop.steps.planning import bound_family
 from dflop.train.manifest import read_latest
 from tests.jobs.training import NARROW_OMNI, give_plan, planned_run
-from tests.launch.helpers import REPO, until
+from tests.launch.helpers import REPO, live, until
 from tests.store.spooled import read_spool
 from tests.train.synthetic import make_plan
 
@@ -69,7 +69,7 @@ def next_step(run: RunDir) -> int:
 
 def train_job(run: RunDir) -> JobHandle | None:
     """The training job that has not been seen to end."""
-    return Journal(run.path, run.run_id).live(submit.train_key(run, TRAIN))
+    return live(Journal(run.path, run.run_id), submit.train_key(run, TRAIN))
 
 
 def log_of(handle: JobHandle, rank: int = 0) -> str:

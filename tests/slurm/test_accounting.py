@@ -38,10 +38,10 @@ def ended(job_id: str) -> str:
 
 
 def watcher_that_sees_no_queue() -> Watcher:
-    """As if squeue had forgotten all jobs and scontrol, too: what is left is accounting."""
+    """As if squeue had forgotten all jobs: what is left is accounting."""
 
     def command(args: list[str]) -> subprocess.CompletedProcess[str]:
-        if args[0] in ("squeue", "scontrol"):
+        if args[0] == "squeue":
             return subprocess.CompletedProcess(args, 1, "", "slurm_load_jobs error: Invalid job id specified")
         return run_command(args)
 

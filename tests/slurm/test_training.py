@@ -50,7 +50,7 @@ def trained(folder: Path) -> RunDir:
     config = run.config()
     launcher, journal = launcher_of(run, config), Journal(run.path, run.run_id)
     data_key = profile_key(dataset_ref(config), family_of(config))
-    asyncio.run(run_jobs_async(launcher, submit.data_jobs(run, config, data_key), journal))
+    asyncio.run(run_jobs_async(launcher, submit.data_jobs(run, config, data_key, "slurm"), journal))
     ingest(config.store)
     with Reader(config.store) as reader:
         run.write_shapes(reader.shapes(data_key))

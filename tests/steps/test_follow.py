@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from dflop.errors import LaunchError
-from dflop.launch import JobHandle, JobSpec, JobState, JobStatus, Launcher, make_launcher
+from dflop.launch import JobHandle, JobSpec, JobState, JobStatus, Launcher
+from dflop.launch.local import LocalLauncher
 from dflop.run import driver_lock
 from dflop.run.directory import RunDir
 from dflop.run.messages import Say
@@ -19,7 +20,7 @@ from tests.launch.helpers import make_spec
 
 @pytest.fixture
 def launcher() -> Launcher:
-    return make_launcher("local", cancel_grace_s=0.5)
+    return LocalLauncher(cancel_grace_s=0.5)
 
 
 @pytest.fixture

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -38,7 +40,8 @@ def test_tasks_are_spread_over_few_nodes_evenly(tmp_path):
 def test_jobs_name_their_entry_their_run_and_what_they_ask_for(tmp_path):
     config = make_config(tmp_path, "data_profile.num_shards=3", "cluster.num_nodes=2")
     run = RunDir(tmp_path / "small-1")
-    shards = data_jobs(run, config, "key")
+    shards = data_jobs(run, config, "key", "slurm")
+    assert len(data_jobs(run, config, "key", "local")) == min(3, len(os.sched_getaffinity(0)))
     train = train_job(run, config, TRAIN, num_processes=6)
     profiled = config.model_copy(update={"model_profile": ModelProfileConfig(tp=(1, 2))})
     models = [job for group in model_jobs(run, profiled, "key", "H200", ("vision", "llm")) for job in group]
@@ -57,7 +60,10 @@ def test_jobs_name_their_entry_their_run_and_what_they_ask_for(tmp_path):
 def test_what_a_job_is_given_follows_from_what_it_does(tmp_path):
     cuda = make_config(tmp_path, "cluster.device=cuda", "cluster.num_cores_per_node=64")
     run, other = RunDir(tmp_path / "small-1"), RunDir(tmp_path / "small-2")
-    (data, *_), ((model,), _links) = data_jobs(run, cuda, "key"), model_jobs(run, cuda, "key", "H200", ("llm",))
+    (data, *_), ((model,), _links) = (
+        data_jobs(run, cuda, "key", "local"),
+        model_jobs(run, cuda, "key", "H200", ("llm",)),
+    )
     train = train_job(run, cuda, TRAIN, num_processes=4)
     assert [j.resources.gpus_per_node for j in (data, model, train)] == [0, 1, 4]
     assert [j.resources.cpus_per_task for j in (data, model, train)] == [1, 16, 16]

@@ -5,8 +5,8 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dflop.run import logs
-from dflop.run.logs import last_lines, new_lines
+from dflop.launch import tail
+from dflop.launch.tail import last_lines, new_lines
 
 
 @given(
@@ -17,25 +17,25 @@ from dflop.run.logs import last_lines, new_lines
 def test_the_last_lines_are_those_of_the_whole_file(tmp_path_factory, lines, num_lines, block):
     path = tmp_path_factory.mktemp("logs") / "log"
     path.write_text("".join(f"{line}\n" for line in lines))
-    before, logs.BLOCK_BYTES = logs.BLOCK_BYTES, block
+    before, tail.BLOCK_BYTES = tail.BLOCK_BYTES, block
     try:
         text, offset = last_lines(path, num_lines)
     finally:
-        logs.BLOCK_BYTES = before
-    assert text == "\n".join(lines[len(lines) - min(num_lines, len(lines)) :])
+        tail.BLOCK_BYTES = before
+    assert text == "".join(f"{line}\n" for line in lines[len(lines) - min(num_lines, len(lines)) :])
     assert offset == path.stat().st_size
 
 
 def test_what_is_added_comes_once_and_in_whole_lines(tmp_path: Path) -> None:
     path = tmp_path / "log"
-    assert last_lines(path, 5) == new_lines(path, 0) == ("", 0)
+    assert (last_lines(path, 5), new_lines(path, 0)) == (("", 0), ("", 0, 0))
     path.write_text("one\ntwo\nthr")
     text, offset = last_lines(path, 1)
-    assert text == "two"
+    assert text == "two\n"
     with path.open("a") as file:
         file.write("ee\nfo")
-    text, offset = new_lines(path, offset)
-    assert text == "three"
-    assert new_lines(path, offset) == ("", offset)
+    text, offset, _ = new_lines(path, offset)
+    assert text == "three\n"
+    assert new_lines(path, offset) == ("", offset, 0)
     path.write_text("anew\n")
-    assert new_lines(path, offset + 100) == ("anew", 5)
+    assert new_lines(path, offset + 100) == ("anew\n", 5, 0)
