@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -16,15 +15,14 @@ from prefect.runtime import flow_run as this_flow_run
 from rich.console import Console
 
 from dflop import errors
-from dflop.config import Config, load_with_origins
-from dflop.errors import ConfigError, DflopError
+from dflop.config import Config
+from dflop.errors import DflopError
 from dflop.run import lifecycle
 from dflop.run.cancel import as_cancelled, cancel_run
 from dflop.run.directory import RunDir, open_run
 from dflop.run.driver_lock import driver_of
-from dflop.run.find import runs_folder
 from dflop.run.messages import Say
-from dflop.steps.session import begin_or_take_up, driver_session, finished_text
+from dflop.steps.session import driver_session, finished_text, run_meant
 
 RUN_DIR_LABEL = "dflop.run_dir"
 """Label of a flow run with the run directory, by which its jobs are found when it is cancelled, wherever it is."""
@@ -49,7 +47,7 @@ def drives(name: str) -> Callable[[Callable[[RunDir], Awaitable[Any]]], Flow[...
         ) -> Any:
             plain_logs()
             say = get_run_logger().info
-            found = await asyncio.to_thread(_run_meant, config, config_path, overrides, run, say)
+            found = await asyncio.to_thread(run_meant, config, config_path, overrides, run, say=say)
             if lifecycle.is_finished(found):
                 say(finished_text(found))
                 return states.Completed(message=finished_text(found))
@@ -66,30 +64,6 @@ def drives(name: str) -> Callable[[Callable[[RunDir], Awaitable[Any]]], Flow[...
         return Flow(drive, name=name, on_cancellation=[empty_the_queue], on_crashed=[note_crash])
 
     return flow_of
-
-
-def _run_meant(config: Config | None, config_path: str, overrides: tuple[str, ...], run: str, say: Say) -> RunDir:
-    """The run that a flow's parameters mean; `run` goes before both, a configuration then says where runs are.
-
-    Raises:
-        ConfigError: there is none, or it cannot run here.
-        LaunchError: somebody drives it.
-    """
-    if not (run or config or config_path):
-        raise ConfigError(
-            "which run? the flow was given no configuration",
-            where="parameters",
-            hint="fill in `config`, or give a file as `config_path`, or an existing run as `run`",
-        )
-    if config is not None and config_path:
-        say(f"`config` is given, `config_path` ({config_path}) is not read")
-    if overrides and (config is not None or not config_path):
-        raise ConfigError("`overrides` are for a file", where="parameters", hint="change `config` itself")
-    if config is not None or not config_path:
-        folder = runs_folder() if config is None else config.runs
-        return begin_or_take_up(config, Path("config"), name=run, folder=folder, say=say)
-    loaded = load_with_origins(Path(config_path), overrides)
-    return begin_or_take_up(loaded.config, loaded.origins, name=run, folder=loaded.config.runs, say=say)
 
 
 @contextlib.asynccontextmanager

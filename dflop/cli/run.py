@@ -96,21 +96,17 @@ def train(
     """
     prepare_kernels()
     from dflop.cli.sigterm import run_driver
-    from dflop.config import load_with_origins
     from dflop.errors import ConfigError
     from dflop.run.lifecycle import is_finished
-    from dflop.steps.session import begin_or_take_up, finished_text
+    from dflop.steps.session import finished_text, run_meant
 
     is_file = run.endswith((".yaml", ".yml", ".json")) and not Path(run).is_dir()
-    if is_file:
-        loaded = load_with_origins(Path(run), overrides)
-        taken_up = begin_or_take_up(loaded.config, loaded.origins, say=say)
-    elif overrides:
+    if overrides and not is_file:
         raise ConfigError(
             "a run that exists keeps its configuration", where="--set", hint="dflop train CONFIG --set ..."
         )
-    else:
-        taken_up = begin_or_take_up(None, Path(), name=run, folder=runs, say=say)
+    path, name = (run, "") if is_file else ("", run)
+    taken_up = run_meant(path=path, overrides=overrides, name=name, folder=runs, say=say)
     if is_finished(taken_up):
         say(finished_text(taken_up))
         return

@@ -69,14 +69,14 @@ def check_server() -> tuple[str, str]:
         ConfigError: it wants another password, or the address is none.
         LaunchError: it does not answer, or is none.
     """
-    import httpx
-    from prefect.client.orchestration import get_client
     from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, get_current_settings, temporary_settings
 
     api = get_current_settings().api
     if not (url := (api.url or "").rstrip("/")):
         return "", ""
-    status = 0
+    import httpx
+    from prefect.client.orchestration import get_client
+
     try:
         with (
             temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}),
@@ -86,7 +86,8 @@ def check_server() -> tuple[str, str]:
     except httpx.HTTPStatusError as error:
         status = error.response.status_code
     except (httpx.InvalidURL, httpx.UnsupportedProtocol, ValueError) as error:
-        raise ConfigError(f"not an address: {error}", where="PREFECT_API_URL", hint=_HINT) from None
+        what = f"`{url}` is no address of a Prefect server: {error}"
+        raise ConfigError(what, where="PREFECT_API_URL", hint=_HINT) from None
     except httpx.HTTPError as error:
         what = f"the Prefect server at {url} does not answer: {error}"
         hint = "start it (prefect server start), or unset the variable for a temporary one; dflop train needs none"

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 from dflop import errors
-from dflop.config import Config, Origins
+from dflop.config import Config, Origins, load_with_origins
 from dflop.data.demo import make_demo_dataset
-from dflop.errors import Cancelled, DflopError, Interrupted, StoreError
+from dflop.errors import Cancelled, ConfigError, DflopError, Interrupted, StoreError
 from dflop.run import lifecycle
 from dflop.run.cancel import as_cancelled
 from dflop.run.directory import RunDir, rules_of
 from dflop.run.driver_lock import check_free, drive_alone
-from dflop.run.find import find_run
+from dflop.run.find import find_run, runs_folder
 from dflop.run.launcher import launcher_of
 from dflop.run.messages import Say
 from dflop.run.queue import live_jobs
@@ -37,23 +37,35 @@ RETRIES, RETRY_DELAY_S = 2, 5.0
 T = TypeVar("T")
 
 
-def begin_or_take_up(
-    config: Config | None, config_file: Path | Origins, *, name: str = "", folder: Path = Path("runs"), say: Say
-) -> RunDir:
+def run_meant(
+    config: Config | None = None, path: Path | str = "", overrides: Sequence[str] = (), name: str = "", *,
+    folder: Path | None = None, say: Say,
+) -> RunDir:  # fmt: skip
     """The run that is meant: an existing one by its name, or the unfinished or a new one of a configuration.
 
-    A name, as `find_run` takes it, goes before a configuration, which is checked before anything is written.
+    A name, as `find_run` takes it, goes before a configuration, and a configuration before the path of one and what
+    overrides it. Runs are where the configuration says, else in `folder`. What cannot run here leaves no trace.
 
     Raises:
         ConfigError: there is no such run, or the configuration cannot run here.
         LaunchError: somebody drives the run.
     """
-    if name:
-        run = find_run(name, folder)
+    if not (name or config or path):
+        hint = "fill in `config`, or give a file as `config_path`, or an existing run as `run`"
+        raise ConfigError("which run? there is no configuration", where="parameters", hint=hint)
+    if config is not None and path:
+        say(f"`config` is given, `config_path` ({path}) is not read")
+    if overrides and (config is not None or not path):
+        raise ConfigError("`overrides` are for a file", where="parameters", hint="change `config` itself")
+    origins = Origins(Path("config"))
+    if config is None and path:
+        loaded = load_with_origins(Path(path), overrides)
+        config, origins = loaded.config, loaded.origins
+    if name or config is None:
+        run = find_run(name, config.runs if config is not None else folder or runs_folder())
         say(f"run {run.run_id} in {run.path}")
         return run
-    assert config is not None, "a run is named, or has a configuration"
-    preflight(config, config_file)
+    preflight(config, origins)
     run, is_resumed = lifecycle.begin(config, say)
     say(f"{'resuming' if is_resumed else 'starting'} run {run.run_id} in {run.path}")
     return run

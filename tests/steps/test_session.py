@@ -17,7 +17,7 @@ from dflop.run.directory import RunDir
 from dflop.run.driver_lock import driver_of
 from dflop.run.launcher import launcher_of
 from dflop.steps import session
-from dflop.steps.session import RETRIES, begin_or_take_up, driver_session, finish, with_retries
+from dflop.steps.session import RETRIES, driver_session, finish, run_meant, with_retries
 from dflop.store.console import query
 from tests.jobs.configs import make_config, make_dataset, write_config
 from tests.jobs.made import make_run
@@ -138,18 +138,44 @@ def test_a_job_that_ended_because_the_run_was_cancelled_has_not_failed(run):
 
 def test_a_configuration_begins_a_run_or_takes_one_up(tmp_path):
     make_dataset(tmp_path)
-    path = write_config(tmp_path)
     said: list[str] = []
     with pytest.raises(ConfigError, match="unknown model family"):
-        begin_or_take_up(make_config(tmp_path, "model.family=unknown"), path, say=said.append)
+        run_meant(make_config(tmp_path, "model.family=unknown"), say=said.append)
     assert not (tmp_path / "runs").exists(), "what cannot run leaves no trace"
-    config = make_config(tmp_path)
-    first = begin_or_take_up(config, path, say=said.append)
-    assert begin_or_take_up(config, path, say=said.append) == first
+    first = run_meant(make_config(tmp_path), say=said.append)
+    assert run_meant(path=write_config(tmp_path), say=said.append) == first
     assert [line.split()[0] for line in said] == ["starting", "resuming"]
-    named = {"name": "small", "folder": tmp_path / "runs"}
-    assert begin_or_take_up(make_config(tmp_path, "train.seed=9"), Path("x"), **named, say=said.append) == first
+    assert run_meant(make_config(tmp_path, "train.seed=9"), name="small", say=said.append) == first
     assert said[2:] == [f"run {first.run_id} in {first.path}"], "a name goes before a configuration"
+    other = run_meant(path=write_config(tmp_path), overrides=["train.num_steps=7"], say=print)
+    assert (other == first, other.config().train.num_steps) == (False, 7)
+
+
+def test_runs_are_looked_for_where_they_are(tmp_path, monkeypatch):
+    """In DFLOP_RUNS, or where the configuration that is given has its runs; not in ./runs of a worker."""
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    run = make_run(tmp_path)
+    with pytest.raises(ConfigError, match="no run `small`"):
+        run_meant(name="small", say=print)
+    assert run_meant(path=write_config(tmp_path), name="small", say=print).path == run.path
+    monkeypatch.setenv("DFLOP_RUNS", str(tmp_path / "runs"))
+    assert run_meant(name="latest", say=print).path == run.path
+
+
+@pytest.mark.parametrize(
+    ("given", "what"),
+    [
+        ({}, "which run\\? there is no configuration"),
+        ({"path": "nowhere.yaml"}, "cannot read the configuration"),
+        ({"name": "nowhere", "overrides": ["a.b=1"]}, "`overrides` are for a file"),
+    ],
+)
+def test_what_cannot_be_meant_is_said(tmp_path, monkeypatch, given, what):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=what):
+        run_meant(**given, say=print)
+    assert not (tmp_path / "runs").exists()
 
 
 def test_a_full_disk_is_told_with_what_to_do_and_a_missing_file_may_be_a_fault_of_ours(run):
