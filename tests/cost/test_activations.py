@@ -27,7 +27,7 @@ def spec_of(module: str, hidden: int, heads: int, kv_heads: int, width: int) -> 
     vit = counts.DEFAULTS["siglip_vision_model"] | {
         "hidden_size": hidden, "num_attention_heads": heads, "intermediate_size": width
     }  # fmt: skip
-    return counts.siglip(vit, 0)
+    return counts.siglip(vit, (0, 0))
 
 
 def kept_bytes_per_token(layer: torch.nn.Module, hidden: int, *, is_frozen: bool, **arguments: Any) -> float:

@@ -23,7 +23,7 @@ VIT = counts.DEFAULTS["siglip_vision_model"] | {
     "image_size": 384, "patch_size": 14, "vision_use_head": False,
 }  # fmt: skip
 TEXT_SPEC = counts.decoder(TEXT, tied=False)
-VIT_SPEC = counts.siglip(VIT, 0)
+VIT_SPEC = counts.siglip(VIT, (0, 0))
 
 
 def counted_llm(is_frozen: bool, num_loss_tokens: int) -> int:

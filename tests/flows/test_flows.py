@@ -161,11 +161,10 @@ def test_a_fault_of_ours_is_raised(fake, run):
     assert driver_of(run) is None
 
 
-@pytest.mark.parametrize("flow", ["pipeline", "plan"])
-def test_a_finished_run_is_left_as_it_is(fake, tmp_path, log, flow):
+def test_a_finished_run_is_left_as_it_is(fake, tmp_path, log):
     run = make_run(tmp_path, state=lifecycle.DONE)
     before = run.state()
-    assert run_flow(load(flow), run=str(run.path)).is_completed()
+    assert run_flow(load("pipeline"), run=str(run.path)).is_completed()
     assert "is finished, nothing is left to do" in log.text
     assert (fake.calls, run.state()) == ([], before)
 
