@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dflop.cost.curve import from_slopes
 from dflop.cost.model import CostModel
-from dflop.plan.candidates import split_layers
+from dflop.plan.candidates import best_last_stage, spread_layers
 from dflop.records import (
     ALL_TOKENS,
     LLM,
@@ -20,7 +20,6 @@ from dflop.records import (
     CostTable,
     CostTerms,
     Decision,
-    GateReading,
     LinkCost,
     Measurement,
     MediaItem,
@@ -222,12 +221,6 @@ def make_rank_factor(rank: int, factor: float, **changes: Any) -> RankFactor:
     return dataclasses.replace(base, **changes)
 
 
-def make_reading(step: int, gain_frac: float, *, is_on: bool = False, **changes: Any) -> GateReading:
-    """What the gate read at `step`, with the gain of that step as its average."""
-    base = GateReading("run", 0, step, is_on, gain_frac, gain_frac, 0.001, 0.002, step + 1, 1000.0 + step)
-    return dataclasses.replace(base, **changes)
-
-
 def make_decision(kind: str, verdict: str, subject: str = LLM, *, step: int = 10, **changes: Any) -> Decision:
     """A decision with nothing reckoned; `changes` replace fields of it."""
     nan = float("nan")
@@ -302,7 +295,7 @@ def make_plan(
     for module in sorted(dp, key=lambda name: name == LLM):
         pp = llm_pp if module == LLM else encoder_pp
         parallel = ParallelSpec(1, pp, dp[module])
-        layers = split_layers(4, pp, layer_s=1.0, edge_s=0.5)
+        layers = spread_layers(4, pp, best_last_stage(4, pp, 1.0, 0.5))
         modules.append(ModulePlan(module, parallel, first_rank, layers, (0,) * pp))
         first_rank += parallel.num_processes
     return _plan("split", modules, num_microbatches, global_batch_size)

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from dflop.records import LLM, JobRecord, Plan, RunEvent, RunInput, RunRecord
-from tests.builders import make_corrections, make_decision, make_plan, make_rank_factor, make_reading, make_table
+from tests.builders import make_corrections, make_decision, make_plan, make_rank_factor, make_table
 
 EDGES = (100, 900)
 
@@ -55,8 +55,9 @@ def story(run_id: str = "run") -> list[Any]:
         *corrected(run_id, (1.0, 1.0, 1.0), 1020.0, 5, level=1.0, is_in_force=False),
         *corrected(run_id, (1.0, 1.1, 2.2), 1030.0, 10, level=1.1),
         *corrected(run_id, (1.002, 1.1, 2.21), 1031.0, 11, level=1.101),
-        *(make_reading(step, 0.02, run_id=run_id, is_on=step >= 9) for step in range(7, 12)),
-        decided("gate", "done", "on", 1030.0, 10, "2.0 % of a step is to be gained, correcting costs 0.2 %"),
+        decided(
+            "rescale", "done", "llm", 1030.0, 10, "llm: plans reckon with x1.10 of the predicted seconds, before x1.00"
+        ),
         RunEvent(run_id, "train", 0, 12, "scheduler_late", "quick plan after 80 ms", 1035.0),
         make_rank_factor(2, 1.3, run_id=run_id),
         make_rank_factor(3, 1.01, run_id=run_id),

@@ -19,7 +19,7 @@ from tests.story import story
 from tests.test_cli import dflop
 
 RUN = "demo-1"
-KINDS = ["run", "plan", "job", "correction", "correction", "gate", "scheduler_late", "slow_rank", "drift_shapes"]
+KINDS = ["run", "plan", "job", "correction", "correction", "rescale", "scheduler_late", "slow_rank", "drift_shapes"]
 
 
 def spool(store: Path, *records: object, producer: str = "p") -> None:
@@ -70,14 +70,14 @@ def test_programs_get_json_and_csv_and_prefect_markdown(store: Path) -> None:
 
 def test_a_store_that_somebody_is_at_is_left_alone(store: Path) -> None:
     ingest(store)
-    spool(store, make_decision("rescale", "done", run_id=RUN, observed_at_s=1200.0), producer="q")
+    spool(store, make_decision("reprofile", "done", run_id=RUN, observed_at_s=1200.0), producer="q")
     with live.hold(store):
         assert freshen(store, RUN) == 1
         assert freshen(store, "another") == 0
         assert read_current(store).seq == 1
         done = dflop("history", RUN, "--store", store, "--format", "json", cwd=store.parent)
     assert "1 files of the run wait" in done.stderr
-    assert "rescale" not in done.stdout
+    assert "reprofile" not in done.stdout
     assert freshen(store, RUN) == 0
     assert read_current(store).seq == 2
     assert freshen(store, RUN) == 0

@@ -230,9 +230,6 @@ class CorrectConfig(Section):
 
     enabled: bool = True
     """Whether predicted seconds are corrected by what steps take."""
-    gate: Literal["auto", "on", "off"] = "auto"
-    """`auto`: factors by size of item are in force while they pay; `on`: always; `off`: neither these nor factors of
-    slow ranks. The level of a module is corrected in any case."""
     half_life_days: float = Field(default=14, gt=0)
     """Of what earlier runs learnt: so old a correction counts half."""
 

@@ -66,10 +66,6 @@ class Cusum:
         sums = self._sums.max(axis=0, initial=0.0)
         return int(np.argmax(sums)) if sums.size and sums.max() > THRESHOLD else None
 
-    def statistic(self, series: int) -> float:
-        """The larger of its two sums."""
-        return float(self._sums[:, series].max())
-
     def shift(self, series: int) -> tuple[float, int]:
         """(by how much its mean has moved, steps since it has), robust against single wild steps."""
         since = self._shifts[series]

@@ -5,7 +5,8 @@ microbatch mixes modules and sizes differently, which tells them apart. Slow ran
 a rank's times by its factor, and by comparing ranks after the sizes are corrected (`nodes.py`).
 
 What is believed and what should be applied differ: acting on noise costs more than it gains. A module's level stays
-within 3 % of what is in force; a bucket has a factor of its own only where that is sure to differ from the level.
+within 3 % of what is in force. What sizes deviate by from it is shrunk by what chance would give all of them together
+(James and Stein), so that where predictions are right nothing is left; what is left of a bucket is applied beyond 3 %.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ from dflop.simulate.step import Node
 DEAD_ZONE_FRAC = 0.03
 NUM_SD = 1.0
 """Standard deviations by which a bucket must differ from its module's level to get a factor of its own."""
+NUM_CHANCE = 2.0
+"""Times the squared deviations, in their uncertainty, that chance gives: so much of all of them is left out."""
 NUM_SD_LEVEL = 3.0
 """The same for a level to move: every step without a reason to is one that two modules do not get out of balance."""
 SD_UNKNOWN = math.hypot(SD_BUCKET, SD_LEVEL)
@@ -69,6 +72,7 @@ class Belief:
 
     level: float
     """Factor of its typical mix of items."""
+    level_sd: float
     factors: tuple[float, ...]
     """Per bucket, as learnt: more than one should act on."""
     sd: tuple[float, ...]
@@ -133,19 +137,14 @@ class Estimator:
             if usable.any():
                 self._learn(group, found, times.rows(usable), expected_s[usable])
 
-    def factors(self, shapes: bool, nodes: bool) -> Factors:
-        """What should be applied.
-
-        Args:
-            shapes: Whether by size of item; else every module has its level.
-            nodes: Whether by rank, too.
-        """
+    def factors(self) -> Factors:
+        """What should be applied."""
         return Factors(
-            tuple(self._module_factors(module, shapes) for module in self._modules),
+            tuple(self._module_factors(module) for module in self._modules),
             tuple(
                 NodeFactor(*node, belief.in_force)
                 for node, belief in self._nodes.beliefs().items()
-                if nodes and belief.in_force != 1.0
+                if belief.in_force != 1.0
             ),
         )
 
@@ -153,7 +152,8 @@ class Estimator:
         """What is known of each module."""
         return {
             module: Belief(
-                level=common_mean(mean, cov)[0],
+                level=level,
+                level_sd=level_sd,
                 factors=tuple(mean.tolist()),
                 sd=tuple(np.sqrt(np.diag(cov)).tolist()),
                 num_observations=kept.num_observations,
@@ -161,6 +161,7 @@ class Estimator:
             )
             for module, kept in self._modules.items()
             for mean, cov in [self._marginal(module)]
+            for level, level_sd, _ in [common_mean(mean, cov)]
         }
 
     def node_beliefs(self) -> dict[Node, NodeBelief]:
@@ -256,14 +257,17 @@ class Estimator:
         found, here = self._filters[self._group_of[module]], self._columns[module]
         return found.mean[here], found.cov[here, here]
 
-    def _module_factors(self, module: str, shapes: bool) -> ModuleFactors:
+    def _module_factors(self, module: str) -> ModuleFactors:
         kept = self._modules[module]
         mean, cov = self._marginal(module)
-        if not shapes:
-            return ModuleFactors(module, kept.level, kept.edges, (kept.level,) * len(mean))
         level, _, sd = common_mean(mean, cov)
-        differs = np.abs(mean - level) > np.maximum(NUM_SD * sd, DEAD_ZONE_FRAC)
-        return ModuleFactors(module, kept.level, kept.edges, tuple(np.where(differs, mean, kept.level).tolist()))
+        away = mean - level
+        evidence = max(float(away @ np.linalg.solve(cov, away)), 1e-300)
+        left = away * max(0.0, 1.0 - NUM_CHANCE * (len(mean) - 1) / evidence)
+        differs = (np.abs(away) > NUM_SD * sd) & (np.abs(left) > DEAD_ZONE_FRAC)
+        return ModuleFactors(
+            module, kept.level, kept.edges, tuple(np.where(differs, level + left, kept.level).tolist())
+        )
 
 
 def _means(rows: Floats, group: Ints, num: int) -> Floats:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,18 +15,8 @@ Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class StageTime:
-    """Seconds of one microbatch on one stage of one data-parallel rank."""
-
-    node: Node
-    measured_s: float
-    expected_s: Mapping[str, Floats]
-    """Uncorrected prediction per module that has work in it, `[buckets]`."""
-
-
-@dataclass(frozen=True, slots=True)
 class StepTimes:
-    """The same of all microbatches of a step, as arrays of n rows, for there may be thousands of them."""
+    """All microbatches of a step, each on one stage of one data-parallel rank, as arrays of n rows."""
 
     nodes: tuple[Node, ...]
     node: Ints
@@ -34,23 +24,7 @@ class StepTimes:
     measured_s: Floats
     """`[n]`."""
     expected_s: Mapping[str, Floats]
-    """Per module `[n, buckets]`; zeros where it has no work."""
-
-    @staticmethod
-    def of(times: Iterable[StageTime]) -> StepTimes:
-        """Rows from one value each."""
-        found = list(times)
-        nodes = tuple(dict.fromkeys(time.node for time in found))
-        widths = {module: len(seconds) for time in found for module, seconds in time.expected_s.items()}
-        return StepTimes(
-            nodes,
-            np.array([nodes.index(time.node) for time in found], dtype=np.int64),
-            np.array([time.measured_s for time in found], dtype=np.float64),
-            {
-                module: np.array([time.expected_s.get(module, np.zeros(width)) for time in found])
-                for module, width in widths.items()
-            },
-        )
+    """Uncorrected prediction, per module `[n, buckets]`; zeros where it has no work."""
 
     def rows(self, chosen: Bools) -> StepTimes:
         """Some of the rows."""

@@ -14,8 +14,8 @@ and say so.
 Two kinds of seconds are kept apart, because a laptop has fewer cores than the demo has processes. *Compute seconds*
 are thread CPU time on a CPU and wall time on a GPU: probes measure them, tables predict them, corrections compare
 them. *Wall seconds* are what a step takes; how processes share cores is the simulator's business
-(`ClusterSpec.max_concurrency`, `simulate/events.py`). `busy_s` of an observation is wall time, so waiting for a core
-counts as busy; decoding the next step's media is in no predicted step.
+(`ClusterSpec.max_concurrency`, `on_shared_cores` in `simulate/step.py`). `busy_s` of an observation is wall time, so
+waiting for a core counts as busy; decoding the next step's media is in no predicted step.
 
 scipy is imported for one call, non-negative least squares in `regression.py`.
 """

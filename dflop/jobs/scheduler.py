@@ -132,8 +132,6 @@ class Scheduler:
                     self._publish(store, making.popleft().result())
                 elif seen < step - len(making) and self._listen(store, seen, step):
                     seen += 1
-                elif self.warm_up.done() and not self._is_behind and self._learner.wants_reading():
-                    self._tell(self._learner.read_gate(step, time.time()))
                 else:
                     wait([making[0]], IDLE_S) if making else time.sleep(IDLE_S)
 

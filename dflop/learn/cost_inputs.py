@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 
 from dflop.config import Config
@@ -20,16 +19,6 @@ LEAST_PRIOR_SD = 0.05
 """Of a factor that another job has learnt: no two jobs are quite alike."""
 
 
-@dataclass(frozen=True, slots=True)
-class EarlierRuns:
-    """What earlier runs of the same model on the same hardware learnt, the less of it the older it is."""
-
-    priors: Mapping[str, Prior]
-    """Per module; one that nobody corrected is absent."""
-    by_size: bool
-    """Whether plans were made with factors by size in the end."""
-
-
 def run_input(
     run_id: str, job: str, attempt: int, snapshot: Current, data_profile_key: str, tables: Sequence[CostTable]
 ) -> RunInput:
@@ -40,7 +29,7 @@ def run_input(
     )
 
 
-def read_costs(config: Config, plan: Plan) -> tuple[list[CostTable], EarlierRuns, Current]:
+def read_costs(config: Config, plan: Plan) -> tuple[list[CostTable], dict[str, Prior], Current]:
     """(cost tables of a plan, what earlier runs learnt of them, the snapshot both were read from).
 
     Raises:
@@ -83,7 +72,7 @@ def _correction_sets(reader: Reader, profile_key: str, frozen: Collection[str]) 
     return {module: list(found) for module, found in groupby(rows, lambda row: row.module)}
 
 
-def earlier_runs(sets: Mapping[str, Sequence[Correction]], half_life_days: float, now_s: float) -> EarlierRuns:
+def earlier_runs(sets: Mapping[str, Sequence[Correction]], half_life_days: float, now_s: float) -> dict[str, Prior]:
     """What a module's rows per bucket, by size, are worth by now: factors return to 1, unknown ones to the usual.
 
     After the half-life the logarithm of a factor counts half.
@@ -98,8 +87,7 @@ def earlier_runs(sets: Mapping[str, Sequence[Correction]], half_life_days: float
             sd=tuple(math.hypot(kept * max(row.sd_frac, LEAST_PRIOR_SD), unknown) for row in rows),
             level=rows[0].level ** kept,
         )
-    by_size = any(row.is_in_force and row.factor != row.level for rows in sets.values() for row in rows)
-    return EarlierRuns(priors, by_size)
+    return priors
 
 
 def _kept(rows: Sequence[Correction], half_life_days: float, now_s: float) -> float:

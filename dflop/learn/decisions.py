@@ -134,7 +134,7 @@ class Findings:
                 min_tokens=starts[bucket],
                 max_tokens=ends[bucket],
                 sd_frac=belief.sd[bucket],
-                is_in_force=applied.factors[bucket] == factor,
+                is_in_force=applied.factors[bucket] != applied.level,
                 level=applied.level,
             )
             for bucket, factor in enumerate(belief.factors)

@@ -10,42 +10,29 @@ from collections.abc import Mapping
 from typing import Any
 
 from dflop.correct.estimate import Estimator, Prior
-from dflop.correct.gate import Gate
-from dflop.learn.cost_inputs import LEAST_PRIOR_SD, EarlierRuns
-from dflop.learn.crossfit import CrossFit
+from dflop.learn.cost_inputs import LEAST_PRIOR_SD
 from dflop.learn.decisions import JobFacts
 from dflop.records import Plan
 
-STATE_VERSION = 2
-PARTS = ("full", "planner", "judge")
-"""The estimator whose factors are applied, and those of the cross-fit."""
+STATE_VERSION = 3
 
 
 class Knowledge:
-    """Estimators and gate of one job, with the edges of buckets per module of its plan.
+    """The estimator of one job, with the edges of buckets per module of its plan.
 
     `learned` is what `state` gave before; anything else is not used.
     """
 
     def __init__(
-        self, job: JobFacts, edges: Mapping[str, tuple[int, ...]], earlier: EarlierRuns,
+        self, job: JobFacts, edges: Mapping[str, tuple[int, ...]], earlier: Mapping[str, Prior],
         learned: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
         self._plan, self.edges, self._table_ids = job.plan, dict(edges), dict(job.table_ids)
         state = learned if learned and learned.get("version") == STATE_VERSION else {}
-        shared = groups(job.plan)
-        self._parts = {
-            part: Estimator(edges, shared, {**earlier.priors, **self._priors(state, part)}) for part in PARTS
-        }
-        self.full = self._parts["full"]
-        self.halves = CrossFit(self._parts["planner"], self._parts["judge"], job)
-        self.gate = Gate(earlier.by_size)
-        if state:
-            self.gate.load(state["gate"])
-            mine = [job.plan.plan_id, self._table_ids, {module: list(found) for module, found in edges.items()}]
-            if [state["plan_id"], state["tables"], state["edges"]] == mine:  # left by the same plan of the same data
-                for part, estimator in self._parts.items():
-                    estimator.load(state["parts"][part])
+        self.estimator = Estimator(edges, groups(job.plan), {**earlier, **self._priors(state)})
+        mine = [job.plan.plan_id, self._table_ids, {module: list(found) for module, found in edges.items()}]
+        if state and [state["plan_id"], state["tables"], state["edges"]] == mine:  # left by the same plan and data
+            self.estimator.load(state["estimator"])
 
     def state(self) -> dict[str, Any]:
         """Everything, for JSON."""
@@ -54,18 +41,14 @@ class Knowledge:
             "plan_id": self._plan.plan_id,
             "tables": self._table_ids,
             "edges": {module: list(edges) for module, edges in self.edges.items()},
-            "beliefs": {
-                part: {m: [list(b.factors), list(b.sd), b.level] for m, b in estimator.beliefs().items()}
-                for part, estimator in self._parts.items()
-            },
-            "parts": {part: estimator.state() for part, estimator in self._parts.items()},
-            "gate": self.gate.state(),
+            "beliefs": {m: [list(b.factors), list(b.sd), b.level] for m, b in self.estimator.beliefs().items()},
+            "estimator": self.estimator.state(),
         }
 
-    def _priors(self, state: Mapping[str, Any], part: str) -> dict[str, Prior]:
+    def _priors(self, state: Mapping[str, Any]) -> dict[str, Prior]:
         """What a state says of modules whose cost table is still the same."""
         priors = {}
-        for module, (factors, sd, level) in (state["beliefs"][part] if state else {}).items():
+        for module, (factors, sd, level) in (state["beliefs"] if state else {}).items():
             if state["tables"][module] == self._table_ids.get(module):
                 sds = tuple(max(s, LEAST_PRIOR_SD) for s in sd)
                 priors[module] = Prior(tuple(state["edges"][module]), tuple(factors), sds, level)

@@ -170,18 +170,12 @@ def has_table(cost: CostModel, module: str, tp: int, recompute: bool) -> bool:
     return True
 
 
-def split_layers(num_layers: int, pp: int, *, layer_s: float, edge_s: float) -> tuple[int, ...]:
-    """Layers per stage, at least one each, so that the slowest stage is fastest when the last also runs the edge.
-
-    Layers are alike, so the depth of the last stage decides and trying every depth is exact. Of equally fast splits
-    the most even one wins, and odd layers go to the later of the other stages, which hold fewer microbatches.
-    """
-    return spread_layers(num_layers, pp, best_last_stage(num_layers, pp, layer_s, edge_s))
-
-
 @functools.lru_cache(maxsize=65536)
 def best_last_stage(num_layers: int, pp: int, layer_s: float, edge_s: float) -> int:
-    """Layers of the last stage in `split_layers`."""
+    """Layers of the last stage, at least one each, so that the slowest is fastest when the last also runs the edge.
+
+    Layers are alike, so trying every depth of the last stage is exact. Of equally fast splits the most even one wins.
+    """
     if pp == 1:
         return num_layers
 

@@ -95,26 +95,6 @@ class RankFactor:
 
 
 @dataclass(frozen=True, slots=True)
-class GateReading:
-    """Whether factors by size pay, as one step showed; the evidence of the gate."""
-
-    run_id: str
-    attempt: int
-    step: int
-    is_on: bool
-    """After this reading."""
-    gain_frac: float
-    """Of this step: what a plan with factors from one half of the data saves under those from the other half."""
-    mean_gain_frac: float
-    """Exponential average."""
-    stderr_frac: float
-    cost_frac: float
-    """Time that correcting takes, of a step's; what the gain has to exceed."""
-    num_readings: int
-    observed_at_s: float
-
-
-@dataclass(frozen=True, slots=True)
 class Decision:
     """Something that was noticed and what was done about it, with the numbers it was decided on."""
 
@@ -123,7 +103,7 @@ class Decision:
     step: int
     """At which it was noticed; decisions between two jobs: the first step of the next."""
     kind: str
-    """`drift_cost`, `drift_shapes`, `slow_rank`, `gate`, `rescale`, `reprofile`, `replan` or `stage`."""
+    """`drift_cost`, `drift_shapes`, `slow_rank`, `rescale`, `reprofile`, `replan` or `stage`."""
     subject: str
     """Module with its bucket of sizes, rank, or plan."""
     verdict: str

@@ -12,9 +12,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from dflop.records import LLM, Plan, StepObservation, StepPlan
+from dflop.simulate.events import simulate
 from dflop.simulate.pipeline_order import Phase
-from dflop.simulate.step import Node, op_id, run_graph, step_graph, step_nodes
+from dflop.simulate.step import PHASES, Node, on_shared_cores, op_id, step_graph, step_nodes
 
 Op = tuple[Node, int, Phase]
 """(node, microbatch, `F` or `B`)."""
@@ -87,23 +90,24 @@ def simulate_again(
         for i, node in enumerate(nodes)
         for k in range(m)
         if owner[node[0]][k][node[2]]
-        for phase in _PHASES
+        for phase in PHASES
     }
     graph = step_graph(plan, step_plan.work, seconds)
-    found = run_graph(graph, max_concurrency)
+    found = simulate(graph)
+    start_s, end_s = np.array(found.start_s), np.array(found.end_s)
+    if max_concurrency is not None and max_concurrency < plan.num_processes:
+        tps = np.repeat([plan.module(module).parallel.tp for module, _, _ in nodes], 2 * m)
+        start_s, end_s = on_shared_cores(start_s, end_s, tps, max_concurrency)
     in_order = [op for own in graph.node_ops for op in own if op in ops]
     of_node = defaultdict[Node, list[PredictedOp]](list)
     for op in in_order:
         node, k, phase = ops[op]
-        of_node[node].append(PredictedOp(node, k, phase, found.start_s[op], found.end_s[op] - found.start_s[op]))
+        of_node[node].append(PredictedOp(node, k, phase, float(start_s[op]), float(end_s[op] - start_s[op])))
     return PredictedStep(
         of_node,
         tuple((ops[before], ops[op]) for op in in_order for before in graph.depends_on[op] if before in ops),
-        found.makespan_s,
+        float(end_s.max(initial=0.0)),
     )
-
-
-_PHASES: tuple[Phase, ...] = ("F", "B")
 
 
 def _predicted_seconds(plan: Plan, seen: Iterable[StepObservation]) -> dict[Node, list[tuple[float, float]]] | None:

@@ -3,7 +3,7 @@
 Balance alone leaves the pipeline's fill and drain to chance. Seeds are placed into slots that grow at the start of the
 step and shrink towards its end (`ramp_profiles`); simulated annealing then swaps and moves samples, slots and buckets.
 Encoders count as one rank each here. All caps hold after every move. Same step, same budget, same result, on any
-machine and with any number of threads: budgets count moves, never time, and chains have seeds of their own.
+machine: budgets count moves, never time.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -70,17 +69,7 @@ def ramp_profiles(num_slots: int, depth: int, most: int) -> Floats:
     return np.array([np.ones(num_slots), *(ramps[i] for i in picked)])
 
 
-def search(
-    task: Task,
-    seeds: list[Ints],
-    *,
-    depth: int,
-    num_profiles: int,
-    num_moves: int,
-    num_chains: int = 1,
-    num_threads: int = 1,
-    random_seed: int = 0,
-) -> list[Ints]:
+def search(task: Task, seeds: list[Ints], *, depth: int, num_profiles: int, num_moves: int) -> list[Ints]:
     """Buckets `slot * ranks + rank` of every sample: the best found, then others that a better judge may prefer.
 
     Those are the best start and what shorter annealings find: the longer one searches, the more of what is found is
@@ -91,32 +80,18 @@ def search(
         seeds: Assignments to start from, beside the ramps; those that break a cap are left out.
         depth: Stages from the first encoder stage to the loss.
         num_profiles: Ramps to try.
-        num_moves: Budget of each chain, in moves tried; all but those that break a cap are simulated.
-        num_chains: Annealings, from the best starts that differ.
-        num_threads: Chains at a time; changes nothing in the result.
-        random_seed: Of the moves.
+        num_moves: Budget of the annealing, in moves tried; all but those that break a cap are simulated.
     """
     starts = [*seeds, *(place(task, sizes) for sizes in ramp_profiles(task.num_slots, depth, num_profiles))]
     values = [score(task, bucket) for bucket in starts]
     best = int(np.argmin(values))
-    distinct = {value: bucket for value, bucket in zip(reversed(values), reversed(starts), strict=True)}
-    ranked = sorted(value for value in distinct if value < np.inf)
-    if num_moves < 1 or not ranked:
+    if num_moves < 1 or values[best] == np.inf:
         return [starts[best]]
-
-    def chain(number: int) -> tuple[float, Ints]:
-        state = make_state(task, distinct[ranked[number % num_chains % len(ranked)]])
+    found: list[tuple[float, Ints]] = []
+    for number, length in enumerate([num_moves, *(num_moves // n for n in SHORTER if num_moves >= n)]):
+        state = make_state(task, starts[best])
         fill(task, state)
-        length = num_moves if number < num_chains else num_moves // SHORTER[number - num_chains]
-        found: tuple[float, Ints] = _anneal(task, state, np.random.default_rng((random_seed, number)), length)
-        return found
-
-    numbers = range(num_chains + sum(num_moves >= n for n in SHORTER))
-    if num_threads == 1:
-        found = list(map(chain, numbers))
-    else:
-        with ThreadPoolExecutor(num_threads) as pool:
-            found = list(pool.map(chain, numbers))
+        found.append(_anneal(task, state, np.random.default_rng((0, number)), length))
     found.append((values[best], starts[best]))
     return [bucket for _, bucket in sorted(found, key=lambda pair: pair[0])]
 

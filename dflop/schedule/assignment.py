@@ -42,12 +42,6 @@ class Assignment:
             found[m.module] = tuple(tuple(tuple(ids) for ids in ranks) for ranks in cells)
         return found
 
-    def in_order(self, slots: Ints) -> Assignment:
-        """The same buckets with slot `slots[k]` run in position k."""
-        position = np.empty_like(slots)
-        position[slots] = np.arange(len(slots))
-        return Assignment(position[self.slot], self.rank, self.item_rank)
-
 
 def assignment_of(plan: Plan, step_plan: StepPlan) -> Assignment:
     """Where a step plan has everything; inverse of `Assignment.owners`."""

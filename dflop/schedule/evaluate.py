@@ -1,8 +1,7 @@
 """Seconds of one step of one global batch on one plan, for any assignment: the judge of every candidate.
 
 Loads of all buckets are added up at once, the cost model turns them into seconds once per kind of stage (stages with
-the same layers cost the same), and the compiled simulator says when the last stage is done. Where processes share
-cores, the reference simulator takes its place: only that one knows about contention.
+the same layers cost the same), and the compiled simulator says when the last stage is done.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from dflop.cost.model import CostModel, Floats, StageKind, stage_kind
 from dflop.records import LLM, ModulePlan, Plan
 from dflop.schedule.assignment import Assignment
 from dflop.schedule.items import Ints, ModuleItems, StageMix, stage_mix, stage_slowness
-from dflop.simulate.kernel import StepShape, StepWork, makespan_s, run_step, step_shape
-from dflop.simulate.step import Node, meeting_ranks, run_graph, slowest, step_graph, step_nodes, together
+from dflop.simulate.kernel import StepShape, StepWork, run_step, step_shape
+from dflop.simulate.step import Node, meeting_ranks, on_shared_cores, slowest, step_nodes, together
 
 
 class StepEvaluator:
@@ -100,17 +99,14 @@ class StepEvaluator:
 
     def spans(self, assignment: Assignment) -> tuple[Floats, Floats]:
         """(start_s, end_s) of all work, each `[nodes, microbatches, 2]`: forward, backward. Nothing to do takes 0 s."""
-        work = self.work(assignment)
-        return run_step(self.shape, work) if self.max_concurrency is None else self._graph_spans(assignment, work)
+        return self._run(self.work(assignment))
 
-    def _graph_spans(self, assignment: Assignment, work: StepWork) -> tuple[Floats, Floats]:
-        """As `spans`, by the simulators that build a graph."""
-        owners = assignment.owners(self.plan, self.items)
-        done = tuple(self.items[name].work(owner) for name, owner in owners.items())
-        durations, delays = self._by_node(work)
-        found = run_graph(step_graph(self.plan, done, durations, delays), self.max_concurrency)
-        size = (self.shape.num_nodes, self.shape.num_microbatches, 2)
-        return np.array(found.start_s).reshape(size), np.array(found.end_s).reshape(size)
+    def _run(self, work: StepWork) -> tuple[Floats, Floats]:
+        found = run_step(self.shape, work)
+        if self.max_concurrency is None:
+            return found
+        tps = np.array([self.plan.module(module).parallel.tp for module, _, _ in step_nodes(self.plan)])
+        return on_shared_cores(*found, tps[:, np.newaxis, np.newaxis], self.max_concurrency)
 
     def noisy_step_s(self, assignment: Assignment, sigma_frac: float, num_draws: int) -> float:
         """Mean simulated seconds when every stage's microbatch takes lognormally more or less than predicted.
@@ -125,10 +121,7 @@ class StepEvaluator:
         for _ in range(num_draws):
             factor = np.exp(rng.normal(0.0, sigma_frac, work.forward_s.shape))
             noisy = dataclasses.replace(work, forward_s=work.forward_s * factor, backward_s=work.backward_s * factor)
-            if self.max_concurrency is None:
-                total_s += makespan_s(self.shape, noisy)
-            else:
-                total_s += float(self._graph_spans(assignment, noisy)[1].max(initial=0.0))
+            total_s += float(self._run(noisy)[1].max(initial=0.0))
         return total_s / num_draws
 
     def _seconds(
@@ -195,19 +188,6 @@ class StepEvaluator:
             cell = (slot * encoder.parallel.dp + rank) * num_ranks + assignment.rank[items.sample_of]
             feeds[self.shape.link_start[p] + cell] = True
         return feeds
-
-    def _by_node(self, work: StepWork) -> tuple[dict[tuple[str, int, int], list[tuple[float, float]]], ...]:
-        """Durations and delays as `step_graph` takes them; an inline plan's are all told by the LLM."""
-        durations, delays = {}, {}
-        for i, node in enumerate(step_nodes(self.plan)):
-            durations[node] = list(zip(work.forward_s[i].tolist(), work.backward_s[i].tolist(), strict=True))
-            delays[node] = list(zip(work.forward_delay_s[i].tolist(), work.backward_delay_s[i].tolist(), strict=True))
-        if self.plan.is_inline:
-            nothing = [(0.0, 0.0)] * self.plan.num_microbatches
-            durations |= {
-                (e.module, stage, rank): nothing for e in self.plan.encoders for _, stage, rank in step_nodes(self.plan)
-            }
-        return durations, delays
 
 
 def _latency_and_rate(cost: CostModel) -> tuple[float, float]:

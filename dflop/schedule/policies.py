@@ -2,10 +2,10 @@
 
 `arrival` counts samples. `length_grouped` puts samples of similar LLM length side by side. `token_lpt` balances LLM
 tokens, longest first: the strongest cheap rival. `token_kk` balances them over ranks by Karmarkar and Karp's
-differencing. `bottleneck` balances all modules at once, longest first; `program` is that balance as the DFLOP paper
-has it, an integer program with a time limit. `quick` is the best of arrival order and of both ways of longest first,
-at once and with nothing compiled; where none keeps the caps, what is dealt out by shares of them. `balanced` is the
-best of the data-blind ones, of `bottleneck` and of the search on the simulator, so that it never loses against them.
+differencing. `bottleneck` balances all modules at once, longest first. `quick` is the best of arrival order and of both
+ways of longest first, at once and with nothing compiled; where none keeps the caps, what is dealt out by shares of
+them. `balanced` is the best of the data-blind ones, of `bottleneck` and of the search on the simulator, so that it
+never loses against them.
 """
 
 from __future__ import annotations
@@ -28,11 +28,10 @@ from dflop.schedule.items import Ints, ModuleItems, item_seconds, module_items, 
 from dflop.schedule.linear import LinearStep, linear_step, sample_weights
 from dflop.schedule.pack import token_lpt
 from dflop.schedule.place import by_shares, place, split_under_cap
-from dflop.schedule.program import balance, bottleneck
 from dflop.schedule.state import Task, make_task
 from dflop.simulate.step import Node
 
-POLICIES = ("arrival", "length_grouped", "token_lpt", "token_kk", "bottleneck", "program", "quick", "balanced")
+POLICIES = ("arrival", "length_grouped", "token_lpt", "token_kk", "bottleneck", "quick", "balanced")
 MOVE_OPS = 400
 """A move of the annealing costs as much as so many simulated operations, beside those that it simulates."""
 
@@ -49,8 +48,6 @@ class Effort:
     """Simulated operations of the annealing, and bucket by bucket comparisons of the ramps, at 1-3 ns each."""
     max_simulations: int = 40_000
     """Moves of the annealing, where steps are so small that `num_ops` would allow more."""
-    num_chains: int = 1
-    """Annealings side by side, each with this budget; one of twice the length finds more than two of them."""
 
 
 QUICK = Effort(num_profiles=12, num_ops=1_000_000, max_simulations=300)
@@ -67,7 +64,6 @@ class StepJob:
         max_concurrency: Processes that can compute at once; None: all of them.
         items: Of the batch, by module, where they are known from another plan.
         slowness: What multiplies the seconds of nodes; 1.0 where absent.
-        num_threads: Annealing chains that run at a time; changes nothing in the result.
     """
 
     def __init__(
@@ -79,11 +75,9 @@ class StepJob:
         items: Mapping[str, ModuleItems] | None = None,
         *,
         slowness: Mapping[Node, float] | None = None,
-        num_threads: int = 1,
     ) -> None:
         self.plan, self.cost = plan, cost.extrapolating()
         self.items = items or {m.module: module_items(batch, m.module) for m in plan.modules}
-        self.num_threads = num_threads
         self.judge = StepEvaluator(plan, self.items, self.cost, max_concurrency, slowness)
         self.caps = plan_caps(plan, self.items)
         self._slowness = slowness or {}
@@ -109,8 +103,6 @@ class StepJob:
             return self._evenly(*karmarkar_karp.over_ranks(tokens, dp, self.plan.num_microbatches))
         if policy == "bottleneck":
             return self._in_buckets(self._balanced())
-        if policy == "program":
-            return self._in_buckets(balance(self.linear, self._balanced()))
         if policy == "quick":
             return self.quick(effort)[1]
         if policy == "balanced":
@@ -187,8 +179,6 @@ class StepJob:
             depth=depth,
             num_profiles=min(effort.num_profiles, num_profiles),
             num_moves=min(effort.max_simulations, effort.num_ops // (step.num_ops + MOVE_OPS)),
-            num_chains=effort.num_chains,
-            num_threads=self.num_threads,
         )
         return [self._in_buckets(bucket) for bucket in buckets]
 
@@ -242,7 +232,11 @@ class StepJob:
     def _balanced(self) -> Ints:
         """Of these, whose worst module of the worst bucket is the shortest."""
         weights_s = sample_weights(self.linear)
-        return min(self._longest_first(), key=lambda bucket: bottleneck(weights_s, bucket, self.num_buckets))
+
+        def worst_s(bucket: Ints) -> float:
+            return max(float(np.bincount(bucket, column, self.num_buckets).max()) for column in weights_s.T)
+
+        return min(self._longest_first(), key=worst_s)
 
     def _over_ranks(self) -> Assignment | None:
         """Balanced seconds of replicas without a pipeline; None where that breaks a cap."""

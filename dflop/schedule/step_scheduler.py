@@ -32,7 +32,6 @@ def schedule_step(
     policy: str = "balanced",
     effort: Effort | None = None,
     slowness: Mapping[Node, float] | None = None,
-    num_threads: int = 1,
 ) -> StepPlan:
     """Step plan of one global batch; a pure function of its arguments.
 
@@ -47,7 +46,6 @@ def schedule_step(
         effort: Budget of the search.
         slowness: Per node of `step_nodes(plan)` what multiplies all its seconds, so that it is given less; 1.0 where
             absent.
-        num_threads: Of the search; changes nothing in the result.
 
     Raises:
         ConfigError: unknown policy.
@@ -55,7 +53,7 @@ def schedule_step(
     """
     if policy not in POLICIES:
         raise ConfigError(f"unknown scheduling policy `{policy}`", hint=did_you_mean(policy, POLICIES))
-    job = StepJob(plan, batch, cost, max_concurrency, slowness=slowness, num_threads=num_threads)
+    job = StepJob(plan, batch, cost, max_concurrency, slowness=slowness)
     effort = effort or Effort()
     arrival = job.assign("arrival", effort)
     arrival_s = job.judge.step_s(arrival)
@@ -77,29 +75,6 @@ def schedule_step(
         predicted_step_s=step_s,
         arrival_step_s=arrival_s,
     )
-
-
-def step_seconds(
-    plan: Plan,
-    step_plan: StepPlan,
-    batch: Sequence[SampleShape],
-    cost: CostModel,
-    slowness: Mapping[Node, float] | None = None,
-    max_concurrency: int | None = None,
-) -> float:
-    """Simulated seconds of a step plan under any costs and slowness; for those it was made with, `predicted_step_s`.
-
-    Args:
-        plan: The layout `step_plan` was made for.
-        step_plan: Owners.
-        batch: The samples of `step_plan.sample_index`, in that order.
-        cost: Predicts seconds, corrections included.
-        slowness: As `schedule_step`.
-        max_concurrency: As `schedule_step`.
-    """
-    items = {m.module: module_items(batch, m.module) for m in plan.modules}
-    judge = StepEvaluator(plan, items, cost.extrapolating(), max_concurrency, slowness)
-    return judge.step_s(assignment_of(plan, step_plan))
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dflop.records import LLM, ModulePlan, ModuleWork, Plan
-from dflop.simulate.events import OpGraph, Timeline, simulate, simulate_reference
+from dflop.simulate.events import OpGraph
 from dflop.simulate.pipeline_order import Phase, one_f_one_b
 
 Floats = npt.NDArray[np.float64]
@@ -32,12 +32,24 @@ Delays = Mapping[Node, Sequence[tuple[float, float]]]
 before)."""
 
 
-def run_graph(graph: OpGraph, max_concurrency: int | None) -> Timeline:
-    """Timeline by the fast pass where nothing contends, by the reference where it does."""
-    num_processes = sum(graph.processes_of(node) for node in range(len(graph.node_ops)))
-    if max_concurrency is None or max_concurrency >= num_processes:
-        return simulate(graph)
-    return simulate_reference(graph, max_concurrency=max_concurrency)
+def on_shared_cores(start_s: Floats, end_s: Floats, num_processes: npt.ArrayLike, cores: int) -> tuple[Floats, Floats]:
+    """The same operations where processes share cores: while n of them compute, time takes n / cores times as long.
+
+    That is processor sharing, for all that compute at a time are slowed down alike; messages are, too.
+
+    Args:
+        start_s: `[...]`, of every operation with a core for each process.
+        end_s: `[...]`.
+        num_processes: `[...]`, that compute it together, as tensor-parallel ranks do.
+        cores: That all of them have.
+    """
+    num = np.broadcast_to(num_processes, start_s.shape).ravel()
+    at = np.concatenate([start_s.ravel(), end_s.ravel()])
+    order = np.argsort(at, kind="stable")
+    computing = np.cumsum(np.concatenate([num, -num])[order])
+    passed = np.diff(at[order], prepend=0.0) * np.maximum(1.0, np.append(0, computing[:-1]) / cores)
+    clock = np.cumsum(passed)
+    return np.interp(start_s, at[order], clock), np.interp(end_s, at[order], clock)
 
 
 def step_nodes(plan: Plan) -> tuple[Node, ...]:
@@ -129,8 +141,7 @@ def step_graph(plan: Plan, work: tuple[ModuleWork, ...], durations: Durations, d
         group = meeting_ranks(plan, module)
         if group > 1 and rank % group == 0:
             _meet(node_ops[node : node + min(group, plan.module(module).parallel.dp - rank)], seconds, depends)
-    num_processes = tuple(plan.module(module).parallel.tp for module, _, _ in nodes)
-    return OpGraph(node_ops, tuple(seconds), tuple(depends), tuple(travel), num_processes)
+    return OpGraph(node_ops, tuple(seconds), tuple(depends), tuple(travel))
 
 
 def _meet(node_ops: Sequence[Sequence[int]], seconds: list[float], depends: list[tuple[int, ...]]) -> None:

@@ -67,7 +67,7 @@ def read(file: StoredFile) -> tuple[str, tuple[Good, ...]]:
         found: dict[bytes, bytes] = reader.metadata.metadata or {}
         kind, run_id = found[b"dflop.kind"].decode(), found[b"dflop.run_id"].decode()
         version = schema.file_version(found)
-        if kind not in schema.KINDS or version > schema.version_of(kind):
+        if kind not in schema.KINDS.keys() | schema.RETIRED or version > schema.version_of(kind):
             raise ValueError(f"kind `{kind}`, schema version {version}: written by a newer dflop")
         table = reader.read()
         files = tuple(_members(kind, run_id, version, table, parse_json(found[_MEMBERS]), file.path))

@@ -21,7 +21,7 @@ import pyarrow as pa
 from dflop import units
 from dflop.errors import StoreError
 from dflop.records import to_dict
-from dflop.store import access, archive, file_check, health, live, quarantine, rollup, settings, snapshot
+from dflop.store import access, archive, file_check, health, live, quarantine, rollup, schema, settings, snapshot
 from dflop.store.file_check import Bad, Good, StoredFile, Touched, Waiting
 from dflop.store.lease import Lease
 from dflop.store.live import Progress
@@ -228,7 +228,7 @@ class _Pass:
 
 
 def _insert(con: duckdb.DuckDBPyConnection, good: Sequence[Good]) -> None:
-    for kind in sorted({g.key.kind for g in good}):
+    for kind in sorted({g.key.kind for g in good} - schema.RETIRED):
         live.insert_table(con, kind, file_check.with_provenance(g for g in good if g.key.kind == kind))
     now_s = time.time()
     rows = [

@@ -18,7 +18,7 @@ import duckdb
 
 from dflop import files
 from dflop.errors import StoreError
-from dflop.store import archive, file_check, live, snapshot
+from dflop.store import archive, file_check, live, schema, snapshot
 from dflop.store.file_check import Good, StoredFile, Waiting
 from dflop.store.ingest import Ingested, ingest_pending, manifest
 from dflop.store.lease import Lease
@@ -94,7 +94,7 @@ def _groups(con: duckdb.DuckDBPyConnection, root: Path, min_files: int, min_age_
     found = [
         (key, noted)
         for key, noted in sorted(manifest(con).items(), key=lambda item: item[0])
-        if noted.mtime_ns < oldest_ns and (root / "spool" / key.relative_path).exists()
+        if key.kind in schema.KINDS and noted.mtime_ns < oldest_ns and (root / "spool" / key.relative_path).exists()
     ]
     for _, of_run in itertools.groupby(found, key=lambda item: (item[0].kind, item[0].run_id)):
         for group in file_check.batches(of_run, lambda item: item[1].num_bytes, MAX_BYTES):

@@ -1,7 +1,7 @@
 """Corrections in real jobs: `python -m tests.bench.correct --part real`. Everything is measured on this machine.
 
 The demo's model is profiled as in any run; samples of some lengths take four times their time in the LLM. Two jobs
-train the same batches, corrections off and on `auto`; the StepPlans of both for the last quarter of the steps, and
+train the same batches, corrections off and on; the StepPlans of both for the last quarter of the steps, and
 those of an oracle who knows what is slow, are then trained in turn in one more job: the step times that are compared.
 """
 
@@ -18,7 +18,7 @@ import numpy as np
 
 from dflop.cost.model import CostModel
 from dflop.data.demo import make_demo_dataset
-from dflop.records import LLM, GateReading, ModuleFactors, StepObservation, StepPlan
+from dflop.records import LLM, Correction, ModuleFactors, StepObservation, StepPlan
 from dflop.run.batches import GlobalBatches
 from dflop.run.directory import RunDir
 from dflop.run.messages import say
@@ -31,8 +31,9 @@ from tests.store.spooled import read_spool
 from tests.train.synthetic import make_inline_plan
 
 NUM_ROWS, BATCH_SIZE, NUM_MICROBATCHES, NUM_RANKS = 320, 16, 4, 2
-OFF, AUTO, ORACLE = "off", "auto", "oracle"
-SETTINGS = {OFF: "correct.enabled=false", AUTO: "correct.gate=auto"}
+OFF, ON, ORACLE, FIRST_ON = "off", "auto", "oracle", "gate_first_on"
+"""As files of results call them, which are older than their names here."""
+SETTINGS = {OFF: "correct.enabled=false", ON: "correct.enabled=true"}
 SHARES, FACTOR = (0.5, 0.75), 4.0
 """Samples of the sizes that hold these shares of the LLM's predicted seconds take so many times as long."""
 NUM_STEPS, NUM_STEPS_OF_ONE_SEED, NUM_WARM_UP_STEPS = 160, 40, 4
@@ -97,7 +98,7 @@ def _slow_sizes(
         run = configured(profiled, folder / arm, *settings, setting)
         train_ranks(run, "tests.jobs.slowed", str(run.path), slowness)
         plans[arm] = {p.step: p for p in read_spool(run.config().store, StepPlan)}
-    readings = sorted(read_spool(run.config().store, GateReading), key=lambda r: r.step)
+    corrections = read_spool(run.config().store, Correction)
     cost = CostModel(run.cost_tables(), {LLM: ModuleFactors(LLM, 1.0, bounds, (1.0, FACTOR, 1.0))})
     batches, steps = GlobalBatches(run.config(), run.shapes()), range(first, num_steps)
     plans[ORACLE] = {
@@ -112,12 +113,12 @@ def _slow_sizes(
     seen = train_ranks(replay, "tests.bench.jobs", str(replay.path), slowness)
     number = {pair: n for n, pair in enumerate(order) if n >= NUM_WARM_UP_STEPS}
     step_s = {arm: np.array([_step_s(seen, number[step, arm]) for step in steps]) for arm in plans}
-    ratios = {arm: step_s[OFF] / step_s[arm] for arm in (AUTO, ORACLE)}
+    ratios = {arm: step_s[OFF] / step_s[arm] for arm in (ON, ORACLE)}
     over = {arm: {"mean": float(r.mean()), "sd": float(r.std(ddof=1))} for arm, r in ratios.items()}
-    first_on = next((r.step for r in readings if r.is_on), None)
-    print(f"seed {seed}: gate on from step {first_on}, off over {over}", flush=True)
+    first_on = min((c.effective_step for c in corrections if c.is_in_force), default=None)
+    print(f"seed {seed}: factors by size from step {first_on}, off over {over}", flush=True)
     mean_s = {arm: float(s.mean()) for arm, s in step_s.items()}
-    return {"seed": seed, "gate_first_on": first_on, "wall": {"step_s": mean_s, "off_over": over}}
+    return {"seed": seed, FIRST_ON: first_on, "wall": {"step_s": mean_s, "off_over": over}}
 
 
 def _step_s(seen: Mapping[tuple[int, int], StepObservation], step: int) -> float:
@@ -139,6 +140,6 @@ def _size_rows(found: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
         yield (
             f"items of {percent(slow['shares'][1] - slow['shares'][0])} of the LLM's seconds take "
             f"{slow['factor']:g}x, seed {one['seed']}",
-            f"{ratio(gain[AUTO]['mean'])} ±{gain[AUTO]['sd'] / num_counted**0.5:.2f}",
-            f"an oracle's plans {ratio(gain[ORACLE]['mean'])}; acted on from step {one['gate_first_on']}",
+            f"{ratio(gain[ON]['mean'])} ±{gain[ON]['sd'] / num_counted**0.5:.2f}",
+            f"an oracle's plans {ratio(gain[ORACLE]['mean'])}; acted on from step {one[FIRST_ON]}",
         )

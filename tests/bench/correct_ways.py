@@ -14,11 +14,10 @@ import numpy as np
 
 from dflop.correct.buckets import bucket_edges, bucket_of
 from dflop.correct.estimate import Estimator
-from dflop.correct.gate import Gate
-from dflop.correct.times import StageTime, StepTimes
 from dflop.cost.model import Floats
-from dflop.records import LLM, Factors
+from dflop.records import LLM
 from dflop.schedule.items import Ints
+from tests.correct.times import StageTime, as_arrays
 
 VISION = "vision"
 MODULES = (VISION, LLM)
@@ -187,40 +186,19 @@ class BucketAverage(Uncorrected):
             self._factors[m] *= 1 + SMOOTHING * (seen_ratio - 1)
 
 
-class Gated:
-    """dflop's estimator behind its gate: two more of it, each on half of the microbatches, read what factors gain."""
+class Estimated(Uncorrected):
+    """dflop's estimator."""
 
     def __init__(self, world: World) -> None:
-        self._estimator, *self._halves = (Estimator(world.edges) for _ in range(3))
-        self._gate, self._num_steps = Gate(), 0
-
-    @property
-    def is_on(self) -> bool:
-        return self._gate.is_on
+        self._estimator = Estimator(world.edges)
+        self.is_on = False
 
     def plan(self, batch: Batch) -> Ints:
-        if self._num_steps:  # a plan by the factors of one half, under those of the other
-            maker, judge = self._halves if self._num_steps % 2 else self._halves[::-1]
-            costs = _costs(batch, judge.factors(True, True))
-            plain, found = (height_s(costs[0], _planned(batch, maker.factors(on, True)), costs[1]) for on in (0, 1))
-            self._gate.read(1 - found / plain, cost_frac=0.0)
-        return _planned(batch, self._estimator.factors(self.is_on, True))
+        factors = self._estimator.factors()
+        found, nodes = factors.by_module(), factors.by_node()
+        self.is_on = any(set(found[m].factors) != {found[m].level} for m in MODULES)
+        slow = np.array([nodes.get((LLM, 0, rank), 1.0) for rank in range(NUM_RANKS)])
+        return balanced(batch.weights_s({m: np.array(found[m].factors) for m in MODULES}), slow)
 
     def learn(self, times: Times) -> None:
-        self._estimator.observe(StepTimes.of(time for _, time in times))
-        for parity, half in enumerate(self._halves):
-            mine = (t for slot, t in times if (slot // NUM_RANKS + self._num_steps) % 2 == parity)
-            half.observe(StepTimes.of(mine))
-        self._num_steps += 1
-
-
-def _costs(batch: Batch, factors: Factors) -> tuple[Floats, Floats]:
-    """(seconds by sample and module, slowness by rank)."""
-    found, nodes = factors.by_module(), factors.by_node()
-    slow = np.array([nodes.get((LLM, 0, rank), 1.0) for rank in range(NUM_RANKS)])
-    return batch.weights_s({m: np.array(found[m].factors) for m in MODULES}), slow
-
-
-def _planned(batch: Batch, factors: Factors) -> Ints:
-    weights_s, slow = _costs(batch, factors)
-    return balanced(weights_s, slow)
+        self._estimator.observe(as_arrays(time for _, time in times))

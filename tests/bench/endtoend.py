@@ -35,7 +35,6 @@ from dflop.compare.suite.unseen_batches import judge
 from dflop.data.demo import make_demo_dataset
 from dflop.errors import InfeasiblePlanError
 from dflop.launch.kernels import kernel_environment
-from dflop.plan.baselines.blind import blind_plan
 from dflop.plan.baselines.uniform import tuned_uniform
 from dflop.plan.rank import arrival_step_s, contention
 from dflop.plan.space import Problem
@@ -48,6 +47,7 @@ from dflop.schedule.step_scheduler import schedule_step
 from dflop.schedule.warm import warm
 from dflop.steps import planning
 from dflop.store.ingest import ingest
+from tests.bench.blind import blind_plan
 from tests.bench.command import become_a_job, options
 from tests.bench.endtoend_turns import Taken, take_turns
 from tests.bench.figures import conclude

@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 
 from dflop.correct.estimate import Estimator
-from dflop.correct.times import StageTime, StepTimes
 from dflop.cost.model import CostModel, Floats
 from dflop.plan.space import Problem
 from dflop.plan.sync import plan_sync_s
@@ -34,6 +33,7 @@ from tests.bench.figures import conclude
 from tests.bench.instances import MAX_SMALL_TOKENS, S_PER_FRAME, SIDE_FRAC, SMALL_SHARES, small_batch
 from tests.bench.markdown import ratio, span, table
 from tests.bench.ranks import EngineRank, costs_of, family_of, take_core
+from tests.correct.times import StageTime, as_arrays
 from tests.train.synthetic import make_inline_plan, make_plan
 
 NUM_CORES, MODELS = 2, ("equal", "third")
@@ -166,7 +166,7 @@ def _corrected(model: str, cost: CostModel, sizes: Path | None) -> CostModel:
     estimator = Estimator({t.module: () for t in cost.tables})
     for i in range(1, NUM_CORRECTION_STEPS):  # the first step is slow
         predicted = predicted_spans(case.plan, job.step_plans[i], batches[i], cost)
-        estimator.observe(StepTimes.of(time for steps in by_rank for time in _times(steps[i], predicted)))
+        estimator.observe(as_arrays(time for steps in by_rank for time in _times(steps[i], predicted)))
     levels = {module: belief.level for module, belief in estimator.beliefs().items()}
     say(f"  {model}, corrections: {', '.join(f'{m} x{level:.2f}' for m, level in levels.items())}")
     return cost.with_corrections(levels)

@@ -41,7 +41,7 @@ def setting():
 
 @pytest.fixture(scope="module")
 def found(setting):
-    return contest(setting, lambda line: None, effort=QUICK, policies=("program",))
+    return contest(setting, lambda line: None, effort=QUICK, policies=("token_kk",))
 
 
 def draw(family, mixture, **kwargs):
@@ -173,7 +173,7 @@ def test_the_page_of_ones_own_data_says_what_its_rows_say(found, tmp_path):
     page = data_page(found, make_config(tmp_path), tmp_path / "run.yaml", 5000, 3.5)
     (table,) = page.sections[0].tables
     assert [row[0] for row in table.rows] == [row[0] for row in comparison_rows(found, 5000, 3.5)]
-    assert [row[0] for row in table.rows[-3:]] == ["dflop's plan, program", "dflop", "perfect balance, no bubble"]
+    assert [row[0] for row in table.rows[-3:]] == ["dflop's plan, token_kk", "dflop", "perfect balance, no bubble"]
     ours = found.speedup(OURS)
     told = units.speedup(ours.mean, ours.low, ours.high)
     assert told in page.verdict

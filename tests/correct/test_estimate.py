@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflop.correct.estimate import Estimator, Prior
-from dflop.correct.times import StageTime, StepTimes
-from tests.correct.times import EDGES, RIGHT, SHARED, step_times
+from tests.correct.times import EDGES, RIGHT, SHARED, StageTime, as_arrays, step_times
 
 MIXED = [("vision", "llm"), ("llm",)]
 """Stages of an inline plan."""
@@ -27,12 +26,12 @@ def truth_with(**changes):
 def taught(estimator, truth, steps=15, *, seed=0, **how):
     rng = np.random.default_rng(seed)
     for _ in range(steps):
-        estimator.observe(StepTimes.of(step_times(rng, truth, **how)))
+        estimator.observe(as_arrays(step_times(rng, truth, **how)))
     return estimator
 
 
-def applied(estimator, nodes=True):
-    factors = estimator.factors(shapes=True, nodes=nodes)
+def applied(estimator):
+    factors = estimator.factors()
     return {found.module: np.array(found.factors) for found in factors.modules}, factors.by_node()
 
 
@@ -51,21 +50,11 @@ def test_a_size_that_is_mispredicted_is_found_and_others_are_left_alone(shared, 
 @pytest.mark.parametrize(("shared", "stages"), [((), None), (SHARED, MIXED)])
 def test_a_level_alone_gives_all_buckets_of_a_module_the_same_factor(shared, stages):
     estimator = taught(Estimator(EDGES, shared), {**RIGHT, "llm": 1.5 * RIGHT["llm"]}, stages=stages)
-    for shapes in (True, False):
-        llm = estimator.factors(shapes, nodes=False).by_module()["llm"]
-        assert llm.factors == pytest.approx([1.5] * 6, rel=0.03)
-        assert llm.level == pytest.approx(1.5, rel=0.03)
-    assert estimator.factors(True, False).by_module()["vision"].level == 1.0
+    found = estimator.factors().by_module()
+    assert found["llm"].factors == pytest.approx([1.5] * 6, rel=0.03)
+    assert found["llm"].level == pytest.approx(1.5, rel=0.03)
+    assert found["vision"].level == 1.0
     assert estimator.node_beliefs() == {}, "with one rank per module all blame is the predictions'"
-
-
-def test_without_factors_by_size_every_bucket_has_the_level():
-    estimator = taught(Estimator(EDGES), truth_with(llm=(3, 3.0)), slowness=(1.0, 1.0, 1.5))
-    factors = estimator.factors(shapes=False, nodes=False)
-    llm = factors.by_module()["llm"]
-    assert set(llm.factors) == {llm.level}
-    assert llm.edges == EDGES["llm"]
-    assert factors.nodes == ()
 
 
 @given(st.integers(0, 1000), st.booleans())
@@ -80,7 +69,17 @@ def test_a_right_prediction_is_left_alone(seed, is_inline):
         for module, factors in found.items():
             assert factors == pytest.approx(RIGHT[module], abs=tolerance)
         assert not nodes
-        assert all(m.level == 1.0 for m in estimator.factors(False, False).modules) or noise_frac > 0.02
+        assert all(m.level == 1.0 for m in estimator.factors().modules) or noise_frac > 0.02
+
+
+def test_noise_gives_sizes_no_factors():
+    num_by_size = 0
+    for seed in range(3):
+        estimator, rng = Estimator(EDGES), np.random.default_rng(seed)
+        for _ in range(15):
+            estimator.observe(as_arrays(step_times(rng, RIGHT, noise_frac=0.15, slowness=(1.0, 1.0))))
+            num_by_size += sum(set(m.factors) != {m.level} for m in estimator.factors().modules)
+    assert num_by_size <= 3, "of 90"
 
 
 def test_a_slow_rank_and_a_slow_size_are_told_apart():
@@ -111,14 +110,14 @@ def test_a_straggling_microbatch_moves_no_factor():
     rng = np.random.default_rng(0)
     for step in range(10):
         times = list(step_times(rng, RIGHT, noise_frac=0.02, slowness=(1.0, 1.0)))
-        clean.observe(StepTimes.of(times))
+        clean.observe(as_arrays(times))
         straggler = times[step]
         times[step] = dataclasses.replace(straggler, measured_s=10 * straggler.measured_s)
-        hit.observe(StepTimes.of(times))
+        hit.observe(as_arrays(times))
         # Both halves of a step of 16 microbatches: every bucket of every module stays where it was.
         for module, belief in clean.beliefs().items():
             assert hit.beliefs()[module].factors == pytest.approx(belief.factors, abs=0.04)
-            assert hit.factors(True, True).by_module()[module].level == 1.0
+            assert hit.factors().by_module()[module].level == 1.0
     assert applied(hit)[1] == {}
 
 
@@ -132,17 +131,18 @@ def test_state_goes_through_json_and_both_go_on_alike(shared):
     for estimator in (one, other):
         taught(estimator, truth, 8, seed=1, noise_frac=0.05, slowness=(1.0, 1.4))
     assert other.state() == one.state()
-    assert other.factors(True, True) == one.factors(True, True)
+    assert other.factors() == one.factors()
 
 
 def test_what_earlier_runs_learnt_counts_from_the_first_step_and_can_be_unlearnt():
     prior = {"llm": Prior(edges=(25,), factors=(1.0, 1.8), sd=(0.05, 0.05), level=1.3)}
     estimator = Estimator(EDGES, prior=prior)
-    llm = estimator.factors(True, True).by_module()["llm"]
+    llm = estimator.factors().by_module()["llm"]
     assert llm.level == 1.3
-    assert llm.factors == pytest.approx([1.0, 1.0, 1.8, 1.8, 1.8, 1.8])  # the third begins in the midst of ours
-    assert estimator.factors(False, False).by_module()["llm"].factors == (1.3,) * 6
-    assert estimator.factors(True, True).by_module()["vision"].factors == (1.0,) * 4
+    assert llm.factors == pytest.approx(
+        [1.0, 1.0, 1.8, 1.8, 1.8, 1.8], rel=0.01
+    )  # the third begins in the midst of ours
+    assert estimator.factors().by_module()["vision"].factors == (1.0,) * 4
     taught(estimator, RIGHT, 8, noise_frac=0.03)
     assert applied(estimator)[0]["llm"] == pytest.approx(RIGHT["llm"], abs=0.06)
 
@@ -151,7 +151,7 @@ def test_nothing_is_learnt_from_what_is_no_time():
     estimator = Estimator(EDGES)
     before = json.dumps(estimator.state())
     work, node = {"llm": np.full(6, 0.1)}, ("llm", 0, 0)
-    estimator.observe(StepTimes.of([]))
-    estimator.observe(StepTimes.of([StageTime(node, seconds, work) for seconds in (0.0, math.nan, math.inf, -1.0)]))
-    estimator.observe(StepTimes.of([StageTime(node, 1.0, {"llm": np.zeros(6)}), StageTime(node, 1.0, {})]))
+    estimator.observe(as_arrays([]))
+    estimator.observe(as_arrays([StageTime(node, seconds, work) for seconds in (0.0, math.nan, math.inf, -1.0)]))
+    estimator.observe(as_arrays([StageTime(node, 1.0, {"llm": np.zeros(6)}), StageTime(node, 1.0, {})]))
     assert json.dumps(estimator.state()) == before

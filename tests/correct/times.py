@@ -2,17 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from dflop.correct.times import StageTime
+from dflop.correct.times import StepTimes
 from dflop.cost.model import Floats
 from dflop.simulate.step import Node
 
 EDGES = {"vision": (10, 20, 30), "llm": (10, 20, 30, 40, 50)}
 SHARED = (("vision", "llm"),)
 RIGHT = {module: np.ones(len(edges) + 1) for module, edges in EDGES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class StageTime:
+    """Seconds of one microbatch on one stage of one data-parallel rank."""
+
+    node: Node
+    measured_s: float
+    expected_s: Mapping[str, Floats]
+    """Uncorrected prediction per module that has work in it, `[buckets]`."""
+
+
+def as_arrays(times: Iterable[StageTime]) -> StepTimes:
+    """What estimators take."""
+    found = list(times)
+    nodes = tuple(dict.fromkeys(time.node for time in found))
+    widths = {module: len(seconds) for time in found for module, seconds in time.expected_s.items()}
+    return StepTimes(
+        nodes,
+        np.array([nodes.index(time.node) for time in found], dtype=np.int64),
+        np.array([time.measured_s for time in found], dtype=np.float64),
+        {
+            module: np.array([time.expected_s.get(module, np.zeros(width)) for time in found])
+            for module, width in widths.items()
+        },
+    )
 
 
 def step_times(

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from dflop.cost.model import CostModel
-from dflop.learn.cost_inputs import EarlierRuns, earlier_runs
+from dflop.learn.cost_inputs import earlier_runs
 from dflop.learn.decisions import JobFacts
 from dflop.learn.learner import Learner
 from dflop.learn.stalls import NUM_STEPS as NUM_STALLED
 from dflop.learn.stalls import Stalls
 from dflop.parallel.topology import seats
-from dflop.records import LLM, Correction, Decision, Factors, GateReading, RankFactor
+from dflop.records import LLM, Correction, Decision, Factors, RankFactor
 from dflop.schedule.attribution import bucket_seconds
 from dflop.schedule.step_scheduler import schedule_step
 from dflop.train.wire import RankTimes
@@ -27,7 +27,6 @@ SPLIT = make_plan({"vision": 4, LLM: 8}, num_microbatches=16, global_batch_size=
 INLINE = make_inline_plan(8, num_microbatches=16, global_batch_size=BATCH_SIZE)
 SHAPES = random_batch(1500, encoders=("vision",), seed=5)
 COST = CostModel(make_table(m, fixed_s=1e-5, per_token_s=t) for m, t in (("vision", 1e-5), (LLM, 3e-5)))
-NOTHING = EarlierRuns({}, False)
 NOISE_FRAC = 0.03
 STEP_S = 60.0
 """So long that what learning takes here is next to nothing, on any machine."""
@@ -47,7 +46,7 @@ class Job:
 
     def __init__(
         self, folder, plan=SPLIT, *overrides, slow_sizes=(), slow_ranks=None, held_up=None, levels=None,
-        earlier=NOTHING, learned=None, first_step=0, plan_id="plan", usual=(), table_ids=None,
+        earlier=None, learned=None, first_step=0, plan_id="plan", usual=(), table_ids=None,
     ):  # fmt: skip
         self.plan = dataclasses.replace(plan, plan_id=plan_id)
         self.slow_sizes, self.slow_ranks, self.levels = slow_sizes, slow_ranks or {}, levels or {}
@@ -58,7 +57,7 @@ class Job:
             JobFacts("run", 1, self.plan, tables, 100, lambda rank: f"node-{rank // 4}", COST, None),
             SHAPES,
             first_step=first_step,
-            earlier=earlier,
+            earlier=earlier or {},
             learned=learned,
             usual=usual,
         )
@@ -79,8 +78,6 @@ class Job:
             )  # fmt: skip
             self.learner.prepare(self.step, step_plan, batch)
             self.rows += self.learner.observe(self.step, self.measure(step_plan, batch), self.step + 1, 1000.0)
-            if self.learner.wants_reading():
-                self.rows += self.learner.read_gate(self.step + 1, 1000.0)
             self.step += 1
         return self
 
@@ -130,9 +127,6 @@ def test_large_samples_that_take_twice_as_long_are_planned_so_within_eight_steps
     assert factor_at(factors, LLM, 60) == pytest.approx(1.0, rel=0.1)
     assert factor_at(factors, "vision", 100) == pytest.approx(1.0, rel=0.1)
     assert not factors.nodes
-    (switch,) = large_are_slow.decisions("gate")
-    assert (switch.verdict, switch.step <= 7) == ("done", True)
-    assert switch.measured > switch.expected >= 0
 
 
 @pytest.mark.parametrize(
@@ -155,9 +149,6 @@ def test_a_slow_rank_is_named_and_nothing_else(tmp_path, slowness):
 
 def test_where_predictions_are_right_nothing_is_told_until_costs_change(tmp_path):
     job = Job(tmp_path).run(20)
-    readings = job.rows_of(GateReading)
-    assert len(readings) >= 8
-    assert not any(reading.is_on for reading in readings)
     assert job.rows_of(Decision) == job.rows_of(RankFactor) == []
     assert job.learner.factors.by_module() == {f.module: f for f in job.planned_with[0].modules}
     job.levels = {LLM: 1.8}
@@ -196,7 +187,7 @@ def test_sets_of_corrections_are_whole_and_a_later_run_begins_with_them(large_ar
     at_once = Job(tmp_path, earlier=earlier_runs(sets, 14, 1000.0)).learner.factors
     assert factor_at(at_once, LLM, 800) == pytest.approx(2.0, rel=0.1)
     month_s = 28 * 86400.0
-    later = earlier_runs(sets, 14, 1000.0 + month_s).priors[LLM]
+    later = earlier_runs(sets, 14, 1000.0 + month_s)[LLM]
     assert later.factors[-1] == pytest.approx(2.0**0.25, rel=0.05)
     assert later.sd[-1] > 0.4
 
@@ -227,15 +218,11 @@ def test_the_first_step_of_a_start_unknown_plans_and_a_state_that_is_none_teach_
         assert [found.level for found in factors.modules] == pytest.approx([1.0, 1.0], rel=0.05)
 
 
-@pytest.mark.parametrize("setting", ["gate=on", "gate=off", "enabled=false"])
-def test_it_can_be_taken_out_of_its_hands(tmp_path, setting):
-    job = Job(tmp_path, SPLIT, f"correct.{setting}", slow_sizes=[(LLM, 300, 2.0)], slow_ranks={6: (1.6, 0)}).run(7)
-    assert job.rows_of(GateReading) == []
-    assert any(f.edges for f in job.learner.factors.modules) == (setting == "gate=on")
-    if setting == "enabled=false":
-        assert job.learner.factors == Factors()
-        assert job.rows == job.learner.close(7, 1000.0) == []
-        assert job.learner.state() == {}
+def test_it_can_be_taken_out_of_its_hands(tmp_path):
+    job = Job(tmp_path, SPLIT, "correct.enabled=false", slow_sizes=[(LLM, 300, 2.0)], slow_ranks={6: (1.6, 0)}).run(7)
+    assert job.learner.factors == Factors()
+    assert job.rows == job.learner.close(7, 1000.0) == []
+    assert job.learner.state() == {}
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dflop.errors import InfeasiblePlanError
-from dflop.plan.baselines.blind import blind_plan
 from dflop.plan.baselines.layers import even_chain, even_layers
 from dflop.plan.baselines.uniform import MIN_SIMULATED, default_plan, tuned_uniform, uniform_plans
 from dflop.plan.drafts import fits
 from dflop.plan.formula import formula_table
 from dflop.plan.rank import arrival_step_s
 from dflop.records import LLM, ParallelSpec
+from tests.bench.blind import blind_plan
 from tests.builders import make_sample, make_specs
 from tests.plan.problems import baseline_problem, tiles_the_cluster
 from tests.plan.test_formula import every_choice

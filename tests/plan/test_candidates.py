@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dflop.errors import InfeasiblePlanError
-from dflop.plan.candidates import module_candidates, shard_choices, split_layers
+from dflop.plan.candidates import best_last_stage, module_candidates, shard_choices, spread_layers
 from dflop.plan.scenarios import scenario_loads
 from dflop.plan.space import SearchSpace
 from dflop.records import LLM
@@ -26,7 +26,7 @@ def slowest(layers, layer_s: float, edge_s: float) -> float:
 def test_layer_split_is_the_best_of_all(num_layers, pp, layer_s, edge_s):
     if pp > num_layers:
         return
-    layers = split_layers(num_layers, pp, layer_s=layer_s, edge_s=edge_s)
+    layers = spread_layers(num_layers, pp, best_last_stage(num_layers, pp, layer_s, edge_s))
     assert sum(layers) == num_layers
     assert min(layers) >= 1
     every = [c for c in itertools.product(range(1, num_layers + 1), repeat=pp) if sum(c) == num_layers]

@@ -7,7 +7,6 @@ import pytest
 
 from dflop.cost.model import CostModel
 from dflop.errors import InfeasiblePlanError
-from dflop.plan.baselines.blind import blind_plan
 from dflop.plan.baselines.uniform import uniform_plans
 from dflop.plan.emit.mimo_rules import MimoRules, mimo_problems
 from dflop.plan.rank import MOVES_PER_SAMPLE, arrival_step_s
@@ -16,6 +15,7 @@ from dflop.plan.space import Problem, SearchSpace
 from dflop.records import LLM, Plan
 from dflop.schedule.policies import Effort
 from dflop.schedule.step_scheduler import schedule_step
+from tests.bench.blind import blind_plan
 from tests.builders import make_cluster, make_cost, make_sample, make_specs, random_batch
 
 ENCODERS = ("vision", "audio")

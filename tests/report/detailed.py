@@ -29,8 +29,9 @@ from dflop.records import (
 from dflop.report.history_table import HistoryEntry
 from dflop.report.summary import RunSummary
 from dflop.schedule.step_scheduler import predicted_spans, schedule_step, stage_spans
+from dflop.simulate.events import simulate
 from dflop.simulate.pipeline_order import one_f_one_b
-from dflop.simulate.step import Node, num_stages_after, op_id, run_graph, step_graph, step_nodes
+from dflop.simulate.step import Node, num_stages_after, op_id, step_graph, step_nodes
 from tests.builders import make_cluster, make_corrections, make_plan, make_rank_factor, make_table, random_batch
 from tests.report.runs import HOSTILE, make_run, observe, speedups_of
 
@@ -83,7 +84,7 @@ def observe_step(
     durations: Mapping[Node, Sequence[tuple[float, float]]] = measured
     if plan.is_inline:
         durations = measured | {(e.module, *node[1:]): nothing for e in plan.encoders for node in nodes}
-    ran = run_graph(step_graph(plan, step_plan.work, durations), None)
+    ran = simulate(step_graph(plan, step_plan.work, durations))
     step_s = ran.makespan_s + UPDATE_S
     owner = {work.module: work.owner for work in step_plan.work}
     found = []

@@ -6,6 +6,9 @@ import numpy as np
 from hypothesis import strategies as st
 
 from dflop.records import LLM, ModuleLoad, Plan, SampleShape
+from dflop.schedule.assignment import assignment_of
+from dflop.schedule.evaluate import StepEvaluator
+from dflop.schedule.items import module_items
 from dflop.schedule.linear import LinearStep, Part
 from tests.builders import make_inline_plan, make_plan, random_batch
 
@@ -134,3 +137,10 @@ def stage_durations(plan: Plan, items, owners, cost):
         for stage in range(m.parallel.pp)
         for rank in range(m.parallel.dp)
     }
+
+
+def step_seconds(plan, step_plan, batch, cost, slowness=None) -> float:
+    """Simulated seconds of a step plan under any costs; for those it was made with, `predicted_step_s`."""
+    items = {m.module: module_items(batch, m.module) for m in plan.modules}
+    judge = StepEvaluator(plan, items, cost.extrapolating(), slowness=slowness)
+    return judge.step_s(assignment_of(plan, step_plan))

@@ -15,10 +15,10 @@ from dflop.schedule.evaluate import StepEvaluator
 from dflop.schedule.items import module_items
 from dflop.schedule.levels import levelled
 from dflop.schedule.policies import Effort
-from dflop.schedule.step_scheduler import predicted_spans, schedule_step, stage_spans, step_seconds
+from dflop.schedule.step_scheduler import predicted_spans, schedule_step, stage_spans
 from dflop.simulate.step import step_nodes
 from tests.builders import make_cost, make_plan, make_sample, random_batch
-from tests.schedule.steps import plans_with_batches
+from tests.schedule.steps import plans_with_batches, step_seconds
 
 EFFORT = Effort(num_profiles=3, num_ops=30_000, max_simulations=60)
 FACTORS = st.floats(0.25, 4.0)

@@ -16,11 +16,11 @@ from dflop.schedule.evaluate import StepEvaluator
 from dflop.schedule.items import module_items
 from dflop.schedule.pack import token_cap
 from dflop.schedule.policies import Effort, StepJob
-from dflop.schedule.step_scheduler import predicted_spans, schedule_step, stage_spans, step_seconds
+from dflop.schedule.step_scheduler import predicted_spans, schedule_step, stage_spans
 from dflop.simulate.events import simulate
 from dflop.simulate.step import step_graph, step_nodes
 from tests.builders import make_cost, make_plan, random_batch
-from tests.schedule.steps import plans_with_batches, stage_durations
+from tests.schedule.steps import plans_with_batches, stage_durations, step_seconds
 from tests.schedule.test_data_parallel import SYNCS, step_s
 
 EFFORT = Effort(num_profiles=3, num_ops=200_000, max_simulations=200)
@@ -66,7 +66,7 @@ def test_never_worse_than_arrival_or_than_not_knowing(case):
     plan, batch, cost, slowness = case
     job = StepJob(plan, batch, cost, slowness=slowness)
     found, quick = schedule(plan, batch, cost, slowness), schedule(plan, batch, cost, slowness, policy="quick")
-    assert found == schedule(plan, batch, cost, slowness, num_threads=2)
+    assert found == schedule(plan, batch, cost, slowness)
     assert job.keeps_caps(assignment_of(plan, found))
     for rival in ("arrival", "length_grouped", "token_lpt", "bottleneck"):
         assignment = job.assign(rival, EFFORT)

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dflop.records import LLM, ModuleWork, Plan
 from dflop.simulate.events import simulate
 from dflop.simulate.pipeline_order import one_f_one_b
-from dflop.simulate.step import Durations, num_stages_after, op_id, step_graph, step_nodes
+from dflop.simulate.step import Durations, num_stages_after, on_shared_cores, op_id, step_graph, step_nodes
 from tests.builders import make_plan
 
 
@@ -30,7 +33,6 @@ def test_equal_microbatches_give_the_textbook_bubble(num_microbatches, llm_pp):
     timeline = simulate(step_graph(plan, work, constant(plan, 1.0, 2.0)))
     depth = 1 + llm_pp
     assert timeline.makespan_s == pytest.approx(3.0 * (num_microbatches + depth - 1))
-    assert timeline.idle_frac == pytest.approx((depth - 1) / (num_microbatches + depth - 1))
 
 
 def test_ranks_wait_only_for_what_they_exchange():
@@ -53,7 +55,6 @@ def test_ranks_wait_only_for_what_they_exchange():
     assert start[(LLM, 0, 0), "F"] == 5.0
     assert start[("vision", 0, 0), "B"] == 8.0
     assert timeline.makespan_s == 9.0
-    assert timeline.busy_s == (6.0, 0.0, 3.0, 3.0)
 
 
 def test_stage_waits_for_every_encoder_and_encoder_for_every_consumer():
@@ -70,6 +71,28 @@ def test_stage_waits_for_every_encoder_and_encoder_for_every_consumer():
     timeline = simulate(step_graph(plan, work, durations, delays))
     assert timeline.start_s[op_id(1, 2, 0, "F")] == 3.25
     assert timeline.start_s[op_id(1, 0, 0, "B")] == 3.25 + 5.0 + 0.25
+
+
+def test_processes_that_share_cores_take_turns():
+    start, end = np.zeros(3), np.full(3, 2.0)
+    assert on_shared_cores(start, end, 1, 3)[1].tolist() == [2.0] * 3
+    assert on_shared_cores(start, end, 1, 2)[1].tolist() == [3.0] * 3
+    assert on_shared_cores(start[:2], end[:2], np.array([2, 1]), 2)[1].tolist() == [3.0] * 2
+    # One computes alone before the other joins it, and again after a pause in which nobody does.
+    start, end = np.array([0.0, 1.0, 4.0]), np.array([2.0, 3.0, 5.0])
+    found = on_shared_cores(start, end, 1, 1)
+    assert [x.tolist() for x in found] == [[0.0, 1.0, 5.0], [3.0, 4.0, 6.0]]
+
+
+@given(st.integers(0, 10_000), st.integers(1, 4))
+def test_shared_cores_keep_order_and_have_no_more_capacity_than_there_is(seed, cores):
+    rng = np.random.default_rng(seed)
+    start = rng.uniform(0, 5, 12)
+    seconds = rng.uniform(0, 2, 12)
+    begun, done = on_shared_cores(start, start + seconds, 1, cores)
+    assert (done - begun >= seconds - 1e-9).all()
+    assert done.max() >= seconds.sum() / cores - 1e-9
+    assert (np.argsort(begun) == np.argsort(start)).all()
 
 
 def test_warm_up_counts_the_llm_behind_an_encoder():

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dflop.records import JobRecord, RunRecord
-from tests.builders import make_corrections, make_rank_factor, make_reading
+from tests.builders import make_corrections, make_rank_factor
 from tests.store.asking import fill, named, rows, write
 from tests.story import corrected, story
 
@@ -27,7 +27,7 @@ def test_history_is_everything_in_order(told: Path) -> None:
         (12.0, "job", "train", "running"),
         (20.0, "correction", "llm", "done"),
         (30.0, "correction", "llm", "done"),
-        (30.0, "gate", "on", "done"),
+        (30.0, "rescale", "llm", "done"),
         (35.0, "scheduler_late", "train", "survived"),
         (40.0, "slow_rank", "rank 2", "noticed"),
         (50.0, "drift_shapes", "vision", "noticed"),
@@ -71,17 +71,6 @@ def test_corrections_are_told_by_bucket(tmp_path: Path) -> None:
     assert rows(tmp_path, "select num_corrections as n from v_run_summary") == []  # no run record
 
 
-def test_the_gate_shows_its_switches_and_its_evidence(tmp_path: Path) -> None:
-    is_on = [False, False, True, True, False]
-    readings = [make_reading(i, 0.01 * i, is_on=on, stderr_frac=0.004) for i, on in enumerate(is_on)]
-    fill(tmp_path, *readings, make_reading(0, 0.5, run_id="other", is_on=True))
-    found = named(tmp_path, "gate", run_id="run")
-    assert [row["is_switch"] for row in found] == [False, False, True, False, True]
-    assert [row["num_stderrs"] for row in found] == pytest.approx([(0.01 * i - 0.002) / 0.004 for i in range(5)])
-    (first,) = named(tmp_path, "gate", run_id="other")
-    assert first["is_switch"], "it begins turned off"
-
-
 def test_slow_ranks_have_their_newest_factor_per_attempt(tmp_path: Path) -> None:
     fill(
         tmp_path,
@@ -99,7 +88,7 @@ def test_slow_ranks_have_their_newest_factor_per_attempt(tmp_path: Path) -> None
 
 
 def test_decisions_name_the_plans_in_words(told: Path) -> None:
-    _gate, _slow, drift, _stay, done = named(told, "decisions", run_id="run")
+    _rescale, _slow, drift, _stay, done = named(told, "decisions", run_id="run")
     assert (drift["measured"], drift["expected"], drift["gain_s"], drift["new_layout_text"]) == (1.9, None, None, None)
     assert done["layout_text"] == "vision tp1 pp1 dp2 | llm tp1 pp2 dp1"
     assert done["new_layout_text"] == "vision tp1 pp1 dp1 | llm tp1 pp1 dp3"

@@ -18,7 +18,8 @@ from dflop import resources
 from dflop.store import live, migrate, schema
 from dflop.store.ingest import ingest
 from dflop.store.reader import Reader
-from dflop.store.rebuild import rebuild
+from dflop.store.rebuild import rebuild, verify
+from dflop.store.spool import SpoolKey
 from tests.store.asking import fill, stored, write
 from tests.store.spooled import read_spool
 
@@ -86,6 +87,21 @@ def test_files_of_the_first_version_are_read_for_ever(tmp_path: Path, make) -> N
     assert repr([stored(tmp_path, type(record)) for record in expected]) == repr(found)
     write_old(tmp_path, "plan", make.plan(), "modules")
     assert ingest(tmp_path).num_quarantined_files == 1, "an old file that lacks a column is set aside"
+
+
+def test_files_of_a_kind_that_is_no_more_stay_and_are_files_of_no_rows(tmp_path: Path) -> None:
+    key = SpoolKey("gate_reading", "run", "p", 0)
+    path = tmp_path / "spool" / key.relative_path
+    path.parent.mkdir(parents=True)
+    rows = pa.table({"step": [1, 2]}).replace_schema_metadata({**key.metadata, schema.VERSION_KEY: b"1"})
+    pq.write_table(rows, path)
+    report = ingest(tmp_path)
+    assert (report.num_files, report.num_rows) == (1, 0)
+    assert (report.num_quarantined_files, report.num_newer_files) == (0, 0)
+    assert ingest(tmp_path).num_files == 0
+    rebuild(tmp_path)
+    assert verify(tmp_path).problems == ()
+    assert path.is_file()
 
 
 def old_database(folder: Path, num_migrations: int, kind: str, record: Any) -> Path:

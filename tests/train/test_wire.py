@@ -28,7 +28,7 @@ def test_factors_and_what_was_learnt_survive_the_wire(store):
         (ModuleFactors("vision", 1.25, (300, 900), (1.0, 2.125, 1.25)), ModuleFactors(LLM, 0.9)),
         (NodeFactor(LLM, 1, 0, 1.6),),
     )
-    state = {"full": {LLM: [1.0, 1 / 3]}, "gate": {"is_on": True}}
+    state = {"full": {LLM: [1.0, 1 / 3]}, "edges": {LLM: [7]}}
     assert (wire.factors_in_force(store), wire.learned(store)) == (Factors(), {})
     wire.note_factors(store, factors)
     wire.note_learned(store, state)

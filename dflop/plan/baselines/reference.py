@@ -1,4 +1,4 @@
-"""The reference planner's search and acceptance rule, with its fault (`literal`) and without it (`argmin`).
+"""The reference planner's search and acceptance rule, with its fault.
 
 Source: DFLOP (SIGMOD'26) as released at commit 60e86d8, retold in our own words; what it believes about costs is in
 `reference_costs.py`. It tries every split of all devices into encoder and LLM, and every tp, pp, dp on each side. The
@@ -9,16 +9,15 @@ largest single sample. With mean sizes alone a step takes
 
 and a layout is accepted when that is below 1.1 times the present one's *and* it has fewer microbatches. So the number
 of microbatches only ever falls, the step may become a tenth longer with every acceptance, a much faster layout with as
-many microbatches is passed over, and the outcome depends on the order of the search. `argmin` takes the fastest.
+many microbatches is passed over, and the outcome depends on the order of the search.
 
 Layouts that nothing could run are left out, which the released code does not do: stages without layers, more replicas
 than samples, tensor-parallel degrees without a cost table. So are pipelines deeper than our own planner tries: layers
-hardly divide over them, which the formula does not see and `argmin` would fall for.
+hardly divide over them, which the formula does not see.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,9 +37,6 @@ TOLERATED_RATIO = 1.1
 ROUNDING = 1e-9
 TPS = (1, 2, 4, 8)
 
-Rule = Callable[[Floats, Ints], int]
-"""(`step_s [C]`, `num_microbatches [C]`) in order of the search -> position of the layout to take."""
-
 
 @dataclass(frozen=True, slots=True)
 class ReferencePlan:
@@ -50,8 +46,6 @@ class ReferencePlan:
     """Its formula's seconds are the reference's own."""
     fits: bool
     """Whether our memory model thinks so, too; the reference's rule of memory is another."""
-    num_layouts: int
-    """Layouts it had to choose from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +62,8 @@ class Layouts:
     """`[C]` by the reference's formula."""
 
 
-def literal(step_s: Floats, num_microbatches: Ints) -> int:
-    """The released rule."""
+def accepted(step_s: Floats, num_microbatches: Ints) -> int:
+    """Position of the layout that the released rule takes of `[C]` in order of the search."""
     picked, best_s, fewest = -1, float("inf"), float("inf")
     for i, (seconds, m) in enumerate(zip(step_s.tolist(), num_microbatches.tolist(), strict=True)):
         if m < fewest and seconds < TOLERATED_RATIO * best_s:
@@ -77,27 +71,17 @@ def literal(step_s: Floats, num_microbatches: Ints) -> int:
     return picked
 
 
-def argmin(step_s: Floats, num_microbatches: Ints) -> int:
-    """The fastest; of equally fast ones the first with the fewest microbatches."""
-    return int(np.lexsort((num_microbatches, step_s))[0])
-
-
-def reference_plan(
-    problem: Problem, rule: Rule = literal, *, recompute: bool | None = None, limit_bytes: float | None = None
-) -> ReferencePlan:
-    """The plan the reference would choose.
+def reference_plan(problem: Problem, *, limit_bytes: float | None = None) -> ReferencePlan:
+    """The plan the reference would choose; as its released code it always recomputes, where costs know how to.
 
     Args:
         problem: One encoder and the LLM. Of its space the microbatches and ZeRO-1 are ignored.
-        rule: `literal` or `argmin`.
-        recompute: Whether layers recompute. None: as the released code, which always does, where the space and the
-            cost tables know how to.
         limit_bytes: What its memory rule is held against. None: what every plan here may use of a device.
 
     Raises:
         InfeasiblePlanError: not one encoder and an LLM, or the reference's memory rule lets nothing through.
     """
-    recompute = _recomputes(problem) if recompute is None else recompute
+    recompute = _recomputes(problem)
     modules = reference_modules(problem, recompute=recompute)
     layouts = reference_layouts(
         *modules,
@@ -110,7 +94,7 @@ def reference_plan(
             "the reference planner finds no layout: by its memory rule nothing fits",
             where=f"{problem.cluster.num_processes} processes",
         )
-    best = rule(layouts.step_s, layouts.num_microbatches)
+    best = accepted(layouts.step_s, layouts.num_microbatches)
     layout = {
         module.spec.module: Candidate(
             ParallelSpec(*(int(n) for n in degrees)), even_layers(module.spec.num_layers, int(degrees[1])), recompute
@@ -118,7 +102,7 @@ def reference_plan(
         for module, degrees in zip(modules, (layouts.encoder[best], layouts.llm[best]), strict=True)
     }
     plan = split_draft(problem, int(layouts.num_microbatches[best]), layout, float(layouts.step_s[best]))
-    return ReferencePlan(plan, fits(problem, plan), len(layouts.step_s))
+    return ReferencePlan(plan, fits(problem, plan))
 
 
 def reference_modules(problem: Problem, *, recompute: bool) -> tuple[ReferenceModule, ReferenceModule]:

@@ -44,16 +44,6 @@ class Layout(Protocol):
 class MimoRules:
     """The rules as yes or no, for the search, and in words. What couples modules couples two of them, or sums ranks."""
 
-    def candidate_ok(self, module: str, layout: Layout) -> bool:
-        """Whether one module may be laid out so."""
-        return not self.module_problems(module, layout)
-
-    def combination_ok(self, layouts: Mapping[str, Layout], num_gpus: int) -> bool:
-        """Whether modules, each of them allowed, may run beside each other on at most `num_gpus` processes."""
-        if sum(a.parallel.num_processes for a in layouts.values()) > num_gpus:
-            return False
-        return not any(self.pair_problems(a, b) for a, b in itertools.combinations(layouts.items(), 2))
-
     def microbatches_ok(self, layouts: Mapping[str, Layout], num_microbatches: int, global_batch_size: int) -> bool:
         """Whether every module can cut its microbatches evenly; no layouts: whether they can be equal at all."""
         return not self.batch_problems(layouts, num_microbatches, global_batch_size)
