@@ -8,16 +8,25 @@ reckoned to take is not recorded, so here they take no time: the pipeline ends u
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from dflop.records import LLM, Plan, StepObservation, StepPlan
-from dflop.simulate.events import simulate
-from dflop.simulate.pipeline_order import Phase
-from dflop.simulate.step import PHASES, Node, on_shared_cores, op_id, step_graph, step_nodes
+from dflop.schedule.assignment import assignment_of
+from dflop.schedule.evaluate import feeding
+from dflop.simulate.kernel import Bools, StepShape, StepWork, run_step, step_shape
+from dflop.simulate.pipeline_order import Phase, one_f_one_b
+from dflop.simulate.step import (
+    Floats,
+    Node,
+    meeting_ranks,
+    num_stages_after,
+    on_shared_cores,
+    slowest,
+    step_nodes,
+)
 
 Op = tuple[Node, int, Phase]
 """(node, microbatch, `F` or `B`)."""
@@ -83,46 +92,61 @@ def simulate_again(
     seconds = _predicted_seconds(plan, seen) if fits(plan, step_plan) else None
     if seconds is None:
         return None
-    m, nodes = plan.num_microbatches, step_nodes(plan)
+    nodes, shape, m = step_nodes(plan), step_shape(plan), plan.num_microbatches
     owner = {work.module: work.owner for work in step_plan.work}
-    ops = {
-        op_id(m, i, k, phase): (node, k, phase)
-        for i, node in enumerate(nodes)
-        for k in range(m)
-        if owner[node[0]][k][node[2]]
-        for phase in PHASES
-    }
-    graph = step_graph(plan, step_plan.work, seconds)
-    found = simulate(graph)
-    start_s, end_s = np.array(found.start_s), np.array(found.end_s)
+    is_active = np.array([[bool(owner[module][k][rank]) for k in range(m)] for module, _, rank in nodes])
+    samples = {work.module: np.array(work.item_sample, dtype=np.int64) for work in step_plan.work}
+    feeds, nothing = feeding(plan, shape, assignment_of(plan, step_plan), samples), np.zeros(is_active.shape)
+    start_s, end_s = run_step(shape, StepWork(is_active, seconds[..., 0], seconds[..., 1], nothing, nothing, feeds))
     if max_concurrency is not None and max_concurrency < plan.num_processes:
-        tps = np.repeat([plan.module(module).parallel.tp for module, _, _ in nodes], 2 * m)
-        start_s, end_s = on_shared_cores(start_s, end_s, tps, max_concurrency)
-    in_order = [op for own in graph.node_ops for op in own if op in ops]
-    of_node = defaultdict[Node, list[PredictedOp]](list)
-    for op in in_order:
-        node, k, phase = ops[op]
-        of_node[node].append(PredictedOp(node, k, phase, float(start_s[op]), float(end_s[op] - start_s[op])))
-    return PredictedStep(
-        of_node,
-        tuple((ops[before], ops[op]) for op in in_order for before in graph.depends_on[op] if before in ops),
-        float(end_s.max(initial=0.0)),
-    )
+        tps = np.array([plan.module(module).parallel.tp for module, _, _ in nodes])
+        start_s, end_s = on_shared_cores(start_s, end_s, tps[:, np.newaxis, np.newaxis], max_concurrency)
+    spans = np.stack([start_s, end_s - start_s], axis=-1).tolist()
+    ops = {
+        node: [
+            PredictedOp(node, k, phase, *spans[i][k][phase == "B"])
+            for phase, k in one_f_one_b(m, num_stages_after(plan, *node[:2]))
+            if is_active[i, k]
+        ]
+        for i, node in enumerate(nodes)
+    }
+    return PredictedStep(ops, tuple(_waits(plan, shape, is_active, feeds)), float(end_s.max(initial=0.0)))
 
 
-def _predicted_seconds(plan: Plan, seen: Iterable[StepObservation]) -> dict[Node, list[tuple[float, float]]] | None:
-    """As `step_graph` takes them; an inline plan's are all told by the LLM, for a stage was predicted as a whole."""
-    nothing = [(0.0, 0.0)] * plan.num_microbatches
-    found: dict[Node, list[tuple[float, float]]] = {}
+def _waits(plan: Plan, shape: StepShape, is_active: Bools, feeds: Bools) -> Iterator[tuple[Op, Op]]:
+    """Between stages of a pipe, and between the last one of an encoder and the LLM's first."""
+    for (module, stage, rank), active in zip(step_nodes(plan), is_active, strict=True):
+        for k in np.flatnonzero(active).tolist() if stage else ():
+            yield from _exchange((module, stage - 1, rank), (module, stage, rank), k)
+    num_ranks = plan.module(LLM).parallel.dp
+    for p, encoder in enumerate(() if plan.is_inline else plan.encoders):
+        links = feeds[shape.link_start[p] : shape.link_start[p + 1]].reshape(-1, encoder.parallel.dp, num_ranks)
+        for k, rank, llm_rank in np.argwhere(links).tolist():
+            yield from _exchange((encoder.module, encoder.parallel.pp - 1, rank), (LLM, 0, llm_rank), k)
+
+
+def _exchange(before: Node, behind: Node, k: int) -> Iterator[tuple[Op, Op]]:
+    """A microbatch's rows go from one node to another, gradients come back."""
+    yield (before, k, "F"), (behind, k, "F")
+    yield (behind, k, "B"), (before, k, "B")
+
+
+def _predicted_seconds(plan: Plan, seen: Iterable[StepObservation]) -> Floats | None:
+    """`[nodes, microbatches, 2]` as the simulator takes them; ranks that meet take as long as the slowest."""
+    found: dict[Node, Floats] = {}
     for rank in seen:
-        of_rank = list(nothing)
+        of_rank = np.zeros((plan.num_microbatches, 2))
         for span in rank.spans:
             if not 0 <= span.microbatch < plan.num_microbatches:
                 return None
             of_rank[span.microbatch] = (span.predicted_forward_s, span.predicted_backward_s)
         found[rank.module, rank.stage, rank.dp_rank] = of_rank
-    if set(found) != set(step_nodes(plan)) or not any(pair > (0.0, 0.0) for of in found.values() for pair in of):
+    nodes = step_nodes(plan)
+    if set(found) != set(nodes) or not any(of.any() for of in found.values()):
         return None
-    if plan.is_inline:
-        found |= {(m.module, *node[1:]): nothing for m in plan.modules if m.module != LLM for node in step_nodes(plan)}
-    return found
+    seconds, first = np.stack([found[node] for node in nodes], axis=-1), 0
+    for pipe in plan.pipes:
+        for _ in range(pipe.parallel.pp):
+            own = slice(first, first := first + pipe.parallel.dp)
+            seconds[..., own] = slowest(seconds[..., own], meeting_ranks(plan, pipe.module))
+    return np.moveaxis(seconds, -1, 0)

@@ -15,7 +15,7 @@ from dflop.cost.model import CostModel, Floats, StageKind, stage_kind
 from dflop.records import LLM, ModulePlan, Plan
 from dflop.schedule.assignment import Assignment
 from dflop.schedule.items import Ints, ModuleItems, StageMix, stage_mix, stage_slowness
-from dflop.simulate.kernel import StepShape, StepWork, run_step, step_shape
+from dflop.simulate.kernel import Bools, StepShape, StepWork, run_step, step_shape
 from dflop.simulate.step import Node, meeting_ranks, on_shared_cores, slowest, step_nodes, together
 
 
@@ -80,7 +80,9 @@ class StepEvaluator:
                     alone = of_stages[stage] * self.slowness[pipe.module][stage]
                     taken += np.stack(together(self.plan, part.module, stage, *alone))
                 seconds[:, nodes] = slowest(taken, meeting_ranks(self.plan, pipe.module)).swapaxes(1, 2)
-        return StepWork(is_active, seconds[0], seconds[1], delays[0], delays[1], self._feeds(assignment))
+        samples = {m.module: self.items[m.module].sample_of for m in self.plan.encoders}
+        feeds = feeding(self.plan, shape, assignment, samples)
+        return StepWork(is_active, seconds[0], seconds[1], delays[0], delays[1], feeds)
 
     def part_seconds(self, part: ModulePlan, load: Floats, assignment: Assignment) -> list[Floats]:
         """Per stage of a module `[2, microbatches, dp]` seconds of forward and backward on nodes that are not slow."""
@@ -177,17 +179,16 @@ class StepEvaluator:
             total += np.bincount(slot * dp + rank, np.array(items.rows, dtype=float), num_slots * dp)
         return total.reshape(num_slots, dp)
 
-    def _feeds(self, assignment: Assignment) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        feeds = np.zeros(int(self.shape.link_start[-1]), dtype=np.bool_)
-        if self.plan.is_inline:
-            return feeds
-        num_ranks = self.plan.module(LLM).parallel.dp
-        for p, encoder in enumerate(self.plan.encoders):
-            items = self.items[encoder.module]
-            slot, rank = assignment.places(items)
-            cell = (slot * encoder.parallel.dp + rank) * num_ranks + assignment.rank[items.sample_of]
-            feeds[self.shape.link_start[p] + cell] = True
-        return feeds
+
+def feeding(plan: Plan, shape: StepShape, assignment: Assignment, sample_of: Mapping[str, Ints]) -> Bools:
+    """`StepWork.feeds` of an assignment, from the sample of every item per encoder."""
+    feeds = np.zeros(int(shape.link_start[-1]), dtype=np.bool_)
+    num_ranks = plan.module(LLM).parallel.dp
+    for p, encoder in enumerate(() if plan.is_inline else plan.encoders):
+        sample = sample_of[encoder.module]
+        slot, rank = assignment.slot[sample], assignment.item_rank[encoder.module]
+        feeds[shape.link_start[p] + (slot * encoder.parallel.dp + rank) * num_ranks + assignment.rank[sample]] = True
+    return feeds
 
 
 def _latency_and_rate(cost: CostModel) -> tuple[float, float]:

@@ -1,9 +1,9 @@
 """Durations and the 1F1B order -> a timeline.
 
-`kernel.py` is the simulator: compiled, one pass over a list of operations, for the judge of candidates and for the
-search alike. `step.py` says the same of a step as a graph, which `events.py` runs in Python: it is what tests hold the
-kernel equal to, and it tells reports what waits for what. Where processes share cores, the clock of what came out is
-stretched: n running operations on c cores progress at rate min(1, c / n) (`on_shared_cores`).
+`kernel.py` is the simulator: compiled, one pass over a list of operations, for the judge of candidates, the search and
+reports alike. Tests hold it equal to a graph of operations that is walked in Python (`tests/simulate/graph.py`). Where
+processes share cores, the clock of what came out is stretched: n running operations on c cores progress at rate
+min(1, c / n) (`on_shared_cores` in `step.py`).
 
 The order itself is data (`pipeline_order.py`): the engine runs the object that the simulator times. Messages delay
 what waits for them; ranks that share out parameters meet in every microbatch; gradient synchronisation and the

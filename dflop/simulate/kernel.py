@@ -6,7 +6,7 @@ waits for is a gate, a number that is added to when the other operation ends: th
 infinity where there is nothing to wait for. Ranks that share out weights meet in every microbatch: all of a group begin
 when the last of them is ready, and end with the slowest.
 
-`run_step` takes a step as arrays over nodes and agrees with `simulate(step_graph(...))` to the bit. The search
+`run_step` takes a step as arrays over nodes; tests hold it to a graph walked in Python, to the bit. The search
 (`dflop/schedule/state.py`) fills the arrays itself, with one lane per encoder.
 """
 

@@ -29,11 +29,11 @@ from dflop.records import (
 from dflop.report.history_table import HistoryEntry
 from dflop.report.summary import RunSummary
 from dflop.schedule.step_scheduler import predicted_spans, schedule_step, stage_spans
-from dflop.simulate.events import simulate
 from dflop.simulate.pipeline_order import one_f_one_b
-from dflop.simulate.step import Node, num_stages_after, op_id, step_graph, step_nodes
+from dflop.simulate.step import Node, num_stages_after, step_nodes
 from tests.builders import make_cluster, make_corrections, make_plan, make_rank_factor, make_table, random_batch
 from tests.report.runs import HOSTILE, make_run, observe, speedups_of
+from tests.simulate.graph import op_id, simulate, step_graph
 
 UPDATE_S = 0.003
 NOON = datetime(2026, 7, 1, 12)

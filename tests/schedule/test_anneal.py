@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from dflop.schedule.anneal import score, search
 from dflop.schedule.linear import LinearStep
 from dflop.schedule.state import exact, make_task
-from dflop.simulate.events import OpGraph, simulate
 from dflop.simulate.pipeline_order import one_f_one_b
 from tests.schedule.steps import keeps_caps, linear_steps, llm_step
+from tests.simulate.graph import OpGraph, simulate
 
 
 def find(step: LinearStep, seeds, **how):

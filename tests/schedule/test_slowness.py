@@ -17,11 +17,11 @@ from dflop.schedule.items import module_items
 from dflop.schedule.pack import token_cap
 from dflop.schedule.policies import Effort, StepJob
 from dflop.schedule.step_scheduler import predicted_spans, schedule_step, stage_spans
-from dflop.simulate.events import simulate
-from dflop.simulate.step import step_graph, step_nodes
+from dflop.simulate.step import step_nodes
 from tests.builders import make_cost, make_plan, random_batch
 from tests.schedule.steps import plans_with_batches, stage_durations, step_seconds
 from tests.schedule.test_data_parallel import SYNCS, step_s
+from tests.simulate.graph import simulate, step_graph
 
 EFFORT = Effort(num_profiles=3, num_ops=200_000, max_simulations=200)
 PACES = st.sampled_from([1.0, 1.0, 0.8, 1.1, 2.0])

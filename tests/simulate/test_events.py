@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dflop.simulate.events import DeadlockError, OpGraph, simulate
+from tests.simulate.graph import DeadlockError, OpGraph, simulate
 
 DURATIONS = st.integers(0, 80).map(lambda n: n / 8)
 

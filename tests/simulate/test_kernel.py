@@ -12,11 +12,11 @@ from dflop.records import LLM, ModulePlan, ParallelSpec, Plan
 from dflop.schedule.assignment import Assignment
 from dflop.schedule.evaluate import StepEvaluator
 from dflop.schedule.items import module_items
-from dflop.simulate.events import simulate
 from dflop.simulate.kernel import run_step
-from dflop.simulate.step import step_graph, step_nodes
+from dflop.simulate.step import step_nodes
 from tests.builders import make_cost, make_link, make_plan, make_specs, random_batch
 from tests.schedule.steps import stage_durations
+from tests.simulate.graph import simulate, step_graph
 
 ENCODERS = ("vision", "audio")
 

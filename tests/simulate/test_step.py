@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dflop.records import LLM, ModuleWork, Plan
-from dflop.simulate.events import simulate
 from dflop.simulate.pipeline_order import one_f_one_b
-from dflop.simulate.step import Durations, num_stages_after, on_shared_cores, op_id, step_graph, step_nodes
+from dflop.simulate.step import num_stages_after, on_shared_cores, step_nodes
 from tests.builders import make_plan
+from tests.simulate.graph import Durations, op_id, simulate, step_graph
 
 
 def llm_work(owner) -> ModuleWork:
