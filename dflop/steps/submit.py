@@ -33,7 +33,8 @@ def data_jobs(run: RunDir, config: Config, profile_key: str, backend: str) -> li
     return [
         _job(
             run, config, f"data-{shard}", "dflop.jobs.data_profile:main", (profile_key, str(shard), str(num_shards)),
-            f"{run.run_id}/data/{profile_key}/{shard}", num_tasks=1, cpus_per_task=num_workers, array="data",
+            f"{run.run_id}/data/{profile_key}/{shard}-of-{num_shards}", num_tasks=1, cpus_per_task=num_workers,
+            array="data",
         )
         for shard in range(num_shards)
     ]  # fmt: skip

@@ -37,11 +37,13 @@ def test_tasks_are_spread_over_few_nodes_evenly(tmp_path):
     spreads()
 
 
-def test_jobs_name_their_entry_their_run_and_what_they_ask_for(tmp_path):
+def test_jobs_name_their_entry_their_run_and_what_they_ask_for(tmp_path, monkeypatch):
     config = make_config(tmp_path, "data_profile.num_shards=3", "cluster.num_nodes=2")
     run = RunDir(tmp_path / "small-1")
     shards = data_jobs(run, config, "key", "slurm")
-    assert len(data_jobs(run, config, "key", "local")) == min(3, len(os.sched_getaffinity(0)))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    here = data_jobs(run, config, "key", "local")
+    assert len({j.key for j in (*here, *shards)}) == 2 + 3, "shards of another number are other work"
     train = train_job(run, config, TRAIN, num_processes=6)
     profiled = config.model_copy(update={"model_profile": ModelProfileConfig(tp=(1, 2))})
     models = [job for group in model_jobs(run, profiled, "key", "H200", ("vision", "llm")) for job in group]
