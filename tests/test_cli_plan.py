@@ -7,8 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
+from ruamel.yaml import YAML
 
+from dflop import resources
+from dflop.config import load_config
 from dflop.cost.devices import H100
+from dflop.data.demo import make_demo_dataset
 from dflop.store.console import query
 from tests.jobs.configs import write_config, write_demo_config
 from tests.test_cli import assert_refused, dflop
@@ -85,6 +90,26 @@ def test_with_emit_the_explanation_leaves_stdout_to_the_file(
 def test_what_cannot_be_is_refused_before_the_dataset_is_looked_at(tmp_path, arguments, said) -> None:
     write_config(tmp_path)
     assert_refused(dflop("plan", "run.yaml", *arguments, cwd=tmp_path), 2, *said)
+
+
+def test_a_model_and_its_data_get_a_plan_without_a_configuration(tmp_path: Path) -> None:
+    hf_config = YAML(typ="safe").load(resources.path("configs") / "models" / "tiny_omni.yaml")["hf_config"]
+    (tmp_path / "model").mkdir()
+    content = transformers.Qwen2_5OmniThinkerConfig(**hf_config).to_dict()
+    (tmp_path / "model" / "config.json").write_text(json.dumps(content))
+    assert_refused(dflop("plan", "model", cwd=tmp_path), 2, "`model` is a model", "model DATA")
+    make_demo_dataset(tmp_path / "data", 16)
+    tokenizer = (tmp_path / "data" / "tokenizer.json").rename(tmp_path / "tokenizer.json")
+    given = ("plan", "model", "data", "--device", "a100", "--gpus", "4", "--set", "plan.microbatch_choices=[2]")
+    assert_refused(dflop(*given, cwd=tmp_path), 2, "no tokenizer.json", "--set dataset.tokenizer=PATH")
+    done = dflop(*given, "--set", f"dataset.tokenizer={tokenizer}", cwd=tmp_path, COLUMNS="80")
+    assert done.returncode == 0, done.stderr
+    assert "found    data: data/annotations.jsonl, JSON Lines, 16 rows" in done.stderr
+    assert "assumed  plan.global_batch_size: 16, 4 for each of 4 GPUs" in done.stderr
+    assert "Plan and runners-up" in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    (made,) = (tmp_path / ".dflop" / "configurations").iterdir()
+    assert load_config(made).plan.global_batch_size == 16
 
 
 def test_a_plan_that_does_not_fit_says_what_would(folder: Path) -> None:

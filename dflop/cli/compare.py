@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from dflop.cli.common import Form, Json, Overrides, Quiet, UsdPerGpuHour, check_folder, form_of, talk, writing
+from dflop.cli.configured import ConfigOrModel, Data, configured
 from dflop.cli.plan import Device, Gpus, GpusPerNode
 from dflop.run.messages import Say
 
@@ -19,7 +20,8 @@ Policy = Literal["token_lpt", "token_kk", "length_grouped", "bottleneck"]
 
 
 def compare(
-    config: Annotated[Path | None, Parameter(help="Run configuration; none with --suite.")] = None,
+    config: ConfigOrModel | None = None,
+    data: Data = None,
     *,
     suite: Annotated[Suite | None, Parameter(help="The paper's models on generated data instead of your own.")] = None,
     device: Device = "",
@@ -55,7 +57,8 @@ def compare(
     say, wanted = talk(quiet), form_of(form, as_json)
     if (config is None) == (suite is None):
         raise ConfigError(
-            "dflop compare wants a configuration or a suite", hint="dflop compare CONFIG, or --suite paper"
+            "dflop compare wants a configuration, a model with data, or a suite",
+            hint="dflop compare CONFIG, dflop compare MODEL DATA, or --suite paper",
         )
     if suite is not None:
         if policy:
@@ -72,22 +75,28 @@ def compare(
         for note in found.notes:
             say(note)
         return
+    from rich.console import Console
+
     from dflop.cli.sigterm import run_driver
     from dflop.compare.outlook import look_ahead
-    from dflop.compare.trainers import COLUMNS, compare_on_data, comparison_rows, data_page
-    from dflop.config import load_config
+    from dflop.compare.trainers import COLUMNS, compare_on_data, comparison_rows, comparison_table, data_page, verdict
+    from dflop.report.table_text import print_table
     from dflop.steps.planned_cluster import planned_cluster
 
     assert config is not None
-    loaded = load_config(config, overrides)
+    loaded, file = configured(config, data, say, gpus=gpus, overrides=overrides)
     cluster = planned_cluster(loaded, say, device=device, gpus=gpus, gpus_per_node=gpus_per_node, overrides=overrides)
     outlook = run_driver(look_ahead(loaded, device, cluster, say))
     contest = compare_on_data(outlook, num_batches, loaded.train.seed + 1, say, policy)
     if html is not None:
-        _write(html, data_page(contest, loaded, config, num_steps, usd_per_gpu_hour), say)
-    print_rows(tuple(COLUMNS), comparison_rows(contest, num_steps, usd_per_gpu_hour), wanted)
+        _write(html, data_page(contest, loaded, file, num_steps, usd_per_gpu_hour), say)
+    if wanted == "table":
+        print_table(comparison_table(contest, num_steps, usd_per_gpu_hour), Console())
+    else:
+        print_rows(tuple(COLUMNS), comparison_rows(contest, num_steps, usd_per_gpu_hour), wanted)
     say(f"simulated on {num_batches} batches nobody planned for; costs {outlook.source}")
     say(contest.plans.ours.reason)
+    say(verdict(contest))
 
 
 def _write(path: Path, page: Page, say: Say) -> None:

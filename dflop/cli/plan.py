@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from dflop.cli.common import (
-    ConfigFile,
     Form,
     Json,
     Overrides,
@@ -19,6 +18,7 @@ from dflop.cli.common import (
     prepare_kernels,
     talk,
 )
+from dflop.cli.configured import ConfigOrModel, Data, configured
 from dflop.run.messages import Say
 
 if TYPE_CHECKING:
@@ -33,7 +33,8 @@ GpusPerNode = Annotated[int | None, Parameter(help="With nodes of so many GPUs; 
 
 
 def plan(
-    config: ConfigFile,
+    config: ConfigOrModel,
+    data: Data = None,
     *,
     device: Device = "",
     gpus: Gpus = None,
@@ -47,12 +48,12 @@ def plan(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Choose the layout for a configuration without running it.
+    """Choose the layout for a model and its data, or for a configuration, without running it.
 
-    Profiles the dataset where that is not done, and leaves the plans in the store. With --emit an explanation goes to
-    stderr.
+    Reads the headers of the dataset where that is not done, and leaves the plans in the store. With --emit an
+    explanation goes to stderr.
 
-    Example: dflop plan configs/demo.yaml --device h100 --gpus 16 --explain
+    Example: dflop plan Qwen2.5-VL-7B/config.json my_data --device h100 --gpus 64; dflop plan my.yaml --explain
     """
     prepare_kernels()
     from dataclasses import replace
@@ -61,12 +62,12 @@ def plan(
 
     from dflop.cli.sigterm import run_driver
     from dflop.compare.outlook import keep, look_ahead
-    from dflop.config import load_config
     from dflop.errors import ConfigError
     from dflop.plan.emit import RULES, emitter
     from dflop.plan.robust import encoder_regrets
     from dflop.plan.search import plan_problem
     from dflop.report.rows import print_rows
+    from dflop.report.table_text import print_table
     from dflop.report.tables import plan_table, regret_text, throughput_text
     from dflop.steps.planned_cluster import planned_cluster
     from dflop.units import num_bytes
@@ -83,7 +84,7 @@ def plan(
         from dflop.views.explain_plan import explain_plan, save_plan_picture
     if picture is not None:
         check_suffix(picture)
-    loaded = load_config(config, overrides)
+    loaded, _ = configured(config, data, say, gpus=gpus, overrides=overrides)
     cluster = planned_cluster(loaded, say, device=device, gpus=gpus, gpus_per_node=gpus_per_node, overrides=overrides)
     found = run_driver(look_ahead(loaded, device, cluster, say))
     problem = replace(found.problem, space=replace(found.problem.space, rules=RULES.get(emit)))
@@ -101,7 +102,12 @@ def plan(
         print(write(plans[0], problem.cluster), end="")
     elif not explain:
         table = plan_table(plans, [found.workload.throughput(p.predicted_step_s, p) for p in plans])
-        print_rows(table.header, table.rows, wanted)
+        if wanted == "table":
+            shown = table.without("reason", "data-blind simulated", "uniform simulated", "processes")
+            more = f"Of {len(plans)}; all of them with --format csv." * (len(plans) > table.num_shown)
+            print_table(replace(shown, rows=shown.rows[: table.num_shown], note=more), Console())
+        else:
+            print_rows(table.header, table.rows, wanted)
     speed = found.workload.throughput(plans[0].predicted_step_s, plans[0])
     say(f"simulated: {throughput_text(speed, found.workload.num_samples, usd_per_gpu_hour)}")
     if explain:

@@ -38,6 +38,18 @@ from dflop.report.worth import gpu_hours
 from dflop.run.messages import Say
 from dflop.schedule.policies import POLICIES
 
+NAMES: Mapping[str, str] = {
+    DEFAULT: "uniform, default",
+    TUNED: "uniform, tuned",
+    GROUPED: "uniform, length-grouped",
+    PACKED: "uniform, LPT on LLM tokens",
+    EXPERT: "Megatron expert, LPT on LLM tokens",
+    SHARDED: "FSDP2, tokens balanced over ranks",
+    REFERENCE: "reference's plan, balanced",
+    **{policy: f"dflop's plan, {policy}" for policy in POLICIES},
+    OURS: "dflop",
+}
+"""Of competitors, data-blind ones first."""
 BOUND = "perfect balance, no bubble"
 NOTES = (
     "Simulated: every number. Plans were made on some batches of your data and judged on others.",
@@ -99,17 +111,10 @@ def compare_on_data(outlook: Outlook, num_batches: int, seed: int, say: Say, pol
 def competitors(found: Contest, num_steps: int, usd_per_gpu_hour: float) -> list[Competitor]:
     """The data-blind ones first, the bound last; those without a plan are left out."""
     plans = found.plans
-    named: dict[str, tuple[str, Plan | None]] = {
-        DEFAULT: ("uniform, default", plans.default),
-        TUNED: ("uniform, tuned", plans.tuned),
-        GROUPED: ("uniform, length-grouped", plans.tuned),
-        PACKED: ("uniform, LPT on LLM tokens", plans.packed),
-        EXPERT: ("Megatron expert, LPT on LLM tokens", plans.expert.plan if plans.expert else None),
-        SHARDED: ("FSDP2, tokens balanced over ranks", plans.sharded),
-        REFERENCE: ("reference's plan, balanced", plans.reference),
-        **{policy: (f"dflop's plan, {policy}", plans.ours) for policy in POLICIES},
-        OURS: ("dflop", plans.ours),
-    }
+    made: dict[str, Plan | None] = {
+        DEFAULT: plans.default, TUNED: plans.tuned, GROUPED: plans.tuned, PACKED: plans.packed,
+        EXPERT: plans.expert.plan if plans.expert else None, SHARDED: plans.sharded, REFERENCE: plans.reference,
+    }  # fmt: skip
 
     def competitor(what: str, plan: Plan | None, step_s: float, speedup: Speedup, idle_frac: float) -> Competitor:
         hours = gpu_hours(step_s, num_steps=num_steps, num_gpus=found.setting.num_gpus)
@@ -118,7 +123,8 @@ def competitors(found: Contest, num_steps: int, usd_per_gpu_hour: float) -> list
         return Competitor(what, plan, step_s, *use, speedup, idle_frac, hours, hours * usd_per_gpu_hour)
 
     rows = []
-    for key, (what, plan) in named.items():
+    for key, what in NAMES.items():
+        plan = made.get(key, plans.ours)
         if (steps := found.steps.get(key)) is not None:
             cost = plans.expert.cost if plans.expert and key == EXPERT else found.setting.problem.cost
             has_room = plan is not None and holding(replace(found.setting.problem, cost=cost), plan) is not None
@@ -164,7 +170,7 @@ def data_page(found: Contest, config: Config, config_file: Path, num_steps: int,
         title="dflop on your data",
         subtitle=f"{config.name}: {found.setting.num_gpus} devices, costs {found.setting.cost_name}.",
         kinds=("simulated",),
-        verdict=_verdict(found),
+        verdict=verdict(found),
         numbers=(
             ("step, simulated", units.seconds(steps.mean_s), f"uniform, tuned: {step}"),
             ("idle, simulated", units.percent(steps.mean_idle_frac), f"uniform, tuned: {idle}"),
@@ -184,16 +190,28 @@ def data_page(found: Contest, config: Config, config_file: Path, num_steps: int,
     )
 
 
-def _verdict(found: Contest) -> str:
+def verdict(found: Contest) -> str:
+    """What dflop gains over the best of what experts run and over the best uniform plan."""
+    parts = []
+    if found.best_expert:
+        parts.append(_over(found.over_experts, f"the best of what experts run ({NAMES[found.best_expert]})"))
+    if TUNED in found.steps:
+        parts.append(_over(found.speedup(OURS), "the best uniform plan in arrival order"))
+    gains = f"dflop's plan is {' and '.join(parts)}" if parts else "dflop's plan fits in memory"
     if TUNED not in found.steps:
-        over = f"{units.ratio(found.over_experts.mean)} as fast as {found.best_expert}" if found.best_expert else ""
-        return f"Simulated: no uniform plan fits in memory, dflop's does{over and ' and is '}{over}."
-    ours = found.speedup(OURS)
-    times = units.speedup(ours.mean, ours.low, ours.high)
-    if ours.has_interval and not ours.is_conclusive:
-        return f"Simulated: no difference beyond noise to the best uniform plan, {times}."
-    bound = f"With every GPU busy all the time it would be {units.ratio(found.bound_speedup)}."
-    return f"Simulated: dflop is {times} as fast as the best uniform plan. {bound}"
+        return f"Simulated: {gains}; no uniform plan fits in memory."
+    return f"Simulated: {gains}; with every GPU busy all the time it would be {units.ratio(found.bound_speedup)}."
+
+
+def _over(found: Speedup, what: str) -> str:
+    noise = ", which is no difference beyond noise," * (found.has_interval and not found.is_conclusive)
+    return f"{units.speedup(found.mean, found.low, found.high)} as fast as {what}{noise}"
+
+
+def comparison_table(found: Contest, num_steps: int, usd_per_gpu_hour: float) -> Table:
+    """The same for people, on a terminal: what fits 80 columns."""
+    whole = _table(competitors(found, num_steps, usd_per_gpu_hour), num_steps, has_price=usd_per_gpu_hour > 0)
+    return whole.without("micro-batches", "95 %", "idle")
 
 
 def _table(rows: list[Competitor], num_steps: int, *, has_price: bool) -> Table:
@@ -202,12 +220,12 @@ def _table(rows: list[Competitor], num_steps: int, *, has_price: bool) -> Table:
         "layout": lambda c: layout_text(c.plan) if c.plan else "",
         "micro-batches": lambda c: str(c.plan.num_microbatches) if c.plan else "",
         "step": lambda c: units.seconds(c.step_s),
-        "tokens/s/GPU": lambda c: f"{c.tokens_per_s_per_gpu:,.0f}",
+        "tok/s/GPU": lambda c: f"{c.tokens_per_s_per_gpu:,.0f}",
         "MFU": lambda c: units.percent(c.mfu_frac),
         "speed-up": lambda c: units.speedup(c.speedup.mean, math.nan, math.nan),
         "95 %": lambda c: f"{c.speedup.low:.3f}-{c.speedup.high:.3f}" if c.speedup.has_interval else "",
         "idle": lambda c: units.percent(c.idle_frac),
-        "GPU-hours": lambda c: f"{c.gpu_hours:,.1f}",
+        "GPU-h": lambda c: f"{c.gpu_hours:,.1f}",
     }
     if has_price:
         columns["USD"] = lambda c: f"{c.usd:,.0f}"

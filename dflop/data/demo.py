@@ -32,7 +32,7 @@ from dflop.data.headers import read_header
 from dflop.errors import ConfigError
 from dflop.models.media import MediaRules
 
-DEMO_VERSION = 1
+DEMO_VERSION = 2
 """Raise when the same seed gives another dataset."""
 
 MIXTURE = {"single_image": 0.35, "multi_image": 0.12, "video": 0.15, "audio": 0.13, "text": 0.25}
@@ -182,7 +182,7 @@ class _Builder:
 
     def _video(self, name: str) -> Row:
         path, size = f"video/{name}.mp4", media.video_size(self.rng)
-        duration_s = media.lognormal(self.rng, 3.0, 0.7, 1.0, 12.0)
+        duration_s = media.lognormal(self.rng, 4.0, 0.9, 1.0, 20.0)
         if self.rng.random() < 0.3:
             source, fps = CITY_VIDEO, _CITY_FPS
             num_frames = min(round(duration_s * fps), len(self.city))

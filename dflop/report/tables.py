@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from dflop import units
@@ -42,6 +42,12 @@ class Table:
     """What a page says where there is no row; empty: it does not show the table then."""
     num_shown: int = 0
     """Rows that a page shows at once, with the rest folded; 0: all."""
+
+    def without(self, *columns: str) -> Table:
+        """The same with fewer columns."""
+        kept = [i for i, name in enumerate(self.header) if name not in columns]
+        rows = tuple(tuple(row[i] for i in kept) for row in self.rows)
+        return replace(self, header=tuple(self.header[i] for i in kept), rows=rows)
 
 
 def make_table(

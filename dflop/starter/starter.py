@@ -33,11 +33,15 @@ MISSING = "MISSING"
 class Starter:
     """A configuration to begin with."""
 
+    name: str
+    """Of its runs."""
     text: str
     found: tuple[str, ...]
     """What was found, a line each."""
     to_edit: tuple[str, ...]
     """What has to be looked at before a run, a line each."""
+    tokenizer_problem: str
+    """Why no sample can be counted with the tokenizer that was found; empty: it can."""
 
 
 def make_starter(model_config: Path, data: Path, gpus: int | None = None) -> Starter:
@@ -65,7 +69,7 @@ def make_starter(model_config: Path, data: Path, gpus: int | None = None) -> Sta
     if (shown := printable(text)) != text:
         line = next(line for line in shown.splitlines() if "\\udc" in line)
         raise ConfigError(f"a name is no UTF-8, which a configuration is written in: {line.strip()}", hint="rename it")
-    return Starter(text, tuple(writer.found()), tuple(writer.to_edit()))
+    return Starter(writer.name, text, tuple(writer.found()), tuple(writer.to_edit()), tokenizer.problem)
 
 
 class _Writer:
