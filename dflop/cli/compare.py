@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from dflop.report.html_page import Page
 
 Suite = Literal["paper", "scaling", "balance", "noise"]
-Policy = Literal["token_lpt", "token_kk", "length_grouped", "bottleneck"]
+Policy = Literal["token_lpt", "token_kk", "length_grouped", "bottleneck", "program"]
 
 
 def compare(
@@ -30,7 +30,7 @@ def compare(
     num_batches: Annotated[int, Parameter(help="Global batches to judge by; none of them was planned for.")] = 8,
     policy: Annotated[
         tuple[Policy, ...],
-        Parameter(help="Judge dflop's plan under this policy, too."),
+        Parameter(help="Judge dflop's plan under this policy, too; `program`: the DFLOP paper's, 5 s a batch."),
     ] = (),
     num_steps: Annotated[int, Parameter(help="Optimizer steps of the run whose cost is estimated.")] = 10_000,
     usd_per_gpu_hour: UsdPerGpuHour = 0.0,

@@ -8,5 +8,5 @@ best one within what memory holds (`caps.py`) wins. Budgets count moves, so that
 
 Without a pipeline only the sums of the ranks count, or, where ranks meet in every microbatch, the sum of the slots'
 maxima: `data_parallel.py`, which the sampler uses, too. `attribution.py` says which sizes of items a microbatch's
-seconds are of, for corrections.
+seconds are of, for corrections. cvxpy is imported in `program.py` alone, the DFLOP paper's own way, for comparison.
 """

@@ -2,10 +2,10 @@
 
 `arrival` counts samples. `length_grouped` puts samples of similar LLM length side by side. `token_lpt` balances LLM
 tokens, longest first: the strongest cheap rival. `token_kk` balances them over ranks by Karmarkar and Karp's
-differencing. `bottleneck` balances all modules at once, longest first. `quick` is the best of arrival order and of both
-ways of longest first, at once and with nothing compiled; where none keeps the caps, what is dealt out by shares of
-them. `balanced` is the best of the data-blind ones, of `bottleneck` and of the search on the simulator, so that it
-never loses against them.
+differencing. `bottleneck` balances all modules at once, longest first; `program` is that balance as the DFLOP paper
+has it, an integer program with a time limit. `quick` is the best of arrival order and of both ways of longest first,
+at once and with nothing compiled; where none keeps the caps, what is dealt out by shares of them. `balanced` is the
+best of the data-blind ones, of `bottleneck` and of the search on the simulator, so that it never loses against them.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ from dflop.schedule.items import Ints, ModuleItems, item_seconds, module_items, 
 from dflop.schedule.linear import LinearStep, linear_step, sample_weights
 from dflop.schedule.pack import token_lpt
 from dflop.schedule.place import by_shares, place, split_under_cap
+from dflop.schedule.program import balance, bottleneck
 from dflop.schedule.state import Task, make_task
 from dflop.simulate.step import Node
 
-POLICIES = ("arrival", "length_grouped", "token_lpt", "token_kk", "bottleneck", "quick", "balanced")
+POLICIES = ("arrival", "length_grouped", "token_lpt", "token_kk", "bottleneck", "program", "quick", "balanced")
 MOVE_OPS = 400
 """A move of the annealing costs as much as so many simulated operations, beside those that it simulates."""
 
@@ -103,6 +104,8 @@ class StepJob:
             return self._evenly(*karmarkar_karp.over_ranks(tokens, dp, self.plan.num_microbatches))
         if policy == "bottleneck":
             return self._in_buckets(self._balanced())
+        if policy == "program":
+            return self._in_buckets(balance(self.linear, self._balanced()))
         if policy == "quick":
             return self.quick(effort)[1]
         if policy == "balanced":
@@ -232,11 +235,7 @@ class StepJob:
     def _balanced(self) -> Ints:
         """Of these, whose worst module of the worst bucket is the shortest."""
         weights_s = sample_weights(self.linear)
-
-        def worst_s(bucket: Ints) -> float:
-            return max(float(np.bincount(bucket, column, self.num_buckets).max()) for column in weights_s.T)
-
-        return min(self._longest_first(), key=worst_s)
+        return min(self._longest_first(), key=lambda bucket: bottleneck(weights_s, bucket, self.num_buckets))
 
     def _over_ranks(self) -> Assignment | None:
         """Balanced seconds of replicas without a pipeline; None where that breaks a cap."""
