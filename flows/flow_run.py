@@ -15,8 +15,8 @@ from prefect.runtime import flow_run as this_flow_run
 from rich.console import Console
 
 from dflop import errors
-from dflop.config import Config
-from dflop.errors import DflopError
+from dflop.config import Config, validated_config
+from dflop.errors import ConfigError, DflopError, did_you_mean
 from dflop.run import lifecycle
 from dflop.run.cancel import as_cancelled, cancel_run
 from dflop.run.directory import RunDir, open_run
@@ -36,6 +36,23 @@ _PARAMETERS = """
         overrides: `a.b=value`, for the file.
         run: Run to go on with (directory, id, beginning of an id, `latest`), in place of both.
 """
+
+
+class StrictFlow(Flow[..., Any]):
+    """A flow that refuses what it does not know, with the nearest name that it does."""
+
+    def validate_parameters(self, parameters: dict[str, Any]) -> dict[str, Any]:
+        """Parameters as the flow takes them.
+
+        Raises:
+            ConfigError: a name, or a key of the configuration, is unknown.
+        """
+        for name in parameters.keys() - self.parameters.properties.keys():
+            hint = did_you_mean(name, self.parameters.properties)
+            raise ConfigError(f"unknown parameter `{name}`", where=f"parameters of {self.name}", hint=hint)
+        if isinstance(parameters.get("config"), dict):
+            parameters = {**parameters, "config": validated_config(parameters["config"], "parameters: config")}
+        return super().validate_parameters(parameters)
 
 
 def drives(name: str) -> Callable[[Callable[[RunDir], Awaitable[Any]]], Flow[..., Any]]:
@@ -61,7 +78,7 @@ def drives(name: str) -> Callable[[Callable[[RunDir], Awaitable[Any]]], Flow[...
         # By these names Prefect finds the flow in its file.
         drive.__module__, drive.__name__, drive.__qualname__ = steps.__module__, steps.__name__, steps.__name__
         drive.__doc__ = f"{steps.__doc__}{_PARAMETERS}"
-        return Flow(drive, name=name, on_cancellation=[empty_the_queue], on_crashed=[note_crash])
+        return StrictFlow(drive, name=name, on_cancellation=[empty_the_queue], on_crashed=[note_crash])
 
     return flow_of
 

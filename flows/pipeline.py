@@ -8,12 +8,13 @@ of the pipeline are flows of their own, too, with the same parameters.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 
 import tasks
-from flow_run import drives, plain_logs
+from flow_run import StrictFlow, drives, plain_logs
 from page import Page
-from prefect import flow, get_run_logger
+from prefect import get_run_logger
 
 from dflop.config import load_config
 from dflop.records import Plan, ProfileRecord
@@ -62,7 +63,7 @@ async def train(run: RunDir) -> Trained:
     return trained
 
 
-@flow(name="dflop-report", flow_run_name="{run}")
+@partial(StrictFlow, name="dflop-report", flow_run_name="{run}")
 async def report(run: str = "latest", config_path: str = "") -> RunSummary:
     """Write report.html of a run from what the store knows now, and show summary and history.
 

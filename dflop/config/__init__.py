@@ -19,6 +19,7 @@ from dflop.config.load import (
     load_model,
     load_problems,
     load_with_origins,
+    validated_config,
 )
 from dflop.config.places import Origins
 from dflop.config.section import Section
@@ -66,4 +67,5 @@ __all__ = [
     "load_with_origins",
     "shown_config",
     "shown_keys",
+    "validated_config",
 ]

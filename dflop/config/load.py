@@ -85,6 +85,18 @@ def load_with_origins(path: Path, overrides: Sequence[str] = ()) -> Loaded:
         raise config_error(error, origins) from None
 
 
+def validated_config(values: Mapping[str, Any], where: str) -> Config:
+    """A run configuration of plain values that stand in no file.
+
+    Raises:
+        ConfigError: naming the key, with the valid keys where one is unknown.
+    """
+    try:
+        return Config.model_validate(values)
+    except ValidationError as error:
+        raise config_error(error, Origins(Path(where))) from None
+
+
 def load_problems(path: Path, overrides: Sequence[str] = ()) -> list[ConfigError]:
     """Everything that keeps a configuration from being loaded, an error each; none where it can be.
 

@@ -9,21 +9,23 @@ from typing import Any
 import pytest
 
 from dflop.cli.server import load_flow
+from dflop.errors import ConfigError
 from dflop.run.directory import RunDir
 from tests.flows.loading import load, module
 from tests.jobs.configs import make_config
 from tests.jobs.made import add_job, make_run
 
 
-def test_a_mistyped_parameter_or_key_is_refused(tmp_path):
-    from prefect.exceptions import ParameterTypeError, SignatureMismatchError
-
+def test_a_mistyped_parameter_or_key_is_refused_with_the_nearest_that_there_is(tmp_path):
     flow, typed = load("pipeline"), make_config(tmp_path).model_dump(mode="json")
     assert flow.validate_parameters({"config": typed})["config"] == make_config(tmp_path)
-    with pytest.raises(SignatureMismatchError, match="confg_path"):
-        flow.validate_parameters({"confg_path": "run.yaml"})
-    with pytest.raises(ParameterTypeError, match="trian"):
-        flow.validate_parameters({"config": {**typed, "trian": {}}})
+    for given, what, hint in (
+        ({"confg_path": "run.yaml"}, "unknown parameter `confg_path`", "did you mean `config_path`"),
+        ({"config": {**typed, "trian": {}}}, "unknown key `trian`", "did you mean `train`"),
+    ):
+        with pytest.raises(ConfigError, match=what) as caught:
+            flow.validate_parameters(given)
+        assert hint in caught.value.hint
 
 
 def test_every_flow_loads_by_its_path_and_what_drives_has_hooks():
