@@ -182,7 +182,7 @@ class _Builder:
 
     def _video(self, name: str) -> Row:
         path, size = f"video/{name}.mp4", media.video_size(self.rng)
-        duration_s = media.lognormal(self.rng, 4.0, 0.9, 1.0, 14.0)
+        duration_s = media.lognormal(self.rng, 4.0, 0.9, 1.0, 12.0)
         if self.rng.random() < 0.3:
             source, fps = CITY_VIDEO, _CITY_FPS
             num_frames = min(round(duration_s * fps), len(self.city))
