@@ -72,12 +72,12 @@ def test_complete_folder_is_reused_and_another_never_touched(demo, tmp_path):
 @pytest.mark.parametrize("name", [*FEW, *(pytest.param(n, marks=OTHERS) for n in FAMILIES if n not in FEW)])
 def test_made_for_a_family_it_has_its_tokens_and_no_media_it_does_not_take(name, tmp_path):
     rules = load_rules(name, {}, {})
-    made = make_demo_dataset(tmp_path / "demo", num_samples=16, rules=rules)
+    made = make_demo_dataset(tmp_path / "demo", num_samples=16, max_llm_tokens=16384, rules=rules)
     shapes, quarantined = profile_shard(made, rules, 0, 1)
     assert (len(shapes), quarantined) == (16, [])
     kinds = {item.kind for shape in shapes for item in shape.items}
     assert kinds == set(rules.media_tokens)
-    assert make_demo_dataset(tmp_path / "demo", num_samples=16, rules=rules) == made
+    assert make_demo_dataset(tmp_path / "demo", num_samples=16, max_llm_tokens=16384, rules=rules) == made
     other = load_rules("internvl" if name != "internvl" else "qwen2_audio", {}, {})
     with pytest.raises(ConfigError, match="holds something else"):
         make_demo_dataset(tmp_path / "demo", num_samples=16, rules=other)
