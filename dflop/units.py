@@ -47,6 +47,11 @@ def count(value: float) -> str:
     return f"{value:g}"
 
 
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """`1 layout`, `2 layouts`; `plural` where it is not the noun with an s."""
+    return f"{number} {noun if number == 1 else plural or f'{noun}s'}"
+
+
 def ratio(value: float) -> str:
     """`1.234 -> '1.23x'`."""
     return "-" if math.isnan(value) else f"{value:.2f}x"

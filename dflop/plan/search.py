@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from dflop import units
 from dflop.plan.baselines.uniform import tuned_uniform
 from dflop.plan.candidates import check_processes
 from dflop.plan.drafts import fits, split_draft, with_less_recomputed
@@ -167,8 +168,8 @@ def _visit(
         if space.rules is not None:
             alike = {plan.plan_id: plan for plan in drafts}
             drafts[:] = sorted(alike.values(), key=lambda plan: (plan.formula_step_s, plan.plan_id))[:DRAFTS_PER_COUNT]
-        kept = f"{len(drafts)} layouts kept" if drafts else "nothing near the best fits"
-        tell(f"{m} microbatches: {kept}")
+        kept = f"{units.counted(len(drafts), 'feasible layout')} near the best"
+        tell(f"{units.counted(m, 'microbatch', 'microbatches')}: {kept}")
     return found, proofs
 
 

@@ -56,7 +56,7 @@ def proven(programs: Sequence[PlanProgram]) -> list[str]:
     num_solved = sum(p.num_columns_left > 0 for p in programs)
     best_s = min(p.objective_s for p in programs)
     gap = "" if best_s <= bound_s * (1 + 1e-9) else f", the best known one is at {units.seconds(best_s)}"
-    counts, solved = (f"{n} {name}{'s' * (n != 1)}" for n, name in ((len(programs), "number"), (num_solved, "program")))
+    counts, solved = units.counted(len(programs), "number"), units.counted(num_solved, "program")
     return [
         f"proven of the formula, not of simulated steps: no plan with processes of their own per module is below "
         f"{units.seconds(bound_s)} at {counts} of microbatches{gap}; {solved} solved, "
@@ -66,7 +66,8 @@ def proven(programs: Sequence[PlanProgram]) -> list[str]:
 
 def _chosen(plan: Plan, candidates: Sequence[Ranked]) -> str:
     fastest = min((r.plan for r in candidates if r.is_final), key=lambda p: p.predicted_step_s)
-    step = f"{units.seconds(plan.predicted_step_s)} per step with {plan.num_microbatches} microbatches {_where(plan)}"
+    many = units.counted(plan.num_microbatches, "microbatch", "microbatches")
+    step = f"{units.seconds(plan.predicted_step_s)} per step with {many} {_where(plan)}"
     if fastest.predicted_step_s < plan.predicted_step_s * 0.999:
         slower = units.ratio(plan.predicted_step_s / fastest.predicted_step_s)
         kind = "simpler, " if plan.is_inline and not fastest.is_inline else "steadier under the cost model's errors, "
