@@ -204,7 +204,7 @@ def verdict(found: Contest) -> str:
 
 
 def _over(found: Speedup, what: str) -> str:
-    noise = ", which is no difference beyond noise," * (found.has_interval and not found.is_conclusive)
+    noise = " (no difference beyond noise)" * (found.has_interval and not found.is_conclusive)
     return f"{units.speedup(found.mean, found.low, found.high)} as fast as {what}{noise}"
 
 

@@ -1,7 +1,7 @@
 """What has changed since a plan was made: how long modules take for the same work, and what work batches bring.
 
-**Costs**: what the estimator believes of a module, or of a size beside its module's level, is surely far from what
-plans reckon with, in several steps in a row. **Shapes**: CUSUM charts of what batches bring.
+**Costs**: the estimator's factor of a module, or of a size relative to its module, differs significantly from that
+which plans use, in several steps in a row. **Shapes**: CUSUM charts of what batches bring.
 
 What is in force at the start is no drift, nor is, after an alarm, what was found.
 """
@@ -21,7 +21,8 @@ from dflop.records import Factors, ModuleFactors
 DRIFT_COST, DRIFT_SHAPES = "drift_cost", "drift_shapes"
 """Kinds of `Decision`."""
 WORTH_KNOWING, NUM_SD, NUM_STEPS = 0.15, 3.0, 4
-"""A factor has changed that is so far from what plans reckon with, in relation and in standard deviations, so long."""
+"""A factor has changed when it differs from the plans' by this ratio and this many standard deviations, for this many
+steps in a row."""
 LEAST_SD_FRAC = 0.02
 """Of a batch's seconds: smaller differences between batches count as none."""
 

@@ -1,6 +1,6 @@
 """The process that owns a local job: forks its tasks, watches them, and ends them together.
 
-`python -m dflop.launch.controller FOLDER JOB_ID`, started by `local.py` in a session of its own, so that the job
+`python -m dflop.launch.controller FOLDER JOB_ID`, started by `local.py` in its own session (setsid), so that the job
 outlives the process that submitted it. It leaves a record of how its tasks ended and no orphans. When one task fails
 the others are ended: they would hang in a collective for ever.
 

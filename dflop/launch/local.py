@@ -79,7 +79,7 @@ class LocalLauncher(Launcher):
 
 
 class _Executor(LocalExecutor):
-    """submitit's local executor, with our controller in a session of its own and the environment left alone."""
+    """submitit's local executor, with our controller in its own session (setsid) and an unchanged environment."""
 
     def __init__(self, spec: JobSpec) -> None:
         super().__init__(spec.folder)

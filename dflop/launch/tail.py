@@ -1,8 +1,8 @@
 """Reads the ends of logs, and follows those of running jobs without drowning their reader: ranks may write MB a second.
 
 Whole lines only. Each read of a running job passes on at most `MAX_READ_BYTES`; when the file has run further ahead,
-the middle is skipped and the skip is said. The traceback that ends a task is left out, up to the next start of the job:
-whoever collects its result tells it where it is the cause and no error of ours.
+the middle is skipped, with a line that says how much. The traceback that ends a task is left out, up to the next start
+of the job: the error of the job reports it, where it is the cause and no error of ours.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class LogTail:
 def new_lines(path: Path, offset_bytes: int, most_bytes: int = 0, *, is_last: bool = False) -> tuple[str, int, int]:
     """(lines that were finished since, where to go on, bytes skipped to have at most so many, which 0 does not limit).
 
-    From the beginning where the file was cut. None where it cannot be read just now: it is not there yet, or its server
-    has moved it (a stale handle).
+    From the beginning where the file was cut. Nothing where it cannot be read just now: it is not there yet, or its
+    server has moved it (a stale handle).
     """
     try:
         with open(path, "rb") as file:
@@ -91,7 +91,7 @@ def new_lines(path: Path, offset_bytes: int, most_bytes: int = 0, *, is_last: bo
 
 
 def last_lines(path: Path, num_lines: int) -> tuple[str, int]:
-    """(the last lines of a file, where `new_lines` goes on); a line that is not finished is left to that."""
+    """(the last lines of a file, where `new_lines` goes on); an unfinished line is left to `new_lines`."""
     try:
         with open(path, "rb") as file:
             start, content = file.seek(0, 2), b""

@@ -207,7 +207,7 @@ def expand(job_id: str) -> tuple[str, ...]:
 
 
 def status_of(slurm_state: str, reason: str, nodes: str = "", more: str = "") -> JobStatus:
-    """Our word for Slurm's state (sacct says `CANCELLED by 1000`), and what else is said; `more` while it lives."""
+    """Our state for Slurm's (sacct reports `CANCELLED by 1000`), with details; `more` is for live jobs."""
     word, _, by = slurm_state.strip().partition(" ")
     known = STATES.get(word)
     if known is None:  # of a newer Slurm: alive until it says otherwise

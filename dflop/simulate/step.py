@@ -1,4 +1,4 @@
-"""What of a step the simulator and everybody else reckon alike: nodes, who meets, cores that are shared.
+"""What the simulator and its callers share about a step: its nodes, groups that synchronize, cores in common.
 
 In an inline plan one chain of stages holds the layers of all modules: its nodes are the LLM's, and what a node does
 with a microbatch is what each of the modules does with it. Ranks that share out parameters meet in every microbatch.
