@@ -218,13 +218,6 @@ def test_whoever_would_shard_the_batches_again_is_told():
         BatchSamplerShard(make(), num_processes=2, process_index=0)
 
 
-def test_ranks_from_the_environment(monkeypatch):
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("WORLD_SIZE", "3")
-    sampler = BalancedBatchSampler(LENGTHS, 32)
-    assert (sampler.rank, sampler.num_replicas) == (1, 3)
-
-
 def test_positions_are_those_of_the_dataset_where_a_profile_left_samples_out():
     costs = dataclasses.replace(sample_costs([5, 6, 7]), index=np.array([1, 4, 9]))
     assert sorted(i for m in make(size=3, lengths=costs) for i in m) == [1, 4, 9]

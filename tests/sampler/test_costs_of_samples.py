@@ -32,21 +32,6 @@ def test_a_sample_costs_its_tokens_what_a_function_says_or_what_a_list_holds():
     assert sample_costs([3, 4], cost=[1.5, 2.5]).seconds.tolist() == [1.5, 2.5]
 
 
-@pytest.mark.parametrize(
-    ("given", "word"),
-    [
-        ({"lengths": []}, "no samples"),
-        ({"lengths": [1, 2], "cost": [1.0]}, "shape"),
-        ({"lengths": [1, 2], "cost": [1.0, float("nan")]}, "sample 1 is nan"),
-        ({"lengths": [1, 2], "cost": lambda i: -1.0}, "sample 0 is -1"),
-        ({"lengths": [1, 2], "supervised": [1]}, "supervised"),
-    ],
-)
-def test_costs_that_are_none_are_refused(given, word):
-    with pytest.raises(ConfigError, match=word):
-        sample_costs(**given)
-
-
 def test_a_file_of_costs_holds_everything(tmp_path):
     costs = SampleCosts(
         np.array([1.0, 2.0]), np.array([3, 4]), np.array([1, 1]), np.array([7, 9]), np.array([1.0, 2.0]), 0.25, "x"

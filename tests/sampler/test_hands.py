@@ -7,10 +7,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from torch.utils.data import DataLoader, IterableDataset
+import torch
+from torch.utils.data import DataLoader, Dataset
 
 from dflop.errors import ConfigError, TrainError
 from dflop.sampler import BalancedBatchSampler, sample_costs
+from tests.sampler.tiny import Bare, collate, costs_of, make_dataset, make_model
 
 LENGTHS = list(range(2, 34))
 
@@ -67,19 +69,17 @@ def test_a_part_of_a_dataset_needs_its_index_and_nothing_else():
     assert sorted(i for batch in loader_of(make(costs=costs), range(32)) for i in batch) == list(range(0, 32, 2))
 
 
-def test_a_dataset_without_a_length_is_taken():
-    class Endless:
-        def __getitem__(self, i: int) -> int:
-            return i
+class Endless(Dataset):
+    def __getitem__(self, i: int) -> int:
+        return i
 
-    assert not isinstance(Endless(), IterableDataset)
+
+def test_a_dataset_without_a_length_is_taken():
     assert len(next(iter(loader_of(make(), Endless())))) > 0
 
 
 def trainer_of(sampler: BalancedBatchSampler, folder, **given):
     from transformers import Trainer, TrainingArguments
-
-    from tests.sampler.tiny import collate, make_dataset, make_model
 
     class BalancedTrainer(Trainer):
         def get_train_dataloader(self):
@@ -93,8 +93,6 @@ def trainer_of(sampler: BalancedBatchSampler, folder, **given):
 
 
 def test_hugging_faces_trainer_needs_a_constant_number_of_microbatches(tmp_path):
-    from tests.sampler.tiny import costs_of, make_dataset
-
     sampler = make(costs=costs_of(make_dataset()), num_microbatches=None, max_tokens=200)
     with pytest.raises(ConfigError, match=r"with max_tokens it varies[\s\S]*num_microbatches="):
         trainer_of(sampler, tmp_path, max_steps=2, save_strategy="no").train()
@@ -102,14 +100,34 @@ def test_hugging_faces_trainer_needs_a_constant_number_of_microbatches(tmp_path)
 
 
 def test_resuming_twice_is_noticed(tmp_path):
-    from tests.sampler.tiny import costs_of, make_dataset
-
     costs = costs_of(make_dataset())
     trainer_of(make(costs=costs), tmp_path, max_steps=2, save_steps=2, save_strategy="steps").train()
     again = make(costs=costs)
     again.resume(2)
     with pytest.raises(ConfigError, match=r"resumed twice: the sampler was resumed 2 step\(s\)[\s\S]*ignore_data_skip"):
         trainer_of(again, tmp_path, max_steps=3, save_strategy="no").train(str(tmp_path / "checkpoint-2"))
+
+
+@pytest.mark.parametrize(
+    ("model", "dataset", "given", "words"),
+    [
+        (Bare, None, {}, r"the forward of Bare takes no num_items_in_batch[\s\S]*give count="),
+        (None, [{"text": "a"}] * 32, {}, r"no `length` and no `input_ids`[\s\S]*have text[\s\S]*media_costs"),
+        (None, [torch.ones(3)] * 32, {}, "they are of type Tensor"),
+        (None, Endless(), {}, "iterable|has no length"),
+        (None, None, {"costs": [1.0, 2.0]}, "shape"),
+        (None, None, {"lengths": "length"}, "lengths is `length`"),
+    ],
+)
+def test_what_a_balanced_trainer_cannot_do_is_said_before_the_first_step(model, dataset, given, words, tmp_path):
+    from transformers import TrainingArguments
+
+    from dflop.sampler.hf import BalancedTrainer
+
+    args = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to=[], max_steps=1, disable_tqdm=True)
+    data = make_dataset() if dataset is None else dataset
+    with pytest.raises(ConfigError, match=words):
+        BalancedTrainer((model or make_model)(), args, collate, train_dataset=data, **given).train()
 
 
 @pytest.mark.parametrize("skipped", [1, 4])

@@ -16,6 +16,10 @@ from dflop.sampler import BalancedBatchSampler, SampleCosts, sample_costs
 @pytest.mark.parametrize(
     ("given", "words"),
     [
+        ({"lengths": []}, "no samples"),
+        ({"lengths": [1, 2], "cost": [1.0]}, "shape"),
+        ({"lengths": [1, 2], "supervised": [1]}, "shape"),
+        ({"lengths": [3, 4], "cost": [1.0, float("nan")]}, "cost of sample 1 is nan"),
         ({"lengths": [3, 2.5]}, "lengths of sample 1 is 2.5, must be a whole number"),
         ({"lengths": [3, -1]}, "lengths of sample 1 is -1"),
         ({"lengths": [3, "17"]}, "lengths of sample 1 is '17'"),

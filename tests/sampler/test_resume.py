@@ -22,23 +22,23 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "sampler.md"
 
 
-def train(folder: Path, resume: str | None = None) -> Any:
-    """The recipe of the README, which remembers the batches it trained on."""
-    from transformers import Trainer, TrainingArguments
+def train(folder: Path, resume: str | None = None, **given) -> Any:
+    """Remembers the batches it trained on."""
+    from transformers import TrainingArguments
 
-    class Kept(Trainer):
-        def get_train_dataloader(self):
-            return DataLoader(self.train_dataset, batch_sampler=make(), collate_fn=self.data_collator)
+    from dflop.sampler.hf import BalancedTrainer
 
+    class Kept(BalancedTrainer):
         def training_step(self, model, inputs, *args, **kwargs):
             self.trained = [*getattr(self, "trained", []), inputs["input_ids"].sum().item()]
             return super().training_step(model, inputs, *args, **kwargs)
 
     args = TrainingArguments(
         output_dir=str(folder), use_cpu=True, num_train_epochs=2, gradient_accumulation_steps=2, report_to=[],
-        save_strategy="steps", save_steps=1, logging_strategy="no", disable_tqdm=True,
+        save_strategy="steps", save_steps=1, logging_strategy="no", disable_tqdm=True, eval_strategy="steps",
+        eval_steps=2, **given,
     )  # fmt: skip
-    trainer = Kept(make_model(), args, collate, train_dataset=DATASET)
+    trainer = Kept(make_model(), args, collate, train_dataset=DATASET, eval_dataset=DATASET[:8])
     trainer.train(resume_from_checkpoint=resume)
     return trainer
 
@@ -49,12 +49,13 @@ def whole(tmp_path_factory) -> tuple[Path, Any]:
     return folder, train(folder)
 
 
-@pytest.mark.parametrize("step", [3, 4])
-def test_hugging_face_goes_on_within_an_epoch_and_at_its_end(step, whole, tmp_path):
+@pytest.mark.parametrize(("step", "ignores"), [(3, False), (4, False), (4, True)])
+def test_hugging_face_goes_on_within_an_epoch_and_at_its_end(step, ignores, whole, tmp_path):
     folder, uninterrupted = whole
     assert uninterrupted.state.global_step == 2 * STEPS_PER_EPOCH
-    resumed = train(tmp_path, str(folder / f"checkpoint-{step}"))
+    resumed = train(tmp_path, str(folder / f"checkpoint-{step}"), ignore_data_skip=ignores)
     assert resumed.trained == uninterrupted.trained[2 * step :]
+    assert resumed.state.global_step == uninterrupted.state.global_step
     assert torch.equal(resumed.model.lm_head.weight, uninterrupted.model.lm_head.weight)
 
 

@@ -24,6 +24,17 @@ def make_model() -> torch.nn.Module:
     return LlamaForCausalLM(config)
 
 
+class Bare(torch.nn.Module):
+    """A model whose forward takes no `num_items_in_batch`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = make_model()
+
+    def forward(self, input_ids, attention_mask, labels):
+        return {"loss": self.net(input_ids=input_ids, attention_mask=attention_mask, labels=labels).loss}
+
+
 def make_dataset(num_samples: int = 40) -> list[dict[str, Tensor]]:
     """Prompts carry no loss, and their share differs from sample to sample."""
     rng = np.random.default_rng(1)

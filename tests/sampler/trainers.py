@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader
 
 from dflop.errors import ConfigError
 from dflop.sampler import BalancedBatchSampler
-from tests.sampler.tiny import collate, costs_of, flat_gradient, make_dataset, make_model, num_supervised
+from tests.sampler.tiny import Bare, collate, costs_of, flat_gradient, make_dataset, make_model, num_supervised
 
 NUM_STEPS, NUM_MICROBATCHES, BATCH = 2, 2, 16
 NUM_RANKS = 2
@@ -51,11 +51,6 @@ EARLY = make_sampler()
 
 
 def plain_ddp(seen: Seen) -> list[Tensor]:
-    model = DistributedDataParallel(make_model())
-    return loop(model, make_sampler(), seen, model.no_sync)
-
-
-def made_early(seen: Seen) -> list[Tensor]:
     """A sampler that was made before anybody knew of two ranks."""
     model = DistributedDataParallel(make_model())
     return loop(model, EARLY, seen, model.no_sync)
@@ -102,8 +97,10 @@ def loop(model, sampler, seen: Seen, no_sync: Callable, backward=torch.Tensor.ba
     return gradients
 
 
-def hugging_face(seen: Seen) -> list[Tensor]:
-    from transformers import Trainer, TrainerCallback, TrainingArguments
+def hugging_face(seen: Seen, model: torch.nn.Module | None = None, **given) -> list[Tensor]:
+    from transformers import TrainerCallback, TrainingArguments
+
+    from dflop.sampler.hf import BalancedTrainer
 
     gradients = []
 
@@ -111,17 +108,20 @@ def hugging_face(seen: Seen) -> list[Tensor]:
         def on_pre_optimizer_step(self, args, state, control, model=None, **rest):
             gradients.append(flat_gradient(model))
 
-    class BalancedTrainer(Trainer):
-        def get_train_dataloader(self):
-            return DataLoader(self.train_dataset, batch_sampler=make_sampler(), collate_fn=self.data_collator)
-
     args = TrainingArguments(
         output_dir=str(Path(sys.argv[1]) / "out"), use_cpu=True, max_steps=NUM_STEPS, learning_rate=0.0,
         gradient_accumulation_steps=NUM_MICROBATCHES, max_grad_norm=0.0, report_to=[], save_strategy="no",
-        logging_strategy="no", disable_tqdm=True, seed=3,
+        logging_strategy="no", disable_tqdm=True, data_seed=0,
+        per_device_train_batch_size=BATCH // (NUM_RANKS * NUM_MICROBATCHES),
     )  # fmt: skip
-    BalancedTrainer(make_model(), args, collate, train_dataset=seen, callbacks=[Keep()]).train()
+    model = make_model() if model is None else model
+    given = {"train_dataset": seen, "costs": costs_of(DATASET), "callbacks": [Keep()], **given}
+    BalancedTrainer(model, args, collate, **given).train()
     return gradients
+
+
+def no_count(seen: Seen) -> list[Tensor]:
+    return hugging_face(seen, model=Bare(), count=num_supervised)
 
 
 def lightning(seen: Seen) -> list[Tensor]:
@@ -153,7 +153,7 @@ def lightning(seen: Seen) -> list[Tensor]:
     return gradients
 
 
-CASES = {f.__name__: f for f in (plain_ddp, made_early, varying_count, fsdp2, accelerate_loop, hugging_face, lightning)}
+CASES = {f.__name__: f for f in (plain_ddp, varying_count, fsdp2, accelerate_loop, lightning, hugging_face, no_count)}
 
 
 def refusal() -> str:

@@ -1,0 +1,56 @@
+"""Lengths of a dataset that is at hand, and what a text of a length costs where nothing else is known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from dflop.cost.model import Floats
+from dflop.errors import ConfigError
+from dflop.sampler.costs_of_samples import Ints
+from dflop.sampler.numbers import whole_numbers
+
+ATTENTION_TOKENS = 20_000
+"""Length of a text at which attention takes as long as all the rest: a dense model of about 7B, flash attention."""
+
+
+def lengths_of(dataset: Any, column: str = "length") -> Ints:
+    """`[N]` tokens of every sample: its `length`, or how many `input_ids` it has.
+
+    Reads one column of a Hugging Face dataset, and every sample of any other one.
+
+    Args:
+        dataset: With a length; its samples are mappings.
+        column: Name of the length in a sample.
+
+    Raises:
+        ConfigError: the dataset has no length, or its samples have neither.
+    """
+    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+        raise ConfigError(
+            f"a {type(dataset).__name__} has no length: its samples cannot be balanced before they are read",
+            where="lengths",
+            hint="give a dataset with __len__ and __getitem__",
+        )
+    columns = getattr(dataset, "column_names", None)
+    first = dataset[0] if not isinstance(columns, list) and len(dataset) else None
+    found = columns if isinstance(columns, list) else list(first) if isinstance(first, Mapping) else []
+    name = next((name for name in (column, "input_ids") if name in found), None)
+    if name is None:
+        has = f"they have {', '.join(map(str, found))}" if found else f"they are of type {type(first).__name__}"
+        raise ConfigError(
+            f"samples have no `{column}` and no `input_ids` to take their length from; {has}",
+            where="lengths",
+            hint="give lengths=[...], or costs=: dflop.sampler.media_costs counts the tokens of texts and media",
+        )
+    values = dataset[name] if isinstance(columns, list) else (dataset[i][name] for i in range(len(dataset)))
+    return whole_numbers(name, [int(v) if name == column else len(v) for v in values], "lengths")
+
+
+def text_cost(lengths: Ints) -> Floats:
+    """`[N]` what texts of these lengths cost, in the time of a token without attention."""
+    tokens = lengths.astype(np.float64)
+    costs: Floats = tokens + tokens**2 / ATTENTION_TOKENS
+    return costs
