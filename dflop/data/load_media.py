@@ -18,7 +18,7 @@ from dflop.records import MediaItem
 _AUDIO_SLACK_S, _AUDIO_SLACK_FRAC = 0.5, 0.05
 
 
-def load_item(source: AnySource, item: MediaItem, family: TrainableFamily, level: int = 0) -> npt.NDArray[np.float32]:
+def load_item(source: AnySource, item: MediaItem, family: TrainableFamily, level: int = 0) -> npt.NDArray[np.generic]:
     """Encoder input of `item`, with as many positions as its profiled grid promised.
 
     Args:
@@ -45,7 +45,7 @@ def load_item(source: AnySource, item: MediaItem, family: TrainableFamily, level
     else:
         indices = family.frame_indices(item.num_frames, item.duration_s, level)
         versions = _resized(item, family, level, decode_frames(source, indices), indices)
-    array: npt.NDArray[np.float32] = family.array_of(item, versions)
+    array: npt.NDArray[np.generic] = family.array_of(item, versions)
     return array
 
 

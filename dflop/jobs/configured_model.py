@@ -13,9 +13,10 @@ from dflop.config import Config
 from dflop.data.tokens import ChatTokenizer
 from dflop.errors import ConfigError
 from dflop.models import attention
-from dflop.models.build import EncoderStage, Stage, build_model
+from dflop.models.build import EncoderStage, Stage
 from dflop.models.family import Family
-from dflop.models.weights import WeightFolder, build_empty
+from dflop.models.random_weights import RandomWeights
+from dflop.models.weights import WeightFolder, Weights, build_empty
 from dflop.parallel.part import Part
 from dflop.parallel.topology import Seat
 from dflop.train.stage_weights import fill_stages
@@ -33,28 +34,24 @@ def build_stages(
 ) -> tuple[tuple[Stage, ...], dict[str, Part]]:  # fmt: skip
     """Stages of a seat on their device, with the weights of `model.weights` or random ones, as `make_stages`.
 
-    Random weights are drawn for the whole model on every rank, so that they do not depend on the plan. With weights a
-    rank never holds more of them than its own.
+    A rank never holds more weights than its own, and one layer's while they are drawn. Random ones do not depend on the
+    plan.
 
     Raises:
         ConfigError: the model cannot be cut as the plan wants it, or the weights are another model's.
     """
     hf_config, dtype = full_config(family, tokenizer), getattr(torch, config.model.dtype)
-    if config.model.weights is None:
-        model = build_model(family, hf_config, seed=config.model.seed, dtype=dtype)
-        stages, parts = make_stages(model, family, seat, tensor_group)
-    else:
-        model = build_empty(family, hf_config, dtype)
-        num_rows = cast(Any, model).get_input_embeddings().num_embeddings
-        if tokenizer.vocab_size > num_rows:
-            raise ConfigError(
-                f"the tokenizer has {tokenizer.vocab_size} tokens, the weights have room for {num_rows}",
-                where="model.weights",
-                hint="use the tokenizer.json that came with the weights",
-            )
-        weights = WeightFolder(config.model.weights, model)
-        stages, parts = make_stages(model, family, seat, tensor_group)
-        fill_stages(stages, parts, weights, device)
+    model = build_empty(family, hf_config, dtype)
+    num_rows = cast(Any, model).get_input_embeddings().num_embeddings
+    if config.model.weights is not None and tokenizer.vocab_size > num_rows:
+        raise ConfigError(
+            f"the tokenizer has {tokenizer.vocab_size} tokens, the weights have room for {num_rows}",
+            where="model.weights",
+            hint="use the tokenizer.json that came with the weights",
+        )
+    weights = _first_weights(config, family, hf_config)
+    stages, parts = make_stages(model, family, seat, tensor_group)
+    fill_stages(stages, parts, weights, device)
     kernel = attention.resolve(config.model.attention, device.type, dtype)
     if seat.rank == 0:
         print(f"attention: {kernel}", file=sys.stderr, flush=True)
@@ -74,11 +71,20 @@ def untrained_weights(
     """
     if not modules:
         return {}
-    hf_config, dtype = full_config(family, tokenizer), getattr(torch, config.model.dtype)
-    empty = build_empty(family, hf_config, dtype)
+    hf_config = full_config(family, tokenizer)
+    empty = build_empty(family, hf_config, getattr(torch, config.model.dtype))
     names = [name for module in modules for name in EncoderStage(empty, family.towers[module]).names]
-    if config.model.weights is not None:
-        folder = WeightFolder(config.model.weights, empty)
-        return {name: folder.read(name) for name in names}
-    drawn = dict(build_model(family, hf_config, seed=config.model.seed, dtype=dtype).named_parameters())
-    return {name: drawn[name].detach() for name in names}
+    weights = _first_weights(config, family, hf_config)
+    return {name: weights.read(name) for name in names}
+
+
+def _first_weights(config: Config, family: Family, hf_config: dict[str, Any]) -> Weights:
+    """Of `model.weights`, or random ones.
+
+    Raises:
+        ConfigError: the weights of `model.weights` are another model's.
+    """
+    empty = build_empty(family, hf_config, getattr(torch, config.model.dtype))
+    if config.model.weights is None:
+        return RandomWeights(empty, config.model.seed)
+    return WeightFolder(config.model.weights, empty)

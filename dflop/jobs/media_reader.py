@@ -27,7 +27,7 @@ class DatasetReader:
     def __reduce__(self) -> tuple[type[DatasetReader], tuple[DatasetRef, TrainableFamily]]:
         return DatasetReader, (self._dataset, self._family)
 
-    def __call__(self, sample_index: int, item: MediaItem, level: int) -> npt.NDArray[np.float32]:
+    def __call__(self, sample_index: int, item: MediaItem, level: int) -> npt.NDArray[np.generic]:
         """Encoder input of one item; MediaError where the file is missing, damaged, or not what was profiled."""
         try:
             source = self.rows.open_media(sample_index, MediaRef(item.kind, item.path))

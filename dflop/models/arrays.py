@@ -1,8 +1,9 @@
 """Decoded media to encoder input arrays, as the Hugging Face processors make them (numpy, no torch).
 
-`patchify` is the tail of Qwen2VL's image processor (rescale, normalise with CLIP statistics, cut into patches in
-merge-window order); tests hold it equal to the processor. `cut_tiles` and `tile_pixels` are that of families that cut
-pictures into tiles. `log_mel` is `WhisperFeatureExtractor` on the clip padded
+Pixels stay bytes, a quarter of what floats take between processes and on the way to a GPU: the stage that takes them
+rescales and normalises (`pixels.py`). `patchify` cuts them into patches in the merge-window order of Qwen2VL's image
+processor, `cut_tiles` and `tile_pixels` are that of families that cut pictures into tiles; tests hold all of it equal
+to the processors. `log_mel` is `WhisperFeatureExtractor` on the clip padded
 with silence, which equals the family's "pad to 300 s, then drop the padding" at a fraction of the work.
 """
 
@@ -18,12 +19,6 @@ SAMPLE_RATE_HZ = 16_000
 MEL_HOP_SAMPLES = 160
 _MEL_TAIL_FRAMES = 4
 """Silent frames appended before the STFT so that the last real frame sees zeros, not a reflection of the clip."""
-
-CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
-CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-HALF = (0.5, 0.5, 0.5)
-"""SigLIP's mean and deviation."""
 
 
 def mel_settings(audio: Mapping[str, Any]) -> dict[str, Any]:
@@ -43,8 +38,6 @@ def patchify(
     patch_px: int,
     merge: int,
     temporal_patch: int,
-    mean: tuple[float, ...] = CLIP_MEAN,
-    std: tuple[float, ...] = CLIP_STD,
 ) -> np.ndarray:
     """Patches of a clip in the order the vision tower expects.
 
@@ -54,11 +47,9 @@ def patchify(
         patch_px: Side of a patch.
         merge: Patches merged into one LLM row per axis.
         temporal_patch: Frames per temporal patch.
-        mean: Of each colour, subtracted from values between 0 and 1.
-        std: Of each colour, what is left is divided by.
 
     Returns:
-        float32 `[t * h * w, 3 * temporal_patch * patch_px**2]`.
+        uint8 `[t * h * w, 3 * temporal_patch * patch_px**2]`, colours slowest.
 
     Raises:
         ValueError: frame count or size does not match the grid.
@@ -68,16 +59,10 @@ def patchify(
         frames_THWC = np.repeat(frames_THWC, temporal_patch, axis=0)
     if frames_THWC.shape[:3] != (grid_t * temporal_patch, grid_h * patch_px, grid_w * patch_px):
         raise ValueError(f"frames {frames_THWC.shape} do not match grid {grid} of {patch_px} px patches")
-    scale = (np.float32(1 / 255) / np.asarray(std, dtype=np.float32)).astype(np.float32)
-    shift = (np.asarray(mean) / np.asarray(std)).astype(np.float32)
-    patches = np.empty(
-        (grid_t, grid_h // merge, grid_w // merge, merge, merge, 3, temporal_patch, patch_px, patch_px), np.float32
+    blocks = frames_THWC.reshape(
+        grid_t, temporal_patch, grid_h // merge, merge, patch_px, grid_w // merge, merge, patch_px, 3
     )
-    for t in range(grid_t):  # one at a time: a long video is held as floats once, not three times
-        pixels = frames_THWC[t * temporal_patch : (t + 1) * temporal_patch].astype(np.float32) * scale - shift
-        blocks = pixels.reshape(temporal_patch, grid_h // merge, merge, patch_px, grid_w // merge, merge, patch_px, 3)
-        patches[t] = blocks.transpose(1, 4, 2, 5, 7, 0, 3, 6)
-    return patches.reshape(grid_t * grid_h * grid_w, -1)
+    return blocks.transpose(0, 2, 5, 3, 6, 8, 1, 4, 7).reshape(grid_t * grid_h * grid_w, -1)
 
 
 def pad_frame(frame_HWC: np.ndarray, size_px: tuple[int, int], fill: tuple[int, ...] = (0, 0, 0)) -> np.ndarray:
@@ -103,11 +88,9 @@ def cut_tiles(frame_HWC: np.ndarray, tile_px: int) -> np.ndarray:
     return tiles.reshape(rows * columns, tile_px, tile_px, 3)
 
 
-def tile_pixels(tiles_NHWC: np.ndarray, mean: tuple[float, ...], std: tuple[float, ...]) -> np.ndarray:
-    """Rescaled and normalised tiles: float32 `[n, 3, height, width]`."""
-    scale = (np.float32(1 / 255) / np.asarray(std, dtype=np.float32)).astype(np.float32)
-    shift = (np.asarray(mean) / np.asarray(std)).astype(np.float32)
-    return np.ascontiguousarray((tiles_NHWC.astype(np.float32) * scale - shift).transpose(0, 3, 1, 2))
+def tile_pixels(tiles_NHWC: np.ndarray) -> np.ndarray:
+    """Tiles with their colours in front: uint8 `[n, 3, height, width]`."""
+    return np.ascontiguousarray(tiles_NHWC.transpose(0, 3, 1, 2))
 
 
 def log_mel(waveform: np.ndarray, *, num_frames: int, num_mel_bins: int) -> np.ndarray:

@@ -29,22 +29,14 @@ from dflop.records import LLM
 IGNORE_LABEL = -100
 
 
-def build_model(family: Family, hf_config: Mapping[str, Any], *, seed: int, dtype: torch.dtype) -> nn.Module:
-    """The family's `...ForConditionalGeneration` with random weights fixed by `seed`.
+def construct(family: Family, hf_config: Mapping[str, Any], dtype: torch.dtype) -> nn.Module:
+    """The family's model in training mode, with packed attention and layers that keep little.
 
     Args:
         family: Names the transformers classes.
         hf_config: Keyword arguments of the config class, token ids included.
-        seed: Same seed, same weights, on every machine with the same torch build.
         dtype: Parameter type.
     """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return construct(family, hf_config, dtype)
-
-
-def construct(family: Family, hf_config: Mapping[str, Any], dtype: torch.dtype) -> nn.Module:
-    """The family's model in training mode, with packed attention and layers that keep little; as `build_model`."""
     import transformers
 
     attention.register()
@@ -153,7 +145,7 @@ class EncoderStage(Stage):
         """Encode packed items.
 
         Args:
-            data: Items' arrays concatenated along `tower.data_axis`; None off the first stage.
+            data: Items' arrays concatenated along `tower.data_axis`; pixels may be uint8. None off the first stage.
             sizes: int64 `[items, n]`, what `Family.item_size` says of each.
             carry: What the stage before handed over, of `carry_shape`; None on the first.
 
@@ -161,6 +153,9 @@ class EncoderStage(Stage):
             On the last stage `[rows, width]` in item order; `width` is the LLM's hidden size, times more where the
             family's decoder takes deep features. Else what the next stage takes.
         """
+        if data is not None:
+            colours = self.tower.colours if data.dtype == torch.uint8 else None
+            data = data.to(self.dtype) if colours is None else colours.normalised(data, self.dtype)
         if self._slice is None:
             assert data is not None
             return self._encode(self.shell, self.module, data, sizes)

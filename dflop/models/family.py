@@ -17,6 +17,7 @@ import numpy as np
 from dflop.errors import ConfigError, did_you_mean
 from dflop.models import counts
 from dflop.models.media import MediaRules, check_like
+from dflop.models.pixels import Colours
 from dflop.models.splits import QWEN2
 from dflop.models.tensor_split import TensorSplit
 from dflop.models.unsupported import EXPERTS
@@ -51,6 +52,13 @@ class Tower:
     """Paths of what else makes rows: the projector, a newline embedding."""
     projector: tuple[str, ...] = ()
     """Submodules of the tower that are its projector, where that is not among the extras."""
+    colours: Colours | None = None
+    """Of a tower that takes pixels."""
+
+    @property
+    def colour_settings(self) -> dict[str, Any]:
+        """What an image processor's settings call them."""
+        return {"image_mean": self.colours.mean, "image_std": self.colours.std} if self.colours else {}
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dflop.models.arrays import CLIP_MEAN, CLIP_STD, patchify
+from dflop.models.arrays import patchify
 from dflop.models.family import Grid, TrainableFamily
 from dflop.models.media import MediaSize, Placement
 from dflop.models.native import NativeVision, sample_evenly
@@ -24,8 +24,6 @@ class NativeFamily(TrainableFamily):
     vision_type: str
     text_type: str
     """`model_type` of the sections where the configuration is silent."""
-    pixel_mean: tuple[float, ...] = CLIP_MEAN
-    pixel_std: tuple[float, ...] = CLIP_STD
 
     def __init__(self, hf_config: Mapping[str, Any], media: Mapping[str, Any]) -> None:
         super().__init__(hf_config, media)
@@ -50,8 +48,7 @@ class NativeFamily(TrainableFamily):
             "patch_size": self.vision["patch_size"],
             "merge_size": self.vision["spatial_merge_size"],
             "temporal_patch_size": self.vision["temporal_patch_size"],
-            "image_mean": self.pixel_mean,
-            "image_std": self.pixel_std,
+            **self.towers["vision"].colour_settings,
         }
 
     def frame_size_px(self, grid: Grid) -> tuple[int, int]:
@@ -68,8 +65,6 @@ class NativeFamily(TrainableFamily):
             patch_px=self.vision["patch_size"],
             merge=self.vision["spatial_merge_size"],
             temporal_patch=self.vision["temporal_patch_size"],
-            mean=self.pixel_mean,
-            std=self.pixel_std,
         )
 
     def sum_sq_tokens(self, item: MediaItem) -> int:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from dflop.errors import ConfigError
+from dflop.models.arrays import tile_pixels
 from dflop.models.family import Grid, TrainableFamily
 from dflop.models.media import Layout, MediaSize, Placement
 from dflop.models.tiles import Size
@@ -21,8 +24,6 @@ class TiledFamily(TrainableFamily):
     """Side of a tile."""
     side: int
     """Patches along it."""
-    pixel_mean: tuple[float, ...]
-    pixel_std: tuple[float, ...]
     num_class_tokens = 0
     """Positions of a tile that are no patches and give no rows."""
 
@@ -32,8 +33,7 @@ class TiledFamily(TrainableFamily):
             **super().fixed_settings(kind),
             **frames,
             "size": {"height": self.tile_px, "width": self.tile_px},
-            "image_mean": self.pixel_mean,
-            "image_std": self.pixel_std,
+            **self.towers["vision"].colour_settings,
         }
 
     def array_shape(self, module: str, grid: Grid) -> tuple[int, ...]:
@@ -41,6 +41,9 @@ class TiledFamily(TrainableFamily):
 
     def frame_size_px(self, grid: Grid) -> Size:
         return self.tile_px, self.tile_px
+
+    def item_array(self, kind: str, media: np.ndarray, grid: Grid) -> np.ndarray:
+        return tile_pixels(media)
 
     def _check_least(self, least: Mapping[str, int]) -> None:
         """Refuse media limits below what the family can do.

@@ -11,14 +11,14 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from dflop.errors import ConfigError
-from dflop.models.build import Stage, construct
+from dflop.models.build import construct
 from dflop.models.family import Family
 
 _NUM_NAMED = 3
@@ -38,18 +38,27 @@ def build_empty(family: Family, hf_config: Mapping[str, Any], dtype: torch.dtype
         return construct(family, hf_config, dtype)
 
 
-def materialise(stage: Stage, device: torch.device) -> None:
-    """Give a stage's parameters memory; their values are arbitrary."""
+def materialise(
+    module: nn.Module, device: torch.device, *, recurse: bool = True
+) -> dict[nn.Parameter, nn.Parameter]:  # fmt: skip
+    """Give a module's parameters memory, their values arbitrary; returns the new ones by those they replace."""
     made: dict[nn.Parameter, nn.Parameter] = {}
-    for module in stage.modules():
-        for name, p in module._parameters.items():
+    for part in module.modules() if recurse else (module,):
+        for name, p in part._parameters.items():
             if p is None or not p.is_meta:
                 continue
             if p not in made:
                 made[p] = nn.Parameter(torch.empty_like(p, device=device), requires_grad=p.requires_grad)
                 made[p]._backward_hooks = p._backward_hooks  # tensor parallelism sums some gradients in hooks
-            module._parameters[name] = made[p]
-    stage.names = {name: made.get(p, p) for name, p in stage.names.items()}
+            part._parameters[name] = made[p]
+    return made
+
+
+class Weights(Protocol):
+    """Where first weights come from."""
+
+    def read(self, name: str, axis: int = 0, ranges: Sequence[tuple[int, int]] | None = None) -> torch.Tensor:
+        """A parameter by its global name, or `[first, end)` ranges of it along an axis, one behind the other."""
 
 
 class WeightFolder:

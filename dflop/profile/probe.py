@@ -24,8 +24,9 @@ import torch
 import torch.distributed as dist
 
 from dflop.models import attention, load_family
-from dflop.models.build import EncoderStage, LlmStage, Stage, build_model, cut_stage
+from dflop.models.build import EncoderStage, LlmStage, Stage, cut_stage
 from dflop.models.family import Family
+from dflop.models.random_weights import build_model
 from dflop.models.ways import TRAIN, Way, apply_way
 from dflop.parallel.tensor import shard_stage
 from dflop.profile.groups import ProbeGroup, load_on

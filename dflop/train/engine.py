@@ -169,7 +169,7 @@ class Engine:
     def _encode(
         self, part: SeatPart, stage: EncoderStage, given: EncoderInput, carry: dict[str, torch.Tensor]
     ) -> torch.Tensor:
-        data = None if given.data is None else self._here(given.data).to(self._dtype)
+        data = None if given.data is None else self._here(given.data)
         out: torch.Tensor = stage(data, self._here(given.sizes), carry.pop(part.module, None))
         if part.is_last and len(out) != given.num_rows:
             raise TrainError(

@@ -59,16 +59,21 @@ class MediaPacker:
         shapes = [self._family.array_shape(work.module, self.media(step_plan, work, item)[1].grid) for item in items]
         whole = list(shapes[0])
         whole[axis] = sum(shape[axis] for shape in shapes)
-        data = torch.empty(whole, dtype=self._dtype, pin_memory=self._pins)
-        for item, place in zip(items, data.split([shape[axis] for shape in shapes], dim=axis), strict=True):
+        data: torch.Tensor | None = None
+        start = 0
+        for item, shape in zip(items, shapes, strict=True):
             path = self.media(step_plan, work, item)[1].path
             self._activity.works(f"media {path}")
             try:
-                place.copy_(torch.from_numpy(self._take(step_plan, work, item, tuple(place.shape))))
+                array = torch.from_numpy(self._take(step_plan, work, item, shape))
+                if data is None:  # bytes stay bytes, until they are on the device
+                    dtype = array.dtype if array.dtype == torch.uint8 else self._dtype
+                    data = torch.zeros(whole, dtype=dtype, pin_memory=self._pins)
+                data.narrow(axis, start, shape[axis]).copy_(array)
             except MediaError as error:
                 bad[work.item_sample[item]] = (path, str(error))
-                place.zero_()
-        return data
+            start += shape[axis]
+        return torch.zeros(whole, dtype=self._dtype) if data is None else data
 
     def finish(self, step_plan: StepPlan) -> None:
         """The step is packed."""
@@ -103,6 +108,7 @@ class MediaPacker:
                 work = step_plan.of(part.module)
                 for item in work.owner[k][self._seat.dp_rank]:
                     index, media = self.media(step_plan, work, item)
-                    size_bytes = 4 * math.prod(self._family.array_shape(part.module, media.grid))
+                    value_bytes = 1 if self._family.towers[part.module].colours else 4
+                    size_bytes = value_bytes * math.prod(self._family.array_shape(part.module, media.grid))
                     found[part.module, item] = Wanted(index, media, self._shape(index).media_level, size_bytes)
         return found

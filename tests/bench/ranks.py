@@ -22,8 +22,9 @@ from dflop.cost.fit import fit_cost_tables
 from dflop.cost.link_costs import fit_link_costs
 from dflop.cost.model import CostModel
 from dflop.models import load_family
-from dflop.models.build import IGNORE_LABEL, build_model
+from dflop.models.build import IGNORE_LABEL
 from dflop.models.family import Family
+from dflop.models.random_weights import build_model
 from dflop.profile.hardware import hardware_name, software_name
 from dflop.profile.link_probe import profile_links
 from dflop.profile.probe import ProbeSettings

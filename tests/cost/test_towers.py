@@ -11,7 +11,8 @@ import torch
 from dflop.cost import curve
 from dflop.cost.model import CostModel
 from dflop.cost.towers import tables_for, tower_table
-from dflop.models.build import EncoderStage, build_model
+from dflop.models.build import EncoderStage
+from dflop.models.random_weights import build_model
 from dflop.profile.saved import saved_bytes
 from dflop.records import LLM
 from tests.builders import make_table

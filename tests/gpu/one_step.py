@@ -15,7 +15,8 @@ from dflop.cost.fit import fit_cost_tables
 from dflop.cost.flops import FlopCounter, peak_flops_per_s
 from dflop.cost.model import CostModel
 from dflop.models import attention, load_family
-from dflop.models.build import EncoderStage, LlmStage, build_model, cut_stages
+from dflop.models.build import EncoderStage, LlmStage, cut_stages
+from dflop.models.random_weights import build_model
 from dflop.profile.hardware import hardware_name
 from dflop.profile.timing import no_garbage_collection, time_phases
 from dflop.records import LLM, SampleShape

@@ -18,7 +18,8 @@ from dflop.data.demo_text import train_tokenizer
 from dflop.data.mixture import Dataset
 from dflop.data.tokens import ChatTokenizer
 from dflop.jobs.sample_source import DatasetSource
-from dflop.models.build import build_model, cut_stage
+from dflop.models.build import cut_stage
+from dflop.models.random_weights import build_model
 from dflop.parallel.topology import seats
 from dflop.records import LLM
 from dflop.train.feed import Feed

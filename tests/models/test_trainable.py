@@ -6,6 +6,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+import torch
 import transformers
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,16 +16,8 @@ from dflop.data.demo_media import write_video
 from dflop.data.load_media import load_item, resize
 from dflop.errors import ConfigError
 from dflop.models import FAMILIES, load_family, load_rules, load_trainable
-from dflop.models.arrays import (
-    CLIP_MEAN,
-    CLIP_STD,
-    HALF,
-    IMAGENET_MEAN,
-    IMAGENET_STD,
-    SAMPLE_RATE_HZ,
-    log_mel,
-    patchify,
-)
+from dflop.models.arrays import SAMPLE_RATE_HZ, log_mel, patchify
+from dflop.models.pixels import CLIP, HALF, IMAGENET
 from dflop.records import MediaItem
 from tests.models.placing import place_frames, place_image
 
@@ -57,8 +50,13 @@ def tiles_of(family, folder, sizes):
     arrays = [load_item(folder / item.path, item, family) for item in items]
     for item, array in zip(items, arrays, strict=True):
         assert array.shape == family.array_shape("vision", item.grid)
-        assert array.dtype == np.float32
-    return [np.asarray(Image.open(folder / item.path)) for item in items], arrays
+    return [np.asarray(Image.open(folder / item.path)) for item in items], [pixels_of(family, a) for a in arrays]
+
+
+def pixels_of(family, array):
+    """What the stage makes of an array of bytes."""
+    assert array.dtype == np.uint8
+    return family.towers["vision"].colours.normalised(torch.from_numpy(array), torch.float32).numpy()
 
 
 TILED_SIZES = [[(384, 384)], [(1000, 300)], [(333, 1001)], [(50, 20)], [(769, 384)]]
@@ -69,7 +67,7 @@ def test_tiles_of_llavas_images_equal_the_processor(sizes, tmp_path):
     from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
 
     images, arrays = tiles_of(load_trainable("llava_onevision", {}, {}), tmp_path, sizes)
-    processor = LlavaOnevisionImageProcessorPil(image_mean=list(HALF), image_std=list(HALF))
+    processor = LlavaOnevisionImageProcessorPil(image_mean=HALF.mean, image_std=HALF.std)
     made = processor(images=[images], input_data_format="channels_last", return_tensors="np")["pixel_values"]
     for array, expected in zip(arrays, made, strict=True):
         np.testing.assert_allclose(array, expected, atol=1e-5)
@@ -81,8 +79,8 @@ def test_tiles_of_internvl_equal_the_processor(sizes, tmp_path):
 
     images, (array,) = tiles_of(load_trainable("internvl", {}, {"max_tiles": 6}), tmp_path, sizes)
     processor = GotOcr2ImageProcessorPil(
-        size={"height": 448, "width": 448}, crop_to_patches=True, max_patches=6, image_mean=list(IMAGENET_MEAN),
-        image_std=list(IMAGENET_STD),
+        size={"height": 448, "width": 448}, crop_to_patches=True, max_patches=6, image_mean=IMAGENET.mean,
+        image_std=IMAGENET.std,
     )  # fmt: skip
     made = processor(images=images, input_data_format="channels_last", return_tensors="np")["pixel_values"]
     np.testing.assert_allclose(array, made, atol=1e-5)
@@ -112,28 +110,24 @@ def test_every_frame_of_a_video_is_a_tile(name, tmp_path):
 
 @pytest.mark.parametrize("size", [(56, 84), (101, 333), (640, 480), (37, 29), (1, 1), (13, 1500)])
 @pytest.mark.parametrize(
-    ("name", "patch_px", "mean", "std"),
-    [
-        ("qwen2_5_omni_thinker", 14, CLIP_MEAN, CLIP_STD), ("qwen2_5_vl", 14, CLIP_MEAN, CLIP_STD),
-        ("qwen3_vl", 16, HALF, HALF),
-    ],
-)  # fmt: skip
-def test_pixels_equal_the_processor(name, patch_px, mean, std, size):
+    ("name", "patch_px", "colours"),
+    [("qwen2_5_omni_thinker", 14, CLIP), ("qwen2_5_vl", 14, CLIP), ("qwen3_vl", 16, HALF)],
+)
+def test_pixels_equal_the_processor(name, patch_px, colours, size):
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
     width, height = size
     family, image = load_trainable(name, {}, {"max_pixels": 64 * 32 * 32}), picture(width, height)
     processor = Qwen2VLImageProcessorPil(
         min_pixels=family.media["min_pixels"], max_pixels=family.media["max_pixels"], patch_size=patch_px,
-        image_mean=list(mean), image_std=list(std),
+        image_mean=colours.mean, image_std=colours.std,
     )  # fmt: skip
     expected = processor(images=image, input_data_format="channels_last", return_tensors="np")
     placed = family.place("image", width_px=width, height_px=height, num_frames=1, duration_s=0.0)
     assert placed.grid == tuple(expected["image_grid_thw"][0])
     array = family.item_array("image", resize(image[None], family.frame_size_px(placed.grid)), placed.grid)
-    assert array.dtype == np.float32
     assert array.shape == family.array_shape("vision", placed.grid)
-    np.testing.assert_allclose(array, expected["pixel_values"], atol=1e-5)
+    np.testing.assert_allclose(pixels_of(family, array), expected["pixel_values"], atol=1e-5)
 
 
 @pytest.mark.parametrize("duration_s", [0.1, 7.3331875, 29.995, 30.0, 41.7])
@@ -190,11 +184,10 @@ def test_patchify_puts_every_pixel_where_a_naive_loop_does(grid_t, blocks_h, blo
     )
     got = patchify(clip, grid, patch_px=patch, merge=merge, temporal_patch=frames)
     expected = naive_patches(clip, grid, patch, merge, frames)
-    np.testing.assert_allclose(got, expected, atol=1e-5)
+    np.testing.assert_array_equal(got, expected)
 
 
 def naive_patches(clip, grid, patch, merge, frames):
-    normalised = (clip.astype(np.float64) / 255 - np.array(CLIP_MEAN)) / np.array(CLIP_STD)
     order = [
         (t, block_h * merge + h, block_w * merge + w)
         for t in range(grid[0])
@@ -205,7 +198,7 @@ def naive_patches(clip, grid, patch, merge, frames):
     ]
     return np.stack(
         [
-            normalised[t * frames : (t + 1) * frames, h * patch : (h + 1) * patch, w * patch : (w + 1) * patch]
+            clip[t * frames : (t + 1) * frames, h * patch : (h + 1) * patch, w * patch : (w + 1) * patch]
             .transpose(3, 0, 1, 2)
             .ravel()
             for t, h, w in order

@@ -11,9 +11,10 @@ import numpy as np
 import torch
 
 from dflop.models import load_family
-from dflop.models.build import IGNORE_LABEL, build_model
+from dflop.models.build import IGNORE_LABEL
 from dflop.models.family import Family
 from dflop.models.media import Layout
+from dflop.models.random_weights import build_model
 from dflop.records import MediaItem
 
 HIDDEN, VOCAB, FIRST_TEXT_ID = 48, 96, 16

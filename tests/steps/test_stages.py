@@ -13,7 +13,7 @@ from torch.distributed.checkpoint import FileSystemReader
 
 from dflop.cost.curve import ZERO, edge_part
 from dflop.jobs.configured_model import full_config
-from dflop.models.build import build_model
+from dflop.models.random_weights import build_model
 from dflop.records import LLM, CostTable, Plan
 from dflop.run.directory import RunDir, tokenizer_of, trainable_of
 from dflop.steps import planning

@@ -24,8 +24,8 @@ from dflop.cost.devices import H100
 from dflop.cost.model import CostModel
 from dflop.cost.towers import tables_for
 from dflop.models import load_family, loss_size
-from dflop.models.build import build_model
 from dflop.models.family import Family
+from dflop.models.random_weights import build_model
 from dflop.models.ways import Way
 from dflop.parallel.topology import seats
 from dflop.plan.memory import StageBytes, in_flight, stage_bytes

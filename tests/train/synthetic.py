@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from dflop.models import load_family
-from dflop.models.build import build_model
 from dflop.models.family import Family
+from dflop.models.random_weights import build_model
 from dflop.records import LLM, MediaItem, ModulePlan, ModuleWork, ParallelSpec, Plan, SampleShape, StepPlan
 from dflop.train.feed import TokenizedSample, seconds_per_grid
 

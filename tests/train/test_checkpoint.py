@@ -11,7 +11,8 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from dflop.models.build import Stage, build_model
+from dflop.models.build import Stage
+from dflop.models.random_weights import build_model
 from dflop.parallel.part import even_part
 from dflop.parallel.topology import make_groups
 from dflop.records import LLM

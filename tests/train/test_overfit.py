@@ -21,8 +21,8 @@ from dflop.data.sample_order import SampleOrder
 from dflop.data.tokens import ChatTokenizer
 from dflop.jobs.sample_source import DatasetSource
 from dflop.models import load_trainable
-from dflop.models.build import build_model
 from dflop.models.family import TrainableFamily
+from dflop.models.random_weights import build_model
 from dflop.records import LLM, SampleShape
 from dflop.train.loop import Hooks, LoopSettings
 from tests.train.campaign import EpochPlans

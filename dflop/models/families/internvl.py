@@ -17,9 +17,10 @@ import numpy as np
 
 from dflop.errors import ConfigError
 from dflop.models import counts, splits
-from dflop.models.arrays import IMAGENET_MEAN, IMAGENET_STD, cut_tiles, tile_pixels
-from dflop.models.family import Decoder, Grid, Tower
+from dflop.models.arrays import cut_tiles
+from dflop.models.family import Decoder, Tower
 from dflop.models.media import MIN_COUNT, Layout, MediaSize, MediaTokens, Placement
+from dflop.models.pixels import IMAGENET
 from dflop.models.tiled_family import TiledFamily, check_not_empty
 from dflop.models.tiles import Size, closest_grid
 from dflop.records import LLM, MediaItem, ModuleSpec
@@ -47,7 +48,6 @@ class InternVl(TiledFamily):
         "video": {"num_frames": "video_frames"},
     }
     shrinkable: Mapping[str, int] = {"max_tiles": 1, "video_frames": 1}
-    pixel_mean, pixel_std = IMAGENET_MEAN, IMAGENET_STD
     modules = ("vision", LLM)
     num_class_tokens = 1
     config_class = "InternVLConfig"
@@ -63,6 +63,7 @@ class InternVl(TiledFamily):
             "encoder.layer",
             splits.INTERNVIT,
             extras=("model.multi_modal_projector",),
+            colours=IMAGENET,
         )
     }
     decoder = Decoder("model.language_model", "lm_head", "", splits.QWEN2)
@@ -99,9 +100,6 @@ class InternVl(TiledFamily):
             return self.item_array(item.kind, versions[0], item.grid)
         tiles, thumbnail = cut_tiles(versions[0][0], self.tile_px), versions[1]
         return self.item_array(item.kind, np.concatenate([tiles, thumbnail]), item.grid)
-
-    def item_array(self, kind: str, media: np.ndarray, grid: Grid) -> np.ndarray:
-        return tile_pixels(media, self.pixel_mean, self.pixel_std)
 
     def token_ids(self, token_id: Mapping[str, int]) -> dict[str, int]:
         return {"image_token_id": token_id["<IMG_CONTEXT>"]}

@@ -18,9 +18,10 @@ import numpy as np
 
 from dflop.errors import ConfigError
 from dflop.models import counts, splits
-from dflop.models.arrays import HALF, cut_tiles, pad_frame, tile_pixels
-from dflop.models.family import Decoder, Grid, Tower, complete_section
+from dflop.models.arrays import cut_tiles, pad_frame
+from dflop.models.family import Decoder, Tower, complete_section
 from dflop.models.media import MediaSize, MediaTokens, Placement, check_like
+from dflop.models.pixels import HALF
 from dflop.models.tiled_family import TiledFamily, check_not_empty
 from dflop.models.tiles import Size, best_resolution
 from dflop.records import LLM, MediaItem, ModuleSpec
@@ -50,7 +51,6 @@ class LlavaOnevision(TiledFamily):
     media_defaults: Mapping[str, Any] = {"max_tiles": 36, "video_frames": 32}
     settings = {"video": {"num_frames": "video_frames"}}
     shrinkable: Mapping[str, int] = {"max_tiles": 1, "video_frames": 1}
-    pixel_mean = pixel_std = HALF
     modules = ("vision", LLM)
     config_class = "LlavaOnevisionConfig"
     model_class = "LlavaOnevisionForConditionalGeneration"
@@ -65,6 +65,7 @@ class LlavaOnevision(TiledFamily):
             "encoder.layers",
             splits.SIGLIP,
             extras=("model.multi_modal_projector", "model.image_newline"),
+            colours=HALF,
         )
     }
     decoder = Decoder("model.language_model", "lm_head", "", splits.QWEN2)
@@ -117,7 +118,9 @@ class LlavaOnevision(TiledFamily):
         if item.kind == "video" or self._fitted_px(item) is not None:
             return media
         side = max(item.height_px, item.width_px)
-        return np.stack([pad_frame(frame, (side, side), tuple(int(255 * mean) for mean in HALF)) for frame in media])
+        return np.stack(
+            [pad_frame(frame, (side, side), tuple(int(255 * mean) for mean in HALF.mean)) for frame in media]
+        )
 
     def frame_sizes_px(self, item: MediaItem, level: int = 0) -> tuple[Size, ...]:
         tile, fitted = self.frame_size_px(item.grid), self._fitted_px(item)
@@ -130,9 +133,6 @@ class LlavaOnevision(TiledFamily):
         whole, inside = versions
         tiles = cut_tiles(pad_frame(inside[0], fitted), self.tile_px)
         return self.item_array(item.kind, np.concatenate([whole, tiles]), item.grid)
-
-    def item_array(self, kind: str, media: np.ndarray, grid: Grid) -> np.ndarray:
-        return tile_pixels(media, self.pixel_mean, self.pixel_std)
 
     def _fitted_px(self, item: MediaItem) -> Size | None:
         """The resolution that the only image of a sample is fitted into; None for videos and one of several images."""

@@ -21,6 +21,7 @@ from dflop.models.family import Decoder, Grid, Tower
 from dflop.models.media import MediaSize, MediaTokens, Placement
 from dflop.models.native import IMAGE_LIMITS, IMAGE_SETTINGS, SHRINKABLE, VIDEO_LIMITS, VIDEO_SAMPLING
 from dflop.models.native_family import NativeFamily
+from dflop.models.pixels import CLIP
 from dflop.records import LLM, ModuleSpec
 
 
@@ -52,6 +53,7 @@ class Qwen25OmniThinker(NativeFamily):
             "blocks",
             splits.OMNI_VISION,
             projector=("merger",),
+            colours=CLIP,
         ),
         "audio": Tower(
             "model.audio_tower",

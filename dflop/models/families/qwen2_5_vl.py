@@ -12,6 +12,7 @@ from dflop.models.family import Decoder, Tower
 from dflop.models.media import MediaTokens
 from dflop.models.native import IMAGE_LIMITS, IMAGE_SETTINGS, SHRINKABLE, VIDEO_LIMITS, VIDEO_SETTINGS
 from dflop.models.native_family import NativeFamily
+from dflop.models.pixels import CLIP
 from dflop.records import LLM, ModuleSpec
 
 
@@ -41,6 +42,7 @@ class Qwen25Vl(NativeFamily):
             "blocks",
             splits.QWEN2_5_VISION,
             projector=("merger",),
+            colours=CLIP,
         )
     }
     decoder = Decoder("model.language_model", "lm_head", "vision", splits.QWEN2)

@@ -27,6 +27,7 @@ from dflop.models.native import (
     check_aspect_ratio,
 )
 from dflop.models.native_family import NativeFamily
+from dflop.models.pixels import HALF
 from dflop.records import LLM, ModuleSpec
 
 ASSUMED_FPS = 24.0
@@ -68,7 +69,6 @@ class Qwen3Vl(NativeFamily):
     config_class = "Qwen3VLConfig"
     model_class = "Qwen3VLForConditionalGeneration"
     vision_type, text_type = "qwen3_vl_vision", "qwen3_vl_text"
-    pixel_mean = pixel_std = (0.5, 0.5, 0.5)
 
     towers = {
         "vision": Tower(
@@ -80,6 +80,7 @@ class Qwen3Vl(NativeFamily):
             "blocks",
             splits.QWEN3_VISION,
             projector=("merger", "deepstack_merger_list"),
+            colours=HALF,
         )
     }
 
