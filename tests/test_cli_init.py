@@ -9,7 +9,7 @@ import pytest
 import transformers
 
 from dflop.config import load_config
-from dflop.data.demo_text import train_tokenizer
+from dflop.data.demo_text import SPECIAL_TOKENS, train_tokenizer
 from dflop.starter.starter import make_starter
 from dflop.steps.planned_cluster import batch_note
 from tests.data.helpers import chat
@@ -64,15 +64,7 @@ def test_what_was_found_and_what_must_be_edited_is_said(folder):
 
 def test_with_everything_there_it_validates(folder):
     tokens = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>", "<|box_start|>"]
-    path = folder / "model" / "tokenizer.json"
-    train_tokenizer(["what that\n"], path)
-    content = json.loads(path.read_text())
-    first = 1 + max(token["id"] for token in content["added_tokens"])
-    like = content["added_tokens"][0]
-    vocabulary = content["model"]["vocab"]
-    for number, token in enumerate(tokens, start=max(first, len(vocabulary))):
-        content["added_tokens"].append({**like, "id": number, "content": token})
-    path.write_text(json.dumps(content))
+    train_tokenizer(["what that\n"], folder / "model" / "tokenizer.json", [*SPECIAL_TOKENS, *tokens])
     (folder / "model" / "model.safetensors").touch()
     (folder / "model" / "chat_template.jinja").write_text("{{ raise_exception('no') }}")
     with (folder / "data" / "train.jsonl").open("a") as rows:

@@ -1,13 +1,13 @@
 """What any PyTorch trainer can use by itself: balanced batches and exact losses, nothing else to adopt.
 
-A torch batch sampler, costs from a store, a file or a function, and the loss scaling that uneven microbatches need.
-`dflop.sampler.hf` is the same as a class in place of Hugging Face's Trainer.
-Every rank makes the same plan for itself: global batches are a function of (seed, epoch, step), and dealing out counts
-in integers, so that all machines agree.
+A torch batch sampler, costs from a function, a model's files or a store, and the loss scaling that uneven microbatches
+need; `dflop.sampler.hf` has a class in place of Hugging Face's Trainer. Every rank makes the same plan for itself:
+global batches are a function of (seed, epoch, step), and dealing out counts in integers, so that all machines agree.
 """
 
 from dflop.sampler.accumulation import Step, sum_over_ranks
 from dflop.sampler.batch_sampler import BalancedBatchSampler
+from dflop.sampler.costs_of_media import media_costs
 from dflop.sampler.costs_of_samples import SampleCosts, sample_costs, sample_costs_from_store, sample_costs_from_tables
 from dflop.sampler.gradient_check import LossCheck, check_loss_scaling
 from dflop.sampler.lengths import lengths_of
@@ -23,6 +23,7 @@ __all__ = [
     "check_loss_scaling",
     "lengths_of",
     "loss_scale",
+    "media_costs",
     "sample_costs",
     "sample_costs_from_store",
     "sample_costs_from_tables",

@@ -186,12 +186,17 @@ class BalancedTrainer(BalancedTrainerMixin, Trainer):
 
 
 class _Resume(TrainerCallback):
-    """With `ignore_data_skip` the trainer begins the epoch anew: the sampler goes to where training stands."""
+    """Takes the sampler to where training stands: with `ignore_data_skip` the trainer begins the epoch anew."""
 
     def __init__(self, trainer: BalancedTrainerMixin) -> None:
         self._trainer = trainer
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if args.ignore_data_skip and state.global_step and self._trainer.balanced_sampler is not None:
-            self._trainer.balanced_sampler.resume(state.global_step)
-            _log.info("resumed the order of samples at step %d", state.global_step)
+        sampler = self._trainer.balanced_sampler
+        if sampler is None or not state.global_step:
+            return
+        if args.ignore_data_skip:
+            sampler.resume(state.global_step)
+        else:  # the trainer skips the rest; not all versions of it set the epoch of a batch sampler
+            sampler.set_epoch(state.global_step // sampler.steps_per_epoch)
+        _log.info("resumed the order of samples at step %d", state.global_step)

@@ -18,11 +18,10 @@ from dflop.data.annotations import AnnotatedSample, BadSample, MediaRef, confine
 from dflop.data.formats.annotation_file import SUFFIXES
 from dflop.data.formats.source import RowSource, open_source
 from dflop.data.frame_folders import PICTURES, NoRate
+from dflop.data.model_tokenizer import NUM_LOOKED_AT
 from dflop.data.patterns import beside, expand
 from dflop.errors import ConfigError, DataError
 
-NUM_LOOKED_AT = 64
-"""Rows of a file that are read to judge it."""
 WITHOUT_RATE = "without a rate"
 _MAX_FILES = 2000
 _MEDIA_FOLDERS = ("media", "images", "image", "videos", "video", "audio", "audios", "data")

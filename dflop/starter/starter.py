@@ -16,11 +16,11 @@ from pathlib import Path
 from dflop import units
 from dflop.config import dump_yaml
 from dflop.data.annotations import printable
+from dflop.data.model_tokenizer import FoundTokenizer, find_tokenizer, tokens_in_texts
 from dflop.doctor.this_machine import find_gpus, memory_bytes
 from dflop.errors import ConfigError
 from dflop.models.hub import HubModel, read_hub_model
 from dflop.starter.dataset import WITHOUT_RATE, FoundDataset, find_dataset
-from dflop.starter.tokenizer import FoundTokenizer, find_tokenizer, tokens_in_texts
 from dflop.steps.planned_cluster import SAMPLES_PER_GPU
 
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")

@@ -130,29 +130,6 @@ def test_resuming_by_the_trainers_count_gives_what_would_have_come():
         assert [{i for s in found for m in s for i in m} for found in steps] == uninterrupted[10:]
 
 
-def test_a_loader_with_workers_draws_ahead_and_resuming_does_not_care():
-    sampler = make(num_microbatches=2)
-    loader = DataLoader(LENGTHS, batch_sampler=sampler, num_workers=2, prefetch_factor=4, collate_fn=list)
-    seen = []
-    for step in sampler.steps(loader):
-        seen.append([x for batch in step for x in batch])
-        if step.number == 2:
-            break
-    resumed = make(num_microbatches=4)
-    resumed.resume(2)
-    again = next(resumed.steps(DataLoader(LENGTHS, batch_sampler=resumed, collate_fn=list)))
-    assert sorted(x for batch in again for x in batch) == sorted(seen[2])
-
-
-def test_set_epoch_of_a_trainer_keeps_the_place_that_was_resumed():
-    sampler, whole = make(), make()
-    sampler.resume(sampler.steps_per_epoch + 3)
-    sampler.set_epoch(1)
-    whole.set_epoch(1)
-    assert list(sampler) == list(whole)[3:]
-    assert list(sampler) == list(whole)  # the epoch after it is whole again
-
-
 def test_a_step_whose_microbatches_were_not_all_drawn_does_not_shift_the_next():
     sampler = make(num_microbatches=3)
     loader = DataLoader(range(203), batch_sampler=sampler, collate_fn=list)

@@ -8,14 +8,21 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import transformers
+from PIL import Image
 
 from dflop.cost.model import CostModel
+from dflop.data.demo_text import SPECIAL_TOKENS, train_tokenizer
 from dflop.errors import ConfigError, DataError
 from dflop.records import LLM, Correction, ProfileRecord, to_dict
+from dflop.sampler.costs_of_media import media_costs
 from dflop.sampler.costs_of_samples import SampleCosts, sample_costs, sample_costs_from_store, sample_costs_from_tables
 from dflop.store.ingest import ingest
 from dflop.store.spool import SpoolWriter
 from tests.builders import make_corrections, make_sample, make_table, random_batch
+from tests.data.containers import jsonl_of
+from tests.data.helpers import chat
+from tests.models.tiny_families import CASES
 
 TABLES = [make_table(LLM, per_token_s=3e-5), make_table("vision"), make_table("audio")]
 KEYS = {"data": "data", TABLES[0].profile_key: "model"}
@@ -114,3 +121,27 @@ def test_corrections_by_size_count_sample_by_sample_in_the_state_a_module_is_in(
         found = sample_costs_from_store(tmp_path, frozen=way).seconds
         llm_s, vision_s = (seconds_of(module, tables, shapes, frozen=way) for module in (LLM, "vision"))
         assert found == pytest.approx(llm_s * [1.5, 3.0, 3.0] + vision_s * times)
+
+
+def test_a_models_files_and_headers_of_media_are_enough(tmp_path, caplog):
+    """Of a file and in memory; what cannot be read is left out, and what carries loss is the trainer's business."""
+    case, tokens = CASES["Qwen2.5-VL"], ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+    config = getattr(transformers, case.family.config_class)(**case.family.hf_config)
+    (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
+    rows = [chat("<image>\nwhat?", "that", image=f"{i}.png") for i in range(3)]
+    for i in range(2):
+        Image.new("RGB", (112 * (i + 1), 56)).save(tmp_path / f"{i}.png")
+    jsonl_of([*rows, chat("what?", "that " * 20)], tmp_path / "rows.jsonl")
+    with pytest.raises(ConfigError, match=r"no tokenizer\.json"):
+        media_costs(tmp_path, rows)
+    train_tokenizer(["what that\n"], tmp_path / "tokenizer.json", [*SPECIAL_TOKENS, *tokens])
+    found = media_costs(tmp_path, tmp_path / "rows.jsonl")
+    assert (found.index.tolist(), found.supervised) == ([0, 1, 3], None)
+    assert found.tokens[1] - found.tokens[0] == 8, "two rows of four tokens of 28 x 28 px"
+    assert found.seconds[1] > found.seconds[0] > 0
+    assert "1 of 4 samples are left out; row 2: image: " in caplog.text
+    in_memory = media_costs(tmp_path / "config.json", rows[:2], media_root=tmp_path)
+    assert in_memory.index is None
+    assert in_memory.tokens.tolist() == found.tokens[:2].tolist()
+    with pytest.raises(DataError, match="no sample can be read, row 0: image"):
+        media_costs(tmp_path, rows[2:], media_root=tmp_path)

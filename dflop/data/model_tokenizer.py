@@ -14,8 +14,9 @@ from dflop.data.patterns import expand
 from dflop.data.tokens import ChatTokenizer
 from dflop.errors import ConfigError, DataError
 from dflop.models.media import MediaRules
-from dflop.starter.dataset import NUM_LOOKED_AT
 
+NUM_LOOKED_AT = 64
+"""Rows of a file that are read to judge it."""
 _TEMPLATES = ("processor_config.json", "chat_template.json", "chat_template.jinja", "tokenizer_config.json")
 """In the order in which processors of transformers look."""
 DEFAULT_TEMPLATE = "chatml"
