@@ -27,6 +27,7 @@ from dflop.train.fsdp import shard_parameters
 from dflop.train.loop import Hooks, LoopSettings, Trainer
 from dflop.train.optim import OptimizerSettings, make_optimizer
 from dflop.train.plan_source import PlanSource
+from dflop.train.reduce import GradientReducer
 from dflop.train.stages import llm_stage_of, prepare_stages
 
 
@@ -67,13 +68,12 @@ def make_trainer(
         settings=settings,
         plan=plan,
         seat=seat,
-        stages=stages,
-        sharded=sharded,
         groups=groups,
         engine=engine,
         feed=feed,
         source=source,
         plans=plans,
+        reducer=GradientReducer(plan, seat, stages, groups, sharded, owners=optimizer.owners),
         optimizer=optimizer,
         hooks=hooks,
         checkpointer=checkpointer,

@@ -10,7 +10,7 @@ Which parameters a stage holds is in `stage_params.py`.
 Activations are those of the largest microbatch the scheduler may build times the microbatches in flight under 1F1B,
 with what a stage received and sent. On top come, one at a time, what the loss takes (`models/loss_size.py`), the
 gradient of the largest matrix before it is added up in float32, and what a layer at work needs, with recomputation all
-of its activations (arXiv 1604.06174). When activations are gone, the reduction of gradients takes a flat buffer.
+of its activations (arXiv 1604.06174). When activations are gone, owners send weights by way of a flat buffer.
 `tests/train/test_engine_bytes.py` holds all of this to the engine.
 """
 
@@ -160,14 +160,13 @@ def _state(
     held = params.total - trained + params.ends(table)
     mean = trained / np.where(is_sharded, shards, np.where(is_shared, replicas, 1))
     least = 1.0 * np.where(is_shared, params.least_owned(table, replicas), 0)
-    reduced = np.where(is_shared, np.maximum(mean, least), trained)  # at once: all of it, or that of one owner
-    flat = np.where((replicas > 1) & ~is_sharded, np.minimum(reduced, FLAT_BYTES // FLOAT32_BYTES), 0)
+    sent = np.where(is_shared, np.minimum(weight_bytes * np.maximum(mean, least), FLAT_BYTES), 0)  # by an owner
     num_states = 2 + ((weight_bytes < FLOAT32_BYTES) & ~is_sharded)
     weights = np.where(is_sharded, weight_bytes * held + FLOAT32_BYTES * mean, weight_bytes * params.total)
     gradients = FLOAT32_BYTES * np.where(is_sharded, mean, trained)
     parts = (weights, gradients, FLOAT32_BYTES * num_states * mean, FLOAT32_BYTES * num_states * least)
     held_weights, held_gradients, optimizer, owned = (np.ceil(part.astype(np.float64)) for part in parts)
-    return held_weights, held_gradients, optimizer, owned, np.ceil(FLOAT32_BYTES * flat)
+    return held_weights, held_gradients, optimizer, owned, np.ceil(sent.astype(np.float64))
 
 
 def _gradient_bytes(table: CostTable) -> int:

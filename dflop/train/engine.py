@@ -9,7 +9,7 @@ replicas simply add up.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -96,14 +96,16 @@ class Engine:
         self._next = peers_of(seat, tp, grid, seat.stage + 1, seat.dp_rank) if self._leaving else None
 
     def run(
-        self, inputs: Sequence[MicrobatchInput | None], *, healthy: torch.Tensor, num_loss_tokens: int
-    ) -> StepTrace:
+        self, inputs: Sequence[MicrobatchInput | None], *, healthy: torch.Tensor, num_loss_tokens: int,
+        before_last_backward: Callable[[], None] = lambda: None,
+    ) -> StepTrace:  # fmt: skip
         """Forward and backward of every microbatch; gradients are left in `.grad`, not yet reduced.
 
         Args:
             inputs: One entry per microbatch, None where this rank has no work.
             healthy: bool `[global batch]`; samples that are False carry no loss.
             num_loss_tokens: Supervised tokens of the healthy samples of the whole global batch.
+            before_last_backward: Called in front of this rank's last backward pass, if it has one.
 
         Raises:
             TrainError: naming rank, stage, phase and microbatch.
@@ -113,6 +115,7 @@ class Engine:
         self._loss = torch.zeros((), dtype=torch.float64, device=self._device)
         self._clock = DeviceClock(self._device)
         marked: list[tuple[Action, list[Mark], int, int]] = []
+        last_backward = max((k for k, given in enumerate(inputs) if given is not None), default=-1)
         for action in one_f_one_b(len(inputs), self._num_stages_after):
             given = inputs[action.microbatch]
             if given is None:
@@ -123,6 +126,8 @@ class Engine:
                 if action.phase == "F":
                     self._forward(action.microbatch, given, healthy, num_loss_tokens)
                 else:
+                    if action.microbatch == last_backward:
+                        before_last_backward()
                     self._backward(action.microbatch)
             except Exception as error:
                 raise self._located(error, action) from error

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +18,6 @@ import torch
 import torch.distributed as dist
 
 from dflop.errors import Interrupted
-from dflop.models.build import Stage
 from dflop.parallel.topology import Groups, Seat
 from dflop.records import MicrobatchSpan, Plan, StepObservation, StepPlan
 from dflop.train.activity import Activities
@@ -95,23 +94,22 @@ class Trainer:
         settings: LoopSettings,
         plan: Plan,
         seat: Seat,
-        stages: Sequence[Stage],
         groups: Groups,
         engine: Engine,
         feed: Feed,
         source: SampleSource,
         plans: PlanSource,
+        reducer: GradientReducer,
         optimizer: Optimizer,
         hooks: Hooks,
         checkpointer: Checkpointer | None = None,
-        sharded: Collection[str] = (),
         activities: Activities | None = None,
         fillers: Fillers | None = None,
     ) -> None:
         self._settings, self._plan, self._seat, self._groups = settings, plan, seat, groups
         self._engine, self._feed, self._source, self._plans = engine, feed, source, plans
         self._optimizer, self._hooks, self._checkpointer = optimizer, hooks, checkpointer
-        self._reducer = GradientReducer(plan, seat, stages, groups, sharded, owners=optimizer.owners)
+        self._reducer = reducer
         self._activities, self._fillers = activities or Activities.fresh(), fillers
         self._saved_at_s = time.monotonic()
 
@@ -210,7 +208,10 @@ class Trainer:
         """Run a step; whether any rank was told to stop, and whether a checkpoint is due by the clock."""
         started = self._started_at_s = time.perf_counter()
         trace = self._engine.run(
-            ready.prepared.microbatches, healthy=ready.healthy, num_loss_tokens=ready.num_loss_tokens
+            ready.prepared.microbatches,
+            healthy=ready.healthy,
+            num_loss_tokens=ready.num_loss_tokens,
+            before_last_backward=self._reducer.expect_last_backward,
         )
         computed = time.perf_counter()
         self._activities.main.waits("sum of gradients")
@@ -260,7 +261,7 @@ class Trainer:
 
     def _update(self, step: int) -> None:
         self._optimizer.step(learning_rate(step, self._settings))
-        self._optimizer.zero_grad()
+        self._reducer.zero()
 
     def _observe(
         self,

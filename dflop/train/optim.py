@@ -90,11 +90,6 @@ class Optimizer:
             shared = {name: self.parameters[name] for name in self.owners}
             broadcast_from_owners(shared, self.owners, self._replicas)
 
-    def zero_grad(self) -> None:
-        """Forget all gradients."""
-        for tensor in (*self.parameters.values(), *self._updated.values()):
-            tensor.grad = None
-
     def state(self) -> State:
         """What a checkpoint must hold, of the parameters that this rank updates: live tensors, zeros before a step."""
         found: State = {}

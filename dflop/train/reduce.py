@@ -1,9 +1,9 @@
 """Turn each rank's partial gradients into the gradient of the global batch, and its norm.
 
-The loss is already divided by the global token count, so replicas SUM (never average) after the step's last
-microbatch; a parameter that saw no sample contributes zeros. Gradients accumulate and are summed in float32, whatever
-the weights' type. A tied embedding lives on the first and on the last LLM stage: its copies are summed over both, which
-keeps them equal for ever. Clipping uses one norm over all stages, each parameter counted once.
+The loss is already divided by the global token count, so replicas SUM (never average), and while the step's last
+backward pass runs (`buckets.py`); a parameter that saw no sample contributes zeros. Gradients accumulate and are summed
+in float32, whatever the weights' type. A tied embedding lives on the first and on the last LLM stage: its copies are
+summed over both, which keeps them equal for ever. Clipping uses one norm over all stages, each parameter counted once.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from torch import nn
 from dflop.models.build import LlmStage, Stage
 from dflop.parallel.topology import Groups, Seat
 from dflop.records import Plan
+from dflop.train.buckets import GradientBuckets
 from dflop.train.flat import run_flat
 from dflop.train.fsdp import sum_with_other_end, take_gradients
-from dflop.train.zero import Owners, reduce_to_owners
+from dflop.train.zero import Owners
 
 
 class GradientReducer:
@@ -48,13 +49,11 @@ class GradientReducer:
         # On one stage it is one parameter, which gets both gradients by itself.
         tied_name = llm.tied if llm is not None and not (llm.is_first and llm.is_last) else ""
         self._tied = {n: p for n, p in names.items() if n == tied_name}
-        self._owned = {n: p for n, p in names.items() if n != tied_name and n in self._owners}
-        self._shared = {
-            n: p for n, p in names.items() if n != tied_name and n not in self._owners and n not in self._rows
-        }
+        whole = {n: p for n, p in names.items() if n != tied_name and n not in self._rows}
+        partial = {name for stage in stages for name in stage.partial}
+        self._buckets = GradientBuckets(whole, self._owners, groups.replicas, late=partial)
         self._summed = [p for n, p in names.items() if n != tied_name and n in self._rows]
-        self._partial = [p for stage in stages for n, p in stage.names.items() if n in stage.partial and n in names]
-        self._num_replicas = plan.module(seat.module).parallel.dp
+        self._partial = [p for n, p in names.items() if n in partial]
         num_shards = plan.module(seat.module).parameter_shards
         skipped = tied_name if llm is not None and not llm.is_first else ""
         self._counted = [
@@ -65,10 +64,14 @@ class GradientReducer:
             and (seat.tp_rank == 0 or n in sharded)
         ]
 
+    def expect_last_backward(self) -> None:
+        """The next backward pass is the last of the step: begin to sum what it finishes."""
+        self._buckets.expect_last()
+
     def reduce(self) -> None:
         """Sum gradients over the replicas that hold the same parameters; missing ones become zeros."""
         take_gradients(self._stages)
-        for p in self._parameters():
+        for p in self._unbucketed():
             # The same with one replica as with many, so that weight decay treats an unused parameter alike.
             if p.grad is None:
                 p.grad = torch.zeros_like(p, dtype=torch.float32)
@@ -76,9 +79,7 @@ class GradientReducer:
             _sum(self._partial, self._groups.tensor)
         if self._groups.copies is not None:
             _sum([*self._summed, *(p for n, p in self._tied.items() if n in self._rows)], self._groups.copies)
-        if self._num_replicas > 1:
-            _sum(self._shared.values(), self._groups.replicas)
-            reduce_to_owners(self._owned, self._owners, self._groups.replicas)
+        self._buckets.finish()
         for name, p in self._tied.items():
             self._sum_tied(name, p)
 
@@ -117,12 +118,18 @@ class GradientReducer:
         """Scale gradients so that the model's norm is at most `max_norm`."""
         scale = max_norm / (norm + 1e-6)
         if scale < 1:
-            gradients = [p.grad for p in self._parameters() if p.grad is not None]
-            if gradients:
+            gradients = [p.grad for p in self._unbucketed() if p.grad is not None]
+            if gradients := [*self._buckets.flats, *gradients]:
                 torch._foreach_mul_(gradients, scale)
 
-    def _parameters(self) -> list[nn.Parameter]:
-        return [*self._shared.values(), *self._owned.values(), *self._tied.values(), *self._summed]
+    def zero(self) -> None:
+        """Forget all gradients."""
+        self._buckets.zero()
+        for p in self._unbucketed():
+            p.grad = None
+
+    def _unbucketed(self) -> list[nn.Parameter]:
+        return [*self._tied.values(), *self._summed]
 
 
 def _sum(parameters: Collection[nn.Parameter], group: dist.ProcessGroup) -> None:

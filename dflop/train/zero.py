@@ -48,17 +48,6 @@ def owners_of(plan: Plan, seat: Seat, stages: Sequence[Stage]) -> dict[str, int]
     return owners
 
 
-def reduce_to_owners(parameters: Mapping[str, nn.Parameter], owners: Owners, replicas: dist.ProcessGroup) -> None:
-    """Sum gradients over the replicas; the sum is with the owner, the others let go of theirs."""
-    for owner in range(replicas.size()):
-        named = [p for name, p in parameters.items() if owners[name] == owner]
-        gradients = [p.grad for p in named if p.grad is not None]
-        run_flat(gradients, partial(dist.reduce, group=replicas, group_dst=owner))
-        if replicas.rank() != owner:
-            for p in named:
-                p.grad = None
-
-
 def broadcast_from_owners(parameters: Mapping[str, nn.Parameter], owners: Owners, replicas: dist.ProcessGroup) -> None:
     """Give every replica the weights of the parameters' owners."""
     for owner in range(replicas.size()):

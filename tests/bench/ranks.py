@@ -217,7 +217,7 @@ class EngineRank(Rank):
         self._backward(index)
         gradients = [p.grad for p in self._optimizer.parameters.values() if p.grad is not None]
         flat = torch.cat([g.reshape(-1) for g in gradients]).clone()
-        self._optimizer.zero_grad()
+        self._reducer.zero()
         return flat
 
     def train(self, index: int) -> float:
@@ -226,14 +226,17 @@ class EngineRank(Rank):
         norm, _ = self._reducer.norm_and_loss(loss)
         self._reducer.clip(norm, MAX_GRAD_NORM)
         self._optimizer.step(LEARNING_RATE)
-        self._optimizer.zero_grad()
+        self._reducer.zero()
         return loss
 
     def _backward(self, index: int) -> float:
         prepared, step_plan = self._prepared[index], self._step_plans[index]
         healthy = torch.ones(len(step_plan.sample_index), dtype=torch.bool)
         num_tokens = step_plan.num_supervised_tokens
-        trace = self.engine.run(prepared.microbatches, healthy=healthy, num_loss_tokens=num_tokens)
+        last = self._reducer.expect_last_backward
+        trace = self.engine.run(
+            prepared.microbatches, healthy=healthy, num_loss_tokens=num_tokens, before_last_backward=last
+        )
         self._reducer.reduce()
         return trace.loss
 

@@ -235,12 +235,13 @@ def _measure(rank: int, of: Layout) -> dict[str, float]:
     watch = Watch(it, weights)
 
     def step() -> None:
-        trace = it.engine.run(microbatches, healthy=healthy, num_loss_tokens=num_loss)
+        last = reducer.expect_last_backward
+        trace = it.engine.run(microbatches, healthy=healthy, num_loss_tokens=num_loss, before_last_backward=last)
         reducer.reduce()
         norm, _ = reducer.norm_and_loss(trace.loss)
         reducer.clip(norm, 1.0)
         optimizer.step(1e-3)
-        optimizer.zero_grad()
+        reducer.zero()
 
     states = [t for state in optimizer.state().values() for t in state.values()]  # a float32 weight is its own master
     optimizer_bytes = sum(_distinct(states).values()) - sum(
@@ -250,9 +251,10 @@ def _measure(rank: int, of: Layout) -> dict[str, float]:
     with torch.backends.mkldnn.flags(enabled=False):  # its convolutions take many times their tensors
         most_allocated = min(peak_of(lambda: watch.during(step)) for _ in range(num_steps))
     held = sum(weights.values())
+    buffers = sum(_distinct(p.grad for p in it.names.values() if p.grad is not None).values())
     return {
         "weights": held + watch.gathered, "gradients": watch.gradients, "optimizer": optimizer_bytes,
-        "kept": watch.kept, "peak": held + optimizer_bytes + most_allocated,
+        "kept": watch.kept, "peak": held + optimizer_bytes + buffers + most_allocated,
     }  # fmt: skip
 
 

@@ -107,6 +107,7 @@ def reference(
         norm = float(torch.stack([g.norm() for g in gradients.values()]).norm())
         steps.append((loss, norm, gradients))
         descend(plain.parameters())
+        plain.zero_grad()
     return steps
 
 
@@ -140,12 +141,11 @@ def exact_on(device: str) -> None:
 
 
 def descend(parameters: Any) -> None:
-    """One step of plain gradient descent, which forgets the gradients."""
+    """One step of plain gradient descent."""
     with torch.no_grad():
         for p in parameters:
             if p.grad is not None:
                 p -= LEARNING_RATE * p.grad
-                p.grad = None
 
 
 def run_trial(trial: Trial, folder: Path) -> list[list[Step]]:
@@ -169,6 +169,7 @@ def train(rank: int, folder: Path, trial: Trial) -> list[Step]:
         norm, loss = reducer.norm_and_loss(trace.loss)
         steps.append((loss, norm, {n: _whole(n, p, it) for n, p in trained.items()}))
         descend(trained.values())
+        reducer.zero()
     return steps
 
 

@@ -44,6 +44,7 @@ class Rank:
             assert sum(flags) == (m.recomputed[self.seat.stage] if m.recomputed else m.recompute * len(flags))
         shared = {} if is_alone else shard_parameters(self.stages, self.groups, self.cut)
         self.parts = self.cut | shared
+        self._reducer: GradientReducer | None = None
         hidden = int(family.configs[LLM]["hidden_size"])
         self.engine = Engine(
             plan, self.seat, self.stages, self.groups, torch.device(device), hidden_size=hidden,
@@ -60,8 +61,11 @@ class Rank:
         return make_optimizer(self.plan, self.seat, self.stages, self.groups, numbers)
 
     def reducer(self, optimizer: Optimizer | None = None) -> GradientReducer:
-        owners = optimizer.owners if optimizer else None
-        return GradientReducer(self.plan, self.seat, self.stages, self.groups, self.cut, owners=owners)
+        """The rank's only one, since gradients are views of its buffers."""
+        if self._reducer is None:
+            owners = optimizer.owners if optimizer else None
+            self._reducer = GradientReducer(self.plan, self.seat, self.stages, self.groups, self.cut, owners=owners)
+        return self._reducer
 
     def feed(self, source: SampleSource, **options: Any) -> Feed:
         stage = llm_stage_of(self.stages)
@@ -83,14 +87,15 @@ class Rank:
         healthy = torch.tensor([position not in bad for position in range(len(batch))])
         tokens = sum(s.num_supervised_tokens for s, good in zip(batch, healthy, strict=True) if good)
         microbatches = self.prepare(source, step_plan).microbatches
-        return self.engine.run(microbatches, healthy=healthy, num_loss_tokens=tokens)
+        last = self._reducer.expect_last_backward if self._reducer else lambda: None
+        return self.engine.run(microbatches, healthy=healthy, num_loss_tokens=tokens, before_last_backward=last)
 
     def trainer(
         self, settings: LoopSettings, source: SampleSource, plans: Any, hooks: Hooks, optimizer: Optimizer,
         **options: Any,
     ) -> Trainer:  # fmt: skip
         return Trainer(
-            settings=settings, plan=self.plan, seat=self.seat, stages=self.stages, groups=self.groups,
-            sharded=self.parts, engine=self.engine, feed=self.feed(source), source=source, plans=plans,
+            settings=settings, plan=self.plan, seat=self.seat, groups=self.groups,
+            reducer=self.reducer(optimizer), engine=self.engine, feed=self.feed(source), source=source, plans=plans,
             optimizer=optimizer, hooks=hooks, fillers=self.fillers(source), **options,
         )  # fmt: skip

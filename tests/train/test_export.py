@@ -54,7 +54,7 @@ def train_and_save(rank, folder):
     for _ in range(NUM_STEPS):
         first_step(it, TIED, optimizer)
         optimizer.step(0.01)
-        optimizer.zero_grad()
+        it.reducer().zero()
     checkpointer = Checkpointer(folder / "checkpoints", it.stages, optimizer, it.groups, it.parts, keep=1)
     checkpointer.save(NUM_STEPS, {})
     checkpointer.wait()

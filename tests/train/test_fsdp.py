@@ -31,7 +31,7 @@ def train(rank, folder, shard, dtype):
         norm, _ = reducer.norm_and_loss(0.0)
         reducer.clip(norm, 1.0)
         optimizer.step(1e-2)
-        optimizer.zero_grad()
+        reducer.zero()
     are_shards = [isinstance(p, DTensor) for stage in it.stages for p in stage.parameters()]
     held = {n: p.detach().clone() for n, p in it.names.items()}
     return norm, held, whole, it.parts, are_shards, {n: set(s) for n, s in optimizer.state().items()}

@@ -17,11 +17,11 @@ PLAN = make_plan({LLM: (1, 1)}, num_microbatches=1)
 @pytest.fixture
 def reducer_and_stage(one_rank):
     it = Rank(0, PLAN, family(), tiny_model())
-    generator = torch.Generator().manual_seed(0)
+    reducer, generator = it.reducer(), torch.Generator().manual_seed(0)
     for n, p in it.names.items():
         if not n.endswith("bias"):
-            p.grad = torch.randn(p.shape, generator=generator)
-    return it.reducer(), it.stages[0]
+            p.grad.copy_(torch.randn(p.shape, generator=generator))
+    return reducer, it.stages[0]
 
 
 @pytest.mark.parametrize("max_norm", [0.5, 1e6])

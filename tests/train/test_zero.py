@@ -9,7 +9,7 @@ import torch
 
 from dflop.parallel.topology import seat_of, seats
 from dflop.records import LLM
-from dflop.train import flat
+from dflop.train import buckets, flat
 from dflop.train.stages import make_stages
 from dflop.train.zero import owners_of
 from tests.train import synthetic
@@ -40,11 +40,12 @@ def set_gradients(rank, step, names, sharded):
     """Different on replicas; equal on tensor-parallel ranks where they hold the whole."""
     for n, (name, p) in enumerate(names.items()):
         seed = 1000 * n + 10 * step + (rank if name in sharded else rank // 2)
-        p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(seed))
+        gradient = torch.randn(p.shape, generator=torch.Generator().manual_seed(seed))
+        p.grad = gradient if p.grad is None else p.grad.copy_(gradient)
 
 
 def worker(rank, folder, name, shard, bucket_bytes):
-    flat.BUCKET_BYTES = bucket_bytes
+    flat.BUCKET_BYTES = buckets.BUCKET_BYTES = bucket_bytes
     plan = plan_of(name, shard=shard)
     tp = plan.module(LLM).parallel.tp
     it = Rank(rank, plan, synthetic.family(tp), synthetic.tiny_model(tied="tied" in name, kv_heads=tp))
@@ -58,7 +59,7 @@ def worker(rank, folder, name, shard, bucket_bytes):
         norms.append(norm)
         reducer.clip(norm, max_norm)
         optimizer.step(RATE)
-        optimizer.zero_grad()
+        reducer.zero()
         weights.append({n: p.detach().clone() for n, p in names.items()})
     module_of = {n: part.module for part, stage in zip(seat.parts, it.stages, strict=True) for n in stage.names}
     return norms, weights, optimizer.state(), module_of

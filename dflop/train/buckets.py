@@ -1,0 +1,126 @@
+"""Gradients of a stage as views of flat float32 buffers, summed over replicas while the last backward pass still runs.
+
+A bucket holds neighbours in the order in which a backward pass reaches them, and can be summed once all of them have
+their last gradient (Li et al., arXiv 2006.15704, section 3.2). Replicas begin their sums in one order, that of the
+buckets; a replica whose last microbatch leaves a module out begins the rest when its passes are over. Where replicas
+share out the optimizer (`zero.py`), all parameters of a bucket have one owner, who alone gets the sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from dflop.train.zero import Owners
+
+BUCKET_BYTES = 64 << 20
+"""Of a buffer, unless one parameter is larger: enough to hide latency, small enough to begin early."""
+
+
+@dataclass(slots=True, eq=False)
+class _Bucket:
+    flat: torch.Tensor
+    owner: int | None
+    """Data-parallel rank that gets the sum; None: all do."""
+    num_parameters: int
+    num_missing: int
+    """Parameters without their last gradient of the step."""
+    work: dist.Work | None = None
+
+
+class GradientBuckets:
+    """Buffers of a seat's gradients; from now on every parameter's `.grad` is a view of one.
+
+    Args:
+        parameters: By global name, in the order of the forward pass; equal on all replicas.
+        owners: Replica that alone needs a parameter's gradient; where none is named, all do.
+        replicas: Who sums; None: this rank is alone.
+        late: Names of those that something else changes behind the last backward pass: summed when all else is.
+    """
+
+    def __init__(
+        self, parameters: Mapping[str, nn.Parameter], owners: Owners, replicas: dist.ProcessGroup | None,
+        *, late: Collection[str] = (),
+    ) -> None:  # fmt: skip
+        self._replicas = replicas if replicas is not None and replicas.size() > 1 else None
+        self._buckets: list[_Bucket] = []
+        self._num_begun = 0
+        self._is_last_pass = False
+        backward = list(reversed(list(parameters)))
+        early = [name for name in backward if name not in late]
+        for names in (early, [name for name in backward if name in late]):
+            for owner, members in _grouped({name: parameters[name] for name in names}, owners):
+                self._buckets.append(self._bucket(members, owner, is_late=names is not early))
+
+    @property
+    def flats(self) -> list[torch.Tensor]:
+        """The buffers."""
+        return [bucket.flat for bucket in self._buckets]
+
+    def expect_last(self) -> None:
+        """The next backward pass is the last of the step."""
+        self._is_last_pass = True
+
+    def finish(self) -> None:
+        """Begin the sums that are left and wait for all; collective over the replicas."""
+        self._is_last_pass = False
+        for bucket in self._buckets[self._num_begun :]:
+            self._begin(bucket)
+        for bucket in self._buckets:
+            if bucket.work is not None:
+                bucket.work.wait()
+            bucket.work, bucket.num_missing = None, bucket.num_parameters
+        self._num_begun = 0
+
+    def zero(self) -> None:
+        """Set all gradients to zero."""
+        for flat in self.flats:
+            flat.zero_()
+
+    def _bucket(self, members: list[nn.Parameter], owner: int | None, *, is_late: bool) -> _Bucket:
+        sizes = [p.numel() for p in members]
+        flat = torch.zeros(sum(sizes), dtype=torch.float32, device=members[0].device)
+        # A late one lacks a parameter that never arrives, so it begins in `finish`.
+        bucket = _Bucket(flat, owner, len(members) + is_late, len(members) + is_late)
+        for p, part in zip(members, flat.split(sizes), strict=True):
+            p.grad = part.view(p.shape)
+            if self._replicas is not None and not is_late:
+                p.register_post_accumulate_grad_hook(partial(self._arrived, bucket))
+        return bucket
+
+    def _arrived(self, bucket: _Bucket, _: torch.Tensor) -> None:
+        if not self._is_last_pass:
+            return
+        bucket.num_missing -= 1
+        while self._num_begun < len(self._buckets) and not self._buckets[self._num_begun].num_missing:
+            self._begin(self._buckets[self._num_begun])
+
+    def _begin(self, bucket: _Bucket) -> None:
+        self._num_begun += 1
+        if self._replicas is None:
+            return
+        if bucket.owner is None:
+            bucket.work = dist.all_reduce(bucket.flat, group=self._replicas, async_op=True)
+        else:
+            bucket.work = dist.reduce(bucket.flat, group=self._replicas, group_dst=bucket.owner, async_op=True)
+
+
+def _grouped(parameters: Mapping[str, nn.Parameter], owners: Owners) -> list[tuple[int | None, list[nn.Parameter]]]:
+    """(owner, parameters) of each bucket, ordered by where its last parameter stands."""
+    found: list[tuple[int | None, list[nn.Parameter]]] = []
+    open_of: dict[int | None, list[nn.Parameter]] = {}
+    for name, p in parameters.items():
+        owner = owners.get(name)
+        members = open_of.setdefault(owner, [])
+        if members and 4 * (sum(m.numel() for m in members) + p.numel()) > BUCKET_BYTES:
+            found.append((owner, members))
+            members = open_of[owner] = []
+        members.append(p)
+    position = {p: n for n, p in enumerate(parameters.values())}
+    found += open_of.items()
+    return sorted(found, key=lambda each: position[each[1][-1]])
