@@ -91,15 +91,6 @@ def test_with_a_cap_on_tokens_the_count_varies_and_the_cap_holds():
     assert sorted(drawn) == list(range(len(LENGTHS)))
 
 
-def test_with_a_collator_that_pads_similar_lengths_share_a_microbatch():
-    def padding(**given) -> int:
-        drawn = [m for rank in range(2) for m in make(rank, 2, num_microbatches=4, **given)]
-        assert sorted(i for m in drawn for i in m) == list(range(len(LENGTHS)))
-        return sum(len(m) * max(LENGTHS[i] for i in m) for m in drawn) - sum(LENGTHS)
-
-    assert padding(padded=True) < padding() / 2
-
-
 def test_more_ranks_than_samples_are_kept_busy_with_samples_that_do_not_count():
     steps = [next(make(r, 4, 3, lengths=[5, 6, 7], max_tokens=100).steps()) for r in range(4)]
     scales = [s.loss_scales(counts=[1])[0] for s in steps]
@@ -159,16 +150,6 @@ def test_a_sampler_travels_to_other_processes():
     first = list(sampler)
     sampler.resume(3)
     assert list(pickle.loads(pickle.dumps(sampler))) == first
-
-
-def test_longer_samples_are_dealt_out_evenly():
-    loads = []
-    for rank in range(4):
-        sampler = make(rank, 4)
-        loads.append([sum(LENGTHS[i] for i in microbatch) for microbatch in sampler])
-    full = np.array(loads)[:, :-1]
-    longest = max(LENGTHS)
-    assert (full.max(axis=0) <= np.maximum(full.mean(axis=0) * 1.02, longest)).all()
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import copy
 import itertools
 import json
 import os
+import warnings
 from pathlib import Path
 
 import pytest
@@ -81,8 +82,8 @@ def test_what_the_loop_has_decides_where_it_goes_on(num_microbatches, num_prefet
 
 @pytest.fixture(scope="module")
 def by_workers() -> dict:
-    """What loaders gave that have worker processes."""
-    done = run_module("tests.sampler.loaders", cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    """What loaders gave that have worker processes, in a process that holds nothing else."""
+    done = run_module("tests.sampler.test_draws", cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -122,3 +123,37 @@ def test_a_state_within_a_step_is_of_the_same_number_of_microbatches():
         other.load_state_dict(draws.state_dict())
     with pytest.raises(ConfigError, match="state is of step 7, this iteration is of steps 0 to 4"):
         other.load_state_dict({"step": 7, "end": 10, "microbatch": 0, "num_microbatches": 0})
+
+
+def left_early(num_workers: int) -> dict:
+    """An epoch that is left two batches before its end, and the two after it."""
+    sampler = make()
+    loader = DataLoader(range(len(LENGTHS)), batch_sampler=sampler, num_workers=num_workers, collate_fn=list)
+    for number, _ in enumerate(loader, start=1):
+        if number == len(loader) - 2:
+            break
+    return {"step": sampler.state_dict()["step"], "epochs": [list(loader), list(loader)]}
+
+
+def resumed(num_workers: int, num_taken: int) -> list[list[int]]:
+    """Batches of two epochs, with a checkpoint after `num_taken` of the first."""
+
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    def loader() -> StatefulDataLoader:
+        given = {"num_workers": num_workers, "collate_fn": list}
+        return StatefulDataLoader(range(len(LENGTHS)), batch_sampler=make(), **given)
+
+    first, second = loader(), loader()
+    begun = iter(first)
+    taken = [next(begun) for _ in range(num_taken)]
+    second.load_state_dict(first.state_dict())
+    return [*taken, *second, *second]
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    print(json.dumps({
+        "left early": {n: left_early(n) for n in (0, 1, 2)},
+        "resumed": {f"{n} {k}": resumed(n, k) for n, k in ((0, 4), (0, 5), (2, 5), (0, 10), (2, 10))},
+    }))  # fmt: skip

@@ -1,4 +1,8 @@
-"""Lightning's own launcher and torchrun, with a sampler that was made before they said who is which rank."""
+"""Lightning's own launcher and torchrun, with a sampler that was made before they said who is which rank.
+
+As a program, `python -m tests.sampler.test_launchers FOLDER [NUM_NODES]`, this is the Lightning example of
+docs/sampler.md for any launcher: every rank leaves the samples that it trained.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +10,53 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from dflop.sampler import BalancedBatchSampler, sample_costs
 
 ROOT = Path(__file__).parents[2]
-OWN = [sys.executable, "-m", "tests.sampler.lightning_ranks"]
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m",
-            "tests.sampler.lightning_ranks"]  # fmt: skip
+LENGTHS = [(7 * i) % 41 + 3 for i in range(32)]
+NUM_RANKS = 2
+PROGRAM = ["-m", "tests.sampler.test_launchers"]
+OWN = [sys.executable, *PROGRAM]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={NUM_RANKS}", *PROGRAM]
+
+
+def main(folder: str, num_nodes: str = "1") -> None:
+    sampler = BalancedBatchSampler(sample_costs(LENGTHS), global_batch_size=8, num_microbatches=2)
+    loader = DataLoader(range(len(LENGTHS)), batch_sampler=sampler, collate_fn=torch.tensor)
+    import pytorch_lightning as pl  # seconds of every collection
+
+    class Module(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.seen = torch.nn.Parameter(torch.zeros(1)), []
+
+        def training_step(self, batch, batch_idx):
+            self.seen += batch.tolist()
+            return (self.weight * batch.float().mean()).sum()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.0)
+
+    warnings.simplefilter("ignore")
+    module = Module()
+    pl.Trainer(
+        accelerator="cpu", devices=NUM_RANKS // int(num_nodes), num_nodes=int(num_nodes), strategy="ddp", max_epochs=1,
+        accumulate_grad_batches=2, use_distributed_sampler=False, logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False,
+    ).fit(module, loader)  # fmt: skip
+    (Path(folder) / f"seen-{module.global_rank}.json").write_text(json.dumps(module.seen))
 
 
 def assert_every_sample_once(folder: Path) -> None:
-    files = [folder / f"seen-{rank}.json" for rank in range(2)]
-    assert sorted(i for file in files for i in json.loads(file.read_text())) == list(range(32))
+    files = [folder / f"seen-{rank}.json" for rank in range(NUM_RANKS)]
+    assert sorted(i for file in files for i in json.loads(file.read_text())) == list(range(len(LENGTHS)))
 
 
 @pytest.mark.lane("jobs")
@@ -30,3 +68,7 @@ def test_every_sample_is_trained_once(launcher, tmp_path):
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert_every_sample_once(tmp_path)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

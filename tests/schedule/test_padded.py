@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dflop.errors import ConfigError
 from dflop.schedule.padded import balance_padded, padded_step_s
-from tests.schedule.test_data_parallel import lengths, seconds
+from tests.schedule.test_data_parallel import seconds
 
 
 def arrival_s(s, num_ranks, num_slots, fixed_s, sync):
@@ -67,12 +67,3 @@ def test_the_cap_holds_with_padding(tokens, num_ranks, cap):
     for bucket in set((found.slot * num_ranks + found.rank).tolist()):
         inside = tokens[found.slot * num_ranks + found.rank == bucket]
         assert len(inside) * inside.max() <= cap
-
-
-def test_real_lengths_gain_twice_from_less_padding_and_from_balance():
-    tokens = lengths(0, 256)
-    s = seconds(tokens)
-    for sync in ("step", "microbatch"):
-        found = balance_padded(s, tokens, 8, num_microbatches=4, sync=sync)
-        assert arrival_s(s, 8, 4, 0.0, sync) > 2 * found.step_s
-        assert found.step_s < 1.35 * found.lower_bound_s

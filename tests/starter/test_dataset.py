@@ -6,9 +6,6 @@ import gzip
 import json
 from pathlib import Path
 
-import pytest
-
-from dflop.errors import ConfigError
 from dflop.starter.dataset import NUM_LOOKED_AT, find_dataset
 from tests.data.helpers import chat
 
@@ -63,19 +60,6 @@ def test_a_mixture_counts_the_rows_of_all_its_files(tmp_path):
     found = find_dataset(tmp_path)
     assert (found.annotations, found.format, found.num_rows) == (str(tmp_path / "mixture.yaml"), "mixture", 3)
     assert (found.media_root, found.num_media_found) == (tmp_path / "m", 2)
-
-
-def test_what_holds_no_training_data_is_refused_with_what_was_seen(tmp_path):
-    with pytest.raises(ConfigError, match="does not exist"):
-        find_dataset(tmp_path / "none")
-    with pytest.raises(ConfigError, match="no training data"):
-        find_dataset(tmp_path)
-    (tmp_path / "a.jsonl").write_text('{"x": 1}\n')
-    with pytest.raises(ConfigError, match=r"no training data.*a\.jsonl: row 0: no `conversations`"):
-        find_dataset(tmp_path)
-    (tmp_path / "b.csv").write_text("a,b\n")
-    with pytest.raises(ConfigError, match="no training data"):
-        find_dataset(tmp_path / "b.csv")
 
 
 def test_absolute_paths_count_where_they_lie_under_the_root(tmp_path):

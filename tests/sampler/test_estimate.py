@@ -1,0 +1,60 @@
+"""What waiting costs, estimated from a file of lengths: `dflop sampler estimate`."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import polars as pl
+import pytest
+
+from dflop.data.lengths_file import read_lengths
+from dflop.errors import ConfigError
+from dflop.sampler import sample_costs
+from dflop.sampler.estimate import BY_COST, GROUPED, OURS, RANDOM, Setting, estimate_waiting
+from tests.sampler.test_batch_sampler import LENGTHS
+from tests.test_cli import assert_refused, dflop
+
+
+def test_lengths_and_costs_of_any_file(tmp_path):
+    texts = {
+        "a.txt": "3 5\n8", "a.csv": "id,length\na,3\nb,5\nc,8\n", "b.csv": "3\n5\n8\n", "a.json": "[3, 5, 8]",
+        "b.json": '[{"tokens": 3}, {"tokens": 5}, {"tokens": 8}]', "c.json": '{"length": [3, 5, 8]}',
+        "a.jsonl": "3\n5\n8\n", "b.jsonl": '{"input_ids": [1, 2, 3]}\n{"input_ids": [1, 2, 3, 4, 5]}\n'
+        '{"input_ids": [1, 2, 3, 4, 5, 6, 7, 8]}\n',
+    }  # fmt: skip
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    np.save(tmp_path / "a.npy", np.array([3, 5, 8]))
+    pl.DataFrame({"length": [3, 5, 8], "cost": [0.5, 1.0, 2.0]}).write_parquet(tmp_path / "a.parquet")
+    for path in sorted(tmp_path.iterdir()):
+        lengths, costs = read_lengths(path)
+        assert lengths.tolist() == [3, 5, 8], path.name
+        assert (costs is not None) == (path.suffix == ".parquet")
+    (tmp_path / "c.csv").write_text("seconds\n0.5\n1.5\n")
+    assert read_lengths(tmp_path / "c.csv")[1].tolist() == [0.5, 1.5]
+    for text in ("1 x", "", "-1 2", "nan"):
+        (tmp_path / "bad.txt").write_text(text)
+        with pytest.raises(ConfigError, match=r"cannot be read|no numbers"):
+            read_lengths(tmp_path / "bad.txt")
+
+
+@pytest.mark.parametrize("setting", [Setting(2, 32), Setting(2, 32, 2, True), Setting(4, 32, 2, False, "microbatch")])
+def test_balanced_ranks_wait_least(setting):
+    found = {of.order: of for of in estimate_waiting(sample_costs(LENGTHS), setting, max_steps=6)}
+    same_batches = [of.step_cost for of in found.values() if of.order != GROUPED]
+    assert found[OURS].step_cost <= 1.001 * min(same_batches) < found[RANDOM].step_cost
+    assert found[OURS].waiting_frac < 0.5 * found[RANDOM].waiting_frac
+    assert (found[RANDOM].step_cost > 2 * found[OURS].step_cost) == setting.padded, "less padding and less waiting"
+    assert (found[RANDOM].padding_frac > 2 * found[OURS].padding_frac) == setting.padded
+
+
+def test_waiting_is_what_ranks_are_short_of_the_slowest(tmp_path):
+    (tmp_path / "l.json").write_text(json.dumps([{"cost": c} for c in (6.0, 2.0, 2.0, 2.0)]))
+    done = dflop("sampler", "estimate", "l.json", "--ranks", "2", "--batch", "4", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = {row["order"]: row["waiting_frac"] for row in map(json.loads, done.stdout.splitlines())}
+    assert rows == pytest.approx({RANDOM: 0.25, GROUPED: 0.25, "Karmarkar-Karp, tokens": 0, BY_COST: 0, OURS: 0})
+    assert "stand for tokens" in done.stderr
+    refused = dflop("sampler", "estimate", "l.json", "--ranks", "2", cwd=tmp_path)
+    assert_refused(refused, 2, "4 samples do not fill one global batch of 16")
