@@ -37,9 +37,10 @@ class ModelConfig(Section):
     media: dict[str, Any] = Field(default_factory=dict)
     """Media limits of the family (`max_pixels`, `video_fps`, ...)."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    attention: Literal["auto", "flash", "varlen", "sdpa"] = "auto"
-    """`flash`: the flash-attn package; `varlen`: torch's own variable-length kernel; `sdpa`: one call per length, the
-    only one on a CPU or in float32; `auto`: the first of them that can run."""
+    attention: Literal["auto", "flash3", "flash", "varlen", "sdpa"] = "auto"
+    """`flash3`: FlashAttention-3, for Hopper GPUs; `flash`: the flash-attn package; `varlen`: torch's own kernel for
+    variable lengths; `sdpa`: one call per length, the only one on a CPU or in float32; `auto`: the first that can run.
+    """
     seed: int = Field(default=0, ge=0)
     weights: FilePath | None = None
     """Folder of a Hugging Face model to start from (`model.safetensors` or several with an index); its vocabulary is

@@ -16,10 +16,15 @@ from dflop.config import Config
 from dflop.train import wire
 from dflop.train.listen import master_host
 
+_ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""Settings of torch's allocator: the name of today, and the one it had."""
+
 
 def take_device(config: Config) -> torch.device:
     """The device of this process, by its local rank; on a CPU one thread, as cost tables assume."""
     if config.cluster.device == "cuda":
+        if not any(name in os.environ for name in _ALLOCATOR):
+            os.environ[_ALLOCATOR[0]] = "expandable_segments:True"  # sizes differ from microbatch to microbatch
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(device)
         return device

@@ -1,9 +1,9 @@
 """Exact block-diagonal attention over packed sequences, registered with transformers as `dflop_packed`.
 
 A microbatch is one row of tokens holding several samples back to back; `cu_seq_lens_q` says where each starts. On
-CUDA in half precision a variable-length kernel does this in one call, flash-attn's or torch's own. Elsewhere segments
-of one length share an SDPA call, so the cost is the sum of squares and never the square of the sum, and no T x T mask
-is ever built.
+CUDA in half precision a variable-length kernel does this in one call: FlashAttention-3's, flash-attn's or torch's own.
+Elsewhere segments of one length share an SDPA call, so the cost is the sum of squares and never the square of the sum,
+and no T x T mask is ever built.
 
 Names: transformers looks attention up by the name in a module's config, and hands a whole packed sequence only to
 implementations with `flash` in their names; the towers of Qwen would cut it into segments themselves, with a call for
@@ -13,6 +13,8 @@ every window. `use` therefore gives modules one of several names of the same fun
 from __future__ import annotations
 
 import functools
+import importlib
+import inspect
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -23,11 +25,19 @@ import torch.nn.functional as F
 from dflop.errors import ConfigError
 
 PACKED = "dflop_packed"
-AUTO, FLASH, VARLEN, SDPA = "auto", "flash", "varlen", "sdpa"
+AUTO, FLASH3, FLASH, VARLEN, SDPA = "auto", "flash3", "flash", "varlen", "sdpa"
+_HOPPER = 9
+"""Major number of its compute capability."""
 Window = tuple[int, int]
 """Keys before and behind a token that it attends to; -1: all."""
 
-_KEYS = {AUTO: PACKED, FLASH: "dflop_packed_fa", VARLEN: "dflop_packed_varlen", SDPA: "dflop_packed_segments"}
+_KEYS = {
+    AUTO: PACKED,
+    FLASH3: "dflop_packed_fa3",
+    FLASH: "dflop_packed_fa",
+    VARLEN: "dflop_packed_varlen",
+    SDPA: "dflop_packed_segments",
+}
 _SELF_CUTTING = "dflop_flash_"
 """Prefix of the name for modules that would cut a packed sequence themselves."""
 
@@ -67,7 +77,8 @@ def resolve(kernel: str, device_type: str, dtype: torch.dtype) -> str:
     """The kernel that `model.attention` means on a device.
 
     Args:
-        kernel: `auto`, `flash` (the flash-attn package), `varlen` (torch's own) or `sdpa` (a call per length).
+        kernel: `auto`, `flash3` (FlashAttention-3, for Hopper), `flash` (the flash-attn package), `varlen` (torch's
+            own) or `sdpa` (a call per length).
         device_type: `cpu` or `cuda`.
         dtype: Of the model.
 
@@ -191,6 +202,19 @@ def _band(length: int, window: Window, device: torch.device) -> torch.Tensor | N
     return torch.ones(length, length, dtype=torch.bool, device=device).tril().triu(-window[0])
 
 
+def _flash3(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu: torch.Tensor, longest: int, scale: float, drop: float,
+    window: Window,
+) -> torch.Tensor:  # fmt: skip
+    flash_attn_varlen_func = importlib.import_module("flash_attn_interface").flash_attn_varlen_func
+    _refuse_dropout("FlashAttention-3", drop)
+    out = flash_attn_varlen_func(
+        q, k, v, cu, cu, longest, longest, softmax_scale=scale, causal=window[1] == 0, window_size=window
+    )
+    found: torch.Tensor = out[0] if isinstance(out, tuple) else out  # older releases hand on the logarithms, too
+    return found
+
+
 def _flash(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu: torch.Tensor, longest: int, scale: float, drop: float,
     window: Window,
@@ -210,22 +234,28 @@ def _torch_varlen(
 ) -> torch.Tensor:  # fmt: skip
     from torch.nn.attention.varlen import varlen_attn
 
-    if drop:
-        raise ConfigError(
-            f"torch's variable-length attention has no dropout (attention_dropout is {drop:g})",
-            where="model.hf_config",
-            hint="set it to 0, or install flash-attn",
-        )
-    # Not every release takes fewer heads of keys than of queries, or a scale other than 1/sqrt(head_dim).
+    _refuse_dropout("torch's variable-length attention", drop)
     groups = q.shape[1] // k.shape[1]
-    key, value = (x.repeat_interleave(groups, dim=1) for x in (k, v))
-    query = q * (scale * q.shape[-1] ** 0.5)
-    out = varlen_attn(query, key, value, cu, cu, longest, longest, window_size=window)
+    if "enable_gqa" in inspect.signature(varlen_attn).parameters:
+        options: dict[str, Any] = {"scale": scale, "enable_gqa": groups > 1}
+    else:  # an older release: as many heads of keys as of queries, and 1/sqrt(head_dim)
+        k, v = (x.repeat_interleave(groups, dim=1) for x in (k, v))
+        q, options = q * (scale * q.shape[-1] ** 0.5), {}
+    out = varlen_attn(q, k, v, cu, cu, longest, longest, window_size=window, **options)
     assert isinstance(out, torch.Tensor)
     return out
 
 
-VARLEN_KERNELS: dict[str, Callable[..., torch.Tensor]] = {FLASH: _flash, VARLEN: _torch_varlen}
+def _refuse_dropout(kernel: str, drop: float) -> None:
+    if drop:
+        raise ConfigError(
+            f"{kernel} has no dropout (attention_dropout is {drop:g})",
+            where="model.hf_config",
+            hint="set it to 0, or install flash-attn and set model.attention to flash",
+        )
+
+
+VARLEN_KERNELS: dict[str, Callable[..., torch.Tensor]] = {FLASH3: _flash3, FLASH: _flash, VARLEN: _torch_varlen}
 """(q, k, v `[tokens, heads, head_dim]`, boundaries, longest, scale, dropout, window) -> `[tokens, heads, head_dim]`."""
 
 
@@ -233,7 +263,11 @@ VARLEN_KERNELS: dict[str, Callable[..., torch.Tensor]] = {FLASH: _flash, VARLEN:
 def _missing(kernel: str) -> str:
     """Why a kernel cannot be had; empty if it can."""
     try:
-        if kernel == FLASH:
+        if kernel == FLASH3:
+            importlib.import_module("flash_attn_interface")
+            if torch.cuda.is_available() and torch.cuda.get_device_capability()[0] != _HOPPER:
+                return "FlashAttention-3 is for Hopper GPUs"
+        elif kernel == FLASH:
             from flash_attn import flash_attn_varlen_func  # noqa: F401  # only whether it can be imported
         else:
             from torch.nn.attention.varlen import varlen_attn  # noqa: F401  # only whether it can be imported

@@ -7,10 +7,12 @@ knows neither files of the store nor Prefect nor Slurm; `jobs/train.py` hands it
 
 from __future__ import annotations
 
+import gc
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -133,7 +135,8 @@ class Trainer:
             raise Interrupted(f"told to stop before step {first + 1} of {self._settings.num_steps}")
         ahead = ThreadPoolExecutor(1, thread_name_prefix="feed")
         try:
-            self._run(first, ahead)
+            with _collecting_between_steps():
+                self._run(first, ahead)
         except BaseException:
             # Its thread may be waiting for ranks that will never come.
             ahead.shutdown(wait=False, cancel_futures=True)
@@ -155,6 +158,7 @@ class Trainer:
             data_wait_s = time.perf_counter() - waiting_since
             pending = ahead.submit(self._prepare, step + 1) if step + 1 < last else None
             must_stop, is_late = self._step(step, ready, data_wait_s)
+            gc.collect(1)
             is_last = step + 1 == last
             if is_late or must_stop or is_last or (step + 1) % self._settings.checkpoint_every == 0:
                 self._save(step + 1, is_on_disk=must_stop or is_last)
@@ -291,6 +295,19 @@ class Trainer:
             spans=_spans(message, seat, trace),
             **seconds,
         )
+
+
+@contextmanager
+def _collecting_between_steps() -> Iterator[None]:
+    """Python's collector would stop one rank in the middle of a step, and all others would wait for it."""
+    gc.collect()
+    gc.freeze()  # what is there stays, and is not looked through after every step
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.unfreeze()
 
 
 def learning_rate(step: int, settings: LoopSettings) -> float:

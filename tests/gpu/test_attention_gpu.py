@@ -12,7 +12,7 @@ from dflop.models import attention
 from tests.models.attention_cases import HEADS, SEGMENTS, WINDOWS, assert_equals_dense
 
 
-@pytest.mark.parametrize("kernel", ["flash", "varlen", "sdpa"])
+@pytest.mark.parametrize("kernel", ["flash3", "flash", "varlen", "sdpa"])
 @given(SEGMENTS.filter(any), HEADS, WINDOWS, st.sampled_from([None, 0.5]), st.sampled_from([32, 64, 128]))
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_packed_kernels_equal_dense_attention(cuda, kernel, lengths, heads, causal_window, scale, head_dim):
@@ -25,7 +25,7 @@ def test_packed_kernels_equal_dense_attention(cuda, kernel, lengths, heads, caus
     )
 
 
-@pytest.mark.parametrize("kernel", ["flash", "varlen", "sdpa"])
+@pytest.mark.parametrize("kernel", ["flash3", "flash", "varlen", "sdpa"])
 @pytest.mark.parametrize("causal", [True, False])
 def test_long_segments(cuda, kernel, causal):
     try:

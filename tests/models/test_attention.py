@@ -65,38 +65,44 @@ def fake_kernel(query, key, value, cu_q, cu_k, max_q, max_k, *, scale, window):
 @pytest.fixture
 def kernel(request, monkeypatch):
     """The glue around one of the CUDA kernels, the kernel itself replaced by dense attention."""
-    if request.param == "flash":
-        module = types.ModuleType("flash_attn")
+    monkeypatch.setitem(sys.modules, "flash_attn_interface", None)
+    if request.param.startswith("flash"):
+        name = "flash_attn_interface" if request.param == "flash3" else "flash_attn"
+        module = types.ModuleType(name)
 
-        def flash(q, k, v, cu_q, cu_k, max_q, max_k, *, dropout_p, softmax_scale, causal, window_size):
-            assert dropout_p == 0
+        def flash(q, k, v, cu_q, cu_k, max_q, max_k, *, softmax_scale, causal, window_size, **rest):
+            assert rest == ({} if request.param == "flash3" else {"dropout_p": 0})
             assert causal == (window_size[1] == 0)
             return fake_kernel(q, k, v, cu_q, cu_k, max_q, max_k, scale=softmax_scale, window=window_size)
 
         module.flash_attn_varlen_func = flash
-        monkeypatch.setitem(sys.modules, "flash_attn", module)
+        monkeypatch.setitem(sys.modules, name, module)
     else:
         from torch.nn.attention import varlen
 
-        def varlen_attn(q, k, v, cu_q, cu_k, max_q, max_k, *, window_size):
-            assert q.shape == k.shape, "torch's kernel knows no grouped heads"
+        def older(q, k, v, cu_q, cu_k, max_q, max_k, *, window_size):
+            assert q.shape == k.shape, "it knows no grouped heads"
             return fake_kernel(q, k, v, cu_q, cu_k, max_q, max_k, scale=q.shape[-1] ** -0.5, window=window_size)
 
+        def newer(q, k, v, cu_q, cu_k, max_q, max_k, *, scale, window_size, enable_gqa):
+            assert enable_gqa == (q.shape != k.shape)
+            return fake_kernel(q, k, v, cu_q, cu_k, max_q, max_k, scale=scale, window=window_size)
+
         monkeypatch.setitem(sys.modules, "flash_attn", None)
-        monkeypatch.setattr(varlen, "varlen_attn", varlen_attn)
+        monkeypatch.setattr(varlen, "varlen_attn", older if request.param == "older varlen" else newer)
     attention._missing.cache_clear()
-    yield request.param
+    yield request.param.removeprefix("older ")
     attention._missing.cache_clear()
 
 
-@pytest.mark.parametrize("kernel", ["flash", "varlen"], indirect=True)
+@pytest.mark.parametrize("kernel", ["flash3", "flash", "varlen", "older varlen"], indirect=True)
 @pytest.mark.parametrize("heads", [(2, 2), (4, 2)])
 @pytest.mark.parametrize("causal_window", [(True, None), (False, None), (True, 2)])
 def test_kernels_are_called_with_the_layout_they_want(kernel, heads, causal_window):
     assert_equals_dense(LENGTHS, heads, causal_window, 0.3, torch.float64, kernel=kernel)
 
 
-@pytest.mark.parametrize("kernel", ["varlen"], indirect=True)
+@pytest.mark.parametrize("kernel", ["flash3", "varlen"], indirect=True)
 def test_dropout_is_refused_where_the_kernel_has_none(kernel):
     query, key, value, cu_seqlens = tensors([3], (2, 2))
     with pytest.raises(ConfigError, match=r"no dropout \(attention_dropout is 0\.1\)"):
@@ -105,7 +111,7 @@ def test_dropout_is_refused_where_the_kernel_has_none(kernel):
         )
 
 
-@pytest.mark.parametrize("kernel", ["flash", "varlen"], indirect=True)
+@pytest.mark.parametrize("kernel", ["flash3", "flash", "varlen"], indirect=True)
 def test_the_best_kernel_that_can_run_is_chosen(kernel):
     assert attention.resolve("auto", "cuda", torch.bfloat16) == kernel
     assert attention.resolve(kernel, "cuda", torch.bfloat16) == kernel
@@ -132,7 +138,7 @@ def test_a_kernel_that_cannot_run_is_refused(monkeypatch, kernel, device, dtype,
     assert "`auto`" in caught.value.hint
 
 
-@pytest.mark.parametrize("kernel", ["auto", "flash", "varlen", "sdpa"])
+@pytest.mark.parametrize("kernel", ["auto", "flash3", "flash", "varlen", "sdpa"])
 def test_layers_of_a_model_use_the_kernel_they_are_told(monkeypatch, kernel):
     model = tiny_model()
     attention.use(model.model.visual if hasattr(model, "model") else model.visual, "auto", cuts_itself=True)
@@ -142,7 +148,7 @@ def test_layers_of_a_model_use_the_kernel_they_are_told(monkeypatch, kernel):
     monkeypatch.setattr(
         attention, "VARLEN_KERNELS",
         {k: lambda q, k, v, cu, longest, scale, drop, window, name=k: used.append(name) or q
-         for k in ("flash", "varlen")},
+         for k in ("flash3", "flash", "varlen")},
     )  # fmt: skip
     decoder = next(m for n, m in model.named_modules() if n.endswith("language_model"))
     decoder(
