@@ -152,9 +152,9 @@ def of_disk(error: OSError) -> LaunchError | None:
     if error.errno not in _DISK_ERRNOS:
         return None
     return LaunchError(
-        f"the disk fails: {error.strerror}",
+        f"disk error: {error.strerror}",
         where=str(error.filename or ""),
-        hint="mend that (a full one: free space), then start again: what was done before is kept",
+        hint="fix that (if full, free space), then start again: finished work is kept",
     )
 
 
@@ -167,10 +167,10 @@ def path_problem(path: PurePath) -> str:
     """Why no file can have this path; empty where one can. A pattern may be longer than a name."""
     text = str(path)
     if "\0" in text or len(text.splitlines()) > 1:
-        return "a path is one line, without zeros"
+        return "a path must be one line without null characters"
     names = [part for part in path.parts if not any(c in part for c in "{*?[")]
     if len(os.fsencode(text)) > _MAX_PATH_BYTES or any(len(os.fsencode(name)) > _MAX_NAME_BYTES for name in names):
-        return f"no file has so long a name: {_MAX_NAME_BYTES} bytes are the most, {_MAX_PATH_BYTES} with all folders"
+        return f"file name too long: {_MAX_NAME_BYTES} bytes are the most, {_MAX_PATH_BYTES} with all folders"
     return ""
 
 

@@ -31,10 +31,10 @@ TIMEOUT_S = 15.0
 _PARAMETERS = """
 
     Args:
-        config: Configuration of a new run, or of the unfinished one that has the same.
+        config: Configuration of a new run, or of the unfinished run with the same one.
         config_path: YAML file to read it from, where `config` is left empty.
         overrides: `a.b=value`, for the file.
-        run: Run to go on with (directory, id, beginning of an id, `latest`), in place of both.
+        run: Run to resume (directory, id, beginning of an id, `latest`), in place of both.
 """
 
 
@@ -56,7 +56,7 @@ class StrictFlow(Flow[..., Any]):
 
 
 def drives(name: str) -> Callable[[Callable[[RunDir], Awaitable[Any]]], Flow[..., Any]]:
-    """A flow of this name, of the steps of a run: it begins or takes up the run that is meant, and drives it."""
+    """A flow of this name: starts or resumes the run that its parameters name, and drives it."""
 
     def flow_of(steps: Callable[[RunDir], Awaitable[Any]]) -> Flow[..., Any]:
         async def drive(
@@ -131,7 +131,7 @@ def note_crash(flow: Any, flow_run: Any, state: Any) -> None:
     """Say what becomes of the run of a flow that ended without a word; Prefect calls it."""
     run = _driven_by(flow_run)
     if run is not None and run.state().get("state") == lifecycle.RUNNING and driver_of(run) is None:
-        print(f"run {run.run_id} has lost its driver; its jobs go on, and dflop train {run.path} adopts them")
+        print(f"run {run.run_id} has lost its driver; its jobs continue, and dflop train {run.path} adopts them")
 
 
 def _driven_by(flow_run: Any) -> RunDir | None:

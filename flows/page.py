@@ -31,7 +31,7 @@ MAX_SHOWN_JOBS = 50
 EVERY_S = 5.0
 """Least time between two changes of the bar."""
 TIMEOUT_S = 15.0
-"""Of a request: what waits here, waits beside the run."""
+"""Of a request: what waits here delays no run."""
 
 T = TypeVar("T")
 
@@ -66,7 +66,7 @@ class Page(Listener):
             await self._drawing
         where = f"logs are in {self._run.path}"
         await self.table("jobs", _jobs, self._run, description=where)
-        await self.markdown("history", history_page, self._run, description="what the run noticed and decided")
+        await self.markdown("history", history_page, self._run, description="event log of the run")
 
     def progress(self, percent: float, text: str) -> None:
         """Take note of how far the jobs are; the bar follows within seconds."""
@@ -108,7 +108,7 @@ class Page(Listener):
                 found = await sending
         except Exception as error:  # whatever a client, a proxy or a server comes up with
             if not self._has_failed:
-                self.say(f"the run's page cannot be kept up to date, the run goes on: {type(error).__name__}: {error}")
+                self.say(f"the run's page cannot be updated, the run continues: {type(error).__name__}: {error}")
             self._has_failed = True
             return None
         self._has_failed = False

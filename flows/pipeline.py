@@ -29,7 +29,7 @@ from dflop.steps.training import Trained
 
 @drives("dflop-pipeline")
 async def pipeline(run: RunDir) -> RunSummary:
-    """Run, or go on with, the whole pipeline of a configuration."""
+    """Run or resume the whole pipeline of a configuration."""
     data = await profiled_data(run)
     model = await profiled_model(run, data)
     trained = await trained_by_now(run)
@@ -44,7 +44,7 @@ async def pipeline(run: RunDir) -> RunSummary:
 
 @drives("dflop-profile")
 async def profile(run: RunDir) -> ProfileRecord:
-    """Profile dataset and modules, as far as the store does not know them."""
+    """Profile dataset and modules that the store has no profiles of."""
     return await profiled_model(run, await profiled_data(run))
 
 
@@ -68,7 +68,7 @@ async def report(run: str = "latest", config_path: str = "") -> RunSummary:
     """Write report.html of a run from what the store knows now, and show summary and history.
 
     Args:
-        run: Run directory, id, beginning of an id, or `latest`; somebody else may be driving it.
+        run: Run directory, id, beginning of an id, or `latest`; another process may be driving it.
         config_path: YAML file whose `runs:` says where runs are; empty: DFLOP_RUNS, or `runs`.
     """
     plain_logs()

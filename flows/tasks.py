@@ -70,12 +70,12 @@ async def profile_model(run: RunDir, data: ProfileRecord, key: str) -> ProfileRe
 
 @task(name="optimize-plan", cache_policy=NO_CACHE)
 async def optimize_plan(run: RunDir, model: ProfileRecord | None, trained: Trained) -> Plan:
-    """The layout for what is trained next: of a stage, or in place of the plan whose job has made way.
+    """The layout for what is trained next: of a stage, or in place of the plan whose job stopped for another.
 
     Args:
         run: The run.
         model: Profile of its modules; None: as the store has it.
-        trained: How far it has trained, and what its job made way for.
+        trained: How far it has trained, and what its job stopped for.
     """
     async with Page("optimize-plan", run) as page:
         launcher = launcher_of(run, run.config())
@@ -100,7 +100,7 @@ async def train(run: RunDir, plan: Plan | None) -> Trained:
 
 @task(name="compare", cache_policy=NO_CACHE, **RETRIED)
 async def compare(run: RunDir, trained: Trained) -> None:
-    """The first batches under the plan and data-blind.
+    """The first batches under the plan, balanced and in arrival order.
 
     Args:
         run: The run.
@@ -116,7 +116,7 @@ async def report(run: RunDir, trained: Trained | None) -> RunSummary:
 
     Args:
         run: The run.
-        trained: How far it has trained; None: somebody else may be driving it.
+        trained: How far it has trained; None: another process may be driving it.
     """
     async with Page("report", run) as page:
         if trained is None:

@@ -55,9 +55,7 @@ def story(run_id: str = "run") -> list[Any]:
         *corrected(run_id, (1.0, 1.0, 1.0), 1020.0, 5, level=1.0, is_in_force=False),
         *corrected(run_id, (1.0, 1.1, 2.2), 1030.0, 10, level=1.1),
         *corrected(run_id, (1.002, 1.1, 2.21), 1031.0, 11, level=1.101),
-        decided(
-            "rescale", "done", "llm", 1030.0, 10, "llm: plans reckon with x1.10 of the predicted seconds, before x1.00"
-        ),
+        decided("rescale", "done", "llm", 1030.0, 10, "llm: cost correction x1.10 measured / predicted, before: x1.00"),
         RunEvent(run_id, "train", 0, 12, "scheduler_late", "quick plan after 80 ms", 1035.0),
         make_rank_factor(2, 1.3, run_id=run_id),
         make_rank_factor(3, 1.01, run_id=run_id),

@@ -129,4 +129,4 @@ def test_a_full_disk_is_no_traceback(monkeypatch, capsys):
         cli.main()
     assert caught.value.code == 5
     said = capsys.readouterr().err
-    assert said.startswith("dflop: the disk fails: No space left on device\n  where: /runs/config.resolved.yaml\n")
+    assert said.startswith("dflop: disk error: No space left on device\n  where: /runs/config.resolved.yaml\n")

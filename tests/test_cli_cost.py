@@ -80,13 +80,13 @@ def compared(folder: Path, *arguments: str) -> str:
 
 def test_a_comparison_from_a_data_sheet(folder: Path) -> None:
     talk = compared(folder, "--device", "h100", "--gpus", "4", "--gpus-per-node", "2")
-    assert "simulated on 3 batches nobody planned for; costs analytic" in talk
+    assert "simulated on 3 held-out batches; costs analytic" in talk
 
 
 @pytest.mark.lane("jobs")
 def test_a_profile_is_made_once_and_planned_and_compared_with(folder: Path) -> None:
     (key,), talk = run(folder, "profile", "run.yaml")
-    assert talk.count("unseen ones: median error") == 3
+    assert talk.count("held-out error: median") == 3
     (again,), talk = run(folder, "profile", "run.yaml")
     assert again == key
     assert "is in the store" in talk
@@ -98,7 +98,7 @@ def test_a_profile_is_made_once_and_planned_and_compared_with(folder: Path) -> N
     assert {json.loads(line)["op"] for line in links} == {"p2p", "all_reduce", "all_gather"}
     _, talk = run(folder, "plan", "run.yaml")
     assert "costs measured on" in talk
-    assert "simulated on 3 batches nobody planned for; costs measured on" in compared(folder)
+    assert "simulated on 3 held-out batches; costs measured on" in compared(folder)
 
 
 def test_data_sheets_are_compared_with_published_trainings(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def test_a_profile_is_made_once_and_shown(folder: Path, key: str) -> None:
     assert show.returncode == 0, show.stderr
     shown = (
         f"profile {key}",
-        "24 samples, 0 of them made shorter, 0 left out",
+        "24 samples, 0 of them shortened, 0 skipped",
         "single_image",
         "darker is more samples",
     )
@@ -73,5 +73,5 @@ def test_too_many_bad_samples_stop_with_examples(folder: Path) -> None:
     done = dflop("data", "profile", folder / "run.yaml", "--set=dataset.max_llm_tokens=20", cwd=folder)
     assert done.returncode == 1
     assert done.stdout == ""
-    for words in ("more than max_bad_frac = 0.01", "sample too long:", "mend the dataset or raise"):
+    for words in ("more than max_bad_frac = 0.01", "sample too long:", "fix the dataset or raise"):
         assert words in done.stderr

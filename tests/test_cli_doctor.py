@@ -39,7 +39,7 @@ def test_a_sound_installation_is_told_line_by_line(folder):
     lines = done.stdout.splitlines()
     for heading in ("packages", "configuration", "machine", "Slurm", "Prefect", "store", "files"):
         assert heading in lines
-    assert "  ok   run.yaml: run.yaml: nothing wrong with it" in lines
+    assert "  ok   run.yaml: run.yaml: ok" in lines
     assert "  skip commands: not on PATH: sbatch, srun, squeue, scancel, scontrol, sinfo" in lines
     assert lines[-1].split(",")[0].endswith(" ok")
     assert " fail" not in done.stdout

@@ -49,7 +49,7 @@ def test_a_run_directory_finds_its_store_and_brings_its_rows_in(store: Path, run
     assert "dflop abc on 8x test" in done.stdout
     assert "vision tp1 pp1 dp1 | llm tp1 pp1 dp3, 4 microbatches: 1.5 s a step" in done.stdout
     assert done.stdout.index("slow rank") < done.stdout.index("drift shapes") < done.stdout.index("0:01:13")
-    assert "Nothing was decided" not in done.stdout
+    assert "No events" not in done.stdout
     spool(store, make_decision("rescale", "done", run_id=RUN, detail="x1.30", observed_at_s=1200.0))
     assert "x1.30" in dflop("history", run_dir, cwd=store.parent).stdout
 
@@ -76,7 +76,7 @@ def test_a_store_that_somebody_is_at_is_left_alone(store: Path) -> None:
         assert freshen(store, "another") == 0
         assert read_current(store).seq == 1
         done = dflop("history", RUN, "--store", store, "--format", "json", cwd=store.parent)
-    assert "1 files of the run wait" in done.stderr
+    assert "1 files of the run are not ingested" in done.stderr
     assert "reprofile" not in done.stdout
     assert freshen(store, RUN) == 0
     assert read_current(store).seq == 2

@@ -46,7 +46,7 @@ def test_what_was_found_and_what_must_be_edited_is_said(folder):
     for words in (
         "found  model: qwen2_5_vl, ", "found  weights: none", "found  data: data/train.jsonl, JSON Lines, 4 rows",
         "found  media: 2 of 4 named files are under data/images", "edit   dataset.tokenizer: no tokenizer.json",
-        "edit   dataset.media_root: 2 of 4 named files", "1 of 4 rows looked at have audio, which qwen2_5_vl does not",
+        "edit   dataset.media_root: 2 of 4 named files", "1 of 4 sampled rows have audio, which qwen2_5_vl does not",
         "dflop config validate my.yaml",
     ):  # fmt: skip
         assert words in said
@@ -72,7 +72,7 @@ def test_with_everything_there_it_validates(folder):
     (folder / "model" / "preprocessor_config.json").write_text('{"max_pixels": 802816, "patch_size": 32}')
     out, talk = init(folder)
     assert "found  model.media.max_pixels: 802816, model/preprocessor_config.json: max_pixels" in talk
-    assert any(line.startswith("edit   model.media: no settings") and "min_pixels 3136" in line for line in talk)
+    assert any(line.startswith("edit   model.media: not in the model") and "min_pixels 3136" in line for line in talk)
     assert any(line.startswith("edit   model: model/preprocessor_config.json: patch_size = 32 is not") for line in talk)
     assert any("<|box_start|> in 1" in line for line in talk)
     assert any("chat template in model/chat_template.jinja is not used" in line for line in talk)
@@ -110,7 +110,7 @@ def test_a_tokenizer_without_the_familys_tokens_is_said_at_once(folder):
         (6, 5000, 48, "8 for each of 6 GPUs"),
         (64, 200, 192, "3 for each of 64 GPUs, as there are 200 rows"),
         (3, 5, 3, "1 for each of 3 GPUs, as there are 5 rows"),
-        (64, 40, 40, "all rows there are: fewer than 64 GPUs, which leaves most of them to pipelines or idle"),
+        (64, 40, 40, "all rows: fewer than 64 GPUs, so most of them work in a pipeline or idle"),
     ],
 )
 def test_the_global_batch_fits_the_gpus_that_are_asked_for(folder, gpus, num_rows, batch, note):
@@ -126,9 +126,9 @@ def test_the_global_batch_fits_the_gpus_that_are_asked_for(folder, gpus, num_row
 def test_nothing_is_overwritten_and_nonsense_is_refused(folder):
     (folder / "my.yaml").write_text("mine")
     given = ("init", "--model", "model/config.json", "--data", "data")
-    assert_refused(dflop(*given, "--out", "my.yaml", cwd=folder), 2, "there is something there already")
+    assert_refused(dflop(*given, "--out", "my.yaml", cwd=folder), 2, "already exists")
     assert (folder / "my.yaml").read_text() == "mine"
-    assert_refused(dflop(*given, "--out", "no/such/my.yaml", cwd=folder), 2, "there is no folder `no/such`")
+    assert_refused(dflop(*given, "--out", "no/such/my.yaml", cwd=folder), 2, "no folder `no/such`")
     assert_refused(dflop("init", "--model", "none.json", "--data", "data", cwd=folder), 2, "No such file", "none.json")
     assert_refused(dflop("init", "--model", "model/config.json", "--data", "x", cwd=folder), 2, "`x` does not exist")
     assert_refused(dflop("init", "--data", "data", cwd=folder), 2, "--model", "dflop init --help")

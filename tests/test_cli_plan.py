@@ -39,8 +39,8 @@ def test_a_trainer_that_does_not_look_at_the_data_gets_a_plan_for_arrival_order(
     out, talk = plan(folder, "--gpus", "8", "--emit", "megatron-mimo")
     assert "megatron_mimo_parallelism_config" in out
     assert "fastest of" in talk, "why, where nobody asks for an explanation"
-    assert "`megatron-mimo` accepts, and runs in arrival order, " in talk
-    assert "It runs in arrival order, as the trainer it is for does not look at the data." in talk
+    assert "emitted for `megatron-mimo`: " in talk
+    assert "It runs in arrival order, as its trainer does not balance batches." in talk
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def test_with_emit_the_explanation_leaves_stdout_to_the_file(
     out, talk = plan(folder, "--emit", "json", "--explain")
     document = json.loads(out)
     assert (document["schema"], document["plan_id"]) == ("dflop.plan", explained[0]["plans"][0]["plan_id"])
-    for heading in ("Candidates", "What limits the plan", "Where the step goes", "Other circumstances"):
+    for heading in ("Candidates", "What limits the plan", "Where the step goes", "What-if analysis"):
         assert heading in talk
     assert "4 processes; simulated" in talk
     assert talk.splitlines()[-1].startswith(f"Simulated; costs {H100.source} (")
@@ -106,7 +106,7 @@ def test_a_model_and_its_data_get_a_plan_without_a_configuration(tmp_path: Path)
     assert done.returncode == 0, done.stderr
     assert "found    data: data/annotations.jsonl, JSON Lines, 16 rows" in done.stderr
     assert "assumed  plan.global_batch_size: 16, 4 for each of 4 GPUs" in done.stderr
-    assert "Plan and runners-up" in done.stdout
+    assert "Plan and next-best plans" in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 80
     (made,) = (tmp_path / ".dflop" / "configurations").iterdir()
     assert load_config(made).plan.global_batch_size == 16

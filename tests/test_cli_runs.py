@@ -29,7 +29,7 @@ def folder(tmp_path: Path) -> Path:
     handle = add_job(new, "train", JobState.RUNNING, num_tasks=2)
     stdout, stderr = log_paths(handle)
     stdout.write_text("to stdout\n")
-    stderr.write_text("".join(f"step {i}/40  loss 3.{i}\n" for i in range(1, 13)))
+    stderr.write_text("".join(f"step {i - 1}  {i}/40 done  loss 3.{i}\n" for i in range(1, 13)))
     log_paths(handle, 1).stderr.write_text("of rank 1\n")
     return tmp_path
 
@@ -68,7 +68,7 @@ def test_a_run_is_shown_with_its_jobs(folder):
 def test_the_end_of_a_log_is_printed(folder):
     done = dflop("runs", "logs", "latest", "-l", "2", cwd=folder)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "to stdout\nstep 11/40  loss 3.11\nstep 12/40  loss 3.12\n"
+    assert done.stdout == "to stdout\nstep 10  11/40 done  loss 3.11\nstep 11  12/40 done  loss 3.12\n"
     assert done.stderr == "train, local id-train: running\n"
     assert dflop("runs", "logs", "latest", "train", "--rank", "1", cwd=folder).stdout == "of rank 1\n"
 
@@ -93,9 +93,9 @@ def test_a_log_is_followed_until_its_job_has_ended(folder):
 
 
 def test_no_run_and_several_are_told_apart(folder):
-    assert_refused(dflop("runs", "show", "nowhere", cwd=folder), 2, "no run `nowhere`")
+    assert_refused(dflop("runs", "show", "nowhere", cwd=folder), 2, "no run and no run directory `nowhere`")
     assert_refused(dflop("runs", "show", "demo", cwd=folder), 2, "2 runs begin with `demo`")
-    assert_refused(dflop("cancel", "latest", cwd=folder / "runs"), 2, "there is no run yet", "where: runs")
+    assert_refused(dflop("cancel", "latest", cwd=folder / "runs"), 2, "no runs yet", "where: runs")
 
 
 def test_cancelling_a_run_without_jobs_says_so_and_the_run_can_be_taken_up(folder):
@@ -103,7 +103,7 @@ def test_cancelling_a_run_without_jobs_says_so_and_the_run_can_be_taken_up(folde
     for command in (("cancel",), ("runs", "cancel")):
         done = dflop(*command, "idle", cwd=folder)
         assert (done.returncode, done.stdout) == (0, "")
-        assert "run idle: 0 jobs cancelled, none is left" in done.stderr
+        assert "run idle: 0 jobs cancelled, none remain" in done.stderr
     assert run.state()["state"] == lifecycle.CANCELLED
 
 
@@ -112,7 +112,7 @@ def test_training_a_finished_run_says_so_and_changes_nothing(folder):
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     done = dflop("train", "demo-20260101", cwd=folder)
     assert (done.returncode, done.stdout) == (0, "")
-    assert "is finished, nothing is left to do" in done.stderr
+    assert "is finished, nothing to do" in done.stderr
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
     assert not (folder / "store").exists()
 
@@ -120,4 +120,4 @@ def test_training_a_finished_run_says_so_and_changes_nothing(folder):
 def test_training_wants_a_run_or_a_configuration(folder):
     assert_refused(dflop("train", "nowhere.yaml", cwd=folder), 2, "cannot read the configuration")
     refused = dflop("train", "latest", "--set", "train.num_steps=3", cwd=folder)
-    assert_refused(refused, 2, "a run that exists keeps its configuration", "where: --set")
+    assert_refused(refused, 2, "an existing run keeps its configuration", "where: --set")

@@ -60,8 +60,14 @@ def refused(folder: Path, exit_code: int, *said: str, **env: str) -> None:
 
 def test_a_missing_and_a_wrong_password_are_one_error(folder, address):
     url = f"{address}/api"
-    refused(folder, 2, f"at {url} wants a password, no password is given", PREFECT_API_URL=url)
-    refused(folder, 2, "wants a password, it refuses ours", PREFECT_API_URL=url, PREFECT_API_AUTH_STRING="admin:wrong")
+    refused(folder, 2, f"at {url} requires a password, none is set", PREFECT_API_URL=url)
+    refused(
+        folder,
+        2,
+        "requires a password, it refuses the one that is set",
+        PREFECT_API_URL=url,
+        PREFECT_API_AUTH_STRING="admin:wrong",
+    )
 
 
 def test_the_right_password_is_accepted(address, monkeypatch):
@@ -75,9 +81,11 @@ def test_the_right_password_is_accepted(address, monkeypatch):
 
 def test_flows_are_served_to_a_server(tmp_path):
     home = {"PREFECT_HOME": str(tmp_path / "prefect")}
-    assert_refused(dflop("serve", cwd=tmp_path, **home), 2, "PREFECT_API_URL names none", "prefect server start")
+    assert_refused(
+        dflop("serve", cwd=tmp_path, **home), 2, "PREFECT_API_URL names no Prefect server", "prefect server start"
+    )
     gone = dflop("serve", cwd=tmp_path, PREFECT_API_URL="http://127.0.0.1:9/api", **home)
-    assert_refused(gone, 5, "does not answer")
+    assert_refused(gone, 5, "does not respond")
     assert_refused(dflop("serve", "--limit", "0", cwd=tmp_path, **home), 2, "cannot run 0 flows")
 
 

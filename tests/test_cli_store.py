@@ -56,7 +56,7 @@ def test_a_store_is_set_up_and_kept(tmp_path: Path) -> None:
     assert len(list((root / "snapshots").iterdir())) == 2
     code, out, _ = run(root, "status")
     assert "snapshot 4" in out
-    assert "0 spool files wait" in out
+    assert "0 spool files not ingested" in out
     assert "run_record" in out
 
 
@@ -200,7 +200,7 @@ def test_json_is_json_whatever_the_values_are(store: Path) -> None:
         "d": [1, None],
     }
     twice = dflop("sql", "select 1 as a, 2 as a", "--format", "json", "--store", store, cwd=store.parent)
-    assert_refused(twice, 2, "columns of one name: a")
+    assert_refused(twice, 2, "duplicate column names: a")
 
 
 def test_one_function_cannot_take_the_machines_memory(store: Path) -> None:

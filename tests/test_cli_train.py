@@ -87,7 +87,7 @@ def test_a_killed_driver_leaves_its_job_and_the_next_one_adopts_it(run, start):
     first = start()
     pids = training(run)
     refused = dflop("train", "latest", cwd=run.path.parents[1])
-    assert_refused(refused, 5, f"driven by process {first.process.pid} on", "since 20")
+    assert_refused(refused, 5, f"already has a driver: process {first.process.pid} on", "since 20")
     first.process.kill()
     first.process.wait()
     assert driver_of(run) is None
@@ -102,7 +102,7 @@ def test_a_killed_driver_leaves_its_job_and_the_next_one_adopts_it(run, start):
     for pid in pids:
         os.kill(pid, signal.SIGCONT)
     said = second.ends(0)
-    assert f"step {NUM_STEPS}/{NUM_STEPS}" in said
+    assert f"  {NUM_STEPS}/{NUM_STEPS} done" in said
     assert [job.state for job in jobs_of(run) if job.name == "train"] == [JobState.DONE], "submitted once"
     assert run.state()["state"] == lifecycle.DONE
     assert run.report_file.is_file()
@@ -119,7 +119,7 @@ def test_a_cancelled_run_is_left_by_its_driver_and_can_be_taken_up_again(run, st
     assert run.state()["state"] == lifecycle.CANCELLED
     saved = read_latest(run.checkpoints)["next_step"]
     said = start().ends(0)
-    assert f"step {saved + 1}/{NUM_STEPS}" in said, "goes on from its checkpoint"
+    assert f"step {saved}  {saved + 1}/{NUM_STEPS} done" in said, "goes on from its checkpoint"
     states = [job.state for job in jobs_of(run) if job.name == "train"]
     assert states == [JobState.CANCELLED, JobState.DONE]
 

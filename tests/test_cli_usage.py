@@ -55,7 +55,7 @@ def test_every_option_has_words_of_its_own():
         (["store", "ingst"], ("no command `dflop store ingst`", "did you mean `ingest`?", "valid: compact, gc")),
         (["plan", "a.yaml", "--explan"], ("`dflop plan` takes no option --explan", "did you mean `--explain`?")),
         (["plan"], ('"plan"', "requires an argument", "dflop plan --help")),
-        (["sql", "a", "b"], ("`dflop sql` does not know what to do with: b", "dflop sql --help")),
+        (["sql", "a", "b"], ("`dflop sql` got unexpected arguments: b", "dflop sql --help")),
         (["sql", "runs", "--format", "cvs"], ('"cvs"', '"csv"', "dflop sql --help")),
     ],
 )  # fmt: skip

@@ -142,7 +142,7 @@ def test_run_survives_bad_samples_and_a_killed_rank(tmp_path, start):
     second = start("train", config)
     assert second.end(300) == 0, second.output
     output = second.output
-    assert output.count("not repeated") == 2, output
+    assert output.count(", reused") == 2, output
     assert "resuming run" in output
 
     assert [p.name for p in (tmp_path / "runs").glob("e2e-*")] == [run.run_id]

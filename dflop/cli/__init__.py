@@ -18,7 +18,7 @@ app = App(
     version=__version__,
     help=(
         "Data-aware training of multimodal LLMs on Slurm clusters.\n\nExample: dflop run configs/demo.yaml, then "
-        "dflop sql --list. A file of your own: dflop init, dflop config validate, dflop doctor."
+        "dflop sql --list. Your own data: dflop init, dflop config validate, dflop doctor."
     ),
     default_parameter=Parameter(negative=(), validator=check_value),  # no --no-json
 )

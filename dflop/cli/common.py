@@ -26,10 +26,12 @@ RUNS = Path("runs")
 ConfigFile = Annotated[Path, Parameter(help="Run configuration, a YAML file.")]
 Overrides = Annotated[tuple[str, ...], Parameter(name="--set", help="Override a key: --set train.num_steps=20.")]
 Form = Annotated[Literal["table", "csv", "json"], Parameter(name="--format", help="Form of the rows.")]
-Json = Annotated[bool, Parameter(name="--json", help="An object of JSON per line.")]
-Quiet = Annotated[bool, Parameter(name=("--quiet", "-q"), help="Nothing on stderr but errors.")]
-UsdPerGpuHour = Annotated[float, Parameter(help="Price of a GPU, for what a run or an epoch costs.")]
-DryRun = Annotated[bool, Parameter(name=("--dry-run", "-n"), help="Say what would be done, do nothing.")]
+Json = Annotated[bool, Parameter(name="--json", help="One JSON object per line.")]
+Quiet = Annotated[bool, Parameter(name=("--quiet", "-q"), help="Print only errors on stderr.")]
+UsdPerGpuHour = Annotated[
+    float, Parameter(help="Price of a GPU-hour in US dollars, for the cost of a run or an epoch.")
+]
+DryRun = Annotated[bool, Parameter(name=("--dry-run", "-n"), help="Show what would be done without doing it.")]
 
 _MOST = 1e9
 
@@ -53,7 +55,7 @@ def freshen(store: Path, run_id: str, say: Say) -> None:
     from dflop.store.ingest import freshen as bring_in
 
     if num_waiting := bring_in(store, run_id):
-        say(f"{num_waiting} files of the run wait to be ingested: dflop store ingest --store {store}")
+        say(f"{num_waiting} files of the run are not ingested yet: dflop store ingest --store {store}")
 
 
 def prepare_kernels() -> None:
@@ -74,7 +76,7 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise ConfigError(
-            f"cannot write `{path}`: {error.strerror or error}", hint="name a file in a folder that you may write to"
+            f"cannot write `{path}`: {error.strerror or error}", hint="name a file in a writable folder"
         ) from error
 
 
@@ -97,4 +99,4 @@ def check_folder(path: Path | None) -> None:
         ConfigError: there is no such folder.
     """
     if path is not None and not path.absolute().parent.is_dir():
-        raise ConfigError(f"there is no folder `{path.parent}` to write `{path.name}` into", hint="make it first")
+        raise ConfigError(f"no folder `{path.parent}` to write `{path.name}` into", hint="make it first")

@@ -27,22 +27,22 @@ def compare(
     device: Device = "",
     gpus: Gpus = None,
     gpus_per_node: GpusPerNode = None,
-    num_batches: Annotated[int, Parameter(help="Global batches to judge by; none of them was planned for.")] = 8,
+    num_batches: Annotated[int, Parameter(help="Held-out global batches to simulate.")] = 8,
     policy: Annotated[
         tuple[Policy, ...],
-        Parameter(help="Judge dflop's plan under this policy, too; `program`: the DFLOP paper's, 5 s a batch."),
+        Parameter(help="Also simulate dflop's plan under this policy; `program`: the paper's, 5 s a batch."),
     ] = (),
-    num_steps: Annotated[int, Parameter(help="Optimizer steps of the run whose cost is estimated.")] = 10_000,
+    num_steps: Annotated[int, Parameter(help="Training steps used for the cost estimate.")] = 10_000,
     usd_per_gpu_hour: UsdPerGpuHour = 0.0,
-    picture: Annotated[tuple[Path, ...], Parameter(help="With --suite: draw it, .png, .svg or .pdf.")] = (),
-    html: Annotated[Path | None, Parameter(help="Write a page with all of it: one file that loads nothing.")] = None,
-    numbers: Annotated[Path | None, Parameter(help="With --suite: all numbers as JSON into a file.")] = None,
+    picture: Annotated[tuple[Path, ...], Parameter(help="With --suite: write a chart, .png, .svg or .pdf.")] = (),
+    html: Annotated[Path | None, Parameter(help="Write a self-contained HTML page.")] = None,
+    numbers: Annotated[Path | None, Parameter(help="With --suite: write all numbers to a JSON file.")] = None,
     overrides: Overrides = (),
     form: Form = "table",
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Simulate trainers that do not look at the data, the reference, and dflop.
+    """Simulate baseline trainers, the paper's released planner, and dflop.
 
     All get the same global batches; no GPU is needed.
 
@@ -57,7 +57,7 @@ def compare(
     say, wanted = talk(quiet), form_of(form, as_json)
     if (config is None) == (suite is None):
         raise ConfigError(
-            "dflop compare wants a configuration, a model with data, or a suite",
+            "dflop compare needs a configuration, a model with data, or a suite",
             hint="dflop compare CONFIG, dflop compare MODEL DATA, or --suite paper",
         )
     if suite is not None:
@@ -94,7 +94,7 @@ def compare(
         print_table(comparison_table(contest, num_steps, usd_per_gpu_hour), Console())
     else:
         print_rows(tuple(COLUMNS), comparison_rows(contest, num_steps, usd_per_gpu_hour), wanted)
-    say(f"simulated on {num_batches} batches nobody planned for; costs {outlook.source}")
+    say(f"simulated on {num_batches} held-out batches; costs {outlook.source}")
     say(contest.plans.ours.reason)
     say(verdict(contest))
 

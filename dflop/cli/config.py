@@ -28,7 +28,7 @@ def show(
 ) -> None:
     """Show a configuration with every default, and where each value comes from.
 
-    That is a file and line, or --set; media limits that nobody states have the family's defaults. What
+    That is a file and line, or --set; media limits that no file states have the family's defaults. What
     is printed is a configuration itself, but for passwords and keys in it, which are shown as ***.
 
     Example: dflop config show configs/demo.yaml --set train.num_steps=20
@@ -70,7 +70,7 @@ def validate(config: ConfigFile, *, overrides: Overrides = (), as_json: Json = F
     """Check what a run would check before it starts anything.
 
     Every problem is a line with file, line and key. Exit code 2 when there are problems. What only this machine lacks,
-    such as sbatch, is said and is no problem.
+    such as sbatch, is a warning.
 
     Example: dflop config validate configs/demo.yaml
     """

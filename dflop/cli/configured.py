@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 ConfigOrModel = Annotated[
     Path, Parameter(help="Run configuration, or with DATA a Hugging Face model: its config.json or folder.")
 ]
-Data = Annotated[Path | None, Parameter(help="Training data for that model: a file of rows, or the folder it is in.")]
+Data = Annotated[Path | None, Parameter(help="Training data for that model: a file of rows, or its folder.")]
 MADE = Path(".dflop/configurations")
 """Where configurations are kept that were made for a model and its data."""
 
@@ -48,7 +48,7 @@ def configured(
             )
         return load_config(given, overrides), given
     path = _made(given, data, say, gpus, has_tokenizer=any(x.startswith("dataset.tokenizer=") for x in overrides))
-    say(f"configuration: {path}, for `dflop run` and `dflop config show`; each line of it can be set: --set KEY=VALUE")
+    say(f"configuration: {path}, for `dflop run` and `dflop config show`; change any key: --set KEY=VALUE")
     return load_config(path, overrides), path
 
 

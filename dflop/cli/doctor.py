@@ -22,15 +22,15 @@ _COLOURS = {"ok": "green", "warn": "yellow", "fail": "bold red", "skip": "dim"}
 
 
 def doctor(
-    config: Annotated[Path | None, Parameter(help="Also look at what this run configuration wants.")] = None,
+    config: Annotated[Path | None, Parameter(help="Also check what this run configuration needs.")] = None,
     /,
     *,
     overrides: Overrides = (),
     store: Store = DEFAULT_STORE,
     as_json: Json = False,
-    quiet: Annotated[bool, Parameter(name=("--quiet", "-q"), help="Only what is not ok.")] = False,
+    quiet: Annotated[bool, Parameter(name=("--quiet", "-q"), help="Show only warnings and errors.")] = False,
 ) -> None:
-    """Look at packages, this machine, Slurm, Prefect and the store; say what to do.
+    """Check packages, this machine, Slurm, Prefect and the store; say how to fix what is wrong.
 
     Changes nothing and submits nothing. Exit code 1 when something does not work.
 

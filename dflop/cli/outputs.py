@@ -55,15 +55,15 @@ def history(
     runs: Runs = RUNS,
     store: Store = DEFAULT_STORE,
     form: Annotated[
-        Literal["table", "markdown", "json", "csv"], Parameter(name="--format", help="How entries are written.")
+        Literal["table", "markdown", "json", "csv"], Parameter(name="--format", help="Output format.")
     ] = "table",
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Tell in order what a run noticed and what was done about it.
+    """Show the event log of a run: what it noticed and what was done.
 
-    Plans, corrections, drifts, slow ranks, restarts. Rows that wait in the spool are brought in first, unless somebody
-    else is at it. A run directory names its own store; --store has runs whose directory is gone, too.
+    Plans, corrections, drifts, slow ranks, restarts. Rows in the spool are ingested first, unless another process is
+    ingesting. A run directory names its own store; --store has runs whose directory is gone, too.
 
     Example: dflop history latest
     """
@@ -118,15 +118,15 @@ def trace(
         f"{made.num_events} events, {units.num_bytes(made.num_bytes)}"
     )
     if made.num_events > MANY_EVENTS:
-        say("viewers become slow with so many events: name fewer steps with --steps")
+        say("viewers are slow with this many events: choose fewer steps with --steps")
     print(made.path)
 
 
 def replan(run: Run, *, runs: Runs = RUNS, form: Form = "table", as_json: Json = False, quiet: Quiet = False) -> None:
-    """Say whether a run should now stop and go on under another plan.
+    """Check whether re-planning a run would pay off.
 
     Nothing is changed. A run decides by itself where `replan.mode` is `act`. Seconds are simulated, on the batches that
-    are to come, with what the run has learnt; the cost is what its own starts took.
+    are to come, with the run's corrections; the cost is what the run's starts took.
 
     Example: dflop replan latest
     """

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from dflop.records import Plan
 
 Device = Annotated[
-    str, Parameter(help="Plan from the data sheet of a100, a100-40, h100, h200 or b200, not from measured costs.")
+    str, Parameter(help="Plan from the data sheet of a100, a100-40, h100, h200 or b200 instead of measured costs.")
 ]
-Gpus = Annotated[int | None, Parameter(help="Plan for so many GPUs instead of the cluster's.")]
-GpusPerNode = Annotated[int | None, Parameter(help="With nodes of so many GPUs; those of a data sheet have 8.")]
+Gpus = Annotated[int | None, Parameter(help="Plan for this number of GPUs instead of the cluster's.")]
+GpusPerNode = Annotated[int | None, Parameter(help="GPUs per node; 8 with a data sheet.")]
 
 
 def plan(
@@ -39,9 +39,13 @@ def plan(
     device: Device = "",
     gpus: Gpus = None,
     gpus_per_node: GpusPerNode = None,
-    explain: Annotated[bool, Parameter(help="Say what binds, where time goes, and what a node more would do.")] = False,
+    explain: Annotated[
+        bool, Parameter(help="Explain the plan: limits, where time goes, and what one node more or less would change.")
+    ] = False,
     emit: Annotated[str, Parameter(help="Print the plan for another program: megatron-mimo, torchrun, json.")] = "",
-    picture: Annotated[Path | None, Parameter(help="Draw a step, data-blind and balanced: .svg, .png, .pdf.")] = None,
+    picture: Annotated[
+        Path | None, Parameter(help="Draw a step in arrival order and balanced: .svg, .png, .pdf.")
+    ] = None,
     usd_per_gpu_hour: UsdPerGpuHour = 0.0,
     overrides: Overrides = (),
     form: Form = "table",
@@ -50,7 +54,7 @@ def plan(
 ) -> None:
     """Choose the layout for a model and its data, or for a configuration, without running it.
 
-    Reads the headers of the dataset where that is not done, and leaves the plans in the store. With --emit an
+    Profiles the dataset's headers if needed, and keeps the plans in the store. With --emit an
     explanation goes to stderr.
 
     Example: dflop plan Qwen2.5-VL-7B/config.json my_data --device h100 --gpus 64; dflop plan my.yaml --explain
@@ -76,7 +80,7 @@ def plan(
     write = emitter(emit) if emit else None
     if explain and wanted == "csv":
         raise ConfigError(
-            "an explanation is several tables, CSV holds one", where="--format csv", hint="--format table or json"
+            "an explanation is several tables, and CSV holds one", where="--format csv", hint="--format table or json"
         )
     if explain or picture is not None:
         from dflop.report.explain_page import explanation_json, print_explanation
@@ -103,7 +107,7 @@ def plan(
     elif not explain:
         table = plan_table(plans, [found.workload.throughput(p.predicted_step_s, p) for p in plans])
         if wanted == "table":
-            shown = table.without("reason", "data-blind simulated", "uniform simulated", "processes")
+            shown = table.without("reason", "arrival order simulated", "uniform simulated", "processes")
             more = f"Of {len(plans)}; all of them with --format csv." * (len(plans) > table.num_shown)
             print_table(replace(shown, rows=shown.rows[: table.num_shown], note=more), Console())
         else:
@@ -134,7 +138,7 @@ def _say_what_rules_cost(problem: Problem, plan: Plan, target: str, say: Say) ->
 
     best = plan_problem(problem)[0]
     say(
-        f"`{target}` accepts, and runs in arrival order, {layout_text(plan)}: "
+        f"emitted for `{target}`: {layout_text(plan)}, in arrival order, "
         f"{units.ratio(plan.predicted_step_s / best.predicted_step_s)} the step time of the best plan, "
         f"{layout_text(best)} with {best.num_microbatches} microbatches at {units.seconds(best.predicted_step_s)}"
     )

@@ -15,11 +15,11 @@ from dflop.run.messages import Say
 if TYPE_CHECKING:
     from dflop.config import Config
 
-cost = App(name="cost", help="Cost tables: seconds and bytes of every module, and how sure they are.")
-data = App(name="data", help="Data profiles: what every sample costs each module, from headers alone.")
+cost = App(name="cost", help="Cost tables: seconds and bytes of every module, with their errors.")
+data = App(name="data", help="Data profiles: tokens of every sample per module, from headers alone.")
 
 Key = Annotated[str, Parameter(help="Profile key, or the first digits of one; the newest profile without it.")]
-Output = Annotated[Path | None, Parameter(help="Draw into this .png, .svg or .pdf instead.")]
+Output = Annotated[Path | None, Parameter(help="Write a chart to this .png, .svg or .pdf instead.")]
 
 
 def profile(
@@ -28,12 +28,12 @@ def profile(
     overrides: Overrides = (),
     dry_run: DryRun = False,
     device: Annotated[str, Parameter(help="With -n: seconds by the data sheet of a100, h100, ...")] = "",
-    as_json: Annotated[bool, Parameter(name="--json", help="With -n: an object of JSON per probe.")] = False,
+    as_json: Annotated[bool, Parameter(name="--json", help="With -n: one JSON object per probe.")] = False,
     quiet: Quiet = False,
 ) -> None:
     """Time the modules of a model over its dataset; print the profile's key.
 
-    Nothing is timed where the store has the profile. Probes run as jobs of the configured cluster. With -n they are
+    Skipped where the store has the profile. Probes run as jobs of the configured cluster. With -n they are
     listed instead.
 
     Example: dflop profile configs/demo.yaml; dflop profile configs/demo.yaml -n --device h100
@@ -68,7 +68,9 @@ def _show_probes(config: Config, device: str, form: str, say: Say) -> None:
     print_rows(("module", "way", "tp", "layers", "group", "samples", "tokens", "all repeats"), rows, form)
     known = [p.seconds for p in probes if p.seconds is not None]
     if known:
-        say(f"{len(probes)} probes, {seconds(sum(known))} by the data sheet; building the modules comes on top")
+        say(
+            f"{len(probes)} probes, {seconds(sum(known))} by the data sheet; building the modules takes additional time"
+        )
 
 
 @cost.command(name="show")
@@ -112,7 +114,7 @@ def show_cost(
 
 @cost.command
 def published(
-    table: Annotated[Path | None, Parameter(help="CSV of published runs; the package's own without it.")] = None,
+    table: Annotated[Path | None, Parameter(help="CSV of published runs; default: the package's.")] = None,
     /,
     *,
     form: Form = "table",
@@ -148,7 +150,7 @@ def profile_data(
 ) -> None:
     """Profile the dataset of a configuration; print the profile's key.
 
-    Nothing is read where the store has the profile. Shards run as jobs of the configured cluster.
+    Skipped where the store has the profile. Shards run as jobs of the configured cluster.
 
     Example: dflop data profile configs/demo.yaml
     """
@@ -166,7 +168,7 @@ def profile_data(
             print(key)
         return
     found = run_driver(profile_dataset(loaded, say))
-    say(f"{found.num_rows} samples, {found.num_quarantined} quarantined; dflop data show {found.profile_key}")
+    say(f"{found.num_rows} samples, {found.num_quarantined} skipped; dflop data show {found.profile_key}")
     print(found.profile_key)
 
 
@@ -209,7 +211,7 @@ def show_data(
     changed = frame.filter((frame["media_level"] > 0) | (frame["num_cut_tokens"] > 0)).height
     # Plain text: the name of a file may look like console markup.
     console.print(Text(printable(title)))
-    console.print(f"{frame.height} samples, {changed} of them made shorter, {found['num_quarantined']} left out")
+    console.print(f"{frame.height} samples, {changed} of them shortened, {found['num_quarantined']} skipped")
     print_rows(table.columns, table.rows(), "table")
     print_plots(drawn, console)
 
@@ -217,17 +219,17 @@ def show_data(
 @data.command
 def drift(
     before: Annotated[str, Parameter(help="Profile key, or the first digits of one.")],
-    after: Annotated[str, Parameter(help="Another one.")],
+    after: Annotated[str, Parameter(help="Key of the other profile.")],
     /,
     *,
     store: Store = DEFAULT_STORE,
-    threshold: Annotated[float, Parameter(help="Distance from which on it is a drift, 0..1.")] = 0.1,
+    threshold: Annotated[float, Parameter(help="Distance that counts as drift, 0..1.")] = 0.1,
     form: Form = "table",
     as_json: Json = False,
 ) -> None:
-    """Compare two profiles: has the data moved?
+    """Compare two profiles: has the data drifted?
 
-    Exit code 1 when they are farther apart than chance and than the threshold. Distances are Kolmogorov-Smirnov
+    Exit code 1 when their distance exceeds both chance and the threshold. Distances are Kolmogorov-Smirnov
     (tokens) and total variation (groups), 0..1.
 
     Example: dflop data drift 1f0c 77ab

@@ -22,10 +22,10 @@ FLOWS = ("pipeline", "profile", "plan", "train", "report")
 
 
 def run(config: ConfigFile, *, overrides: Overrides = (), dry_run: DryRun = False) -> None:
-    """Run the whole pipeline of a configuration, or go on with its unfinished run.
+    """Run the whole pipeline of a configuration, or resume its unfinished run.
 
     Uses the Prefect server of PREFECT_API_URL, or a temporary one; `dflop train` needs none. Ctrl-C cancels its jobs.
-    With --dry-run, what would be submitted goes to stdout, to the letter.
+    With --dry-run, prints the exact batch scripts to stdout.
 
     Example: dflop run configs/demo.yaml
     """
@@ -45,7 +45,7 @@ def _show_dry_run(config: Config) -> None:
     from dflop.steps.dry_run import dry_run
 
     found = dry_run(config)
-    say(f"would {'go on with' if found.is_resumed else 'begin'} run {found.run_id}")
+    say(f"would {'resume' if found.is_resumed else 'begin'} run {found.run_id}")
     for note in found.notes:
         say(note)
     print(found.config)
@@ -87,7 +87,7 @@ def train(
     overrides: Overrides = (),
     runs: Runs = RUNS,
 ) -> None:
-    """Do all that is left of a run in this process, without Prefect.
+    """Run or resume the pipeline in this process, without Prefect.
 
     Profile, plan, train, compare, report. With a configuration file, its unfinished run or a new one. Ctrl-C cancels
     the jobs; kill -9 leaves them, and the same command adopts them.
@@ -102,9 +102,7 @@ def train(
 
     is_file = run.endswith((".yaml", ".yml", ".json")) and not Path(run).is_dir()
     if overrides and not is_file:
-        raise ConfigError(
-            "a run that exists keeps its configuration", where="--set", hint="dflop train CONFIG --set ..."
-        )
+        raise ConfigError("an existing run keeps its configuration", where="--set", hint="dflop train CONFIG --set ...")
     path, name = (run, "") if is_file else ("", run)
     taken_up = run_meant(path=path, overrides=overrides, name=name, folder=runs, say=say)
     if is_finished(taken_up):
@@ -125,12 +123,12 @@ async def _drive(run: RunDir) -> None:
 def serve(
     *,
     name: Annotated[str, Parameter(help="Name of the deployments.")] = "here",
-    limit: Annotated[int, Parameter(help="Flow runs at the same time; others wait.")] = 1,
+    limit: Annotated[int, Parameter(help="Flow runs at the same time; further ones wait.")] = 1,
 ) -> None:
-    """Offer the flows on a Prefect server, and run them here when its UI starts them.
+    """Serve deployments of the flows to a Prefect server, and run them here.
 
     Start a server first, `prefect server start` in another terminal, and name it here:
-    `export PREFECT_API_URL=http://127.0.0.1:4200/api`. A flow that falls silent is noted as crashed. For a team, with
+    `export PREFECT_API_URL=http://127.0.0.1:4200/api`. A flow without heartbeat is marked as crashed. For a team, with
     workers and schedules, see prefect.yaml and docs/operating.md.
 
     Example: dflop serve --limit 4
@@ -149,7 +147,7 @@ def serve(
     url, _ = server.check_server()
     if not url:
         raise ConfigError(
-            "flows are served to a Prefect server, and PREFECT_API_URL names none",
+            "PREFECT_API_URL names no Prefect server to serve the flows to",
             where="PREFECT_API_URL",
             hint="prefect server start; then export PREFECT_API_URL=http://127.0.0.1:4200/api",
         )

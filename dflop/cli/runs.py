@@ -12,7 +12,7 @@ from dflop.cli.common import RUNS, DryRun, Form, Json, Quiet, Run, Runs, form_of
 from dflop.errors import printable
 from dflop.run.messages import say
 
-app = App(name="runs", help="Runs: how they stand, their logs, cancelling. RUN is a directory, an id, or `latest`.")
+app = App(name="runs", help="Runs: state, logs, cancelling. RUN is a directory, an id, or `latest`.")
 
 FOLLOW_S = 1.0
 
@@ -22,15 +22,15 @@ def list_runs(
     *,
     runs: Runs = RUNS,
     everything: Annotated[
-        bool, Parameter(name="--all", help="Also those for a profile or a plan alone that have ended.")
+        bool, Parameter(name="--all", help="Include finished runs that only profiled or planned.")
     ] = False,
     form: Form = "table",
     as_json: Json = False,
-    parsable: Annotated[bool, Parameter(help="Print ids alone.")] = False,
+    parsable: Annotated[bool, Parameter(help="Print only ids.")] = False,
 ) -> None:
     """List runs, the newest first.
 
-    `abandoned`: its driver was killed; dflop train RUN goes on and adopts its jobs.
+    `abandoned`: its driver was killed; dflop train RUN resumes it and adopts its jobs.
 
     Example: dflop runs list --json
     """
@@ -47,7 +47,7 @@ def list_runs(
 
 @app.command
 def show(run: Run = "latest", *, runs: Runs = RUNS, form: Form = "table", as_json: Json = False) -> None:
-    """Show how a run stands, and each of its jobs.
+    """Show the state of a run and of each of its jobs.
 
     With csv and json, the jobs.
 
@@ -70,17 +70,17 @@ def show(run: Run = "latest", *, runs: Runs = RUNS, form: Form = "table", as_jso
 def logs(
     run: Run = "latest",
     job: Annotated[
-        str, Parameter(help="Name or id of a job (train, data-0), or `scheduler`; the newest without.")
+        str, Parameter(help="Name or id of a job (train, data-0), or `scheduler`; default: the newest.")
     ] = "",
     *,
-    follow: Annotated[bool, Parameter(name=("--follow", "-f"), help="Go on until the job has ended.")] = False,
-    rank: Annotated[int, Parameter(help="Task of the job.")] = 0,
-    lines: Annotated[int, Parameter(name=("--lines", "-l"), help="Of each log file, the last ones.")] = 100,
+    follow: Annotated[bool, Parameter(name=("--follow", "-f"), help="Follow until the job has ended.")] = False,
+    rank: Annotated[int, Parameter(help="Rank (task) of the job.")] = 0,
+    lines: Annotated[int, Parameter(name=("--lines", "-l"), help="Number of last lines of each log file.")] = 100,
     runs: Runs = RUNS,
 ) -> None:
     """Print the end of a job's log, and follow it.
 
-    What it is of goes to stderr.
+    The job's name goes to stderr.
 
     Example: dflop runs logs latest -f
     """
@@ -115,7 +115,7 @@ def _print_log(text: str) -> None:
 def cancel(run: Run, *, runs: Runs = RUNS, quiet: Quiet = False) -> None:
     """Cancel all jobs of a run and wait until none is left; print their ids.
 
-    Its driver ends by itself. The run can be taken up again: dflop train RUN.
+    Its driver ends by itself. Resume the run with dflop train RUN.
 
     Example: dflop cancel latest
     """
@@ -126,16 +126,16 @@ def cancel(run: Run, *, runs: Runs = RUNS, quiet: Quiet = False) -> None:
     cancelled = cancel_run(found, say)
     for job_id in cancelled:
         print(job_id)
-    say(f"run {found.run_id}: {len(cancelled)} jobs cancelled, none is left")
+    say(f"run {found.run_id}: {len(cancelled)} jobs cancelled, none remain")
 
 
 @app.command
 def reap(
     *, runs: Runs = RUNS, dry_run: DryRun = False, form: Form = "table", as_json: Json = False, quiet: Quiet = False
 ) -> None:
-    """Cancel jobs and temporary Prefect servers of drivers that are gone.
+    """Clean up: cancel orphaned jobs and temporary Prefect servers of drivers that are gone.
 
-    A run that is taken up again adopts its jobs: this is for those that nobody will.
+    A resumed run adopts its jobs: this is for runs that nobody will resume.
 
     Example: dflop reap --dry-run
     """

@@ -89,12 +89,12 @@ def check_server() -> tuple[str, str]:
         what = f"`{url}` is no address of a Prefect server: {error}"
         raise ConfigError(what, where="PREFECT_API_URL", hint=_HINT) from None
     except httpx.HTTPError as error:
-        what = f"the Prefect server at {url} does not answer: {error}"
+        what = f"the Prefect server at {url} does not respond: {error}"
         hint = "start it (prefect server start), or unset the variable for a temporary one; dflop train needs none"
         raise LaunchError(what, where="PREFECT_API_URL", hint=hint) from None
     if status in (401, 403):
-        what = f"the Prefect server at {url} wants a password, "
-        what += "it refuses ours" if api.auth_string or api.key else "no password is given"
+        what = f"the Prefect server at {url} requires a password, "
+        what += "it refuses the one that is set" if api.auth_string or api.key else "none is set"
         hint = "export PREFECT_API_AUTH_STRING, name:password as in the server's PREFECT_SERVER_API_AUTH_STRING"
         raise ConfigError(what, where="PREFECT_API_AUTH_STRING", hint=hint)
     what = f"what answers at {url} is no Prefect server: HTTP {status}"
@@ -102,7 +102,7 @@ def check_server() -> tuple[str, str]:
 
 
 def lock_temporary_server() -> None:
-    """Give the temporary server that Prefect is about to start a password of its own, which only this process knows.
+    """Give the temporary server that Prefect is about to start a password that only this process knows.
 
     It listens on the loopback device, where everybody on a login node can reach it. Whoever has chosen a password in
     Prefect's settings keeps it.
@@ -127,9 +127,9 @@ def as_error_of_ours(error: Exception) -> DflopError | None:
     told = " ".join(str(error).split())
     status = getattr(getattr(error, "response", None), "status_code", None)
     if status in (401, 403):
-        return ConfigError(f"the Prefect server refuses us: {told}", where="PREFECT_API_AUTH_STRING")
+        return ConfigError(f"the Prefect server refused the request: {told}", where="PREFECT_API_AUTH_STRING")
     return LaunchError(
-        f"the Prefect server went away: {type(error).__name__}: {told}",
+        f"connection to the Prefect server lost: {type(error).__name__}: {told}",
         where=os.environ.get("PREFECT_API_URL", "temporary server"),
-        hint="jobs go on without it: dflop run again, or dflop train RUN, which needs no server",
+        hint="jobs continue without it: start dflop run again, or dflop train RUN, which needs no server",
     )

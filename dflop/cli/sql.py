@@ -30,16 +30,16 @@ def sql(
     store: Store = DEFAULT_STORE,
     param: Annotated[tuple[str, ...], Parameter(help="name=value for a query with parameters; repeatable.")] = (),
     form: Annotated[
-        Literal["table", "csv", "json", "parquet"], Parameter(name="--format", help="How rows are written.")
+        Literal["table", "csv", "json", "parquet"], Parameter(name="--format", help="Output format.")
     ] = "table",
     as_json: Json = False,
     output: Annotated[Path | None, Parameter(help="File to write instead of stdout.")] = None,
-    timeout_s: Annotated[float, Parameter(help="Stop the query, its rows included, after so long.")] = 60.0,
-    list_queries: Annotated[bool, Parameter(name="--list", help="Show the named queries.")] = False,
+    timeout_s: Annotated[float, Parameter(help="Time limit of the query, its output included.")] = 60.0,
+    list_queries: Annotated[bool, Parameter(name="--list", help="List the named queries.")] = False,
     show: Annotated[bool, Parameter(help="Print the SQL of a named query instead of running it.")] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Ask the store, read-only: a SELECT, or the name of a query in sql/queries.
+    """Query the store, read-only: a SELECT, or the name of a query in sql/queries.
 
     Example: dflop sql --list; dflop sql tables; dflop sql "select * from v_run_summary" --json; dflop sql < query.sql
     """

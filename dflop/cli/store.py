@@ -12,7 +12,7 @@ from cyclopts import App, Parameter
 from dflop import units
 from dflop.cli.common import DEFAULT_STORE, DryRun, Json, Quiet, Store, talk
 
-app = App(name="store", help="The profile store: one writer, snapshots for everybody else.")
+app = App(name="store", help="The store: one writer, read-only snapshots for everybody else.")
 
 
 @app.command
@@ -25,9 +25,9 @@ def init(
     lease_s: float | None = None,
     group: str | None = None,
 ) -> None:
-    """Create a store, or change the settings of one.
+    """Create a store, or change its settings.
 
-    A store also comes into being with its first profile. One of a team: --group, whose members may then write.
+    The first profile also creates one. For a team: --group, whose members may then write.
 
     Example: dflop store init --live /local/dflop --keep-snapshots 10
 
@@ -35,8 +35,8 @@ def init(
         store: Folder of the store.
         live: Folder for the live database on a node's own disk; every node that ingests builds its own there.
         keep_snapshots: Newest snapshots that are always kept.
-        grace_s: Seconds an older snapshot stays after it was replaced; longer than the longest query.
-        lease_s: Seconds after which a silent ingester on another node is taken for dead.
+        grace_s: Seconds an older snapshot is kept after it was replaced; longer than the longest query.
+        lease_s: Seconds without heartbeat after which an ingester on another node counts as dead.
         group: Group whose members may write, read and clean the store.
     """
     from dflop.store import access, settings
@@ -53,7 +53,7 @@ def init(
 
 @app.command
 def migrate(*, store: Store = DEFAULT_STORE) -> None:
-    """Bring the live database to the tables and views of this dflop; every ingest does, too.
+    """Migrate the live database to this version's tables and views; every ingest does so, too.
 
     Example: dflop store migrate
     """
@@ -67,12 +67,12 @@ def migrate(*, store: Store = DEFAULT_STORE) -> None:
 def ingest(
     *,
     store: Store = DEFAULT_STORE,
-    watch: Annotated[bool, Parameter(help="Go on until interrupted; the pass at work is finished.")] = False,
+    watch: Annotated[bool, Parameter(help="Repeat until interrupted; the current pass finishes.")] = False,
     interval_s: Annotated[float, Parameter(help="Seconds between passes.")] = 30.0,
-    parsable: Annotated[bool, Parameter(help="Print the number of the snapshot alone.")] = False,
+    parsable: Annotated[bool, Parameter(help="Print only the number of the snapshot.")] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Bring everything the jobs spooled into the database and publish a snapshot.
+    """Ingest all spooled rows into the database and publish a snapshot.
 
     Example: dflop store ingest --watch
     """
@@ -83,7 +83,7 @@ def ingest(
         stop = threading.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: stop.set())
-        say(f"watching {store}, every {units.seconds(interval_s)}; interrupt to end")
+        say(f"watching {store}, every {units.seconds(interval_s)}; Ctrl-C to end")
         num_passes = ingest_module.watch(store, interval_s=interval_s, stop=stop, say=say)
         print(f"{num_passes} passes")
         return
@@ -92,8 +92,8 @@ def ingest(
     print(done.snapshot_seq if parsable else summary)
     for num_files, text in (
         (done.num_quarantined_files, f"bad files were moved to {store}/quarantine; see dflop sql quarantine"),
-        (done.num_newer_files, "files wait for a newer dflop"),
-        (done.num_unreadable, "files or folders cannot be read and wait; see the lines above"),
+        (done.num_newer_files, "files need a newer dflop"),
+        (done.num_unreadable, "files or folders cannot be read and are kept in the spool; see the lines above"),
     ):
         if num_files:
             say(f"{num_files} {text}")
@@ -101,9 +101,9 @@ def ingest(
 
 @app.command
 def verify(*, store: Store = DEFAULT_STORE, quiet: Quiet = False) -> None:
-    """Prove that database, snapshot and files agree.
+    """Verify that database, snapshot and files agree.
 
-    Everything is made again from the files and compared. Takes the time and disk space of a rebuild. Exit code 1 when
+    Rebuilds everything from the files and compares. Takes the time and disk space of a rebuild. Exit code 1 when
     something differs.
 
     Example: dflop store verify
@@ -116,7 +116,7 @@ def verify(*, store: Store = DEFAULT_STORE, quiet: Quiet = False) -> None:
         print(problem)
     say(f"compared {report.num_rows} rows of {report.num_files} files in {units.seconds(report.elapsed_s)}")
     if report.problems:
-        say("if the files are right, `dflop store rebuild` makes the database anew")
+        say("if the files are right, `dflop store rebuild` rebuilds the database")
         raise SystemExit(1)
     print("ok")
 
@@ -125,13 +125,13 @@ def verify(*, store: Store = DEFAULT_STORE, quiet: Quiet = False) -> None:
 def rebuild(
     *,
     store: Store = DEFAULT_STORE,
-    snapshot: Annotated[int | None, Parameter(help="Make this snapshot again, in --output, instead.")] = None,
-    output: Annotated[Path | None, Parameter(help="File for it.")] = None,
+    snapshot: Annotated[int | None, Parameter(help="Rebuild this snapshot into --output instead.")] = None,
+    output: Annotated[Path | None, Parameter(help="Output file.")] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Make the live database, or any past snapshot, again from the files.
+    """Rebuild the live database, or any past snapshot, from the files.
 
-    A snapshot goes to a file of its own.
+    A snapshot goes to --output.
 
     Example: dflop store rebuild --snapshot 17 --output june.duckdb
     """
@@ -155,14 +155,12 @@ def rebuild(
 def compact(
     *,
     store: Store = DEFAULT_STORE,
-    min_files: Annotated[int, Parameter(help="Leave a run's kind alone that has fewer files.")] = 16,
-    min_age_h: Annotated[float, Parameter(help="Leave younger files alone, hours.")] = 24.0,
+    min_files: Annotated[int, Parameter(help="Skip kinds of a run with fewer files.")] = 16,
+    min_age_h: Annotated[float, Parameter(help="Skip files younger than this, in hours.")] = 24.0,
     dry_run: DryRun = False,
     quiet: Quiet = False,
 ) -> None:
-    """Rewrite the many small spool files of runs as few.
-
-    Rows, and what a rebuild makes of them, stay the same.
+    """Merge the many small spool files of runs into few. Rows and rebuilds stay the same.
 
     Example: dflop store compact --dry-run
     """
@@ -176,7 +174,7 @@ def compact(
 
 @app.command
 def gc(*, store: Store = DEFAULT_STORE, dry_run: DryRun = False, quiet: Quiet = False) -> None:
-    """Remove replaced snapshots after their grace period, and what killed processes left behind.
+    """Remove replaced snapshots after their grace period, and leftovers of killed processes.
 
     Example: dflop store gc --dry-run
     """
@@ -189,7 +187,7 @@ def gc(*, store: Store = DEFAULT_STORE, dry_run: DryRun = False, quiet: Quiet = 
 
 @app.command
 def status(*, store: Store = DEFAULT_STORE, as_json: Json = False) -> None:
-    """Show the newest snapshot, what it holds, and what waits to be ingested.
+    """Show the newest snapshot, its contents, and files not ingested yet.
 
     With --json one object: the snapshot, the waiting files and the settings.
 
@@ -218,7 +216,7 @@ def status(*, store: Store = DEFAULT_STORE, as_json: Json = False) -> None:
     if current:
         age_s = time.time() - current.published_at_s
         print(f"snapshot {current.seq}, {units.seconds(age_s)} old, by duckdb {current.duckdb}")
-    print(f"{len(waiting)} spool files wait to be ingested")
+    print(f"{len(waiting)} spool files not ingested yet")
     if access.is_shared(store):
         print(f"members of group {access.group_name(store.stat().st_gid)} may write")
     print(rules)

@@ -25,7 +25,7 @@ def usage_error(error: CycloptsError) -> ConfigError:
         return ConfigError(f"`{command}` takes no option {word}", hint=did_you_mean(word, valid))
     if isinstance(error, UnusedCliTokensError):
         words = " ".join(error.unused_tokens or ())
-        return ConfigError(f"`{command}` does not know what to do with: {words}", hint=f"{command} --help")
+        return ConfigError(f"`{command}` got unexpected arguments: {words}", hint=f"{command} --help")
     return ConfigError(_one_line(str(error)), hint=f"{command} --help")
 
 

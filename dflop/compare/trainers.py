@@ -52,11 +52,11 @@ NAMES: Mapping[str, str] = {
 """Of competitors, data-blind ones first."""
 BOUND = "perfect balance, no bubble"
 NOTES = (
-    "Simulated: every number. Plans were made on some batches of your data and judged on others.",
-    "Speed-ups are over the best uniform plan of all that fit: one layout for the whole model, arrival order, equal "
+    "Simulated: every number. Plans were made on some batches of your data and evaluated on held-out ones.",
+    "Speedups are over the best uniform plan of all that fit: one layout for the whole model, arrival order, equal "
     "counts. Geometric means over batches, the same for all, with their 95 % interval.",
     "The bound is what the step would take with every GPU busy all the time, at the best tensor-parallel degree.",
-    "A name with (exceeds memory): its plan does not fit, or some batch or sample has more than it has room for.",
+    "A name with (exceeds memory): its plan does not fit, or some batch or sample exceeds memory.",
 )
 
 
@@ -162,7 +162,7 @@ def data_page(found: Contest, config: Config, config_file: Path, num_steps: int,
         ("command", f"dflop compare {config_file}"),
         ("configuration key", config.key),
         ("costs", found.setting.cost_name),
-        ("batches", f"{len(found.setting.unseen)}, none of which was planned for"),
+        ("batches", f"{len(found.setting.unseen)}held-out"),
         ("plan", f"{found.plans.ours.plan_id}: {found.plans.ours.reason}"),
         ("dflop", __version__),
     )
@@ -174,12 +174,12 @@ def data_page(found: Contest, config: Config, config_file: Path, num_steps: int,
         numbers=(
             ("step, simulated", units.seconds(steps.mean_s), f"uniform, tuned: {step}"),
             ("idle, simulated", units.percent(steps.mean_idle_frac), f"uniform, tuned: {idle}"),
-            ("step over the bound", units.ratio(found.over_bound), "1.00x cannot be beaten"),
+            ("step over the bound", units.ratio(found.over_bound), "1.00x is the optimum"),
         ),
         sections=(
             Section(
                 "speedups",
-                "Speed-ups, their bound and what they are worth",
+                "Speedups, their bound and their value",
                 ("simulated",),
                 drawings=drawings,
                 tables=(_table(rows, num_steps, has_price=usd_per_gpu_hour > 0),),
@@ -194,7 +194,7 @@ def verdict(found: Contest) -> str:
     """What dflop gains over the best of what experts run and over the best uniform plan."""
     parts = []
     if found.best_expert:
-        parts.append(_over(found.over_experts, f"the best of what experts run ({NAMES[found.best_expert]})"))
+        parts.append(_over(found.over_experts, f"the best expert baseline ({NAMES[found.best_expert]})"))
     if TUNED in found.steps:
         parts.append(_over(found.speedup(OURS), "the best uniform plan in arrival order"))
     gains = f"dflop's plan is {' and '.join(parts)}" if parts else "dflop's plan fits in memory"

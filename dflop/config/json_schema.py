@@ -27,7 +27,7 @@ def json_schema(name: str = "run") -> dict[str, Any]:
         ConfigError: there is no such kind of file.
     """
     if name not in _FILES:
-        raise ConfigError(f"no schema of `{name}`", hint=did_you_mean(name, _FILES))
+        raise ConfigError(f"no schema named `{name}`", hint=did_you_mean(name, _FILES))
     schema = _FILES[name].model_json_schema()
     for section in SECTION_FILES if name == "run" else ():
         field = schema["properties"][section]

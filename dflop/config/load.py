@@ -42,7 +42,7 @@ def load_mixture(path: Path) -> MixtureConfig:
     except ValidationError as error:
         raise config_error(error, Origins(path, places), root=MixtureConfig) from None
     if not mixture.datasets:
-        raise ConfigError("a mixture of nothing", where=f"{path}: datasets", hint="write one entry or more")
+        raise ConfigError("an empty mixture", where=f"{path}: datasets", hint="add at least one entry")
     return mixture
 
 

@@ -97,7 +97,7 @@ def _num_nodes(node: Node, known: dict[int, int | None]) -> int:
     """Nodes of a tree in which every alias is written out."""
     if id(node) in known:
         if (count := known[id(node)]) is None:
-            raise YAMLError("an alias (*name) lies in what it stands for")
+            raise YAMLError("an alias (*name) refers to itself")
         return count
     known[id(node)] = None
     inner = node.value if isinstance(node, SequenceNode | MappingNode) else ()

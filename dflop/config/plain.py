@@ -48,7 +48,7 @@ def _check(value: Any, key: tuple[str, ...], left: list[int]) -> None:
     if isinstance(value, Mapping):
         for name, inner in value.items():
             if not isinstance(name, str):
-                raise NotPlain(key, f"a key that is no text but a {type(name).__name__}: write it in quotes")
+                raise NotPlain(key, f"a key that is not text but a {type(name).__name__}: write it in quotes")
             if problem := _problem(name):
                 raise NotPlain(key, f"a key with {problem}")
             _check(inner, (*key, shortened(name)), left)
@@ -63,14 +63,14 @@ def _problem(value: Any) -> str:
     """What is wrong with a single value; empty where nothing is."""
     if isinstance(value, str):
         found = _NO_TEXT.search(value)
-        return f"the character U+{ord(found[0]):04X}, which no text here holds" if found else ""
+        return f"the character U+{ord(found[0]):04X}, which is not allowed in text" if found else ""
     if value is None or isinstance(value, bool):
         return ""
     if isinstance(value, int):
         return "" if -(2**63) <= value < 2**63 else "a number that does not fit 64 bits"
     if isinstance(value, float):
         return "" if math.isfinite(value) else f"{value} is no finite number"
-    return f"a {type(value).__name__}, which means nothing here: write it in quotes if it is text"
+    return f"a {type(value).__name__}, which is not supported here: write it in quotes if it is text"
 
 
 def shortened(text: str) -> str:

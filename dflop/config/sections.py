@@ -28,7 +28,7 @@ Folder = Annotated[FilePath, AfterValidator(_one_line)]
 
 
 class ModelConfig(Section):
-    """Which model is trained."""
+    """The model to train."""
 
     family: str
     """Name of a family in `dflop/models/`."""
@@ -51,7 +51,7 @@ class ModelConfig(Section):
 
 
 class DatasetConfig(Section):
-    """What it is trained on."""
+    """The training data."""
 
     annotations: FilePath
     """JSON or JSON Lines (plain, .gz, .zst), Hugging Face Parquet, a WebDataset .tar, a pattern of several of them, a
@@ -62,21 +62,22 @@ class DatasetConfig(Section):
     chat_template: str = "chatml"
     """`chatml`, `qwen`, `llama3`, or a file: `chat_template.jinja`, `tokenizer_config.json`."""
     special_tokens: tuple[str, ...] = ()
-    """Special tokens of the tokenizer that texts may name, of boxes and the like; others are spelled out in characters.
+    """Special tokens of the tokenizer that texts may name, of boxes and the like; others are tokenized as plain text.
     Never those of the chat template or of media."""
     max_llm_tokens: int = Field(default=8192, ge=8)
     min_side_px: int = Field(default=2, ge=1)
-    """Images and videos with a shorter side are left out: tracking pixels and the like."""
+    """Images and videos with a shorter side are skipped (tracking pixels)."""
     ignored_keys: tuple[str, ...] = ()
-    """Keys of rows, messages and parts, and extensions of tar members, that may be ignored although a row is left out
+    """Keys of rows, messages and parts, and extensions of tar members, that may be ignored although a row is skipped
     for them."""
     seed: int = Field(default=0, ge=0)
-    """Which rows a mixture's `random:` strategies take."""
+    """Seed of a mixture's `random:` strategies."""
     overlong: tuple[Literal["shrink", "truncate"], ...] = ()
-    """What to do, in this order, with a sample of more tokens; without any of it the sample is left out."""
+    """What to do, in this order, with longer samples; empty: skip them."""
     shuffle_window: int = Field(default=0, ge=0)
-    """Samples are shuffled within windows of so many rows of the annotation file, and windows come in the file's order:
-    what a stream or a curriculum does. 0: over the whole epoch."""
+    """Samples are shuffled within windows of this many rows of the annotation file, and windows come in the file's
+    order:
+    as in streaming or a curriculum. 0: over the whole epoch."""
     demo: bool = False
     """Build the demo dataset in the folder of `annotations` when it is not there."""
     demo_num_samples: int = Field(default=320, ge=1)
@@ -119,58 +120,58 @@ class ClusterConfig(Section):
 
 
 class DataProfileConfig(Section):
-    """How the dataset is measured."""
+    """How the dataset is profiled."""
 
     num_shards: int = Field(default=1, ge=1, le=1000)
     """Jobs the dataset is split over: an array of Slurm, which has 1,001 elements at most by default."""
     num_workers: int = Field(default=1, ge=1)
     """Processes of each job."""
     max_bad_frac: float = Field(default=0.01, ge=0, le=1)
-    """More quarantined samples than this stop the run."""
+    """A larger share of skipped samples stops the run."""
 
 
 class ModelProfileConfig(Section):
-    """How the modules are timed."""
+    """How the modules are profiled."""
 
     budget_s: float = Field(default=45, gt=0)
-    """Time for probes, split over the modules; start-up of the job not counted."""
+    """Time for probes, split over the modules; start-up of the job not included."""
     num_layers: tuple[int, int] = (2, 4)
-    """The two shallow depths; everything deeper is extrapolated. A second layer is cheaper than those behind it."""
+    """The two shallow depths; everything deeper is extrapolated. A second layer is cheaper than later ones."""
     num_repeats: int = Field(default=3, ge=1)
     num_probes: int = Field(default=12, ge=4)
     """Packed groups per module and way of running it, at most; each is timed at every depth."""
     tp: tuple[int, ...] = Field(default=(1,), min_length=1)
     """Tensor-parallel degrees to measure, of modules whose heads they divide; others are derived from tp 1."""
     ways: tuple[Literal["train", "frozen", "recompute"], ...] = ("train",)
-    """How modules are run: with gradients of their weights, without them, with layers that run again in backward."""
+    """Modes to profile: training, frozen, or with recomputation of layers in the backward pass."""
     links_budget_s: float = Field(default=5, ge=0)
     """Time for messages and collectives between processes; 0: none."""
 
 
 FEWEST_LIKELY = 4
-"""Microbatches of a plan when the configuration leaves their number open: fewer leave most of a pipeline idle."""
+"""Microbatches of a plan when the configuration does not set their number: fewer leave most of a pipeline idle."""
 
 
 class PlanConfig(Section):
-    """What the planner searches."""
+    """The planner's search space."""
 
     global_batch_size: int = Field(default=24, ge=1)
     """Samples per optimizer step."""
     microbatch_choices: tuple[Annotated[int, Field(ge=1)], ...] = ()
     """Numbers of microbatches to try; empty: chosen automatically."""
     layouts: tuple[Literal["split", "inline"], ...] = Field(default=("split", "inline"), min_length=1)
-    """`split`: every module has its own processes; `inline`: one chain of stages holds the layers of all of them."""
+    """`split`: dedicated ranks per module; `inline`: modules colocated, one pipeline holds the layers of all."""
     recompute: tuple[bool, ...] = Field(default=(False, True), min_length=1)
-    """Whether layers run again in the backward pass, to save memory; `[false, true]`: where it pays."""
+    """Activation recomputation in the backward pass, to save memory; `[false, true]`: where it pays off."""
     shard_optimizer: bool = True
-    """Whether data-parallel replicas may share out the optimizer's states (ZeRO-1)."""
+    """Whether replicas may shard the optimizer state (ZeRO-1)."""
     shard_parameters: tuple[bool, ...] = Field(default=(False, True), min_length=1)
-    """Whether they share out parameters and gradients, too, over a node or all of them (FSDP2), and gather a layer's
+    """Whether they also shard parameters and gradients, over a node or all of them (FSDP2), and gather a layer's
     weights when it runs; `[false, true]`: where memory asks for it."""
     num_scenarios: int = Field(default=6, ge=1)
     """Global batches sampled from the data distribution."""
     horizon_steps: int = Field(default=0, ge=0)
-    """Steps ahead whose samples a plan is made for; 0: all samples. With `dataset.shuffle_window`, what comes soon may
+    """Steps ahead whose samples a plan is made for; 0: all samples. With `dataset.shuffle_window`, upcoming samples may
     be unlike what comes later."""
     top: int = Field(default=40, ge=1)
     """Candidates re-ranked by the simulator."""
@@ -192,65 +193,65 @@ class TrainConfig(Section):
     checkpoint_every: int = Field(default=10, ge=1)
     """Steps between two checkpoints."""
     checkpoint_every_s: float = Field(default=0, ge=0)
-    """A further checkpoint when the last one is so long ago; 0: none."""
+    """Write a checkpoint when the last one is older than this; 0: never."""
     keep_checkpoints: int = Field(default=2, ge=1)
     schedule_ahead: int = Field(default=2, ge=1, le=8)
     """Steps the scheduler works ahead of training, at once where cores are free."""
     schedule_patience_frac: float = Field(default=0.5, ge=0, le=1)
-    """Share of a step that rank 0 waits, while it runs, for the next one's plan before it makes a quick one; the rest
-    of the step is for decoding."""
+    """Share of a step that rank 0 waits for the next step's plan before it uses the fallback schedule; the rest of the
+    step is for decoding."""
     num_workers: int | None = Field(default=None, ge=0)
-    """Processes per rank that decode media, beside ranks that need some; 0: the rank decodes for itself, one file after
-    another and without `decode_timeout_s`. Default: 4 beside a GPU, as far as there are cores; 0 on a CPU, whose cores
-    are taken."""
+    """Processes per rank that decode media, for ranks that need media; 0: the rank decodes for itself, one file after
+    another and without `decode_timeout_s`. Default: 4 per GPU, as far as there are cores; 0 on a
+    CPU."""
     prefetch_steps: int = Field(default=2, ge=1)
     """Steps ahead of the one that runs whose media workers decode, once there are plans for them (`schedule_ahead`)."""
     prefetch_gib: float = Field(default=4, ge=0)
-    """Decoded media a rank may hold of steps behind the next one."""
+    """Decoded media a rank may hold for steps after the next one."""
     decode_timeout_s: float = Field(default=60, gt=0)
-    """A file that takes a worker longer is quarantined; half of `timeout_s` or of `stall_s` where that is less."""
+    """A file that takes a worker longer is skipped; half of `timeout_s` or of `stall_s` where that is less."""
     scheduler_restarts: int = Field(default=2, ge=0)
-    """How often a scheduler that died is started again; then training goes on with quick plans."""
+    """How often a failed scheduler is restarted; after that training uses the fallback schedule."""
     seed: int = Field(default=0, ge=0)
     """Seed of the sample order."""
     timeout_s: float = Field(default=120, gt=0)
     """A collective or a message slower than this ends the job."""
     stall_s: float = Field(default=0, ge=0)
-    """A rank that for so long gives no sign of life, or keeps all others waiting, ends the job and is named;
-    0: three quarters of `timeout_s`. A file is given up earlier, after `decode_timeout_s`, where workers decode."""
+    """A rank without heartbeat for this long, or that keeps all others waiting, ends the job and is named; 0: three
+    quarters of `timeout_s`. A file is given up earlier, after `decode_timeout_s`, where workers decode."""
     trace_every_steps: int = Field(default=10, ge=0)
-    """Of so many steps one leaves in the store what every rank did in it, message by message; 0: none."""
+    """One step in this many is traced: what every rank did goes to the store; 0: none."""
     metrics_dir: FilePath | None = None
     """Where ranks keep their metrics for Prometheus' node exporter; default: `metrics` in the run directory."""
     tensorboard: bool = False
-    """Whether rank 0 also writes what TensorBoard shows, into `tensorboard` in the run directory."""
+    """Whether rank 0 also writes TensorBoard files into `tensorboard` in the run directory."""
 
 
 class CorrectConfig(Section):
-    """How predictions follow measurements."""
+    """How measured times correct predictions."""
 
     enabled: bool = True
-    """Whether predicted seconds are corrected by what steps take."""
+    """Whether measured step times correct predicted seconds."""
     half_life_days: float = Field(default=14, gt=0)
-    """Of what earlier runs learnt: so old a correction counts half."""
+    """Half-life of corrections from earlier runs."""
 
 
 class ReplanConfig(Section):
-    """When a run stops and goes on under another plan."""
+    """When a run switches to another plan."""
 
     mode: Literal["off", "advise", "act"] = "advise"
-    """`advise`: decide and say so, change nothing; `act`: leave a checkpoint and go on under the new plan."""
+    """`advise`: only report; `act`: write a checkpoint and continue under the new plan."""
     check_every_s: float = Field(default=20, gt=0)
-    """How often the flow brings the run's rows into the store and looks whether anything calls for a decision."""
+    """How often the driver ingests the run's rows and checks for drift."""
     min_gain_frac: float = Field(default=0.05, ge=0)
-    """Of the time that is left; a smaller gain is not worth the trouble."""
+    """Least gain, as a share of the remaining time."""
     restart_cost_s: float | None = Field(default=None, ge=0)
-    """What checkpoint, restart and queue cost; default: what this run's own start took."""
+    """Cost of checkpoint, restart and queue; default: what this run's own start took."""
     min_steps: int = Field(default=10, ge=1)
-    """Steps under a plan before another one may be decided on."""
+    """Least steps under a plan before switching to another one."""
     max_replans: int = Field(default=3, ge=0)
     reprofile: bool = True
-    """Whether shapes that predictions are doubtful about are timed again by a small job beside the training."""
+    """Whether doubtful shapes are profiled again by a small job during training."""
 
 
 class StageConfig(Section):
@@ -258,7 +259,7 @@ class StageConfig(Section):
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
     num_steps: int | None = Field(default=None, ge=1)
-    """The last stage has none: it takes what is left of `train.num_steps`."""
+    """The last stage has none: it takes the rest of `train.num_steps`."""
     frozen: tuple[str, ...] = ()
     """In place of `model.frozen`."""
     learning_rate: float | None = Field(default=None, gt=0)
@@ -266,7 +267,7 @@ class StageConfig(Section):
 
 
 class CompareConfig(Section):
-    """The comparison after training: the same global batches data-blind and balanced."""
+    """The comparison after training: the same global batches in arrival order and balanced."""
 
     num_batches: int = Field(default=5, ge=0)
     """Global batches trained under every policy; 0 skips the comparison."""
@@ -280,7 +281,7 @@ class Config(Section):
     """One run of the pipeline."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=150)
-    """Begins the names of run directories and jobs, which file systems limit to 255 bytes."""
+    """Prefix of the names of run directories and jobs, which file systems limit to 255 bytes."""
     model: ModelConfig
     cluster: ClusterConfig
     dataset: DatasetConfig
@@ -310,11 +311,11 @@ class MixtureEntryConfig(Section):
     sampling_strategy: str = "all"
     """`all`, or `first:`, `end:` or `random:` with a number of rows or a percentage."""
     weight: float | None = Field(default=None, gt=0)
-    """Share in the samples drawn, relative to the other entries; every entry has one, or none has."""
+    """Relative share of the samples drawn; set it for every entry or for none."""
     media_root: FilePath | None = Field(
         default=None, validation_alias=AliasChoices("media_root", "image_folder", "video_folder", "data_path")
     )
-    """Where the media of these rows are, if not in the media root of the dataset."""
+    """Folder of the media of these rows; default: the dataset's."""
 
     @model_validator(mode="before")
     @classmethod
@@ -322,7 +323,7 @@ class MixtureEntryConfig(Section):
         for name, field in cls.model_fields.items():
             given = [key for key in spellings(name, field) if isinstance(data, Mapping) and key in data]
             if len(given) > 1:
-                raise ValueError(f"`{'` and `'.join(given)}` mean the same, keep one of them")
+                raise ValueError(f"`{'` and `'.join(given)}` are aliases, keep one of them")
         return data
 
 

@@ -42,7 +42,7 @@ class ContainerConfig(Section):
 
 
 class SlurmConfig(Section):
-    """How jobs are submitted to Slurm. Empty or zero: do not ask, take the site's default."""
+    """How jobs are submitted to Slurm. Empty or zero: the site's default."""
 
     partition: Word = ""
     account: Word = ""
@@ -50,18 +50,19 @@ class SlurmConfig(Section):
     constraint: Word = ""
     """Features that nodes must have (`a100&ib`)."""
     time_limit_min: int = Field(default=240, ge=1)
-    """Of each job; training goes on from its checkpoint behind it."""
+    """Of each job; training resumes from its checkpoint in the next one."""
     gpus: Literal["gpus-per-node", "gres", "none"] = "gpus-per-node"
     """The option GPUs are asked for with; `none`: nodes come with all of theirs."""
     gpu_type: Word = ""
     """As in `--gres=gpu:TYPE:4`."""
     ask_for_memory: bool = True
-    """Whether jobs say `--mem`, which some sites refuse."""
+    """Whether jobs request `--mem`, which some sites refuse."""
     requeue: bool = True
     """Whether Slurm may start a job again under its id: after a lost node, a preemption, a time limit. Without it,
     dflop submits another one."""
     signal_delay_s: int = Field(default=90, ge=1)
-    """How long before the time limit training is told to leave a checkpoint; half the limit where that is shorter."""
+    """How long before the time limit training is signalled to write a checkpoint; half the limit where that is
+    shorter."""
     max_jobs_at_once: int = Field(default=0, ge=0)
     """Elements of a job array that may run at the same time; 0: no limit but the site's."""
     setup: tuple[str, ...] = ()
@@ -73,7 +74,7 @@ class SlurmConfig(Section):
     poll_interval_s: float = Field(default=30, gt=0)
     """Least time between two calls of squeue, for all jobs together."""
     lost_after_s: float = Field(default=120, gt=0)
-    """A job that Slurm does not know for so long is given up."""
+    """A job that Slurm does not know for this long counts as lost."""
 
     @field_validator("extra")
     @classmethod

@@ -96,7 +96,7 @@ class CostDrift:
         self._expected[module] = belief.level, measured
         streaks[:] = 0
         subject = subject_of(module, bucket, self._edges[module])
-        detail = f"{subject}: x{now:.2f} of the predicted seconds; plans reckoned with x{before:.2f}"
+        detail = f"{subject}: x{now:.2f} measured / predicted; plans were made with x{before:.2f}"
         return Found(DRIFT_COST, subject, now, before, detail)
 
 
@@ -179,7 +179,7 @@ class ShapeDrift:
         self._reset()
         detail = (
             f"{module}: {after:.4g} predicted seconds per global batch over {num_steps} steps, "
-            f"{before:.4g} in the batches that the plan was made for"
+            f"{before:.4g} in the batches of the plan"
         )
         return Found(DRIFT_SHAPES, module, after, before, detail)
 
@@ -192,7 +192,7 @@ class ShapeDrift:
         subject = subject_of(module, bucket, self._edges[module])
         detail = (
             f"{subject}: {after:.1%} of the module's seconds over {num_steps} steps, "
-            f"{before:.1%} in the batches that the plan was made for"
+            f"{before:.1%} in the batches of the plan"
         )
         return Found(DRIFT_SHAPES, subject, after, before, detail)
 

@@ -70,7 +70,7 @@ def choose_knots(probes: Probes) -> tuple[Knots, Floats]:
         standard_error = float(worse.std()) / np.sqrt(len(worse))
         if worse.mean() <= max(STANDARD_ERRORS * standard_error, MIN_GAIN_FRAC):
             return knots, error
-    raise AssertionError("the best choice is within any error of itself")
+    raise AssertionError("the best choice is always within tolerance of itself")
 
 
 def candidate_knots(num_tokens: Floats) -> list[Knots]:

@@ -39,8 +39,8 @@ def refuse_far(table: CostTable, load: Load, max_extrapolation: float) -> None:
     else:
         return
     raise CostError(
-        f"cost of module `{table.module}` asked for {asked}; probed: {probed}, "
-        f"and no more than {max_extrapolation:g} times that is predicted",
+        f"cost of module `{table.module}` asked for {asked}; probed: {probed}, and at most {max_extrapolation:g} "
+        "times that is predicted",
         where=f"cost table {table.table_id} at tp {table.tp} on {table.hardware}",
         hint="profile the module on larger groups of samples, or use CostModel(..., extrapolate=True)",
     )

@@ -72,7 +72,7 @@ def missing_probes(measurements: Sequence[Measurement], ways: Collection[Way]) -
     missing = _missing(timed[first])
     for way in others:
         if len(timed[way]) < MIN_PROBES or len({m.num_tokens for m in timed[way]}) < 2:
-            missing.append(f"{MIN_PROBES} probes of two sizes of each other way of running it")
+            missing.append(f"{MIN_PROBES} probes of two sizes of each other mode")
             break
     return "; ".join(missing)
 
@@ -149,10 +149,10 @@ def _check(first: Measurement, timed: list[Measurement], *, num_too_large: int) 
             f"probes do not determine a cost table; needed: {'; '.join(missing)}",
             where=where,
             hint=(
-                f"{num_too_large} probes ran out of memory: use a device with more of it, fewer "
+                f"{num_too_large} probes ran out of memory: use a device with more memory, fewer "
                 "`model_profile.num_layers`, smaller media limits or a higher tp"
                 if num_too_large
-                else "the next run adds probes; give them more time: model_profile.budget_s"
+                else "the next run adds probes; allow more time: model_profile.budget_s"
             ),
         )
 

@@ -81,7 +81,7 @@ class LinkModel:
             if self._links.setdefault((link.op, link.num_ranks, link.num_nodes), link) is not link:
                 raise CostError(
                     f"two link costs for {link.op} of {link.num_ranks} ranks on {link.num_nodes} node(s)",
-                    hint="select the links of one profile and one kind of hardware",
+                    hint="select the links of one profile and one type of hardware",
                 )
 
     @property

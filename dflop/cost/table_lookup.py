@@ -40,7 +40,7 @@ class TableSet:
                     f"two cost tables for module `{table.module}` at tp {table.tp}"
                     + (", recomputing" if table.recompute else ""),
                     where=f"tables {other.table_id} ({_told(other)}) and {table.table_id} ({_told(table)})",
-                    hint="select the tables of one profile and one kind of hardware",
+                    hint="select the tables of one profile and one type of hardware",
                 )
 
     @property

@@ -47,8 +47,9 @@ def derive_variant(base: CostTable, measurements: Sequence[Measurement]) -> Cost
             word for word, is_on in (("frozen", first.is_frozen), ("recomputing", first.recompute)) if is_on
         )
         raise CostError(
-            f"{len(probes)} probe(s) of {len(np.unique(probes.num_tokens))} size(s) do not determine how module "
-            f"`{first.module}` costs when {way or 'trained'}; needed: {MIN_PROBES} of two sizes",
+            f"{len(probes)} probe(s) of {len(np.unique(probes.num_tokens))} size(s) do not determine the cost of "
+            "module "
+            f"`{first.module}` when {way or 'trained'}; needed: {MIN_PROBES} of two sizes",
             where=f"tp {first.tp} on {first.hardware}",
         )
     forward, backward = _seconds(base, probes)

@@ -100,7 +100,7 @@ def confine(media_root: Path, relative: str) -> Path:
     try:
         real = os.path.realpath(os.path.join(root, relative))
     except ValueError as error:
-        raise BadSample(f"impossible media path: {error}", path=printable(relative)) from error
+        raise BadSample(f"invalid media path: {error}", path=printable(relative)) from error
     if os.path.commonpath([root, real]) != root:
         raise BadSample(f"media path leaves the media root {root}", path=printable(relative))
     return Path(real)

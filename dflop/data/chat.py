@@ -89,7 +89,7 @@ class ChatTemplate:
             self._template = jinja.from_string(source)
             self._joins_unseen = joins_unseen(jinja.parse(source))
         except Exception as error:  # what is constant in a template is computed here, see `_render`
-            raise ConfigError(f"chat template is no valid Jinja: {words(error)}", where=name) from error
+            raise ConfigError(f"chat template is not valid Jinja: {words(error)}", where=name) from error
         self._around: Callable[[tuple[str, ...], Parts], _Around] = functools.lru_cache(_MAX_CACHED)(self._look)
         self._gaps: Callable[[tuple[str, ...], Parts, bool], tuple[str, ...]] = functools.lru_cache(_MAX_CACHED)(
             self._common
@@ -160,7 +160,7 @@ class ChatTemplate:
             rendered = self._render(roles, texts, parts, as_parts)
         except Exception as error:
             raise BadSample(f"the chat template refuses the conversation: {words(error)}") from error
-        refused = BadSample("the chat template looks into the texts, and its own text cannot be separated from theirs")
+        refused = BadSample("the chat template inspects message texts, and its own text cannot be separated from them")
         if not all(gaps[1:-1]) or any(gap in text for gap in gaps if gap for text in texts):
             raise refused
         first, last = len(gaps[0]), len(rendered) - len(gaps[-1])
@@ -258,8 +258,8 @@ class ChatTemplate:
             )
         if clock.inside or clock.for_empty or _TODAY in rendered:
             raise jinja2.TemplateError(
-                "it writes the date of today (strftime_now), so tokens would change from day to day: write a date into "
-                "a copy of it, or give the turns that it asks for"
+                "it writes today's date (strftime_now), so tokens would change from day to day: write a date into "
+                "a copy of it, or provide the turns that it requires"
             )
         return rendered
 

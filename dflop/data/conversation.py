@@ -122,9 +122,11 @@ def _conversation(row: dict[str, Any], messages: MessageReader, keys: KeyReader)
     if not answers:
         raise BadSample("conversation has no assistant turn")
     if not any(turn.has_loss for turn in answers):
-        raise BadSample("every answer is marked as one that is not learnt")
+        raise BadSample("every answer is excluded from the loss")
     if key in LISTS and said[-1].role == "user" and (more := [a for a in ANSWERS if row.get(a)]):
-        raise BadSample(f"row has `{more[0]}` beside `{key}` that end with a question: write it as their last turn")
+        raise BadSample(
+            f"row has `{more[0]}` in addition to `{key}` that end with a question: write it as their last turn"
+        )
     if next(turn.role for turn in said if turn.role != "system") == "assistant":
         raise BadSample("conversation starts with an assistant turn")
     return said
@@ -163,7 +165,7 @@ def _columns(row: dict[str, Any], messages: MessageReader, keys: KeyReader) -> I
     number = 2 * len(history)
     if _is_messages(question):
         if more:
-            raise BadSample(f"row has `input` beside a `{asked}` of messages")
+            raise BadSample(f"row has `input` together with a `{asked}` of messages")
         yield from (replace(turn, has_loss=turn.role != "assistant") for turn in _listed(asked, question, messages))
     else:
         texts = [checked(question, f"`{asked}`"), checked(more, "`input`")]
@@ -178,7 +180,7 @@ def _columns(row: dict[str, Any], messages: MessageReader, keys: KeyReader) -> I
 def _only_one(row: dict[str, Any], names: tuple[str, ...]) -> str:
     given = [name for name in names if row.get(name) is not None]
     if len(given) > 1:
-        raise BadSample(f"row has both `{given[0]}` and `{given[1]}`: one of {', '.join(names)} counts")
+        raise BadSample(f"row has both `{given[0]}` and `{given[1]}`: only one of {', '.join(names)} is allowed")
     return given[0] if given else names[0]
 
 
@@ -194,9 +196,9 @@ def _decided(said: tuple[Said, ...], files: _Files) -> tuple[Said, ...]:
     for kind, count in left.items():
         if count < 0:
             reason = f"{wanted[kind]} <{kind}> placeholders for {len(files[kind])} {kind} files"
-            raise BadSample(f"{reason}; what is text belongs into a text part of a list of parts")
+            raise BadSample(f"{reason}; put literal text into a text part of a list of parts")
         if 0 < count < maybe[kind]:
-            raise BadSample(f"{count} {kind} files are left for {maybe[kind]} <{kind}> in text parts")
+            raise BadSample(f"{count} {kind} files remain for {maybe[kind]} <{kind}> in text parts")
     for number, turn in enumerate(said):
         if turn.role != "user" and (lost := [m for m in turn.marks if left[m.kind] > maybe[m.kind]]):
             raise BadSample(

@@ -144,10 +144,10 @@ def profile_shard(
         if number % _REPORT_EVERY_BLOCKS == _REPORT_EVERY_BLOCKS - 1:
             tell(f"{label}: {len(results)} of {len(rows)} rows, {num_bad} quarantined")
     work.headers.save(headers)
-    tell(f"{label}: {len(rows)} rows, {num_bad} quarantined, {len(headers)} media files read")
+    tell(f"{label}: {len(rows)} rows, {num_bad} skipped, {len(headers)} media files read")
     if unknown_keys:
         keys = ", ".join(f"{key} ({count} rows)" for key, count in unknown_keys.most_common(_MAX_KEYS_SHOWN))
-        tell(f"{label}: keys that are not read and not known to mean anything: {keys}")
+        tell(f"{label}: unknown keys, ignored: {keys}")
     if named_tokens:
         tokens = ", ".join(f"{token} ({count} rows)" for token, count in named_tokens.most_common(_MAX_KEYS_SHOWN))
         tell(f"{label}: special tokens that texts name, encoded as characters (dataset.special_tokens): {tokens}")
@@ -203,10 +203,10 @@ def profile_sizes_shard(
     Raises:
         DataError: the table cannot be read, or lacks a column.
         ConfigError: tokenizer or chat template do not fit the family, or a step of `overlong` needs texts.
-        ValueError: the dataset is no table of sizes.
+        ValueError: the dataset is not a table of sizes.
     """
     if dataset.sizes is None:
-        raise ValueError("the dataset is no table of sizes")
+        raise ValueError("the dataset is not a table of sizes")
     key = key or profile_key(dataset, media)
     tokenizer = dataset.chat_tokenizer(media)
     table = read_sizes(dataset.sizes)

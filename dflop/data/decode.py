@@ -117,7 +117,7 @@ def decode_frames(source: MediaSource, frame_indices: Sequence[int]) -> Iterator
             if number == last:
                 break
     if number < last:
-        raise BadMedia(f"video ends after {number + 1} frames, frame {last} was asked for")
+        raise BadMedia(f"video ends after {number + 1} frames, frame {last} was requested")
 
 
 def _turn_of(frame: av.VideoFrame) -> Turn:

@@ -92,9 +92,9 @@ def _is_made(folder: Path, identity: dict[str, int | str]) -> bool:
         found = "no demo dataset"
     if found != identity:
         raise ConfigError(
-            f"folder holds something else than the demo dataset asked for: {found}, not {identity}",
+            f"folder holds something else than the requested demo dataset: {found}, not {identity}",
             where=str(folder),
-            hint="remove the folder or name another one",
+            hint="remove the folder or choose another one",
         )
     return True
 

@@ -63,7 +63,9 @@ def turn_of(frame: av.VideoFrame) -> Turn:
     if not straight and not crossed:
         return Turn()  # players take a matrix of zeros for none
     if min(straight, crossed) > _SQUARE * max(straight, crossed):
-        raise OddAngle(f"display matrix turns the picture by {abs(frame.rotation)} degrees, which is no quarter turn")
+        raise OddAngle(
+            f"display matrix turns the picture by {abs(frame.rotation)} degrees, which is not a quarter turn"
+        )
     return Turn(False, d < 0, a < 0) if straight > crossed else Turn(True, b < 0, c < 0)
 
 

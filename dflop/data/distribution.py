@@ -118,7 +118,7 @@ def sample_batches(
         DataError: there are no shapes.
     """
     if not shapes:
-        raise DataError("no healthy samples to draw batches from", hint="see the quarantine table for the reasons")
+        raise DataError("no valid samples to draw batches from", hint="see the quarantine table for the reasons")
     rng = np.random.default_rng(seed)
     size = min(global_batch_size, len(shapes))
     weights = np.array([s.weight for s in shapes])

@@ -60,7 +60,7 @@ def header_of_source(kind: str, source: AnySource) -> MediaHeader:
     """
     if not isinstance(source, FrameFiles):
         if kind == "video" and isinstance(source, Path) and source.is_dir():
-            raise BadMedia("a folder without a rate: of frames, say in `sample_fps` of their row how many are a second")
+            raise BadMedia("a folder of frames without a rate: set `sample_fps` (frames per second) in the row")
         return read_header(kind, source)
     first: MediaHeader | None = None
     for number, file in enumerate(source.files):
@@ -85,7 +85,7 @@ def decode_files(source: FrameFiles, indices: Sequence[int]) -> Iterator[tuple[i
     """
     for index in sorted(set(indices)):
         if index >= len(source.files):
-            raise BadMedia(f"video ends after {len(source.files)} frames, frame {index} was asked for")
+            raise BadMedia(f"video ends after {len(source.files)} frames, frame {index} was requested")
         try:
             pixels = decode_image(source.files[index])
         except BadMedia as error:
@@ -110,7 +110,7 @@ def _in_folder(media_root: Path, folder: Path, where: str) -> tuple[Path, ...]:
         raise BadSample("folder of frames holds no pictures", path=where)
     if len(patterns := sorted({re.sub(r"\d+", "#", name) for name in pictures})) > 1:
         shown = printable(", ".join(patterns[:3]))
-        raise BadSample(f"names in a folder of frames differ in more than numbers: {shown}", path=where)
+        raise BadSample(f"file names in a folder of frames differ in more than numbers: {shown}", path=where)
     numbers = {tuple(map(int, re.findall(r"\d+", name))): name for name in pictures}
     if len(numbers) < len(pictures) or (len(pictures) > 1 and () in numbers):
         raise BadSample("two files in a folder of frames have the same number", path=where)

@@ -84,7 +84,7 @@ def frame_list(value: object, fps: float | None, what: str) -> FrameList | None:
     if isinstance(value, list) and value:
         if fps is None:
             raise NoRate(
-                f"{what} holds {len(value)} frames of a video but no rate: say in `sample_fps` how many are a second"
+                f"{what} holds {len(value)} frames of a video but no rate: set `sample_fps` (frames per second)"
             )
         found = [read_value(entry, f"frame {number} of {what}") for number, entry in enumerate(value)]
         if None in found:
@@ -118,7 +118,9 @@ def _rates(value: object, key: str, count: int, what: str) -> tuple[float, ...]:
         raise BadSample(f"{what} has {len(listed)} rates in `{key}` for {count} videos of frames", key=key)
     rates = tuple(map(_rate, listed))
     if bad := [given for given, rate in zip(listed, rates, strict=True) if not 0 < rate <= _MAX_RATE]:
-        raise BadSample(f"{what} has `{key}` {shortened(bad[0])}: frames a second, up to {_MAX_RATE:g}", key=key)
+        raise BadSample(
+            f"{what} has `{key}` {shortened(bad[0])}: must be frames per second, up to {_MAX_RATE:g}", key=key
+        )
     return rates
 
 

@@ -144,7 +144,7 @@ def check_depth(image: Image.Image) -> None:
     kind = "32-bit integer" if image.mode == "I" else "float"
     if not 0 <= lowest <= highest <= MAX_LEVEL or (image.mode == "F" and 0 < highest <= 1):
         raise BadMedia(
-            f"{kind} image with levels of {lowest:g} to {highest:g}, not 0 to {MAX_LEVEL}: save it with 8 bits"
+            f"{kind} image with levels of {lowest:g} to {highest:g}, not 0 to {MAX_LEVEL}: convert it to 8 bits"
         )
 
 
@@ -210,7 +210,7 @@ def audio_stream(container: InputContainer) -> av.AudioStream:
 def _check_codec(stream: av.VideoStream | av.AudioStream) -> None:
     # Without a decoder PyAV has no codec context, and every question about the stream is an AttributeError.
     if stream.codec_context is None:
-        raise BadMedia(f"{stream.type} stream in a codec that is not known")
+        raise BadMedia(f"{stream.type} stream with an unknown codec")
 
 
 def _video_header(container: InputContainer, source: MediaSource) -> MediaHeader:

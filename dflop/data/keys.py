@@ -40,25 +40,25 @@ FOLLOWED: Mapping[str, frozenset[str]] = {
 """Keys that are read, by where they stand."""
 
 _MEANINGS = {
-    "tools and their calls": """tools functions tool_choice tool_calls tool_call function_call tool_call_id
+    "tool calls": """tools functions tool_choice tool_calls tool_call function_call tool_call_id
         tool_responses tool_response tool_results parallel_tool_calls observation documents""",
-    "which part or which frames of a recording are meant": """fps sample_fps raw_fps video_fps nframes num_frames
+    "selection of frames or of a part of a recording": """fps sample_fps raw_fps video_fps nframes num_frames
         min_frames max_frames fps_min_frames fps_max_frames video_maxlen frames frame_indices video_metadata
         video_start video_end audio_start audio_end start end start_time end_time start_sec end_sec clip clips array
         use_audio_in_video""",
-    "to which size or part a picture is brought": """min_pixels max_pixels total_pixels resized_height resized_width
+    "resizing or cropping of an image": """min_pixels max_pixels total_pixels resized_height resized_width
         image_min_pixels image_max_pixels video_min_pixels video_max_pixels video_total_pixels detail min_dynamic_patch
         max_dynamic_patch max_num crop crop_box mm_processor_kwargs""",
-    "what is learnt and how much": """loss train loss_weight loss_scale weight sample_weight training train_detail
+    "loss masks and weights": """loss train loss_weight loss_scale weight sample_weight training train_detail
         train_on_turn loss_mask mask_history labels input_ids attention_mask token_type_ids assistant_masks
         completion_mask""",
     "reasoning before the answer": """reasoning_content reasoning reasoning_details thinking thinking_blocks
         thinking_budget thought thoughts think enable_thinking chat_template chat_template_kwargs""",
-    "a preference between answers": """chosen rejected rejected_response rejected_responses rejected_messages
+    "preference data": """chosen rejected rejected_response rejected_responses rejected_messages
         rejected_images rejected_videos rejected_audios positive positives positive_messages negative negatives
         negative_messages label kto_tag margin ranking completions chosen_response preference""",
     "boxes and points": "objects bbox bboxes bbox_2d box boxes point points point_2d ref mask masks segmentation",
-    "who speaks, to whom, or that an answer continues": "name recipient channel refusal prefix partial system_message",
+    "speaker, recipient, or continuation of an answer": "name recipient channel refusal prefix partial system_message",
     "media under another name": """image_path image_paths image_file image_files image_bytes image_base64 img imgs
         picture pictures video_path video_paths video_file audio_path audio_paths audio_file jpg jpeg png webp mp4 wav
         mp3 flac pixel_values""",
@@ -120,9 +120,9 @@ class KeyReader:
             if level == "row" and key in _IGNORED_OF_ROWS:
                 continue
             if key in MEDIA_KEYS:  # of a message or a part; those of a row are followed
-                raise BadSample(f"{what} has `{key}`: media are named by the row or by a part of their kind", key=key)
+                raise BadSample(f"{what} has `{key}`: name media in the row or in a part of their type", key=key)
             if key in REFUSED:
-                raise _refusal(key, f"{what} has `{key}` ({REFUSED[key]}), which is not followed")
+                raise _refusal(key, f"{what} has `{key}` ({REFUSED[key]}), which is not supported")
             if key not in IGNORED:
                 if is_media_like(value):
                     raise _refusal(printable(key), f"{what} has media under `{printable(key)}`, which is not read")
@@ -137,7 +137,7 @@ class KeyReader:
         for key in sorted(row.keys() & set(_ORIGINS) - set(self.ignored)):
             value = row[key]
             if is_media_like(value) or (key.startswith(MEDIA_KINDS) and not says_nothing(key, value)):
-                raise _refusal(key, f"row has no media but names some under `{key}`, which is not read")
+                raise _refusal(key, f"row has no media, but names some under `{key}`, which is not read")
 
     def check_columns(self, row: Mapping[str, object], keys: Iterable[str]) -> None:
         """Of a question and its answer in columns of their own: that nothing else belongs to the question.
@@ -147,7 +147,7 @@ class KeyReader:
         """
         for key in keys:
             if key in row and key not in self.ignored and not says_nothing(key, row[key]):
-                raise _refusal(key, f"row has `{key}` beside its question: write it into the question")
+                raise _refusal(key, f"row has `{key}` in addition to its question: write it into the question")
 
 
 def is_looked_at(key: str, ignored: Collection[str]) -> bool:
@@ -174,7 +174,7 @@ _OFF = ("use_audio_in_video", "prefix", "partial", "mask_history")
 
 
 def _refusal(key: str, reason: str) -> BadSample:
-    return BadSample(f"{reason}; dataset.ignored_keys may name it", key=key)
+    return BadSample(f"{reason}; to ignore the key, add it to dataset.ignored_keys", key=key)
 
 
 def never_ignored(keys: Iterable[str]) -> list[str]:

@@ -55,7 +55,7 @@ class Attached:
             text = "".join(self.content.split())
             return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
         except (binascii.Error, ValueError) as error:
-            raise BadSample(f"bytes are not base64: {error}", path=printable(self.name[:100])) from error
+            raise BadSample(f"invalid base64: {error}", path=printable(self.name[:100])) from error
 
 
 def read_value(value: object, what: str) -> str | Attached | None:
@@ -77,7 +77,7 @@ def read_value(value: object, what: str) -> str | Attached | None:
     if isinstance(value, str) and value:
         return _of_text(value)
     if isinstance(value, list) and value:
-        raise BadSample(f"{what} names {len(value)} files in a list where one stands")
+        raise BadSample(f"{what} names {len(value)} files in a list where one is expected")
     raise BadSample(f"{what} names no file: {shortened(value)}")
 
 
@@ -126,5 +126,5 @@ def _of_text(text: str) -> str | Attached:
         return Attached(text, "")
     scheme = text.partition(":")[0].lower()
     if scheme in (*_SCHEMES, "data"):
-        raise BadSample(f"media are read from files, not from {scheme}: addresses", path=printable(text[:100]))
+        raise BadSample(f"media are read from local files, not from {scheme}: URLs", path=printable(text[:100]))
     return text[len("file://") :] if scheme == "file" and text[4:].startswith("://") else text

@@ -103,7 +103,7 @@ class MessageReader:
         """
         role = _ROLES.get(speaker) if isinstance(speaker, str) else None
         if isinstance(speaker, str) and speaker in _TOOL_ROLES:
-            raise BadSample(f"turn {number} has role {speaker!r}: calls of tools and their results are not followed")
+            raise BadSample(f"turn {number} has role {speaker!r}: tool calls and results are not supported")
         if role is None:
             raise BadSample(f"turn {number} has unknown role {shortened(speaker)}; valid: {', '.join(_ROLES)}")
         if not isinstance(content, list):
@@ -148,12 +148,12 @@ class MessageReader:
         for key, value in marks.items():
             if not isinstance(value, bool | int | float) or value not in (0, 1):
                 raise BadSample(
-                    f"turn {number} has `{key}` {shortened(value)}: an answer is learnt (1) or not (0)", key=key
+                    f"turn {number} has `{key}` {shortened(value)}: must be 1 (in the loss) or 0 (not)", key=key
                 )
             if role != "assistant" and value and key != "weight":
-                raise BadSample(f"turn {number} has `{key}` {value!r}, but only answers are learnt", key=key)
+                raise BadSample(f"turn {number} has `{key}` {value!r}, but only answers carry loss", key=key)
         if len({bool(value) for value in marks.values()}) > 1:
-            raise BadSample(f"turn {number} has marks of loss that differ: {shortened(marks)}", key=next(iter(marks)))
+            raise BadSample(f"turn {number} has conflicting loss marks: {shortened(marks)}", key=next(iter(marks)))
         return role != "assistant" or all(marks.values())
 
 
@@ -164,7 +164,7 @@ def checked(text: object, what: str) -> str:
         BadSample: it is not, or it cannot be written as UTF-8.
     """
     if not isinstance(text, str):
-        raise BadSample(f"{what} has no text: its value is {shortened(text)}")
+        raise BadSample(f"{what} has no text, but {shortened(text)}")
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:

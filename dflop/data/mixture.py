@@ -71,9 +71,9 @@ def make_entry(
     """
     if needed := never_ignored(ignored_keys):
         raise ConfigError(
-            f"{', '.join(needed)} cannot be ignored: rows are read from them",
+            f"{', '.join(needed)} cannot be ignored: they hold the conversation",
             where="dataset.ignored_keys",
-            hint="name keys that the reason of a quarantined row names",
+            hint="use keys that the reason of a skipped row names",
         )
     paths = expand(pattern, folder)
     root = beside(media_root, folder)
@@ -134,7 +134,9 @@ class Dataset:
         """
         if len({entry.weight is None for entry in entries}) > 1:
             without = next(entry.name for entry in entries if entry.weight is None)
-            raise ConfigError(f"entry {without} has no weight but others have", hint="give all of them one, or none")
+            raise ConfigError(
+                f"entry {without} has no weight, but others do", hint="set it for all entries or for none"
+            )
         for entry in entries:
             select(0, entry.strategy, seed, entry.name)  # before a file of terabytes is opened
         sources = [[open_source(path, entry.ignored_keys) for path in entry.paths] for entry in entries]

@@ -45,7 +45,9 @@ def find_tokenizer(folders: tuple[Path, ...], rules: MediaRules) -> FoundTokeniz
     """
     path = next((folder / "tokenizer.json" for folder in folders if (folder / "tokenizer.json").is_file()), None)
     if path is None:
-        return FoundTokenizer(None, DEFAULT_TEMPLATE, problem="no tokenizer.json beside the model's config or the data")
+        return FoundTokenizer(
+            None, DEFAULT_TEMPLATE, problem="no tokenizer.json next to the model's config or the data"
+        )
     notes: list[str] = []
     beside = dict.fromkeys((path.parent, *folders))
     for template in (folder / name for folder in beside for name in _TEMPLATES):

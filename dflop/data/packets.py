@@ -142,7 +142,7 @@ def audio_packets(container: InputContainer, stream: av.AudioStream) -> Iterator
                 continue
             if sound[:1] != b"\xff":
                 # A tag can hold what looks like a frame, and the real one after it is then cut in two.
-                raise av.error.InvalidDataError(_INVALID_DATA, "bytes in an MP3 that are neither sound nor a tag")
+                raise av.error.InvalidDataError(_INVALID_DATA, "MP3 with bytes that are neither audio nor a tag")
             if len(sound) < len(content):
                 rest: Packet[Any] = av.Packet(sound)
                 rest.stream, rest.time_base, rest.duration = stream, packet.time_base, packet.duration

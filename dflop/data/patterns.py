@@ -66,5 +66,5 @@ def _matches(path: str, pattern: str, folder: Path) -> list[Path]:
     raise ConfigError(
         f"no file `{path}`",
         where=pattern,
-        hint=f"looked in {Path.cwd()}" + f" and {folder}" * (not os.path.isabs(path)),
+        hint=f"searched in {Path.cwd()}" + f" and {folder}" * (not os.path.isabs(path)),
     )

@@ -62,7 +62,7 @@ def drift(before: pl.DataFrame, after: pl.DataFrame) -> Drift:
         DataError: one of them is empty.
     """
     if before.is_empty() or after.is_empty():
-        raise DataError("a dataset without healthy samples has no distribution to compare")
+        raise DataError("a dataset without valid samples has no distribution to compare")
     tokens = tokens_of(before), tokens_of(after)
     modules = sorted({*tokens[0], *tokens[1]})
     weights = _weights(before), _weights(after)

@@ -45,7 +45,7 @@ class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         """Whatever the operator stands for, unless a text or a list is repeated or filled, or a power taken."""
         if operator == "**" or (operator == "%" and isinstance(left, str)):
-            raise jinja2.TemplateError(f"`{operator}` is not for templates of conversations")
+            raise jinja2.TemplateError(f"`{operator}` is not allowed in chat templates")
         sequence, number = (left, right) if isinstance(right, int) else (right, left)
         if isinstance(sequence, str | list | tuple) and len(sequence) * max(0, int(number)) > _MAX_CHARACTERS:
             raise jinja2.TemplateError(f"`*` makes more than {_MAX_CHARACTERS} elements")

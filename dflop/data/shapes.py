@@ -87,7 +87,7 @@ def shapes_of(
 def _header(index: int, ref: MediaRef, rules: ShapeRules, read: ReadHeader) -> MediaHeader:
     if ref.kind not in rules.media.media_tokens:
         takes = ", ".join(sorted(rules.media.media_tokens)) or "text only"
-        raise BadSample(f"family {rules.media.name} takes no {ref.kind} (takes: {takes})", path=ref.path)
+        raise BadSample(f"family {rules.media.name} does not support {ref.kind} (supported: {takes})", path=ref.path)
     try:
         header = read(index, ref)
     except BadMedia as error:
@@ -101,7 +101,7 @@ def too_small(header: MediaHeader, rules: ShapeRules) -> str | None:
     """Why a picture is too small to be one; None if it is not."""
     if header.kind == "audio" or min(header.width_px, header.height_px) >= rules.min_side_px:
         return None
-    return f"{header.kind}: {header.width_px}x{header.height_px} px, a side below min_side_px {rules.min_side_px}"
+    return f"{header.kind}: {header.width_px}x{header.height_px} px, shorter side below min_side_px {rules.min_side_px}"
 
 
 def _place(sample: AnnotatedSample, headers: Sequence[MediaHeader], rules: ShapeRules, level: int) -> list[Placement]:

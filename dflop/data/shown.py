@@ -147,7 +147,7 @@ class ShownTurns:
         if len(cut_texts) > len(texts) and not self._template.shows_alike(
             roles, (texts, parts), (cut_texts, cut_parts)
         ):
-            raise BadSample("the chat template does not show text parts in a row as one text: join them")
+            raise BadSample("the chat template does not join consecutive text parts: join them in the data")
 
     def _marked(self, pieces: Pieces, kept: list[str]) -> Pieces:
         return [
@@ -203,5 +203,5 @@ def _restored(kept: list[str], shown: str, pieces: Pieces) -> Pieces:
         else:
             found[-1] += text
     if found[1::2] != pieces[1::2]:
-        raise BadSample("the chat template loses or moves media")
+        raise BadSample("the chat template drops or moves media")
     return found

@@ -116,9 +116,9 @@ def check_overlong(overlong: Sequence[str]) -> None:
     """
     if "truncate" in overlong:
         raise ConfigError(
-            "a table of sizes cannot be truncated: it does not say where the media stand",
+            "a table of sizes cannot be truncated: it does not hold the positions of media",
             where="dataset.overlong",
-            hint="use [shrink], or leave it out",
+            hint="use [shrink], or remove `truncate`",
         )
 
 
@@ -293,7 +293,7 @@ def _placed(
 def _check(rules: ShapeRules, header: MediaHeader) -> None:
     if header.kind not in rules.media.media_tokens:
         takes = ", ".join(sorted(rules.media.media_tokens)) or "text only"
-        raise ValueError(f"family {rules.media.name} takes no {header.kind} (takes: {takes})")
+        raise ValueError(f"family {rules.media.name} does not support {header.kind} (supported: {takes})")
     if header.kind == "audio" and header.duration_s <= 0:
         raise ValueError("audio: no length")
     if header.kind != "audio" and min(header.width_px, header.height_px, header.num_frames) < 1:

@@ -30,7 +30,7 @@ def special_ids(tokenizer: Tokenizer, names: list[str], path: Path, family: str)
     forgeable = [name for name, encoded in zip(sorted(ids), plain, strict=True) if ids[name] in encoded.ids]
     if forgeable:
         raise ConfigError(
-            f"tokens are not marked special, so any user text could forge them: {', '.join(forgeable)}",
+            f"tokens are not marked special, so user text could forge them: {', '.join(forgeable)}",
             where=str(path),
             hint='set "special": true for them under "added_tokens"',
         )
@@ -53,7 +53,7 @@ def ids_in_texts(tokenizer: Tokenizer, known: frozenset[str], names: Sequence[st
             raise ConfigError(
                 f"`{name}` is no special token of {path} that texts may name",
                 where="dataset.special_tokens",
-                hint=f"not those of the chat template or of media; valid: {', '.join(sorted(known)) or 'none'}",
+                hint=f"not those of the chat template or media; valid: {', '.join(sorted(known)) or 'none'}",
             )
     return {name: token_id for name in names if (token_id := tokenizer.token_to_id(name)) is not None}
 
@@ -72,7 +72,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
         raise ConfigError(f"tokenizer cannot be loaded: {error}", where=str(path)) from error
     if dropout := getattr(tokenizer.model, "dropout", None):
         raise ConfigError(
-            f"tokenizer leaves out merges at random (dropout {dropout:g}), so a text has another length every time",
+            f"tokenizer drops merges at random (dropout {dropout:g}), so token counts are not reproducible",
             where=str(path),
             hint='set "dropout": null under "model"',
         )

@@ -354,10 +354,11 @@ class ChatTokenizer:
         self._tokenizer.encode_special_tokens = True
         if whole != self.encode(sample, []).input_ids.tolist():
             raise ConfigError(
-                "the tokenizer encodes text between special tokens otherwise than alone (a prefix before words, or "
-                "special tokens that are `single_word`), which is not followed",
+                "the tokenizer encodes text between special tokens differently than on its own (a prefix before "
+                "words, or "
+                "special tokens that are `single_word`), which is not supported",
                 where=str(path),
-                hint="a tokenizer without them, such as Qwen's",
+                hint="use a tokenizer without them, such as Qwen's",
             )
 
 

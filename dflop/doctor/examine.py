@@ -38,7 +38,7 @@ def examine(
         for error in errors:
             yield Finding(CONFIGURATION, error.where or config_file.name, FAIL, error.what, error.hint)
         if not errors:
-            yield Finding(CONFIGURATION, config_file.name, OK, f"{config_file}: nothing wrong with it")
+            yield Finding(CONFIGURATION, config_file.name, OK, f"{config_file}: ok")
     here = config if config is not None and config.cluster.backend != "slurm" else None
     wants_gpu = here is not None and here.cluster.device == "cuda"
     yield from this_machine.machine(wants_gpu, here.model.attention if here else "auto")

@@ -23,7 +23,7 @@ from dflop.store import access
 AREA = "files"
 MIN_FREE_BYTES = 5 << 30
 SHARED_KINDS = ("nfs", "lustre", "gpfs", "beegfs", "ceph", "fuse", "smb", "cifs", "9p")
-_MOVE = "put it on another file system: --set store=..., DFLOP_STORE"
+_MOVE = "use another file system: --set store=..., DFLOP_STORE"
 _NO_LOCKS = "mount it with locks (Lustre: -o flock; NFS: version 4), or move the store"
 
 
@@ -54,7 +54,7 @@ def _try_lock(folder: Path) -> None:
             fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return
-        raise AssertionError("two holders got the same lock")
+        raise AssertionError("two processes got the same lock")
     finally:
         os.close(first)
         os.close(second)
@@ -84,7 +84,7 @@ def _kind(what: str, folder: Path) -> Finding:
     kind, free_bytes = mount_kind(folder), shutil.disk_usage(folder).free
     detail = f"{kind} at {folder}, {units.num_bytes(free_bytes)} free"
     if free_bytes < MIN_FREE_BYTES:
-        return Finding(AREA, what, WARN, detail, "a full disk stops ingesting and checkpoints: make room")
+        return Finding(AREA, what, WARN, detail, "a full disk stops ingesting and checkpoints: free space")
     if what == "store" and kind.startswith(SHARED_KINDS):
         advice = "a live database on a node's own disk is faster and safer: dflop store init --live FOLDER"
         return Finding(AREA, what, OK, f"{detail}, shared between nodes", advice)

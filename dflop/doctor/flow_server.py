@@ -31,9 +31,9 @@ def flow_server(ask: Callable[[], tuple[str, str]]) -> Iterator[Finding]:
 
 def _server(url: str, theirs: str, version: str) -> Finding:
     if not url:
-        return Finding(AREA, "server", OK, "none configured: every dflop run starts a temporary one")
+        return Finding(AREA, "server", OK, "none configured: dflop run starts a temporary one")
     if _minor(theirs) < _minor(version):
-        advice = "a client newer than its server is refused at times: upgrade the server"
+        advice = "a client newer than its server may be refused: upgrade the server"
         return Finding(AREA, "server", WARN, f"{url}, Prefect {theirs}; the client is {version}", advice)
     return Finding(AREA, "server", OK, f"{url}, Prefect {theirs}")
 

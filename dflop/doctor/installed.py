@@ -45,7 +45,7 @@ def python_and_dflop() -> Iterator[Finding]:
     if Version(version) in SpecifierSet(needed or ">=3"):
         yield Finding(AREA, "Python", OK, version)
     else:
-        yield Finding(AREA, "Python", FAIL, f"{version}, dflop needs {needed}", "make a new environment with it")
+        yield Finding(AREA, "Python", FAIL, f"{version}, dflop needs {needed}", "create a new environment with it")
     folder = Path(dflop.__file__).resolve().parent
     yield Finding(AREA, "dflop", OK, f"{dflop.__version__}, {code_revision()}, in {folder}")
 
@@ -71,9 +71,9 @@ def as_tested(constraints: Mapping[str, str], version_of: VersionOf = installed_
     compared = ((name, version, constraints[name]) for name, version in found.items())
     other = [f"{name} {version} (tested: {tested})" for name, version, tested in compared if not _same(version, tested)]
     if not other:
-        return Finding(AREA, "tested versions", OK, f"{len(found)} packages as in constraints.txt")
+        return Finding(AREA, "tested versions", OK, f"{len(found)} packages match constraints.txt")
     shown = ", ".join(other[:_MAX_SHOWN]) + (f" and {len(other) - _MAX_SHOWN} more" if len(other) > _MAX_SHOWN else "")
-    advice = "tests did not see these; for the others: pip install -c constraints.txt"
+    advice = "these versions are untested; for the tested ones: pip install -c constraints.txt"
     return Finding(AREA, "tested versions", WARN, shown, advice)
 
 

@@ -83,15 +83,15 @@ def _in_partition(options: Mapping[str, str], groups: Sequence[NodeGroup]) -> It
     first, num_nodes = groups[0], _count(options.get("nodes", "1").partition("-")[0]) or 1
     name = f"partition `{first.partition}`"
     if first.state != "up":
-        yield Obstacle(f"{name} is {first.state}", f"{_KEYS['partition']}: another one; or ask the operator")
+        yield Obstacle(f"{name} is {first.state}", f"{_KEYS['partition']}: choose another one, or ask the operator")
     if minutes(options.get("time", "")) > minutes(first.time_limit):
         what = f"the job asks for --time={options['time']}, {name} allows {first.time_limit}"
-        yield Obstacle(what, f"{_KEYS['time']}: less, or {_KEYS['partition']}: another one")
+        yield Obstacle(what, f"{_KEYS['time']}: lower it, or {_KEYS['partition']}: choose another one")
     total = sum(group.num_nodes for group in groups)
     if num_nodes > min(first.max_nodes, total):
         what = f"the job asks for {num_nodes} nodes, {name} "
         what += f"has {total}" if num_nodes > total else f"allows {first.max_nodes:g}"
-        yield Obstacle(what, f"{_KEYS['nodes']}: fewer, or {_KEYS['partition']}: another one")
+        yield Obstacle(what, f"{_KEYS['nodes']}: fewer, or {_KEYS['partition']}: choose another one")
         return
     yield from _of_nodes(options, groups, num_nodes, name)
 
@@ -119,7 +119,7 @@ def _of_nodes(options: Mapping[str, str], groups: Sequence[NodeGroup], num_nodes
     total, usable = sum(g.num_nodes for g in enough), sum(g.num_nodes for g in enough if g.is_usable)
     if total < num_nodes:
         what = f"{num_nodes} nodes of {name} that have {cpus} CPUs, {memory:g} MiB and {gpus} GPUs: there are {total}"
-        yield Obstacle(what, f"{_KEYS['nodes']}: fewer, or {_KEYS['partition']}: another one")
+        yield Obstacle(what, f"{_KEYS['nodes']}: fewer, or {_KEYS['partition']}: choose another one")
     elif usable < num_nodes:
         what = f"{total - usable} of {total} nodes of {name} are down or drained; the job waits for them"
         yield Obstacle(what, f"ask the operator, or {_KEYS['nodes']}: {usable}", is_for_ever=False)

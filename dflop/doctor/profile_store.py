@@ -22,7 +22,7 @@ def profile_store(root: Path) -> Iterator[Finding]:
     try:
         os.listdir(root)
     except (FileNotFoundError, NotADirectoryError):
-        yield Finding(AREA, "folder", SKIP, f"no store at {root} yet", "it comes with the first profile")
+        yield Finding(AREA, "folder", SKIP, f"no store at {root} yet", "the first profile creates it")
         return
     except OSError as error:
         failure = access.error_of("cannot read the store", error, root)
@@ -34,10 +34,10 @@ def profile_store(root: Path) -> Iterator[Finding]:
     yield _backlog(root)
     files = [path for path in (root / "quarantine").rglob("*.parquet.*") if not path.name.endswith(".reason.json")]
     if files:
-        advice = "the .reason.json file of each says why, as does the table file_quarantine"
+        advice = "the .reason.json file of each has the reason, as has the table file_quarantine"
         yield Finding(AREA, "quarantine", WARN, f"{len(files)} files in {root / 'quarantine'}", advice)
     else:
-        yield Finding(AREA, "quarantine", OK, "no file was refused")
+        yield Finding(AREA, "quarantine", OK, "no file was rejected")
 
 
 def _backlog(root: Path) -> Finding:
@@ -45,10 +45,10 @@ def _backlog(root: Path) -> Finding:
         waiting = health.waiting_files(root)
         ages_s = [time.time() - path.stat().st_mtime for path in waiting]
     except (DflopError, OSError):
-        return Finding(AREA, "spool", SKIP, "what waits cannot be told without a snapshot")
+        return Finding(AREA, "spool", SKIP, "unknown without a snapshot")
     if not waiting:
-        return Finding(AREA, "spool", OK, "no file waits")
-    detail = f"{len(waiting)} files wait, the oldest for {units.seconds(max(ages_s))}"
+        return Finding(AREA, "spool", OK, "nothing to ingest")
+    detail = f"{len(waiting)} files not ingested yet, the oldest for {units.seconds(max(ages_s))}"
     if max(ages_s) < OLD_S:
         return Finding(AREA, "spool", OK, detail)
     return Finding(AREA, "spool", WARN, detail, f"dflop store ingest --store {root} (--watch for ever)")

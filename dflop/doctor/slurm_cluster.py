@@ -28,9 +28,9 @@ from dflop.steps import submit
 
 AREA = "Slurm"
 CLIENTS = ("sbatch", "srun", "squeue", "scancel", "scontrol", "sinfo")
-_NO_SLURM = "jobs run on this machine then: cluster.backend local"
+_NO_SLURM = "without it, jobs run on this machine: cluster.backend local"
 _NO_CLUSTER = (
-    "run on a login node, or say in SLURM_CONF where the cluster's slurm.conf is; without a cluster, jobs run on this "
+    "run on a login node, or set SLURM_CONF to the cluster's slurm.conf; without a cluster, jobs run on this "
     "machine: cluster.backend local"
 )
 
@@ -54,14 +54,14 @@ def slurm(config: Config | None = None, command: Command = run_command) -> Itera
     yield _partitions(groups, cluster)
     gres = sorted({group.gres for group in groups if group.gres not in ("", "(null)")})
     if not gres and cluster is not None and cluster.device == "cuda":
-        advice = "GPUs cannot be asked for by count here: cluster.slurm.gpus: none, if nodes come with all of theirs"
+        advice = "GPUs cannot be requested by count here: cluster.slurm.gpus: none, if nodes come with all of theirs"
         yield Finding(AREA, "GRES", WARN, "none: no partition counts GPUs", advice)
     else:
         yield Finding(AREA, "GRES", OK, ", ".join(gres) or "none: no partition counts GPUs")
     if config is None or cluster is None:
         is_taken, said = _test_only({"job-name": "dflop-doctor", "time": "1"}, command)
         # Sites may want an account or a partition of everybody, which only a configuration knows.
-        advice = "" if is_taken else "give the configuration: dflop doctor CONFIG"
+        advice = "" if is_taken else "add the configuration: dflop doctor CONFIG"
         yield Finding(AREA, "submitting", OK if is_taken else WARN, said, advice)
     else:
         yield from _jobs(config, groups, command)
@@ -72,9 +72,9 @@ def slurm(config: Config | None = None, command: Command = run_command) -> Itera
 def _no_answer(said: str, is_wanted: bool) -> Finding:
     status = FAIL if is_wanted else WARN
     if "contact slurm controller" in said or "Connection refused" in said:
-        advice = "slurmctld is down or out of reach: ask the cluster's operator"
-        return Finding(AREA, "commands", status, f"the controller does not answer: {said}", advice)
-    return Finding(AREA, "commands", status, f"know no cluster: {said}", _NO_CLUSTER)
+        advice = "slurmctld is down or unreachable: ask the cluster's operator"
+        return Finding(AREA, "commands", status, f"the controller does not respond: {said}", advice)
+    return Finding(AREA, "commands", status, f"find no cluster: {said}", _NO_CLUSTER)
 
 
 def _partitions(groups: Sequence[NodeGroup], cluster: ClusterConfig | None) -> Finding:
@@ -133,10 +133,10 @@ def _job(
 
 
 def _test_only(wanted: Mapping[str, str], command: Command) -> tuple[bool, str]:
-    """(whether a job would be taken, what sbatch says of it)."""
+    """(whether a job would be accepted, what sbatch says of it)."""
     done = command(["sbatch", "--test-only", *_flags(wanted), "--wrap=true"], job_environment(os.environ, wanted))
     said = _first_line(done.stderr or done.stdout).removeprefix("sbatch: ")
-    return done.returncode == 0, said or "a job would be taken"
+    return done.returncode == 0, said or "a job would be accepted"
 
 
 def _flags(wanted: Mapping[str, str]) -> list[str]:
@@ -148,7 +148,7 @@ def _accounting(command: Command) -> Finding:
     if done.returncode == 0 and "disabled" not in done.stderr:
         return Finding(AREA, "accounting", OK, "sacct answers")
     said = _first_line(done.stderr) or f"sacct ended with {done.returncode}"
-    advice = "dflop goes by squeue and exit files then"
+    advice = "dflop then relies on squeue and exit files"
     return Finding(AREA, "accounting", WARN, f"does not work: {said}", advice)
 
 
@@ -157,9 +157,9 @@ def _requeueing(command: Command) -> Finding:
     found = dict(re.findall(r"^(JobRequeue|KillWait|PreemptMode)\s*=\s*(.+?)\s*$", shown, re.MULTILINE))
     detail = ", ".join(f"{name} {value}" for name, value in found.items())
     if not found:
-        return Finding(AREA, "requeueing", WARN, "scontrol show config says nothing of it", "ask the operator")
+        return Finding(AREA, "requeueing", WARN, "not in scontrol show config", "ask the operator")
     if found.get("JobRequeue", "1").startswith("0"):
-        advice = "preempted jobs end instead of coming back; dflop run submits training again while it lives"
+        advice = "preempted jobs are not requeued; dflop run resubmits training while it runs"
         return Finding(AREA, "requeueing", WARN, detail, advice)
     return Finding(AREA, "requeueing", OK, detail)
 

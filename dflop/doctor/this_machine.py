@@ -59,8 +59,8 @@ def machine(wants_gpu: bool, attention: str = "auto") -> Iterator[Finding]:
         kinds = sorted({f"{gpu.name} ({units.num_bytes(gpu.memory_bytes)}), driver {gpu.driver}" for gpu in gpus})
         yield Finding(AREA, "GPUs", OK, f"{len(gpus)}: {'; '.join(kinds)}")
     else:
-        advice = "run where GPUs are, or set cluster.device: cpu" if wants_gpu else ""
-        yield Finding(AREA, "GPUs", FAIL if wants_gpu else SKIP, "none that nvidia-smi knows", advice)
+        advice = "run on a machine with GPUs, or set cluster.device: cpu" if wants_gpu else ""
+        yield Finding(AREA, "GPUs", FAIL if wants_gpu else SKIP, "none found by nvidia-smi", advice)
     yield torch_finding(len(gpus), wants_gpu)
     yield flash_finding(attention)
 
@@ -95,7 +95,7 @@ def flash_finding(attention: str) -> Finding:
         return Finding(AREA, "flash-attn", OK, done.stdout.strip())
     torch = _run((sys.executable, "-c", _TORCH)).stdout.split()
     built = f"torch {torch[0]}, CUDA {torch[1]}, CXX11 ABI {torch[4].upper()}" if len(torch) == 5 else "this torch"
-    advice = f"install a wheel built for {built}, or remove flash-attn and leave model.attention at auto"
+    advice = f"install a wheel built for {built}, or remove flash-attn and keep model.attention: auto"
     return Finding(AREA, "flash-attn", FAIL if is_needed else WARN, _last_line(done.stderr), advice)
 
 
@@ -111,4 +111,4 @@ def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
 
 def _last_line(text: str) -> str:
     lines = [line for line in text.splitlines() if line.strip()]
-    return lines[-1].strip() if lines else "it ended without a word"
+    return lines[-1].strip() if lines else "it ended without a message"

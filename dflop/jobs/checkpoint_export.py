@@ -28,17 +28,17 @@ def export_run(run: RunDir, out: Path, progress: Callable[[str], None], max_shar
         TrainError: no checkpoint can be read, or the folder cannot be written.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError("there is something there already", where=str(out), hint="name a new folder")
+        raise ConfigError("already exists", where=str(out), hint="choose a new folder")
     meta, damaged = manifest.newest_sound(run.checkpoints)
     for problem in damaged:
-        progress(f"damaged checkpoint passed over: {problem}")
+        progress(f"skipped damaged checkpoint: {problem}")
     if meta is None and damaged:
         raise TrainError("every checkpoint is damaged", where=str(run.checkpoints))
     if meta is None:
         hint = "training writes one every train.checkpoint_every"
         raise ConfigError("the run has no checkpoint yet", where=str(run.path), hint=hint)
     config, step, temporary = run.config(), int(meta["next_step"]), files.tmp_path(out)
-    progress(f"checkpoint after step {step} of {config.train.num_steps}")
+    progress(f"checkpoint of {step} steps of {config.train.num_steps}")
     weights = checkpoint_state.read_model(run.checkpoints / meta["name"])
     trained = {module.module for module in run.plan().modules}
     try:
@@ -51,7 +51,7 @@ def export_run(run: RunDir, out: Path, progress: Callable[[str], None], max_shar
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     if left_out:
-        progress(f"not trained, since the data has nothing for it: {', '.join(left_out)}")
+        progress(f"not trained, as the data has no items for it: {', '.join(left_out)}")
     return step
 
 

@@ -25,7 +25,7 @@ def die_with_parent() -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.environ.get(PARENT, str(os.getppid())) != str(os.getppid()):
-            raise SystemExit("scheduler: rank 0 has gone before there was anything to schedule")
+            raise SystemExit("scheduler: rank 0 exited before the first step")
 
 
 def num_free_cores() -> int:

@@ -47,7 +47,7 @@ def build_stages(
         raise ConfigError(
             f"the tokenizer has {tokenizer.vocab_size} tokens, the weights have room for {num_rows}",
             where="model.weights",
-            hint="use the tokenizer.json that came with the weights",
+            hint="use the tokenizer.json of the weights",
         )
     weights = _first_weights(config, family, hf_config)
     stages, parts = make_stages(model, family, seat, tensor_group)

@@ -19,19 +19,19 @@ END_S = 5.0
 """A disk that hangs keeps no job from ending."""
 
 METRICS: dict[str, tuple[str, str]] = {
-    "dflop_step": ("gauge", "Optimizer step that ended last, from 0."),
-    "dflop_loss": ("gauge", "Mean loss over the supervised tokens of the global batch; NaN: it has none."),
+    "dflop_step": ("gauge", "Last finished optimizer step, from 0."),
+    "dflop_loss": ("gauge", "Mean loss over the supervised tokens of the global batch; NaN: no such tokens."),
     "dflop_grad_norm": ("gauge", "Norm of the gradient over the whole model, before clipping."),
-    "dflop_step_seconds": ("gauge", "Length of the last step on this rank."),
-    "dflop_predicted_step_seconds": ("gauge", "What the scheduler expected of the pipeline of the last step."),
+    "dflop_step_seconds": ("gauge", "Duration of the last step on this rank."),
+    "dflop_predicted_step_seconds": ("gauge", "Predicted forward and backward time of the last step."),
     "dflop_idle_fraction": ("gauge", "Share of the last step that this rank spent outside forward and backward."),
-    "dflop_tokens_per_second": ("gauge", "Tokens of the global batch through the LLM per second; rank 0 tells it."),
+    "dflop_tokens_per_second": ("gauge", "LLM tokens of the global batch per second; reported by rank 0."),
     "dflop_mfu": ("gauge", "Model FLOPs utilisation of all devices in the last step; rank 0, where the peak is known."),
     "dflop_data_wait_seconds_total": ("counter", "Waits for the input of a step."),
-    "dflop_schedule_wait_seconds_total": ("counter", "Waits for the plan of a step, most of them hidden by a step."),
-    "dflop_skipped_samples_total": ("counter", "Samples without loss because this rank could not decode their media."),
-    "dflop_scheduler_events_total": ("counter", "Deaths, restarts and delays of the scheduler; rank 0 tells them."),
-    "dflop_checkpoint_step": ("gauge", "Step with which the newest complete checkpoint goes on; rank 0 tells it."),
+    "dflop_schedule_wait_seconds_total": ("counter", "Waits for the plan of a step, mostly overlapped with a step."),
+    "dflop_skipped_samples_total": ("counter", "Samples skipped because this rank could not decode their media."),
+    "dflop_scheduler_events_total": ("counter", "Failures, restarts and delays of the scheduler; reported by rank 0."),
+    "dflop_checkpoint_step": ("gauge", "Step at which the newest complete checkpoint resumes; reported by rank 0."),
 }
 """Type and meaning of every metric. Counters count from the start of the process."""
 
@@ -86,7 +86,7 @@ class MetricsFile:
             files.replace(self._path, text)
         except OSError as error:
             if not self._has_failed:
-                print(f"metrics cannot be written, training goes on: {error}", file=sys.stderr, flush=True)
+                print(f"metrics cannot be written, training continues: {error}", file=sys.stderr, flush=True)
             self._has_failed = True
 
 

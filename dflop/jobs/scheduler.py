@@ -67,7 +67,7 @@ def main(run_path: str, mode: str, attempt: str, host: str, port: str, start: st
         service.serve(store)
     except (RuntimeError, ConnectionError) as error:
         # The key-value store goes away with rank 0: nobody is left to schedule for.
-        raise SystemExit(f"scheduler: training has ended ({str(error).splitlines()[0]})") from None
+        raise SystemExit(f"scheduler: training ended ({str(error).splitlines()[0]})") from None
     finally:
         service.close(store)
 
@@ -110,7 +110,7 @@ class Scheduler:
         writer = SpoolWriter(config.store, self._run_id, f"{mode}-scheduler-a{attempt}-s{start}")
         self._spool = PatientWriter(writer, "the scheduler's rows")
         self._spool.append(run_input(run.run_id, mode, attempt, snapshot, run.profile_key(), tables))
-        known = factors_text(self._learner.factors.by_module()) or "No corrections are in force."
+        known = factors_text(self._learner.factors.by_module()) or "No corrections are active."
         say(f"scheduler: cost tables from snapshot {snapshot.seq}. {known}")
 
     def serve(self, store: Store) -> None:
@@ -147,12 +147,12 @@ class Scheduler:
         spec = self._steps[step]
         self.warm_up.result()  # raises what it raised
         if wire.is_published(store, step):
-            self._fell_behind(step, "it runs another plan already")
+            self._fell_behind(step, "it already runs another plan")
             self._learn_from_others(store, step)
             return []
         # Rank 0 waits for the first plan of a start. And a comparison is worth nothing with other plans than it names.
         if self._mode == TRAIN and step > self._first and wire.asked_step(store) >= step:
-            self._fell_behind(step, "it is asked for already")
+            self._fell_behind(step, "already requested")
         if self._is_behind and self._mode == TRAIN:
             spec = replace(spec, policy=QUICK, label=QUICK)
         # What a plan depends on is fixed here: corrections that come later count for later steps.
@@ -238,7 +238,7 @@ class Scheduler:
         if self._is_behind:
             return
         self._is_behind = True
-        detail = f"step {step} comes too late, {why}; quick plans until the scheduler has caught up"
+        detail = f"step {step} missed by the scheduler, {why}; using the fallback schedule until it has caught up"
         say(f"scheduler: {detail}")
         event = RunEvent(self._run_id, self._mode, self._attempt, step, "scheduler_behind", detail, time.time())
         self._spool.append(event)

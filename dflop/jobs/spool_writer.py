@@ -54,12 +54,12 @@ class PatientWriter:
     def _works(self) -> None:
         if self._is_failing:
             self._is_failing = False
-            _say(f"{self._what} are written again, none was lost")
+            _say(f"{self._what} are being written again, none was lost")
 
     def _fails(self, error: StoreError) -> None:
         if not self._is_failing:
             self._is_failing = True
-            _say(f"{self._what} cannot be written, training goes on and they are tried again: {error}")
+            _say(f"{self._what} cannot be written, training continues and retries: {error}")
 
 
 class SpoolThread:

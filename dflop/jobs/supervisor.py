@@ -56,16 +56,16 @@ class Supervisor:
             return  # in the end, too: the last plan is asked for before the last step but one is over
         if self._due_step is None:
             code = self._process.returncode
-            how = f"died of signal {-code}" if code < 0 else f"ended with exit code {code}"
+            how = f"killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
             on_event(step, "scheduler_dead", f"it {how}, see {self._log}")
             self._due_step = step + BACKOFF_STEPS ** (self._num_starts - 1)
             if self._num_starts > self._max_restarts:
-                self._give_up(step, f"it died {self._num_starts} times", on_event)
+                self._give_up(step, f"failed {self._num_starts} times", on_event)
         elif step >= self._due_step:
             try:
                 self._process, self._due_step = self._start(), None
             except OSError as error:  # no memory or no processes left: training must not end of it
-                self._give_up(step, f"it cannot be started: {error}", on_event)
+                self._give_up(step, f"cannot be started: {error}", on_event)
             else:
                 on_event(step, "scheduler_restarted", f"restart {self._num_starts - 1} of {self._max_restarts}")
 
@@ -82,7 +82,7 @@ class Supervisor:
 
     def _give_up(self, step: int, why: str, on_event: EventHandler) -> None:
         self._is_given_up = True
-        on_event(step, "scheduler_given_up", f"{why}; training goes on with quick plans")
+        on_event(step, "scheduler_given_up", f"{why}; training continues with the fallback schedule")
 
     def _start(self) -> subprocess.Popen[bytes]:
         self._num_starts += 1

@@ -189,7 +189,7 @@ class Telemetry:
 
 def _line(seen: StepObservation, speed: Speed, idle_frac: float) -> str:
     mfu = "" if math.isnan(speed.mfu_frac) else f"  MFU {percent(speed.mfu_frac)}"
-    loss = f"loss {seen.loss:.4f}" if seen.num_supervised_tokens else "no loss, all samples were lost"
+    loss = f"loss {seen.loss:.4f}" if seen.num_supervised_tokens else "no loss, all samples were skipped"
     return (
         f"{loss}  {seconds(seen.step_s)} (predicted {seconds(seen.predicted_step_s)})  {seen.policy}  "
         f"{count(round(speed.tokens_per_s))} tokens/s  rank 0 idle {percent(idle_frac)}{mfu}"

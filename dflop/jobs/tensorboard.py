@@ -19,7 +19,7 @@ def check_tensorboard(config: Config, where: str) -> None:
         ConfigError: `train.tensorboard` is set and the package is not there; `where` is named.
     """
     if config.train.tensorboard and importlib.util.find_spec("tensorboard") is None:
-        hint = "install `dflop[tensorboard]` where ranks run, or leave `train.tensorboard` out"
+        hint = "install `dflop[tensorboard]` where ranks run, or remove `train.tensorboard`"
         raise ConfigError("TensorBoard is not installed here", where=where, hint=hint)
 
 
@@ -57,5 +57,5 @@ class Scalars:
             yield
         except OSError as error:
             if not self._has_failed:
-                print(f"TensorBoard's files cannot be written, training goes on: {error}", file=sys.stderr, flush=True)
+                print(f"TensorBoard files cannot be written, training continues: {error}", file=sys.stderr, flush=True)
             self._has_failed = True

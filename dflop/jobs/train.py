@@ -60,7 +60,7 @@ def preload(run_path: str, _mode: str) -> None:
 def main(run_path: str, mode: str) -> dict[str, float]:
     """Run this rank to the end of the job; returns the first step run by this start and how many the job has.
 
-    `train` resumes from the newest checkpoint, `compare` starts over.
+    `train` resumes from the newest checkpoint, `compare` starts from scratch.
 
     Raises:
         ConfigError: no such run or mode, or not as many processes as the plan has.
@@ -99,7 +99,7 @@ def main(run_path: str, mode: str) -> dict[str, float]:
         first = rank.train()
     except Interrupted as stopped:
         if begun:
-            what_next = "goes on from there" if mode == TRAIN else "starts over"
+            what_next = "resumes from there" if mode == TRAIN else "starts from scratch"
             say(f"train: {stopped.what}; started again, the job {what_next}")
             # Not where it went back to an earlier stage: that wants another plan before anything starts again.
             now = run.next_step() if mode == TRAIN else 0
@@ -107,7 +107,7 @@ def main(run_path: str, mode: str) -> dict[str, float]:
                 try:
                     note_stop(begun.next_step, now)
                 except OSError as error:  # a full disk: nobody starts the job again by itself
-                    say(f"cannot tell the batch script how far the job came: {error}")
+                    say(f"cannot report the job's progress to the batch script: {error}")
         rank.leave(at_once=True)
         leave(stopped.exit_code)
     except BaseException as error:
@@ -207,7 +207,7 @@ class _Rank:
             patience = Patience(min(COMPARE_PATIENCE_S, timeout_s / 2), None)
         quick = QuickPlanner(
             self.run, self.config, self.plan, self.mode, self.run_id, self.batches, self.store,
-            on_exceeded=lambda step, fill: self._event(step, "memory_exceeded", f"the quick plan puts {fill}"),
+            on_exceeded=lambda step, fill: self._event(step, "memory_exceeded", f"the fallback schedule puts {fill}"),
         )  # fmt: skip
         guard = Guard(quick, self.supervisor.is_alive, patience, self._ran_quick, self.spool.put)
         return PlanSource(self.store, self.seat.rank, timeout_s=timeout_s, guard=guard)
@@ -215,10 +215,12 @@ class _Rank:
     def _ran_quick(self, step_plan: StepPlan, waited_s: float | None) -> None:
         self.spool.put(step_plan)
         if waited_s is not None:
-            self._event(step_plan.step, "scheduler_late", f"not ready after {seconds(waited_s)}; a quick plan runs")
+            self._event(
+                step_plan.step, "scheduler_late", f"not ready after {seconds(waited_s)}; using the fallback schedule"
+            )
 
     def _event(self, step: int, kind: str, detail: str) -> None:
-        say(f"step {step + 1}: {kind.replace('_', ' ')}: {detail}")
+        say(f"step {step}: {kind.replace('_', ' ')}: {detail}")
         if kind.startswith("scheduler_"):
             self.telemetry.scheduler_event()
         self.spool.put(RunEvent(self.run_id, self.mode, self.attempt, step, kind, detail, time.time()))
@@ -232,13 +234,13 @@ class _Rank:
 
     def _fell_back(self, next_step: int, newer: str) -> None:
         if self.seat.rank == 0:
-            self._event(next_step, "checkpoint_damaged", f"{newer}; the one before it is taken")
+            self._event(next_step, "checkpoint_damaged", f"{newer}; using the one before it")
 
     def _observed(self, seen: StepObservation) -> None:
         line = self.telemetry.observed(seen)
         wire.send_times(self.store, RankTimes.of(seen))
         if self.supervisor is not None:
-            say(f"step {seen.step + 1}/{len(self.steps)}  {line}")
+            say(f"step {seen.step}  {seen.step + 1}/{len(self.steps)} done  {line}")
             # A signal to all processes of the job has ended it, too.
             if not self.stop.is_set():
                 self.supervisor.tend(seen.step, self._event)
@@ -253,7 +255,7 @@ class _Rank:
     def _bad_sample(self, step: int, sample_index: int, path: str, reason: str) -> None:
         shape = next(s for s in self.shapes if s.sample_index == sample_index)
         key, sample_id = shape.profile_key, shape.sample_id
-        say(f"step {step + 1}: sample `{sample_id}` carries no loss: {path}: {reason}")
+        say(f"step {step}: sample `{sample_id}` carries no loss: {path}: {reason}")
         self.telemetry.skipped_sample()
         self.spool.put(QuarantinedSample(key, sample_index, sample_id, "train", path, reason, self.run_id, step))
 

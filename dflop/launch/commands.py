@@ -29,7 +29,7 @@ _NOBODY_ANSWERS = re.compile(
     re.IGNORECASE,
 )
 _KEYS_OF_REFUSALS = (
-    ("mutually exclusive", "cluster.slurm.ask_for_memory: false, where the site wants memory by CPU or GPU"),
+    ("mutually exclusive", "cluster.slurm.ask_for_memory: false, where the site requires memory per CPU or GPU"),
     ("memory", "cluster.memory_per_process_gib, or cluster.slurm.ask_for_memory: false"),
     ("account", "cluster.slurm.account"),
     ("partition", "cluster.slurm.partition"),

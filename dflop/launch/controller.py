@@ -125,7 +125,7 @@ def main(folder: str, job_id: str) -> None:
         if not is_task:
             record = watch(tasks, 60 * r.time_limit_min, r.signal_delay_s(TIMEOUT_SIGNAL_DELAY_S))
     except KeyboardInterrupt:
-        print(f"job {job_id} was told to stop", file=sys.stderr)
+        print(f"job {job_id} was stopped", file=sys.stderr)
     finally:
         if not is_task:
             with contextlib.suppress(KeyboardInterrupt):

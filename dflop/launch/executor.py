@@ -84,7 +84,7 @@ class Executor(SlurmExecutor):
         for name, value in {"job-name": self.job_name, "partition": r.partition, **options}.items():
             if printable(str(value)) != str(value) or "\n" in str(value):
                 what = f"a line break or control character in sbatch's option --{name}: {value!r}"
-                raise LaunchError(what, hint="rename the folder, or mend the value in the cluster file")
+                raise LaunchError(what, hint="rename the folder, or fix the value in the cluster file")
         if "%" in str(self.folder):
             what = "Slurm would replace the `%` in the name of the folder"
             raise LaunchError(what, where=str(self.folder), hint="rename it")
@@ -178,8 +178,8 @@ class Executor(SlurmExecutor):
     def _refusal(self, said: str) -> LaunchError:
         where = str(self.folder / SCRIPT)
         if is_away(said):
-            what = f"Slurm's controller does not answer, so job `{self.job_name}` is not submitted: {last_line(said)}"
-            return ControllerAway(what, where=where, hint="start again when `sinfo` answers")
+            what = f"Slurm's controller does not respond, so job `{self.job_name}` is not submitted: {last_line(said)}"
+            return ControllerAway(what, where=where, hint="start again when `sinfo` responds")
         hint = f"check {keys_of_refusal(said)}{'; or cluster.slurm.extra' if self.specs[0].resources.extra else ''}"
         return LaunchError(f"sbatch refused job `{self.job_name}`: {said}", where=where, hint=hint)
 
@@ -230,7 +230,7 @@ def _setup(spec: JobSpec, folder: Path) -> list[str]:
         *(f"export {name}={shlex.quote(value)}" for name, value in sorted(task_environment(spec).items())),
         f"export {STOPS_VARIABLE}=$folder/${{job}}_{STOPS}",
         f'num_stops() {{ cat "${STOPS_VARIABLE}" 2>/dev/null | wc -l; }}', "before=$(num_stops)",
-        "# Where a slurmstepd has died, srun is never told that the tasks of its node are over. What they left tells.",
+        "# Where a slurmstepd has died, srun never learns that the tasks of its node ended. Their results show it.",
         '(while (($(ls "$folder/$job"_*_result.pkl 2>/dev/null | wc -l) < '
         f"{spec.resources.num_tasks})); do sleep {LOOKS_EVERY_S}; done; sleep {ENDS_WITHIN_S}",
         f' echo "dflop: all tasks left their results {ENDS_WITHIN_S} s ago, but srun waits; it is killed" >&2',
@@ -255,11 +255,11 @@ def _go_on(site: SlurmConfig) -> list[str]:
     ]
     return [
         "code=$?",
-        "# Ranks that were told to stop (time limit, preemption) have left a line: where they began, where they are.",
-        "# The code of srun does not tell: it is 137 where one rank leaves some ms after another.",
+        "# Ranks that were signalled to stop (time limit, preemption) wrote a line: first step, last step.",
+        "# The exit code of srun does not say: it is 137 where one rank leaves some ms after another.",
         "if (($(num_stops) > before)); then",
-        f'  if [[ -e $folder/${{job}}_{MAKE_WAY} ]]; then why="it was told to make way"',
-        f'  elif {nowhere}; then why="it was stopped {NUM_CHANCES} times before it got anywhere"',
+        f'  if [[ -e $folder/${{job}}_{MAKE_WAY} ]]; then why="it made room for another plan"',
+        f'  elif {nowhere}; then why="it was stopped {NUM_CHANCES} times without progress"',
         *(requeue if site.requeue else ['  else why="it is not to be requeued"; fi']),
         f'  echo "$why" >"$folder/${{job}}_{INTERRUPTED}"; code={Interrupted.exit_code}',
         "fi",

@@ -85,7 +85,7 @@ class Journal:
                 raise LaunchError(
                     f"line {len(self._records) + 1} of the job journal is damaged: {error}",
                     where=str(self.path),
-                    hint="delete that line; jobs noted only there will not be adopted",
+                    hint="delete that line; jobs recorded only there will not be adopted",
                 ) from error
             self._records.append(record)
             self._num_read_bytes += len(line)

@@ -61,7 +61,7 @@ class LocalLauncher(Launcher):
         end_family(controller, grace_s=0)  # tasks of a killed controller live on
         if has_all_results(handle):
             return status_from_results(handle)
-        return JobStatus(JobState.FAILED, "killed: its controller died before its tasks had ended")
+        return JobStatus(JobState.FAILED, "killed: its controller died before its tasks ended")
 
     def cancel(self, *handles: JobHandle) -> None:
         for handle in handles:

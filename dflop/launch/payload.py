@@ -53,7 +53,7 @@ class Payload:
         try:
             return load_entry(self.spec.entry)(*self.spec.args)
         except KeyboardInterrupt:  # how the others are ended when one has failed
-            print("the task was ended from outside", file=sys.stderr, flush=True)
+            print("the task was stopped from outside", file=sys.stderr, flush=True)
             raise SystemExit(128 + signal.SIGINT) from None
 
 

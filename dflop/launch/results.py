@@ -23,7 +23,9 @@ TAIL_LINES = 20
 BATCH_LOG, INTERRUPTED = "batch.log", "interrupted"
 """Suffixes of a job's files: what its batch script and srun say; why it ended with its state on disk, if it did."""
 _SUBMITTED = "_submitted.pkl"
-_SIGNAL_9 = "the kernel kills with signal 9 when memory runs out (see dmesg): fewer tokens per microbatch, more memory"
+_SIGNAL_9 = (
+    "signal 9 is usually the kernel's out-of-memory killer (see dmesg): use fewer tokens per microbatch or more memory"
+)
 
 
 class TaskResult(NamedTuple):
@@ -175,10 +177,10 @@ def collect_values(handle: JobHandle, status: JobStatus, dead: DeadTask | None =
         PayloadError: with the first real error of the payload, its rank and its log.
     """
     if not status.state.is_final:
-        raise LaunchError(f"{handle} is still {status.state}", hint="wait for it before collecting")
+        raise LaunchError(f"{handle} is still {status.state}", hint="wait for it before collecting results")
     if status.state is JobState.INTERRUPTED:
-        what = f"{handle} was told to stop: {status.reason}"
-        raise Interrupted(what, hint="start it again, and it goes on from there")
+        what = f"{handle} was stopped: {status.reason}"
+        raise Interrupted(what, hint="start it again to resume from there")
     results = read_results(handle)
     if status.state is JobState.DONE and len(results) == handle.num_tasks and all(r.ok for r in results):
         return [r.value for r in results]
@@ -195,7 +197,7 @@ def collect_values(handle: JobHandle, status: JobStatus, dead: DeadTask | None =
     elif status.state is JobState.TIMEOUT:
         hint = "raise the job's time limit"
     elif status.state.is_infrastructure_failure:
-        kind, hint = InfrastructureError, "the machine failed, not the payload: submit again"
+        kind, hint = InfrastructureError, "the machine failed, not the job: submit again"
     what = f"{handle} {status.state}: {status.reason or _is_missing(rank)}"
     raise kind(what + _tail(log), where=str(log), hint=hint)
 

@@ -98,7 +98,7 @@ class SlurmLauncher(Launcher):
         try:
             handle.path(MAKE_WAY).touch()
         except OSError as error:
-            raise LaunchError(f"cannot tell {handle} to stop: {error.strerror}", where=str(handle.folder)) from error
+            raise LaunchError(f"cannot signal {handle}: {error.strerror}", where=str(handle.folder)) from error
         scancel(handle.job_id, options=("--state=PENDING",))
         scancel(handle.job_id, options=("--signal=USR2",))
 
@@ -130,7 +130,7 @@ def explained(handle: JobHandle, status: JobStatus) -> JobStatus:
         return status
     found = explain(handle, status, dead := first_dead_task(handle))
     if found.state is JobState.FAILED and dead is not None and dead.how == _TOLD_EARLY:
-        return JobStatus(JobState.INTERRUPTED, f"{CHECKPOINTED}; it was stopped before it listened")
+        return JobStatus(JobState.INTERRUPTED, f"{CHECKPOINTED}; it was stopped before it handled signals")
     if found != status or dead is not None or status.state is not JobState.FAILED:
         return found
     # The tasks never began: a line of the script has something to say.

@@ -136,7 +136,7 @@ def _poll(launcher: Launcher, live: Sequence[JobHandle], seen: dict[JobHandle, J
     try:
         return list(zip(live, launcher.poll_all(live), strict=True))
     except OSError as error:  # a stale handle, a disk that does not answer: no news is not bad news
-        unknown = f"cannot look: {error.strerror or error}"
+        unknown = f"cannot check: {error.strerror or error}"
         return [(h, JobStatus(seen[h].state if h in seen else JobState.QUEUED, unknown)) for h in live]
 
 
@@ -152,6 +152,6 @@ def _collect(launcher: Launcher, handles: Sequence[JobHandle], is_kept: bool) ->
     # What a job did to itself outweighs what the machine did to another: trying again would not mend it.
     worst = min(errors, key=lambda e: (isinstance(e, InfrastructureError), isinstance(e, Interrupted)))
     if len(handles) > 1:
-        kept = ", the others are kept" if is_kept and len(errors) < len(handles) else ""
+        kept = ", the others keep running" if is_kept and len(errors) < len(handles) else ""
         worst.what = f"{len(errors)} of {len(handles)} jobs failed{kept}: {worst.what}"
     raise worst

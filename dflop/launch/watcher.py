@@ -45,19 +45,21 @@ _WORDS = {
 """Of each state Slurm's words, the first of which ours says all of."""
 STATES = {word: state for state, words in _WORDS.items() for word in words.split()}
 """Every job state of `man squeue`."""
-_LESS = "ask for less, or for another partition"
+_LESS = "request less, or another partition"
 NEVER = {
     "PartitionTimeLimit": "its time limit is above the partition's: lower cluster.slurm.time_limit_min",
-    "PartitionNodeLimit": "it wants more nodes than the partition gives to one job: ask for fewer, or for another",
-    "BadConstraints": f"no node has all that it asks for: {_LESS}",
-    "MaxMemPerLimit": f"it wants more memory than one job may have: {_LESS}",
+    "PartitionNodeLimit": (
+        "it requests more nodes than the partition allows per job: request fewer, or another partition"
+    ),
+    "BadConstraints": f"no node has the requested resources: {_LESS}",
+    "MaxMemPerLimit": f"it requests more memory than one job may have: {_LESS}",
     "AccountNotAllowed": "its account may not use the partition: see cluster.slurm.account",
     "InvalidAccount": "Slurm knows no such account: see cluster.slurm.account",
     "InvalidQOS": "Slurm knows no such QOS: see cluster.slurm.qos",
     "QOSNotAllowed": "its QOS may not use the partition: see cluster.slurm.qos",
-    "QOSMinGRES": "its QOS wants more GPUs of every job: see cluster.slurm.qos",
-    "DependencyNeverSatisfied": "the job that it waits for has failed: cancel it",
-    "launch_failed_requeued_held": "its launch failed and it is held: see that its nodes see its folder, then "
+    "QOSMinGRES": "its QOS requires more GPUs per job: see cluster.slurm.qos",
+    "DependencyNeverSatisfied": "the job it depends on failed: cancel it",
+    "launch_failed_requeued_held": "its launch failed and it is held: make sure that its nodes see its folder, then "
     "`scontrol release` it",
 }
 """Reasons for which a job waits for ever, and what to do; besides these, limits of a QOS or an account on one job."""
@@ -116,7 +118,7 @@ class Watcher:
         if done.returncode != 0 and "Invalid job id" not in done.stderr:
             self._silent_since_s = self._silent_since_s or now_s
             error = last_line(done.stderr) or f"exit code {done.returncode}"
-            why = f"squeue has not answered since {time_of_day(self._silent_since_s, now_s)}: {error}"
+            why = f"squeue has not responded since {time_of_day(self._silent_since_s, now_s)}: {error}"
             self._statuses |= {job: JobStatus(self._statuses[job].state, why) for job in live}
             return
         self._silent_since_s, rows = None, list(read_rows(done.stdout, now_s))
@@ -149,7 +151,7 @@ class Watcher:
             return JobStatus(JobState.CANCELLED, "while it waited")
         if now_s - self._missing_since_s.setdefault(job, now_s) >= self.lost_after_s:
             return JobStatus(JobState.LOST, "unknown to squeue and sacct")
-        return JobStatus(before.state, "Slurm does not know it; waiting before calling it lost")
+        return JobStatus(before.state, "unknown to Slurm; waiting before counting it as lost")
 
     def _ask_sacct(self, jobs: Sequence[JobHandle]) -> Iterator[Row]:
         if not jobs or self._now() < self._sacct_retry_at_s:
@@ -219,7 +221,7 @@ def status_of(slurm_state: str, reason: str, nodes: str = "", more: str = "") ->
         parts.append(reason)
     why = NEVER.get(reason.replace(" ", "_"))
     if _PER_JOB.fullmatch(reason):
-        why = f"its account or QOS does not let one job have that much: {_LESS}"
+        why = f"its account or QOS does not allow that much per job: {_LESS}"
     if known is JobState.QUEUED and why:
         return JobStatus(known, f"{', '.join(parts)}: it will never start, {why}")
     if known in (JobState.FAILED, JobState.NODE_FAIL) and nodes not in _SAYS_NOTHING:

@@ -73,8 +73,8 @@ class Findings:
             module, before = found.module, self._levels[found.module]
             if abs(math.log(found.level / before)) > math.log1p(RESCALE_FRAC):
                 self._levels[module] = found.level
-                detail = f"{module}: plans reckon with x{found.level:.2f} of the predicted seconds"
-                detail += f", before x{before:.2f}"
+                detail = f"{module}: cost correction x{found.level:.2f} measured / predicted"
+                detail += f", before: x{before:.2f}"
                 rows.append(self.decision(step, "rescale", module, "done", found.level, before, detail, now_s))
         return rows
 

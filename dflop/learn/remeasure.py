@@ -146,11 +146,11 @@ class Judged:
     @property
     def detail(self) -> str:
         """In words."""
-        training = f"training takes {self.doubt.factor:.2f}x of it beside other sizes"
+        training = f"training takes {self.doubt.factor:.2f}x of it together with other sizes"
         probed = f"{self.doubt.subject}: probes take {self.measured_s / self.before_s:.2f}x of the prediction"
         if not self.tables:
-            return f"{probed}, {training}: the table is right, the reason lies in the run; the factor stays"
-        after = f"{self.measured_s / self.after_s:.2f}x of what the table says that was fitted anew"
+            return f"{probed}, {training}: the table is right, the cause is in the run; factor kept"
+        after = f"{self.measured_s / self.after_s:.2f}x of the refitted table"
         return f"{probed}, {training}; {after}"
 
 
@@ -164,7 +164,7 @@ def judge(doubt: Doubt, table: CostTable, measurements: Sequence[Measurement], s
     of_sizes = [m for m in own if m.status == "ok" and doubt.holds(_length(m))]
     probes = [m for m in of_sizes if m.group == DOUBTED]
     if not probes:
-        raise CostError(f"no probe of {doubt.subject} was timed", hint="see the log of the probing job")
+        raise CostError(f"no probe of {doubt.subject} was timed", hint="see the log of the profiling job")
     num = len(probes)
     measured_s, before_s = sum(m.forward_s + m.backward_s for m in probes) / num, _predicted_s(table, probes) / num
     if abs(measured_s / before_s - 1) <= AGREES_FRAC:

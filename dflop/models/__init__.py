@@ -62,7 +62,7 @@ def load_trainable(name: str, hf_config: Mapping[str, Any], media: Mapping[str, 
         raise ConfigError(
             f"family `{name}` can be profiled and planned, but not trained yet",
             where="model.family",
-            hint=f"training takes {', '.join(_trainable())}",
+            hint=f"families that train: {', '.join(_trainable())}",
         )
     return family
 

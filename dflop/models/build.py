@@ -185,7 +185,7 @@ class LlmStage(Stage):
         global_name = {id(p): n for n, p in model.named_parameters()}
         if self_is_first and not self_is_last and layers[1] < spec.num_deep_features:
             raise ConfigError(
-                f"features of media are added behind the first {spec.num_deep_features} decoder layers, "
+                f"features of media are added after the first {spec.num_deep_features} decoder layers, "
                 f"the first stage has {layers[1]}",
                 where="plan",
                 hint="use fewer stages",

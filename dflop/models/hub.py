@@ -96,7 +96,7 @@ def _family(name: str, hf_config: Mapping[str, Any], media: Mapping[str, Any], p
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         # Entries that no check knows of, and that nothing can be computed with.
         words = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        raise ConfigError(f"no {name} can be made of it ({words})", where=str(path)) from error
+        raise ConfigError(f"cannot make a {name} of it ({words})", where=str(path)) from error
 
 
 def _parsed(name: str, stated: Mapping[str, Any], path: Path) -> Any:

@@ -115,7 +115,7 @@ def check_like(value: object, default: object, where: str) -> None:
     else:
         wanted, is_fine = "text", default is None or isinstance(value, str)
     if not is_fine:
-        raise ConfigError(f"`{str(value)[:60]}` is not {wanted}", where=where, hint=f"{default} where it is left out")
+        raise ConfigError(f"`{str(value)[:60]}` is not {wanted}", where=where, hint=f"{default} by default")
 
 
 def _is_count(value: object, *, whole: bool) -> bool:
@@ -193,7 +193,7 @@ class MediaRules(abc.ABC):
             ValueError: the family's processor would refuse the item; the message is the quarantine reason.
         """
         if kind not in self.media_tokens:
-            raise ValueError(f"{self.name} takes no {kind}")
+            raise ValueError(f"{self.name} does not support {kind}")
         return self._place(kind, MediaSize(width_px, height_px, num_frames, duration_s, num_images), level)
 
     @abc.abstractmethod

@@ -134,8 +134,8 @@ def _differences(settings: Mapping[str, Any], source: str, family: MediaRules, k
     for entry, wanted in family.fixed_settings(kind).items():
         found = settings.get(entry)
         if found is not None and not _is_same(found, wanted):
-            has = f"{family.name} has {wanted}" if wanted is not None else f"{family.name} knows no such limit"
-            yield f"{source}{entry} = {str(found)[:80]} is not followed: {has}"
+            has = f"{family.name} has {wanted}" if wanted is not None else f"{family.name} has no such limit"
+            yield f"{source}{entry} = {str(found)[:80]} is not supported: {has}"
 
 
 def _is_same(found: Any, wanted: Any) -> bool:

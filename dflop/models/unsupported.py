@@ -40,7 +40,7 @@ def refuse_quantized(stated: Mapping[str, Any], path: Path) -> None:
             raise ConfigError(
                 f"`{above}{key}`: the weights are quantized{f' ({how})' if how else ''}, which dflop does not train",
                 where=str(path),
-                hint="take the release whose weights are bfloat16",
+                hint="use the release with bfloat16 weights",
             )
 
 
@@ -57,9 +57,9 @@ def unsupported(kind: str, stated: Mapping[str, Any], types: Mapping[str, Any], 
 
     if kind in _OWN_CODE and kind not in transformers.CONFIG_MAPPING:
         return ConfigError(
-            f"models of type `{kind}` have code of their own, and dflop reads transformers'",
+            f"models of type `{kind}` come with their own code; dflop supports those of transformers",
             where=str(path),
-            hint=f"take the release whose name ends in `-hf`, of type `{_OWN_CODE[kind]}`",
+            hint=f"use the release whose name ends in `-hf`, of type `{_OWN_CODE[kind]}`",
         )
     if kind not in transformers.CONFIG_MAPPING:
         return ConfigError(f"models of type `{kind}` are not known", where=str(path), hint=did_you_mean(kind, types))
@@ -67,7 +67,7 @@ def unsupported(kind: str, stated: Mapping[str, Any], types: Mapping[str, Any], 
     return ConfigError(
         f"models of type `{kind}` are not supported: {why}",
         where=str(path),
-        hint=f"nearest to it is `{nearest}`, which it does not become by that name; valid: {', '.join(sorted(types))}",
+        hint=f"nearest to it is `{nearest}`, but that is another architecture; valid: {', '.join(sorted(types))}",
     )
 
 
@@ -109,4 +109,4 @@ def _reasons(stated: Mapping[str, Any]) -> Iterator[str]:
         if name not in counts.DEFAULTS:
             yield f"its {key.removesuffix('_config')} tower{f' (`{name}`)' if name else ''} is not known"
     if encoders:
-        yield "how its processor turns media into tokens is not known"
+        yield "its processor's media rules are not supported"

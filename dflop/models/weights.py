@@ -134,14 +134,16 @@ class WeightFolder:
                 by_name: dict[str, str] = json.loads(index.read_text())["weight_map"]
                 names = sorted(set(by_name.values()))
                 if outside := [name for name in names if Path(name).name != name or not name.endswith(".safetensors")]:
-                    raise ValueError(f"the index names files elsewhere, or not safetensors: {', '.join(outside[:3])}")
+                    raise ValueError(
+                        f"the index names files outside its folder, or other than safetensors: {', '.join(outside[:3])}"
+                    )
                 files = [self._path / name for name in names]
             else:
                 files = [self._path / "model.safetensors"]
             found = {}
             for file in files:
                 if not file.is_file():  # a pipe would be waited for
-                    raise FileNotFoundError(f"{file.name} is no file")
+                    raise FileNotFoundError(f"{file.name} is not a file")
                 with safe_open(file, framework="pt") as opened:
                     found[file] = list(opened.keys())
         except (OSError, ValueError, KeyError, SafetensorError) as error:

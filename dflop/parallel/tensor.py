@@ -223,5 +223,5 @@ def _find(layer: nn.Module, name: str) -> Any:
 
 def _cannot(what: str, degree: int) -> ConfigError:
     return ConfigError(
-        f"{what} cannot be shared by {degree} tensor-parallel ranks", where="plan", hint="use a tp that divides it"
+        f"{what} cannot be split over {degree} tensor-parallel ranks", where="plan", hint="use a tp that divides it"
     )

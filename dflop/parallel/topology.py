@@ -110,7 +110,7 @@ def seat_of(plan: Plan, rank: int) -> Seat:
     for seat in seats(plan):
         if seat.rank == rank:
             return seat
-    raise ValueError(f"rank {rank} has no seat in a plan of {plan.num_processes} processes")
+    raise ValueError(f"rank {rank} is not part of a plan of {plan.num_processes} processes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,5 +188,5 @@ def make_groups(plan: Plan, rank: int, *, timeout_s: float) -> Groups:
         group = dist.new_group(ends, timeout=timeout)
         tied = group if rank in ends else tied
     if replicas is None or tensor is None:
-        raise ValueError(f"rank {rank} has no seat in a plan of {plan.num_processes} processes")
+        raise ValueError(f"rank {rank} is not part of a plan of {plan.num_processes} processes")
     return Groups(forward, backward, control, feed, replicas, shards, copies, tensor, tied, checkpoint)

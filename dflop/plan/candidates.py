@@ -105,7 +105,7 @@ def check_processes(modules: Sequence[str], num_processes: int) -> None:
     """
     if len(modules) > num_processes:
         raise InfeasiblePlanError(
-            f"{len(modules)} modules in split layout need at least {len(modules)} processes; "
+            f"{len(modules)} modules with dedicated ranks need at least {len(modules)} processes; "
             f"the cluster has {num_processes}",
             where=f"modules: {', '.join(modules)}",
             hint=f"add {len(modules) - num_processes} process(es): num_nodes or num_processes_per_node",

@@ -32,7 +32,8 @@ def explain(problem: Problem) -> InfeasiblePlanError:
     """Error for a search that found nothing."""
     if find_draft(problem) is not None:
         return InfeasiblePlanError(
-            "layouts fit by their largest expected microbatches, but no schedule of the sampled batches keeps to those",
+            "layouts fit by their expected largest microbatches, but no schedule of the sampled batches stays within "
+            "those",
             where=f"cluster `{problem.cluster.name}`",
             hint="allow more microbatches, recomputation or more memory",
         )
@@ -41,16 +42,18 @@ def explain(problem: Problem) -> InfeasiblePlanError:
     if memory_bytes is None:
         return _no_memory_would_do(problem)
     nearest = find_draft(_with_memory(problem, memory_bytes))
-    assert nearest is not None, f"{memory_bytes} bytes fit a moment ago"
+    assert nearest is not None, f"{memory_bytes} bytes fit before"
     module, stage, need_bytes = _fullest(problem, nearest)
     p, usable_bytes = module.parallel, problem.usable_bytes
     options = [*_fixes(problem), f"memory_per_process_bytes {memory_bytes}"]
     return InfeasiblePlanError(
-        f"module `{module.module}` needs {units.num_bytes(need_bytes - usable_bytes)} more per process: at least "
+        f"module `{module.module}` needs {units.num_bytes(need_bytes - usable_bytes)} more per rank: at least "
         f"{units.num_bytes(need_bytes)} of the {units.num_bytes(usable_bytes)} usable "
         f"({units.percent(usable_bytes / limit_bytes)} of {units.num_bytes(limit_bytes)})",
-        where=f"stage {stage} of the plan that needs least: layout {nearest.layout}, tp {p.tp}, pp {p.pp}, dp {p.dp}, "
-        f"{nearest.num_microbatches} microbatches",
+        where=(
+            f"stage {stage} of the plan that needs the least memory: layout {nearest.layout}, tp {p.tp}, pp {p.pp}, "
+            f"dp {p.dp}, {nearest.num_microbatches} microbatches"
+        ),
         hint=f"any of these makes it fit: {', or '.join(options)}",
     )
 
@@ -75,9 +78,9 @@ def _fixes(problem: Problem) -> Iterator[str]:
     if True not in space.recompute and _fits(problem, recompute=(False, True)):
         yield "recomputation"
     if not space.shard_optimizer and _fits(problem, shard_optimizer=True):
-        yield "an optimizer shared out among replicas (ZeRO-1)"
+        yield "optimizer state sharded over replicas (ZeRO-1)"
     if True not in space.shard_parameters and _fits(problem, shard_parameters=(False, True)):
-        yield "parameters shared out among replicas (FSDP2)"
+        yield "parameters sharded over replicas (FSDP2)"
     for tp in _more_tps(problem):
         if _fits(problem, tps=(*(space.tps or ()), tp)):
             yield f"tp {tp}"
@@ -174,8 +177,8 @@ def _no_memory_would_do(problem: Problem) -> InfeasiblePlanError:
     modules = [s.module for s in problem.specs]
     fixes = list(_fixes(problem))
     return InfeasiblePlanError(
-        f"no layout of {', '.join(modules)} is possible on {problem.cluster.num_processes} process(es), "
-        "whatever memory they have",
+        f"no layout of {', '.join(modules)} is possible on {problem.cluster.num_processes} process(es), whatever "
+        "their memory",
         where=f"layouts {list(problem.space.layouts)}, tp per module "
         f"{ {s.module: problem.tps(s) for s in problem.specs} }",
         hint=f"any of these makes it possible: {', or '.join(fixes)}" if fixes else "allow more tp degrees or layouts",

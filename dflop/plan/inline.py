@@ -103,5 +103,5 @@ def _draft(problem: Problem, num_microbatches: int, choice: ChainChoice) -> Plan
         formula_s=choice.formula_s,
         parameter_shards=choice.parameter_shards,
     )
-    assert fits(problem, plan), f"inline plan {plan.plan_id} does not fit where its formula said it would"
+    assert fits(problem, plan), f"inline plan {plan.plan_id} does not fit although its formula predicted so"
     return plan

@@ -62,7 +62,7 @@ def _memory(problem: Problem, plan: Plan, pipe: ModulePlan) -> Limit:
 
 def _tokens(module: ModulePlan, largest: int) -> Limit:
     """The memory's limit as the scheduler sees it."""
-    text = f"largest scheduled microbatch has {units.count(largest)}, memory holds {units.count(module.max_tokens)}"
+    text = f"largest scheduled microbatch: {units.count(largest)}, memory holds {units.count(module.max_tokens)}"
     return Limit(f"tokens of {module.module}", largest / module.max_tokens, text)
 
 
@@ -78,16 +78,16 @@ def _tp(problem: Problem, plan: Plan, module: ModulePlan) -> Limit:
     elif not set(beyond) & set(problem.cost.tps(spec.module)):
         why = f"cost tables of {spec.module}"
     else:
-        why = "what the plan may choose"
-    return Limit(f"tp of {_name(plan, module)}", tp / most, f"tp {tp} of at most {most}, which is set by {why}")
+        why = "the search space"
+    return Limit(f"tp of {_name(plan, module)}", tp / most, f"tp {tp} of at most {most}, limited by {why}")
 
 
 def _counts(problem: Problem, plan: Plan) -> Iterator[Limit]:
     num_processes, m, dp = problem.cluster.num_processes, plan.num_microbatches, plan.module(LLM).parallel.dp
     most, batch = problem.microbatch_choices[-1], plan.global_batch_size
-    yield Limit("processes", plan.num_processes / num_processes, f"{plan.num_processes} of {num_processes} have a seat")
+    yield Limit("processes", plan.num_processes / num_processes, f"{plan.num_processes} of {num_processes} assigned")
     yield Limit("microbatches", m / most, f"{m} of at most {most}")
-    each = f"{batch / (m * dp):.3g} in a microbatch of a replica"
+    each = f"{batch / (m * dp):.3g} per microbatch of a replica"
     yield Limit("samples", m * dp / batch, f"{batch} in {m} microbatches on {dp} replicas: {each}")
 
 
@@ -116,5 +116,5 @@ def _beyond(problem: Problem, plan: Plan) -> Iterator[Limit]:
 
 
 def _name(plan: Plan, module: ModulePlan) -> str:
-    """`llm`, or `the chain` where the LLM's stages hold all modules."""
-    return "the chain" if plan.is_inline else module.module
+    """`llm`, or `the pipeline` where the LLM's stages hold all modules."""
+    return "the pipeline" if plan.is_inline else module.module

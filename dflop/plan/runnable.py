@@ -32,7 +32,7 @@ def check_plan(plan: Plan, specs: Sequence[ModuleSpec]) -> None:
 def _problems(plan: Plan, specs: dict[str, ModuleSpec]) -> Iterator[str]:
     names = [m.module for m in plan.modules]
     if names[-1:] != [LLM] or len(set(names)) < len(names):
-        yield f"modules are {', '.join(names) or 'none'}: each may be there once, `{LLM}` is the last"
+        yield f"modules are {', '.join(names) or 'none'}: each must occur once, and `{LLM}` is the last"
         return
     for m in plan.modules:
         if m.module not in specs:
@@ -45,7 +45,7 @@ def _problems(plan: Plan, specs: dict[str, ModuleSpec]) -> Iterator[str]:
 def _module_problems(m: ModulePlan, spec: ModuleSpec) -> Iterator[str]:
     layers, tp = m.layers_per_stage, m.parallel.tp
     if tp not in spec.tp_choices:
-        yield f"`{m.module}` cannot be shared by {tp} tensor-parallel ranks, only by {list(spec.tp_choices)}"
+        yield f"`{m.module}` cannot be split over {tp} tensor-parallel ranks, only over {list(spec.tp_choices)}"
     if len(layers) != m.parallel.pp or sum(layers) != spec.num_layers or min(layers, default=0) < 0:
         yield f"`{m.module}` has {spec.num_layers} layers for {m.parallel.pp} stages, the plan says {list(layers)}"
     elif not can_cut(spec, layers):
@@ -56,13 +56,13 @@ def _module_problems(m: ModulePlan, spec: ModuleSpec) -> Iterator[str]:
 def _chain_problems(plan: Plan) -> Iterator[str]:
     grid = plan.modules[-1]
     if any((m.parallel, m.first_rank) != (grid.parallel, 0) for m in plan.modules):
-        yield "modules of an inline plan have one grid, from rank 0 on"
+        yield "modules of a colocated plan share one grid of ranks from rank 0 on"
         return
     held = {m.module: [stage for stage, n in enumerate(m.layers_per_stage) if n] for m in plan.modules}
     begins = min(held[LLM], default=0)
     for encoder in plan.encoders:
         if max(held[encoder.module], default=0) > begins:
-            yield f"`{encoder.module}` ends on a stage behind the one where `{LLM}` begins"
+            yield f"`{encoder.module}` ends on a stage after the one where `{LLM}` begins"
     if set().union(*held.values()) != set(range(grid.parallel.pp)):
         yield "a stage holds no layer"
 
@@ -70,7 +70,7 @@ def _chain_problems(plan: Plan) -> Iterator[str]:
 def _rank_problems(plan: Plan) -> Iterator[str]:
     ranks = [m.first_rank + rank for m in plan.modules for rank in range(m.parallel.num_processes)]
     if sorted(ranks) != list(range(len(ranks))):
-        yield "processes of the modules overlap or leave a rank out"
+        yield "ranks of the modules overlap or leave one rank unused"
     for m in plan.modules:
         if 0 in m.layers_per_stage:
             yield f"a stage of `{m.module}` holds no layer"

@@ -85,7 +85,7 @@ def optimize(
     ranked, programs = _ranked(problem, top, policy, tell)
     beyond = ""
     if not ranked and problem.worst_samples:
-        tell("no plan holds the largest samples of the data: planning for the drawn batches alone")
+        tell("no plan fits the largest samples of the data: planning for the sampled batches alone")
         ranked, programs = _ranked(replace(problem, worst_samples=()), top, policy, tell)
         beyond = beyond_text(problem, samples_beyond(problem, ranked[0].plan)) if ranked else ""
     if not ranked:
@@ -113,7 +113,7 @@ def _ranked(
     if uniform is not None and "inline" in space.layouts and False in space.shard_parameters:
         nominees = list({plan.plan_id: plan for plan in (*nominees, uniform)}.values())
     ranked = prefer_simple(rank(problem, nominees, policy))
-    held = " with the largest samples of the data" * bool(problem.worst_samples)
+    held = " together with the largest samples of the data" * bool(problem.worst_samples)
     tell(f"simulated {len(nominees)} plans on {len(problem.batches)} global batches, {len(ranked)} fit in memory{held}")
     uniform_s = float("nan") if uniform is None else arrival_step_s(problem, uniform)
     return [replace(r, plan=replace(r.plan, uniform_step_s=uniform_s)) for r in ranked], programs

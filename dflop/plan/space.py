@@ -183,7 +183,7 @@ class Problem:
             found = [tp for tp in found if tp in self.space.tps]
         fitting = [tp for tp in found if tp <= each and (self.cluster.num_nodes == 1 or each % tp == 0)]
         if not fitting:
-            wanted = "" if self.space.tps is None else f", the plan may use {list(self.space.tps)}"
+            wanted = "" if self.space.tps is None else f", allowed by the configuration: {list(self.space.tps)}"
             raise InfeasiblePlanError(
                 f"module `{spec.module}` allows tp {list(spec.tp_choices)}, has cost tables for tp {list(known)}"
                 f"{wanted} and a node has {each} processes",

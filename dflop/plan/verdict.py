@@ -55,10 +55,10 @@ def proven(programs: Sequence[PlanProgram]) -> list[str]:
         return []
     num_solved = sum(p.num_columns_left > 0 for p in programs)
     best_s = min(p.objective_s for p in programs)
-    gap = "" if best_s <= bound_s * (1 + 1e-9) else f", the best known one is at {units.seconds(best_s)}"
+    gap = "" if best_s <= bound_s * (1 + 1e-9) else f", the best known one takes {units.seconds(best_s)}"
     counts, solved = units.counted(len(programs), "number"), units.counted(num_solved, "program")
     return [
-        f"proven of the formula, not of simulated steps: no plan with processes of their own per module is below "
+        f"proven for the planning formula, not for simulated steps: no plan with dedicated ranks per module is below "
         f"{units.seconds(bound_s)} at {counts} of microbatches{gap}; {solved} solved, "
         f"{len(programs) - num_solved} settled by bounds"
     ]
@@ -78,20 +78,21 @@ def _chosen(plan: Plan, candidates: Sequence[Ranked]) -> str:
 def _where(plan: Plan) -> str:
     parallel = plan.module(LLM).parallel
     if not plan.is_inline:
-        return "on processes of their own: " + ", ".join(f"{m.module} {m.parallel.num_processes}" for m in plan.modules)
+        return "on dedicated ranks: " + ", ".join(f"{m.module} {m.parallel.num_processes}" for m in plan.modules)
     if parallel.pp == 1:
         return f"on {parallel.dp} replicas of the whole model, tp {parallel.tp}"
-    return f"on {parallel.dp} chains of {parallel.pp} stages, tp {parallel.tp}"
+    return f"on {parallel.dp} pipelines of {parallel.pp} stages, tp {parallel.tp}"
 
 
 def _gain(plan: Plan, policy: str) -> str:
     if policy == "arrival":
-        return "It runs in arrival order, as the trainer it is for does not look at the data."
+        return "It runs in arrival order, as its trainer does not balance batches."
     saved_frac = 1.0 - plan.predicted_step_s / plan.baseline_step_s
     if saved_frac < 0.01:
-        return "Packing gains nothing over the data-blind order on this data."
+        return "Balanced batches gain nothing over arrival order on this data."
     return (
-        f"Packing takes {units.percent(saved_frac)} off its data-blind step of {units.seconds(plan.baseline_step_s)}."
+        f"Balanced batches take {units.percent(saved_frac)} off its step of {units.seconds(plan.baseline_step_s)} "
+        "in arrival order."
     )
 
 
@@ -100,7 +101,10 @@ def _worth(plan: Plan) -> str:
     if math.isnan(plan.uniform_step_s):
         return ""
     speedup = plan.planned_speedup_over_uniform
-    than = f"the best data-blind plan with one layout for the whole model ({units.seconds(plan.uniform_step_s)})"
+    than = f"the best uniform plan in arrival order ({units.seconds(plan.uniform_step_s)})"
     if speedup < WORTH_IT:
-        return f"Not worth it here: {units.ratio(speedup)} the speed of {than}."
+        return (
+            f"Gain below {units.percent(WORTH_IT - 1)}, keep your current setup: {units.ratio(speedup)} the speed "
+            f"of {than}."
+        )
     return f"{units.ratio(speedup)} the speed of {than}."

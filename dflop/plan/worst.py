@@ -69,9 +69,9 @@ def beyond_text(problem: Problem, beyond: Sequence[Beyond]) -> str:
     named = "; ".join(map(str, beyond[:MAX_NAMED]))
     more = f"; {len(beyond) - MAX_NAMED} more" if len(beyond) > MAX_NAMED else ""
     return (
-        f"Not every sample fits: {named}{more}, of {units.num_bytes(problem.usable_bytes)} usable. A step that draws "
-        "one may run out of memory: lower dataset.max_llm_tokens (with dataset.overlong to shorten what is longer), "
-        "leave the sample out, or plan for more memory."
+        f"Not every sample fits: {named}{more}, of {units.num_bytes(problem.usable_bytes)} usable. A step with one of "
+        "them may run out of memory: lower dataset.max_llm_tokens (with dataset.overlong to shorten what is longer), "
+        "remove the sample, or plan for more memory."
     )
 
 

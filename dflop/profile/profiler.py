@@ -81,7 +81,7 @@ def profile_model(
     tp = 1 if group is None else group.size()
     for module in used if only is None else [m for m in used if m == only]:
         if tp not in specs[module].tp_choices:
-            progress(f"{module}: {tp} tensor-parallel ranks cannot share it, not probed")
+            progress(f"{module}: {tp} tensor-parallel ranks cannot split it, skipped")
             continue
         for way in ways:
             probes = [
@@ -103,7 +103,7 @@ def used_modules(family: Family, shapes: Sequence[SampleShape]) -> list[str]:
     """
     used = [m for m in family.modules if any(s.load(m).num_tokens for s in shapes)]
     if not used:
-        raise DataError("no sample to profile the model with", hint="the dataset has no healthy sample")
+        raise DataError("no sample to profile the model with", hint="the dataset has no valid sample")
     return used
 
 
@@ -162,7 +162,7 @@ class _Sweeps:
         return [*too_large, *(row for group in visited.values() for row in group.rows())]
 
     def summary(self) -> str:
-        too_large = f", {self._num_too_large} too large for the memory" if self._num_too_large else ""
+        too_large = f", {self._num_too_large} out of memory" if self._num_too_large else ""
         return f"{self._num_rows} probes{too_large}"
 
     def _warm_up(self) -> Iterator[Measurement]:

@@ -36,7 +36,7 @@ def from_dict(cls: type[T], data: dict[str, Any]) -> T:
         TypeError, ValueError: a field without a default is missing, or a value is not of its field's type.
     """
     if not isinstance(data, Mapping):
-        raise TypeError(f"{cls.__name__} is an object, not a {type(data).__name__}")
+        raise TypeError(f"{cls.__name__} must be an object, not a {type(data).__name__}")
     hints = _hints(typing.cast(Hashable, cls))
     try:
         return cls(**{name: _revive(hints[name], value) for name, value in data.items() if name in hints})
@@ -86,5 +86,5 @@ def _revive(hint: Any, value: Any) -> Any:
     if origin is types.UnionType:
         return value
     if value is None:
-        raise TypeError(f"nothing where a {hint.__name__} belongs")
+        raise TypeError(f"missing value, expected a {hint.__name__}")
     return hint(value)

@@ -70,7 +70,7 @@ def chrome_trace(run_id: str, steps: Sequence[TracedStep], max_concurrency: int 
         "run": run_id,
         "steps": f"{numbers[0]} to {numbers[-1]}" if numbers else "none",
         "dflop": __version__,
-        "measured": "by the ranks, wall time by their own clocks",
+        "measured": "measured by each rank with its own clock",
         "predicted": "simulated from the recorded predictions of every microbatch; messages take no time",
     }
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}

@@ -117,32 +117,33 @@ def verdict(comparison: Comparison | None, *, num_processes: int, num_cores: int
             sentences.append(f"Over {POLICY_NAMES[baseline]} steps it was {_text(measured)}.")
     if num_cores is not None and num_cores < num_processes:
         sentences.append(
-            f"Note: {num_processes} processes share {num_cores} core{'s' if num_cores > 1 else ''}, so idle processes "
-            "give their core to busy ones: balance gains less here than with a device each."
+            f"Note: {num_processes} processes share {num_cores} core{'s' if num_cores > 1 else ''}, so a waiting "
+            "process frees its core for others: balancing gains less here than with one device per process."
         )
     return " ".join(sentences)
 
 
 def _outcome(found: Comparison | None) -> str:
     if found is None or not (speedup := found.measured).num_batches:
-        missing = (
-            "was trained in data-blind (arrival) order" if found is None else "has measured steps under both policies"
-        )
+        missing = "was trained in arrival order" if found is None else "has measured steps under both policies"
         return f"Not compared: no global batch {missing}, so no gain is claimed."
     batches = f"{speedup.num_batches} global batch{'es' if speedup.num_batches > 1 else ''}"
     measured = f"measured speedup {_text(speedup)}"
     if not speedup.has_interval:
         return (
-            f"Undecided: only {batches} ran under both policies ({measured}), too few to tell a gain from noise; "
+            f"Undecided: only {batches} ran under both policies ({measured}), too few to separate a gain from noise; "
             f"{MIN_BATCHES} are needed."
         )
     if not speedup.is_conclusive:
-        return f"No difference beyond noise between balanced and data-blind steps on the same {batches}: {measured}."
+        return f"No difference beyond noise between balanced steps and arrival order on the same {batches}: {measured}."
     if speedup.mean > 1:
         saved = units.percent(1 - 1 / speedup.mean)
-        return f"Balanced won: its steps took {saved} less time than data-blind ones on the same {batches}: {measured}."
+        return (
+            f"Balanced was faster: its steps took {saved} less time than in arrival order on the same {batches}: "
+            f"{measured}."
+        )
     lost = units.percent(1 / speedup.mean - 1)
-    return f"Data-blind won: balanced steps took {lost} more time on the same {batches}: {measured}."
+    return f"Arrival order was faster: balanced steps took {lost} more time on the same {batches}: {measured}."
 
 
 def _text(found: Speedup) -> str:

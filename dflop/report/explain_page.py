@@ -48,7 +48,7 @@ class TimeUse:
     unused_frac: float
     """Of processes without a seat in the plan."""
     even_idle_frac: float
-    """Idle time if all microbatches were alike: the rest of the pipeline's own. NaN where processes share cores."""
+    """Idle time if all microbatches were equal: the rest of the pipeline's own. NaN where processes share cores."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,14 +91,16 @@ def paragraph(found: Explanation) -> str:
     sentences = [plan.reason[:1].upper() + plan.reason[1:]]
     idle = f"GPUs compute {units.percent(time.busy_frac)} of the step and wait {units.percent(time.idle_frac)} of it"
     if not math.isnan(time.even_idle_frac):
-        idle += f" ({units.percent(time.even_idle_frac)} if all microbatches were alike)"
+        idle += f" ({units.percent(time.even_idle_frac)} if all microbatches were equal)"
     idle += f"; gradients and optimizer take {units.percent(time.sync_frac)}"
-    sentences.append(idle + (f"; {units.percent(time.unused_frac)} has no seat." if time.unused_frac > 0 else "."))
+    sentences.append(
+        idle + (f"; {units.percent(time.unused_frac)} of the GPUs are unused." if time.unused_frac > 0 else ".")
+    )
     busiest = max(found.stages, key=lambda s: s.busy_s)
     own = units.percent(busiest.busy_s / (busiest.busy_s + busiest.idle_s + plan.sync_s))
     sentences.append(f"The busiest stage, {busiest.stage}, computes {own} of the step.")
     binding = [limit.name for limit in found.limits if limit.is_binding]
-    sentences.append(f"At or near its end: {', '.join(binding)}." if binding else "No limit is near its end.")
+    sentences.append(f"At or near the limit: {', '.join(binding)}." if binding else "No limit is close.")
     return " ".join(sentences)
 
 
@@ -155,14 +157,15 @@ def _candidates(found: Explanation) -> Table:
             "micro-batches": lambda p: str(p.num_microbatches),
             "step": lambda p: units.seconds(p.predicted_step_s),
             "peak memory": lambda p: _memory(max(b for m in p.modules for b in m.stage_memory_bytes), usable_bytes),
-            "over data-blind": lambda p: units.ratio(p.planned_speedup),
+            "over arrival order": lambda p: units.ratio(p.planned_speedup),
             "over uniform": lambda p: units.ratio(p.planned_speedup_over_uniform),
         },
         text={"layout", "layers"},
-        note="Over data-blind: the same layout in arrival order. Over uniform: the best data-blind plan with one "
-        "layout for the whole model. Memory of the fullest stage, with its share of the usable."
-        + f" {more} more."
-        * (more > 0),
+        note=(
+            "Over arrival order: the same layout, unbalanced. Over uniform: the best plan with one layout for the "
+            "whole model, in arrival order. Memory of the fullest stage, with its share of usable memory."
+        )
+        + f" {more} more." * (more > 0),
     )
 
 
@@ -177,7 +180,7 @@ def _limits(found: Explanation) -> Table:
             "in numbers": lambda x: x.text,
         },
         text={"limit", "", "in numbers"},
-        note=f"Binding: from {units.percent(BINDING_FRAC)} on. What more memory is worth stands below.",
+        note=f"Marked: from {units.percent(BINDING_FRAC)} of the limit on. The value of more memory is shown below.",
     )
 
 
@@ -197,15 +200,17 @@ def _stages(found: Explanation) -> Table:
             "peak memory": lambda s: _memory(s.memory_bytes, s.usable_bytes),
         },
         text={"stage", "layers"},
-        note=f"Means over replicas and sampled batches, of a step of {units.seconds(step_s)}, of which gradient "
-        f"synchronisation and optimizer take {units.seconds(sync_s)}.",
+        note=(
+            f"Means over replicas and sampled batches, of a step of {units.seconds(step_s)}, of which gradient "
+            f"synchronization and optimizer take {units.seconds(sync_s)}."
+        ),
     )
 
 
 def _variations(found: Explanation) -> Table:
     base = found.variations[0]
     return make_table(
-        "Other circumstances, planned anew and simulated",
+        "What-if analysis: replanned and simulated",
         found.variations,
         {
             "": lambda v: v.name,

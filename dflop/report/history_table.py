@@ -48,8 +48,7 @@ def history_table(entries: Sequence[HistoryEntry]) -> Table:
     num_earlier = len(entries) - len(shown)
     notes = [
         "Time since the run began; steps count from 0." * bool(shown),
-        "Nothing was decided: nothing that would have called for it was noticed."
-        * all(entry.kind in _STATES for entry in entries),
+        "No events." * all(entry.kind in _STATES for entry in entries),
         f"{num_earlier} earlier lines: dflop history RUN --format json" * (num_earlier > 0),
     ]
     return make_table(
@@ -64,7 +63,7 @@ def history_table(entries: Sequence[HistoryEntry]) -> Table:
         },
         text={"kind", "verdict", "what happened"},
         note=" ".join(filter(None, notes)),
-        empty="Nothing is known of how this run went.",
+        empty="No events are recorded for this run.",
         num_shown=20,
     )
 

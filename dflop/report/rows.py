@@ -48,7 +48,7 @@ def write_rows(columns: Sequence[str], rows: Iterable[Row], form: str, output: P
     """
     if form == "json" and len(set(columns)) < len(columns):
         twice = sorted({name for name in columns if list(columns).count(name) > 1})
-        raise ConfigError(f"columns of one name: {', '.join(twice)}", hint="name them apart: select a as x, b as y")
+        raise ConfigError(f"duplicate column names: {', '.join(twice)}", hint="rename them: select a as x, b as y")
     with _target(output) as file:
         if form == "table":
             return _write_table(columns, rows, file)

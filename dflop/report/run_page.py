@@ -42,14 +42,14 @@ def run_page(summary: RunSummary) -> Page:
             _prediction(summary),
             Section(
                 "corrections",
-                "Corrections learnt",
+                "Cost corrections",
                 (MEASURED,),
                 tables=(run_tables.correction_table(summary), run_tables.slow_rank_table(summary.rank_factors)),
             ),
             Section("history", "History", tables=(history_table(summary.history),)),
             _memory(summary),
-            Section("quarantine", "Quarantined samples", tables=(run_tables.quarantine_table(summary.quarantined),)),
-            Section("worth", "What it is worth", tables=(worth_table(summary),)),
+            Section("quarantine", "Skipped samples", tables=(run_tables.quarantine_table(summary.quarantined),)),
+            Section("worth", "Savings", tables=(worth_table(summary),)),
             _reproduce(summary),
         ),
     )
@@ -58,7 +58,7 @@ def run_page(summary: RunSummary) -> Page:
 def run_facts(summary: RunSummary) -> Pairs:
     """(name, value) of what ran."""
     run, plan = summary.run, summary.plan
-    cores = "a device each" if summary.num_cores is None else f"{summary.num_cores} at a time"
+    cores = "one device per process" if summary.num_cores is None else f"{summary.num_cores} at a time"
     planned = "" if summary.num_steps_planned is None else f" of {summary.num_steps_planned}"
     return (
         ("run", f"{run.name}, {run.state}"),
@@ -102,7 +102,7 @@ def _comparison(summary: RunSummary) -> Section:
 
 
 def _timeline(summary: RunSummary) -> Section:
-    title, kinds = "One global batch, data-blind above balanced", (MEASURED, SIMULATED)
+    title, kinds = "One global batch, arrival order above balanced", (MEASURED, SIMULATED)
     pair = summary.comparison.typical_pair() if summary.comparison else None
     if pair is None:
         return Section("timeline", title, kinds, text="No global batch was trained under both policies.")
@@ -112,10 +112,10 @@ def _timeline(summary: RunSummary) -> Section:
         "timeline",
         title,
         kinds,
-        drawings=(Drawing(svg, "Numbers are microbatches; point at a bar to read what it did.", is_wide=True),),
+        drawings=(Drawing(svg, "Numbers are microbatches; hover over a bar for details.", is_wide=True),),
         notes=(
-            "The batch of median speed-up, not the best one.",
-            "Simulated: the simulator on the recorded predictions, messages taking no time.",
+            "The batch of median speedup, not the best one.",
+            "Simulated: the simulator on the recorded predictions, without communication time.",
             f"To zoom, and for every process: dflop trace {summary.run.run_id} --job compare, steps {steps}, in "
             "ui.perfetto.dev.",
         ),
@@ -151,5 +151,5 @@ def _reproduce(summary: RunSummary) -> Section:
         profiles = f"data profile {seen.data_profile_key}, model profile {seen.model_profile_key}"
         facts.append((f"read by {seen.job}", f"{read}; {profiles}; cost tables {', '.join(seen.table_ids) or 'none'}"))
     facts.append(("all numbers", run_tables.SQL_LINE))
-    listing = "Configuration, every default filled in", summary.config_text
+    listing = "Configuration with all defaults", summary.config_text
     return Section("reproduce", "To reproduce", facts=tuple(facts), listing=listing)

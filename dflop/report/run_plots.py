@@ -36,14 +36,14 @@ def loss_curve(steps: Sequence[MeasuredStep]) -> str | None:
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
-        x, y = [s.step + 1 for s in steps], [math.nan if s.loss is None else s.loss for s in steps]
+        x, y = [s.step for s in steps], [math.nan if s.loss is None else s.loss for s in steps]
         axes.plot(x, y, color=SKY, linewidth=1, marker=".", markersize=4, markevery=_every(x), label="step")
         if len(y) >= 4 * SMOOTHED_STEPS:
-            known = [(s.step + 1, s.loss) for s in steps if s.loss is not None]
+            known = [(s.step, s.loss) for s in steps if s.loss is not None]
             at, loss = [step for step, _ in known], [value for _, value in known]
             mean = [np.mean(loss[max(0, i + 1 - SMOOTHED_STEPS) : i + 1]) for i in range(len(loss))]
             axes.plot(at, mean, color=BLUE, linewidth=2, label=f"mean of last {SMOOTHED_STEPS}")
-        axes.set(xlabel="optimizer step", ylabel="loss (nats per token)")
+        axes.set(xlabel="optimizer step, from 0", ylabel="loss (nats per token)")
         _steps_axis(figure, axes)
 
     return Picture("loss", "Loss per optimizer step, measured", SIZE, draw).svg()
@@ -51,7 +51,7 @@ def loss_curve(steps: Sequence[MeasuredStep]) -> str | None:
 
 def throughput_curve(steps: Sequence[MeasuredStep], plan_steps: Iterable[int] = ()) -> str | None:
     """SVG of LLM tokens per second over training, and where other plans began; None where no step knows its tokens."""
-    known = [(s.step + 1, s.llm_tokens_per_s, s.step_s) for s in steps if not math.isnan(s.llm_tokens_per_s)]
+    known = [(s.step, s.llm_tokens_per_s, s.step_s) for s in steps if not math.isnan(s.llm_tokens_per_s)]
     if not known:
         return None
 
@@ -64,9 +64,9 @@ def throughput_curve(steps: Sequence[MeasuredStep], plan_steps: Iterable[int] = 
             recent = (tokens[RECENT_STEPS:] - tokens[:-RECENT_STEPS]) / (at_s[RECENT_STEPS:] - at_s[:-RECENT_STEPS])
             axes.plot(x[RECENT_STEPS:], recent, color=BLUE, linewidth=2, label=f"last {RECENT_STEPS} steps")
         for number, step in enumerate(plan_steps):
-            label = "another plan" if number == 0 else None
-            axes.axvline(step + 1, color=INK, linewidth=1, linestyle=":", label=label)
-        axes.set(xlabel="optimizer step", ylabel="LLM tokens per second")
+            label = "new plan" if number == 0 else None
+            axes.axvline(step, color=INK, linewidth=1, linestyle=":", label=label)
+        axes.set(xlabel="optimizer step, from 0", ylabel="LLM tokens per second")
         axes.set_ylim(bottom=0)
         tell_ticks(axes.yaxis, units.count)
         _steps_axis(figure, axes)
@@ -121,7 +121,7 @@ def prediction_scatter(spans: Sequence[TimedSpan]) -> str | None:
         axes.set_axisbelow(True)
         legend(figure)
 
-    return Picture("scatter", "Predicted over measured seconds of microbatches", (4.8, 3.8), draw).svg()
+    return Picture("scatter", "Predicted / measured seconds of microbatches", (4.8, 3.8), draw).svg()
 
 
 def _policy_bars(axes: Axes, y: int, policy: PolicyStats) -> float:

@@ -16,7 +16,7 @@ from dflop.report.tables import POLICY_NAMES, Table, make_table, stages_of_plan
 SQL_LINE = 'dflop sql "select * from v_run_summary"'
 MAX_ROWS = 50
 """Of lists that grow with the dataset; the rest is in the store."""
-NOT_BLIND = "This run has no comparison with data-blind steps."
+NOT_BLIND = "This run has no comparison with steps in arrival order."
 
 
 def key_numbers(summary: RunSummary) -> tuple[tuple[str, str, str], ...]:
@@ -26,7 +26,7 @@ def key_numbers(summary: RunSummary) -> tuple[tuple[str, str, str], ...]:
     tokens_per_s = summary.median(lambda s: s.llm_tokens_per_s)
     planned = f"simulated; over a uniform plan {units.ratio(plan.planned_speedup_over_uniform)}"
     numbers = [
-        _speedup("speedup, measured", measured, "data-blind over balanced step time"),
+        _speedup("speedup, measured", measured, "arrival order / balanced step time"),
         _speedup("speedup, simulated", predicted, "of the same global batches"),
         ("speedup, planned", units.ratio(plan.planned_speedup), planned),
         ("training step, measured", units.seconds(summary.step_s), f"median of {len(summary.steps)} steps"),
@@ -41,7 +41,7 @@ def key_numbers(summary: RunSummary) -> tuple[tuple[str, str, str], ...]:
         ),
         ("idle, measured", units.percent(summary.idle_frac), "process time outside forward and backward"),
         ("wait for input, measured", units.seconds(summary.median(lambda s: s.data_wait_s)), "before a step, median"),
-        ("samples quarantined", str(len(summary.quarantined)), "left out, with a reason each"),
+        ("samples skipped", str(len(summary.quarantined)), "each with a reason"),
     ]
     if not math.isnan(mfu := summary.mfu):
         numbers.append(("model FLOPs utilisation", units.percent(mfu), "measured, median over steps"))
@@ -63,7 +63,7 @@ def policy_table(summary: RunSummary) -> Table:
             "idle measured": lambda p: units.percent(p.idle_frac),
         },
         text={"policy"},
-        note="Medians. Data-blind: arrival order, equal counts. Simulated: without reduction and optimizer.",
+        note="Medians. Arrival order: equal counts per microbatch. Simulated: without reduction and optimizer.",
         empty=NOT_BLIND,
     )
 
@@ -84,8 +84,10 @@ def stage_table(summary: RunSummary) -> Table:
             "predicted / measured": lambda s: units.ratio(s.errors.predicted_to_measured),
         },
         text={"stage", "layers"},
-        note=f"Measured. Idle: all but busy{'; busy includes waiting for a core' * summary.shares_cores}. Error: "
-        "median over microbatches.",
+        note=(
+            f"Measured. Idle: everything but busy{'; busy includes waiting for a core' * summary.shares_cores}. "
+            "Error: median over microbatches."
+        ),
         empty="No training step was observed.",
     )
 
@@ -108,12 +110,12 @@ def idle_table(summary: RunSummary) -> Table:
             "waiting": lambda row: units.percent(row[1].wait_frac),
             "reduction + optimizer": lambda row: units.percent(row[1].update_frac),
             "idle": lambda row: units.percent(row[1].idle_frac),
-            "largest over mean microbatch": lambda row: units.ratio(row[1].max_over_mean),
+            "largest / mean microbatch": lambda row: units.ratio(row[1].max_over_mean),
         },
         text={"stage", "policy"},
         note="Measured on the comparison's batches; shares of the step over all ranks of a stage. Idle: waiting, "
-        "reduction and optimizer. Largest over mean: seconds of compute of the microbatches of a step, mean over "
-        "steps; 1.00x is even. A pipeline may gain by uneven microbatches in the right order.",
+        "reduction and optimizer. Largest / mean: compute seconds of the microbatches of a step, averaged over steps; "
+        "1.00x is even. A pipeline may gain from uneven microbatches in the right order.",
         empty=NOT_BLIND,
     )
 
@@ -123,12 +125,12 @@ def quarantine_table(quarantined: Sequence[QuarantinedSample]) -> Table:
     more = len(quarantined) - MAX_ROWS
     columns = ("sample", "found by", "file", "reason")
     return Table(
-        "Quarantined samples",
+        "Skipped samples",
         columns,
         tuple((q.sample_id, q.phase, q.path, q.reason) for q in quarantined[:MAX_ROWS]),
         frozenset(columns),
         f'{more} more: dflop sql "select * from v_quarantine"' if more > 0 else "",
-        empty="None: every sample was usable.",
+        empty="None: every sample is valid.",
         num_shown=10,
     )
 
@@ -140,25 +142,25 @@ def correction_table(summary: RunSummary) -> Table:
         first, in_force = buckets[0], [c for c in buckets if c.is_in_force and len(buckets) > 1]
         sizes = f"{len(in_force)} of {len(buckets)} sizes" if len(buckets) > 1 else ""
         rows.append((
-            first.module, "typical mix", str(first.effective_step + 1), units.ratio(first.level), "", sizes,
+            first.module, "overall", str(first.effective_step), units.ratio(first.level), "", sizes,
             units.percent(first.residual_frac), units.count(max(c.num_observations for c in buckets)),
         ))  # fmt: skip
         rows += [
             (c.module, _sizes(c), "", units.ratio(c.factor), units.ratio(c.sd_frac), "yes", "", "") for c in in_force
         ]
     return Table(
-        "Corrections learnt",
-        ("module", "tokens of an item", "from step", "factor", "+-", "in force", "error before", "observations"),
+        "Cost corrections",
+        ("module", "tokens of an item", "from step", "factor", "+-", "active", "error before", "observations"),
         tuple(rows),
         frozenset({"module", "tokens of an item"}),
-        f"Last per module, of {len(summary.correction_sets)}. Factor: measured over predicted compute seconds. "
-        "Sizes that are not in force have the factor of the typical mix.",
-        empty="None: predicted seconds stayed within 3 % of what was measured, or nothing was observed.",
+        f"Newest per module, of {len(summary.correction_sets)}. Factor: measured / predicted compute seconds. "
+        "Inactive length buckets use the overall factor.",
+        empty="None: predictions stayed within 3 % of measurements, or nothing was observed.",
     )
 
 
 def slow_rank_table(factors: Sequence[RankFactor]) -> Table:
-    """The newest factor of each rank that says something, those in force first."""
+    """The newest factor of each rank that says something, those active first."""
     newest = {f.rank: f for f in sorted(factors, key=lambda f: (f.attempt, f.observed_at_s, f.effective_step))}
     ordered = sorted(newest.values(), key=lambda f: (not f.is_in_force, -f.factor))
     return make_table(
@@ -170,11 +172,11 @@ def slow_rank_table(factors: Sequence[RankFactor]) -> Table:
             "host": lambda f: f.host,
             "takes": lambda f: units.ratio(f.factor),
             "+-": lambda f: units.ratio(f.sd_frac),
-            "in force": lambda f: "yes" if f.is_in_force else "no",
-            "from step": lambda f: str(f.effective_step + 1),
+            "active": lambda f: "yes" if f.is_in_force else "no",
+            "from step": lambda f: str(f.effective_step),
         },
         text={"place", "host"},
-        note="Takes: measured seconds over those of its peers for the same work. In force: it was given less of it.",
+        note="Takes: measured seconds / those of its peers for the same work. Active: the rank gets less work.",
     )
 
 
@@ -222,8 +224,8 @@ def memory_table(plan: Plan, limit_bytes: int, peaks: Sequence[RankMemory] = ())
         },
         text={"stage"},
         note=f"Peaks; limit: {units.num_bytes(limit_bytes)} of a process. Tensors are measured on GPUs only. "
-        "The size of a process is all of it on the host, interpreter, libraries and waiting samples included.",
-        empty="The plan says nothing about memory.",
+        "Process size is its host memory, including interpreter, libraries and prefetched samples.",
+        empty="The plan has no memory predictions.",
     )
 
 

@@ -104,12 +104,12 @@ def error_table(spans: Iterable[TimedSpan]) -> Table:
             "tokens": lambda row: f"{units.count(row[1])} to {units.count(2 * row[1] - 1)}",
             "microbatches": lambda row: str(row[2].num_spans),
             "median error": lambda row: units.percent(row[2].median_frac),
-            "95 % are below": lambda row: units.percent(row[2].p95_frac),
+            "95th percentile": lambda row: units.percent(row[2].p95_frac),
             "predicted / measured": lambda row: units.ratio(row[2].predicted_to_measured),
         },
         text={"module", "tokens"},
         note="Seconds of compute per microbatch and stage, forward and backward together. Predicted by the cost "
-        "model, with the corrections that were in force when the step was planned.",
+        "model, with the corrections active when the step was planned.",
         empty="No microbatch was both predicted and measured.",
         num_shown=12,
     )

@@ -159,7 +159,7 @@ class RunSummary:
         found = verdict(self.comparison, num_processes=self.plan.num_processes, num_cores=self.num_cores)
         if not self._lost:
             return found
-        return f"{found} Training lost {len(self._lost)} sample(s) that the data profile called good."
+        return f"{found} Training skipped {len(self._lost)} sample(s) that the data profile had accepted."
 
     @property
     def warning(self) -> str:
@@ -168,7 +168,7 @@ class RunSummary:
             return ""
         first = self._lost[0]
         return (
-            f"Warning: {len(self._lost)} sample(s) that the data profile called good were not trained on, first "
+            f"Warning: {len(self._lost)} sample(s) that the data profile had accepted were not trained on, first "
             f"`{first.sample_id}` ({first.path or 'no path'}): {first.reason}. All: select * from v_quarantine"
         )
 

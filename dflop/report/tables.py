@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # who names a layout, as `dflop runs list` does, needs no pla
 Item = TypeVar("Item")
 
 POLICY_NAMES = {
-    "arrival": "data-blind",
+    "arrival": "arrival",
     "length_grouped": "length-grouped",
     "token_lpt": "longest first",
     "token_kk": "token-balanced",
@@ -126,8 +126,8 @@ def program_table(programs: Sequence[PlanProgram]) -> Table:
             "bound": lambda p: units.seconds(p.bound_s),
             "gap": lambda p: units.percent(p.gap_frac),
             "layouts": lambda p: units.count(p.num_columns),
-            "left by bounds": lambda p: units.count(p.num_columns_left),
-            "a process more saves": lambda p: units.seconds(p.process_price_s),
+            "within bounds": lambda p: units.count(p.num_columns_left),
+            "saved by one more process": lambda p: units.seconds(p.process_price_s),
         },
         text={"status"},
     )
@@ -141,7 +141,7 @@ def plan_table(plans: Sequence[Plan], speeds: Sequence[Throughput] = ()) -> Tabl
         "MFU": lambda p: units.percent(known[p.plan_id].mfu_frac),
     }
     return make_table(
-        "Plan and runners-up",
+        "Plan and next-best plans",
         plans,
         {
             "rank": lambda p: str(p.candidate_rank),
@@ -149,15 +149,17 @@ def plan_table(plans: Sequence[Plan], speeds: Sequence[Throughput] = ()) -> Tabl
             "micro-batches": lambda p: str(p.num_microbatches),
             "step simulated": lambda p: units.seconds(p.predicted_step_s),
             **(means if known else {}),
-            "data-blind simulated": lambda p: units.seconds(p.baseline_step_s),
+            "arrival order simulated": lambda p: units.seconds(p.baseline_step_s),
             "uniform simulated": lambda p: units.seconds(p.uniform_step_s),
             "processes": lambda p: str(p.num_processes),
             "reason": lambda p: p.reason,
         },
         text={"layout", "reason"},
-        note="Steps with gradient synchronisation and optimizer. Data-blind: arrival order, equal counts, on this "
-        "layout. Uniform: the best data-blind plan with one layout for the whole model.",
-        empty="No candidates were recorded.",
+        note=(
+            "Steps include gradient synchronization and optimizer. Arrival order: equal counts, on this layout. "
+            "Uniform: the best plan with one layout for the whole model, in arrival order."
+        ),
+        empty="No candidates are recorded.",
         num_shown=8,
     )
 

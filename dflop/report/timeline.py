@@ -14,7 +14,7 @@ from dflop.report.tables import POLICY_NAMES, stage_name
 
 MAX_BARS = 3_000
 """Of a drawing: more would make a page of several MB."""
-LABEL = "Timeline of one global batch, data-blind above balanced: measured, below each bar simulated"
+LABEL = "Timeline of one global batch, arrival order above balanced: measured; below each bar simulated"
 
 
 def batch_gantt(
@@ -41,7 +41,7 @@ def _step(step: MeasuredStep, plan: Plan, again: PredictedStep | None) -> StepPi
     most = max(1, min(MAX_LANES, MAX_BARS // max(1, 8 * plan.num_microbatches)))
     shown = step.ranks[:most]
     policy = POLICY_NAMES.get(step.policy, step.policy)
-    simulated = "no predictions are known" if again is None else f"{units.seconds(again.pipeline_s)} simulated"
+    simulated = "no predictions" if again is None else f"{units.seconds(again.pipeline_s)} simulated"
     return StepPicture(
         title=f"{policy}: {units.seconds(step.step_s)}, {units.percent(step.idle_frac)} idle, measured; "
         f"forward + backward {units.seconds(step.pipeline_s)} measured, {simulated}",

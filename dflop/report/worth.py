@@ -38,23 +38,24 @@ def worth_table(summary: RunSummary) -> Table:
         back_after = f"{units.count(math.ceil(once / (saved / num_steps)))} steps"
     rows = {
         "training, balanced": (hours, ""),
-        "training, data-blind": (hours * found.mean, ""),
+        "training, arrival order": (hours * found.mean, ""),
         "an epoch, balanced": (step_hours * summary.epoch_steps, ""),
         "saved": (saved, interval),
-        "spent once, on profiling and planning": (once, ""),
+        "one-time cost of profiling and planning": (once, ""),
     }
     what = "processes" if summary.num_cores is not None else "GPUs"
     price, known = summary.usd_per_gpu_hour, {name: of for name, of in rows.items() if not math.isnan(of[0])}
     cells = [(name, _hours(h) + more, *[f"{h * price:,.2f}"] * (price > 0)) for name, (h, more) in known.items()]
     return Table(
-        "What it is worth",
+        "Savings",
         ("of this training", f"hours of {what}", *["USD"] * (price > 0)),
-        (*cells, ("back after", back_after, *[""] * (price > 0))) if not math.isnan(saved) else (),
+        (*cells, ("break-even after", back_after, *[""] * (price > 0))) if not math.isnan(saved) else (),
         frozenset({"of this training"}),
-        f"{units.count(num_steps)} steps on {summary.plan.num_processes} {what}, each step as long as the median one; "
-        f"speed-up {how}. Spent once: this run's jobs besides training and comparing; 0 where the store had it all. "
-        "A price: dflop report RUN --usd-per-gpu-hour P. Other steps and clusters: dflop compare CONFIG --num-steps N",
-        empty="No step was measured, so nothing is reckoned.",
+        f"{units.count(num_steps)} steps on {summary.plan.num_processes} {what}, at the median step time; speedup "
+        f"{how}. One-time cost: this run's jobs other than training and comparing; 0 where the store had all "
+        "profiles. With a price: dflop report RUN --usd-per-gpu-hour P. For other step counts and clusters: dflop "
+        "compare CONFIG --num-steps N",
+        empty="No step was measured.",
     )
 
 

@@ -50,7 +50,7 @@ def main() -> None:
         print(f"dflop: {error}", file=sys.stderr)
         raise SystemExit(error.exit_code) from None
     if run is None:
-        say(f"run `{name}` is finished, nothing is left to do; another one wants more train.num_steps, or another name")
+        say(f"run `{name}` is finished, nothing to do; to train more, raise train.num_steps or use another name")
     else:
         print(run.plan().num_processes, run.path)
 

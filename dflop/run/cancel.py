@@ -31,7 +31,7 @@ def as_cancelled(run: RunDir, because: str = "") -> Cancelled:
     return Cancelled(
         f"run `{run.run_id}` was cancelled{f': {because}' if because else ''}",
         where=str(run.path),
-        hint="dflop run, or dflop train, takes it up again",
+        hint="dflop run, or dflop train, resumes it",
     )
 
 
@@ -46,8 +46,8 @@ def cancel_run(run: RunDir, say: Say, *, limit_s: float = LIMIT_S) -> list[str]:
     told, deadline_s = dict[str, str](), time.monotonic() + limit_s
     while jobs := _remaining(run):
         if time.monotonic() >= deadline_s:
-            left = f"still there after {limit_s:g} s: {', '.join(f'{job.name} ({job.job_id})' for job in jobs)}"
-            raise LaunchError(left, where=str(run.path), hint="dflop cancel again")
+            left = f"still running after {limit_s:g} s: {', '.join(f'{job.name} ({job.job_id})' for job in jobs)}"
+            raise LaunchError(left, where=str(run.path), hint="run dflop cancel again")
         for job in jobs:
             if job.job_id not in told:
                 told[job.job_id] = job.name
@@ -60,7 +60,7 @@ def cancel_run(run: RunDir, say: Say, *, limit_s: float = LIMIT_S) -> list[str]:
         time.sleep(POLL_S)
     driver = driver_of(run)
     if driver is not None:
-        say(f"{driver} ends by itself: it submits nothing more")
+        say(f"{driver} will exit by itself and submits nothing more")
     elif run.state().get("state") != lifecycle.DONE:
         lifecycle.note(run, lifecycle.CANCELLED)
     return list(told)
@@ -85,7 +85,7 @@ def reap(folder: Path, say: Say, *, dry_run: bool = False) -> list[tuple[QueuedJ
     found = [(job, fate) for run in known if driver_of(run) is None for job in _reap_run(run, say, dry_run)]
     if any(backend_of(run) == "slurm" for run in known):
         ids = {run.run_id for run in known}
-        found += [(job, f"left alone: its run is not in {folder}") for job in jobs_in_queue() if job.run_id not in ids]
+        found += [(job, f"skipped: its run is not in {folder}") for job in jobs_in_queue() if job.run_id not in ids]
     return found
 
 

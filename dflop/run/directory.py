@@ -81,7 +81,7 @@ class RunDir:
         _write(self.path / "run.json", json.dumps(state, indent=2))
 
     def plan(self) -> Plan:
-        with _named(self.path / "plan.json", "the run is planned anew"):
+        with _named(self.path / "plan.json", "the run is planned again"):
             return from_dict(Plan, parse_json((self.path / "plan.json").read_bytes()))
 
     def write_plan(self, plan: Plan, tables: Sequence[CostTable]) -> None:
@@ -123,7 +123,7 @@ class RunDir:
         return int(latest["next_step"]) if latest else 0
 
     def cost_tables(self) -> list[CostTable]:
-        with _named(self.path / "cost_tables.json", "the run is planned anew"):
+        with _named(self.path / "cost_tables.json", "the run is planned again"):
             return [from_dict(CostTable, t) for t in parse_json((self.path / "cost_tables.json").read_bytes())]
 
     def shapes(self) -> list[SampleShape]:
@@ -136,7 +136,7 @@ class RunDir:
 
         from dflop.store import schema
 
-        with _named(self.path / "shapes.parquet", "it is made again from the store"):
+        with _named(self.path / "shapes.parquet", "it is rebuilt from the store"):
             return schema.from_table(SampleShape, pq.read_table(self.path / "shapes.parquet"))
 
     def write_shapes(self, shapes: Sequence[SampleShape]) -> None:
@@ -151,7 +151,7 @@ class RunDir:
         """Data profile the run's samples come from."""
         import pyarrow.parquet as pq
 
-        with _named(self.path / "shapes.parquet", "it is made again from the store"):
+        with _named(self.path / "shapes.parquet", "it is rebuilt from the store"):
             keys = pq.read_table(self.path / "shapes.parquet", columns=["profile_key"]).column(0)
         return str(keys[0]) if len(keys) else ""
 

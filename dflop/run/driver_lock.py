@@ -66,7 +66,7 @@ def drive_alone(run: RunDir, say: Say) -> Iterator[None]:
         except StoreError:
             raise _refusal(run, driver_of(run)) from None
         except OSError as error:
-            what = f"cannot note who drives the run: {error.strerror}"
+            what = f"cannot record the driver of the run: {error.strerror}"
             raise LaunchError(what, where=str(run.path / FOLDER)) from error
         lease.__enter__()
         try:
@@ -87,9 +87,9 @@ def refuse_if_taken_over(run: RunDir) -> None:
     if claim is None or (claim.is_of_this_machine and claim.pid == os.getpid()):
         return
     raise LaunchError(
-        f"run `{run.run_id}` is driven by somebody else by now: {driver_of(run) or 'who has ended, too'}",
+        f"run `{run.run_id}` now has another driver: {driver_of(run) or 'which has also ended'}",
         where=str(run.path),
-        hint="this process was silent for too long; its jobs are followed by the other one",
+        hint="this process sent no heartbeat for too long; the other driver follows its jobs",
     )
 
 
@@ -129,7 +129,7 @@ def _is_ours(fd: int, path: Path) -> bool:
 
 def _falls_silent(run: RunDir, before: Claim, say: Say, sleep: Callable[[float], None]) -> bool:
     """Whether a driver that may be dead is."""
-    say(f"run {run.run_id} was driven by {before}, heard of {seconds(before.age_s)} ago; waiting for a sign of life")
+    say(f"run {run.run_id} was driven by {before}, last heartbeat {seconds(before.age_s)} ago; waiting for a heartbeat")
     while True:
         sleep(_POLL_S)
         now = newest_claim(run.path / FOLDER)
@@ -160,7 +160,7 @@ def _is_alive(run: RunDir, claim: Claim) -> bool:
 
 def _refusal(run: RunDir, driver: Claim | None) -> LaunchError:
     return LaunchError(
-        f"run `{run.run_id}` is being driven by {driver or 'a process that has not written its name yet'}",
+        f"run `{run.run_id}` already has a driver: {driver or 'a process that has not registered yet'}",
         where=str(run.path),
-        hint="wait for it, or stop it: dflop cancel; a run beside it wants another `name` in its configuration",
+        hint="wait for it, or stop it: dflop cancel; for a second run set another `name` in its configuration",
     )

@@ -38,12 +38,12 @@ def find_run(name: str, runs: Path) -> RunDir:
         for run in known:
             if run.state().get("trains", True):  # not for a profile or a plan alone
                 return run
-        raise ConfigError("there is no run yet", where=str(runs), hint="dflop run CONFIG, or --runs FOLDER")
+        raise ConfigError("no runs yet", where=str(runs), hint="dflop run CONFIG, or --runs FOLDER")
     found = [run for run in known if run.run_id == name] or [run for run in known if run.run_id.startswith(name)]
     if len(found) == 1:
         return found[0]
     if found:
         shown = ", ".join(run.run_id for run in found[:_MAX_SHOWN]) + ", ..." * (len(found) > _MAX_SHOWN)
-        raise ConfigError(f"{len(found)} runs begin with `{name}`", where=str(runs), hint=f"which one? {shown}")
+        raise ConfigError(f"{len(found)} runs begin with `{name}`", where=str(runs), hint=f"choose one of {shown}")
     hint = did_you_mean(name, [LATEST, *(run.run_id for run in known[:20])])
-    raise ConfigError(f"no run `{name}`, nor a run directory of that name", where=str(runs), hint=hint)
+    raise ConfigError(f"no run and no run directory `{name}`", where=str(runs), hint=hint)

@@ -23,7 +23,7 @@ def reading_launcher_of(run: RunDir, config: Config, say: Say) -> Launcher:
     """The launcher for jobs that only read the dataset: where the cluster is out of reach, this machine's."""
     if config.cluster.backend != "slurm" or shutil.which("sbatch") is not None:
         return launcher_of(run, config)
-    say("no sbatch here: the dataset is profiled on this machine")
+    say("no sbatch on this machine: profiling the dataset locally")
     return _local()
 
 

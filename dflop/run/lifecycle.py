@@ -43,7 +43,7 @@ def begin(config: Config, say: Say = lambda _: None, *, trains: bool = True) -> 
     folder = config.runs.absolute()
     folder.mkdir(parents=True, exist_ok=True)
     # Two drivers that look at once would both see no run, and make two.
-    what = f"another process has been beginning a run for {BEGINS_WITHIN_S:g} s"
+    what = f"another process has been starting a run for {BEGINS_WITHIN_S:g} s"
     is_busy = LaunchError(what, where=str(folder), hint="try again; is the file system slow?")
     with driver_lock.locked(folder / f".begin-{os.getuid()}.lock", lambda: is_busy, BEGINS_WITHIN_S):
         if (found := unfinished(config)) is None:

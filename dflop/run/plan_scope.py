@@ -90,4 +90,4 @@ def factors_text(factors: Mapping[str, ModuleFactors]) -> str:
             is_spread = high > low * (1 + LEAST_TOLD_FRAC)
             by_size = f" ({ratio(low)} to {ratio(high)} by size)" if is_spread else ""
             told.append(f"`{module}` {ratio(found.level)}{by_size}")
-    return f"Costs as earlier steps have shown them: {', '.join(told)}." if told else ""
+    return f"Costs include corrections from earlier steps: {', '.join(told)}." if told else ""

@@ -22,7 +22,7 @@ RUN_COLUMNS = ("run", "state", "step", "num_steps", "jobs", "plan", "begun", "dr
 JOB_COLUMNS = ("job", "id", "state", "reason", "attempt", "submitted", "took_s", "log")
 SCHEDULER = "scheduler"
 """Name for the log of what runs beside rank 0."""
-STEP_LINE = re.compile(r"step (\d+)/(\d+)\b")
+STEP_LINE = re.compile(r"step \d+  (\d+)/(\d+) done")
 """What a training job says of each step."""
 MAX_LINES = 1000
 """Among which the last step is looked for."""

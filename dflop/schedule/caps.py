@@ -64,7 +64,7 @@ class Fill:
     def __str__(self) -> str:
         where = "a microbatch" if self.num_microbatches == 1 else f"{self.num_microbatches} microbatches in flight"
         return (
-            f"{self.num_tokens} tokens of `{self.module}` in {where} where memory holds {self.cap_tokens}, "
+            f"{self.num_tokens} tokens of `{self.module}` in {where} where memory allows {self.cap_tokens}, "
             f"{self.frac - 1:.0%} more"
         )
 

@@ -279,5 +279,5 @@ def _does_not_fit(p: RankProblem, num_tokens: Ints) -> ConfigError:
     return ConfigError(
         f"{len(num_tokens)} samples of {int(num_tokens.sum())} tokens do not fit into {num_slots} microbatch(es) of "
         f"{p.cap} tokens on {p.num_ranks} rank(s)",
-        hint=f"{needed} microbatches would do; or raise the cap, or make the global batch smaller",
+        hint=f"{needed} microbatches would suffice; or raise the cap, or use a smaller global batch",
     )

@@ -56,7 +56,7 @@ def balance_padded(
         raise ConfigError(
             f"{len(order)} samples do not fit into {num_slots} microbatch(es) of {cap} padded tokens on {num_ranks} "
             "rank(s), one sample each at least",
-            hint="raise the cap, or make the global batch larger",
+            hint="raise the cap, or use a larger global batch",
         )
     runs = np.empty(len(order), dtype=np.int64)
     runs[order] = np.repeat(np.arange(len(counts)), counts)

@@ -91,7 +91,7 @@ def find_dataset(path: Path) -> FoundDataset:
         raise ConfigError(
             f"no training data at `{path}`" + (f": {reasons}" if reasons else ""),
             where="--data",
-            hint=f"rows in {', '.join(SUFFIXES)}, .parquet or .tar, as CONTRIBUTING.md and docs/guide.md describe",
+            hint=f"rows in {', '.join(SUFFIXES)}, .parquet or .tar, as docs/formats.md describes",
         )
     return replace(judged[0], others=tuple(found.annotations for found in judged[1:]))
 

@@ -68,7 +68,7 @@ def make_starter(model_config: Path, data: Path, gpus: int | None = None) -> Sta
     text = writer.text()
     if (shown := printable(text)) != text:
         line = next(line for line in shown.splitlines() if "\\udc" in line)
-        raise ConfigError(f"a name is no UTF-8, which a configuration is written in: {line.strip()}", hint="rename it")
+        raise ConfigError(f"a name is not UTF-8, as a configuration must be: {line.strip()}", hint="rename it")
     return Starter(writer.name, text, tuple(writer.found()), tuple(writer.to_edit()), tokenizer.problem)
 
 
@@ -104,7 +104,7 @@ class _Writer:
         places = f"{num_places} {'GPUs' if self.wanted or self.gpus else 'processes'}"
         each = min(SAMPLES_PER_GPU, num_rows // num_places)
         if not each:
-            return num_rows, f"all rows there are: fewer than {places}, which leaves most of them to pipelines or idle"
+            return num_rows, f"all rows: fewer than {places}, so most of them work in a pipeline or idle"
         few = f", as there are {num_rows} rows" * (each < SAMPLES_PER_GPU)
         return each * num_places, f"{each} for each of {places}{few}"
 
@@ -112,26 +112,26 @@ class _Writer:
         specs, data = self.model.family.specs(), self.dataset
         sizes = ", ".join(f"{s.module} {s.num_layers} layers" for s in specs)
         yield f"model: {self.model.family.name}, {units.count(self.model.num_params)} parameters ({sizes})"
-        yield f"weights: {self.weights or 'none beside the config; they will be random'}"
+        yield f"weights: {self.weights or 'none next to the config; they will be random'}"
         kinds = ", ".join(f"{n} with {kind}" for kind, n in data.kinds.items()) or "text only"
-        looked = f"of {data.num_looked_at} looked at {kinds}"
+        looked = f"of {data.num_looked_at} rows sampled: {kinds}"
         yield f"data: {data.annotations}, {data.format}, {data.num_rows} rows; {looked}"
         if data.frames:
             listed = ", ".join(f"{count} {how}" for how, count in data.frames.items())
-            yield f"videos that lie as frames, of the rows looked at, by how: {listed}"
+            yield f"videos given as frames, in the rows sampled: {listed}"
         if data.num_media:
             yield f"media: {data.num_media_found} of {data.num_media} named files are under {data.media_root}"
         if data.unknown_keys:
-            yield f"keys that are not read and not known to mean anything: {_counted(data.unknown_keys)}"
+            yield f"unknown keys, ignored: {_counted(data.unknown_keys)}"
         if data.others:
-            yield f"other files that hold rows: {', '.join(data.others[:5])}"
+            yield f"other files with rows: {', '.join(data.others[:5])}"
         if self.tokenizer.path is not None:
-            template = self.tokenizer.template if self.tokenizer.has_template else "found in no file"
+            template = self.tokenizer.template if self.tokenizer.has_template else "not found in any file"
             yield f"tokenizer: {self.tokenizer.path}, chat template {template}"
         yield from self.tokenizer.notes
         if self.named:
             tokens = ", ".join(f"{token} in {count}" for token, count in self.named.items())
-            yield f"special tokens in texts of the rows looked at, put into dataset.special_tokens: {tokens}"
+            yield f"special tokens in texts of the rows sampled, added to dataset.special_tokens: {tokens}"
         for limit in self.model.settings.limits:
             if limit.source:
                 yield f"model.media.{limit.key}: {limit.value}, {limit.source}"
@@ -144,7 +144,7 @@ class _Writer:
         if self.tokenizer.path is not None and not self.tokenizer.has_template:
             yield f"dataset.chat_template: no file states one; `{self.tokenizer.template}` is assumed"
         if defaults := ", ".join(f"{x.key} {x.value}" for x in self.defaults):
-            yield f"model.media: no settings beside the model state these, they are the family's defaults: {defaults}"
+            yield f"model.media: not in the model's own settings, the family's defaults are used: {defaults}"
         for entry in self.model.settings.not_followed:
             yield f"model: {entry}"
         if data.num_media > data.num_media_found:
@@ -152,23 +152,23 @@ class _Writer:
             yield f"dataset.media_root: {missing} of {data.num_media} named files are not under {data.media_root}"
         for kind, count in self.not_taken.items():
             yield (
-                f"data_profile.max_bad_frac: {count} of {data.num_looked_at} rows looked at have {kind}, which "
-                f"{self.model.family.name} does not take; they are left out, and more than 1 % stops the run"
+                f"data_profile.max_bad_frac: {count} of {data.num_looked_at} sampled rows have {kind}, which "
+                f"{self.model.family.name} does not support; they are skipped, and more than 1 % stops the run"
             )
         if data.num_bad:
             yield (
-                f"data_profile.max_bad_frac: {data.num_bad} of {data.num_looked_at} rows looked at make no sense "
+                f"data_profile.max_bad_frac: {data.num_bad} of {data.num_looked_at} sampled rows failed to parse "
                 f"({data.first_reason})"
             )
         if WITHOUT_RATE in data.frames:
             yield (
-                f"{data.annotations}: {data.frames[WITHOUT_RATE]} videos of the rows looked at are frames "
-                f"{WITHOUT_RATE}; say in `sample_fps` of the row or part how many are a second, or they are left out"
+                f"{data.annotations}: {data.frames[WITHOUT_RATE]} videos of the sampled rows are frames "
+                f"{WITHOUT_RATE}; set `sample_fps` (frames per second) in the row or part, or they are skipped"
             )
         if data.refused_keys:
             yield (
-                f"dataset.ignored_keys: rows looked at are left out for {_counted(data.refused_keys)}; name those keys "
-                "that you can do without"
+                f"dataset.ignored_keys: sampled rows are skipped for {_counted(data.refused_keys)}; add keys that may "
+                "be ignored"
             )
         more = "" if self.wanted else " of this machine; for others: dflop init --gpus"
         yield f"plan.global_batch_size: {self.batch_size}, {self.batch_note}{more}"
@@ -180,11 +180,11 @@ class _Writer:
         return "".join(f"{line}\n" for part in parts for line in part)
 
     def _head(self) -> Iterator[str]:
-        yield f"# Made by `dflop init` from {self.model_config} and what lies at {self.dataset.annotations}."
-        yield "# Lines with EDIT hold what was not found or had to be assumed. Every key, with defaults and where each"
-        yield "# value comes from: `dflop config show FILE`; what is wrong with it: `dflop config validate FILE`."
+        yield f"# Made by `dflop init` from {self.model_config} and {self.dataset.annotations}."
+        yield "# Lines with EDIT were not found or had to be assumed. Every key, with defaults and where each"
+        yield "# value comes from: `dflop config show FILE`; to check it: `dflop config validate FILE`."
         yield f"name: {self.name}"
-        yield "store: .dflop/store   # history of all runs, ask it with `dflop sql`"
+        yield "store: .dflop/store   # history of all runs; query it with `dflop sql`"
         yield "runs: runs            # a folder per run: logs, checkpoints, report"
 
     def _model(self) -> Iterator[str]:
@@ -197,8 +197,8 @@ class _Writer:
             yield f"  weights: {_scalar(self.weights)}   # training starts from these"
         else:
             yield "  # weights: FOLDER   # EDIT: a folder with model.safetensors; without one weights are random"
-        yield "  # frozen: [vision.tower]   # what does not train; `stages:` trains in parts"
-        yield "  hf_config:   # what differs from transformers' defaults"
+        yield "  # frozen: [vision.tower]   # modules that do not train; `stages:` trains in parts"
+        yield "  hf_config:   # where it differs from transformers' defaults"
         yield from (f"    {line}" for line in dump_yaml(dict(self.model.hf_config)).splitlines())
         if self.model.media:
             yield "  media:"
@@ -215,7 +215,7 @@ class _Writer:
         yield "  backend: local"
         yield f"  num_processes_per_node: {self.num_processes}   # one per {'GPU' if self.gpus else 'core or so'}"
         each = min((g.memory_bytes for g in self.gpus), default=memory_bytes() // (self.num_processes + 1))
-        yield f"  memory_per_process_gib: {max(0.5, round(each / 2**30, 1))}   # what a plan has to fit in"
+        yield f"  memory_per_process_gib: {max(0.5, round(each / 2**30, 1))}   # a plan must fit in it"
         yield f"  device: {'cuda' if self.gpus else 'cpu'}"
 
     def _dataset(self) -> Iterator[str]:
@@ -231,14 +231,17 @@ class _Writer:
         note = "" if self.tokenizer.has_template else "   # EDIT: assumed, no file states one"
         yield f"  chat_template: {_scalar(self.tokenizer.template)}{note}"
         if self.named:
-            yield f"  special_tokens: {json.dumps(sorted(self.named))}   # texts may name these, others are characters"
-        yield f"  max_llm_tokens: {self.max_tokens}   # longer samples are left out, or: overlong: [shrink, truncate]"
+            yield (
+                f"  special_tokens: {json.dumps(sorted(self.named))}   # allowed in texts; others are tokenized as "
+                "plain text"
+            )
+        yield f"  max_llm_tokens: {self.max_tokens}   # longer samples are skipped, or: overlong: [shrink, truncate]"
 
     def _rest(self) -> Iterator[str]:
         data = self.dataset
         if data.num_bad or self.not_taken:
             yield "\ndata_profile:"
-            yield "  max_bad_frac: 0.01   # EDIT: more rows left out than this stop the run"
+            yield "  max_bad_frac: 0.01   # EDIT: a larger share of skipped rows stops the run"
         steps = max(1, data.num_rows // self.batch_size)
         yield "\nplan:"
         yield f"  global_batch_size: {self.batch_size}   # EDIT: samples per optimizer step, {self.batch_note}"

@@ -61,7 +61,7 @@ def dry_run(config: Config) -> DryRun:
     else:
         config = lifecycle.absolute(config)
         run = RunDir(config.runs / f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}")
-    notes = ["what the store holds already is not submitted: finished profiles, shards and modules that are done"]
+    notes = ["finished profiles, shards and modules in the store are not submitted again"]
     groups = _groups(run, config, notes)
     jobs = [job for group in groups for job in _shown(run, config, group)]
     return DryRun(run.run_id, found is not None, shown_config(config), tuple(jobs), tuple(notes))

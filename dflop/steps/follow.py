@@ -135,7 +135,7 @@ class _Job:
 
     def __str__(self) -> str:
         reason = self.status.reason.splitlines()[0] if self.status.reason else ""
-        step = f"step {self.step} of {self.num_steps}" if self.num_steps else ""
+        step = f"{self.step} of {self.num_steps} steps done" if self.num_steps else ""
         return ", ".join(part for part in (str(self.status.state), step, reason) if part)
 
 
@@ -186,7 +186,7 @@ class _Told:
     def _admit_hidden(self, handle: JobHandle) -> None:
         if self._num_hidden:
             log = log_paths(handle).stderr
-            self._to.say(f"{self._names[handle.key]} | [{self._num_hidden} lines not shown; all of them are in {log}]")
+            self._to.say(f"{self._names[handle.key]} | [{self._num_hidden} lines not shown; see {log}]")
         self._num_hidden = 0
 
     def _show(self) -> None:
@@ -210,13 +210,13 @@ async def _repeat(work: Callable[[], Awaitable[None]], every_s: float, has_ended
         try:
             await work()
             if told:
-                say("beside the job: works again")
+                say("side task of the job works again")
             told = ""
         except Exception as error:
             # The job is worth more than what is done beside it. Said once, whatever names, sizes and times are in it.
             if (gist := re.sub(r"\S*\d\S*", "", f"{type(error).__name__} {error}")) != told:
                 told = gist
-                say(f"beside the job: {type(error).__name__}: {error}; tried again every {seconds(every_s)}")
+                say(f"side task of the job failed: {type(error).__name__}: {error}; retrying every {seconds(every_s)}")
 
 
 async def ingest_run(run: RunDir, say: Say) -> None:

@@ -47,7 +47,7 @@ def next_plan(run: RunDir, launcher: Launcher, advice: Advice | None, say: Say) 
     if not run.has_plan() or not _fits(run, stage):
         key = _profiled_key(run, config)
         if advice is not None:
-            came_to_nothing(run, config, advice, f"stage `{stage.name}` begins and has a plan of its own")
+            came_to_nothing(run, config, advice, f"stage `{stage.name}` begins with its own plan")
         old_id = run.plan().plan_id if run.has_plan() else ""
         plans = planning.plan_run(run, config, key, say, from_step=first_step or None)
         if first_step:
@@ -65,7 +65,7 @@ def next_plan(run: RunDir, launcher: Launcher, advice: Advice | None, say: Say) 
 
 def _profiled_key(run: RunDir, config: Config) -> str:
     """Key of the model profile, which must be complete, as must be the shapes in the run directory."""
-    hint = "profile first: dflop train does all of it"
+    hint = "profile first; dflop train does all steps"
     if not (run.path / "shapes.parquet").is_file():
         raise ConfigError("the dataset of the run is not profiled yet", where=str(run.path), hint=hint)
     key, hardware, _ = planning.model_profile_key(config)

@@ -66,6 +66,7 @@ def batch_note(config: Config, num_processes: int) -> str:
     if batch >= num_processes:
         return ""
     return (
-        f"plan.global_batch_size is {batch} for {num_processes} processes: fewer samples than processes leave most of "
-        f"them to pipelines or idle; with --set plan.global_batch_size={each * num_processes} each has {each}"
+        f"plan.global_batch_size is {batch} for {num_processes} processes: with fewer samples than processes most "
+        f"of them work in a pipeline or idle; with --set plan.global_batch_size={each * num_processes} each has "
+        f"{each}"
     )

@@ -138,8 +138,8 @@ def cost_tables(run: RunDir, config: Config, profile_key: str, say: Say) -> Cost
         for table in fit_cost_tables(measurements, [s for s in specs if s.module in profiled]):
             spool.append(table)
             say(
-                f"cost table of `{table.module}`, tp {table.tp}: {table.num_measurements} probes, unseen ones: median "
-                f"error {table.median_error_frac:.1%}, 95th percentile {table.p95_error_frac:.1%}; noise "
+                f"cost table of `{table.module}`, tp {table.tp}: {table.num_measurements} probes, held-out error: "
+                f"median {table.median_error_frac:.1%}, 95th percentile {table.p95_error_frac:.1%}; noise "
                 f"{table.noise_frac:.1%}"
             )
         for link in fit_link_costs(links):
@@ -148,7 +148,7 @@ def cost_tables(run: RunDir, config: Config, profile_key: str, say: Say) -> Cost
     with Reader(config.store) as reader:
         tables = reader.latest_cost_tables(profile_key)
         if not tables:
-            raise StoreError("fitted cost tables did not arrive in the store", where=str(config.store))
+            raise StoreError("fitted cost tables are missing in the store", where=str(config.store))
         return Costs(tables, reader.latest_link_costs(profile_key), reader.snapshot)
 
 
@@ -220,10 +220,10 @@ def _holding_what_is_later(task: Task, planned: Planned, config: Config, say: Sa
     everything = replace(problem, batches=(*problem.batches, *task.later))
     found = [held for plan in plans if (held := holding(everything, plan)) is not None]
     if not found:
-        say("no plan for the next steps has room for what comes later: planning for all of it")
+        say("no plan for the next steps fits later samples: planning for all samples")
         return optimize(everything, top=config.plan.top, progress=say)
     if found[0].plan_id != plans[0].plan_id:
-        say("faster plans for the next steps have no room for what comes later")
+        say("faster plans for the next steps do not fit later samples")
     return replace(planned, plans=tuple(replace(plan, candidate_rank=place) for place, plan in enumerate(found)))
 
 

@@ -122,16 +122,16 @@ def _check_stages(config: Config, family: Family, origins: Origins) -> None:
             raise ConfigError(f"two stages are named `{stage.name}`", where=origins.where(*key, "name"))
         where = origins.where(*key, "num_steps")
         if is_last and stage.num_steps is not None:
-            hint = "leave it out; `train.num_steps` says how many there are in all"
-            raise ConfigError("the last stage takes the steps that are left", where=where, hint=hint)
+            hint = "remove it; `train.num_steps` is the total"
+            raise ConfigError("the last stage takes the remaining steps", where=where, hint=hint)
         if not is_last and stage.num_steps is None:
-            what = f"stage `{stage.name}` does not say how many steps it has"
-            raise ConfigError(what, where=where, hint="only the last stage takes what is left")
+            what = f"stage `{stage.name}` has no number of steps"
+            raise ConfigError(what, where=where, hint="only the last stage takes the remaining steps")
         _check_frozen(stage.frozen, family, (*key, "frozen"), origins)
     last = stages_of(config)[-1]
     if config.stages and last.num_steps < 1:
-        what = f"no step is left of {config.train.num_steps} for the last stage"
-        hint = f"more than {last.first_step}, which the stages before it take"
+        what = f"no step remains of {config.train.num_steps} for the last stage"
+        hint = f"more than {last.first_step}, which the earlier stages use"
         raise ConfigError(what, where=origins.where("train", "num_steps"), hint=hint)
 
 
@@ -185,6 +185,6 @@ def _cluster_problems(config: Config, origins: Origins) -> Iterator[Problem]:
         what, hint = "backend `slurm` needs sbatch, which is not on PATH", "run on a login node, or use backend `local`"
         yield Problem(ConfigError(what, where=origins.where("cluster", "backend"), hint=hint), is_of_machine=True)
     if cluster.backend == "slurm" and cluster.hardware == "auto":
-        what = "the hardware of the nodes must be named: this machine cannot know it"
+        what = "cluster.hardware must be set: this machine cannot detect the nodes' hardware"
         hint = "any label that is the same whenever the nodes are the same, e.g. `A100-SXM4-80GB`"
         yield Problem(ConfigError(what, where=origins.where("cluster", "hardware"), hint=hint))

@@ -68,14 +68,14 @@ def forecast_dataset(config: Config, say: Say) -> str:
         DataError: the dataset cannot be read.
     """
     if config.dataset.demo and not config.dataset.annotations.is_file():
-        say("the demo dataset would be built first; the profile's key follows from it")
+        say("the demo dataset would be built first; the profile's key depends on it")
         return ""
     key = profile_key(dataset_ref(config), rules_of(config))
     found = None
     with contextlib.suppress(StoreError), Reader(config.store) as reader:
         found = reader.profile(key)
     if found is not None:
-        say(f"in the store: {found.num_rows} samples, {found.num_quarantined} quarantined; nothing would run")
+        say(f"in the store: {found.num_rows} samples, {found.num_quarantined} skipped; nothing would run")
     else:
         say(f"not in the store: up to {config.data_profile.num_shards} jobs would run, {config.cluster.backend}")
     return key

@@ -51,13 +51,13 @@ def data_profile_key(run: RunDir, say: Say) -> str:
     before = json.loads(found.inputs).get(_ROWS) if found is not None else None
     if before is not None and before != rows_key(dataset):
         raise DataError(
-            "the rows of the dataset, its tokenizer or chat template are not those that the run has begun to train on",
+            "the rows of the dataset, its tokenizer or chat template differ from those at the start of training",
             where=str(config.dataset.annotations),
-            hint="put back what was there; or train on what is there now as a run of its own, under another `name`",
+            hint="restore the files; or train on the new ones as a new run, under another `name`",
         )
     say(
-        "files of the dataset have changed since training began; the run keeps its samples and their order, and a "
-        "sample whose file is no longer what was profiled carries no loss"
+        "files of the dataset have changed since training began; the run keeps its samples and their order, and "
+        "samples whose files differ from the profile carry no loss"
     )
     return kept
 
@@ -78,7 +78,7 @@ async def profile_data(run: RunDir, launcher: Launcher, to: Listener) -> Profile
     key = await asyncio.to_thread(data_profile_key, run, to.say)
     found = await asyncio.to_thread(stored_profile, config.store, key)
     if found is not None:
-        to.say(f"data profile {key} is in the store: {found.num_rows} samples, not repeated")
+        to.say(f"data profile {key} is in the store: {found.num_rows} samples, reused")
         return found
     if _has_begun(run) and key == run.profile_key():  # the store has lost it; the run goes on with what it has
         return ProfileRecord(key, "data", run.run_id, "{}", len(run.shapes()), 0, time.time(), 0.0)
@@ -110,7 +110,7 @@ def take_samples(run: RunDir, data: ProfileRecord, say: Say) -> None:
             shapes = list(reader.shapes(data.profile_key))
         run.write_shapes(shapes)
     told = summary_text(shapes_frame(shapes))
-    say(f"{data.num_rows} healthy samples, {data.num_quarantined} quarantined\n{told}")
+    say(f"{data.num_rows} valid samples, {data.num_quarantined} skipped\n{told}")
 
 
 def judge(run: RunDir, profile: ProfileRecord, say: Say) -> None:
@@ -131,10 +131,10 @@ def judge(run: RunDir, profile: ProfileRecord, say: Say) -> None:
         bad = reader.records(QuarantinedSample, where={"profile_key": profile.profile_key, "phase": "profile"})
     examples = "\n".join(f"    row {b.sample_index} `{b.sample_id}`: {b.path} {b.reason}" for b in bad[:MAX_EXAMPLES])
     raise DataError(
-        f"{profile.num_quarantined} of {total} samples are unusable, more than max_bad_frac = "
+        f"{profile.num_quarantined} of {total} samples are invalid, more than max_bad_frac = "
         f"{config.data_profile.max_bad_frac:g}; the first ones:\n{examples}",
         where=str(config.dataset.annotations),
-        hint="mend the dataset or raise data_profile.max_bad_frac",
+        hint="fix the dataset or raise data_profile.max_bad_frac",
     )
 
 
@@ -165,11 +165,11 @@ async def profile_model(run: RunDir, launcher: Launcher, to: Listener) -> Profil
     if found is None:
         found = await measure(submit.model_jobs(run, config, key, hardware, [spec.module for spec in specs]))
     else:
-        to.say(f"model profile {key} is in the store: {found.num_rows} measurements, not repeated")
+        to.say(f"model profile {key} is in the store: {found.num_rows} measurements, reused")
     gaps = await asyncio.to_thread(planning.profile_gaps, config, key, specs)
     for gap in gaps:
-        why = "nothing of it was probed" if gap.is_unprobed else f"needed: {gap.missing}"
-        to.say(f"model profile {key} determines no cost table of `{gap.module}`, tp {gap.tp}; {why}: probing it")
+        why = "it was not probed" if gap.is_unprobed else f"needed: {gap.missing}"
+        to.say(f"model profile {key} determines no cost table of `{gap.module}`, tp {gap.tp}; {why}: adding probes")
     if gaps:
         jobs = submit.missing_jobs(run, config, key, hardware, gaps, int(found.created_at_s))
         found = await measure(jobs, found.num_rows)

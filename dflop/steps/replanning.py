@@ -117,13 +117,13 @@ def _advise(run: RunDir, config: Config, progress: Progress, noticed: Sequence[D
         )  # fmt: skip
 
     if num_left <= 0:
-        return Advice(decided(STAY, "stays: no steps are left to plan for"))
+        return Advice(decided(STAY, "replan check: keep current plan, no steps left"))
     key = run.cost_tables()[0].profile_key
     task = planning_task(run, config, key, lambda _: None, from_step=progress.step + 1)
     try:
         planned = find_plans(task, config, lambda _: None)
     except InfeasiblePlanError as error:
-        return Advice(decided(STAY, f"stays: no plan fits what comes next, {error.what}"))
+        return Advice(decided(STAY, f"replan check: keep current plan, none fits the next steps: {error.what}"))
     with Reader(config.store) as reader:
         slow = _slow_nodes(reader, run.run_id, progress.attempt)
         cost_s = config.replan.restart_cost_s
@@ -136,14 +136,14 @@ def _advise(run: RunDir, config: Config, progress: Progress, noticed: Sequence[D
     verdict, detail = _verdict(config, plan, plans[0], old_s, new_s, gain_s, cost_s, num_counted)
     if slow:
         told = ", ".join(f"rank {_ranks(plan, node)[0]} {ratio(factor)}" for node, factor in sorted(slow.items()))
-        detail += f"; slow ranks ({told}) are taken to be slow under the new plan, too"
+        detail += f"; slow ranks ({told}) stay slow under the new plan"
     decision = decided(verdict, detail, plans[0], old_s=old_s, new_s=new_s, gain_s=gain_s, cost_s=cost_s)
     return Advice(decision, task, plans, planned.programs)
 
 
 def apply(run: RunDir, config: Config, advice: Advice) -> None:
     """Makes the new plan the run's plan; call it when the training job has ended, as its scheduler reads the plan."""
-    assert advice.task is not None, "there is no plan to go on with"
+    assert advice.task is not None, "no plan to continue with"
     keep_plans(run, config, advice.task, advice.plans, advice.programs)
     spool_decision(run, config, advice.decision)
 
@@ -199,23 +199,34 @@ def _verdict(
         for p in (plan, new)
     ]
     if layouts[0] == layouts[1]:
-        return STAY, f"stays: {layout_text(plan)} is still the best plan for the next {steps}"
+        return STAY, f"replan check: keep current plan {layout_text(plan)}, still the best for the next {steps}"
     gain_frac = 1 - new_s / old_s
-    change = f"{layout_text(new)} in place of {layout_text(plan)} takes {seconds(new_s)} instead of {seconds(old_s)} a "
+    change = f"{layout_text(new)} instead of {layout_text(plan)} takes {seconds(new_s)} instead of {seconds(old_s)} a "
     change += "step, simulated"
     if gain_s <= 0:
-        return STAY, f"stays: nothing beats {layout_text(plan)} on the next {steps}; {change}"
+        return STAY, f"replan check: keep current plan {layout_text(plan)}, the fastest on the next {steps}; {change}"
     if math.isnan(cost_s):
-        return STAY, f"stays: {steps} would save {seconds(gain_s)}, but what a restart costs is not known; {change}"
+        return (
+            STAY,
+            f"replan check: keep current plan, {steps} would save {seconds(gain_s)}, but the cost of a restart is "
+            f"unknown; {change}",
+        )
     if gain_s <= cost_s:
-        return STAY, f"stays: {steps} left save {seconds(gain_s)}, a restart costs {seconds(cost_s)}; {change}"
+        return (
+            STAY,
+            f"replan check: keep current plan, {steps} left save {seconds(gain_s)}, a restart costs "
+            f"{seconds(cost_s)}; {change}",
+        )
     if gain_frac < config.replan.min_gain_frac:
         least = percent(config.replan.min_gain_frac)
-        return STAY, f"stays: {steps} left save {percent(gain_frac)}, less than {least}; {change}"
+        return (
+            STAY,
+            f"replan check: keep current plan, {steps} left save {percent(gain_frac)}, less than {least}; {change}",
+        )
     saved = f"{steps} left save {seconds(gain_s)} ({percent(gain_frac)}), a restart costs {seconds(cost_s)}; {change}"
     if config.replan.mode == "act":
-        return DONE, f"goes on under a new plan: {saved}"
-    return ADVISED, f"a new plan would pay: {saved}"
+        return DONE, f"switching to a new plan: {saved}"
+    return ADVISED, f"replan check: a new plan would pay off: {saved}"
 
 
 def _key(decision: Decision) -> tuple[int, int, str, str]:

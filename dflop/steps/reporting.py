@@ -38,7 +38,7 @@ def report_again(run: RunDir, say: Say, usd_per_gpu_hour: float = 0.0) -> RunSum
     """report.html of a run that somebody else may be driving, with the rows that wait, unless they are being taken."""
     store = run.config().store
     if num_waiting := freshen(store, run.run_id):
-        say(f"{num_waiting} files of the run wait to be ingested: dflop store ingest --store {store}")
+        say(f"{num_waiting} files of the run are not ingested yet: dflop store ingest --store {store}")
     return run_results.write_report(run, usd_per_gpu_hour)
 
 
@@ -95,7 +95,7 @@ def picture_of_plan(run: RunDir) -> str:
             save_plan_picture(task.problem, run.plan(), f"measured on {table.hardware}", path)
             content = path.read_bytes()
     except (DflopError, OSError, ArithmeticError, LookupError, ValueError) as error:
-        return f"No picture of it: {type(error).__name__}: {' '.join(str(error).split())}"
+        return f"No picture: {type(error).__name__}: {' '.join(str(error).split())}"
     if len(content) > MAX_PICTURE_BYTES:
-        return f"No picture of it: it would take {num_bytes(len(content))}."
+        return f"No picture, it would take {num_bytes(len(content))}."
     return f"![one step of the plan, simulated](data:image/png;base64,{base64.b64encode(content).decode()})"

@@ -52,7 +52,9 @@ def doubtful(run: RunDir, config: Config) -> Reprofile | None:
     file = write_doubts(run, doubts)
     if config.replan.mode == "advise":
         for doubt in doubts:
-            detail = f"{doubt.subject}: {doubt.factor:.2f}x of the prediction beside other sizes, worth timing again"
+            detail = (
+                f"{doubt.subject}: {doubt.factor:.2f}x of the prediction together with other sizes, profiling again"
+            )
             spool_decision(run, config, _decision(run, decisions, doubt, ADVISED, detail, doubt.factor, 1.0))
         return None
     return Reprofile(file, tables[0].profile_key, tables[0].hardware, tuple(sorted({d.tp for d in doubts})))

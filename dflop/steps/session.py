@@ -51,12 +51,12 @@ def run_meant(
         LaunchError: somebody drives the run.
     """
     if not (name or config or path):
-        hint = "fill in `config`, or give a file as `config_path`, or an existing run as `run`"
-        raise ConfigError("which run? there is no configuration", where="parameters", hint=hint)
+        hint = "set `config`, or a file as `config_path`, or an existing run as `run`"
+        raise ConfigError("no configuration and no run given", where="parameters", hint=hint)
     if config is not None and path:
-        say(f"`config` is given, `config_path` ({path}) is not read")
+        say(f"both `config` and `config_path` ({path}) are set")
     if overrides and (config is not None or not path):
-        raise ConfigError("`overrides` are for a file", where="parameters", hint="change `config` itself")
+        raise ConfigError("`overrides` need `config_path`", where="parameters", hint="change `config` itself")
     origins = Origins(Path("config"))
     if config is None and path:
         loaded = load_with_origins(Path(path), overrides)
@@ -73,7 +73,7 @@ def run_meant(
 
 def finished_text(run: RunDir) -> str:
     """What there is to say about a run of which nothing is left to do."""
-    return f"run {run.run_id} is finished, nothing is left to do; its report: {run.report_file}"
+    return f"run {run.run_id} is finished, nothing to do; report: {run.report_file}"
 
 
 @contextlib.asynccontextmanager
@@ -95,7 +95,7 @@ async def driver_session(run: RunDir, say: Say) -> AsyncIterator[None]:
         try:
             lifecycle.note(run, state)
         except (StoreError, OSError) as error:  # why it ended is the thing to tell, not that the disk is full, too
-            say(f"that the run is {state} cannot be noted: {error}")
+            say(f"that the run is {state} cannot be recorded: {error}")
 
     await asyncio.to_thread(check_free, run, say)  # this may take a minute
     with _named_disk(), drive_alone(run, say):
@@ -161,7 +161,7 @@ async def with_retries(work: Callable[[], Awaitable[T]], run: RunDir, say: Say) 
             if not num_left or not is_the_clusters_doing(error, run):
                 raise
             times = "once more" if num_left == 1 else f"{num_left} more times"
-            say(f"{error.what.splitlines()[0]}; tried again in {seconds(RETRY_DELAY_S)}, {times} if need be")
+            say(f"{error.what.splitlines()[0]}; retrying in {seconds(RETRY_DELAY_S)}, {times} if need be")
             await asyncio.sleep(RETRY_DELAY_S)
     raise AssertionError("unreachable")
 

@@ -165,6 +165,6 @@ def spread(num_tasks: int, config: Config) -> tuple[int, int]:
     num_nodes = -(-num_tasks // cluster.num_processes_per_node)
     if num_nodes > cluster.num_nodes:
         what = f"{num_tasks} processes do not fit on {cluster.num_nodes} nodes of {cluster.num_processes_per_node}"
-        hint = "plan again after a change of the cluster: the plan holds its number of processes"
+        hint = "the plan is for another cluster: plan again"
         raise LaunchError(what, where=f"cluster `{cluster.name}`", hint=hint)
     return num_nodes, -(-num_tasks // num_nodes)

@@ -55,7 +55,7 @@ async def train(run: RunDir, launcher: Launcher, to: Listener) -> Trained:
         TrainError: it did nothing although there is something to do.
     """
     if not run.has_plan():
-        raise ConfigError("the run has no plan yet", where=str(run.path), hint="plan first: dflop train does all of it")
+        raise ConfigError("the run has no plan yet", where=str(run.path), hint="plan first; dflop train does all steps")
     config, first = run.config(), run.next_step()
     rounds = _Rounds(run, launcher, to)
     jobs, every_s = [submit.train_job(run, config, TRAIN, run.plan().num_processes)], config.replan.check_every_s
@@ -64,18 +64,18 @@ async def train(run: RunDir, launcher: Launcher, to: Listener) -> Trained:
     except (Interrupted, LaunchError) as error:
         # It stopped as it was told to, or was still in the queue when it was.
         if run.is_replanning() and _last_state(run, TRAIN) in (JobState.INTERRUPTED, JobState.CANCELLED):
-            to.say("the job has made way for another plan")
+            to.say("the job stopped for another plan")
         elif isinstance(error, Interrupted) and config.cluster.backend == "slurm" and run.next_step() > first:
-            to.say(f"{error.what.splitlines()[0]}; goes on from step {run.next_step()} in another job")
+            to.say(f"{error.what.splitlines()[0]}; resuming from step {run.next_step()} in another job")
         else:
             raise
     else:
         first_of_job, end, now = results[0]["first_step"], results[0]["num_steps"], run.next_step()
         if first_of_job == end and now < end:
             raise TrainError(
-                f"the job trained to step {end}, the newest checkpoint seen here is of step {now}",
+                f"the job trained {end} steps, the newest checkpoint seen here has {now}",
                 where=str(run.checkpoints),
-                hint="make the run directory look the same from where jobs run and from here",
+                hint="the run directory must be the same file system on the nodes and here",
             )
         if run.is_replanning() and now >= config.train.num_steps:
             # It was at its last steps when it was told, and had no need to stop.
@@ -145,7 +145,7 @@ class _Rounds:
             if key not in self._told:
                 kind = decision.kind.replace("_", " ")
                 words = f"{kind}, {decision.subject}: {decision.verdict}: {decision.detail}"
-                self._to.say(f"step {decision.step + 1}: {words}")
+                self._to.say(f"step {decision.step}: {words}")
         self._told.update(found)
 
     async def close(self) -> None:

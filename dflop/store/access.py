@@ -66,9 +66,9 @@ def group_id(name: str) -> int:
     try:
         gid = int(name) if name.isdecimal() else grp.getgrnam(name).gr_gid
     except (KeyError, ValueError):
-        raise ConfigError(f"there is no group `{name}`", where="--group", hint=did_you_mean(name, mine)) from None
+        raise ConfigError(f"no group `{name}`", where="--group", hint=did_you_mean(name, mine)) from None
     if os.geteuid() != 0 and gid not in mine.values():
-        hint = f"name one of yours ({', '.join(sorted(mine))}), or log in again after you were added to it"
+        hint = f"name one of yours ({', '.join(sorted(mine))}), or log in again after being added to it"
         raise ConfigError(f"{user_name(os.geteuid())} is not in group `{name}`", where="--group", hint=hint)
     return gid
 
@@ -92,8 +92,8 @@ def share(tops: list[Path], gid: int) -> None:
     if others:
         path, found = others[0]
         owners = ", ".join(sorted({user_name(stat_.st_uid) for _, stat_ in others}))
-        told = f"{len(others)} files or folders are others' and not yet the group's, the first {whose(found)}"
-        hint = f"everything else is done; let {owners} run the same command, or root"
+        told = f"{len(others)} files or folders of other users do not belong to the group yet, the first {whose(found)}"
+        hint = f"everything else is done; {owners} or root must run the same command"
         raise StoreError(told, where=str(path), hint=hint)
     if unreadable:
         raise unreadable[0]
@@ -160,7 +160,7 @@ def error_of(what: str, error: Exception, root: Path, *, hint: str = "") -> Stor
     if path.name.startswith(files.TMP_PREFIX):
         path = path.parent
     if code == errno.EROFS:
-        advice = "what is published can be read; to write, mount it for writing or work where it is"
+        advice = "snapshots can be read; to write, mount it writable"
         return StoreError(f"{what}: the file system is mounted read-only", where=str(path), hint=advice)
     place, deed = _obstacle(path)
     try:
@@ -211,13 +211,13 @@ def _advice(root: Path, place: Path, found: os.stat_result | None) -> str:
     command = f"dflop store init --store {root} --group"
     owner = f"{user_name(found.st_uid)} or root" if found else "its owner or root"
     if root.is_relative_to(place) and root != place:
-        return f"let {owner} open the way to the store (chmod o+x {place}), or put the store elsewhere"
+        return f"{owner} must make the store reachable (chmod o+x {place}), or put the store elsewhere"
     if not is_shared(root):
-        return f"for a team, let {owner} run `{command} GROUP` with a group of all its members"
+        return f"for a team, {owner} must run `{command} GROUP` with a group of all its members"
     gid = root.stat().st_gid
     group = group_name(gid)
     if os.geteuid() != 0 and gid not in {os.getegid(), *os.getgroups()}:
         return f"the store is of group {group}: have {user_name(os.geteuid())} added to it, then log in again"
     if not place.is_relative_to(root):
-        return f"let {owner} open it to group {group}: chgrp {group}, chmod g+rwxs (a file: g+rw)"
-    return f"the store is of group {group}: let {owner} run `{command} {group}` again"
+        return f"{owner} must give access to group {group}: chgrp {group}, chmod g+rwxs (a file: g+rw)"
+    return f"the store is of group {group}: {owner} must run `{command} {group}` again"

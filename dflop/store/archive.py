@@ -87,13 +87,13 @@ def note(con: duckdb.DuckDBPyConnection, file: StoredFile, sha256: str, files: S
 
 def _members(kind: str, run_id: str, version: int, table: pa.Table, members: list[list[Any]], path: Path) -> list[Good]:
     if sum(m[-1] for m in members) != table.num_rows:
-        raise ValueError(f"{table.num_rows} rows found, the footer says {sum(m[-1] for m in members)}")
+        raise ValueError(f"{table.num_rows} rows found, the footer has {sum(m[-1] for m in members)}")
     good, start = [], 0
     for producer, seq, sha256, num_bytes, mtime_ns, num_rows in members:
         part = table.slice(start, num_rows)
         start += num_rows
         if num_rows and pc.unique(part["_seq"]).to_pylist() != [seq]:
-            raise ValueError(f"rows of {producer}-{seq} are not where the footer says")
+            raise ValueError(f"rows of {producer}-{seq} are not at the position in the footer")
         rows = schema.upgrade(kind, version, part.drop_columns(["_producer", "_seq"]))
         key = SpoolKey(kind, run_id, producer, seq)
         good.append(Good(StoredFile(key.relative_path, path, num_bytes, mtime_ns), key, sha256, rows))

@@ -79,7 +79,7 @@ class NamedQuery:
         for problem, names in (("has no parameter", unknown), ("needs parameter", missing)):
             if names:
                 listed = ", ".join(f"`{name}`" for name in sorted(names))
-                raise ConfigError(f"query `{self.name}` {problem} {listed}", hint=f"it takes {wanted}")
+                raise ConfigError(f"query `{self.name}` {problem} {listed}", hint=f"it has {wanted}")
         return {p.name: _typed(p, given[p.name]) for p in self.parameters}
 
 
@@ -250,6 +250,6 @@ def _typed(parameter: Parameter, text: str) -> Any:
 
 
 def _end(timeout_s: float) -> None:
-    error = StoreError(f"the query was stopped after {timeout_s:g} s, and did not end by itself", hint=TOO_LONG)
+    error = StoreError(f"the query was stopped after {timeout_s:g} sand did not end by itself", hint=TOO_LONG)
     print(f"dflop: {error}", file=sys.stderr, flush=True)
     os._exit(error.exit_code)

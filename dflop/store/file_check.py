@@ -145,7 +145,7 @@ def decode(key: SpoolKey, data: bytes) -> pa.Table:
     if not table.schema.equals(schema.arrow_schema(key.kind)):
         raise ValueError(f"columns {table.schema.names} do not match schema version {version} of `{key.kind}`")
     if table.num_rows != reader.metadata.num_rows:
-        raise ValueError(f"{table.num_rows} rows found, footer says {reader.metadata.num_rows}")
+        raise ValueError(f"{table.num_rows} rows found, the footer has {reader.metadata.num_rows}")
     nulls = [name for name in table.schema.names if table.column(name).null_count]
     if nulls:
         raise ValueError(f"columns {nulls} hold nulls")

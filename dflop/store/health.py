@@ -14,7 +14,7 @@ def snapshot_health(root: Path) -> str:
     """What the newest snapshot is; it opens and answers, or there is a StoreError."""
     current = snapshot.read_current(root)
     if current is None:
-        return "none yet: it comes with the first ingest"
+        return "none yet: the first ingest creates it"
     (num_files,) = console.query(root, "select count(*) from ingest_manifest")[1][0]
     age, size = units.seconds(time.time() - current.published_at_s), (root / current.file).stat().st_size
     return f"{current.seq}, {age} old, {units.num_bytes(size)}, rows of {num_files} files"
@@ -24,7 +24,7 @@ def live_health(root: Path) -> str:
     """What the live database is; it opens, unless an ingester is at it, or there is a StoreError."""
     path = live.live_file(root)
     if not path.exists():
-        return f"none on this machine: the next ingest makes it ({path})"
+        return f"none on this machine: the next ingest creates it ({path})"
     try:
         # DuckDB looks at the file before it locks it, so whoever opens it holds the ingest lock.
         with (
@@ -58,8 +58,10 @@ def lease_health(root: Path) -> str:
         return f"free; epoch {epoch}, last {claim}"
     limit_s = settings.read_settings(root).lease_s
     if claim.age_s > limit_s:
-        return f"free: {claim} was last heard of {units.seconds(claim.age_s)} ago (limit {units.seconds(limit_s)})"
-    return f"held by {claim}, heard of {units.seconds(max(claim.age_s, 0))} ago"
+        return (
+            f"free: {claim} sent its last heartbeat {units.seconds(claim.age_s)} ago (limit {units.seconds(limit_s)})"
+        )
+    return f"held by {claim}, last heartbeat {units.seconds(max(claim.age_s, 0))} ago"
 
 
 def waiting_files(store_root: Path | str, run_id: str = "") -> list[Path]:
@@ -71,7 +73,7 @@ def waiting_files(store_root: Path | str, run_id: str = "") -> list[Path]:
     try:
         files = spooled(root, run_id)
     except OSError as error:
-        raise access.error_of("what waits cannot be told", error, root) from error
+        raise access.error_of("files not ingested yet: unknown", error, root) from error
     known: set[spool.SpoolKey | None] = set()
     if files and (root / "CURRENT").exists():
         sql = "select kind, run_id, producer, seq from ingest_manifest where starts_with(run_id, $run_id)"

@@ -84,7 +84,7 @@ def watch(store_root: Path | str, *, interval_s: float, stop: threading.Event, s
         try:
             done = ingest(store_root, say)
         except StoreError as error:
-            say(f"{error}\n  next try in {units.seconds(interval_s)}")
+            say(f"{error}\n  next attempt in {units.seconds(interval_s)}")
         else:
             if done.num_files or done.num_quarantined_files:
                 say(f"snapshot {done.snapshot_seq}: {units.count(done.num_rows)} rows of {done.num_files} files")
@@ -222,7 +222,7 @@ class _Pass:
                     [t.file.mtime_ns, t.key.kind, t.key.run_id, t.key.producer, t.key.seq],
                 )
         if good and live.get_meta(con, "revision") != revision:
-            raise StoreError("a commit reported success and left nothing")
+            raise StoreError("a commit reported success but stored nothing")
         self.report.num_files += len(good)
         self.report.num_rows += sum(g.table.num_rows for g in good)
 

@@ -130,7 +130,7 @@ class Lease:
         newest = self._newest()
         if newest != self.epoch:
             told = f"epoch {newest} has taken over from epoch {self.epoch}, {self._holder()}"
-            hint = "this process was silent for too long; what it had not committed stays in the spool"
+            hint = "this process sent no heartbeat for too long; its uncommitted rows stay in the spool"
             raise StoreError(f"lost the ingest lease: {told}", where=str(self._folder), hint=hint)
 
     def _claim(self, timeout_s: float) -> int:
@@ -142,7 +142,7 @@ class Lease:
                     return newest + 1
             elif time.monotonic() >= deadline_s:
                 told = f"another node is ingesting: epoch {newest}, {self._holder()}; waited {timeout_s:g} s"
-                hint = f"let it finish; a claim expires {self._lease_s:g} s after its node's last sign of life"
+                hint = f"wait for it; a claim expires {self._lease_s:g} s after the last heartbeat"
                 raise StoreError(told, where=str(self._folder), hint=hint)
             else:
                 time.sleep(POLL_S)
@@ -186,7 +186,7 @@ class Lease:
         return self._folder / f"{epoch:06d}.json"
 
     def _holder(self) -> str:
-        return str(newest_claim(self._folder) or "whose claim cannot be read")
+        return str(newest_claim(self._folder) or "with an unreadable claim")
 
 
 def _acquire(fd: int, path: Path, timeout_s: float) -> None:
@@ -200,9 +200,9 @@ def _acquire(fd: int, path: Path, timeout_s: float) -> None:
                 try:
                     holder = str(from_dict(Claim, parse_json(os.pread(fd, 4096, 0))))
                 except (ValueError, TypeError):
-                    holder = "a process that has not written its name yet"
+                    holder = "a process that has not registered yet"
                 told = f"another process is ingesting: {holder}; waited {timeout_s:g} s"
-                hint = "let it finish; its snapshot will hold every file that is in the spool by then"
+                hint = "wait for it; its snapshot will include every file in the spool"
                 raise StoreError(told, where=str(path), hint=hint) from None
         except OSError as error:
             if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):

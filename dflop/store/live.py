@@ -185,7 +185,9 @@ def opened(path: Path, **options: Any) -> Iterator[duckdb.DuckDBPyConnection]:
         if access.is_denied(error):
             raise  # a rebuild would meet the same; whoever knows the store says whose the file is
         told = f"cannot open the live database: {str(error).splitlines()[0]}"
-        raise StoreError(told, where=str(path), hint="the spool is the truth: run `dflop store rebuild`") from error
+        raise StoreError(
+            told, where=str(path), hint="no data is lost (the spool has it): run `dflop store rebuild`"
+        ) from error
     with con:
         yield con
 

@@ -60,7 +60,7 @@ def apply(con: duckdb.DuckDBPyConnection, sql_root: Path | None = None) -> list[
         if migration is None:
             told = f"the store has migration {version:04d}_{name}, this dflop knows only up to {len(migrations):04d}"
             where = str((sql_root or resources.path("sql")) / "migrations")
-            raise StoreError(told, where=where, hint="the store was written by a newer dflop: upgrade this one")
+            raise StoreError(told, where=where, hint="the store was written by a newer dflop: upgrade")
         if sha256_of([migration[1]]) != sha256:
             told = f"migration {version:04d}_{name} was edited after it ran on this store"
             hint = "restore the file and put the change into a new migration"

@@ -42,7 +42,7 @@ def find_profile(store_root: Path | str, key: str, kind: str = "data") -> Mappin
     profiles = [dict(zip(columns, row, strict=True)) for row in rows]
     found = [p for p in profiles if str(p["profile_key"]).startswith(key)]
     if not found:
-        make_one = f"make one: dflop {'data profile' if kind == 'data' else 'profile'} CONFIG"
+        make_one = f"create one: dflop {'data profile' if kind == 'data' else 'profile'} CONFIG"
         hint = did_you_mean(key, [str(p["profile_key"]) for p in profiles]) if profiles else make_one
         raise DataError(f"no {kind} profile `{key}`", where=str(store_root), hint=hint)
     if key and len(found) > 1:

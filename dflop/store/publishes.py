@@ -73,6 +73,6 @@ def read(store_root: Path) -> Iterator[Publish]:
             publish = Publish(seq, found["revision"], found["duckdb"], float(found["published_at_s"]), keys)
         except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
             told = f"the log of snapshot {seq} is damaged: {str(error).splitlines()[0]}"
-            hint = "remove it: only the content of snapshots from there on can then not be made again one by one"
+            hint = "remove it; later snapshots can then not be rebuilt individually"
             raise StoreError(told, where=str(path), hint=hint) from error
         yield publish

@@ -63,7 +63,7 @@ def note_new(con: duckdb.DuckDBPyConnection, root: Path) -> int:
         try:
             entry = from_dict(Entry, parse_json(path.read_text(encoding="utf-8")))
         except (ValueError, TypeError) as error:
-            told = f"damaged reason of a quarantined file: {error}"
+            told = f"damaged reason file of a rejected file: {error}"
             raise StoreError(told, where=str(path), hint="remove it") from None
         con.execute("insert or replace into file_quarantine values (?, ?, ?, ?, ?)", [*dataclasses.astuple(entry)])
         num_new += 1

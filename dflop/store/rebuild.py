@@ -43,8 +43,8 @@ def rebuild(store_root: Path | str, say: Progress = live.silent) -> IngestReport
             report = fill(new, root, say)
             lease.check()
             if report.num_unreadable:
-                told = f"a rebuild would leave out {report.num_unreadable} files or folders that cannot be read"
-                hint = "make them readable, as is said of each above, or let their owner rebuild"
+                told = f"a rebuild would skip {report.num_unreadable} files or folders that cannot be read"
+                hint = "make them readable, as described above, or have their owner run the rebuild"
                 raise StoreError(told, where=str(root / "spool"), hint=hint)
             _remove(path)  # with its log, which would be replayed into the new file
             os.replace(new, path)
@@ -67,14 +67,14 @@ def rebuild_snapshot(
     """
     root, target = Path(store_root), Path(output)
     if target.exists():
-        raise ConfigError(f"{target} exists", hint="give the name of a new file")
+        raise ConfigError(f"{target} exists", hint="name a new file")
     wanted = _files_of(root, snapshot_seq)
-    with live.explained(f"cannot make snapshot {snapshot_seq} again", target):
+    with live.explained(f"cannot rebuild snapshot {snapshot_seq}", target):
         durable.make_folder(target.parent)
         with scratch(target.parent) as path:
             report = fill(path, root, say, only=wanted)
             if report.num_files != len(wanted):
-                told = f"snapshot {snapshot_seq} held {len(wanted)} files, {report.num_files} are left in the store"
+                told = f"snapshot {snapshot_seq} held {len(wanted)} files, the store still has {report.num_files}"
                 hint = "restore the missing spool or archive files from a backup"
                 raise StoreError(told, where=str(root), hint=hint)
             with live.connect(path) as con, files.replacing(target, is_durable=True) as final:
@@ -94,7 +94,7 @@ def verify(store_root: Path | str, say: Progress = live.silent) -> IngestReport:
         recorded = manifest(con)
         problems += [*_check_files(recorded, root), *_check_snapshot(root)]
         with scratch(live.live_file(root).parent) as path:
-            say("making the database again from the files")
+            say("rebuilding the database from the files")
             # Only what is in the manifest: files that arrive meanwhile are for the next pass.
             report = fill(path, root, live.silent, only=set(recorded))
             problems += _compare(con, path)
@@ -138,7 +138,7 @@ def _files_of(root: Path, snapshot_seq: int) -> set[SpoolKey]:
     if snapshot_seq not in logged:
         known = f"{min(logged)} to {max(logged)}" if logged else "none"
         told = f"snapshot {snapshot_seq} is not in the publish log, which knows {known}"
-        hint = "snapshots of dflop 0.1 were not logged: only their files, where they still exist, have their content"
+        hint = "snapshots of dflop 0.1 were not logged: only their files, if they still exist, have their content"
         raise ConfigError(told, where=str(root / publishes.FOLDER), hint=hint)
     return {key for seq, keys in logged.items() if seq <= snapshot_seq for key in keys}
 

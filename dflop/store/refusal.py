@@ -13,7 +13,7 @@ from dflop.errors import StoreError
 from dflop.store import snapshot
 from dflop.store.snapshot import Current
 
-READING = "use SELECT, DESCRIBE, SHOW or EXPLAIN; to add rows, let a job write the spool"
+READING = "use SELECT, DESCRIBE, SHOW or EXPLAIN; to add rows, write them to the spool from a job"
 NOTHING_ELSE = "the console reads this store and nothing else: no files, network, extensions or settings"
 _READ_ONLY = "the store is read-only here"
 
@@ -36,7 +36,7 @@ def reading_statement(con: duckdb.DuckDBPyConnection, sql: str) -> duckdb.Statem
     kinds = [_kind(statement) for statement in statements]
     if re.match(r"\s*pivot\b", sql, re.IGNORECASE) and kinds != ["SELECT"]:
         # It would first create an enum of the values it finds.
-        hint = "write the values out: PIVOT t ON module IN ('llm', 'vision') USING sum(x)"
+        hint = "list the values: PIVOT t ON module IN ('llm', 'vision') USING sum(x)"
         raise StoreError(f"{_READ_ONLY}: PIVOT without a list of values is refused", hint=hint)
     if len(statements) != 1:
         raise StoreError(f"expected one SQL statement, got {len(statements)}", hint="run them one at a time")
@@ -66,7 +66,7 @@ def explained(error: Exception, con: duckdb.DuckDBPyConnection, current: Current
     lines = [line for line in str(error).splitlines() if line.strip()][:4]
     text, hint = "\n".join(lines).removeprefix("Query execution failed: "), ""
     if "Catalog Error" in text:
-        hint = snapshot.lag(con) or "`dflop sql tables` lists what there is"
+        hint = snapshot.lag(con) or "`dflop sql tables` lists tables and views"
     elif "Binder Error: Referenced column" in text:
         hint = snapshot.lag(con) or "`dflop sql columns --param relation=NAME` lists the columns of a table or view"
     elif "Permission Error" in text or "disabled" in text or "configuration has been locked" in text:

@@ -153,7 +153,7 @@ def to_table(cls: type[Any], rows: Sequence[Any]) -> pa.Table:
     except pa.ArrowException:
         raise
     except (AttributeError, TypeError) as error:
-        raise pa.ArrowTypeError(f"a value that is no record where one belongs: {error}") from None
+        raise pa.ArrowTypeError(f"expected a record: {error}") from None
     return pa.Table.from_arrays(columns, schema=wanted)
 
 

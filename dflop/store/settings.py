@@ -52,7 +52,7 @@ def read_settings(store_root: Path | str) -> Settings:
     except OSError as error:
         raise access.error_of("cannot read the store's settings", error, Path(store_root)) from error
     except ValueError as error:
-        hint = "mend it, or write it with dflop store init"
+        hint = "fix it, or recreate it with dflop store init"
         raise StoreError(f"not JSON: {error}", where=str(path), hint=hint) from None
     defaults = dataclasses.asdict(Settings())
     if not isinstance(data, dict):
@@ -61,7 +61,7 @@ def read_settings(store_root: Path | str) -> Settings:
         raise StoreError(f"unknown setting `{key}`", where=str(path), hint=did_you_mean(key, defaults))
     settings = Settings(**data)
     if problem := _problem(settings):
-        raise StoreError(problem, where=str(path), hint="mend it with dflop store init")
+        raise StoreError(problem, where=str(path), hint="fix it with dflop store init")
     return settings
 
 

@@ -73,7 +73,7 @@ def read_current(store_root: Path | str) -> Current | None:
     path = Path(store_root) / "CURRENT"
     try:
         if not path.is_file() and os.path.lexists(path):
-            raise ValueError("it is no file")
+            raise ValueError("not a file")
         current = from_dict(Current, parse_json(path.read_text(encoding="utf-8")))
         if not 0 < current.seq < 1_000_000_000 or current.file != f"snapshots/dflop-{current.seq:06d}.duckdb":
             raise ValueError(f"it names number {current.seq} and `{current.file}`, which do not match")
@@ -86,7 +86,7 @@ def read_current(store_root: Path | str) -> Current | None:
     except OSError as error:
         raise StoreError(f"CURRENT cannot be read: {error.strerror}", where=str(path), hint="try again") from error
     except (ValueError, TypeError) as error:
-        hint = "run `dflop store ingest`: it publishes a snapshot and writes CURRENT anew; nothing is lost"
+        hint = "run `dflop store ingest`to publish a snapshot and a new CURRENT; nothing is lost"
         raise DamagedCurrentError(f"CURRENT is damaged: {error}", where=str(path), hint=hint) from error
 
 
@@ -120,7 +120,7 @@ def open_current(store_root: Path | str) -> tuple[duckdb.DuckDBPyConnection, Cur
 
 def lag(con: duckdb.DuckDBPyConnection) -> str:
     """What to do where a snapshot lacks what is new in this dflop; empty where it has the tables and views of today."""
-    hint = "another version of dflop published this snapshot, without what is new here: run `dflop store ingest`"
+    hint = "another version of dflop published this snapshot: run `dflop store ingest`"
     with contextlib.suppress(duckdb.Error):
         return "" if migrate.is_of_today(con) else hint
     return ""
@@ -162,7 +162,7 @@ def publish_if_stale(con: duckdb.DuckDBPyConnection, store_root: Path, lease: Le
         current = _publish(con, store_root, seq, lease)
         lease.check()
         if problem:
-            say(f"{problem}; snapshot {seq}, a new copy of the live database, takes its place: nothing is lost")
+            say(f"{problem}; snapshot {seq}, a new copy of the live database, replaces it; nothing is lost")
         _set_aside(store_root / "CURRENT", seq, say)
         durable.replace(store_root / "CURRENT", json.dumps(dataclasses.asdict(current), indent=1).encode())
         for path in expired(store_root):
@@ -179,7 +179,7 @@ def _set_aside(path: Path, seq: int, say: Progress) -> None:
     """Renames a folder that is where a file has to be."""
     if path.is_dir() and not path.is_symlink():
         kept = path.rename(path.with_name(f"{path.name}.was-a-folder-{seq}"))
-        say(f"{path} was a folder: it is kept as {kept.name}")
+        say(f"{path} was a folder: kept as {kept.name}")
 
 
 def _damage(store_root: Path, current: Current) -> str:
@@ -191,7 +191,7 @@ def _damage(store_root: Path, current: Current) -> str:
             return f"{told} has {size} bytes, {current.num_bytes} were published"
         with duckdb.connect(str(path), read_only=True, config=READ_CONFIG) as con:
             is_it = live.get_meta(con, "revision") == current.revision
-            return "" if is_it else f"{told} is not what CURRENT says was published"
+            return "" if is_it else f"{told} differs from what CURRENT lists"
     except (duckdb.Error, OSError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error).splitlines()[0]
         return f"{told} does not open: {reason}"

@@ -220,13 +220,13 @@ def read_next_seq(folder: Path) -> dict[str, int]:
     except FileNotFoundError:
         return {}
     except (ValueError, TypeError, AttributeError, OverflowError) as error:
-        hint = "restore it, or write what `_seq` of the files beside it needs"
+        hint = "restore it, or write the `_seq` that the other files need"
         raise StoreError(f"damaged: {error}", where=str(path), hint=hint) from None
 
 
 def _spool_error(error: Exception, root: Path, folder: Path, num_rows: int) -> StoreError:
-    kept = f"{num_rows} rows stay in memory; nothing half-written is left"
-    full = {errno.ENOSPC: "disk is full", errno.EDQUOT: "disk quota is used up"}
+    kept = f"{num_rows} rows stay in memory, no partial file remains"
+    full = {errno.ENOSPC: "disk is full", errno.EDQUOT: "disk quota is exceeded"}
     if isinstance(error, OSError) and error.errno in full:
         told = f"cannot write the spool: the {full[error.errno]}; {kept}"
         return StoreError(told, where=str(folder), hint="free space, then flush again")

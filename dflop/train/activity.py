@@ -51,7 +51,7 @@ class Activity:
         self._begin(what, Mode.MAY_LAST)
 
     def _begin(self, what: str, mode: Mode) -> None:
-        where = what if self.step < 0 else f"step {self.step + 1}, {what}"
+        where = what if self.step < 0 else f"step {self.step}, {what}"
         self.thread_id = threading.get_ident()
         self.now = Doing(where, mode, time.monotonic())
 

@@ -132,7 +132,7 @@ class Checkpointer:
                 break
             damaged.append(f"{name}: {problem}")
             if self._rank == 0:
-                print(f"checkpoint {damaged[-1]}; taking the one before it", file=sys.stderr, flush=True)
+                print(f"checkpoint {damaged[-1]}; using the one before it", file=sys.stderr, flush=True)
         else:
             if damaged:
                 raise TrainError(

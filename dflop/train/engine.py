@@ -159,7 +159,7 @@ class Engine:
         self._activity.works(f"forward of microbatch {k}")
         for part, stage in self._parts:
             if isinstance(stage, LlmStage):
-                assert given.llm is not None, "a rank with layers of the LLM has its input"
+                assert given.llm is not None, "a rank with LLM layers has input"
                 carry[LLM] = self._decode(part, stage, given.llm, carry, rows, healthy, num_loss_tokens)
             elif isinstance(stage, EncoderStage) and part.module in given.encoders:
                 carry[part.module] = self._encode(part, stage, given.encoders[part.module], carry)
@@ -178,7 +178,7 @@ class Engine:
         out: torch.Tensor = stage(data, self._here(given.sizes), carry.pop(part.module, None))
         if part.is_last and len(out) != given.num_rows:
             raise TrainError(
-                f"`{part.module}` produced {len(out)} rows where the plan promised {given.num_rows}",
+                f"`{part.module}` produced {len(out)} rows, the plan expects {given.num_rows}",
                 hint="the family's rule and the Hugging Face module disagree about these item sizes",
             )
         return out

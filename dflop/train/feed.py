@@ -250,7 +250,7 @@ class Feed:
 
     def _positions(self, sample_index: int, sample: TokenizedSample) -> torch.Tensor:
         if self._llm_stage is None:
-            raise TrainError(f"rank {self._seat.rank} was asked for LLM input but holds `{self._seat.module}`")
+            raise TrainError(f"rank {self._seat.rank} was asked for LLM input, but holds `{self._seat.module}`")
         items = [MediaPosition(i.kind, i.grid, seconds_per_grid(i)) for i in self._source.shape(sample_index).items]
         return self._llm_stage.positions(torch.from_numpy(sample.input_ids), items)
 

@@ -124,10 +124,10 @@ def _built(said: Any, folder: Path) -> Metadata:
         name = place.relative_path
         if name not in sizes_bytes:
             if not (folder / name).is_file():
-                raise _Unfit(f"`{name}` is no file of the checkpoint")
+                raise _Unfit(f"`{name}` is not a file of the checkpoint")
             sizes_bytes[name] = (folder / name).stat().st_size
         if place.offset + place.length > sizes_bytes[name]:
-            raise _Unfit(f"`{index.fqn}` lies behind the end of {name}")
+            raise _Unfit(f"`{index.fqn}` lies beyond the end of {name}")
         places[index] = place
     for name, tensor in tensors.items():
         _check_room(name, tensor, places)
@@ -137,7 +137,7 @@ def _built(said: Any, folder: Path) -> Metadata:
 def _check_room(name: str, tensor: TensorStorageMetadata, places: dict[MetadataIndex, _StorageInfo]) -> None:
     """A tensor is all of its pieces, and none is larger than its bytes: what it says is what loading will take."""
     if sum(math.prod(chunk.sizes) for chunk in tensor.chunks) != math.prod(tensor.size):
-        raise _Unfit(f"the pieces of `{name}` are not the whole of it")
+        raise _Unfit(f"the pieces of `{name}` do not cover it")
     for chunk in tensor.chunks:
         place = places.get(MetadataIndex(name, chunk.offsets))
         if place is None or place.length < math.prod(chunk.sizes) * tensor.properties.dtype.itemsize:
@@ -149,7 +149,7 @@ def _tensor(said: Any) -> TensorStorageMetadata:
     dtype_name, *_ = _state(fields["properties"], "TensorProperties", tuple)
     dtype = getattr(torch, _text(dtype_name), None)
     if not isinstance(dtype, torch.dtype):
-        raise _Unfit(f"`{dtype_name}` is no element type")
+        raise _Unfit(f"`{dtype_name}` is not an element type")
     size = _sizes(fields["size"])
     chunks = []
     for value in fields["chunks"]:
@@ -170,7 +170,7 @@ def _place(said: Any) -> _StorageInfo:
     fields = _fields(said, "_StorageInfo")
     name = _text(fields["relative_path"])
     if not _DATA_FILE.fullmatch(name) or fields.get("transform_descriptors"):
-        raise _Unfit(f"`{name}` is no file of tensors")
+        raise _Unfit(f"`{name}` is not a tensor file")
     return _StorageInfo(name, _whole(fields["offset"]), _whole(fields["length"]))
 
 
@@ -187,17 +187,17 @@ def _state(said: Any, name: str, kind: type) -> Any:
 
 def _sizes(said: Any) -> torch.Size:
     if not isinstance(said, _Said) or type(said).__name__ != "Size" or len(said.args) > 1:
-        raise _Unfit("a size is none")
+        raise _Unfit("a size is invalid")
     return torch.Size([_whole(n) for n in (said.args[0] if said.args else ())])
 
 
 def _whole(value: Any) -> int:
     if not isinstance(value, int) or value < 0:
-        raise _Unfit(f"{value!r:.40} is no number of bytes or elements")
+        raise _Unfit(f"{value!r:.40} is not a number of bytes or elements")
     return value
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise _Unfit(f"{value!r:.40} is no name")
+        raise _Unfit(f"{value!r:.40} is not a name")
     return value

@@ -105,10 +105,10 @@ class Judge:
         return spell.mode != Mode.MAY_LAST and spell.age_s > self._stall_s
 
     def _gone(self, rank: int) -> Failure:
-        seen = f"last seen in {self._signs[rank].main.what}" if rank in self._signs else "it was never seen"
+        seen = f"last seen in {self._signs[rank].main.what}" if rank in self._signs else "never seen"
         why = "it was killed or stopped, or its node is gone"
-        return Failure(rank, f"{self._labels[rank]} gives no sign of life: {why}; {seen}")
+        return Failure(rank, f"{self._labels[rank]} sent no heartbeat: {why}; {seen}")
 
     def _nobody_moves(self) -> Failure:
         named = [f"{self._labels[rank]}: {sign.main}" for rank, sign in sorted(self._signs.items())[:NUM_NAMED]]
-        return Failure(-1, "\n".join(["all ranks wait for one another:", *named]))
+        return Failure(-1, "\n".join(["all ranks wait for each other:", *named]))

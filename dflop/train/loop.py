@@ -129,10 +129,10 @@ class Trainer:
             self._hooks.on_fall_back(first, latest["fell_back_from"])
         if latest and self._checkpointer and first < self._settings.first_step:
             self._checkpointer.take_back(latest)
-            raise Interrupted(f"step {first + 1} belongs to an earlier stage of training")
+            raise Interrupted(f"step {first} belongs to an earlier stage of training")
         self._saved_at_s = time.monotonic()
         if self._is_anybody_told_to_stop() and first < self._settings.num_steps:
-            raise Interrupted(f"told to stop before step {first + 1} of {self._settings.num_steps}")
+            raise Interrupted(f"stopped before step {first}, {first} of {self._settings.num_steps} steps done")
         ahead = ThreadPoolExecutor(1, thread_name_prefix="feed")
         try:
             with _collecting_between_steps():
@@ -163,7 +163,7 @@ class Trainer:
             if is_late or must_stop or is_last or (step + 1) % self._settings.checkpoint_every == 0:
                 self._save(step + 1, is_on_disk=must_stop or is_last)
             if must_stop and not is_last:
-                raise Interrupted(f"told to stop: step {step + 1} of {last} was the last")
+                raise Interrupted(f"stopped after step {step}, {step + 1} of {last} steps done")
 
     def _save(self, next_step: int, *, is_on_disk: bool) -> None:
         """Save a checkpoint; when it is needed by whoever comes next, return only when it is written."""
@@ -192,7 +192,7 @@ class Trainer:
         prepared = self._feed.prepare(message.step_plan, self._published_after(step))
         if self._fillers is not None:
             prepared = self._fillers.fill(prepared)
-        feed.waits("what others know of broken media")
+        feed.waits("other ranks' report of broken media")
         healthy = self._agree_on_health(step, prepared)
         num_loss_tokens = sum(
             self._source.shape(index).num_supervised_tokens

@@ -102,7 +102,7 @@ def size_problem(path: Path, expected: FileState) -> str:
     except OSError as error:
         return f"{path.name}: {error.strerror or error}"
     if not stat.S_ISREG(found.st_mode):
-        return f"{path.name} is no regular file"  # reading a pipe would wait for ever
+        return f"{path.name} is not a regular file"  # reading a pipe would wait for ever
     return "" if found.st_size == expected[0] else f"{path.name} has {found.st_size} bytes instead of {expected[0]}"
 
 
@@ -116,7 +116,7 @@ def content_problem(path: Path, expected: FileState) -> str:
 
 def index_problem(files: Mapping[str, FileState]) -> str:
     """Why a checkpoint cannot be loaded by its checksums: one that leaves the index of tensors out vouches for none."""
-    return "" if INDEX in files else f"{MANIFEST} leaves out {INDEX}"
+    return "" if INDEX in files else f"{MANIFEST} does not list {INDEX}"
 
 
 def newest_sound(folder: Path) -> tuple[dict[str, Any] | None, list[str]]:

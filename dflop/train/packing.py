@@ -97,7 +97,7 @@ class MediaPacker:
             index, _ = self.media(step_plan, work, item)
             array = self._array(index, work.item_rank_in_sample[item])
         if array.shape != shape:
-            raise MediaError(f"decodes to an array of shape {array.shape}, not {shape} as its profile promised")
+            raise MediaError(f"decodes to an array of shape {array.shape}, not {shape} as in its profile")
         return array
 
     def _wanted(self, step_plan: StepPlan) -> dict[tuple[str, int], Wanted]:

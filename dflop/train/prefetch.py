@@ -134,14 +134,14 @@ class _Workers:
                     self._alive.discard(worker)
                 worker = None
                 if self._is_closed:
-                    raise TrainError("media are no longer decoded: the job is ending") from None
+                    raise TrainError("decoding stopped: the job is ending") from None
                 if death.exit_code == -signal.SIGALRM:
                     raise MediaError(f"not decoded within {seconds(self._timeout_s)}") from None
                 if is_last_try:
                     # Once may be bad luck, of whoever is the largest when memory runs out.
                     raise MediaError(f"its decoder died twice: {_cause(death.exit_code)}") from None
                 path = printable(wanted.media.path)
-                print(f"decoder of {path} died: {_cause(death.exit_code)}; trying again", file=sys.stderr)
+                print(f"decoder of {path} died: {_cause(death.exit_code)}; retrying", file=sys.stderr)
             finally:
                 self._places.put(worker)
         raise AssertionError("unreachable")
@@ -149,7 +149,7 @@ class _Workers:
     def _start(self) -> _Worker:
         with self._closing:
             if self._is_closed:
-                raise TrainError("media are no longer decoded: the job is ending")
+                raise TrainError("decoding stopped: the job is ending")
             worker = _Worker()
             self._alive.add(worker)
         worker.begin(self._reader, self._timeout_s)
@@ -202,7 +202,7 @@ class _Worker:
         raise TrainError(
             f"reading `{wanted.media.path}` failed: {text.strip().splitlines()[-1]}",
             where=f"annotation row {wanted.sample_index}",
-            hint=f"not an error of the file but of the program:\n{text}",
+            hint=f"program error, not a bad file:\n{text}",
         )
 
     def kill(self) -> None:

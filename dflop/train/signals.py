@@ -49,5 +49,5 @@ class StopRequest:
         if self._signal is None:
             self._signal = signal.Signals(number)
             # Not print: the signal may have come in the middle of one.
-            os.write(2, f"{self._signal.name}: stops behind the step that runs, with a checkpoint\n".encode())
+            os.write(2, f"{self._signal.name}: stopping after the current step, with a checkpoint\n".encode())
         self.ignore()

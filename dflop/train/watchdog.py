@@ -112,7 +112,7 @@ class Watch:
                 self._wake.clear()
         except RuntimeError:  # of torch, for every way in which a connection breaks
             if not self._closed.is_set():
-                self._end(f"{self._labels[0]}, which serves the job's key-value store, has gone")
+                self._end(f"{self._labels[0]}, which hosts the job's key-value store, exited")
 
     def _round(self) -> None:
         self._number += 1
@@ -149,8 +149,8 @@ class Watch:
             # Beats, not a clock: a process that was stopped and goes on must not think that it is the others who were.
             self._num_quiet_beats += 1
             if self._own is None and self._num_quiet_beats * BEAT_S > self._stall_s:
-                silence = f"does not answer for {self._stall_s:g} s"
-                self._end(f"{self._labels[0]}, which serves the job's key-value store, {silence}")
+                silence = f"has not responded for {self._stall_s:g} s"
+                self._end(f"{self._labels[0]}, which hosts the job's key-value store, {silence}")
             if time.monotonic() > self._leave_at_s:
                 self._end("")
 

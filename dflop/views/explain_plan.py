@@ -57,7 +57,7 @@ def explain_plan(problem: Problem, plans: Sequence[Plan], say: Say, *, sensitivi
         time=_time(problem, plan, steps),
         limits=plan_limits(problem, plan, _largest_tokens(plan, steps)),
         variations=(
-            Variation("as it is", problem.cluster.num_processes, _num_samples(problem), plan),
+            Variation("current", problem.cluster.num_processes, _num_samples(problem), plan),
             *(_variations(problem, say) if sensitivity else ()),
         ),
     )
@@ -182,7 +182,7 @@ def _changed_problems(problem: Problem) -> Iterator[tuple[str, Problem, str]]:
     def on(**changes: Any) -> Problem:
         return replace(problem, cluster=replace(cluster, **changes))
 
-    guessed = "links between nodes are not known" if not any(x.num_nodes > 1 for x in problem.cost.links) else ""
+    guessed = "links between nodes are not profiled" if not any(x.num_nodes > 1 for x in problem.cost.links) else ""
     if cluster.num_nodes > 1:
         yield "one node fewer", on(num_nodes=cluster.num_nodes - 1), guessed * (cluster.num_nodes > 2)
     elif cluster.num_processes_per_node > 1:

@@ -42,9 +42,9 @@ def load_summary(run: RunDir) -> RunSummary:
     config = run.config()
     if not run.has_plan():
         raise ConfigError(
-            f"run `{run.run_id}` has no plan yet, there is nothing to sum up",
+            f"run `{run.run_id}` has no plan yet, there is nothing to summarize",
             where=str(run.path),
-            hint="dflop runs show says how it stands",
+            hint="dflop runs show has its state",
         )
     history = load_history(config.store, run.run_id)
     own, compared = {"run_id": run.run_id}, {"run_id": f"{run.run_id}/{COMPARE}"}
@@ -112,7 +112,7 @@ def _facts(config: Config, run: RunDir) -> tuple[tuple[str, str], ...]:
         facts.append(("weights", str(config.model.weights)))
     if config.stages:
         stages = "; ".join(
-            f"{s.name}: steps {s.first_step + 1} to {s.end_step}, frozen {', '.join(s.frozen) or 'nothing'}"
+            f"{s.name}: steps {s.first_step} to {s.end_step - 1}, frozen {', '.join(s.frozen) or 'nothing'}"
             for s in stages_of(config)
         )
         facts.append(("stages", stages))

@@ -98,7 +98,7 @@ def choose_steps(observed: Sequence[int], window: str | None, most: int = NUM_ST
     """
     steps = sorted(observed)
     if not steps:
-        raise ConfigError("no step of this run is in the store", hint="bring its rows in: dflop store ingest")
+        raise ConfigError("no step of this run is in the store", hint="ingest its rows: dflop store ingest")
     if window is None:
         return steps[-most:]
     found = re.fullmatch(r"(\d*)(:?)(\d*)", window.strip())
@@ -110,7 +110,7 @@ def choose_steps(observed: Sequence[int], window: str | None, most: int = NUM_ST
         raise ConfigError(
             f"no step of `{window}` was observed",
             where="--steps",
-            hint=f"the store has {len(steps)} steps of this run, {steps[0]} to {steps[-1]}; B of A:B is not in it",
+            hint=f"the store has {len(steps)} steps of this run, {steps[0]} to {steps[-1]}; A:B excludes B",
         )
     return chosen
 

@@ -1,7 +1,7 @@
--- purpose: what runs on this kind of hardware learnt about a module's cost by size of item, one after the other
+-- purpose: cost corrections of a module by length bucket, learned by runs on this hardware
 -- parameters: $module varchar, llm or the name of an encoder
 -- grain: one row per correction and bucket of sizes, the 200 newest first; max_tokens is null where one has no end
--- units: tokens; ratios: factor multiplies predicted seconds of items in the bucket, level those of a typical mix
+-- units: tokens; ratios: factor multiplies predicted seconds of items in the bucket, level is the overall factor
 select
     observed_at,
     table_id,

@@ -1,4 +1,4 @@
--- purpose: the cost tables in force, how good they are, how far they were probed, and what corrects them
+-- purpose: the current cost tables: errors, probed range, and corrections
 -- parameters: none
 -- grain: one row per model profile, module, tp, hardware, software, dtype, frozen, recompute
 -- units: seconds per layer and million tokens beyond the last knot; errors, noise and factor are ratios

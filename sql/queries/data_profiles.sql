@@ -1,4 +1,4 @@
--- purpose: data profiles, newest first: dataset, samples, those left out, media limits with their origins
+-- purpose: data profiles, newest first: dataset, samples, skipped samples, media limits with their origins
 -- parameters: none
 -- grain: one row per data profile
 -- units: seconds; UTC

@@ -1,7 +1,7 @@
--- purpose: what a run noticed about its own speed, what it did about it, and on which figures
+-- purpose: drifts, slow ranks and re-planning decisions of a run, with their figures
 -- parameters: $run_id varchar, the run
 -- grain: one row per decision, oldest first
--- units: gain_s (over the steps that are left) and cost_s in seconds; measured and expected as detail says
+-- units: gain_s (over the remaining steps) and cost_s in seconds; measured and expected as in detail
 select
     observed_at,
     attempt,

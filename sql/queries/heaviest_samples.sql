@@ -1,4 +1,4 @@
--- purpose: the samples that bring most work to a module, candidates for a cap or a second look
+-- purpose: the samples with the most work for a module
 -- parameters: $profile_key varchar, the data profile; $module varchar, llm or the name of an encoder
 -- grain: one row per sample, the 20 heaviest
 -- units: tokens; times_median is a ratio

@@ -1,7 +1,7 @@
--- purpose: everything that was noticed and decided in a run, in order, as `dflop history` tells it
+-- purpose: the event log of a run, in order, as in `dflop history`
 -- parameters: $run_id varchar, the run
--- grain: one row per thing that happened, oldest first
--- units: seconds; elapsed_s since the run began, gain_s over the steps that are left; steps count from 0
+-- grain: one row per event, oldest first
+-- units: seconds; elapsed_s since the run began, gain_s over the remaining steps; steps count from 0
 select
     elapsed_s,
     step,

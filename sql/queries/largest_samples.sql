@@ -1,4 +1,4 @@
--- purpose: the samples that are the largest in something, which memory has to hold whether or not a batch draws them
+-- purpose: the largest samples by each quantity, which every plan must fit in memory
 -- parameters: $profile_key varchar, the data profile
 -- grain: one row per module and quantity
 -- units: num: items (of the llm: supervised tokens), tokens, tokens squared, or tokens of one item

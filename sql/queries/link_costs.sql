@@ -1,4 +1,4 @@
--- purpose: what messages between processes cost on each kind of hardware, and how well a line describes them
+-- purpose: cost of messages between processes per type of hardware, with fit errors
 -- parameters: none
 -- grain: one row per model profile, operation, ranks, nodes, hardware, software
 -- units: seconds, bytes per second; errors are ratios; seconds_per_64mib is one operation on a buffer of 64 MiB

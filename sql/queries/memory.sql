@@ -1,7 +1,7 @@
--- purpose: peak memory of every stage: what the plan predicted beside what tensors of one of its ranks allocated
+-- purpose: peak memory of every stage: predicted by the plan, and allocated by tensors of one of its ranks
 -- parameters: $run_id varchar, the run
 -- grain: one row per module and stage of the plan that ran last, ranks of the last attempt
--- units: bytes; a ratio; allocated: null without a GPU; process: all of a process on the host, which no plan predicts
+-- units: bytes; a ratio; allocated: null without a GPU; process: host memory of a process, which plans do not predict
 with newest as (
     select
         run_id,

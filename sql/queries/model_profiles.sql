@@ -1,4 +1,4 @@
--- purpose: the model profiles there are, newest first: which model on which hardware, how many probes, how long
+-- purpose: model profiles, newest first: model, hardware, number of probes, duration
 -- parameters: none
 -- grain: one row per model profile
 -- units: seconds; UTC

@@ -1,4 +1,4 @@
--- purpose: the plan that runs and its runners-up, with why; after those, what earlier searches of the run found
+-- purpose: the current plan and the next-best ones, with reasons; then those of earlier searches of the run
 -- parameters: $run_id varchar, the run
 -- grain: one row per plan, those of the newest search first, best first
 -- units: seconds, bytes; planned_speedup is baseline over predicted, ..._over_uniform is uniform over predicted

@@ -1,4 +1,4 @@
--- purpose: how the plan of a job changed from run to run, and why each was chosen
+-- purpose: how the plan of a configuration changed from run to run, and why
 -- parameters: $name varchar, name of the configuration
 -- grain: one row per run, oldest first
 -- units: seconds; corrections are ratios that multiply predicted seconds

@@ -1,4 +1,4 @@
--- purpose: where predicted seconds are wrong, by module and size of the microbatch
+-- purpose: error of predicted seconds, by module and size of the microbatch
 -- parameters: $run_id varchar, the run (its comparison steps are included)
 -- grain: one row per run_id, policy, module and power of two of tokens
 -- units: tokens; errors and predicted_to_measured are ratios

@@ -1,5 +1,5 @@
--- purpose: process-hours (GPU-hours, if processes have GPUs) of each run and of an epoch, priced, and what was saved
--- parameters: $usd_per_gpu_hour double, price of an hour of one process, 0 where there is none
+-- purpose: process-hours (GPU-hours, if processes have GPUs) of each run and of an epoch, with price and savings
+-- parameters: $usd_per_gpu_hour double, price of an hour of one process, 0 for no price
 -- grain: one row per run with steps, newest first
 -- units: hours of processes, US dollars; saved_hours: speedup of v_speedup, with its 95 % interval, on the whole run
 select

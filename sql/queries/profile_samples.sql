@@ -1,6 +1,6 @@
 -- purpose: every sample of a data profile with its modality group and lengths, for plots and for other tools
 -- parameters: $profile_key varchar, data profile
--- grain: one row per healthy sample
+-- grain: one row per valid sample
 -- units: tokens
 with sample as (
     select

@@ -1,4 +1,4 @@
--- purpose: what was left out, grouped by reason, with an example of each
+-- purpose: skipped samples and rejected files, grouped by reason, with an example of each
 -- parameters: none
 -- grain: one row per kind of thing and reason, most frequent first
 -- units: counts

@@ -1,4 +1,4 @@
--- purpose: what a run read from the store: the snapshot to rebuild to give it the same input again
+-- purpose: inputs that a run read from the store, and the snapshot to rebuild to reproduce them
 -- parameters: $run_id varchar, the run
 -- grain: one row per job and attempt
 -- units: none

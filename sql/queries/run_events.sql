@@ -1,4 +1,4 @@
--- purpose: what a run survived: schedulers that died or came late, steps that ran a quick plan instead
+-- purpose: faults that a run recovered from: failed or late schedulers, steps with the fallback schedule
 -- parameters: $run_id varchar, the run (its comparison comes with it)
 -- grain: one row per event, oldest first
 -- units: steps count from 0

@@ -1,4 +1,4 @@
--- purpose: how heavy-tailed each module's work per sample is (what balancing can gain from)
+-- purpose: how heavy-tailed the work per sample of each module is (the potential of balancing)
 -- parameters: none
 -- grain: one row per data profile and module
 -- units: tokens; tail_ratio = p99 / median

@@ -1,7 +1,7 @@
--- purpose: which machines were slow, over all runs: the ones to have looked at
+-- purpose: machines that were slow, over all runs
 -- parameters: none
 -- grain: one row per host that had a slow rank, those that were slow in most runs first
--- units: runs; ratios, 1 is like the peers
+-- units: runs; ratios, 1: as fast as the peers
 select
     host,
     count(distinct run_id) as num_runs,

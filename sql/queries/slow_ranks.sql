@@ -1,7 +1,7 @@
--- purpose: which ranks of a run take longer than their peers for the same work, as the run itself learnt it
+-- purpose: ranks of a run that take longer than their peers for the same work
 -- parameters: $run_id varchar, the run
 -- grain: one row per attempt and rank with its newest factor, newest attempt and slowest rank first
--- units: ratios; 1 is like its peers
+-- units: ratios; 1: as fast as its peers
 select
     attempt,
     rank, -- noqa: RF04

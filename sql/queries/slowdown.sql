@@ -1,4 +1,4 @@
--- purpose: whether a run got slower while it trained (first against last quarter of its steps)
+-- purpose: whether a run slowed down (first against last quarter of its steps)
 -- parameters: $run_id varchar, the run
 -- grain: one row per quarter of the run
 -- units: seconds, tokens per second; idle_frac is a ratio

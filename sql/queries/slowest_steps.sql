@@ -1,4 +1,4 @@
--- purpose: the steps that took longest, and how far the prediction was off
+-- purpose: the slowest steps, with the error of their prediction
 -- parameters: $run_id varchar, the run (or <run_id>/compare)
 -- grain: one row per step, the 20 slowest
 -- units: seconds, tokens; idle_frac and predicted_to_measured are ratios

@@ -1,4 +1,4 @@
--- purpose: where each stage's time went, balanced beside arrival order
+-- purpose: time of each stage by kind, balanced and in arrival order
 -- parameters: $run_id varchar, the run (its comparison steps are included)
 -- grain: one row per policy, module, stage, data-parallel rank
 -- units: ratios of the step time; busy_frac + idle_frac = 1

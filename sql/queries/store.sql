@@ -1,4 +1,4 @@
--- purpose: how much history there is, how fresh it is, and how many files were refused
+-- purpose: contents of the store: rows, freshness, rejected files
 -- parameters: none
 -- grain: one row per kind of record, largest first
 -- units: bytes of spool files; UTC

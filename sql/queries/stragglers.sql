@@ -1,4 +1,4 @@
--- purpose: processes that are slower than the others of their stage, per second of predicted work
+-- purpose: ranks that are slower than their peers, per second of predicted work
 -- parameters: $run_id varchar, the run (its comparison steps are included)
 -- grain: one row per run_id, attempt and process that is more than 5 % slower over 3 steps or more, slowest first
 -- units: seconds; slowdown is a ratio to the median of its peers (1.1: 10 % slower)

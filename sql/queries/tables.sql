@@ -1,4 +1,4 @@
--- purpose: everything that can be asked: tables, views and macros, with what they hold
+-- purpose: all tables, views and macros, with their contents
 -- parameters: none
 -- grain: one row per table, view or macro
 -- units: none

@@ -1,4 +1,4 @@
--- purpose: what every process did in one traced step, in order
+-- purpose: timeline of every rank in one traced step
 -- parameters: $run_id varchar, the run (or <run_id>/compare); $step bigint, the step
 -- grain: one row per span of the last attempt that traced the step
 -- units: seconds from the start of the rank's step (negative before it), bytes

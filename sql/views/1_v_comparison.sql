@@ -24,6 +24,6 @@ comment on view v_comparison is
 'The same global batch under a baseline and balanced, medians over repeats; v_speedup has the run''s own figure. '
 'Grain: one row per run, baseline and global batch. Seconds.';
 comment on column v_comparison.measured_speedup is
-'measured step under the baseline over balanced, ratio; above 1: balanced was faster; null where either is no time';
+'measured step under the baseline over balanced, ratio; above 1: balanced was faster; null where either is missing';
 comment on column v_comparison.predicted_speedup is
 'simulated step under the baseline over balanced, ratio; null where either was not simulated';

@@ -29,4 +29,5 @@ qualify
     ) = 1;
 
 comment on view v_correction_latest is
-'The newest whole set of corrections of every cost table, over all runs. Grain: table_id, module, min_tokens. Ratios.';
+'The newest complete set of corrections of every cost table, over all runs. '
+'Grain: table_id, module, min_tokens. Ratios.';

@@ -46,12 +46,12 @@ group by run_id, table_id, module, effective_step, observed_at_s;
 comment on view v_correction_set is
 'Corrections of a module that were written together; worst: the bucket of sizes furthest from the level; is_change: '
 'plans are made otherwise than before by more than 1 %. Grain: run_id, table_id, module, observed_at. Ratios.';
-comment on column v_correction_set.level is 'factor of the module''s typical mix of items, ratio';
-comment on column v_correction_set.num_buckets is 'buckets of sizes in the set';
-comment on column v_correction_set.num_in_force is 'buckets whose factor plans are made with';
+comment on column v_correction_set.level is 'factor of the module over all its items, ratio';
+comment on column v_correction_set.num_buckets is 'length buckets in the set';
+comment on column v_correction_set.num_in_force is 'active buckets';
 comment on column v_correction_set.worst is
-'the bucket whose factor is furthest from the level, with its sizes (tokens) and factors (ratios)';
+'the bucket with the largest deviation from the overall factor, with its sizes (tokens) and factors (ratios)';
 comment on column v_correction_set.residual_frac is
 'largest of the buckets'' median absolute relative errors of the uncorrected prediction, ratio';
-comment on column v_correction_set.num_observations is 'microbatches that the best known bucket was learnt from';
-comment on column v_correction_set.is_change is 'whether plans are made otherwise than before by more than 1 %';
+comment on column v_correction_set.num_observations is 'most microbatches that any bucket was learned from';
+comment on column v_correction_set.is_change is 'whether factors changed by more than 1 %';

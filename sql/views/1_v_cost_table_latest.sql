@@ -25,7 +25,7 @@ qualify
     ) = 1;
 
 comment on view v_cost_table_latest is
-'Cost tables in force, measured before analytic before derived. '
+'Current cost tables, measured before analytic before derived. '
 'Grain: profile_key, module, tp, hardware, software, dtype, is_frozen, recompute.';
 comment on column v_cost_table_latest.profile_key is 'model profile it was fitted to';
 comment on column v_cost_table_latest.source is 'measured, derived (of a table of another tp) or analytic';

@@ -23,5 +23,5 @@ qualify
     ) = 1;
 
 comment on view v_link_cost_latest is
-'Link costs in force, measured before analytic. Grain: profile_key, op, num_ranks, num_nodes, hardware, software.';
+'Current link costs, measured before analytic. Grain: profile_key, op, num_ranks, num_nodes, hardware, software.';
 comment on column v_link_cost_latest.profile_key is 'model profile it was fitted to';

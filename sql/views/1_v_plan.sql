@@ -112,8 +112,8 @@ inner join layout using (plan_id, run_id)
 left join costs using (plan_id, run_id);
 
 comment on view v_plan is
-'Plan and runners-up of every run; uniform: best data-blind plan with one layout for all modules, null where none is '
-'known; of a plan that was found twice, as found last. Grain: one row per run_id, plan_id; candidate_rank 0 runs, '
+'Plans of every run; uniform: best plan with one layout for all modules, in arrival order, null where none is '
+'known; the newest of plans found twice. Grain: one row per run_id, plan_id; candidate_rank 0 runs, '
 'v_run_plan has them in order. Seconds and bytes.';
 comment on column v_plan.layout_text is 'degrees of every module in words, modules in the order of their ranks';
 comment on column v_plan.costs_text is
@@ -124,7 +124,7 @@ comment on column v_plan.planned_speedup is
 'simulated when planning: baseline_step_s over predicted_step_s, ratio; of means over batches, so without an '
 'interval';
 comment on column v_plan.uniform_step_s is
-'mean simulated step of the best data-blind plan with one layout for the whole model, seconds; null: none known';
+'mean simulated step of the best plan with one layout for the whole model, in arrival order, seconds; null: none known';
 comment on column v_plan.planned_speedup_over_uniform is
 'simulated when planning: uniform_step_s over predicted_step_s, ratio; without an interval; null: none known';
 comment on column v_plan.peak_memory_bytes is 'predicted peak of the fullest stage of a process, bytes';

@@ -21,10 +21,11 @@ select
 from file_quarantine;
 
 comment on view v_quarantine is
-'Everything that was left out, and why. Grain: one row per sample and phase, and one per refused spool file.';
+'Skipped samples and rejected files, with reasons. '
+'Grain: one row per sample and phase, and one per rejected spool file.';
 comment on column v_quarantine.what is 'sample or file';
-comment on column v_quarantine.run_id is 'run that met it';
+comment on column v_quarantine.run_id is 'run that found it';
 comment on column v_quarantine.subject is '<profile_key>#<sample_index> of a sample, name of a spool file';
 comment on column v_quarantine.path is
 'media file, relative to the media root, or path of the spool file below spool/';
-comment on column v_quarantine.reason is 'what is wrong, for a sample after the phase: profile or train';
+comment on column v_quarantine.reason is 'reason; of a sample after its phase: profile or train';

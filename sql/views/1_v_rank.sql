@@ -5,5 +5,5 @@ select
 from rank_rollup;
 
 comment on view v_rank is
-'Pace of every process beside its peers (peer_group). Grain: run_id, attempt, rank. slowdown 1.1: 10 % slower.';
+'Speed of every rank relative to its peers (peer_group). Grain: run_id, attempt, rank. slowdown 1.1: 10 % slower.';
 comment on column v_rank.measured_to_predicted is 'measured over predicted seconds, ratio';

@@ -14,5 +14,5 @@ from rank_memory
 group by all;
 
 comment on view v_rank_memory is
-'The most memory each rank held; kind allocated: by tensors on its device, process: by all of it on the host. '
+'Peak memory of each rank; kind allocated: tensors on its device, process: the process on the host. '
 'Grain: one row per run_id, attempt, rank, kind. Bytes.';

@@ -57,9 +57,10 @@ select
 from other;
 
 comment on view v_rank_time is
-'Where the time of each rank went, over its traced steps. Grain: run_id, rank and its seat, name. Seconds, bytes; '
-'step_frac: share of the steps, null for what is not within them.';
-comment on column v_rank_time.name is 'what it did, see rank_span.name; other: what no span of the step tells';
+'Time of each rank by kind of work, over its traced steps. Grain: run_id, rank and its place in the plan, name. '
+'Seconds, bytes; '
+'step_frac: share of the steps, null outside them.';
+comment on column v_rank_time.name is 'kind of work, see rank_span.name; other: not covered by spans';
 comment on column v_rank_time.num_spans is 'how often it did that in them; null for other';
 comment on column v_rank_time.mean_s is 'mean of once, seconds; null for other';
-comment on column v_rank_time.step_frac is 'share of the traced steps, ratio; null for what is not within a step';
+comment on column v_rank_time.step_frac is 'share of the traced steps, ratio; null outside steps';

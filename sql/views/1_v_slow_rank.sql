@@ -21,7 +21,7 @@ qualify
     ) = 1;
 
 comment on view v_slow_rank is
-'The newest factor of every rank beside its peers; is_slow: more than 5 % and than two standard deviations slower. '
+'The newest factor of every rank relative to its peers; is_slow: more than 5 % and two standard deviations slower. '
 'Grain: one row per run_id, attempt, rank. Ratios.';
 comment on column v_slow_rank.is_slow is
 'whether it takes more than 5 % and than two standard deviations longer than its peers';

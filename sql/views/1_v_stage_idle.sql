@@ -17,11 +17,11 @@ select
 from stage_rollup;
 
 comment on view v_stage_idle is
-'Where the time of each stage went, as shares of step_s. Grain: run_id, policy, module, stage, dp_rank.';
+'Time of each stage by kind, as shares of step_s. Grain: run_id, policy, module, stage, dp_rank.';
 comment on column v_stage_idle.busy_frac is 'share of the steps in forward and backward, ratio';
 comment on column v_stage_idle.idle_frac is 'share of the steps in everything else, ratio';
 comment on column v_stage_idle.input_wait_frac is
-'wait for input before the steps over the steps, ratio; no part of them';
+'wait for input before the steps over the steps, ratio; not part of them';
 comment on column v_stage_idle.reduce_frac is 'share of the steps in gradient reduction, ratio';
 comment on column v_stage_idle.optimizer_frac is 'share of the steps in the optimizer, ratio';
-comment on column v_stage_idle.bubble_frac is 'share of the steps that is left: waits for other stages, ratio';
+comment on column v_stage_idle.bubble_frac is 'remaining share of the steps: waits for other stages, ratio';

@@ -26,4 +26,4 @@ comment on view v_step is
 comment on column v_step.idle_frac is 'share of process time outside forward and backward, ratio';
 comment on column v_step.llm_tokens_per_s is 'tokens through the LLM per second';
 comment on column v_step.mfu_frac is
-'model FLOPs over the peak of all devices, ratio; null where the peak is not known';
+'model FLOPs over the peak of all devices, ratio; null where the peak is unknown';

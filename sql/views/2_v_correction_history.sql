@@ -22,8 +22,8 @@ window earlier as (
 );
 
 comment on view v_correction_history is
-'Every factor of a bucket of sizes with the one before it, over all runs; buckets with other bounds are others. '
+'Every factor of a length bucket with the previous one, over all runs; buckets differ if their bounds do. '
 'Grain: one row per correction. Ratios; sizes in tokens.';
 comment on column v_correction_history.previous_factor is
-'factor of the same bucket before this one, ratio; null for the first';
-comment on column v_correction_history.change_frac is 'factor over the one before, less 1, ratio';
+'previous factor of the same bucket, ratio; null for the first';
+comment on column v_correction_history.change_frac is 'relative change of the factor, ratio';

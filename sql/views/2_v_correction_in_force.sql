@@ -25,9 +25,9 @@ qualify
     ) = 1;
 
 comment on view v_correction_in_force is
-'The newest set of corrections of every module of a model profile, whatever tp and recompute it was learnt with. '
+'The newest set of corrections of every module of a model profile, for any tp and recompute setting. '
 'Grain: profile_key, module, is_frozen, min_tokens. Ratios.';
 comment on column v_correction_in_force.profile_key is 'model profile of the cost table';
-comment on column v_correction_in_force.table_id is 'cost table it was learnt for';
-comment on column v_correction_in_force.min_tokens is 'tokens of the smallest item that the factor is for';
-comment on column v_correction_in_force.max_tokens is 'first number of tokens that it is no longer for';
+comment on column v_correction_in_force.table_id is 'cost table it was learned for';
+comment on column v_correction_in_force.min_tokens is 'tokens of the smallest item it applies to';
+comment on column v_correction_in_force.max_tokens is 'tokens from which on it no longer applies';

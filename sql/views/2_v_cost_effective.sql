@@ -64,14 +64,14 @@ select
 from corrected;
 
 comment on view v_cost_effective is
-'Cost tables in force times the level of their newest corrections (seconds only: no bytes, no knots).';
+'Current cost tables times the overall factor of their newest corrections (seconds only: not bytes or knots).';
 comment on column v_cost_effective.table_id is 'identity of the cost table';
 comment on column v_cost_effective.profile_key is 'model profile it was fitted to';
 comment on column v_cost_effective.source is 'measured, derived (of a table of another tp) or analytic';
 comment on column v_cost_effective.factor is
-'level of the newest corrections, that seconds are multiplied by, ratio; 1 where there is none';
+'overall factor of the newest corrections, which multiplies seconds, ratio; 1: none';
 comment on column v_cost_effective.corrected_by_run_id is
-'run that learnt the corrections; null where there are none';
+'run that learned the corrections; null: none';
 comment on column v_cost_effective.forward_s is
 'terms of the forward time, corrected: seconds, per token, per squared token, per item; slope falls by a bend at '
 'each knot';

@@ -23,13 +23,13 @@ left join v_plan as next_plan
     on decision.run_id = next_plan.run_id and decision.new_plan_id = next_plan.plan_id;
 
 comment on view v_decision is
-'What runs noticed about their own speed and did about it, with the plans in words; null: not measured, not reckoned. '
-'Grain: one row per decision. gain_s over the steps that are left and cost_s: seconds.';
+'Drifts, slow ranks and re-planning decisions, with layouts in words; null: not measured or estimated. '
+'Grain: one row per decision. gain_s over the remaining steps and cost_s: seconds.';
 comment on column v_decision.measured is
-'what was measured, in the units that detail names; null: nothing to measure';
-comment on column v_decision.expected is 'what was expected, in the same units; null: nothing';
-comment on column v_decision.gain_s is 'expected gain over the steps that are left, seconds; null: not reckoned';
-comment on column v_decision.cost_s is 'what acting costs, seconds; null: not reckoned';
+'measured value, in the units named in detail; null: none';
+comment on column v_decision.expected is 'expected value, in the same units; null: none';
+comment on column v_decision.gain_s is 'expected gain over the remaining steps, seconds; null: not estimated';
+comment on column v_decision.cost_s is 'cost of acting, seconds; null: not estimated';
 comment on column v_decision.layout_text is 'layout of the plan that ran, in words';
-comment on column v_decision.new_plan_id is 'plan that runs from now on, or would; null: none was looked for';
+comment on column v_decision.new_plan_id is 'plan to run from now on, if adopted; null: no search';
 comment on column v_decision.new_layout_text is 'layout of that plan, in words';

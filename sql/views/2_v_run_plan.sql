@@ -61,11 +61,11 @@ left join decision
 group by all;
 
 comment on view v_run_plan is
-'The plans that a run ran under, one after the other; step: at which it was decided for, null for the first. '
+'The plans of a run in order; step: of the decision, null for the first. '
 'Grain: one row per run_id, number. Seconds.';
 comment on column v_run_plan.run_id is 'run';
 comment on column v_run_plan.number is 'place among the plans of the run, from 1';
 comment on column v_run_plan.observed_at is 'when it was planned, UTC';
-comment on column v_run_plan.step is 'optimizer step at which it was decided for; null for the first';
+comment on column v_run_plan.step is 'optimizer step of the decision; null for the first';
 comment on column v_run_plan.layout_text is 'layout in words';
-comment on column v_run_plan.snapshot_seq is 'snapshot that it was made from';
+comment on column v_run_plan.snapshot_seq is 'snapshot that it was planned from';

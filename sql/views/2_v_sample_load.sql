@@ -30,7 +30,7 @@ select
 from v_sample_shape;
 
 comment on view v_sample_load is
-'Work each sample brings to each module. Grain: one row per profile_key, sample_index, module that has work.';
+'Work of each sample per module. Grain: one row per profile_key, sample_index, module that has work.';
 comment on column v_sample_load.module is 'module that has work: an encoder or llm';
 comment on column v_sample_load.num_items is 'media items of an encoder; tokens that carry loss for llm';
 comment on column v_sample_load.num_tokens is 'tokens the module processes';

@@ -12,8 +12,8 @@ left join ingest_manifest as manifest on publish_log.seq = manifest.snapshot_seq
 group by all;
 
 comment on view v_snapshot is
-'What each snapshot was the first to hold. Grain: one row per snapshot. dflop store rebuild makes any of them again.';
+'What each snapshot added. Grain: one row per snapshot. dflop store rebuild restores any of them.';
 comment on column v_snapshot.snapshot_seq is 'number of the snapshot';
-comment on column v_snapshot.num_new_files is 'spool files that it was the first to hold';
+comment on column v_snapshot.num_new_files is 'spool files that it added';
 comment on column v_snapshot.num_new_rows is 'rows of these files';
 comment on column v_snapshot.new_kinds is 'kinds of these rows';

@@ -51,7 +51,7 @@ comment on macro student_95 is -- noqa: PRS
 comment on view v_speedup is
 'What balancing gained over a baseline, measured and simulated: geometric means over the global batches that ran under '
 'both, with their 95 % intervals (none below three batches). Grain: one row per run that compared and baseline. Ratios.';
-comment on column v_speedup.baseline is 'policy that balanced is compared with; arrival: data-blind';
+comment on column v_speedup.baseline is 'policy that balanced is compared with; arrival: arrival order, unbalanced';
 comment on column v_speedup.num_batches is 'global batches with measured steps under both policies';
 comment on column v_speedup.measured_speedup is
 'measured step under the baseline over balanced, geometric mean over global batches, ratio; above 1: balanced was faster';

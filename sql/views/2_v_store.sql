@@ -33,12 +33,13 @@ from held
 full outer join refused using (kind);
 
 comment on view v_store is
-'What the store holds and refused (see v_quarantine). Grain: one row per kind. Bytes are those of the spool files.';
+'Contents of the store, and rejected files (see v_quarantine). Grain: one row per kind. '
+'Bytes are those of the spool files.';
 comment on column v_store.kind is 'kind of record, the table it goes to';
-comment on column v_store.num_files is 'spool files that are in';
+comment on column v_store.num_files is 'ingested spool files';
 comment on column v_store.num_rows is 'rows of these files';
 comment on column v_store.num_bytes is 'size of these files, bytes';
-comment on column v_store.num_runs is 'runs they are of';
-comment on column v_store.last_ingested_at is 'when the newest came in, UTC';
+comment on column v_store.num_runs is 'number of runs';
+comment on column v_store.last_ingested_at is 'when the newest was ingested, UTC';
 comment on column v_store.num_refused_files is 'spool files that failed a check';
-comment on column v_store.last_refused_at is 'when the newest was refused, UTC';
+comment on column v_store.last_refused_at is 'when the newest was rejected, UTC';

@@ -17,7 +17,7 @@ from v_step
 window recent as (partition by run_id, attempt, policy order by step rows between 9 preceding and current row);
 
 comment on view v_throughput is
-'Speed over time; recent_: the last 10 steps together. Grain: one row per run_id, attempt, step, policy. Per second.';
+'Speed over time; recent_: over the last 10 steps. Grain: one row per run_id, attempt, step, policy. Per second.';
 comment on column v_throughput.samples_per_s is 'samples per second';
 comment on column v_throughput.recent_llm_tokens_per_s is
-'tokens through the LLM per second, the last 10 steps together';
+'tokens through the LLM per second, over the last 10 steps';

@@ -113,18 +113,18 @@ select
 from happened;
 
 comment on view v_history is
-'Everything that was noticed and decided in a run, in order: states of run and training job, plans, corrections that '
+'The event log of a run, in order: states of run and training job, plans, corrections that '
 'change plans, events, decisions. Grain: one row per run_id, number. Seconds; steps count from 0.';
 comment on column v_history.run_id is 'run; <run_id>/compare for its comparison';
-comment on column v_history.number is 'place in the order of what happened in the run, from 1';
+comment on column v_history.number is 'position in the event log, from 1';
 comment on column v_history.observed_at is 'when it happened, UTC';
 comment on column v_history.elapsed_s is 'time since the run began, seconds';
-comment on column v_history.step is 'optimizer step at which it was noticed, from 0; null where it belongs to none';
-comment on column v_history.attempt is 'start of the training job that it belongs to; null where it belongs to none';
+comment on column v_history.step is 'optimizer step of the event, from 0; null: none';
+comment on column v_history.attempt is 'attempt of the training job; null: none';
 comment on column v_history.kind is 'run, job, plan, correction, or the kind of an event or a decision';
 comment on column v_history.subject is 'what it is about: name of the run, job, module with its sizes, rank, or plan';
 comment on column v_history.verdict is
 'state of a run or job; chosen for a plan, survived for an event; noticed, done, stay, advised or failed';
-comment on column v_history.gain_s is 'expected gain over the steps that were left, seconds; null: not reckoned';
-comment on column v_history.cost_s is 'what acting costs, seconds; null: not reckoned';
+comment on column v_history.gain_s is 'expected gain over the remaining steps, seconds; null: not estimated';
+comment on column v_history.cost_s is 'cost of acting, seconds; null: not estimated';
 comment on column v_history.detail is 'what happened, in words and figures';

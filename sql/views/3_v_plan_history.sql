@@ -127,13 +127,13 @@ select
 from paired;
 
 comment on view v_plan_history is
-'The last plan of each run beside that of the previous run of the same name. Grain: one row per run. Seconds.';
+'The last plan of each run, next to that of the previous run of the same name. Grain: one row per run. Seconds.';
 comment on column v_plan_history.run_id is 'run';
 comment on column v_plan_history.started_at is 'when the run began, UTC';
 comment on column v_plan_history.layout_text is 'layout of the run''s last plan, in words';
 comment on column v_plan_history.corrections_text is
-'corrections that were in force when it was made: module and factor';
-comment on column v_plan_history.previous_run_id is 'run of the same name before this one; null for the first';
+'corrections active when it was made: module and factor';
+comment on column v_plan_history.previous_run_id is 'previous run of the same name; null for the first';
 comment on column v_plan_history.previous_layout_text is 'layout of the previous run''s plan';
 comment on column v_plan_history.previous_num_microbatches is
 'microbatches per global batch of the previous run''s plan';

@@ -134,14 +134,14 @@ where not contains(run.run_id, '/')
 qualify row_number() over (partition by run.run_id order by ran.number desc nulls last) = 1;
 
 comment on view v_run_summary is
-'What a person wants first. Grain: one row per run. Speedups as in v_speedup, null where nothing was compared; those '
+'Key figures. Grain: one row per run. Speedups as in v_speedup, null where nothing was compared; those '
 'of planning as in v_plan.';
 comment on column v_run_summary.run_id is 'run';
 comment on column v_run_summary.plan_layout is 'layout of the last plan, in words';
 comment on column v_run_summary.arrival_step_s is 'compared steps in arrival order: median, seconds';
 comment on column v_run_summary.balanced_step_s is 'compared steps balanced: median, seconds';
 comment on column v_run_summary.measured_speedup is
-'what balancing gained, as v_speedup has it: measured in arrival order over balanced, geometric mean over global '
+'speedup by balancing, as in v_speedup: measured in arrival order over balanced, geometric mean over global '
 'batches';
 comment on column v_run_summary.predicted_speedup is
 'the same of the simulated steps of these batches, ratio; null where a batch was not simulated';
@@ -151,14 +151,14 @@ comment on column v_run_summary.arrival_idle_frac is 'compared steps in arrival 
 comment on column v_run_summary.balanced_idle_frac is 'compared steps balanced: mean idle share, ratio';
 comment on column v_run_summary.llm_tokens_per_s is 'training steps: median tokens through the LLM per second';
 comment on column v_run_summary.llm_tokens_per_s_per_process is
-'of these, per process of the last plan: on GPUs one each';
+'the same per process of the last plan (tokens/s/GPU on GPUs)';
 comment on column v_run_summary.process_hours is
 'training steps times processes, hours: GPU-hours where each process has a GPU';
 comment on column v_run_summary.epoch_process_hours is
 'the same of as many samples as the data profile has, at the median speed, hours; null: no profile or no speed';
 comment on column v_run_summary.num_quarantined_samples is
-'samples of its data profile and of its training that were left out';
-comment on column v_run_summary.num_corrections is 'sets of corrections that it learnt';
-comment on column v_run_summary.num_events is 'events that it survived, those of its comparison included';
+'samples of its data profile and of its training that were skipped';
+comment on column v_run_summary.num_corrections is 'sets of corrections that it learned';
+comment on column v_run_summary.num_events is 'faults that it recovered from, including its comparison';
 comment on column v_run_summary.started_at is 'when its first state was seen, UTC';
 comment on column v_run_summary.elapsed_s is 'from its first to its newest state, seconds';

@@ -75,8 +75,8 @@ def by(strike: Callable[..., None], *words: Any, **options: Any) -> Deed:
 
 _KILLED, _DIES = (End(-9),), (End(-9, LAST_WORDS),)
 _INTERRUPTED = (End(130), End(143))
-_DIED, _STOPPED = End(5, "died (signal 9)"), End(75, "was told to stop")
-_MISSED = tuple(End(5, why) for why in ("gives no sign of life", "does not answer", "is stuck"))
+_DIED, _STOPPED = End(5, "died (signal 9)"), End(75, "was stopped")
+_MISSED = tuple(End(5, why) for why in ("sent no heartbeat", "has not responded", "is stuck"))
 _FULL = tuple(End(code, says, do.free_disk) for says in ("No space left on device", "is full") for code in (1, 4, 5))
 _REBUILT = (End(4, "", by(Play.dflop, "store", "rebuild", "--store", "store")),)
 _DAMAGED = (End(1, "every checkpoint is damaged", by(do.edit, "runs/*/checkpoints", "lost")),)  # to start over
@@ -141,7 +141,7 @@ DATA = (
     _data("all pictures touched between two starts", "between", by(do.to_all, "data/media/*", os.utime)),
     _data("rows that are no samples", "before", do.bad_rows, (), "rows"),
     _data("a row more between two starts", "between", do.another_row,
-          (End(1, "are not those that the run has begun to train on", by(do.move, "aside", "annotations.jsonl")),),
+          (End(1, "differ from those at the start of training", by(do.move, "aside", "annotations.jsonl")),),
           "rows"),
     *(_data(f"{name} lost {moment}", when, by(do.move, file, "away"),
             tuple(End(code, file, by(do.move, "away", file)) for code in (1, 2)), "absent")

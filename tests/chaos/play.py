@@ -136,7 +136,7 @@ class Play:
     def steps_done(self) -> int:
         """Last step that rank 0 of the newest training job has logged."""
         logs = self.pid_files("train", "*_0_log.err")
-        found = re.findall(r"^step (\d+)/", logs[-1].read_text(errors="replace"), re.MULTILINE) if logs else []
+        found = re.findall(r"^step \d+  (\d+)/", logs[-1].read_text(errors="replace"), re.MULTILINE) if logs else []
         return max(map(int, found), default=0)
 
     def ranks(self, job: str) -> list[int]:

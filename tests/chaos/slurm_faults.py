@@ -60,7 +60,7 @@ def _to_job(play: Play, job: str, *command: str) -> None:
 
 
 def _node_down(play: Play) -> None:
-    """A node of the training is down, and back after some seconds."""
+    """A node of the training is down, and break-even after some seconds."""
     nodes = some(slurm("squeue", "-h", "-o", "%N", "-j", job_of(play, "train")), "node of the training")
     node = slurm("scontrol", "show", "hostnames", nodes).split()[-1]
     for state in ("drain", "down"):
@@ -97,7 +97,7 @@ FAULTS = (
     _slurm("node down for 6 s", "training", _node_down, (), "rank"),
     _slurm("training preempted", "training", _preempt, (), "rank"),
     _slurm("slurmstepd killed", "training", by(send, _stepd, "train", SIGKILL), (), "rank"),
-    _slurm("slurmctld killed, back after 10 s", "training", by(_for_a_while, 10.0, _controller, "kill", "start")),
+    _slurm("slurmctld killed, break-even after 10 s", "training", by(_for_a_while, 10.0, _controller, "kill", "start")),
     _slurm("partition down for 6 s", "starting", by(_for_a_while, 6.0, _partition, "state=down", "state=up")),
     *(fault for fault in faults.ENGINE if fault.name.startswith(_ANYWHERE)),
 )

@@ -204,5 +204,5 @@ def stop_driver(play: Play) -> None:
 
 def second_driver(play: Play) -> None:
     done = play.dflop(*play.command)
-    if done.returncode != 5 or "is being driven by process" not in done.stderr:
+    if done.returncode != 5 or "already has a driver: process" not in done.stderr:
         play.notes.append(f"WRONG: a second driver ended with {done.returncode}: {done.stderr.strip()[-300:]}")

@@ -133,7 +133,7 @@ def test_a_suite_writes_numbers_with_machine_versions_and_cost_tables(found, tmp
     assert picture.exists()
     assert {len(row) for row in result.rows} == {len(result.columns)}
     assert dict(zip(result.columns, result.rows[0], strict=True))["dflop"] == units.ratio(found.speedup(OURS).mean)
-    assert suite_page(result).title == "dflop where costs stray from their predictions"
+    assert suite_page(result).title == "dflop where costs deviate from their predictions"
     with pytest.raises(ConfigError, match="unknown suite `papers`"):
         suite_run.run_suite("papers", lambda line: None)
     with pytest.raises(ConfigError, match="cannot draw"):
@@ -149,7 +149,7 @@ def test_the_paper_suite_has_rows_a_plot_and_a_page(found, tmp_path):
     without = suite_page(SuiteResult("paper", (sweeps.Point("", 0.0, "", alone),))).verdict
     assert f"On data `main` dflop is {found.speedup(OURS).mean:.2f}x as fast as the best uniform plan" in without
     verdict = suite_page(result).verdict
-    assert f"dflop is {found.over_experts.mean:.2f}x as fast as the best of what experts run" in verdict
+    assert f"dflop is {found.over_experts.mean:.2f}x as fast as the best expert baseline" in verdict
     assert f"{found.speedup(OURS).mean:.2f}x as fast as the best uniform plan" in verdict
 
 
@@ -166,7 +166,7 @@ def test_where_no_uniform_plan_fits_the_others_are_still_compared(found, tmp_pat
     save_picture(result.points, tmp_path / "paper.svg")
     page = data_page(alone, make_config(tmp_path), tmp_path / "run.yaml", 5000, 3.5)
     assert f"dflop's plan is {found.over_experts.mean:.3f}x" in page.verdict
-    assert f"as fast as the best of what experts run ({NAMES[EXPERT]}" in page.verdict
+    assert f"as fast as the best expert baseline ({NAMES[EXPERT]}" in page.verdict
     assert page.verdict.endswith("no uniform plan fits in memory.")
     assert comparison_rows(alone, 5000, 0.0)[-2][list(COLUMNS).index("speedup")] is None
 

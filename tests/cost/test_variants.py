@@ -68,7 +68,7 @@ def test_a_module_only_ever_frozen_needs_no_trained_table():
 
 def test_too_few_probes_of_a_variant_are_named():
     three = probes_of(RECOMPUTING, 2)[:3]
-    with pytest.raises(CostError, match=r"3 probe\(s\) of 2 size\(s\).*`llm` costs when recomputing"):
+    with pytest.raises(CostError, match=r"3 probe\(s\) of 2 size\(s\).*`llm` when recomputing"):
         fit_cost_tables([*probes_of(TRAINED, 20), *three], SPECS)
 
 

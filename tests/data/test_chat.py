@@ -58,7 +58,7 @@ def test_what_a_template_refuses_or_loses_is_an_error():
         ChatTemplate(ELABORATE, "here").skeleton(("user", "tool"))
     with pytest.raises(ConfigError, match="does not show every turn once, in order"):
         ChatTemplate(ELABORATE, "here").skeleton(("user", "assistant") * 30)
-    with pytest.raises(ConfigError, match="no valid Jinja"):
+    with pytest.raises(ConfigError, match="not valid Jinja"):
         ChatTemplate("{% for %}", "here")
 
 
@@ -75,16 +75,16 @@ def test_a_template_cannot_reach_the_interpreter():
         ("{% macro f() %}{{ f() }}{{ f() }}{% endmacro %}{{ f() }}", "recursion|more than 200000 lines"),
         ("{{ 'x' * 10000000000 }}", "makes more than 100000 elements"),
         ("{{ 10000000000 * ['x'] }}", "makes more than 100000 elements"),
-        ("{{ 10 ** 10 ** 10 }}", "is not for templates"),
-        ("{{ '%09999999999d' % 1 }}", "is not for templates"),
+        ("{{ 10 ** 10 ** 10 }}", "is not allowed in chat templates"),
+        ("{{ '%09999999999d' % 1 }}", "is not allowed in chat templates"),
         ("{% for i in range(10000000000) %}{% endfor %}", "too big"),
         ("{{ 1 / 0 }}", "division by zero"),
         ("{{ messages.append(1) }}", "not safely callable|unsafe|does not render"),
         ("{{ cycler.__init__.__globals__ }}", "unsafe"),
         ("{% include '/etc/passwd' %}", "no loader"),
-        ("{{ strftime_now('%d %b %Y') }}", "the date of today"),
-        ("{% if strftime_now('%Y') > '2025' %}{% endif %}", "the date of today"),
-        ("{% set year = 'in ' + strftime_now('%Y')[:2] %}", "the date of today"),
+        ("{{ strftime_now('%d %b %Y') }}", "today's date"),
+        ("{% if strftime_now('%Y') > '2025' %}{% endif %}", "today's date"),
+        ("{% set year = 'in ' + strftime_now('%Y')[:2] %}", "today's date"),
     ],
 )
 def test_a_hostile_template_is_one_error(source, told):

@@ -123,11 +123,11 @@ def test_answers_marked_so_are_not_learnt(mark):
     row["conversations"][1] |= mark
     assert [turn.has_loss for turn in parse_row(row, 0).turns if turn.role == "assistant"] == [False, True]
     row["conversations"][3] |= mark
-    with pytest.raises(BadSample, match="every answer is marked"):
+    with pytest.raises(BadSample, match="every answer is excluded"):
         parse_row(row, 0)
     for other in ({"loss": 0.5}, {"weight": 2}, {"loss": True, "weight": 0}, {"loss_scale": "1"}):
         row["conversations"][3] = {"from": "gpt", "value": "right", **other}
-        with pytest.raises(BadSample, match=f"turn 3 has (`{next(iter(other))}`|marks)"):
+        with pytest.raises(BadSample, match=f"turn 3 has (`{next(iter(other))}`|conflicting)"):
             parse_row(row, 0)
 
 
@@ -162,26 +162,26 @@ def test_plain_text_is_one_turn_and_keeps_what_looks_like_a_placeholder():
         (chat("<image><image>", "x", image="1.png"), "2 <image> placeholders for 1 image files"),
         (chat("hello", "see <image>", image="1.png"), "media belong to user turns"),
         (chat("<image>", "see <image>", images=["1.png", "2.png"]), "a file that no user turn holds"),
-        ({"messages": parts({"type": "text", "text": "<image> <image>"}), "image": "1.png"}, "1 image files are left"),
+        ({"messages": parts({"type": "text", "text": "<image> <image>"}), "image": "1.png"}, "1 image files remain"),
         (chat(), "no turns"),
         (chat("hello"), "no assistant turn"),
         ({"conversations": [{"from": "gpt", "value": "hi"}]}, "starts with an assistant turn"),
         ({"conversations": [{"from": "narrator", "value": "x"}]}, "unknown role 'narrator'"),
         ({"conversations": [{"from": ["gpt"], "value": "x"}]}, "unknown role"),
-        ({"conversations": [{"from": "human", "value": None}]}, "turn 0 has no text: its value is None"),
+        ({"conversations": [{"from": "human", "value": None}]}, "turn 0 has no text, but None"),
         ({"conversations": [7]}, "turn 0 is not an object but a int"),
         ({"conversations": "text"}, "not a list but a str"),
         ({"conversations": {"from": ["human"], "value": []}}, "lists of different lengths"),
         ({"id": 1}, "no `conversations`"),
         (chat("\ud800", "x"), "not valid Unicode"),
         (chat("a", "b", image=[3]), "`image` names no file: 3"),
-        (chat("a", "b", image="https://x/1.png"), "not from https: addresses"),
-        ({"messages": parts({"type": "image", "url": "data:image/png"})}, "not from data: addresses"),
+        (chat("a", "b", image="https://x/1.png"), "not from https: URLs"),
+        ({"messages": parts({"type": "image", "url": "data:image/png"})}, "not from data: URLs"),
         ({"messages": parts({"type": "image"})}, "1 <image> placeholders for 0 image files"),
         ({"messages": parts({"type": "tool_use"})}, "part of unknown type 'tool_use'"),
         ({"messages": parts("hi")}, "a part that is not an object but a str"),
         ({"messages": parts({"type": "video", "video": ["1.png"]})}, "1 frames of a video but no rate"),
-        (chat("a", "b", images=[["1.png", "2.png"]]), "`images` names 2 files in a list where one stands"),
+        (chat("a", "b", images=[["1.png", "2.png"]]), "`images` names 2 files in a list where one is expected"),
         (chat("a", "b", images=["1.png", None]), "names no file in place 1"),
         (chat("a", "b", image="1.png", images=["2.png"]), "both `image` and `images`, which differ"),
         (chat("a", "b", image={"bytes": 3, "path": "1.png"}), "`bytes` of type int"),
@@ -191,15 +191,18 @@ def test_plain_text_is_one_turn_and_keeps_what_looks_like_a_placeholder():
         ({"messages": parts({"text": "x", "image": "1.png"})}, "without a type that holds image and text"),
         ({"messages": parts({})}, "without a type that holds nothing"),
         ({"messages": "[{"}, "is a string that is not JSON"),
-        ({"messages": [{"role": "user", "content": "x", "images": ["1.png"]}]}, "named by the row or by a part"),
+        ({"messages": [{"role": "user", "content": "x", "images": ["1.png"]}]}, "name media in the row or in a part"),
         ({"messages": [{"role": "user", "from": "gpt", "content": "x"}]}, "both `from` and `role`, which differ"),
         ({"messages": [{"role": "user", "content": "x"}, {"role": "tool", "content": "y"}]}, "turn 1 has role 'tool'"),
-        ({"conversations": [{"from": "observation", "value": "x"}]}, "calls of tools and their results"),
-        ({"conversations": [{"from": "function_call", "value": "x"}]}, "calls of tools and their results"),
+        ({"conversations": [{"from": "observation", "value": "x"}]}, "tool calls and results"),
+        ({"conversations": [{"from": "function_call", "value": "x"}]}, "tool calls and results"),
         ({"question": "x"}, "`question` but no answer in any of output, completion"),
         ({"question": "x", "query": "y", "answer": "z"}, "both `query` and `question`"),
-        ({"question": "x", "answer": "y", "choices": ["a", "b"]}, "`choices` beside its question"),
-        ({**chat("a", "b", "c"), "response": "d"}, "`response` beside `conversations` that end with a question"),
+        ({"question": "x", "answer": "y", "choices": ["a", "b"]}, "`choices` in addition to its question"),
+        (
+            {**chat("a", "b", "c"), "response": "d"},
+            "`response` in addition to `conversations` that end with a question",
+        ),
         ({"text": 7}, "`text` has no text"),
         ({"text": "x", "image": "1.png"}, "takes no media"),
         ({"instruction": "x", "output": None}, "turn 1 has no text"),

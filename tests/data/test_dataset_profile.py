@@ -47,7 +47,7 @@ def test_a_pool_of_processes_gives_the_same_rows(write_rows, family, monkeypatch
     monkeypatch.setattr(dataset_profile, "BLOCK_ROWS", 4)
     said: list[str] = []
     assert profile_shard(dataset, family, 0, 1, said.append, key="key", num_workers=2) == alone
-    assert said[-1].startswith("data profile, shard 1 of 1: 15 rows, 6 quarantined")
+    assert said[-1].startswith("data profile, shard 1 of 1: 15 rows, 6 skipped")
 
 
 def test_keys_that_nobody_knows_are_counted_and_said_once(write_rows, family, monkeypatch):
@@ -55,7 +55,7 @@ def test_keys_that_nobody_knows_are_counted_and_said_once(write_rows, family, mo
     dataset, said = write_rows([chat("a", "b", reviewer=i, source="x", **{"$": 1} if i else {}) for i in range(5)]), []
     profile_shard(dataset, family, 0, 1, said.append, key="key")
     assert [line for line in said if "keys" in line] == [said[-1]]
-    assert said[-1].endswith("not known to mean anything: reviewer (5 rows), $ (4 rows)")
+    assert said[-1].endswith("unknown keys, ignored: reviewer (5 rows), $ (4 rows)")
 
 
 def test_unchanged_files_are_not_read_again(write_rows, family, tmp_path):

@@ -84,7 +84,7 @@ def test_video_frames_are_the_ones_asked_for(media_root):
 
 
 def test_frames_and_streams_that_are_not_there(media_root):
-    with pytest.raises(BadMedia, match="ends after 10 frames, frame 10 was asked for"):
+    with pytest.raises(BadMedia, match="ends after 10 frames, frame 10 was requested"):
         decode_video(media_root / "clip.mp4", [10])
     with pytest.raises(BadMedia, match="no video stream"):
         decode_video(media_root / "tone.flac", [0])

@@ -77,7 +77,7 @@ def test_batches_are_drawn_without_replacement_and_by_seed():
     assert batches == sample_batches(shapes, 8, 5, seed=1)
     assert batches != sample_batches(shapes, 8, 5, seed=2)
     assert len(sample_batches(shapes, 100, 1, seed=1)[0]) == 20
-    with pytest.raises(DataError, match="no healthy samples"):
+    with pytest.raises(DataError, match="no valid samples"):
         sample_batches([], 8, 1, seed=0)
 
 

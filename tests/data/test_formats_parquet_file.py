@@ -94,11 +94,11 @@ def test_columns_that_hold_media_or_change_what_is_learnt_are_a_reason(tmp_path,
 
 
 def test_files_without_rows_of_ours_are_refused(tmp_path):
-    with pytest.raises(DataError, match=r"there are label, answer[\s\S]*conversations, messages"):
+    with pytest.raises(DataError, match=r"columns are label, answer[\s\S]*conversations, messages"):
         table_of(tmp_path, label=["x"], answer=["y"])
     with pytest.raises(DataError, match="cannot be read"):
         ParquetFile.open(tmp_path / "absent.parquet")
-    with pytest.raises(ConfigError, match=r"unpack it.*\.jsonl\.zst, \.parquet, \.tar"):
+    with pytest.raises(ConfigError, match=r"decompress it.*\.jsonl\.zst, \.parquet, \.tar"):
         open_source(tmp_path / "x.tar.gz")
     with pytest.raises(ConfigError, match=r"\.parquet"):
         open_source(tmp_path / "x.arrow")

@@ -89,10 +89,10 @@ def test_files_a_row_names_are_beside_the_shard_if_it_holds_none(tmp_path, media
         ({"k.json": b"{", "k.jpg": b"x"}, "member k.json is not JSON"),
         ({"k.json": b"[]"}, "not a JSON object but a list"),
         ({"k.txt": b"\xff"}, "caption is not UTF-8"),
-        ({"k.opusx": b"x", "k.txt": b"cap"}, r"member k\.opusx is of no known kind"),
+        ({"k.opusx": b"x", "k.txt": b"cap"}, r"member k\.opusx has an unknown extension"),
         ({"k.jpg": b"x", "k.txt": b"cap", "k.depth.npy": b"x"}, r"`depth\.npy`"),
         ({"k.jpg": b"x", "k.json": as_json(chat("x", "y")), "k.pdf": b"x"}, r"member k\.pdf"),
-        ({"k.jpg": b"x", "k.txt": b"cap", "k": b"x"}, "member k is of no known kind"),
+        ({"k.jpg": b"x", "k.txt": b"cap", "k": b"x"}, "member k has an unknown extension"),
         ({"k.jpg": b"x", "k.txt": b"cap", "k.seg.json": b"{}"}, r"member k\.seg\.json"),
         ({"k.json": as_json({"text": "x", "rejected": "y"}), "k.jpg": b"x"}, "`rejected`"),
         ({"k.jpg": b"x", "k.json": as_json(chat("x", "y", image=["1.jpg", "2.jpg"]))}, "names 2 image files, its 1"),
@@ -100,7 +100,7 @@ def test_files_a_row_names_are_beside_the_shard_if_it_holds_none(tmp_path, media
             {"k.a.jpg": b"x", "k.b.jpg": b"y", "k.json": as_json(chat("x", "y", image=["a.jpg", "z.jpg"]))},
             "its 2 members match 1",
         ),
-        ({"k.jpg": b"x", "k.json": as_json(chat("x", "y", video="v.mp4"))}, "names files elsewhere"),
+        ({"k.jpg": b"x", "k.json": as_json(chat("x", "y", video="v.mp4"))}, "names other files"),
     ],
 )
 def test_bad_rows_say_why(tmp_path, members, reason):

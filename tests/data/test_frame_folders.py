@@ -37,7 +37,7 @@ NUM_FRAMES = 12
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`v.avi` without loss at 4 frames a second; its frames as `7.png`, `8.png`, ... `18.png` in `clip`; oddities."""
+    """`v.avi` without loss at 4 frames per second; its frames as `7.png`, `8.png`, ... `18.png` in `clip`; oddities."""
     root = tmp_path_factory.mktemp("media")
     for name in ("clip", "gap", "two kinds", "none", "with sound", "twice", "sizes"):
         (root / name).mkdir()
@@ -123,20 +123,23 @@ def test_frames_whose_bytes_stand_in_a_row(root, tmp_path):
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
-        (chat("a", "b", videos=[PATHS]), "12 frames of a video but no rate: say in `sample_fps`"),
+        (chat("a", "b", videos=[PATHS]), "12 frames of a video but no rate: set `sample_fps`"),
         (in_part(video=PATHS), "12 frames of a video but no rate"),
-        (chat("a", "b", videos=["clip"]), "a folder without a rate: .* say in `sample_fps`"),
-        (chat("a", "b", videos=["v.avi"], fps=4), "`fps` .* which is not followed"),
-        (chat("a", "b", videos=[PATHS, "v.avi"], fps=4), "`fps` .* which is not followed"),
-        (chat("a", "b", image=PATHS[:2], fps=4), "`fps` .* which is not followed"),
+        (chat("a", "b", videos=["clip"]), "a folder of frames without a rate: set `sample_fps`"),
+        (chat("a", "b", videos=["v.avi"], fps=4), "`fps` .* which is not supported"),
+        (chat("a", "b", videos=[PATHS, "v.avi"], fps=4), "`fps` .* which is not supported"),
+        (chat("a", "b", image=PATHS[:2], fps=4), "`fps` .* which is not supported"),
         (chat("a", "b", videos=[PATHS], fps=4, sample_fps=2), "`sample_fps` and `fps`, which differ"),
         (chat("a", "b", videos=[PATHS], fps=[4, 4]), "2 rates in `fps` for 1 videos"),
-        *((chat("a", "b", videos=[PATHS], fps=rate), "frames a second") for rate in (0, -1, "x", True, 1e9, "nan", {})),
+        *(
+            (chat("a", "b", videos=[PATHS], fps=rate), "frames per second")
+            for rate in (0, -1, "x", True, 1e9, "nan", {})
+        ),
         (chat("a", "b", videos=[["a.png", None]], fps=1), "frame 1 of `videos` names no file"),
         (chat("a", "b", videos=[["a.png", {"path": "a.png", "start": 2}]], fps=1), "`start`"),
         (chat("a", "b", videos=[["a.png", "gone.png"]], fps=1), "frame 1: file not found"),
         (chat("a", "b", videos=[["a.png", "v.avi"]], fps=1), "frame 1: not an image"),
-        (chat("a", "b", videos=[["a.png", "https://x/b.png"]], fps=1), "not from https: addresses"),
+        (chat("a", "b", videos=[["a.png", "https://x/b.png"]], fps=1), "not from https: URLs"),
         (chat("a", "b", videos=[["a.png", "out/b.png"]], fps=1), "leaves the media root"),
         (chat("a", "b", videos=["out"], fps=1), "leaves the media root"),
         (chat("a", "b", videos=["gone"], fps=1), "folder of frames cannot be read: No such file"),

@@ -82,7 +82,7 @@ def test_media_under_a_key_that_is_not_read_are_a_reason(level, value):
 @pytest.mark.parametrize("key", ["file_name", "url", "source", "image_url"])
 def test_where_media_come_from_may_be_said_beside_them_but_not_in_their_place(key):
     assert parse_row(row_with("row", key, "https://x/1.jpg"), 0).media
-    with pytest.raises(BadSample, match=f"no media but names some under `{key}`"):
+    with pytest.raises(BadSample, match=f"no media, but names some under `{key}`"):
         parse_row({"text": "a cat", key: "https://x/1.jpg"}, 0)
 
 
@@ -135,7 +135,7 @@ def test_bytes_that_stand_in_a_row_of_json_are_read(tmp_path, media_root, contai
 
 def test_bytes_that_are_no_base64_say_so(tmp_path):
     file = AnnotationFile.open(jsonl_of([chat("hi", "ok", image="data:image/png;base64,<>")], tmp_path / "a.jsonl"))
-    with pytest.raises(BadSample, match="not base64"):
+    with pytest.raises(BadSample, match="invalid base64"):
         file.open_media(0, file.sample(0).media[0], tmp_path)
 
 

@@ -133,5 +133,5 @@ def test_weights_are_expected_draws(tmp_path):
     assert weights.tolist() == pytest.approx([0.5] * 4 + [2.0] * 2)
     assert weights.sum() == pytest.approx(6)
     assert dataset(("first:0", 1.0)).weights().tolist() == []
-    with pytest.raises(ConfigError, match="has no weight but others have"):
+    with pytest.raises(ConfigError, match="has no weight, but others do"):
         dataset(("all", 1.0), ("all", None))

@@ -156,7 +156,7 @@ def test_a_tag_that_looks_like_sound_is_refused_before_training_and_in_it(tmp_pa
     cover = (b"\xff\xfb\x90\x64" + bytes(range(200))) * 4
     (tmp_path / "joined.mp3").write_bytes(content + id3(cover) + content)
     for read in (lambda path: read_header("audio", path), lambda path: decode_audio(path, 16_000)):
-        with pytest.raises(BadMedia, match="neither sound nor a tag"):
+        with pytest.raises(BadMedia, match="neither audio nor a tag"):
             read(tmp_path / "joined.mp3")
 
 

@@ -142,8 +142,8 @@ PICTURE = "{% if 'image' in p %}<|IMAGE|>{% else %}{{ p.text }}{% endif %}"
 @pytest.mark.parametrize(
     ("source", "parts", "told"),
     [
-        (LINES, ["the ", "cat"], "does not show text parts in a row as one text"),
-        (f"{LOOP}{{% for p in m.content %}}{{{{ p.text | trim }}}}{{% endfor %}}{END}", ["a ", "b"], "in a row"),
+        (LINES, ["the ", "cat"], "does not join consecutive text parts"),
+        (f"{LOOP}{{% for p in m.content %}}{{{{ p.text | trim }}}}{{% endfor %}}{END}", ["a ", "b"], "consecutive"),
         (LINES, ["the cat"], ""),
         (f"{LOOP}{{% for p in m.content %}}{PICTURE}{{% endfor %}}{END}", ["the ", "cat", None, "sat", "on"], ""),
         (f"{LOOP}{{% for p in m.content %}}{PICTURE}{PICTURE}{{% endfor %}}{END}", [None], "does not show every turn"),

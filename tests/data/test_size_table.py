@@ -67,7 +67,7 @@ def one_by_one(index: int, row: dict[str, Any], rules: ShapeRules, level: int = 
         if h.kind != "audio" and min(h.width_px, h.height_px, h.num_frames) < 1:
             return f"{h.kind}: no size, or no frames"
         if h.kind != "audio" and min(h.width_px, h.height_px) < rules.min_side_px:
-            return f"{h.kind}: {h.width_px}x{h.height_px} px, a side below min_side_px {rules.min_side_px}"
+            return f"{h.kind}: {h.width_px}x{h.height_px} px, shorter side below min_side_px {rules.min_side_px}"
         try:
             p = place(rules.media, h, len(row["image_w"]) if h.kind == "image" else 1, level)
         except ValueError as error:

@@ -168,7 +168,7 @@ def test_special_tokens_that_are_whole_words_are_refused(tokenizer_path, tmp_pat
     for token in content["added_tokens"]:
         token["single_word"] = True
     (tmp_path / "t.json").write_text(json.dumps(content))
-    with pytest.raises(ConfigError, match="text between special tokens otherwise than alone"):
+    with pytest.raises(ConfigError, match="text between special tokens differently than on its own"):
         ChatTokenizer(tmp_path / "t.json", family)
 
 

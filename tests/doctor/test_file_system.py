@@ -32,7 +32,7 @@ def refuse(*_args: object, **_options: object) -> None:
     ("module", "name", "double", "finding", "status", "words"),
     [
         (fcntl, "flock", refuse, "store: locks", FAIL, "No locks available"),
-        (fcntl, "flock", lambda *_: None, "store: locks", FAIL, "two holders got the same lock"),
+        (fcntl, "flock", lambda *_: None, "store: locks", FAIL, "two processes got the same lock"),
         (os, "link", lambda a, b: os.path.exists(b) or Path(b).write_text("b"), "store: link", FAIL, ""),
         (file_system_module.tempfile, "TemporaryDirectory", refuse, "store: writing", FAIL, "No locks available"),
         (file_system_module, "MIN_FREE_BYTES", 1 << 60, "store", WARN, ""),

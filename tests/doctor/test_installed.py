@@ -31,7 +31,7 @@ def test_versions_that_tests_did_not_see_are_named(tmp_path):
     constraints = installed.read_constraints(tmp_path / "constraints.txt")
     assert constraints == {"numpy": "2.4.6", "torch": "2.13.0", "ruamel.yaml": "0.19.1"}
     same = installed.as_tested(constraints, {"numpy": "2.4.6", "torch": "2.13.0+cpu"}.get)
-    assert (same.status, same.detail) == (OK, "2 packages as in constraints.txt")
+    assert (same.status, same.detail) == (OK, "2 packages match constraints.txt")
     other = installed.as_tested(constraints, {"numpy": "2.4.5", "torch": "2.13.0"}.get)
     assert (other.status, other.detail) == (WARN, "numpy 2.4.5 (tested: 2.4.6)")
     assert installed.read_constraints(tmp_path / "none.txt") == {}

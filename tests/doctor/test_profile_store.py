@@ -56,7 +56,7 @@ def test_a_sound_store_is_only_looked_at_and_none_is_made(store, tmp_path):
     assert found["snapshot"].detail.startswith("1, ")
     assert found["snapshot"].detail.endswith("rows of 1 files")
     assert found["lease"].detail.startswith("free; epoch ")
-    assert found["spool"].detail == "no file waits"
+    assert found["spool"].detail == "nothing to ingest"
     (finding,) = profile_store(tmp_path / "none")
     assert finding.status == SKIP
     assert not (tmp_path / "none").exists()

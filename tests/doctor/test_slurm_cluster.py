@@ -87,13 +87,13 @@ def test_clients_that_know_no_cluster_are_one_finding_and_a_controller_that_is_d
     answers = {"sinfo": (1, "", f"{NO_CLUSTER}\n")}
     found, asked = examined(answers)
     assert list(found) == ["commands"]
-    assert (found["commands"].status, found["commands"].detail) == (WARN, f"know no cluster: {NO_CLUSTER}")
+    assert (found["commands"].status, found["commands"].detail) == (WARN, f"find no cluster: {NO_CLUSTER}")
     assert "SLURM_CONF" in found["commands"].advice
     assert len(asked) == 1
     assert examined(answers, config())[0]["commands"].status == FAIL
     said = "slurm_load_partitions: Unable to contact slurm controller (connect failure)"
     found, _ = examined({"sinfo": (1, "", said)}, config())
-    assert found["commands"].detail == f"the controller does not answer: {said}"
+    assert found["commands"].detail == f"the controller does not respond: {said}"
 
 
 def test_sbatch_is_asked_for_what_will_be_submitted(config):

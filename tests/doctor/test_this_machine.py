@@ -63,4 +63,4 @@ def test_a_flash_attn_of_another_torch_says_what_to_build_for(machine):
     assert (finding.status, finding.detail) == (WARN, UNDEFINED)
     assert "torch 2.13.0+cu128, CUDA 12.8, CXX11 ABI TRUE" in finding.advice
     assert machine(GPUS, (0, SEES, ""), broken, attention="flash")["flash-attn"].status == FAIL
-    assert machine(GPUS, (0, SEES, ""), (1, "", ""))["flash-attn"].detail == "it ended without a word"
+    assert machine(GPUS, (0, SEES, ""), (1, "", ""))["flash-attn"].detail == "it ended without a message"

@@ -45,7 +45,7 @@ def test_a_run_is_found_by_the_label_of_its_flow_run_wherever_it_is(tmp_path, mo
     flow_run.empty_the_queue(None, labelled, None)
     assert [found.path for found in cancelled] == [run.path]
     flow_run.note_crash(None, labelled, None)
-    assert "run small-1 has lost its driver; its jobs go on" in capsys.readouterr().out
+    assert "run small-1 has lost its driver; its jobs continue" in capsys.readouterr().out
 
 
 def test_a_server_that_is_away_costs_the_page_and_is_said_once(run, monkeypatch):
@@ -68,4 +68,4 @@ def test_a_server_that_is_away_costs_the_page_and_is_said_once(run, monkeypatch)
 
     asyncio.run(main())
     assert len(lines) == 1
-    assert "the run goes on: OSError: nobody answers" in lines[0]
+    assert "the run continues: OSError: nobody answers" in lines[0]

@@ -165,7 +165,7 @@ def test_a_finished_run_is_left_as_it_is(fake, tmp_path, log):
     run = make_run(tmp_path, state=lifecycle.DONE)
     before = run.state()
     assert run_flow(load("pipeline"), run=str(run.path)).is_completed()
-    assert "is finished, nothing is left to do" in log.text
+    assert "is finished, nothing to do" in log.text
     assert (fake.calls, run.state()) == ([], before)
 
 

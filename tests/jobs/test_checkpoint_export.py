@@ -48,7 +48,7 @@ def exported(trained, tmp_path_factory):
     done = dflop("export", trained.path, "--out", out, cwd=out.parent)
     assert (done.returncode, done.stdout) == (0, f"{out}\n"), done.stderr
     assert f"model after {NUM_STEPS} steps" in done.stderr
-    assert "not trained, since the data has nothing for it: audio" in done.stderr
+    assert "not trained, as the data has no items for it: audio" in done.stderr
     assert os.listdir(out.parent) == ["out"]
     assert {p.name for p in out.iterdir()} == {"config.json", "model.safetensors", "tokenizer.json"}
     return out
@@ -71,7 +71,7 @@ def test_a_damaged_checkpoint_is_not_exported(trained, tmp_path):
     newest, older = sorted(run.checkpoints.glob("step-*"), reverse=True)
     (newest / "__0_0.distcp").write_bytes(b"")
     assert export_run(run, tmp_path / "out", said.append, max_shard_bytes=1_000_000) == 2
-    assert "damaged checkpoint passed over: step-00000003: __0_0.distcp has 0 bytes" in said[0]
+    assert "skipped damaged checkpoint: step-00000003: __0_0.distcp has 0 bytes" in said[0]
     assert len(list((tmp_path / "out").glob("model-*.safetensors"))) > 2
     (older / "manifest.json").unlink()
     with pytest.raises(TrainError, match="every checkpoint is damaged"):
@@ -84,7 +84,7 @@ def test_what_cannot_be_exported_or_started_from_is_said(planned, trained, expor
     with pytest.raises(ConfigError, match="the run has no checkpoint yet"):
         export_run(no_checkpoint, tmp_path / "x", print)
     assert not (tmp_path / "x").exists()
-    with pytest.raises(ConfigError, match="there is something there already"):
+    with pytest.raises(ConfigError, match="already exists"):
         export_run(trained, exported, print)
     too_small = (f"model.weights={exported}", "model.hf_config.text_config.vocab_size=64")
     config = load_config(planned.config_file, too_small)

@@ -72,10 +72,10 @@ def test_a_rank_that_raises_is_named_by_all(run, faulty):
 @pytest.mark.parametrize(
     ("accident", "faulty", "why"),
     [
-        ("killed", LLM_RANK, " gives no sign of life"),
-        ("killed", VISION_RANK, ", which serves the job's key-value store, has gone"),
-        ("stopped", LLM_RANK, " gives no sign of life"),
-        ("stopped", VISION_RANK, ", which serves the job's key-value store, does not answer"),
+        ("killed", LLM_RANK, " sent no heartbeat"),
+        ("killed", VISION_RANK, ", which hosts the job's key-value store, exited"),
+        ("stopped", LLM_RANK, " sent no heartbeat"),
+        ("stopped", VISION_RANK, ", which hosts the job's key-value store, has not responded"),
     ],
 )
 def test_a_rank_that_is_killed_or_stopped_is_missed(run, accident, faulty, why):
@@ -126,9 +126,9 @@ def test_a_launched_job_that_is_warned_was_interrupted_and_its_next_start_goes_o
     launcher, spec = launcher_of(run, config), submit.train_job(run, config, TRAIN, 2)
     (handle,) = adopt_or_submit_all(launcher, [spec], journal)
     log = log_paths(handle, VISION_RANK).stderr
-    until(lambda: log.exists() and "step 1/" in log.read_text(), what="the first step", limit_s=LIMIT_S)
+    until(lambda: log.exists() and "step 0 " in log.read_text(), what="the first step", limit_s=LIMIT_S)
     os.kill(int(handle.path(f"{VISION_RANK}.pid").read_text().split()[0]), signal.SIGUSR2)
-    with pytest.raises(Interrupted, match="was told to stop"):
+    with pytest.raises(Interrupted, match="was stopped"):
         run_job(launcher, spec, journal)
     first = read_latest(run.checkpoints)["next_step"]
     assert 0 < first < NUM_STEPS
@@ -150,7 +150,7 @@ def test_torchrun_starts_a_job_and_stops_it(run, straight):
 
     agent = start()
     try:
-        until(lambda: "step 1/" in log.read_text(), what="the first step", limit_s=LIMIT_S)
+        until(lambda: "step 0 " in log.read_text(), what="the first step", limit_s=LIMIT_S)
         agent.send_signal(signal.SIGTERM)
         assert agent.wait(LIMIT_S) != 0
         assert read_latest(run.checkpoints) is not None, log.read_text()

@@ -38,7 +38,7 @@ def test_one_beside_rank_0_lives_where_its_parent_does(parent):
         assert out == "lives\n"
     else:
         assert (process.returncode, out) == (1, "")
-        assert "rank 0 has gone before there was anything to schedule" in said
+        assert "rank 0 exited before the first step" in said
 
 
 def test_it_ends_when_its_parent_is_killed():

@@ -80,7 +80,9 @@ def test_metrics_are_those_of_the_last_step(trained, rank):
 
 def test_a_person_reads_and_tensorboard_shows_every_step(trained):
     run, said = trained
-    lines = re.findall(r"^step (\d)/5  loss \d.*  ([\d.]+k?) tokens/s  rank 0 idle (\d+\.\d) %$", said, re.MULTILINE)
+    lines = re.findall(
+        r"^step \d  (\d)/5 done  loss \d.*  ([\d.]+k?) tokens/s  rank 0 idle (\d+\.\d) %$", said, re.MULTILINE
+    )
     assert [int(step) for step, _, _ in lines] == [1, 2, 3, 4, 5]
     seen = observations(run)
     events = EventAccumulator(str(run.path / "tensorboard" / "train"))

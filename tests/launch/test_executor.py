@@ -235,4 +235,4 @@ def test_a_signal_that_comes_early_waits_until_somebody_listens():
     command = ["sh", "-c", UNTIL_IT_LISTENS, "sh", sys.executable, "-c", code]
     done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, check=True)
     assert done.stdout == "True\n"
-    assert "SIGUSR2: stops behind the step" in done.stderr
+    assert "SIGUSR2: stopping after the current step" in done.stderr

@@ -55,7 +55,7 @@ def test_the_traceback_of_the_failing_rank_is_shown_and_not_repeated_to_who_foll
     ) as caught:
         run_job(launcher, spec, journal, on_log_line=lambda _, line: lines.append(line))
     assert "entries.py" in caught.value.what, "the traceback itself"
-    assert set(lines) <= {"the task was ended from outside"}
+    assert set(lines) <= {"the task was stopped from outside"}
     (handle,) = {record.job_id for record in journal.records()}
     assert caught.value.where == str(tmp_path / "job" / f"{handle}_{rank}_log.err")
     assert journal.records()[-1].reason == f"rank {rank}: ValueError: no microbatch for rank {rank}"
@@ -74,7 +74,7 @@ def test_a_task_that_exits_without_a_result_fails_the_job_and_its_log_is_shown(l
 def test_a_job_that_stopped_with_a_checkpoint_was_interrupted_and_starts_anew(launcher, tmp_path):
     spec, journal = make_spec(tmp_path / "job", "stop"), Journal(tmp_path / "run", "r1")
     for num_jobs in (1, 2):
-        with pytest.raises(Interrupted, match="was told to stop") as caught:
+        with pytest.raises(Interrupted, match="was stopped") as caught:
             run_job(launcher, spec, journal)
         assert caught.value.exit_code == 75
         assert len({r.job_id for r in journal.records()}) == num_jobs
@@ -119,7 +119,7 @@ def test_a_killed_controller_leaves_no_task_behind(launcher, tmp_path):
     handle = launcher.submit(make_spec(tmp_path / "job", "hang", str(tmp_path)))
     task, _ = pids_of_hang(tmp_path, 0)
     os.kill(json.loads(handle.path("process.json").read_text())["pid"], signal.SIGKILL)
-    assert end(launcher, handle) == (JobState.FAILED, "killed: its controller died before its tasks had ended")
+    assert end(launcher, handle) == (JobState.FAILED, "killed: its controller died before its tasks ended")
     assert is_gone(task)
 
 

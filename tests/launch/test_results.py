@@ -51,7 +51,10 @@ def test_srun_names_the_rank_and_its_node(handle, line, reason):
 
 def test_a_rank_that_was_told_before_it_could_listen_did_nothing_wrong(handle):
     say(handle, "srun: error: node1: task 1: User defined signal 2", "srun: error: node1: task 0: Terminated")
-    assert explained(handle, FAILED) == (JobState.INTERRUPTED, f"{CHECKPOINTED}; it was stopped before it listened")
+    assert explained(handle, FAILED) == (
+        JobState.INTERRUPTED,
+        f"{CHECKPOINTED}; it was stopped before it handled signals",
+    )
 
 
 def test_a_traceback_says_more_than_an_exit_code(handle):

@@ -120,7 +120,7 @@ def test_a_controller_that_is_away_refuses_nothing_and_what_it_took_before_is_ad
     first = launcher.submit(specs[0])
     (slurm / "down").touch()
     journal = Journal(tmp_path / "run", "r1")
-    with pytest.raises(ControllerAway, match="Slurm's controller does not answer"):
+    with pytest.raises(ControllerAway, match="Slurm's controller does not respond"):
         adopt_or_submit_all(launcher, specs, journal)
     (slurm / "down").unlink()
     assert adopt_or_submit_all(launcher, specs, journal)[0] == first
@@ -156,7 +156,7 @@ def test_a_job_that_gets_nowhere_is_started_three_times(launcher, tmp_path):
     assert handle.job_id == "101"
     found = end(launcher, handle)
     assert found.state is JobState.INTERRUPTED
-    assert "stopped 3 times before it got anywhere" in found.reason
+    assert "stopped 3 times without progress" in found.reason
     assert handle.path("stops").read_text() == "0 0\n" * 3
     with pytest.raises(Interrupted):
         launcher.collect(handle)
@@ -210,7 +210,7 @@ def test_a_queue_that_is_silent_is_said_and_nothing_is_lost(launcher, slurm, tmp
     handle = launcher.submit(make_spec(tmp_path / "job", "wait_for", str(tmp_path / "gate")))
     until(lambda: launcher.poll(handle).state is JobState.RUNNING, what="the job to run")
     (slurm / "down").touch()
-    until(lambda: "squeue has not answered since" in launcher.poll(handle).reason, what="silence to be said")
+    until(lambda: "squeue has not responded since" in launcher.poll(handle).reason, what="silence to be said")
     assert launcher.poll(handle).state is JobState.RUNNING
     (tmp_path / "gate").touch()
     assert end(launcher, handle).state is JobState.DONE, "results speak for themselves"

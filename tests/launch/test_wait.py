@@ -68,7 +68,7 @@ def together(launcher: Launcher, specs: list[JobSpec], journal: Journal, **optio
 
 def test_jobs_that_were_done_are_kept_and_only_the_others_start_again(launcher, journal, tmp_path):
     specs = specs_of(tmp_path, "fail_once", "a", "bad", "c")
-    with pytest.raises(LaunchError, match=r"^1 of 3 jobs failed, the others are kept: .*bad luck"):
+    with pytest.raises(LaunchError, match=r"^1 of 3 jobs failed, the others keep running: .*bad luck"):
         together(launcher, specs, journal, keep_done=True)
     assert together(launcher, specs, journal, keep_done=True) == [["a"], ["bad"], ["c"]]
     assert [len((tmp_path / f"ran-{name}").read_text()) for name in ("a", "bad", "c")] == [1, 2, 1]
@@ -167,7 +167,7 @@ def test_a_stale_file_handle_ends_no_waiting(journal, tmp_path):
         seen.extend(str(status) for _, status in changes)
 
     assert together(Played(num_stale=3), specs_of(tmp_path, "report", "a"), journal, on_changes=told) == [["a"]]
-    assert seen == ["queued: cannot look: Stale file handle", "done"]
+    assert seen == ["queued: cannot check: Stale file handle", "done"]
 
 
 def test_many_jobs_that_are_cancelled_are_cancelled_in_one_call(journal, tmp_path):

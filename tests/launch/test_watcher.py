@@ -148,7 +148,7 @@ def test_a_controller_that_is_down_loses_nobody_and_its_silence_is_said(slurm, w
     for slurm.now_s in (7500, 7600, 20000):
         found = status(watcher, job("1"))
         assert found.state is JobState.RUNNING
-        assert found.reason.startswith("squeue has not answered since 14:05: ")
+        assert found.reason.startswith("squeue has not responded since 14:05: ")
         assert "Unable to contact slurm controller" in found.reason
     slurm.is_down, slurm.now_s = False, 20100
     assert status(watcher, job("1")) == (JobState.RUNNING, "")
@@ -161,7 +161,7 @@ def test_another_job_with_the_same_id_is_not_ours(slurm, watcher, job, row):
     """Of a controller that began to count anew: it had the id before us, or has it now."""
     slurm.queue = {"7": row}
     found = status(watcher, job("7"))
-    assert (found.state, "does not know it" in found.reason) == (JobState.QUEUED, True)
+    assert (found.state, "unknown to Slurm" in found.reason) == (JobState.QUEUED, True)
     slurm.now_s = 120
     assert status(watcher, job("7")).state is JobState.LOST
 
@@ -301,8 +301,8 @@ def test_states_keep_slurms_word_where_ours_says_less(state, reason, expected):
     ("reason", "why"),
     [
         ("PartitionTimeLimit", "its time limit is above the partition's: lower cluster.slurm.time_limit_min"),
-        ("BadConstraints", "no node has all that it asks for"),
-        ("QOSMaxGRESPerJob", "its account or QOS does not let one job have that much"),
+        ("BadConstraints", "no node has the requested resources"),
+        ("QOSMaxGRESPerJob", "its account or QOS does not allow that much per job"),
         ("launch failed requeued held", "its launch failed and it is held"),
         ("Priority", ""),
         ("QOSMaxJobsPerUserLimit", ""),

@@ -97,7 +97,7 @@ def test_the_thinker_of_an_omni_model_is_taken(tmp_path):
     ("content", "what", "hint"),
     [
         ({"model_type": "llava_onevison"}, "models of type `llava_onevison` are not known", "mean `llava_onevision`?"),
-        ({"model_type": "internvl_chat"}, "`internvl_chat` have code of their own", "`-hf`, of type `internvl`"),
+        ({"model_type": "internvl_chat"}, "`internvl_chat` come with their own code", "`-hf`, of type `internvl`"),
         ({"model_type": "qwen3_5_moe"}, "linear attention and of experts", "nearest to it is `qwen3_vl`"),
         (
             {"model_type": "qwen3_vl_moe", "vision_config": {}, "text_config": {"num_experts": 128}},

@@ -126,7 +126,7 @@ def test_a_limit_on_tiles_is_the_list_of_resolutions_without_the_larger_ones():
 
 def test_deep_features_need_their_layers_on_the_first_stage():
     case = CASES["Qwen3-VL"]
-    with pytest.raises(ConfigError, match="behind the first 2 decoder layers, the first stage has 1"):
+    with pytest.raises(ConfigError, match="after the first 2 decoder layers, the first stage has 1"):
         llm_of(case, ((0, 1),))
     whole, cut = (
         packed_loss(case, [case.sample(0)], encoder_of(case), llm_of(case, bounds))

@@ -115,7 +115,7 @@ def test_every_limit_names_the_entry_that_states_it(tmp_path):
 )  # fmt: skip
 def test_what_cannot_be_followed_is_told(family, files, told, tmp_path):
     lines = read_settings(write(tmp_path, files), load_family(family, {}, {})).not_followed
-    assert any(told in line and "is not followed" in line for line in lines)
+    assert any(told in line and "is not supported" in line for line in lines)
 
 
 @pytest.mark.parametrize(

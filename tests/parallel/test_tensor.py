@@ -174,12 +174,12 @@ def refuse(stack, degree):
 
 
 def test_what_does_not_divide_is_named():
-    assert "the 4 heads of `self_attn.k_proj` of LlamaDecoderLayer cannot be shared by 8" in refuse(STACKS["Llama"], 8)
+    assert "the 4 heads of `self_attn.k_proj` of LlamaDecoderLayer cannot be split over 8" in refuse(STACKS["Llama"], 8)
     vision = STACKS["Qwen2.5-VL vision"]
-    assert "`attn.num_heads` of Qwen2_5_VLVisionBlock, 4, cannot be shared by 3" in refuse(vision, 3)
+    assert "`attn.num_heads` of Qwen2_5_VLVisionBlock, 4, cannot be split over 3" in refuse(vision, 3)
     odd = decoder("LLaVA-OneVision", intermediate_size=50)
-    assert "the width 50 of `mlp.gate_proj` of Qwen2DecoderLayer cannot be shared by 4" in refuse(odd, 4)
-    assert "a vocabulary of 3 cannot be shared by 4" in refuse(decoder("LLaVA-OneVision", vocab_size=3), 4)
+    assert "the width 50 of `mlp.gate_proj` of Qwen2DecoderLayer cannot be split over 4" in refuse(odd, 4)
+    assert "a vocabulary of 3 cannot be split over 4" in refuse(decoder("LLaVA-OneVision", vocab_size=3), 4)
     internvit = encoder("InternVL with InternViT-6B")
     assert "`attention.q_norm.weight` of InternVLVisionLayer works on all heads" in refuse(internvit, 2)
 

@@ -29,7 +29,7 @@ def limits(problem: Problem, plan: Plan, largest: int = 100) -> dict[str, Limit]
     [
         ((1, 2), None, 8, "heads and sizes of llm"),
         ((1, 2, 4, 8), None, 2, "2 processes of a node"),
-        ((1, 2, 4, 8), (1, 2), 8, "what the plan may choose"),
+        ((1, 2, 4, 8), (1, 2), 8, "the search space"),
     ],
 )
 def test_the_largest_tp_is_set_by_what_refuses_the_next_one(choices, tps, each, why):
@@ -37,7 +37,7 @@ def test_the_largest_tp_is_set_by_what_refuses_the_next_one(choices, tps, each, 
     problem = dataclasses.replace(problem, space=dataclasses.replace(problem.space, tps=tps))
     found = limits(problem, draft(problem, tp=1))["tp of llm"]
     assert found.used_frac == 0.5
-    assert found.text == f"tp 1 of at most 2, which is set by {why}"
+    assert found.text == f"tp 1 of at most 2, limited by {why}"
 
 
 def test_tokens_are_those_the_scheduler_may_not_exceed():

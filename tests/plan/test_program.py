@@ -104,7 +104,7 @@ def test_a_stop_at_the_node_limit_leaves_the_best_known_and_says_how_much_better
         stopped += [proof] * (proof.status == "node limit")
     assert stopped
     assert any(proof.gap_frac > 0.001 for proof in stopped)
-    assert all("the best known one is at" in line for line in proven([max(stopped, key=lambda p: p.gap_frac)]))
+    assert all("the best known one takes" in line for line in proven([max(stopped, key=lambda p: p.gap_frac)]))
 
 
 def test_what_cannot_come_near_the_best_plan_known_is_not_solved():

@@ -77,8 +77,8 @@ def test_a_simpler_plan_is_preferred_within_five_per_cent():
 
 def test_words_say_why_and_whether_it_is_worth_it():
     fast = timed(make_plan({"vision": 1, LLM: 1}), 1.0)
-    assert "2.00x the speed of the best data-blind plan" in reason(fast, [fast])
+    assert "2.00x the speed of the best uniform plan in arrival order" in reason(fast, [fast])
     slow = timed(make_inline_plan(2), 1.96)
-    assert "Not worth it here: 1.02x" in reason(slow, [slow])
+    assert "Gain below 5.0 %, keep your current setup: 1.02x" in reason(slow, [slow])
     unknown = timed(fast.plan, 1.0, uniform_step_s=float("nan"), baseline_step_s=1.0)
-    assert reason(unknown, [unknown]).endswith("gains nothing over the data-blind order on this data.")
+    assert reason(unknown, [unknown]).endswith("gain nothing over arrival order on this data.")

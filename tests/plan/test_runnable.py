@@ -24,16 +24,16 @@ def changed(plan: Plan, name: str, **fields: object) -> Plan:
 SPLIT, INLINE = make_plan({"vision": 2, LLM: 2}, llm_pp=2), make_inline_plan(2, pp=2)
 MIXED = changed(changed(INLINE, "vision", layers_per_stage=(3, 1)), LLM, layers_per_stage=(0, 4))
 WRONG = {
-    "tp": (changed(SPLIT, LLM, parallel=ParallelSpec(4, 2, 2)), r"`llm` cannot be shared by 4 .* only by \[1, 2\]"),
+    "tp": (changed(SPLIT, LLM, parallel=ParallelSpec(4, 2, 2)), r"`llm` cannot be split over 4 .* only over \[1, 2\]"),
     "layers": (changed(SPLIT, LLM, layers_per_stage=(2, 3)), r"`llm` has 4 layers for 2 stages, .* \[2, 3\]"),
     "stages": (changed(SPLIT, LLM, layers_per_stage=(4,)), r"`llm` has 4 layers for 2 stages, .* \[4\]"),
     "deep": (make_plan({"vision": 1, LLM: 1}, encoder_pp=4), r"`vision` can be cut into 3 stages at most; .*"),
     "empty": (changed(SPLIT, LLM, layers_per_stage=(0, 4)), "a stage of `llm` holds no layer"),
-    "overlap": (changed(SPLIT, LLM, first_rank=1), "processes of the modules overlap"),
+    "overlap": (changed(SPLIT, LLM, first_rank=1), "ranks of the modules overlap"),
     "unknown": (make_plan({"audio": 1, LLM: 1}), "the model has no module `audio`"),
     "no llm": (make_plan({"vision": 1}), "modules are vision: .* `llm` is the last"),
-    "grids": (changed(INLINE, "vision", parallel=ParallelSpec(1, 2, 1)), "modules of an inline plan have one grid"),
-    "backwards": (changed(MIXED, LLM, layers_per_stage=(4, 0)), r"`vision` ends .* behind .* `llm` begins"),
+    "grids": (changed(INLINE, "vision", parallel=ParallelSpec(1, 2, 1)), "modules of a colocated plan share one grid"),
+    "backwards": (changed(MIXED, LLM, layers_per_stage=(4, 0)), r"`vision` ends .* after .* `llm` begins"),
     "idle": (changed(INLINE, LLM, layers_per_stage=(4, 0)), "a stage holds no layer"),
 }
 
@@ -61,5 +61,5 @@ def test_first_layers_that_belong_together_are_not_parted():
 
 def test_everything_that_is_wrong_is_said_at_once():
     plan = changed(changed(SPLIT, LLM, layers_per_stage=(1, 1)), "vision", parallel=ParallelSpec(8, 1, 2))
-    with pytest.raises(ConfigError, match=r"`vision` cannot be shared.*; `llm` has 4 layers"):
+    with pytest.raises(ConfigError, match=r"`vision` cannot be split.*; `llm` has 4 layers"):
         check_plan(plan, SPECS)

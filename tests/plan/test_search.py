@@ -43,7 +43,9 @@ def test_plans_are_ranked_placed_and_explained():
     found = plans(progress=lines.append)
     assert [line.partition(":")[0] for line in lines[:-2]] == ["2 microbatches", "4 microbatches"]
     assert lines[-1] == f"simulated 6 plans on 2 global batches, {len(found)} fit in memory"
-    assert lines[-2].startswith("proven of the formula, not of simulated steps: no plan with processes of their own")
+    assert lines[-2].startswith(
+        "proven for the planning formula, not for simulated steps: no plan with dedicated ranks"
+    )
     assert [p.candidate_rank for p in found] == list(range(len(found)))
     assert [p.predicted_step_s for p in found] == sorted(p.predicted_step_s for p in found)
     assert len({p.plan_id for p in found}) == len(found) == 6
@@ -130,7 +132,7 @@ def test_memory_that_forces_more_processes_than_there_are():
         dataclasses.replace(s, num_layer_params=40_000_000) if s.module == LLM else s for s in make_specs(*ENCODERS)
     )
     limits = {"specs": specs, "microbatches": (4,)}
-    with pytest.raises(InfeasiblePlanError, match=r"module `llm` needs .* more per process"):
+    with pytest.raises(InfeasiblePlanError, match=r"module `llm` needs .* more per rank"):
         plans(cluster=make_cluster(4, memory_bytes=900 * 2**20), **limits)
     deep = plans(cluster=make_cluster(6, memory_bytes=900 * 2**20), **limits)[0]
     assert deep.module(LLM).parallel.pp == 4
@@ -141,7 +143,7 @@ def test_modules_that_fit_alone_but_not_together():
     # Vision needs two ranks for its activations, the LLM two stages for its own: four processes, not three.
     batch = [make_sample(i, 100, [("vision", 100)]) for i in range(24)]
     cluster = make_cluster(3, memory_bytes=int(200e6 / 0.9))
-    with pytest.raises(InfeasiblePlanError, match=r"module `vision` needs .* more per process") as failure:
+    with pytest.raises(InfeasiblePlanError, match=r"module `vision` needs .* more per rank") as failure:
         plans(specs=make_specs("vision"), cluster=cluster, batches=[batch], microbatches=(1,))
     assert "1 more process" in failure.value.hint
 

@@ -92,7 +92,7 @@ def test_nothing_larger_than_what_did_not_fit_is_tried(monkeypatch):
         assert tokens == [g.load.num_tokens for g in groups if g.load.num_tokens <= most]
     assert [n for n in tried[1] if n > most] == failed, "each only once"
     assert [n for n in tried[2] if n > most] == [], "what did not fit at one layer is not tried at two"
-    assert lines[-1].endswith(f", {len(failed)} too large for the memory")
+    assert lines[-1].endswith(f", {len(failed)} out of memory")
 
 
 def test_what_fits_only_at_the_smaller_depth_is_not_tried_at_the_larger_again(monkeypatch):

@@ -154,4 +154,4 @@ def test_a_module_probed_alone_has_its_share_of_the_budget(monkeypatch):
 def test_modules_that_so_many_ranks_cannot_share_are_left_out():
     rows, lines = profile(make_shapes(30, seed=1, kinds=("image",)), group=SimpleNamespace(size=lambda: 3))
     assert rows == []
-    assert lines == [f"{m}: 3 tensor-parallel ranks cannot share it, not probed" for m in ("vision", "llm")]
+    assert lines == [f"{m}: 3 tensor-parallel ranks cannot split it, skipped" for m in ("vision", "llm")]

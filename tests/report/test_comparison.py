@@ -48,7 +48,7 @@ def test_every_baseline_is_compared_with_the_same_balanced_steps() -> None:
     assert [p.policy for p in found.policies] == [*policies]
     assert found.measured.mean == pytest.approx(2.0)
     text = verdict(found, num_processes=1, num_cores=None)
-    assert text.startswith("Balanced won: its steps took 50.0 % less time than data-blind ones")
+    assert text.startswith("Balanced was faster: its steps took 50.0 % less time than in arrival order")
     assert text.endswith("Over length-grouped steps it was 1.333x (95 % interval 1.333x to 1.333x).")
 
 
@@ -101,14 +101,14 @@ def say(batches: Sequence[tuple[Sequence[float], Sequence[float]]], num_cores: i
     [
         (
             [([1.25], [1.0])] * 3,
-            "Balanced won: its steps took 20.0 % less time than data-blind ones on the same 3 global batches: measured "
-            "speedup 1.250x (95 % interval 1.250x to 1.250x). The simulation expected 1.200x (95 % interval 1.200x to "
-            "1.200x).",
+            "Balanced was faster: its steps took 20.0 % less time than in arrival order on the same 3 global batches: "
+            "measured speedup 1.250x (95 % interval 1.250x to 1.250x). The simulation expected 1.200x (95 % interval "
+            "1.200x to 1.200x).",
         ),
-        ([([0.8], [1.0])] * 3, "Data-blind won: balanced steps took 25.0 % more time on the same 3 global batches"),
+        ([([0.8], [1.0])] * 3, "Arrival order was faster: balanced steps took 25.0 % more time on the same 3"),
         (
             [([1.2], [1.0]), ([0.8], [1.0]), ([1.1], [1.0]), ([0.95], [1.0])],
-            "No difference beyond noise between balanced and data-blind steps on the same 4 global",
+            "No difference beyond noise between balanced steps and arrival order on the same 4 global",
         ),
         ([([2.0], [1.0])], "Undecided: only 1 global batch ran under both policies (measured speedup 2.000x)"),
     ],
@@ -130,5 +130,5 @@ def test_verdict_without_comparison_claims_nothing() -> None:
 
 @pytest.mark.parametrize(("num_cores", "shares"), [(2, True), (4, False), (None, False)])
 def test_verdict_notes_shared_cores(num_cores: int | None, shares: bool) -> None:
-    note = "4 processes share 2 cores, so idle processes give their core to busy ones: balance gains less here"
+    note = "4 processes share 2 cores, so a waiting process frees its core for others: balancing gains less here"
     assert (note in say([([1.25], [1.0])] * 3, num_cores)) is shares

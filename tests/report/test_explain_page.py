@@ -54,12 +54,12 @@ def test_it_says_that_it_is_simulated_and_where_costs_come_from(found: Explanati
 def test_the_paragraph_says_what_binds(found: Explanation) -> None:
     binding = [limit.name for limit in found.limits if limit.is_binding]
     assert binding
-    assert f"At or near its end: {', '.join(binding)}." in paragraph(found)
+    assert f"At or near the limit: {', '.join(binding)}." in paragraph(found)
     free = replace(found, limits=tuple(replace(limit, used_frac=0.5) for limit in found.limits))
-    assert "No limit is near its end." in paragraph(free)
+    assert "No limit is close." in paragraph(free)
     seated = replace(found, time=replace(found.time, unused_frac=0.0))
-    assert "has no seat" not in paragraph(seated)
-    assert "25.0 % has no seat" in paragraph(replace(found, time=replace(found.time, unused_frac=0.25)))
+    assert "of the GPUs are unused" not in paragraph(seated)
+    assert "25.0 % of the GPUs are unused" in paragraph(replace(found, time=replace(found.time, unused_frac=0.25)))
 
 
 def test_per_gpu_counts_gpus_without_a_seat(found: Explanation) -> None:

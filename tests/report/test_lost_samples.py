@@ -32,11 +32,11 @@ def test_a_run_that_lost_what_the_profile_called_good_says_so_and_warns(quaranti
     found = RunSummary(run=make_run(), cluster=make_cluster(), plan=plan, train=[], quarantined=quarantined)
     out = io.StringIO()
     print_summary(found, Console(file=out, width=300, no_color=True))
-    assert ("that the data profile called good" in found.verdict) == bool(num_lost)
+    assert ("that the data profile had accepted" in found.verdict) == bool(num_lost)
     assert bool(found.warning) == bool(num_lost)
     if num_lost:
         first = min(q.sample_index for q in quarantined if q.phase == "train")
-        assert f"Training lost {num_lost} sample(s)" in found.verdict
+        assert f"Training skipped {num_lost} sample(s)" in found.verdict
         for text in (out.getvalue(), markdown_summary(found).replace("\\", "")):
-            assert f"Warning: {num_lost} sample(s) that the data profile called good" in text
+            assert f"Warning: {num_lost} sample(s) that the data profile had accepted" in text
             assert f"s{first}` (a.mp4): ends after 9 frames" in text

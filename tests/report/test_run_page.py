@@ -77,7 +77,7 @@ def test_hostile_shapes_decisions_and_configurations_are_text(full: str, run: Ru
     )  # fmt: skip
     assert [text for text in (*hostile, *sections) if text not in page.text] == []
     assert {section.id for section in run_page(run).sections} <= set(page.ids)
-    assert page.text.index("Corrections learnt") < page.text.index("0:01:15") < page.text.index("30 % slower")
+    assert page.text.index("Cost corrections") < page.text.index("0:01:15") < page.text.index("30 % slower")
 
 
 @pytest.fixture(scope="module")
@@ -89,16 +89,16 @@ def empty() -> RunSummary:
 def test_without_comparison_and_without_steps(empty: RunSummary, run: RunSummary) -> None:
     page = Page(render_report(replace(run, compare=(), compare_plans=())))
     assert "No global batch was trained under both policies." in page.text
-    assert "This run has no comparison with data-blind steps." in page.text
+    assert "This run has no comparison with steps in arrival order." in page.text
     html = render_report(empty)
     assert render_report(empty) == html
     page = Page(html)
     assert_sound(page, html)
     assert page.tags.count("svg") == 0
     for text in (
-        "No microbatch was both predicted and measured.", "The plan says nothing about memory.",
-        "No training step was observed.", "None: every sample was usable.", "nothing is reckoned",
-        "Nothing is known of how this run went.",
+        "No microbatch was both predicted and measured.", "The plan has no memory predictions.",
+        "No training step was observed.", "None: every sample is valid.", "No step was measured",
+        "No events are recorded for this run.",
     ):  # fmt: skip
         assert text in page.text
 

@@ -53,7 +53,7 @@ def test_throughput_is_tokens_over_seconds_smoothed_as_the_view_does(drawings, r
     last = run.steps[-10:]
     tokens = sum(s.llm_tokens_per_s * s.step_s for s in last)
     assert recent.get_ydata()[-1] == pytest.approx(tokens / sum(s.step_s for s in last))
-    assert another.get_xdata()[0] == 13, "steps count from 1 for people"
+    assert another.get_xdata()[0] == 12, "steps count from 0 everywhere"
 
 
 def test_a_scatter_has_a_diagonal_and_every_module(drawings, run) -> None:

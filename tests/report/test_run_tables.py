@@ -15,7 +15,7 @@ def peak(rank: int, module: str, peak_bytes: int, *, attempt: int = 1, stage: in
 def test_idle_time_stands_side_by_side_for_both_policies(run: RunSummary) -> None:
     rows = idle_table(run).rows
     stages = ("vision pp0", "audio pp0", "llm pp0", "llm pp1")
-    assert [row[:2] for row in rows] == [(stage, policy) for stage in stages for policy in ("data-blind", "balanced")]
+    assert [row[:2] for row in rows] == [(stage, policy) for stage in stages for policy in ("arrival", "balanced")]
     for row in rows:
         busy, waiting, update, idle = (float(cell.split()[0]) for cell in row[2:6])
         assert abs(busy + waiting + update - 100) < 0.2

@@ -21,7 +21,7 @@ def test_fits_100_columns_and_ends_with_the_line_that_opens_the_store(run: RunSu
     assert lines[-1] == printed(run, width=30)[-1] == 'dflop sql "select * from v_run_summary"', "never wrapped"
     assert any(line.startswith(run.verdict.partition(":")[0]) for line in lines)
     assert not any("…" in line for line in lines)
-    for word in ("data-blind", "vision pp0", "fwd+bwd simulated", "Corrections learnt"):
+    for word in ("arrival", "vision pp0", "fwd+bwd simulated", "Cost corrections"):
         assert any(word in line for line in lines), word
 
 

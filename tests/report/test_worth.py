@@ -28,11 +28,11 @@ def test_hours_are_those_of_the_whole_training_at_the_measured_speedup() -> None
     table = worth_table(found)
     assert table.header[1] == "hours of GPUs"
     assert dict(table.rows) == {
-        "training, balanced": "8.0", "training, data-blind": "10.0", "an epoch, balanced": "0.5000",
+        "training, balanced": "8.0", "training, arrival order": "10.0", "an epoch, balanced": "0.5000",
         "saved": "2.0 (95 % interval 2.0 to 2.0)",
-        "spent once, on profiling and planning": "0.5000", "back after": "250 steps",
+        "one-time cost of profiling and planning": "0.5000", "break-even after": "250 steps",
     }  # fmt: skip
-    assert "speed-up measured" in table.note
+    assert "speedup measured" in table.note
     priced = worth_table(replace(found, usd_per_gpu_hour=2.5))
     assert priced.header[2] == "USD"
     assert [row[2] for row in priced.rows] == ["20.00", "25.00", "1.25", "5.00", "1.25", ""]
@@ -44,7 +44,7 @@ def test_without_a_comparison_the_planned_speedup_counts_and_what_is_slower_neve
     table = worth_table(RunSummary(run=make_run(), cluster=make_cluster(), plan=plan, train=[observe(0)], jobs=jobs))
     assert table.header[1] == "hours of processes"
     assert dict(table.rows)["saved"].startswith("-0.0001")
-    assert dict(table.rows)["back after"] == "never"
+    assert dict(table.rows)["break-even after"] == "never"
     assert "simulated when planning" in table.note
     assert worth_table(RunSummary(run=make_run(), cluster=CUDA, plan=plan, train=[])).rows == ()
 

@@ -52,7 +52,7 @@ def test_what_is_configured_wrongly_ends_with_2_and_what_to_give(run, tmp_path):
     needed = run.plan().num_processes
     for args, num_tasks, said in (
         ((), needed, "usage: sbatch slurm/train.sbatch RUN [train|compare]"),
-        (("'+__import__('os').abort()+'",), needed, "no run `'+__import__"),
+        (("'+__import__('os').abort()+'",), needed, "no run directory `'+__import__"),
         (("latest",), needed + 1, f"the job has {needed + 1} tasks, the plan needs {needed}"),
     ):  # fmt: skip
         code, srun, told = train(tmp_path, *args, num_tasks=num_tasks)
@@ -65,8 +65,8 @@ def test_a_finished_run_is_told_of_and_a_driven_one_refused(run, tmp_path):
     needed = run.plan().num_processes
     with drive_alone(run, print):
         code, _, said = train(tmp_path, "latest", num_tasks=needed)
-    assert (code, "is being driven by" in said) == (5, True)
+    assert (code, "already has a driver" in said) == (5, True)
     lifecycle.note(run, lifecycle.DONE)
     code, srun, said = train(tmp_path, run.run_id, num_tasks=needed)
     assert (code, srun) == (0, "")
-    assert "is finished, nothing is left to do" in said
+    assert "is finished, nothing to do" in said

@@ -48,7 +48,7 @@ def test_every_job_of_a_run_is_ended_with_all_it_started_and_one_that_does_not_g
     until(lambda: launcher.poll(done).state.is_final, what="the other job")
     with monkeypatch.context() as patch:
         patch.setattr("dflop.launch.local.LocalLauncher.cancel", lambda *_: None)
-        with pytest.raises(LaunchError, match=rf"still there after 0.2 s: small-1-train \({handle.job_id}\)"):
+        with pytest.raises(LaunchError, match=rf"still running after 0.2 s: small-1-train \({handle.job_id}\)"):
             cancel_run(run, str, limit_s=0.2)
     said: list[str] = []
     assert cancel_run(run, said.append) == [handle.job_id]
@@ -75,7 +75,7 @@ def test_its_driver_is_told_of_and_left_to_end(run):
     said: list[str] = []
     with drive_alone(run, print):
         assert cancel_run(run, said.append) == []
-        assert "ends by itself" in said[0]
+        assert "will exit by itself" in said[0]
         assert run.is_cancelled()
         assert run.state()["state"] == lifecycle.RUNNING, "the driver says how it ended"
 
@@ -150,7 +150,7 @@ def test_reaping_a_queue_leaves_what_it_cannot_judge_and_fails_where_it_does_not
     found = reap(tmp_path / "runs", str)
     assert [(job.job_id, job.state, fate.split(":")[0]) for job, fate in found] == [
         ("7", "running", "cancelled"),
-        ("9", "pending", "left alone"),
+        ("9", "pending", "skipped"),
     ]
     assert queue.read_text().startswith("9|")
     (tmp_path / "bin" / "squeue").write_text("#!/bin/sh\necho 'slurm_load_jobs error: Unable to contact' >&2; exit 1\n")

@@ -48,9 +48,9 @@ def test_a_run_has_one_driver_and_it_is_known(run):
         assert found is not None
         assert (found.host, found.pid) == (socket.gethostname(), os.getpid())
         assert time.strptime(found.since, "%Y-%m-%dT%H:%M:%SZ")
-        with pytest.raises(LaunchError, match=f"driven by process {os.getpid()} on {socket.gethostname()} since 20"):
+        with pytest.raises(LaunchError, match=f"driver: process {os.getpid()} on {socket.gethostname()} since 20"):
             check_free(run, print)
-        with pytest.raises(LaunchError, match="is being driven by"), drive_alone(run, print):
+        with pytest.raises(LaunchError, match="already has a driver"), drive_alone(run, print):
             pass
     assert driver_of(run) is None
     with drive_alone(run, print):
@@ -67,9 +67,9 @@ def test_a_driver_on_another_node_that_lives_is_heard_within_seconds(run, on_nod
         def beat(_seconds: float) -> None:
             os.utime(claim(run))
 
-        with pytest.raises(LaunchError, match="is being driven by"):
+        with pytest.raises(LaunchError, match="already has a driver"):
             check_free(run, said.append, sleep=beat)
-        assert "waiting for a sign of life" in said[0]
+        assert "waiting for a heartbeat" in said[0]
         on_node(ELSEWHERE)
 
 
@@ -103,11 +103,11 @@ def test_whoever_slept_through_a_takeover_is_told(run, on_node):
         other = lease.Lease(run.path, lease_s=LEASE_S, timeout_s=0.0, name=FOLDER)
         with other:
             on_node(ELSEWHERE)
-            with pytest.raises(LaunchError, match="driven by somebody else by now: process"):
+            with pytest.raises(LaunchError, match="now has another driver: process"):
                 refuse_if_taken_over(run)
             on_node("here")
         on_node(ELSEWHERE)
-        with pytest.raises(LaunchError, match="by now: who has ended, too"):
+        with pytest.raises(LaunchError, match="now has another driver: which has also ended"):
             refuse_if_taken_over(run)
 
 
@@ -120,7 +120,7 @@ def test_a_file_system_without_locks_and_a_full_disk_are_named_but_no_error_at_t
 
     for module, name, number, said in (
         (fcntl, "flock", errno.ENOLCK, "cannot lock files"),
-        (lease.durable, "write_new", errno.ENOSPC, "cannot note who drives the run: No space left"),
+        (lease.durable, "write_new", errno.ENOSPC, "cannot record the driver of the run: No space left"),
     ):
         with monkeypatch.context() as patch:
             patch.setattr(module, name, failing(number))

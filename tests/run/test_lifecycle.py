@@ -68,7 +68,7 @@ def test_runs_that_begin_in_the_same_second_get_folders_of_their_own_and_the_new
 def test_a_run_that_somebody_drives_is_not_taken_up(config):
     run, _ = lifecycle.begin(config)
     with drive_alone(run, print):
-        with pytest.raises(LaunchError, match=f"driven by process {os.getpid()} on {socket.gethostname()} since 20"):
+        with pytest.raises(LaunchError, match=f"driver: process {os.getpid()} on {socket.gethostname()} since 20"):
             lifecycle.begin(config)
         with pytest.raises(LaunchError, match="dflop cancel"):
             lifecycle.check_free(config)
@@ -94,7 +94,7 @@ def test_drivers_of_one_configuration_that_begin_at_once_share_a_run_and_one_of_
         said = sorted(pool.map(drive, range(6)))
     (run,) = config.runs.glob("small-*")
     assert said[0] == "drives"
-    assert all(what.startswith(f"run `{run.name}` is being driven by ") for what in said[1:])
+    assert all(what.startswith(f"run `{run.name}` already has a driver: ") for what in said[1:])
 
 
 def test_a_change_of_state_is_in_the_run_directory_and_in_the_spool(config):

@@ -38,7 +38,7 @@ def test_the_log_of_training_knows_more_than_its_checkpoints(tmp_path):
     run = make_run(tmp_path, state=lifecycle.RUNNING)
     save_step(run, 10)
     handle = add_job(run, "train", JobState.RUNNING)
-    log_paths(handle).stderr.write_text("step 14/40  loss 3\nstep 15/40  loss 3\n")
+    log_paths(handle).stderr.write_text("step 13  14/40 done  loss 3\nstep 14  15/40 done  loss 3\n")
     assert run_facts(run)["step"] == 15
     assert run_facts(run)["state"] == "abandoned", "it is said to run, and nobody drives it"
     add_job(run, "train", JobState.RUNNING, JobState.FAILED, job_id="other")

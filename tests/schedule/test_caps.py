@@ -149,6 +149,6 @@ def test_where_none_can_keep_the_memory_the_smallest_peak_runs_and_says_by_how_m
     fill = exceeded(plan, batch, step)
     assert (fill.module, fill.cap_tokens) == ("vision", 247)
     assert 247 / 0.8 <= fill.num_tokens < 1.05 * 247 / 0.8
-    assert str(fill) == f"{fill.num_tokens} tokens of `vision` in a microbatch where memory holds 247, 27% more"
+    assert str(fill) == f"{fill.num_tokens} tokens of `vision` in a microbatch where memory allows 247, 27% more"
     roomy = bound_plan((1, 2), batch=batch, share=1.3, num_slots=4)
     assert exceeded(roomy, batch, step) is None

@@ -122,7 +122,7 @@ def test_a_tight_cap_is_kept_although_seconds_ask_for_something_else():
 def test_what_cannot_fit_says_what_would():
     with pytest.raises(ConfigError, match="do not fit into 2 microbatch") as error:
         balance_ranks(np.ones(9), np.full(9, 100), 2, cap_tokens=150, max_microbatches=2)
-    assert "5 microbatches would do" in error.value.hint
+    assert "5 microbatches would suffice" in error.value.hint
 
 
 def test_no_samples_are_no_work():

@@ -82,7 +82,7 @@ def test_a_driver_that_is_killed_is_succeeded_by_one_that_adopts_its_job(run, dr
 def test_a_controller_that_is_killed_and_comes_back_costs_nothing(run, drivers):
     handle = job_of(run)
     assert cluster_script("controller", "kill").returncode == 0
-    drivers.last.hears("squeue has not answered since", limit_s=150)
+    drivers.last.hears("squeue has not responded since", limit_s=150)
     gets_on(handle)
     assert cluster_script("controller", "start").returncode == 0
     until(lambda: shown(handle.job_id, "JobState") == "RUNNING", what="the controller")

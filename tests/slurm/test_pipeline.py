@@ -152,7 +152,7 @@ def test_the_others_find_its_profiles_and_submit_no_others(pipelines):
     for name, submitted in {"inside": ["train", "compare"], "worker": ["train"]}.items():
         said = pipelines.said[name]
         # Prefect says the first where its cache knows the profile, the step that asks the store the second.
-        assert said.count("Cached(type=COMPLETED)") + said.count("not repeated") == 2, said
+        assert said.count("Cached(type=COMPLETED)") + said.count(", reused") == 2, said
         assert [key.rpartition("/")[2] for key in pipelines.jobs(name)] == submitted
     assert pipelines.rows("select kind, count(*) from profile_record group by kind order by kind") == [
         ("data", 1), ("model", 1),

@@ -57,7 +57,7 @@ def test_a_dataset_is_profiled_on_the_cores_of_one_node(folder):
 def test_a_model_is_profiled_by_arrays_that_the_job_submits(folder):
     state, said = submit(folder, "profile_model")
     assert state == "COMPLETED", said
-    assert "not repeated" in said, "the data profile is there"
+    assert ", reused" in said, "the data profile is there"
     assert rows(folder, "select count(distinct module) from measurement") == [(3,)]
     ids = rows(folder, "select distinct job_id from job_record where job_key like '%/profile/%' and backend = 'slurm'")
     assert len(ids) == 4, "three modules and the links"

@@ -136,7 +136,7 @@ def test_an_array_keeps_what_was_done_and_starts_the_rest_again(launcher, tmp_pa
     def together() -> list[list[object]]:
         return asyncio.run(run_jobs_async(launcher, specs, journal, keep_done=True, poll_interval_s=0.1))
 
-    with pytest.raises(LaunchError, match=r"^1 of 4 jobs failed, the others are kept: .*bad luck"):
+    with pytest.raises(LaunchError, match=r"^1 of 4 jobs failed, the others keep running: .*bad luck"):
         together()
     assert together() == [["a"], ["bad"], ["c"], ["d"]]
     first, second = sorted({r.job_id.split("_")[0] for r in journal.records()}, key=int)

@@ -88,8 +88,8 @@ def test_train_sbatch_resumes_and_a_job_whose_rank_is_killed_leaves_no_process(t
     set_num_steps(trained, 10_000)
     job_id = sbatch(folder, trained)
     until(lambda: latest(trained)["next_step"] > first, what="a checkpoint of the resumed training")
-    assert f"step {first + 1}/10000" in log_of(folder)
-    assert f"step {first}/10000" not in log_of(folder)
+    assert f"  {first + 1}/10000 done" in log_of(folder)
+    assert f"  {first}/10000 done" not in log_of(folder)
     (scheduler,) = schedulers(trained)
     os.kill(parent_of(scheduler), signal.SIGKILL)  # rank 0, as the kernel does when memory runs out
     until(lambda: not processes(str(trained.path)), what="every process of the job to end")
@@ -100,19 +100,19 @@ def test_a_warned_job_checkpoints_where_it_is_and_goes_on_under_its_id(trained, 
     first = latest(trained)["next_step"]
     set_num_steps(trained, 10_000)
     job_id = sbatch(folder, trained)
-    until(lambda: f"step {first + 1}/10000" in log_of(folder), what="the first step of the resumed training")
+    until(lambda: f"  {first + 1}/10000 done" in log_of(folder), what="the first step of the resumed training")
     subprocess.run(["scancel", "--signal=USR2", job_id], check=True)  # as --signal=USR2@60 does before the limit
     until(lambda: shown(job_id, "Restarts") == "1", what="the job to requeue itself")
     stopped = latest(trained)["next_step"]
     assert stopped > first
-    assert "SIGUSR2: stops behind the step that runs" in log_of(folder)
+    assert "SIGUSR2: stopping after the current step" in log_of(folder)
     assert "scheduler dead" not in log_of(folder)
-    until(lambda: f"step {stopped + 2}/10000" in log_of(folder), what="steps after the requeue", limit_s=120)
+    until(lambda: f"  {stopped + 2}/10000 done" in log_of(folder), what="steps after the requeue", limit_s=120)
     subprocess.run(["scancel", job_id], check=True)
     assert end_of(job_id) == "CANCELLED"
     until(lambda: not processes(str(trained.path)), what="every process of the job to end")
-    assert log_of(folder).count(f"step {stopped}/10000") == 1
-    assert log_of(folder).count(f"step {stopped + 1}/10000") == 1
+    assert log_of(folder).count(f"  {stopped}/10000 done") == 1
+    assert log_of(folder).count(f"  {stopped + 1}/10000 done") == 1
     assert (trained.path / f"stops-{job_id}").read_text().startswith(f"{first} {stopped}\n")
 
 

@@ -58,22 +58,22 @@ def profile_again(run: RunDir, capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def test_a_run_takes_the_dataset_as_it_is_until_it_trains_and_then_keeps_it(run, capsys):
-    assert "not repeated" in profile_again(run, capsys)
+    assert "reused" in profile_again(run, capsys)
     picture(run, 1).unlink()
-    assert "5 healthy samples, 1 quarantined" in profile_again(run, capsys)
+    assert "5 valid samples, 1 skipped" in profile_again(run, capsys)
     assert [s.sample_index for s in run.shapes()] == [0, 2, 3, 4, 5]
     run.claim_attempt(TRAIN)
-    assert "not repeated" in profile_again(run, capsys)
+    assert "reused" in profile_again(run, capsys)
     before = run.shapes()
     for file, old, new in (("a.jsonl", "cat", "dog"), ("tokenizer.json", "}", "} ")):
         path = run.config().dataset.annotations.with_name(file)
         content = path.read_text()
         path.write_text(content.replace(old, new))
-        with pytest.raises(DataError, match="not those that the run has begun to train on") as caught:
+        with pytest.raises(DataError, match="differ from those at the start of training") as caught:
             profile_again(run, capsys)
         assert "another `name`" in caught.value.hint
         path.write_text(content)
-    assert "not repeated" in profile_again(run, capsys)
+    assert "reused" in profile_again(run, capsys)
     for change in (Path.touch, Image.new("RGB", (300, 200)).save, Path.unlink):
         change(picture(run, 2))
         assert "files of the dataset have changed since training began" in profile_again(run, capsys)

@@ -50,7 +50,7 @@ def test_rounds_follow_each_other_and_an_error_in_one_ends_nothing(run, launcher
     assert followed(run, launcher, job, lines.append, meanwhile) == [["seen"]]
     assert len(rounds) >= 6
     assert {handle.key for handle in rounds} == {job.key}
-    beside = [line for line in lines if line.startswith("beside the job")]
+    beside = [line for line in lines if line.startswith("side task of the job")]
     assert ["No space left" in line for line in beside] == [True, False, False], "each is said once"
     assert beside[1].endswith("works again")
     assert "ZeroDivisionError" in beside[2]
@@ -115,15 +115,15 @@ def test_how_a_job_stands_is_told_with_its_steps(run, job):
     first, second = (JobHandle("slurm", id, job.name, job.key, job.folder, 4, 5.0) for id in ("12", "13"))
     told.changes([(first, JobStatus(JobState.QUEUED, "Priority"))])
     told.changes([(first, JobStatus(JobState.RUNNING))])
-    for line in ("loads a checkpoint", "step 12/40  loss 3.1"):
+    for line in ("loads a checkpoint", "step 11  12/40 done  loss 3.1"):
         told.line(first, line)
     told.changes([(first, JobStatus(JobState.INTERRUPTED))])
     told.changes([(second, JobStatus(JobState.QUEUED))])
     assert hearer.bar == [
         (0.0, "queued, Priority (slurm 12)"),
         (0.0, "running (slurm 12)"),
-        (30.0, "running, step 12 of 40 (slurm 12)"),
-        (30.0, "interrupted, step 12 of 40 (slurm 12)"),
+        (30.0, "running, 12 of 40 steps done (slurm 12)"),
+        (30.0, "interrupted, 12 of 40 steps done (slurm 12)"),
         (0.0, "queued (slurm 13)"),
     ], "another job of that name begins anew"
     for _ in range(200):
@@ -131,7 +131,7 @@ def test_how_a_job_stands_is_told_with_its_steps(run, job):
     assert sum("a line" in line for line in hearer.lines) == follow.MAX_LINES - 2
     clock[0] = 61.0
     told.line(second, "much later")
-    assert "82 lines not shown; all of them are in" in hearer.lines[-2]
+    assert "82 lines not shown; see" in hearer.lines[-2]
 
 
 def test_of_many_jobs_what_they_have_in_common_is_said_once(run, job):
@@ -149,6 +149,6 @@ def test_of_many_jobs_what_they_have_in_common_is_said_once(run, job):
 def test_who_is_no_longer_the_driver_submits_nothing(run, launcher, job, monkeypatch):
     claim = Claim(host="node7", pid=1, since="2026-11-20T12:00:00Z", boot_id="another-boot")
     monkeypatch.setattr(driver_lock, "newest_claim", lambda _: claim)
-    with pytest.raises(LaunchError, match="driven by somebody else by now: process 1 on node7"):
+    with pytest.raises(LaunchError, match="now has another driver: process 1 on node7"):
         asyncio.run(follow_jobs(run, launcher, [job], Listener(str)))
     assert not job.folder.exists()

@@ -143,7 +143,7 @@ def test_a_plan_is_made_with_what_earlier_runs_learnt_and_says_so(planned, tmp_p
     )
     _, proofs = query(config.store, sql, [plain.plan_id])
     assert proofs == [(4, "optimal", pytest.approx(0.0, abs=1e-8), True)]
-    (line,) = (each for each in lines if each.startswith("proven of the formula, not of simulated steps"))
+    (line,) = (each for each in lines if each.startswith("proven for the planning formula, not for simulated steps"))
     assert line in shown
     assert basis_of(run) == PlanBasis(plain.plan_id, 0, 0, (), ())
     sizes = sorted(s.num_llm_tokens for s in run.shapes())
@@ -157,7 +157,7 @@ def test_a_plan_is_made_with_what_earlier_runs_learnt_and_says_so(planned, tmp_p
     ingest(config.store)
     corrected = plan_run(run, config, "model", lambda line: None)[0]
     assert corrected.predicted_step_s > 1.4 * plain.predicted_step_s
-    assert "Costs as earlier steps have shown them: `llm` " in corrected.reason
+    assert "Costs include corrections from earlier steps: `llm` " in corrected.reason
     (factors,) = basis_of(run).factors
     assert (factors.module, factors.edges) == ("llm", (middle,))
     assert factors.factors == pytest.approx((1.5, 3.0), rel=1e-3)
@@ -201,4 +201,4 @@ def test_a_run_plans_for_the_largest_sample_of_its_data_and_names_one_that_nothi
     plan = plan_run(run, config, "model", lines.append)[0]
     assert "Not every sample fits: sample `a whole book` with 10M tokens in `llm`, where a microbatch" in plan.reason
     assert run.plan().reason == plan.reason
-    assert any(line.startswith("no plan holds the largest samples of the data") for line in lines)
+    assert any(line.startswith("no plan fits the largest samples of the data") for line in lines)

@@ -103,7 +103,7 @@ def test_a_module_that_earlier_data_had_nothing_for_is_probed_when_data_has(begi
     assert fit(first) == {"llm", "vision"}
     jobs, lines = profile(second, lambda module: ENOUGH)
     assert jobs == [("1", "audio")]
-    assert any("of `audio`, tp 1; nothing of it was probed" in line for line in lines)
+    assert any("of `audio`, tp 1; it was not probed" in line for line in lines)
     before = {t.module: t.table_id for t in planning.cost_tables(first, first.config(), "key", print).tables}
     assert fit(second) == {"llm", "vision", "audio"}
     with Reader(second.config().store) as reader:

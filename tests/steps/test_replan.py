@@ -138,7 +138,9 @@ def test_a_plan_that_saves_more_than_a_restart_costs_runs_from_now_on(run):
     write(run, noticed(run, step=29))
     assert consider(run, run.config(), print) is None
     write(run, *(observation(run, step, 0, LLM) for step in range(NUM_SEEN, NUM_STEPS)))
-    assert advise_now(run, run.config(), print).decision.detail.startswith("stays: no steps are left to plan for")
+    assert advise_now(run, run.config(), print).decision.detail.startswith(
+        "replan check: keep current plan, no steps left"
+    )
 
 
 @pytest.mark.parametrize(
@@ -170,7 +172,7 @@ def test_the_best_plan_stays(run):
     advice = consider(run, config, print)
     assert advice.decision.verdict == "stay"
     assert advice.decision.new_plan_id == run.plan().plan_id
-    assert "still the best plan" in advice.decision.detail
+    assert "still the best for" in advice.decision.detail
 
 
 def test_restarts_cost_what_this_run_s_own_took_and_without_a_measured_one_nothing_is_risked(run):

@@ -87,7 +87,7 @@ SPEC = make_specs()[-1]
 
 
 @pytest.mark.parametrize(
-    ("times", "words", "is_new"), [(1.03, "the reason lies in the run", False), (1.8, "fitted anew", True)]
+    ("times", "words", "is_new"), [(1.03, "the cause is in the run", False), (1.8, "refitted", True)]
 )
 def test_probes_speak_for_the_table_or_give_one_that_is_right_about_them(times, words, is_new):
     old = probes(TABLE, range(50, 1300, 100), "random")

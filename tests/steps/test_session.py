@@ -105,7 +105,7 @@ def test_neither_a_store_that_fails_nor_a_disk_that_is_full_hides_an_error(run, 
     monkeypatch.setattr(lifecycle, "note", full)
     with pytest.raises(LaunchError, match="a rank raised"):
         drive(run, LaunchError("a rank raised"))
-    assert "that the run is failed cannot be noted: no space" in capsys.readouterr().out
+    assert "that the run is failed cannot be recorded: no space" in capsys.readouterr().out
 
 
 def test_jobs_that_nobody_waits_for_end_with_a_driver_that_is_told_to(run, tmp_path):
@@ -156,7 +156,7 @@ def test_runs_are_looked_for_where_they_are(tmp_path, monkeypatch):
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     run = make_run(tmp_path)
-    with pytest.raises(ConfigError, match="no run `small`"):
+    with pytest.raises(ConfigError, match="no run and no run directory `small`"):
         run_meant(name="small", say=print)
     assert run_meant(path=write_config(tmp_path), name="small", say=print).path == run.path
     monkeypatch.setenv("DFLOP_RUNS", str(tmp_path / "runs"))
@@ -166,9 +166,9 @@ def test_runs_are_looked_for_where_they_are(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("given", "what"),
     [
-        ({}, "which run\\? there is no configuration"),
+        ({}, "no configuration and no run given"),
         ({"path": "nowhere.yaml"}, "cannot read the configuration"),
-        ({"name": "nowhere", "overrides": ["a.b=1"]}, "`overrides` are for a file"),
+        ({"name": "nowhere", "overrides": ["a.b=1"]}, "`overrides` need `config_path`"),
     ],
 )
 def test_what_cannot_be_meant_is_said(tmp_path, monkeypatch, given, what):
@@ -179,7 +179,7 @@ def test_what_cannot_be_meant_is_said(tmp_path, monkeypatch, given, what):
 
 
 def test_a_full_disk_is_told_with_what_to_do_and_a_missing_file_may_be_a_fault_of_ours(run):
-    with pytest.raises(LaunchError, match=r"^the disk fails: No space left on device") as caught:
+    with pytest.raises(LaunchError, match=r"^disk error: No space left on device") as caught:
         drive(run, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "jobs.jsonl"))
     assert caught.value.where == "jobs.jsonl"
     assert "free space" in caught.value.hint
@@ -212,7 +212,7 @@ def test_what_the_cluster_did_is_tried_again_and_said(run, monkeypatch):
     said: list[str] = []
     work = Work(InfrastructureError("node1 went away\nwith a log"), InfrastructureError("lost"))
     assert asyncio.run(with_retries(work, run, said.append)) == "done"
-    assert said[0] == "node1 went away; tried again in 0 us, 2 more times if need be"
+    assert said[0] == "node1 went away; retrying in 0 us, 2 more times if need be"
     assert said[1].endswith("once more if need be")
     work = Work(*(InfrastructureError(f"{i}") for i in range(9)))
     with pytest.raises(InfrastructureError, match=str(RETRIES)):

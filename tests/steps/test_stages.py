@@ -119,7 +119,7 @@ def test_a_damaged_checkpoint_takes_a_run_back_to_the_stage_before(staged, expec
     # It sets out on the second stage, finds the state of the first, and leaves it to be taken up.
     ended = run_ranks(run, "dflop.jobs.train", str(run.path), "train")
     assert set(ended.codes) == {75}, "\n".join(ended.stderr)
-    assert "step 3 belongs to an earlier stage" in log_of(run, 0).read_text()
+    assert "step 2 belongs to an earlier stage" in log_of(run, 0).read_text()
     assert read_latest(run.checkpoints)["next_step"] == 2
     train(run)
     train(run)

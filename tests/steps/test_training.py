@@ -70,7 +70,7 @@ def test_a_job_that_has_nothing_to_do_is_not_started_for_ever(run):
     launcher = PlayedLauncher(JobState.DONE)
     launcher.values = [{"first_step": 10, "num_steps": 10}]
     save_step(run, 8)
-    with pytest.raises(TrainError, match="trained to step 10, the newest checkpoint seen here is of step 8"):
+    with pytest.raises(TrainError, match="trained 10 steps, the newest checkpoint seen here has 8"):
         train(run, launcher)
     launcher.values = [{"first_step": 8, "num_steps": 10}]
     assert train(run, launcher) is None, "its checkpoint may be on its way"
@@ -93,7 +93,7 @@ def test_a_job_that_slurm_told_to_stop_has_trained_so_far_if_it_got_on(make_run,
     monkeypatch.setattr(launcher, "collect", got_on)
     found = asyncio.run(training.train(run, launcher, Listener(lines.append)))
     assert found == training.Trained(5, is_over=False)
-    assert lines[-1].endswith("goes on from step 5 in another job")
+    assert lines[-1].endswith("resuming from step 5 in another job")
 
 
 def test_decisions_are_told_once(run, monkeypatch):
@@ -112,7 +112,7 @@ def test_decisions_are_told_once(run, monkeypatch):
     replanning.spool_decision(run, run.config(), decision("advised", at_s=1.0))  # long before this driver began
     monkeypatch.setattr(replanning, "consider", consider)
     train(run, launcher, lines.append)
-    assert [line for line in lines if "replan" in line] == ["step 4: replan, layout: stay: "]
+    assert [line for line in lines if "replan" in line] == ["step 3: replan, layout: stay: "]
 
 
 def test_the_rows_of_a_job_are_in_the_store_while_it_runs(make_run, monkeypatch):

@@ -124,7 +124,7 @@ def test_a_snapshot_that_cannot_be_made_again_is_refused(store: Path, tmp_path: 
     with pytest.raises(ConfigError, match="exists"):
         rebuild_snapshot(store, 1, tmp_path / "y.duckdb")
     next((store / "spool/correction/run").glob("p0-*")).unlink()
-    with pytest.raises(StoreError, match="held 12 files, 11 are left"):
+    with pytest.raises(StoreError, match="held 12 files, the store still has 11"):
         rebuild_snapshot(store, 1, tmp_path / "x.duckdb")
     assert not (tmp_path / "x.duckdb").exists()
 

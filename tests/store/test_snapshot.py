@@ -135,8 +135,8 @@ def _as_link(path: Path, _text: bytes) -> None:
         (lambda path, text: path.write_bytes(text.replace(b"snapshots/dflop", b"../../dflop")), "do not match"),
         (lambda path, text: path.write_bytes(text.replace(b'"seq": 1', b'"seq": 2')), "do not match"),
         (lambda path, text: path.write_bytes(text.replace(b'"seq": 1', b'"seq": ' + b"9" * 30)), "do not match"),
-        (_as_folder, "it is no file"),
-        (_as_link, "it is no file"),
+        (_as_folder, "not a file"),
+        (_as_link, "not a file"),
         (lambda path, _: path.unlink(), "CURRENT was lost"),
     ],
 )  # fmt: skip

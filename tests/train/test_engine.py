@@ -31,7 +31,7 @@ def test_rows_that_differ_from_the_plan_stop_the_step_and_are_located():
     engine, stage, _, step = prepare(1, {"audio": (1, 1), "vision": (1, 1), LLM: (1, 1)}, ("image",))
     forward = stage.forward
     stage.forward = lambda *given: forward(*given)[:-1]
-    with pytest.raises(TrainError, match=r"`vision` produced \d+ rows where the plan promised \d+") as caught:
+    with pytest.raises(TrainError, match=r"`vision` produced \d+ rows, the plan expects \d+") as caught:
         engine.run(step.microbatches, healthy=torch.ones(6, dtype=torch.bool), num_loss_tokens=1)
     k = first_microbatch(step)
     assert caught.value.where == f"rank 1 (vision stage 0 replica 0), forward of microbatch {k}"

@@ -133,13 +133,13 @@ A_PETABYTE = (1 << 24, 1 << 24)
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (wrong_type, "a size is none"),
-        (partial(place, relative_path="../../etc/passwd"), "`../../etc/passwd` is no file of tensors"),
-        (partial(place, relative_path="/etc/passwd"), "`/etc/passwd` is no file of tensors"),
-        (partial(place, offset=1 << 40), "`model/w` lies behind the end of __0_0.distcp"),
-        (partial(place, transform_descriptors=["zstd"]), "no file of tensors"),
+        (wrong_type, "a size is invalid"),
+        (partial(place, relative_path="../../etc/passwd"), "`../../etc/passwd` is not a tensor file"),
+        (partial(place, relative_path="/etc/passwd"), "`/etc/passwd` is not a tensor file"),
+        (partial(place, offset=1 << 40), "`model/w` lies beyond the end of __0_0.distcp"),
+        (partial(place, transform_descriptors=["zstd"]), "not a tensor file"),
         (lambda c: resize(c, *A_PETABYTE, chunk=A_PETABYTE), "`model/w` is larger than what is stored of it"),
-        (lambda c: resize(c, 300, 4), "the pieces of `model/w` are not the whole of it"),
+        (lambda c: resize(c, 300, 4), "the pieces of `model/w` do not cover it"),
         (outside_itself, "a piece lies outside its tensor"),
         (nowhere, "`model/w` is larger than what is stored of it"),
     ],
@@ -180,13 +180,13 @@ def test_a_manifest_cannot_send_to_another_folder_nor_leave_out_the_index(checkp
     edit_manifest(checkpoint, lambda content: content["meta"].update(name="../../elsewhere"))
     assert manifest.newest_sound(checkpoint.parent)[0]["name"] == checkpoint.name
     edit_manifest(checkpoint, lambda content: content["files"].pop(INDEX))
-    assert manifest.newest_sound(checkpoint.parent) == (None, ["step-00000001: manifest.json leaves out .metadata"])
+    assert manifest.newest_sound(checkpoint.parent) == (None, ["step-00000001: manifest.json does not list .metadata"])
 
 
 def test_a_pipe_in_place_of_a_file_is_not_waited_for(checkpoint):
     (checkpoint / "__0_0.distcp").unlink()
     os.mkfifo(checkpoint / "__0_0.distcp")
-    assert manifest.newest_sound(checkpoint.parent) == (None, ["step-00000001: __0_0.distcp is no regular file"])
+    assert manifest.newest_sound(checkpoint.parent) == (None, ["step-00000001: __0_0.distcp is not a regular file"])
 
 
 def test_tensors_are_read_weights_only(checkpoint):

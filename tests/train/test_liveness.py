@@ -41,7 +41,7 @@ def test_a_silent_rank_is_missed_when_its_time_is_over_and_soon_when_a_peer_was_
     found = judge.verdict(61.0)
     assert found is not None
     assert found.rank == 2
-    assert found.what.startswith("rank 2 gives no sign of life")
+    assert found.what.startswith("rank 2 sent no heartbeat")
     assert "works 1" in found.what
 
     judge = make_judge()
@@ -86,7 +86,7 @@ def test_where_all_wait_for_one_another_all_are_named():
     found = judge.verdict(0.0)
     assert found is not None
     assert found.rank == -1
-    assert [line.partition(":")[0] for line in found.what.splitlines()] == ["all ranks wait for one another", *LABELS]
+    assert [line.partition(":")[0] for line in found.what.splitlines()] == ["all ranks wait for each other", *LABELS]
 
 
 def test_work_that_was_begun_later_than_all_began_to_wait_is_waited_for_and_then_named():

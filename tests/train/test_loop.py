@@ -101,7 +101,7 @@ def test_a_job_told_to_stop_has_a_checkpoint_on_disk_when_it_does(one_rank, tmp_
         0, {LLM: (1, 1)}, shapes, SyntheticSource(shapes), folder=tmp_path, is_told_to_stop=lambda: next(answers),
         checkpoint_meta=lambda: {"seed": 5},
     )  # fmt: skip
-    with pytest.raises(Interrupted, match="step 3 of 4 was the last"):
+    with pytest.raises(Interrupted, match="stopped after step 2, 3 of 4 steps done"):
         trainer.run()
     assert [o.step for o in seen] == [0, 1, 2]
     latest = read_latest(tmp_path)

@@ -109,7 +109,7 @@ def test_a_decoder_killed_once_costs_no_sample(prefetcher, tmp_path, capsys):
     media = prefetcher()
     media.begin(0, {("vision", 0): wanted(2, "kill once:SIGKILL")})
     assert media.take(0, ("vision", 0)).shape == (3, 3)
-    assert "decoder of kill once:SIGKILL died: SIGKILL (out of memory?); trying again" in capsys.readouterr().err
+    assert "decoder of kill once:SIGKILL died: SIGKILL (out of memory?); retrying" in capsys.readouterr().err
 
 
 def test_a_file_that_hangs_its_decoder_is_bad(prefetcher, tmp_path):
@@ -153,7 +153,7 @@ def test_closing_ends_a_decoder_that_hangs_and_whoever_waits_for_it(prefetcher):
     waiting.start()
     media.close()
     waiting.join(60)
-    assert errors == ["media are no longer decoded: the job is ending"]
+    assert errors == ["decoding stopped: the job is ending"]
     assert not [t for t in threading.enumerate() if t.name.startswith("decode")]
 
 

@@ -110,7 +110,7 @@ def test_shares_of_the_time_add_up_and_with_samples_all_alike_the_pipeline_itsel
     [
         ({"vision": (4,), LLM: (1, 3)}, False, "llm", 1),
         ({"vision": (4,), LLM: (3, 1)}, False, "llm", 0),
-        ({"vision": (4, 0), LLM: (1, 3)}, True, "the chain", 0),
+        ({"vision": (4, 0), LLM: (1, 3)}, True, "the pipeline", 0),
     ],
 )
 def test_the_fullest_stage_is_named_where_memory_binds(layers, inline, name, stage) -> None:
@@ -136,11 +136,11 @@ def test_other_circumstances_are_planned_anew() -> None:
     found = explain_plan(problem, plans, silent)
     names = [v.name for v in found.variations]
     assert names == [
-        "as it is", "half the node", "one node more", "half the batch", "double the batch", "double the memory",
+        "current", "half the node", "one node more", "half the batch", "double the batch", "double the memory",
     ]  # fmt: skip
     by_name = {v.name: v for v in found.variations}
     half = by_name.pop("half the node")
-    assert by_name["as it is"].plan == plans[0]
+    assert by_name["current"].plan == plans[0]
     assert [v.num_gpus for v in by_name.values()] == [2, 4, 2, 2, 2]
     assert [v.plan.global_batch_size for v in by_name.values()] == [24, 24, 12, 48, 24]
     doubled = by_name["double the batch"]

@@ -142,7 +142,7 @@ def contest(setting: Setting, say: Say, *, effort: Effort = TRAINING_EFFORT, pol
     """
     plans = make_contestants(setting.problem, say)
     if policies:
-        say(f"judging our plan under {', '.join(policies)}, too")
+        say(f"simulating our plan under {', '.join(policies)}, too")
     return compete(setting, plans, effort=effort, policies=policies)
 
 

@@ -26,15 +26,15 @@ from dflop.units import percent, ratio, seconds
 
 NOTES = (
     "simulated: every number; no GPU was involved",
-    "speed-ups are over `uniform tuned`: the best Megatron-style plan of all that fit, arrival order, equal counts; "
-    "geometric means over unseen batches, the same for all",
+    "speedups are over `uniform tuned`: the best Megatron-style plan of all that fit, arrival order, equal counts; "
+    "geometric means over held-out batches, the same for all",
     "default: largest tp, smallest pp, one sample a microbatch; reference: the literal rule of the released code with "
     "our batches; bound: every GPU busy, best tp",
-    "what experts run, each tuned for its batches and held to memory. token LPT: uniform, the longest sample packed "
+    "what experts run, each tuned for its batches and within memory. token LPT: uniform, the longest sample packed "
     "first. Megatron expert: layers cut by cost, sequence parallelism, MLPs alone recomputed, as costs, packed alike. "
-    "FSDP2: parameters shared out over a node or all GPUs, tokens balanced by Karmarkar-Karp. `over experts`: our "
+    "FSDP2: parameters sharded over a node or all GPUs, tokens balanced by Karmarkar-Karp. `over experts`: our "
     "speed-up over the fastest of the three",
-    "`!`: the plan does not fit in memory, or some batch exceeds what it has room for: it would run out of memory",
+    "`!`: the plan does not fit in memory, or some batch exceeds it: the run would go out of memory",
     "at its tp: step over the bound at the tp and recomputation that memory made our plan choose",
     "published: what two public summaries of the paper say, which contradict each other (secondary; 1.2 to 3.6 over "
     "all models is common to both); its baseline was tuned by hand, ours by simulation",

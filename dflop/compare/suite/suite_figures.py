@@ -18,7 +18,7 @@ SHOWN = (REFERENCE, *EXPERTS, OURS)
 X_LABELS = {
     "strong": "nodes of 8 GPUs, 512 samples per step",
     "weak": "nodes of 8 GPUs, 64 samples per node and step",
-    "balance": "encoder's cost, times its own",
+    "balance": "factor on the encoder's cost",
     "noise": "unpredicted noise per item",
 }
 TITLES = {
@@ -26,7 +26,7 @@ TITLES = {
     "strong": "scaling",
     "weak": "scaling",
     "balance": "balance of encoder and LLM",
-    "noise": "costs that stray from their predictions",
+    "noise": "costs that deviate from their predictions",
 }
 
 
@@ -38,7 +38,7 @@ def save_picture(points: Sequence[Point], path: Path) -> None:
     """
     points = _over_uniform(points)
     if not points:
-        raise ConfigError(f"nothing to draw in {path}: speed-ups are over a uniform plan, and none fits in memory")
+        raise ConfigError(f"nothing to draw in {path}: speedups are over a uniform plan, and none fits in memory")
     contests, sweep = [point.found for point in points], points[0].sweep
     title = f"Simulated, {TITLES[sweep]}; costs {contests[0].setting.cost_name}"
     if sweep:

@@ -19,8 +19,8 @@ SPEEDUPS = frozenset({*COMPETITORS, "95 %", "over experts", "bound"})
 TITLES = {
     "paper": "dflop on the models of the paper",
     "scaling": "dflop on clusters of every size",
-    "balance": "dflop and the weight of the encoder",
-    "noise": "dflop where costs stray from their predictions",
+    "balance": "dflop and the size of the encoder",
+    "noise": "dflop where costs deviate from their predictions",
 }
 
 
@@ -28,8 +28,8 @@ def suite_page(found: SuiteResult) -> Page:
     """The page of a suite's result."""
     rest = frozenset(found.columns) - KEYS - SPEEDUPS
     tables = [
-        _some_columns("Speed-ups over the tuned uniform plan", found, SPEEDUPS),
-        _some_columns("Step times, idle time and what the bound leaves", found, rest),
+        _some_columns("Speedups over the tuned uniform plan", found, SPEEDUPS),
+        _some_columns("Step times, idle time and distance to the bound", found, rest),
     ]
     if found.name == "paper":
         header = ("model", "data", "competitor", "layout", "microbatches")
@@ -42,7 +42,7 @@ def suite_page(found: SuiteResult) -> Page:
         *((name, _words(known[name])) for name in ("machine", "versions", "date")),
     ]
     speedups = Section(
-        "speedups", "Speed-ups and their bounds", ("simulated",), drawings=drawings(found.points), tables=tuple(tables)
+        "speedups", "Speedups and their bounds", ("simulated",), drawings=drawings(found.points), tables=tuple(tables)
     )
     return Page(
         title=TITLES[found.name],
@@ -69,7 +69,7 @@ def _told(contests: Sequence[Contest]) -> tuple[str, tuple[tuple[str, str, str],
         several = f", {ratio(min(experts))} to {ratio(max(experts))}" if len(experts) > 1 else ""
         over = ""
         if experts:
-            over = f"{ratio(geometric_mean(experts))} as fast as the best of what experts run{several}, and "
+            over = f"{ratio(geometric_mean(experts))} as fast as the best expert baseline{several}, and "
         if over_uniform:
             sentences.append(
                 f"On data `{mixture}` dflop is {over}{mean} as fast as the best uniform plan in arrival order. With "
@@ -79,9 +79,9 @@ def _told(contests: Sequence[Contest]) -> tuple[str, tuple[tuple[str, str, str],
             none = " and ".join(c.setting.name for c in of if TUNED not in c.steps)
             sentences.append(f"No uniform plan of {none} fits on data `{mixture}`, ours does.")
         remark = f"{len(of)} settings, bound {bound}, geometric means"
-        numbers.append((f"speed-up on `{mixture}`, simulated", mean, remark))
+        numbers.append((f"speedup on `{mixture}`, simulated", mean, remark))
     means = " Both are geometric means over the settings." if len(contests) > 1 else ""
-    return " ".join(sentences) + means + " All of it is simulated.", tuple(numbers)
+    return " ".join(sentences) + means + " All figures are simulated.", tuple(numbers)
 
 
 def _some_columns(title: str, found: SuiteResult, wanted: Collection[str]) -> Table:

@@ -101,5 +101,5 @@ def _points(say: Say, sweep: str, x: float, label: str, setting: Setting) -> lis
     try:
         return [Point(sweep, x, label, contest(setting, say))]
     except InfeasiblePlanError as error:
-        say(f"{where}: left out, {error}")
+        say(f"{where}: skipped, {error}")
         return []

@@ -43,9 +43,9 @@ def mapped(path: Path) -> bytes | mmap.mmap:
             for chunk in chunks(path):
                 if file.tell() + len(chunk) > most_bytes:
                     raise DataError(
-                        f"annotation file unpacks to more than {MAX_RATIO} times its size",
+                        f"annotation file decompresses to more than {MAX_RATIO} times its size",
                         where=str(path),
-                        hint="unpack it by hand if that is right, and name the unpacked file",
+                        hint="if that is right, decompress it and use the decompressed file",
                     )
                 file.write(chunk)
             file.flush()

@@ -71,7 +71,7 @@ def _spans(data: bytes | mmap.mmap) -> Iterator[tuple[int, int]]:
                 _, stop = parse(text, start)
                 end = _skip(text, stop)
                 if text[end] not in ",]":
-                    raise ValueError(f"no comma but {text[end]!r} after it")
+                    raise ValueError(f"expected a comma, not {text[end]!r} after it")
                 yield begin + start, begin + stop
                 if text[end] == "]":
                     return _refuse_more(data, begin + end + 1)
@@ -97,7 +97,7 @@ def _after_opening(data: bytes | mmap.mmap) -> int:
 def _refuse_more(data: bytes | mmap.mmap, at: int) -> None:
     for start in range(at, len(data), _WINDOW_BYTES):
         if data[start : start + _WINDOW_BYTES].strip():
-            raise ValueError(f"not a JSON document: more data behind the list, at byte {at}")
+            raise ValueError(f"not a JSON document: more data after the list, at byte {at}")
 
 
 def _skip(text: str, at: int) -> int:

@@ -57,9 +57,9 @@ class ParquetFile(MediaOfRows):
             raise DataError(f"Parquet file cannot be read: {_one_line(error)}", where=str(path)) from error
         if not set(columns) & set(CONVERSATION_KEYS):
             raise DataError(
-                f"no column of conversations; there are {', '.join(columns)}",
+                f"no conversation column; columns are {', '.join(columns)}",
                 where=str(path),
-                hint=f"name one of {', '.join(CONVERSATION_KEYS)}",
+                hint=f"add one of {', '.join(CONVERSATION_KEYS)}",
             )
         return cls(path, tuple(c for c in columns if is_looked_at(c, ignored_keys)), num_rows, ignored_keys)
 

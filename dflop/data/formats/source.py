@@ -83,5 +83,5 @@ def opener_of(path: Path) -> Callable[..., RowSource]:
         return AnnotationFile.open
     hint = f"valid: {', '.join((*SUFFIXES, '.parquet', '.tar'))}"
     if name.endswith((".tar.gz", ".tgz", ".tar.zst")):
-        hint = f"unpack it: members of a packed tar cannot be read one by one; {hint}"
+        hint = f"decompress it: members of a compressed tar cannot be read one by one; {hint}"
     raise ConfigError(f"{path.name} has an unknown suffix", where=str(path), hint=hint)

@@ -82,7 +82,7 @@ class TarShard(MediaOfRows):
                     raise tarfile.ReadError(f"no member and no end mark at byte {tar.offset}")
         except (tarfile.TarError, OSError, ValueError, RecursionError) as error:
             raise DataError(
-                f"shard cannot be read: {error}", where=str(path), hint="is it whole, and not compressed?"
+                f"shard cannot be read: {error}", where=str(path), hint="is it complete, and not compressed?"
             ) from error
         for member in bare:  # a README is nobody's, a member `key` is that of its row
             if member.name in groups:
@@ -105,7 +105,8 @@ class TarShard(MediaOfRows):
             extension = member.extension.rpartition(".")[2]
             if extension not in IGNORED and not {extension, member.extension} & set(self._ignored_keys):
                 raise BadSample(
-                    f"member {member.name} is of no known kind; dataset.ignored_keys may name `{member.extension}`",
+                    f"member {member.name} has an unknown extension; to ignore it, add to dataset.ignored_keys: "
+                    f"`{member.extension}`",
                     path=self._prefix + member.name,
                 )
         if len(set(names)) < len(names):
@@ -132,7 +133,7 @@ class TarShard(MediaOfRows):
         sample = self._read(index).sample
         outside = [ref.path for ref in sample.media if not self.embeds(ref)]
         if outside and any(m.kind for m in self._members(index)):
-            reason = "row has media members and names files elsewhere"
+            reason = "row has media members but names other files"
             raise BadSample(reason, path=outside[0], sample_id=sample.sample_id)
         return sample
 

@@ -69,7 +69,7 @@ class Qwen2Audio(TrainableFamily):
         return log_mel_window(media, num_frames=grid[0], window_frames=window, num_mel_bins=num_mel_bins)[None]
 
     def frame_size_px(self, grid: Grid) -> tuple[int, int]:
-        raise ValueError(f"{self.name} takes no images")
+        raise ValueError(f"{self.name} does not support images")
 
     def token_ids(self, token_id: Mapping[str, int]) -> dict[str, int]:
         return {"audio_token_index": token_id["<|AUDIO|>"]}
@@ -98,4 +98,4 @@ class Qwen2Audio(TrainableFamily):
         )
 
     def frame_indices(self, num_frames: int, duration_s: float, level: int = 0) -> tuple[int, ...]:
-        raise ValueError(f"{self.name} takes no video")
+        raise ValueError(f"{self.name} does not support video")

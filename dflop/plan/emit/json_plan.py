@@ -161,5 +161,5 @@ def _number(value: float) -> float | None:
 def _float(value: float | None) -> float:
     found = math.nan if value is None else float(value)
     if value is not None and not math.isfinite(found):
-        raise ValueError(f"{value} is no time in seconds")
+        raise ValueError(f"{value} is not a time in seconds")
     return found

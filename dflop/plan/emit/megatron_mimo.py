@@ -106,10 +106,11 @@ def _comments(plan: Plan) -> list[str]:
         f"Plan {' '.join(plan.plan_id.split())} for Megatron-Bridge MIMO: start {plan.num_processes} processes.",
         f"{plan.num_microbatches} microbatches of {size} samples; micro_batch_size counts all replicas together.",
         f"Simulated step: {units.seconds(plan.baseline_step_s)} with samples in arrival order, as MIMO takes them;",
-        f"{units.seconds(plan.predicted_step_s)} with this project's packing, which MIMO has no field for.",
+        f"{units.seconds(plan.predicted_step_s)} with dflop's packing, which MIMO has no field for.",
         *(
-            f"`{_name(m)}`: memory suffices while no rank gets more than {m.max_tokens} tokens in a microbatch, which"
-            " nothing here enforces."
+            f"`{_name(m)}`: fits in memory as long as no rank gets more than {m.max_tokens} tokens in a microbatch, "
+            "which"
+            " Megatron does not enforce."
             for m in plan.modules
             if m.max_tokens
         ),
@@ -132,7 +133,7 @@ def _zero1_comment(plan: Plan) -> list[str]:
     unasked = [_name(m) for m in plan.modules if m.parallel.dp > 1 and not m.shard_optimizer]
     if not unasked or not any(_shards(m) for m in plan.modules):
         return []
-    return [f"use_distributed_optimizer holds for all modules; the plan did not ask it of: {', '.join(unasked)}."]
+    return [f"use_distributed_optimizer applies to all modules; the plan does not use it for: {', '.join(unasked)}."]
 
 
 def _shards(module: ModulePlan) -> bool:

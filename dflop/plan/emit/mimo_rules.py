@@ -93,7 +93,7 @@ class MimoRules:
         """The rules a module breaks by itself."""
         p, found = layout.parallel, []
         if p.tp & (p.tp - 1):
-            found.append(f"`{module}` has tp {p.tp}, which is no power of two")
+            found.append(f"`{module}` has tp {p.tp}, which is not a power of two")
         if module != LLM and p.pp > 1:
             found.append(f"encoder `{module}` has {p.pp} stages; encoders have one")
         if end_layers(layout.layers_per_stage) is None:
@@ -107,7 +107,7 @@ class MimoRules:
         if max(dps) % min(dps):
             found.append(f"dp {dps[0]} of `{name_a}` and dp {dps[1]} of `{name_b}`: neither divides the other")
         if a.recompute != b.recompute:
-            found.append(f"of `{name_a}` and `{name_b}` one recomputes; they share one switch")
+            found.append(f"of `{name_a}` and `{name_b}` only one recomputes; they share one switch")
         return found
 
     def batch_problems(self, layouts: Mapping[str, Layout], num_microbatches: int, global_batch_size: int) -> list[str]:
@@ -116,7 +116,7 @@ class MimoRules:
         if rest:
             return [f"{num_microbatches} microbatches of a global batch of {global_batch_size} are not equal"]
         return [
-            f"a microbatch of {size} samples is not even over dp {layout.parallel.dp} of `{module}`"
+            f"a microbatch of {size} samples does not divide evenly over dp {layout.parallel.dp} of `{module}`"
             for module, layout in layouts.items()
             if size % layout.parallel.dp
         ]
@@ -130,11 +130,11 @@ def mimo_problems(plan: Plan, num_gpus: int) -> list[str]:
         num_gpus: Of the cluster; a plan may use fewer, then as many processes are started.
     """
     if plan.is_inline:
-        return ["layout `inline` puts modules on the same ranks; every module needs its own"]
+        return ["layout `inline` colocates modules; every module needs dedicated ranks"]
     rules, layouts = MimoRules(), {m.module: m for m in plan.modules}
     found = [f"no module `{LLM}`"] if LLM not in layouts else []
     found += [problem for m in plan.modules for problem in rules.module_problems(m.module, m)]
-    found += [f"`{m.module}` shares out parameters ({m.sharding})" for m in plan.modules if m.parameter_shards > 1]
+    found += [f"`{m.module}` shards parameters ({m.sharding})" for m in plan.modules if m.parameter_shards > 1]
     for pair in itertools.combinations(layouts.items(), 2):
         found += rules.pair_problems(*pair)
     found += rules.batch_problems(layouts, plan.num_microbatches, plan.global_batch_size)

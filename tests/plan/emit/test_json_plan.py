@@ -69,7 +69,7 @@ def changed(path: tuple[str | int, ...], value: object) -> str:
         (changed(("modules", 1, "first_rank"), 3), "stage 0 disagrees"),
         (changed(("modules", 1, "stages", 1, "end_layer"), "x"), "invalid literal"),
         (changed(("num_processes",), 11), "num_processes is 11, the modules have 10"),
-        (changed(("simulated", "sync_s"), math.inf), "inf is no time in seconds"),
+        (changed(("simulated", "sync_s"), math.inf), "inf is not a time in seconds"),
     ],
 )
 def test_what_is_not_a_plan_is_refused(text, what):

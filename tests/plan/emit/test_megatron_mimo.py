@@ -52,7 +52,12 @@ def test_what_the_rules_refuse_is_wrong_in_the_text_too(plan):
         alike = dataclasses.replace(alike, global_batch_size=size * alike.num_microbatches)
     found = mimo_rules.mimo_problems(alike, ROOMY.num_processes)
     broken = text_problems(render(alike), alike)
-    told = {"tp": "no power of two", "dp": "neither divides", "encoder pp": "encoders have one", "microbatches": "even"}
+    told = {
+        "tp": "not a power of two",
+        "dp": "neither divides",
+        "encoder pp": "encoders have one",
+        "microbatches": "even",
+    }
     for rule, words in told.items():
         assert (rule in broken) == any(words in problem for problem in found)
     assert {"types", "language", "cp", "dense", "ranks", "recompute", "zero1"}.isdisjoint(broken)
@@ -65,19 +70,19 @@ def test_one_module_that_shards_its_optimizer_shards_all_and_the_file_says_so():
     plan = split(module("vision", 1, 1, 4), module(LLM, 2, 2, 2, shard_optimizer=True))
     text = emit_megatron_mimo(plan, CLUSTER)
     assert parsed(text)["ddp"] == parsed(text)["optimizer"] == {"use_distributed_optimizer": True}
-    assert "did not ask it of: images" in text
+    assert "does not use it for: images" in text
     alone = split(module("vision", 1, 1, 1), module(LLM, 2, 2, 2, shard_optimizer=True))
-    assert "did not ask" not in emit_megatron_mimo(alone, CLUSTER)
+    assert "does not use it" not in emit_megatron_mimo(alone, CLUSTER)
     nothing_to_share = split(module("vision", 1, 1, 4), module(LLM, 2, 2, 1, shard_optimizer=True))
     assert parsed(emit_megatron_mimo(nothing_to_share, CLUSTER))["ddp"] == {"use_distributed_optimizer": False}
 
 
 def test_shared_parameters_are_refused():
     plan = split(module("vision", 1, 1, 4), module(LLM, 1, 1, 4, shard_optimizer=True, parameter_shards=4))
-    with pytest.raises(ConfigError, match=r"`llm` shares out parameters \(FSDP2\)"):
+    with pytest.raises(ConfigError, match=r"`llm` shards parameters \(FSDP2\)"):
         emit_megatron_mimo(plan, CLUSTER)
 
 
 def test_an_inline_plan_is_refused():
-    with pytest.raises(ConfigError, match="layout `inline` puts modules on the same ranks"):
+    with pytest.raises(ConfigError, match="layout `inline` colocates modules"):
         emit_megatron_mimo(make_inline_plan(2), CLUSTER)
