@@ -9,22 +9,23 @@ TORCH_VERSION := $(shell sed -n 's/^torch==//p' constraints.txt)
 
 LANES := layouts jobs kills instances served browser slurm
 
-.PHONY: help setup clients references demo test test-all coverage test-gpu test-duckdb2 mutants check format bench chaos fuzz clean $(LANES:%=lane-%)
+.PHONY: help setup clients references demo test test-all coverage test-gpu test-duckdb2 mutants check format bench chaos fuzz docs clean $(LANES:%=lane-%)
 help:
 	@echo "make setup     .venv with dflop and everything the demo and the tests need"
 	@echo "make demo      train on real media through every part of the system (a few minutes, CPU only)"
 	@echo "make check     lint, import rules and types"
-	@echo "make test      what to know before a push (minutes, two cores)"
-	@echo "make lane-NAME what to know before a change of a room lands: $(LANES)"
+	@echo "make test      the tests to run before a push (minutes, two cores)"
+	@echo "make lane-NAME the tests to run before a change of a package lands: $(LANES)"
 	@echo "make test-duckdb2  the store's tests once more, on duckdb 2"
 	@echo "make test-all  all of these, and the mutants (hours)"
 	@echo "make coverage  make test once more, and the lines of dflop/ that it runs"
-	@echo "make mutants   48 faults put into the code, one after the other: which of them do tests notice?"
+	@echo "make mutants   48 faults put into the code: which of them do tests catch?"
 	@echo "make test-gpu  tests that need a CUDA device"
 	@echo "make bench     benchmarks of every room (20 minutes by the sum of its parts, 3 GB of disk); BENCH=full for all of them, whole (hours);"
 	@echo "               SIZES=TABLE MEDIA=FOLDER for real sample sizes and media"
 	@echo "make chaos     random faults in whole runs of the demo (two hours; MINUTES= RUNS= SEED= CHAOS=--slurm)"
 	@echo "make fuzz      hostile input for MINUTES=10 minutes; TARGET=name for one kind of it, SEED=1"
+	@echo "make docs      the documentation site, offline: .site/html/index.html"
 	@echo "make format    format the code"
 
 setup: $(VENV)/.ready
@@ -51,19 +52,27 @@ $(LANES:%=lane-%): lane-%: setup clients references
 
 test-all: test $(LANES:%=lane-%) test-duckdb2 mutants
 
-# Other versions of duckdb, beside the environment: what people's shells open our snapshots with.
+# Other versions of duckdb, outside the environment: what people's shells open our snapshots with.
 clients: $(VENV)/clients/1.4 $(VENV)/clients/1.5 $(VENV)/clients/2.0
 
 $(VENV)/clients/%: $(VENV)/.ready
 	$(BIN)/pip install -q --no-deps --upgrade --target $@ 'duckdb==$*.*'
 	@touch $@
 
-# Hugging Face's video processors, which our media rules are held equal to, need torchvision. Beside the environment,
+# Hugging Face's video processors, which our media rules are held equal to, need torchvision. Outside the environment,
 # because its wheel is built for another torch where torch is a CPU build; only tests/models/video_reference.py uses it.
 references: $(VENV)/clients/torchvision
 
 $(VENV)/clients/torchvision: $(VENV)/.ready
 	$(BIN)/pip install -q --no-deps --upgrade --target $@ torchvision==0.28.0
+	@touch $@
+
+# The site's builder. Outside the environment, so that nothing of it is a dependency.
+docs: $(VENV)/clients/zensical
+	PYTHONPATH=$(VENV)/clients/zensical $(BIN)/python -m docs.site
+
+$(VENV)/clients/zensical: $(VENV)/.ready
+	$(BIN)/pip install -q --upgrade --target $@ zensical==0.0.60
 	@touch $@
 
 test-duckdb2: setup $(VENV)/clients/2.0

@@ -43,6 +43,7 @@ LISTED = {
     ("dflop/launch/payload.py", "importlib.import_module"),
     ("dflop/launch/controller.py", "importlib.import_module"),
     ("dflop/models/__init__.py", "importlib.import_module"),
+    ("dflop/models/attention.py", "importlib.import_module"),
     ("dflop/models/hub.py", "importlib.import_module"),
     ("dflop/data/demo_text.py", "importlib.import_module"),
     # Headers of an archive that is not packed; nothing is extracted.
@@ -113,7 +114,7 @@ def test_code_of_models_is_never_run():
 @pytest.mark.parametrize("name", ["../w.safetensors", "/etc/passwd", "pytorch_model.bin", "a/b.safetensors"])
 def test_an_index_of_weights_names_safetensors_beside_it(tmp_path, name):
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"weight": name}}))
-    with pytest.raises(ConfigError, match="names files elsewhere, or not safetensors"):
+    with pytest.raises(ConfigError, match="names files outside its folder, or other than safetensors"):
         WeightFolder(tmp_path, nn.Linear(1, 1))
     torch.save({}, tmp_path / "model.safetensors")
     os.unlink(tmp_path / "model.safetensors.index.json")
@@ -212,7 +213,8 @@ def test_a_configuration_that_is_shown_holds_no_secret(secretive):
 
 
 def test_the_table_of_dependencies_is_that_of_the_page():
-    assert dependencies.on_page(PAGE) == dependencies.table(dependencies.rows())
+    text = dependencies.PAGE.read_text(encoding="utf-8")
+    assert dependencies.written(text) == text
 
 
 @pytest.mark.lane("jobs")

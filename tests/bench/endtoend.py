@@ -2,7 +2,7 @@
 
 The demo's model is trained on the demo's data and, with --media, on a folder of real media, by 2 and by 4 processes.
 `dflop` profiles data and modules, plans, packs every batch in a process at the same time as training and corrects
-itself. The data-blind plans train samples in arrival order, equally many to a microbatch: `tuned` has one layout for
+itself. The baselines train samples in arrival order, equally many to a microbatch: `tuned` has one layout for
 the whole model, of all that fit the best by simulation on the same costs; `blind` is what dflop's planner finds where
 every sample is the mean one (with fewer processes than modules there is none). Same initial weights, same global
 batches in the same order: the losses must be equal to rounding. The trainings take turns, a step each:
@@ -215,25 +215,19 @@ def _arm(
 
 
 def tables(content: Mapping[str, Any]) -> dict[str, str]:
-    """`endtoend`: how much faster; `endtoend-arms`: what the trainings were like."""
-    num_cores, ratios, arms = content["machine"]["num_cores"], [], []
+    """`endtoend`: how much faster."""
+    num_cores, ratios = content["machine"]["num_cores"], []
     for (data, n), of_case in itertools.groupby(content["seeds"], key=lambda s: (s["data"], s["num_processes"])):
         seeds = list(of_case)
         head = (data, f"{n} on {num_cores} cores" if n > num_cores else str(n))
         for against in dict.fromkeys(name for s in seeds for name in s["arms"] if name != OURS):
             of = [s for s in seeds if against in s["arms"]]  # a seed without such a plan does not count
             ratios.append((*head, AGAINST[against], *_ratio_cells(of, against)))
-            arms.append((*head, AGAINST[against], *_arm_cells(of, against)))
-            if against == TUNED:
-                arms.append((*head, "dflop", *_arm_cells(of, OURS)))
     return {
         "endtoend": table(
-            ("data", "processes", "data-blind plan", "step, data-blind / dflop", "simulated before", "processor time",
+            ("data", "processes", "baseline", "step, baseline / dflop", "simulated before", "processor time",
              "seeds", "profile and plan", "saved again after"),
             ratios,
-        ),
-        "endtoend-arms": table(
-            ("data", "processes", "trained", "layout", "step", "tokens/s", "idle", "memory"), arms
         ),
     }  # fmt: skip
 
@@ -253,18 +247,6 @@ def _ratio_cells(seeds: Sequence[Mapping[str, Any]], against: str) -> tuple[str,
     after = f"{math.ceil(setup_s / saved_s)} steps" if saved_s > 0 else "never"
     simulated = over_seeds("simulated_s", has_interval=False)
     return over_seeds("step_s"), simulated, over_seeds("cpu_s"), str(len(seeds)), f"{setup_s:.0f} s", after
-
-
-def _arm_cells(seeds: Sequence[Mapping[str, Any]], name: str) -> tuple[str, ...]:
-    """Means over steps and seeds, and every layout that a seed had."""
-    arms, step_s = [s["arms"][name] for s in seeds], _steps(seeds, name, "step_s")
-    layouts = dict.fromkeys(f"{a['plan']['layout']}, {a['plan']['num_microbatches']} mb" for a in arms)
-    num_tokens = sum(sum(s["num_llm_tokens"]) for s in seeds)
-    peak_bytes = np.mean([sum(a["peak_bytes"]) for a in arms])
-    return (
-        "; ".join(layouts), f"{np.mean(step_s):.2f} s", f"{num_tokens / sum(step_s):.0f}",
-        f"{np.mean(_steps(seeds, name, 'idle_frac')):.0%}", f"{peak_bytes / 2**30:.2f} GiB",
-    )  # fmt: skip
 
 
 def _steps(seeds: Sequence[Mapping[str, Any]], name: str, what: str) -> list[float]:

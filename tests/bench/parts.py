@@ -82,7 +82,7 @@ PARTS = (
     Part("correct", "corrections under known truths, simulated", CORRECT, 2.0, ("--part", "synthetic")),
     Part("correct-measured", "corrections in real jobs", CORRECT, 40.0, ("--part", "real", "--seeds", "2")),
     Part(
-        "endtoend", "whole trainings, dflop against data-blind ones", "tests.bench.endtoend", 60.0, ("--full",), (),
+        "endtoend", "whole trainings, dflop against baselines", "tests.bench.endtoend", 60.0, ("--full",), (),
         4.7, ("media",),
     ),
 )  # fmt: skip

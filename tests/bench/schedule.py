@@ -238,7 +238,7 @@ def _idle_frac(ranks: Sequence[StepObservation]) -> list[float]:
 def tables(content: Mapping[str, Any]) -> dict[str, str]:
     """`packing`: all of it with what other policies do; `packing-short`: the ratio alone."""
     cases = content["cases"]
-    head = ("step time, data-blind / dflop", "measured", "simulated beforehand")
+    head = ("step time, arrival order / dflop", "measured", "simulated beforehand")
     short, idle = [], []
     for case in cases:
         r, policies = case["ratios"]["arrival / balanced"], case["policies"]
