@@ -6,8 +6,10 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from dflop.models.family import Family
+from dflop.parallel.connect import connect
 from dflop.parallel.topology import make_groups, seat_of
 from dflop.records import LLM, Plan, SampleShape, StepPlan
 from dflop.train.engine import Engine
@@ -35,6 +37,8 @@ class Rank:
         self.groups: Any = None if is_alone else make_groups(plan, rank, timeout_s=TIMEOUT_S)
         self.stages, self.cut = make_stages(model, family, self.seat, None if is_alone else self.groups.tensor)
         if device != "cpu":
+            if dist.get_backend() == "nccl":
+                connect(self.groups, plan, torch.device(device))
             for stage in self.stages:
                 stage.to(device)
         trains = prepare_stages(self.stages, plan, self.seat, family, frozen=frozen)
