@@ -126,15 +126,17 @@ def stage_bytes(
     crossings = 1.0 * ((layers > 0) & ~last) + ((layers > 0) & ~first & (again == 0))
     of_layers = (layers - again) * plain + again * (activations(1, False, True) if does_any else 0.0)
     kept = of_layers + last * (edge - inputs) + first * inputs * trains_layers(table)
-    shares = tp if spec.module == LLM else 1
-    kept = np.ceil(kept + crossings * weight_bytes * spec.hidden_size / shares * tokens)
+    message = weight_bytes * spec.hidden_size / (tp if spec.module == LLM else 1) * tokens
+    kept = np.ceil(kept + crossings * message)
     # Of layers behind those that run again one is let go of by then, with as much as one of these makes anew.
     is_first_again = (again > 0) & (again == layers)
     # While a layer is at work, nothing is kept of what is behind; while what is before the layers is, nothing at all.
     work = _layer_at_work(spec, table, params, tokens, tp) + is_first_again * plain - last * (edge - inputs)
     # A convolution over patches takes them apart once more for its gradient.
     entry = (_gradient_bytes(table) * params.entry + first * inputs) * trains_layers(table) - kept
-    once = np.maximum.reduce([work, entry, _ends_at_work(spec, table, params, load, tp)])
+    # Meanwhile what the next microbatch or gradient brings from a neighbour comes in.
+    comes = message * ((layers > 0).sum(axis=1, keepdims=True) > 1)
+    once = comes + np.maximum.reduce([work, entry, _ends_at_work(spec, table, params, load, tp)])
     columns = (np.broadcast_to(x, len(kept))[:, np.newaxis] for x in (dp, shard_optimizer, shards))
     return StageBytes(
         *_state(params, table, *columns),

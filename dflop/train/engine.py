@@ -2,14 +2,15 @@
 
 Both ends of a message know its shape from the StepPlan, so a forward is: receive what is planned, compute, send. The
 received tensor is an autograd leaf; its gradient is what travels back, where anything behind it trains. Sends never
-block (`dflop/train/sends.py`); receives block, and only the compute between them counts as busy. The last
-stage's loss is the *sum* over supervised tokens divided by the global count, so gradients of all microbatches and
-replicas simply add up.
+block (`dflop/train/sends.py`). Receives are posted while the action before them computes; waiting for one then blocks,
+and only the compute between counts as busy. The last stage's loss is the *sum* over supervised tokens divided by the
+global count, so gradients of all microbatches and replicas simply add up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -28,6 +29,9 @@ from dflop.train.feed import EncoderInput, LlmInput, MicrobatchInput
 from dflop.train.sends import Sends
 from dflop.train.stage_edges import Crossing, Trains, crossings, needs_grad
 from dflop.train.step_trace import StepTrace, visit
+
+Shape = tuple[int, int]
+"""Rows and width of a message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,18 +119,17 @@ class Engine:
         self._loss = torch.zeros((), dtype=torch.float64, device=self._device)
         self._clock = DeviceClock(self._device)
         marked: list[tuple[Action, list[Mark], int, int]] = []
-        last_backward = max((k for k, given in enumerate(inputs) if given is not None), default=-1)
-        for action in one_f_one_b(len(inputs), self._num_stages_after):
-            given = inputs[action.microbatch]
-            if given is None:
-                continue
+        self._posted: dict[tuple[bool, int, int], tuple[torch.Tensor, dist.Work]] = {}
+        order = one_f_one_b(len(inputs), self._num_stages_after)
+        actions = [(action, given) for action in order if (given := inputs[action.microbatch]) is not None]
+        for (action, given), self._next_action in itertools.zip_longest(actions, actions[1:]):
             self._received_bytes = self._sent_bytes = 0
             self._marks = [self._clock.mark()]
             try:
                 if action.phase == "F":
                     self._forward(action.microbatch, given, healthy, num_loss_tokens)
                 else:
-                    if action.microbatch == last_backward:
+                    if self._next_action is None:
                         before_last_backward()
                     self._backward(action.microbatch)
             except Exception as error:
@@ -155,6 +158,7 @@ class Engine:
         self._activity.waits(f"forward of microbatch {k}, what it needs")
         carry = self._receive_carry(k, given, state)
         rows = self._receive_rows(k, given, state)
+        self._ask_ahead()
         self._marks.append(self._clock.mark())
         self._activity.works(f"forward of microbatch {k}")
         for part, stage in self._parts:
@@ -230,6 +234,7 @@ class Engine:
         state = self._in_flight.pop(k)
         self._activity.waits(f"backward of microbatch {k}, what it needs")
         gradients = [self._receive_gradient(output.tensor, output.ways) for output in state.outputs]
+        self._ask_ahead()
         self._marks.append(self._clock.mark())
         self._activity.works(f"backward of microbatch {k}")
         # Behind some tensors nothing trains: a text through a frozen LLM. Where something must, torch says if not.
@@ -251,15 +256,17 @@ class Engine:
 
     def _receive_carry(self, k: int, given: MicrobatchInput, state: _InFlight) -> dict[str, torch.Tensor]:
         """Everything that crosses from the stage before, as leaves."""
-        carry: dict[str, torch.Tensor] = {}
+        ways = self._carry_ways(k, given)
+        return {module: self._receive_leaf(shape, way, state) for module, shape, way in ways}
+
+    def _carry_ways(self, k: int, given: MicrobatchInput) -> Iterator[tuple[str, Shape, _Way]]:
         for crossing in self._entering:
             shape = self._carry_shape(crossing, given)
             if shape is not None and self._previous is not None:
                 way = _Way(self._previous, self._tag(k, crossing.module), crossing.needs_grad)
-                carry[crossing.module] = self._receive_leaf(shape, way, state)
-        return carry
+                yield crossing.module, shape, way
 
-    def _carry_shape(self, crossing: Crossing, given: MicrobatchInput) -> tuple[int, int] | None:
+    def _carry_shape(self, crossing: Crossing, given: MicrobatchInput) -> Shape | None:
         """`[rows, width]` of what crosses into this stage; None: the microbatch has nothing of it."""
         if crossing.module == LLM:
             llm = self._stage_of[LLM]
@@ -278,17 +285,18 @@ class Engine:
         self, k: int, given: MicrobatchInput, state: _InFlight
     ) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Rows that other grids' encoders send to the LLM's first stage, and where they belong."""
+        ways = self._row_ways(k, given)
+        return [(self._receive_leaf(shape, way, state), self._here(rows)) for rows, shape, way in ways]
+
+    def _row_ways(self, k: int, given: MicrobatchInput) -> Iterator[tuple[torch.Tensor, Shape, _Way]]:
         part = self._seat.part(LLM)
         if given.llm is None or part is None or not part.is_first:
-            return []
-        found = []
+            return
         for transfer in given.llm.transfers:
             way = _Way(transfer.peers, self._tag(k, transfer.module), self._rows_need_grad[transfer.module])
-            leaf = self._receive_leaf((len(transfer.rows), self._row_width), way, state)
-            found.append((leaf, self._here(transfer.rows)))
-        return found
+            yield transfer.rows, (len(transfer.rows), self._row_width), way
 
-    def _receive_leaf(self, shape: tuple[int, int], way: _Way, state: _InFlight) -> torch.Tensor:
+    def _receive_leaf(self, shape: Shape, way: _Way, state: _InFlight) -> torch.Tensor:
         if not shape[0]:
             return torch.empty(shape, dtype=self._dtype, device=self._device)
         leaf = self._receive(shape, way, is_forward=True)
@@ -301,16 +309,29 @@ class Engine:
 
     def _receive_gradient(self, output: torch.Tensor, ways: list[_Way]) -> torch.Tensor | None:
         """Gradient of an output from wherever it went; None for the loss, and where nobody sends one."""
-        if not any(way.needs_grad for way in ways):
+        wanted = list(_gradient_ways(output, ways))
+        if not wanted:
             return None if not output.dim() else torch.zeros_like(output)
-        if ways[0].rows is None:
-            return self._receive((output.shape[0], output.shape[1]), ways[0], is_forward=False)
+        if wanted[0][1].rows is None:
+            return self._receive(*wanted[0], is_forward=False)
         gradient = torch.zeros_like(output)
-        for way in ways:
+        for shape, way in wanted:
             assert way.rows is not None
-            rows = self._receive((len(way.rows), output.shape[1]), way, is_forward=False)
-            gradient.index_copy_(0, way.rows, rows)
+            gradient.index_copy_(0, way.rows, self._receive(shape, way, is_forward=False))
         return gradient
+
+    def _ask_ahead(self) -> None:
+        """Post what the next action receives, so that it comes while this one computes."""
+        if self._next_action is None:
+            return
+        (phase, k), given = self._next_action
+        if phase == "F":
+            for _, shape, way in (*self._carry_ways(k, given), *self._row_ways(k, given)):
+                self._post(shape, way, is_forward=True)
+        elif k in self._in_flight:  # else its forward pass is this action, and nothing has been sent for it
+            for output in self._in_flight[k].outputs:
+                for shape, way in _gradient_ways(output.tensor, output.ways):
+                    self._post(shape, way, is_forward=False)
 
     def _here(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor on this device; from page-locked memory the copy is only queued before what uses it."""
@@ -325,10 +346,18 @@ class Engine:
     def _group(self, is_forward: bool) -> dist.ProcessGroup:
         return self._groups.forward if is_forward else self._groups.backward
 
-    def _receive(self, shape: tuple[int, int], way: _Way, *, is_forward: bool) -> torch.Tensor:
-        group = self._group(is_forward)
-        buffer = torch.empty(shape, dtype=self._dtype, device=message_device(self._device, group))
-        dist.recv(buffer, way.peers.takes_from, group=group, tag=way.tag)
+    def _post(self, shape: Shape, way: _Way, *, is_forward: bool) -> None:
+        key, group = (is_forward, way.peers.takes_from, way.tag), self._group(is_forward)
+        if key not in self._posted and shape[0]:
+            buffer = torch.empty(shape, dtype=self._dtype, device=message_device(self._device, group))
+            work = dist.irecv(buffer, way.peers.takes_from, group=group, tag=way.tag)
+            assert work is not None, "this rank is in the group"
+            self._posted[key] = buffer, work
+
+    def _receive(self, shape: Shape, way: _Way, *, is_forward: bool) -> torch.Tensor:
+        self._post(shape, way, is_forward=is_forward)
+        buffer, work = self._posted.pop((is_forward, way.peers.takes_from, way.tag))
+        work.wait()
         self._received_bytes += buffer.nbytes
         return buffer.to(self._device)
 
@@ -337,3 +366,10 @@ class Engine:
         tensor = tensor.to(message_device(self._device, group))
         sends.send(tensor, way.peers, self._microbatch(way), group=group, tag=way.tag)
         self._sent_bytes += tensor.nbytes * len(way.peers.gives_to)
+
+
+def _gradient_ways(output: torch.Tensor, ways: Sequence[_Way]) -> Iterator[tuple[Shape, _Way]]:
+    """Messages that an output's gradient comes in: one where all of it went to one, else one from everybody."""
+    if any(way.needs_grad for way in ways):
+        for way in ways[:1] if ways[0].rows is None else ways:
+            yield (output.shape[0] if way.rows is None else len(way.rows), output.shape[1]), way

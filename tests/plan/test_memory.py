@@ -41,10 +41,12 @@ def test_state_and_activations_of_a_stage():
     assert found.state.tolist() == [[18 * 4 * M, 18 * 2 * M]]  # the embedding on the first, the head on the last
     assert found.kept.tolist() == [[3 * 400 * 10_000 + CROSSING, 2 * 400 * 10_000 + CROSSING]]  # the last runs the edge
     # Gradients inside an MLP, more than an embedding's when nothing else is kept; that of a head in 16 and in 32 bit.
-    assert found.once.tolist() == [[400 * 2 * 2 * 256 + MATRIX, LOSS]]
-    first = 96 * M + 2 * CROSSING + 409_600 + MATRIX
-    assert found.peaks(np.array([[2, 1]])).tolist() == [[first, 44 * M + LOSS + CROSSING]]
-    assert bytes_of([3, 1], tokens=10).once[0, 0] == 6 * M - 3 * 10 * 10_000 - CROSSING / 40
+    assert found.once.tolist() == [
+        [400 * 2 * 2 * 256 + MATRIX + CROSSING, LOSS + CROSSING]
+    ]  # and a message that comes in
+    first = 96 * M + 3 * CROSSING + 409_600 + MATRIX
+    assert found.peaks(np.array([[2, 1]])).tolist() == [[first, 44 * M + LOSS + 2 * CROSSING]]
+    assert bytes_of([3, 1], tokens=10).once[0, 0] == 6 * M - 3 * 10 * 10_000
 
 
 def test_the_loss_is_charged_with_a_chunk_of_logits_and_the_gradient_of_the_head():
@@ -54,8 +56,11 @@ def test_the_loss_is_charged_with_a_chunk_of_logits_and_the_gradient_of_the_head
         load = LOAD * [[num_tokens / 4], [1], [1]]
         found = stage_bytes(problem.spec(LLM), problem.cost, np.array([[3, 1]]), load, tp=tp, **how)
         logits = 2 * num_rows * min(num_tokens, 4096) + 2 * (16 << 20)  # and two blocks in float32
-        layer = (409_600 + MATRIX) / tp + 2 * CROSSING * (tp > 1)
-        assert found.once.tolist() == [[layer, logits + 4 * 64 * num_rows + 2 * 64 * num_tokens]]
+        layer, loss = (
+            (409_600 + MATRIX) / tp + 2 * CROSSING * (tp > 1),
+            logits + 4 * 64 * num_rows + 2 * 64 * num_tokens,
+        )
+        assert found.once.tolist() == [[layer + CROSSING / tp, loss + CROSSING / tp]]
 
 
 def test_replicas_share_the_optimizers_part_of_the_state():
@@ -90,7 +95,9 @@ def test_recomputation_keeps_inputs_and_one_whole_layer():
     assert found.kept.tolist() == [[3 * 400 * 1_000 + CROSSING, 400 * 1_000 + 400 * 10_000]]
     layer = 4_000 * (10_000 + 2 * 2 * 256) + MATRIX
     loss = loss_peak_bytes(10 * LOAD[0], 15_625, 64, 2, trains=True)[0]
-    assert bytes_of([3, 1], recompute=True, tokens=4_000).once.tolist() == [[layer, loss]]
+    assert bytes_of([3, 1], recompute=True, tokens=4_000).once.tolist() == [
+        [layer + 10 * CROSSING, loss + 10 * CROSSING]
+    ]
 
 
 def test_stages_without_layers_of_the_module_hold_nothing_of_it():

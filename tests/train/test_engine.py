@@ -69,6 +69,21 @@ def test_a_step_is_timed_where_there_was_work_and_its_loss_is_the_global_share()
     assert stage.names["lm_head.weight"].grad is not None
 
 
+def test_what_an_action_receives_is_asked_for_while_the_one_before_it_computes():
+    engine, _, _, step = prepare(1, {LLM: (2, 1)}, (), num_microbatches=4)
+    seen = []
+    engine._activity = SimpleNamespace(works=seen.append, waits=lambda _: None)
+    engine._post = lambda shape, way, is_forward: seen.append(f"asks for microbatch {way.tag}")
+    engine._receive = lambda shape, way, is_forward: torch.zeros(shape)
+    engine._send = lambda *_, **__: None
+    engine.run(step.microbatches, healthy=torch.ones(6, dtype=torch.bool), num_loss_tokens=1)
+    first, *later = (k for k, given in enumerate(step.microbatches) if given is not None)
+    expected = [f"forward of microbatch {first}"]
+    for k, after in zip([first, *later], later, strict=False):
+        expected += [f"asks for microbatch {after}", f"backward of microbatch {k}", f"forward of microbatch {after}"]
+    assert seen == [*expected, f"backward of microbatch {later[-1]}"]
+
+
 def test_waiting_for_messages_is_not_busy(monkeypatch):
     """The clock runs while a message is awaited, and at no other time."""
     now_s = 0.0
