@@ -28,7 +28,14 @@ SITE = ROOT / ".site"
 REPOSITORY = "https://github.com/dflop/dflop/blob/main"
 LINK = re.compile(r"(\]\()([^)\s:]+)(\))")
 PAGES = {
-    "Start": ("README.md", "docs/guide.md", "docs/formats.md", "docs/glossary.md", "docs/sampler.md"),
+    "Start": (
+        "README.md",
+        "docs/tutorial.md",
+        "docs/guide.md",
+        "docs/formats.md",
+        "docs/glossary.md",
+        "docs/sampler.md",
+    ),
     "Operate": ("docs/first-cluster-run.md", "docs/operating.md", "docs/sql-recipes.md", "docs/security.md"),
     "Reference": ("reference/commands.md", "reference/configuration.md", "reference/data.md"),
     "Results": ("docs/measured.md", "docs/appendix.md", "docs/comparison.md", "docs/claims.md", "docs/tried.md"),

@@ -64,7 +64,7 @@ def estimate(
             "waiting": lambda of: units.percent(of.waiting_frac),
             "padding": lambda of: units.percent(of.padding_frac),
             "step time": lambda of: units.percent(of.step_cost / by_order[RANDOM]),
-            "speed-up": lambda of: units.ratio(by_order[RANDOM] / of.step_cost),
+            "speedup": lambda of: units.ratio(by_order[RANDOM] / of.step_cost),
         },
         {"order"},
         "Waiting: 1 - mean / longest of the ranks' times. Step time: over random order.",

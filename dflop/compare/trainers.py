@@ -222,7 +222,7 @@ def _table(rows: list[Competitor], num_steps: int, *, has_price: bool) -> Table:
         "step": lambda c: units.seconds(c.step_s),
         "tok/s/GPU": lambda c: f"{c.tokens_per_s_per_gpu:,.0f}",
         "MFU": lambda c: units.percent(c.mfu_frac),
-        "speed-up": lambda c: units.speedup(c.speedup.mean, math.nan, math.nan),
+        "speedup": lambda c: units.speedup(c.speedup.mean, math.nan, math.nan),
         "95 %": lambda c: f"{c.speedup.low:.3f}-{c.speedup.high:.3f}" if c.speedup.has_interval else "",
         "idle": lambda c: units.percent(c.idle_frac),
         "GPU-h": lambda c: f"{c.gpu_hours:,.1f}",

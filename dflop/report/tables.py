@@ -103,9 +103,13 @@ def throughput_text(found: Throughput, num_samples: int, usd_per_gpu_hour: float
     price = f", {found.epoch_gpu_hours * usd_per_gpu_hour:,.0f} USD" * bool(usd_per_gpu_hour)
     use = "" if math.isnan(found.mfu_frac) else f", MFU {found.mfu_frac:.0%} (HFU {found.hfu_frac:.0%})"
     return (
-        f"{found.tokens_per_s_per_gpu:,.0f} tokens/s/GPU{use}, {found.samples_per_s:.3g} samples/s; "
-        f"an epoch of {units.count(num_samples)} samples takes {found.epoch_gpu_hours:,.3g} GPU-hours{price}"
+        f"{found.tokens_per_s_per_gpu:,.0f} tokens/s/GPU{use}, {_figure(found.samples_per_s)} samples/s; "
+        f"an epoch of {units.count(num_samples)} samples takes {_figure(found.epoch_gpu_hours)} GPU-hours{price}"
     )
+
+
+def _figure(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def regret_text(found: Regret) -> str:

@@ -33,7 +33,7 @@ NOTES = (
     "what experts run, each tuned for its batches and within memory. token LPT: uniform, the longest sample packed "
     "first. Megatron expert: layers cut by cost, sequence parallelism, MLPs alone recomputed, as costs, packed alike. "
     "FSDP2: parameters sharded over a node or all GPUs, tokens balanced by Karmarkar-Karp. `over experts`: our "
-    "speed-up over the fastest of the three",
+    "speedup over the fastest of the three",
     "`!`: the plan does not fit in memory, or some batch exceeds it: the run would go out of memory",
     "at its tp: step over the bound at the tp and recomputation that memory made our plan choose",
     "published: what two public summaries of the paper say, which contradict each other (secondary; 1.2 to 3.6 over "
