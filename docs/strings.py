@@ -17,8 +17,9 @@ SOURCES = ("dflop/**/*.py", "flows/*.py", "sql/**/*.sql", "configs/**/*.yaml", "
 READ_DOCSTRINGS = ("dflop/cli/", "dflop/config/sections.py", "dflop/config/slurm_section.py", "flows/")
 PROSE = re.compile(r"[A-Za-z]{2,}[,:;.]? [a-z(]")
 SQL_TEXT = re.compile(
-    r"comment on [^']*?\bis\b[^']*'((?:[^']|'')*(?:'\n'(?:[^']|'')*)*)'|^-- (?:purpose|grain|units|parameters): (.*)$",
-    re.M,
+    r"comment on [^']*?\bis\b[^']*'((?:[^']|'')*(?:'\n'(?:[^']|'')*)*)'"
+    r"|^-- (?:purpose|grain|units|parameters): (.*)$|(?:format|concat|error)\(\s*'([^'\n]*)'",
+    re.MULTILINE,
 )
 
 
@@ -60,7 +61,8 @@ def _text(node: ast.AST) -> str:
 
 def _of_sql(source: str, _name: str) -> Iterator[tuple[int, str]]:
     for match in SQL_TEXT.finditer(source):
-        yield source.count("\n", 0, match.start()) + 1, (match[1] or match[2]).replace("'\n'", "").replace("''", "'")
+        text = match[1] or match[2] or match[3] or ""
+        yield source.count("\n", 0, match.start()) + 1, text.replace("'\n'", "").replace("''", "'")
 
 
 def _of_comments(source: str, _name: str) -> Iterator[tuple[int, str]]:

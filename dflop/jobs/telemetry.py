@@ -20,7 +20,7 @@ from dflop.models.family import Family
 from dflop.parallel.topology import Seat
 from dflop.profile.hardware import hardware_name
 from dflop.records import RankMemory, RankSpan, StepFlops, StepObservation
-from dflop.run.batches import GlobalBatches, StepSpec
+from dflop.run.batches import QUICK, GlobalBatches, StepSpec
 from dflop.run.directory import RunDir
 from dflop.train.manifest import read_latest
 from dflop.train.step_trace import Span
@@ -190,7 +190,8 @@ class Telemetry:
 def _line(seen: StepObservation, speed: Speed, idle_frac: float) -> str:
     mfu = "" if math.isnan(speed.mfu_frac) else f"  MFU {percent(speed.mfu_frac)}"
     loss = f"loss {seen.loss:.4f}" if seen.num_supervised_tokens else "no loss, all samples were skipped"
+    schedule = "fallback schedule" if seen.policy == QUICK else seen.policy
     return (
-        f"{loss}  {seconds(seen.step_s)} (predicted {seconds(seen.predicted_step_s)})  {seen.policy}  "
+        f"{loss}  {seconds(seen.step_s)} (predicted {seconds(seen.predicted_step_s)})  {schedule}  "
         f"{count(round(speed.tokens_per_s))} tokens/s  rank 0 idle {percent(idle_frac)}{mfu}"
     )

@@ -140,7 +140,7 @@ def correction_table(summary: RunSummary) -> Table:
     rows: list[tuple[str, ...]] = []
     for buckets in summary.corrections:
         first, in_force = buckets[0], [c for c in buckets if c.is_in_force and len(buckets) > 1]
-        sizes = f"{len(in_force)} of {len(buckets)} sizes" if len(buckets) > 1 else ""
+        sizes = f"{len(in_force)} of {len(buckets)} buckets" if len(buckets) > 1 else ""
         rows.append((
             first.module, "overall", str(first.effective_step), units.ratio(first.level), "", sizes,
             units.percent(first.residual_frac), units.count(max(c.num_observations for c in buckets)),

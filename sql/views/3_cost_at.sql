@@ -95,7 +95,7 @@ left join cost_estimate(wanted_table_id, num_items, num_tokens, sum_sq_tokens) a
 -- In the filter, because a column nobody selects is not computed.
 where case
     when estimate.num_tables = 0 then
-        error(concat('cost_at: no cost table ', coalesce(wanted_table_id, 'null'), ' in force; see v_cost_effective'))
+        error(concat('cost_at: no cost table ', coalesce(wanted_table_id, 'null'), '; see v_cost_effective'))
     when num_items is null or num_tokens is null or sum_sq_tokens is null then
         error('cost_at: num_items, num_tokens and sum_sq_tokens must not be null')
     when found.is_extrapolated then

@@ -50,15 +50,15 @@ with happened as (
         'done' as verdict,
         concat_ws(
             '; ',
-            format('level {:.3f}', level),
+            format('overall factor {:.3f}', level),
             case when num_buckets > 1 then format(
-                'furthest from it {:.3f}, {} tokens{}; {} of {} sizes in force',
+                'largest bucket deviation {:.3f} at {} tokens{}; {} of {} length buckets active',
                 worst.factor,
                 case
                     when worst.max_tokens >= 9007199254740992 then format('from {}', worst.min_tokens)
                     else concat(worst.min_tokens, ' to ', worst.max_tokens::hugeint - 1)
                 end,
-                case when worst.is_in_force then '' else ' (not in force)' end,
+                case when worst.is_in_force then '' else ' (inactive)' end,
                 num_in_force,
                 num_buckets
             ) end

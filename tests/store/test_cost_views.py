@@ -49,7 +49,7 @@ def test_cost_at_is_the_cost_model(priced: tuple[Path, CostModel]) -> None:
         ("select forward_s from cost_at('table-vision', 1, 15, 128)", "15 tokens, 128 squared, lie outside the probes"),
         ("select count(*) from cost_at('table-vision', 1, 4096, 9000000)", "mean length up to 2048"),
         ("select 1 from cost_at('table-llm', 1, 10, 100)", "never probed"),
-        ("select tp from cost_at('table-x', 1, 100, 1000)", "no cost table table-x in force"),
+        ("select tp from cost_at('table-x', 1, 100, 1000)", "no cost table table-x; see"),
     ],
 )
 def test_cost_at_refuses_to_extrapolate(priced: tuple[Path, CostModel], sql: str, words: str) -> None:
