@@ -131,7 +131,7 @@ def _waiting(
         longest.append(float(loads.sum(axis=0).max() if setting.sync == "step" else loads.max(axis=1).sum()))
         fracs.append(1 - float(loads.sum()) / setting.num_ranks / longest[-1] if longest[-1] else 0.0)
         work, useful = work + float(loads.sum()), useful + float(seconds.sum()) + costs.fixed_s * loads.size
-    padding = 1 - useful / work if work else 0.0
+    padding = max(0.0, 1 - useful / work) if work else 0.0
     return Waiting(order, float(np.mean(fracs)), padding, float(np.mean(longest)), len(steps))
 
 
