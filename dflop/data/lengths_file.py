@@ -35,7 +35,7 @@ def read_lengths(path: Path) -> tuple[Column | None, Column | None]:
         columns = _columns(path)
         lengths, costs = (_numbers(columns, names) for names in (LENGTHS, COSTS))
         plain = _numbers(columns, (_PLAIN,))
-    except (OSError, ValueError, TypeError, pl.exceptions.PolarsError) as error:
+    except (OSError, ValueError, TypeError, LookupError, pl.exceptions.PolarsError) as error:
         words = " ".join(str(error).split())[:200]
         raise ConfigError(f"lengths cannot be read: {words}", where=str(path)) from error
     if plain is not None:

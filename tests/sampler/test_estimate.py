@@ -33,10 +33,17 @@ def test_lengths_and_costs_of_any_file(tmp_path):
         assert (costs is not None) == (path.suffix == ".parquet")
     (tmp_path / "c.csv").write_text("seconds\n0.5\n1.5\n")
     assert read_lengths(tmp_path / "c.csv")[1].tolist() == [0.5, 1.5]
-    for text in ("1 x", "", "-1 2", "nan"):
-        (tmp_path / "bad.txt").write_text(text)
+    for name, text in (
+        ("a.txt", "1 x"),
+        ("a.txt", ""),
+        ("a.txt", "-1"),
+        ("a.txt", "nan"),
+        ("a.csv", "\n1"),
+        ("a.csv", ""),
+    ):
+        (tmp_path / name).write_text(text)
         with pytest.raises(ConfigError, match=r"cannot be read|no numbers"):
-            read_lengths(tmp_path / "bad.txt")
+            read_lengths(tmp_path / name)
 
 
 @pytest.mark.parametrize("setting", [Setting(2, 32), Setting(2, 32, 2, True), Setting(4, 32, 2, False, "microbatch")])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -137,3 +138,18 @@ def test_one_process_that_would_draw_for_all_is_refused():
     alone.state = SimpleNamespace(num_processes=2, process_index=0)
     with pytest.raises(ConfigError, match="dispatch_batches"):
         next(iter(alone))
+
+
+def test_stages_of_llama_factory_make_balanced_trainers(monkeypatch):
+    from transformers import Trainer
+
+    from dflop.sampler.hf import BalancedTrainerMixin
+    from dflop.sampler.plugins.llama_factory import TRAINERS, install
+
+    for module, name in TRAINERS.items():  # as its modules of stages hold them
+        monkeypatch.setitem(sys.modules, module, SimpleNamespace(**{name: type(name, (Trainer,), {})}))
+    install(costs="costs.npz")
+    for module, name in TRAINERS.items():
+        made = getattr(sys.modules[module], name)
+        assert made.func.__mro__.index(BalancedTrainerMixin) < made.func.__mro__.index(Trainer)
+        assert made.keywords == {"costs": "costs.npz"}
