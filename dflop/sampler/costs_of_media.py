@@ -145,7 +145,7 @@ def _of_rows(
 
 
 def _undecoded(rows: Any) -> Any:
-    """A Hugging Face dataset gives files and bytes, not decoded media, where its columns are told so."""
+    """A Hugging Face dataset with columns that hand out files and bytes, not decoded media."""
     for name, feature in (getattr(rows, "features", None) or {}).items():
         plain = copy.deepcopy(feature)
         inner = getattr(plain, "feature", plain)
