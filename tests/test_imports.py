@@ -69,7 +69,7 @@ def test_files_stay_small():
 
 
 def test_evidence_of_a_gpu_needs_what_a_bare_machine_has():
-    blocked = "pydantic polars duckdb ruamel prefect cvxpy submitit PIL av"
+    blocked = "pydantic polars duckdb ruamel prefect cvxpy submitit PIL av scipy"
     code = f"""
 import sys
 class Blocked:

@@ -7,12 +7,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import optimize
 
 from dflop.cost.fit import fit_cost_tables, missing_probes
 from dflop.cost.model import CostModel
 from dflop.errors import CostError
 from dflop.records import Measurement
 from tests.builders import make_probe, make_specs, make_table
+from tests.gpu.nnls import nnls
 
 SPECS = make_specs()
 TRUTH = dataclasses.replace(make_table("llm"), profile_key="p", hardware="cpu")
@@ -132,3 +134,12 @@ def test_what_did_not_fit_ends_the_range_and_changes_nothing_else():
     shallow = [m for m in probes() if m.num_layers == 1 or m.num_tokens < 1800]
     (bounded,) = fit_cost_tables([*shallow, oom(2, 4, 1800, 400_000)], SPECS)
     assert (bounded.max_tokens, bounded.max_mean_length) == (1800, 800.0)
+
+
+@given(st.integers(0, 10_000), st.integers(1, 8))
+def test_least_squares_of_machines_without_scipy_are_scipys(seed, num_columns):
+    rng = np.random.default_rng(seed)
+    features, target = rng.exponential(size=(20, num_columns)), rng.normal(1, 2, 20)
+    (found, norm), (want, want_norm) = nnls(features, target), optimize.nnls(features, target)
+    np.testing.assert_allclose(found, want, atol=1e-8)
+    assert norm == pytest.approx(want_norm)
