@@ -46,6 +46,7 @@ LISTED = {
     ("dflop/models/attention.py", "importlib.import_module"),
     ("dflop/models/hub.py", "importlib.import_module"),
     ("dflop/data/demo_text.py", "importlib.import_module"),
+    ("dflop/sampler/plugins/llama_factory.py", "importlib.import_module"),
     # Headers of an archive that is not packed; nothing is extracted.
     ("dflop/data/formats/tar_shard.py", "tarfile.open"),
 }
