@@ -151,7 +151,7 @@ def test_what_cannot_be_placed_is_refused(name):
             place_image(rules, width, height)
     with pytest.raises(ValueError, match="no frames"):
         place_frames(rules, 0)
-    with pytest.raises(ValueError, match="takes no audio"):
+    with pytest.raises(ValueError, match="does not support audio"):
         rules.place("audio", width_px=0, height_px=0, num_frames=0, duration_s=1.0)
 
 
