@@ -13,7 +13,7 @@ from typing import Any
 from dflop.errors import ConfigError, DflopError, LaunchError
 
 DEFAULTS = {
-    # Nothing is told to anybody.
+    # Nothing is reported.
     "DO_NOT_TRACK": "1",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY": "false",
@@ -124,12 +124,12 @@ def as_error_of_ours(error: Exception) -> DflopError | None:
     """What a flow's exception means that came out of Prefect's client; None of any other exception."""
     if type(error).__module__.partition(".")[0] not in _FOREIGN:
         return None
-    told = " ".join(str(error).split())
+    reason = " ".join(str(error).split())
     status = getattr(getattr(error, "response", None), "status_code", None)
     if status in (401, 403):
-        return ConfigError(f"the Prefect server refused the request: {told}", where="PREFECT_API_AUTH_STRING")
+        return ConfigError(f"the Prefect server refused the request: {reason}", where="PREFECT_API_AUTH_STRING")
     return LaunchError(
-        f"connection to the Prefect server lost: {type(error).__name__}: {told}",
+        f"connection to the Prefect server lost: {type(error).__name__}: {reason}",
         where=os.environ.get("PREFECT_API_URL", "temporary server"),
         hint="jobs continue without it: start dflop run again, or dflop train RUN, which needs no server",
     )

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from dflop.config import Config
 from dflop.data.tokens import ChatTokenizer
@@ -49,7 +50,7 @@ def build_stages(
             where="model.weights",
             hint="use the tokenizer.json of the weights",
         )
-    weights = _first_weights(config, family, hf_config)
+    weights = _first_weights(config, family, hf_config, model)
     stages, parts = make_stages(model, family, seat, tensor_group)
     fill_stages(stages, parts, weights, device)
     kernel = attention.resolve(config.model.attention, device.type, dtype)
@@ -73,18 +74,18 @@ def untrained_weights(
         return {}
     hf_config = full_config(family, tokenizer)
     empty = build_empty(family, hf_config, getattr(torch, config.model.dtype))
+    weights = _first_weights(config, family, hf_config, empty)
     names = [name for module in modules for name in EncoderStage(empty, family.towers[module]).names]
-    weights = _first_weights(config, family, hf_config)
     return {name: weights.read(name) for name in names}
 
 
-def _first_weights(config: Config, family: Family, hf_config: dict[str, Any]) -> Weights:
-    """Of `model.weights`, or random ones.
+def _first_weights(config: Config, family: Family, hf_config: dict[str, Any], model: nn.Module) -> Weights:
+    """Of `model.weights`, or random ones; `model` is whole and without memory.
 
     Raises:
         ConfigError: the weights of `model.weights` are another model's.
     """
-    empty = build_empty(family, hf_config, getattr(torch, config.model.dtype))
-    if config.model.weights is None:
-        return RandomWeights(empty, config.model.seed)
-    return WeightFolder(config.model.weights, empty)
+    if config.model.weights is not None:
+        return WeightFolder(config.model.weights, model)
+    # Units are drawn in a model of their own, as stages are cut out of the other.
+    return RandomWeights(build_empty(family, hf_config, getattr(torch, config.model.dtype)), config.model.seed)

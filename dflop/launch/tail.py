@@ -91,7 +91,7 @@ def new_lines(path: Path, offset_bytes: int, most_bytes: int = 0, *, is_last: bo
 
 
 def last_lines(path: Path, num_lines: int) -> tuple[str, int]:
-    """(the last lines of a file, where `new_lines` goes on); an unfinished line is left to `new_lines`."""
+    """(the last lines of a file, the offset for `new_lines`); `new_lines` returns an unfinished line once it ends."""
     try:
         with open(path, "rb") as file:
             start, content = file.seek(0, 2), b""

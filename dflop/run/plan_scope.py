@@ -83,11 +83,11 @@ def scenario_batches(config: Config, shapes: Sequence[SampleShape], from_step: i
 
 def factors_text(factors: Mapping[str, ModuleFactors]) -> str:
     """Corrections in a few words, empty where there are none to speak of."""
-    told = []
+    corrections = []
     for module, found in sorted(factors.items()):
         low, high = min(found.factors), max(found.factors)
         if max(abs(f - 1) for f in (found.level, low, high)) > LEAST_TOLD_FRAC:
             is_spread = high > low * (1 + LEAST_TOLD_FRAC)
             by_size = f" ({ratio(low)} to {ratio(high)} by size)" if is_spread else ""
-            told.append(f"`{module}` {ratio(found.level)}{by_size}")
-    return f"Costs include corrections from earlier steps: {', '.join(told)}." if told else ""
+            corrections.append(f"`{module}` {ratio(found.level)}{by_size}")
+    return f"Costs include corrections from earlier steps: {', '.join(corrections)}." if corrections else ""

@@ -16,8 +16,8 @@ import numpy as np
 from dflop.cost.model import Floats
 from dflop.errors import ConfigError
 from dflop.run.messages import Say
-from dflop.sampler.costs_of_samples import Ints, SampleCosts, sample_costs
-from dflop.sampler.lengths import ATTENTION_TOKENS, text_cost
+from dflop.sampler.costs_of_samples import Ints, SampleCosts
+from dflop.sampler.lengths import ATTENTION_TOKENS, costs_of_lengths
 from dflop.sampler.numbers import check_positive
 from dflop.sampler.rank_plans import Planner
 from dflop.schedule.data_parallel import Sync
@@ -27,7 +27,9 @@ RANDOM, GROUPED, BY_TOKENS, BY_COST, OURS = (
     "random order", "length-grouped", "Karmarkar-Karp, tokens", "Karmarkar-Karp, cost", "dflop",
 )  # fmt: skip
 KK_UNITS = 2**40
+"""Of the dearest sample: Karmarkar-Karp counts in integers."""
 MAX_MEGABATCH = 50
+"""Batches that transformers sorts together, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +73,9 @@ def costs_of_file(path: Path, say: Say) -> SampleCosts:
         assert costs is not None
         say("costs without lengths: they stand for tokens, too")
         lengths = np.rint(costs / max(float(costs.max()), 1e-300) * 1e6)
-    found = sample_costs(lengths.tolist(), costs if costs is None else costs.tolist())
     if costs is None:
-        say(f"{len(found)} lengths; cost: tokens + tokens^2 / {ATTENTION_TOKENS:,} (a `cost` column overrides it)")
-        found = sample_costs(found.tokens, text_cost(found.tokens).tolist())
-    return found
+        say(f"{len(lengths)} lengths; cost: tokens + tokens^2 / {ATTENTION_TOKENS:,} (a `cost` column overrides it)")
+    return costs_of_lengths(lengths.tolist(), costs if costs is None else costs.tolist())
 
 
 def estimate_waiting(costs: SampleCosts, setting: Setting, *, max_steps: int, seed: int = 0) -> list[Waiting]:

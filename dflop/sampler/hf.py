@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +23,8 @@ from transformers import Trainer, TrainerCallback
 from dflop.errors import ConfigError
 from dflop.sampler.accumulation import sum_over_ranks
 from dflop.sampler.batch_sampler import BalancedBatchSampler
-from dflop.sampler.costs_of_samples import SampleCosts, sample_costs
-from dflop.sampler.lengths import lengths_of, text_cost
+from dflop.sampler.costs_of_samples import SampleCosts
+from dflop.sampler.lengths import costs_of_lengths, lengths_of
 from dflop.sampler.loss import loss_scale
 from dflop.schedule.data_parallel import Sync
 
@@ -158,8 +157,7 @@ class BalancedTrainerMixin(_Base):
             return SampleCosts.load(given)
         if isinstance(lengths, str):
             lengths = lengths_of(self.train_dataset, self.args.length_column_name).tolist()
-        found = sample_costs(lengths, given)
-        return replace(found, seconds=text_cost(found.tokens)) if given is None else found
+        return costs_of_lengths(lengths, given)
 
     def _pads(self) -> bool:
         flattens = type(self.data_collator).__name__ in _UNPADDED or getattr(self.args, "padding_free", False)

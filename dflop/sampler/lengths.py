@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from dflop.cost.model import Floats
 from dflop.errors import ConfigError
-from dflop.sampler.costs_of_samples import Ints
+from dflop.sampler.costs_of_samples import Ints, SampleCosts, sample_costs
 from dflop.sampler.numbers import whole_numbers
 
 ATTENTION_TOKENS = 20_000
@@ -49,8 +49,18 @@ def lengths_of(dataset: Any, column: str = "length") -> Ints:
     return whole_numbers(name, [int(v) if name == column else len(v) for v in values], "lengths")
 
 
-def text_cost(lengths: Ints) -> Floats:
-    """`[N]` what texts of these lengths cost, in the time of a token without attention."""
-    tokens = lengths.astype(np.float64)
-    costs: Floats = tokens + tokens**2 / ATTENTION_TOKENS
-    return costs
+def costs_of_lengths(lengths: Sequence[int], costs: Sequence[float] | None = None) -> SampleCosts:
+    """Costs of samples of these lengths; where none are given, those of texts.
+
+    Args:
+        lengths: `[N]` tokens.
+        costs: `[N]` in any unit; None: tokens + tokens^2 / `ATTENTION_TOKENS`.
+
+    Raises:
+        ConfigError: they are not as many, or no such numbers.
+    """
+    found = sample_costs(lengths, costs)
+    if costs is not None:
+        return found
+    tokens = found.tokens.astype(np.float64)
+    return replace(found, seconds=tokens + tokens**2 / ATTENTION_TOKENS)

@@ -109,8 +109,8 @@ def take_samples(run: RunDir, data: ProfileRecord, say: Say) -> None:
         with Reader(run.config().store) as reader:
             shapes = list(reader.shapes(data.profile_key))
         run.write_shapes(shapes)
-    told = summary_text(shapes_frame(shapes))
-    say(f"{data.num_rows} valid samples, {data.num_quarantined} skipped\n{told}")
+    summary = summary_text(shapes_frame(shapes))
+    say(f"{data.num_rows} valid samples, {data.num_quarantined} skipped\n{summary}")
 
 
 def judge(run: RunDir, profile: ProfileRecord, say: Say) -> None:

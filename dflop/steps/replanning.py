@@ -135,8 +135,8 @@ def _advise(run: RunDir, config: Config, progress: Progress, noticed: Sequence[D
     gain_s = (old_s - new_s) * progress.time_ratio * num_counted
     verdict, detail = _verdict(config, plan, plans[0], old_s, new_s, gain_s, cost_s, num_counted)
     if slow:
-        told = ", ".join(f"rank {_ranks(plan, node)[0]} {ratio(factor)}" for node, factor in sorted(slow.items()))
-        detail += f"; slow ranks ({told}) stay slow under the new plan"
+        slow_ranks = ", ".join(f"rank {_ranks(plan, node)[0]} {ratio(factor)}" for node, factor in sorted(slow.items()))
+        detail += f"; slow ranks ({slow_ranks}) stay slow under the new plan"
     decision = decided(verdict, detail, plans[0], old_s=old_s, new_s=new_s, gain_s=gain_s, cost_s=cost_s)
     return Advice(decision, task, plans, planned.programs)
 

@@ -92,9 +92,11 @@ def share(tops: list[Path], gid: int) -> None:
     if others:
         path, found = others[0]
         owners = ", ".join(sorted({user_name(stat_.st_uid) for _, stat_ in others}))
-        told = f"{len(others)} files or folders of other users do not belong to the group yet, the first {whose(found)}"
+        message = (
+            f"{len(others)} files or folders of other users do not belong to the group yet, the first {whose(found)}"
+        )
         hint = f"everything else is done; {owners} or root must run the same command"
-        raise StoreError(told, where=str(path), hint=hint)
+        raise StoreError(message, where=str(path), hint=hint)
     if unreadable:
         raise unreadable[0]
 
@@ -168,8 +170,8 @@ def error_of(what: str, error: Exception, root: Path, *, hint: str = "") -> Stor
         deed = f"{deed} {place}, {whose(found)}"
     except OSError:
         found, deed = None, f"look at {place}"
-    told = f"{what}: {user_name(os.geteuid())} may not {deed}"
-    return StoreError(told, where=str(path), hint=_advice(root, place, found))
+    message = f"{what}: {user_name(os.geteuid())} may not {deed}"
+    return StoreError(message, where=str(path), hint=_advice(root, place, found))
 
 
 def is_denied(error: Exception) -> bool:

@@ -184,9 +184,9 @@ def opened(path: Path, **options: Any) -> Iterator[duckdb.DuckDBPyConnection]:
     except duckdb.Error as error:
         if access.is_denied(error):
             raise  # a rebuild would meet the same; whoever knows the store says whose the file is
-        told = f"cannot open the live database: {str(error).splitlines()[0]}"
+        message = f"cannot open the live database: {str(error).splitlines()[0]}"
         raise StoreError(
-            told, where=str(path), hint="no data is lost (the spool has it): run `dflop store rebuild`"
+            message, where=str(path), hint="no data is lost (the spool has it): run `dflop store rebuild`"
         ) from error
     with con:
         yield con
@@ -196,8 +196,8 @@ def _check_version(con: duckdb.DuckDBPyConnection, folder: Path) -> None:
     written_by = get_meta(con, "duckdb_version")
     theirs, ours = ([int(part) for part in v.split(".")[:2] if part] for v in (written_by, duckdb.__version__))
     if theirs > ours:
-        told = f"the live database was written by duckdb {written_by}, this is {duckdb.__version__}"
+        message = f"the live database was written by duckdb {written_by}, this is {duckdb.__version__}"
         hint = "ingest with the newer duckdb, or run `dflop store rebuild` with this one"
-        raise StoreError(told, where=str(folder), hint=hint)
+        raise StoreError(message, where=str(folder), hint=hint)
     if written_by != duckdb.__version__:
         set_meta(con, "duckdb_version", duckdb.__version__)

@@ -58,13 +58,13 @@ def apply(con: duckdb.DuckDBPyConnection, sql_root: Path | None = None) -> list[
     migrations, applied = _migrations(sql_root), _applied(con)
     for (version, name, sha256), migration in itertools.zip_longest(applied, migrations[: len(applied)]):
         if migration is None:
-            told = f"the store has migration {version:04d}_{name}, this dflop knows only up to {len(migrations):04d}"
+            message = f"the store has migration {version:04d}_{name}, this dflop knows only up to {len(migrations):04d}"
             where = str((sql_root or resources.path("sql")) / "migrations")
-            raise StoreError(told, where=where, hint="the store was written by a newer dflop: upgrade")
+            raise StoreError(message, where=where, hint="the store was written by a newer dflop: upgrade")
         if sha256_of([migration[1]]) != sha256:
-            told = f"migration {version:04d}_{name} was edited after it ran on this store"
+            message = f"migration {version:04d}_{name} was edited after it ran on this store"
             hint = "restore the file and put the change into a new migration"
-            raise StoreError(told, where=str(migration[0]), hint=hint)
+            raise StoreError(message, where=str(migration[0]), hint=hint)
     ran = migrations[len(applied) :]
     for path, text in ran:
         run(con, text, path)

@@ -63,8 +63,8 @@ def note_new(con: duckdb.DuckDBPyConnection, root: Path) -> int:
         try:
             entry = from_dict(Entry, parse_json(path.read_text(encoding="utf-8")))
         except (ValueError, TypeError) as error:
-            told = f"damaged reason file of a rejected file: {error}"
-            raise StoreError(told, where=str(path), hint="remove it") from None
+            message = f"damaged reason file of a rejected file: {error}"
+            raise StoreError(message, where=str(path), hint="remove it") from None
         con.execute("insert or replace into file_quarantine values (?, ?, ?, ?, ?)", [*dataclasses.astuple(entry)])
         num_new += 1
     return num_new

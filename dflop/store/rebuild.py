@@ -43,9 +43,9 @@ def rebuild(store_root: Path | str, say: Progress = live.silent) -> IngestReport
             report = fill(new, root, say)
             lease.check()
             if report.num_unreadable:
-                told = f"a rebuild would skip {report.num_unreadable} files or folders that cannot be read"
+                what = f"a rebuild would skip {report.num_unreadable} files or folders that cannot be read"
                 hint = "make them readable, as described above, or have their owner run the rebuild"
-                raise StoreError(told, where=str(root / "spool"), hint=hint)
+                raise StoreError(what, where=str(root / "spool"), hint=hint)
             _remove(path)  # with its log, which would be replayed into the new file
             os.replace(new, path)
             files.fsync(path.parent)
@@ -74,9 +74,9 @@ def rebuild_snapshot(
         with scratch(target.parent) as path:
             report = fill(path, root, say, only=wanted)
             if report.num_files != len(wanted):
-                told = f"snapshot {snapshot_seq} held {len(wanted)} files, the store still has {report.num_files}"
+                what = f"snapshot {snapshot_seq} held {len(wanted)} files, the store still has {report.num_files}"
                 hint = "restore the missing spool or archive files from a backup"
-                raise StoreError(told, where=str(root), hint=hint)
+                raise StoreError(what, where=str(root), hint=hint)
             with live.connect(path) as con, files.replacing(target, is_durable=True) as final:
                 snapshot.copy_database(con, final)
                 os.chmod(final, 0o444)
@@ -137,9 +137,9 @@ def _files_of(root: Path, snapshot_seq: int) -> set[SpoolKey]:
     logged = {p.seq: p.keys for p in publishes.read(root)}
     if snapshot_seq not in logged:
         known = f"{min(logged)} to {max(logged)}" if logged else "none"
-        told = f"snapshot {snapshot_seq} is not in the publish log, which knows {known}"
+        what = f"snapshot {snapshot_seq} is not in the publish log, which knows {known}"
         hint = "snapshots of dflop 0.1 were not logged: only their files, if they still exist, have their content"
-        raise ConfigError(told, where=str(root / publishes.FOLDER), hint=hint)
+        raise ConfigError(what, where=str(root / publishes.FOLDER), hint=hint)
     return {key for seq, keys in logged.items() if seq <= snapshot_seq for key in keys}
 
 
@@ -164,8 +164,8 @@ def _check_snapshot(root: Path) -> list[str]:
         return ["there is no snapshot"]
     with open(root / current.file, "rb") as file:
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-    told = f"snapshot {current.seq} ({current.file}) is not what was published: sha256 {sha256}, not {current.sha256}"
-    return [] if sha256 == current.sha256 else [told]
+    what = f"snapshot {current.seq} ({current.file}) is not what was published: sha256 {sha256}, not {current.sha256}"
+    return [] if sha256 == current.sha256 else [what]
 
 
 def _compare(con: duckdb.DuckDBPyConnection, rebuilt: Path) -> list[str]:

@@ -113,8 +113,8 @@ def open_current(store_root: Path | str) -> tuple[duckdb.DuckDBPyConnection, Cur
             failure = f"cannot open snapshot {current.seq}"
             if access.is_denied(error):
                 raise access.error_of(failure, error, root) from error
-            told, hint = f"{failure}: {str(error).splitlines()[0]}", "run `dflop store ingest` to publish a new one"
-            raise StoreError(told, where=str(root / current.file), hint=hint) from error
+            message, hint = f"{failure}: {str(error).splitlines()[0]}", "run `dflop store ingest` to publish a new one"
+            raise StoreError(message, where=str(root / current.file), hint=hint) from error
     raise AssertionError("unreachable")
 
 
@@ -184,17 +184,17 @@ def _set_aside(path: Path, seq: int, say: Progress) -> None:
 
 def _damage(store_root: Path, current: Current) -> str:
     """What is wrong with the newest snapshot by size and revision; to read all of it in every pass would not scale."""
-    path, told = store_root / current.file, f"snapshot {current.seq} ({current.file})"
+    path, name = store_root / current.file, f"snapshot {current.seq} ({current.file})"
     try:
         size = path.stat().st_size
         if current.num_bytes and size != current.num_bytes:
-            return f"{told} has {size} bytes, {current.num_bytes} were published"
+            return f"{name} has {size} bytes, {current.num_bytes} were published"
         with duckdb.connect(str(path), read_only=True, config=READ_CONFIG) as con:
             is_it = live.get_meta(con, "revision") == current.revision
-            return "" if is_it else f"{told} differs from what CURRENT lists"
+            return "" if is_it else f"{name} differs from what CURRENT lists"
     except (duckdb.Error, OSError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error).splitlines()[0]
-        return f"{told} does not open: {reason}"
+        return f"{name} does not open: {reason}"
 
 
 def expired(store_root: Path) -> list[Path]:

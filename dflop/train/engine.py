@@ -122,14 +122,15 @@ class Engine:
         self._posted: dict[tuple[bool, int, int], tuple[torch.Tensor, dist.Work]] = {}
         order = one_f_one_b(len(inputs), self._num_stages_after)
         actions = [(action, given) for action in order if (given := inputs[action.microbatch]) is not None]
-        for (action, given), self._next_action in itertools.zip_longest(actions, actions[1:]):
+        for (action, given), following in itertools.zip_longest(actions, actions[1:]):
+            self._next_action = following
             self._received_bytes = self._sent_bytes = 0
             self._marks = [self._clock.mark()]
             try:
                 if action.phase == "F":
                     self._forward(action.microbatch, given, healthy, num_loss_tokens)
                 else:
-                    if self._next_action is None:
+                    if following is None:
                         before_last_backward()
                     self._backward(action.microbatch)
             except Exception as error:
