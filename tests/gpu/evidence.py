@@ -1,11 +1,16 @@
 """Measure on one GPU what plans assume: `python -m tests.gpu.evidence --minutes 9 --out FOLDER`.
 
-For whoever has a GPU: torch, transformers, numpy, pyarrow, numba and PyYAML, nothing else. Parts run in
+For whoever has a GPU: torch, transformers, numpy, pyarrow, numba, PyYAML and pytest, nothing else. Parts run in
 order of worth and append every result to `FOLDER/PART.jsonl` at once, so a run that is cut off keeps what it measured:
 
 - `attention`: variable-length kernels and SDPA on LLM and encoder heads, seconds and FLOP/s;
 - `roofline`: matrix products, copies, norms, and how long the launch of a small kernel takes;
 - `pooling`: frames of a video in two memory layouts;
+- `levers`: a step of InternViT-300M with a 1.5-billion decoder as training runs it, and with one lever moved at a time;
+- `trace`: one microbatch under torch's profiler: kernels, launches, waits, gaps between kernels;
+- `host_waits`: lines of code at which the engine waits for the device;
+- `new_lengths`: kernels of attention on lengths that were not seen before;
+- `copies`: bytes per second between page-locked memory and the device;
 - `step`: InternViT-300M with a 1.5-billion decoder: packed, padded as Hugging Face does, one by one;
 - `orders`: microbatches of 8 data-parallel ranks under four policies, timed one after the other: a step is its slowest
   rank, messages between ranks left out;
@@ -34,7 +39,7 @@ from typing import Any
 import torch
 
 from dflop.profile.hardware import hardware_name, software_name
-from tests.gpu import layers, one_step
+from tests.gpu import host, layers, levers, new_lengths, one_step
 from tests.gpu.nnls import stand_in
 from tests.gpu.subject import TABLES, Subject, released, tiny
 
@@ -43,6 +48,11 @@ PARTS: Mapping[str, tuple[Part, float]] = {
     "attention": (layers.attention_kernels, 0.10),
     "roofline": (layers.roofline, 0.05),
     "pooling": (layers.pooling, 0.01),
+    "levers": (levers.levers, 0.3),
+    "trace": (host.trace, 0.1),
+    "host_waits": (host.host_waits, 0.02),
+    "new_lengths": (new_lengths.new_lengths, 0.1),
+    "copies": (levers.copies, 0.02),
     "step": (one_step.step, 0.24),
     "orders": (one_step.orders, 0.30),
     "memory": (layers.memory, 0.06),

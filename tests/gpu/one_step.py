@@ -88,7 +88,7 @@ class Whole:
         targets = torch.from_numpy(labels[labels >= 0]).to(device)
         lengths = [len(t) for t, _ in texts]
         positions = torch.cat([torch.arange(n) for n in lengths])[None].to(device)
-        cu_seqlens = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32, device=device)
+        cu_seqlens = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32)
         media = torch.nonzero(ids == self.image_id).flatten()
         sizes = torch.tensor([self.family.item_size(i) for s in shapes for i in s.items], device=device)
 
