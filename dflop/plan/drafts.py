@@ -241,12 +241,13 @@ def max_tokens(problem: Problem, plan: Plan, chain: Sequence[ModulePlan], larges
     where even those loads do not fit, their own tokens.
     """
     low, high = 1.0, MAX_GROWTH
-    if (chain_peaks(problem, plan, chain, [x * high for x in largest]) <= problem.usable_bytes).all():
-        return [0] * len(chain)
-    for _ in range(3):  # 40 doublings in 64 steps, three times: to one part in ten thousand
-        factors = np.geomspace(low, high, 65)
+    for _ in range(2):  # 40 doublings in 512 steps, twice: to one part in ten thousand
+        factors = np.geomspace(low, high, 513)
         peaks = chain_peaks(problem, plan, chain, [np.outer(x, factors) for x in largest])
-        first_over = int(np.argmax(peaks.max(axis=1) > problem.usable_bytes))
+        is_over = (peaks > problem.usable_bytes).any(axis=1)
+        if not is_over.any():
+            return [0] * len(chain)
+        first_over = int(np.argmax(is_over))
         low, high = float(factors[max(first_over - 1, 0)]), float(factors[first_over])
         if first_over == 0:
             break

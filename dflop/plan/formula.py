@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dflop.cost.model import Floats
-from dflop.plan.candidates import Candidate, Candidates, layer_and_edge_seconds, module_candidates
+from dflop.plan.candidates import NUM_SHARD_CHOICES, Candidate, Candidates, layer_and_edge_seconds, module_candidates
 from dflop.plan.memory import candidate_bytes, max_stages_beyond
 from dflop.plan.space import Problem
 from dflop.plan.sync import candidate_sync_s
@@ -153,17 +153,14 @@ def _with_less(candidates: Candidates, beyond: Floats) -> Floats:
 
     That is without recomputation in the same groups, or in smaller groups with the same recomputation.
     """
-    content = [tuple(row) for row in candidates.content[:, :5].tolist()]
-    known = dict(zip(content, beyond.tolist(), strict=True))
-    smaller: dict[tuple[int, ...], list[int]] = {}
-    for row in content:
-        smaller.setdefault(row[:3], []).append(row[3])
-    found = []
-    for tp, pp, dp, shards, recompute in content:
-        less = [(tp, pp, dp, s, recompute) for s in smaller[tp, pp, dp] if s < shards]
-        less += [(tp, pp, dp, shards, 0)] * bool(recompute)
-        found.append(max((known.get(row, -1.0) for row in less), default=-1.0))
-    return np.array(found)
+    tp, pp, dp, shards, again = candidates.content[:, :5].T
+    _, group = np.unique((tp << 40) + (pp << 20) + dp, return_inverse=True)
+    place = np.where(shards == 1, 0, np.where(shards == dp, 2, 1))  # of `NUM_SHARD_CHOICES`, the fewer the sooner
+    known = np.full((len(group), NUM_SHARD_CHOICES + 1, 2), -1.0)
+    known[group, place + 1, again] = beyond
+    with_fewer = np.maximum.accumulate(known, axis=1)[group, place, again]
+    found: Floats = np.where(again == 1, np.maximum(with_fewer, known[group, place + 1, 0]), with_fewer)
+    return found
 
 
 def _pipeline_seconds(candidates: Candidates, problem: Problem, num_microbatches: int) -> tuple[Floats, Floats]:
