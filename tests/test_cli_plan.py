@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,11 @@ import transformers
 from ruamel.yaml import YAML
 
 from dflop import resources
-from dflop.config import load_config
+from dflop.config import load_config, load_mixture
 from dflop.cost.devices import H100
 from dflop.data.demo import make_demo_dataset
 from dflop.store.console import query
+from tests.data.helpers import chat
 from tests.jobs.configs import write_config, write_demo_config
 from tests.test_cli import assert_refused, dflop
 
@@ -84,6 +86,7 @@ def test_with_emit_the_explanation_leaves_stdout_to_the_file(
     [
         (("--emit", "megatron"), ("cannot emit `megatron`", "megatron-mimo, torchrun")),
         (("--explain", "--format", "csv"), ("an explanation is several tables", "--format table or json")),
+        (("--batch", "8,x"), ("`8,x` is no list of global batch sizes", "--batch 128,256,512")),
         (("--device", "h100", "--gpus", "12"), ("12 GPUs are not whole nodes of 8", "--gpus-per-node")),
     ],
 )
@@ -99,17 +102,24 @@ def test_a_model_and_its_data_get_a_plan_without_a_configuration(tmp_path: Path)
     (tmp_path / "model" / "config.json").write_text(json.dumps(content))
     assert_refused(dflop("plan", "model", cwd=tmp_path), 2, "`model` is a model", "model DATA")
     make_demo_dataset(tmp_path / "data", 16)
+    (tmp_path / "chat.jsonl").write_text((json.dumps(chat("what?", "that")) + "\n") * 8)
     tokenizer = (tmp_path / "data" / "tokenizer.json").rename(tmp_path / "tokenizer.json")
-    given = ("plan", "model", "data", "--device", "a100", "--gpus", "4", "--set", "plan.microbatch_choices=[2]")
+    given = ["plan", "model", "data", "chat.jsonl", "--device=a100", "--gpus=4", "--set=plan.microbatch_choices=[2]"]
     assert_refused(dflop(*given, cwd=tmp_path), 2, "no tokenizer.json", "--set dataset.tokenizer=PATH")
-    done = dflop(*given, "--set", f"dataset.tokenizer={tokenizer}", cwd=tmp_path, COLUMNS="80")
+    given += ["--set", f"dataset.tokenizer={tokenizer}", "--batch", "16,8"]
+    done = dflop(*given, cwd=tmp_path, COLUMNS="80")
     assert done.returncode == 0, done.stderr
-    assert "found    data: data/annotations.jsonl, JSON Lines, 16 rows" in done.stderr
-    assert "assumed  plan.global_batch_size: 16, 4 for each of 4 GPUs" in done.stderr
+    assert re.search(r"found    data: \.dflop/configurations/mixture-\w+\.yaml, mixture, 24 rows", done.stderr)
+    assert "assumed  cluster" in done.stderr
+    assert "assumed  plan.global_batch_size" not in done.stderr
     assert "Plan and next-best plans" in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 80
-    (made,) = (tmp_path / ".dflop" / "configurations").iterdir()
-    assert load_config(made).plan.global_batch_size == 16
+    sizes = re.findall(r"^ +(8|16)  ", done.stdout.partition("Plan and")[0], re.M)
+    assert f"a global batch of {sizes[0]} takes the fewest GPU-hours per token, its speed " in done.stderr
+    assert f"x that of {sizes[1]}" in done.stderr
+    (made,) = (tmp_path / ".dflop" / "configurations").glob("qwen2_5_omni*")
+    entries = load_mixture(tmp_path / load_config(made).dataset.annotations).datasets
+    assert [entry.path for entry in entries] == ["data/annotations.jsonl", "chat.jsonl"]
 
 
 def test_a_plan_that_does_not_fit_says_what_would(folder: Path) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from dflop.cli.common import Form, Json, Overrides, Quiet, UsdPerGpuHour, check_folder, form_of, talk, writing
-from dflop.cli.configured import ConfigOrModel, Data, configured
+from dflop.cli.configured import Batch, ConfigOrModel, Data, batch_sizes, configured, show_batches
 from dflop.cli.plan import Device, Gpus, GpusPerNode
 from dflop.run.messages import Say
 
@@ -21,8 +21,9 @@ Policy = Literal["token_lpt", "token_kk", "length_grouped", "bottleneck", "progr
 
 def compare(
     config: ConfigOrModel | None = None,
-    data: Data = None,
+    data: Data = (),
     *,
+    batch: Batch = "",
     suite: Annotated[Suite | None, Parameter(help="The paper's models on generated data instead of your own.")] = None,
     device: Device = "",
     gpus: Gpus = None,
@@ -78,21 +79,33 @@ def compare(
     from rich.console import Console
 
     from dflop.cli.sigterm import run_driver
-    from dflop.compare.outlook import look_ahead
+    from dflop.compare.batches import AtBatch, at_batches
+    from dflop.compare.outlook import Outlook, look_ahead
+    from dflop.compare.suite.contest import OURS, Contest
     from dflop.compare.trainers import COLUMNS, compare_on_data, comparison_rows, comparison_table, data_page, verdict
     from dflop.report.table_text import print_table
     from dflop.steps.planned_cluster import planned_cluster
 
     assert config is not None
+    sizes = batch_sizes(batch)
+    overrides = (*overrides, *(f"plan.global_batch_size={size}" for size in sizes[:1]))
     loaded, file = configured(config, data, say, gpus=gpus, overrides=overrides)
     cluster = planned_cluster(loaded, say, device=device, gpus=gpus, gpus_per_node=gpus_per_node, overrides=overrides)
-    outlook = run_driver(look_ahead(loaded, device, cluster, say))
-    contest = compare_on_data(outlook, num_batches, loaded.train.seed + 1, say, policy)
+
+    def look(outlook: Outlook) -> AtBatch[Contest]:
+        found = compare_on_data(outlook, num_batches, loaded.train.seed + 1, say, policy)
+        plan, step_s = found.plans.ours, found.steps[OURS].mean_s
+        return AtBatch(outlook, found, plan, step_s, found.setting.workload.throughput(step_s, plan))
+
+    ranked = at_batches(run_driver(look_ahead(loaded, device, cluster, say)), loaded, sizes, look, say)
+    outlook, contest = ranked[0].outlook, ranked[0].found
+    if len(sizes) > 1:
+        show_batches(ranked, wanted, say)
     if html is not None:
         _write(html, data_page(contest, loaded, file, num_steps, usd_per_gpu_hour), say)
     if wanted == "table":
         print_table(comparison_table(contest, num_steps, usd_per_gpu_hour), Console())
-    else:
+    elif len(sizes) < 2:
         print_rows(tuple(COLUMNS), comparison_rows(contest, num_steps, usd_per_gpu_hour), wanted)
     say(f"simulated on {num_batches} held-out batches; costs {outlook.source}")
     say(contest.plans.ours.reason)

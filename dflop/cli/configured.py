@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 from cyclopts import Parameter
 
@@ -13,24 +13,59 @@ from dflop.cli.common import writing
 from dflop.run.messages import Say
 
 if TYPE_CHECKING:
+    from dflop.compare.batches import AtBatch
     from dflop.config import Config
 
+T = TypeVar("T")
 ConfigOrModel = Annotated[
     Path, Parameter(help="Run configuration, or with DATA a Hugging Face model: its config.json or folder.")
 ]
-Data = Annotated[Path | None, Parameter(help="Training data for that model: a file of rows, or its folder.")]
+Data = Annotated[
+    tuple[Path, ...], Parameter(help="Training data for that model: a file of rows, or its folder; several: a mixture.")
+]
+Batch = Annotated[str, Parameter(help="Samples of a global batch; several, such as 128,256,512, are compared.")]
 MADE = Path(".dflop/configurations")
 """Where configurations are kept that were made for a model and its data."""
 
 
+def batch_sizes(text: str) -> tuple[int, ...]:
+    """Those of `--batch`, each once, the smallest first.
+
+    Raises:
+        ConfigError: they are no whole numbers above 0.
+    """
+    from dflop.errors import ConfigError
+
+    words = [word.strip() for word in text.split(",")] if text else []
+    if not all(word.isdecimal() and int(word) for word in words):
+        raise ConfigError(f"`{text}` is no list of global batch sizes", where="--batch", hint="--batch 128,256,512")
+    return tuple(sorted(set(map(int, words))))
+
+
+def show_batches(ranked: Sequence[AtBatch[T]], form: str, say: Say, *, is_data: bool = True) -> None:
+    """A row per global batch size, on stderr where stdout is for something else, and which one is best."""
+    from rich.console import Console
+
+    from dflop.compare.batches import batch_table, batch_verdict
+    from dflop.report.rows import print_rows
+    from dflop.report.table_text import print_table
+
+    table = batch_table(ranked)
+    if form == "table" or not is_data:
+        print_table(table, Console(stderr=not is_data))
+    else:
+        print_rows(table.header, table.rows, form)
+    say(batch_verdict(ranked))
+
+
 def configured(
-    given: Path, data: Path | None, say: Say, *, gpus: int | None, overrides: Sequence[str]
+    given: Path, data: Sequence[Path], say: Say, *, gpus: int | None, overrides: Sequence[str]
 ) -> tuple[Config, Path]:
     """(configuration, its file).
 
     Args:
         given: Configuration file, or with `data` a model.
-        data: None with a configuration file.
+        data: None with a configuration file; several are a mixture.
         say: Hears what was found and what was assumed.
         gpus: That the global batch is for where a configuration is made.
         overrides: `key=value`s.
@@ -41,36 +76,52 @@ def configured(
     from dflop.config import load_config
     from dflop.errors import ConfigError
 
-    if data is None:
+    if not data:
         if given.is_dir() or given.name == "config.json":
             raise ConfigError(
                 f"`{given}` is a model, and a plan depends on its data", hint=f"name the data: {given} DATA"
             )
         return load_config(given, overrides), given
-    path = _made(given, data, say, gpus, has_tokenizer=any(x.startswith("dataset.tokenizer=") for x in overrides))
+    path = _made(given, data, say, gpus, {x.partition("=")[0] for x in overrides})
     say(f"configuration: {path}, for `dflop run` and `dflop config show`; change any key: --set KEY=VALUE")
     return load_config(path, overrides), path
 
 
-def _made(model: Path, data: Path, say: Say, gpus: int | None, *, has_tokenizer: bool) -> Path:
-    """File of a configuration, whose name has its content in it, so that nothing that a person edited is lost."""
-    from dflop import files
+def _made(model: Path, data: Sequence[Path], say: Say, gpus: int | None, by_hand: Collection[str]) -> Path:
+    """File of a configuration of which some keys are set by hand."""
     from dflop.errors import ConfigError
     from dflop.starter.starter import make_starter
 
-    made = make_starter(model, data, gpus)
-    if made.tokenizer_problem and not has_tokenizer:
+    made = make_starter(model, data[0] if len(data) == 1 else _mixture(data), gpus)
+    if made.tokenizer_problem and "dataset.tokenizer" not in by_hand:
         raise ConfigError(
             made.tokenizer_problem, where="dataset.tokenizer", hint="--set dataset.tokenizer=PATH/tokenizer.json"
         )
-    digest = hashlib.sha256(made.text.encode()).hexdigest()[:8]
-    path = MADE / f"{made.name}-{digest}.yaml"
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if not path.exists():
-            files.replace(path, made.text)
     for line in made.found:
         say(f"found    {line}")
     for line in made.to_edit:
-        say(f"assumed  {line}")
+        if line.partition(":")[0] not in by_hand:
+            say(f"assumed  {line}")
+    return _keep(made.name, made.text)
+
+
+def _mixture(data: Sequence[Path]) -> Path:
+    """File of a mixture of all rows of some data, each with the folder that its media were found in."""
+    from dflop.config import dump_yaml
+    from dflop.starter.dataset import find_dataset
+
+    found = [find_dataset(path) for path in data]
+    entries = [{"path": of.annotations, "media_root": str(of.media_root)} for of in found]
+    return _keep("mixture", "# Shares of its files: docs/formats.md.\n" + dump_yaml({"datasets": entries}))
+
+
+def _keep(name: str, text: str) -> Path:
+    """A file with the text, whose name has its content in it, so that nothing that a person edited is lost."""
+    from dflop import files
+
+    path = MADE / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}.yaml"
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists():
+            files.replace(path, text)
     return path

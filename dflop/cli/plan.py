@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,7 +19,7 @@ from dflop.cli.common import (
     prepare_kernels,
     talk,
 )
-from dflop.cli.configured import ConfigOrModel, Data, configured
+from dflop.cli.configured import Batch, ConfigOrModel, Data, batch_sizes, configured, show_batches
 from dflop.run.messages import Say
 
 if TYPE_CHECKING:
@@ -34,8 +35,9 @@ GpusPerNode = Annotated[int | None, Parameter(help="GPUs per node; 8 with a data
 
 def plan(
     config: ConfigOrModel,
-    data: Data = None,
+    data: Data = (),
     *,
+    batch: Batch = "",
     device: Device = "",
     gpus: Gpus = None,
     gpus_per_node: GpusPerNode = None,
@@ -65,7 +67,8 @@ def plan(
     from rich.console import Console
 
     from dflop.cli.sigterm import run_driver
-    from dflop.compare.outlook import keep, look_ahead
+    from dflop.compare.batches import AtBatch, at_batches
+    from dflop.compare.outlook import Outlook, keep, look_ahead
     from dflop.errors import ConfigError
     from dflop.plan.emit import RULES, emitter
     from dflop.plan.robust import encoder_regrets
@@ -88,11 +91,20 @@ def plan(
         from dflop.views.explain_plan import explain_plan, save_plan_picture
     if picture is not None:
         check_suffix(picture)
+    sizes = batch_sizes(batch)
+    overrides = (*overrides, *(f"plan.global_batch_size={size}" for size in sizes[:1]))
     loaded, _ = configured(config, data, say, gpus=gpus, overrides=overrides)
     cluster = planned_cluster(loaded, say, device=device, gpus=gpus, gpus_per_node=gpus_per_node, overrides=overrides)
-    found = run_driver(look_ahead(loaded, device, cluster, say))
+
+    def look(outlook: Outlook) -> AtBatch[Sequence[Plan]]:
+        problem = replace(outlook.problem, space=replace(outlook.problem.space, rules=RULES.get(emit)))
+        plans = plan_problem(problem, top=loaded.plan.top, progress=say)
+        step_s = plans[0].predicted_step_s
+        return AtBatch(outlook, plans, plans[0], step_s, outlook.workload.throughput(step_s, plans[0]))
+
+    ranked = at_batches(run_driver(look_ahead(loaded, device, cluster, say)), loaded, sizes, look, say)
+    found, plans, speed = ranked[0].outlook, ranked[0].found, ranked[0].speed
     problem = replace(found.problem, space=replace(found.problem.space, rules=RULES.get(emit)))
-    plans = plan_problem(problem, top=loaded.plan.top, progress=say)
     keep(found, plans, loaded.store)
     freshen(loaded.store, problem.run_id, say)
     nodes = f"{cluster.num_nodes} node{'s' * (cluster.num_nodes > 1)} of {cluster.num_processes_per_node}"
@@ -102,9 +114,11 @@ def plan(
     )
     if problem.space.rules is not None:
         _say_what_rules_cost(found.problem, plans[0], emit, say)
+    if len(sizes) > 1:
+        show_batches(ranked, wanted, say, is_data=write is None and not explain)
     if write is not None:
         print(write(plans[0], problem.cluster), end="")
-    elif not explain:
+    elif not explain and (wanted == "table" or len(sizes) < 2):
         table = plan_table(plans, [found.workload.throughput(p.predicted_step_s, p) for p in plans])
         if wanted == "table":
             shown = table.without("reason", "arrival order simulated", "uniform simulated", "processes")
@@ -112,7 +126,6 @@ def plan(
             print_table(replace(shown, rows=shown.rows[: table.num_shown], note=more), Console())
         else:
             print_rows(table.header, table.rows, wanted)
-    speed = found.workload.throughput(plans[0].predicted_step_s, plans[0])
     say(f"simulated: {throughput_text(speed, found.workload.num_samples, usd_per_gpu_hour)}")
     if explain:
         explained, out = explain_plan(problem, plans, say), Console(stderr=bool(emit))

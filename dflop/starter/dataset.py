@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -147,12 +147,29 @@ def _look(files: tuple[Path, ...], given: Path) -> FoundDataset | None:
 
 
 def _look_at_mixture(path: Path, given: Path) -> FoundDataset | None:
-    entries = load_mixture(path).datasets
-    sources = [open_source(expand(entry.path, path.absolute().parent)[0]) for entry in entries]
-    num_rows = sum(len(source) for source in sources)
-    root = entries[0].media_root
-    folder = beside(root, path.absolute().parent) if root else sources[0].path.parent
-    return _judge(str(path), "mixture", sources[0], num_rows, folder, given)
+    folder, found = path.absolute().parent, []
+    for entry in load_mixture(path).datasets:
+        files = expand(entry.path, folder)
+        source = open_source(files[0])
+        root = beside(entry.media_root, folder) if entry.media_root else source.path.parent
+        found.append(_judge(str(path), "mixture", source, len(source) * len(files), root, given))
+    return replace(
+        next((one for one in found if one.num_media_found), found[0]),
+        num_rows=sum(one.num_rows for one in found),
+        num_looked_at=sum(one.num_looked_at for one in found),
+        num_bad=sum(one.num_bad for one in found),
+        first_reason=next((one.first_reason for one in found if one.num_bad), "no rows"),
+        kinds=_sum(one.kinds for one in found),
+        num_media=sum(one.num_media for one in found),
+        num_media_found=sum(one.num_media_found for one in found),
+        unknown_keys=_sum(one.unknown_keys for one in found),
+        refused_keys=_sum(one.refused_keys for one in found),
+        frames=_sum(one.frames for one in found),
+    )
+
+
+def _sum(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    return dict(sum(map(Counter, counts), Counter[str]()))
 
 
 def _judge(name: str, form: str, source: RowSource, num_rows: int, folder: Path, given: Path) -> FoundDataset:

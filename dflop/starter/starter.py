@@ -120,7 +120,8 @@ class _Writer:
             listed = ", ".join(f"{count} {how}" for how, count in data.frames.items())
             yield f"videos given as frames, in the rows sampled: {listed}"
         if data.num_media:
-            yield f"media: {data.num_media_found} of {data.num_media} named files are under {data.media_root}"
+            where = "found" if data.format == "mixture" else f"under {data.media_root}"
+            yield f"media: {data.num_media_found} of {data.num_media} named files are {where}"
         if data.unknown_keys:
             yield f"unknown keys, ignored: {_counted(data.unknown_keys)}"
         if data.others:

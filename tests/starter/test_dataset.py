@@ -59,7 +59,7 @@ def test_a_mixture_counts_the_rows_of_all_its_files(tmp_path):
     )
     found = find_dataset(tmp_path)
     assert (found.annotations, found.format, found.num_rows) == (str(tmp_path / "mixture.yaml"), "mixture", 3)
-    assert (found.media_root, found.num_media_found) == (tmp_path / "m", 2)
+    assert (found.media_root, found.num_media_found, found.kinds) == (tmp_path / "m", 3, {"image": 3})
 
 
 def test_absolute_paths_count_where_they_lie_under_the_root(tmp_path):
