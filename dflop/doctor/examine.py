@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -23,7 +22,6 @@ def examine(
     The store is looked for in `store` where no configuration names one; `ask_server` is for `flow_server`.
     """
     yield from installed.python_and_dflop()
-    yield from installed.packages(importlib.metadata.requires("dflop") or [])
     constraints = installed.read_constraints(Path(__file__).resolve().parents[3] / "constraints.txt")
     if constraints:
         yield installed.as_tested(constraints)

@@ -40,14 +40,19 @@ def installed_version(package: str) -> str | None:
 
 def python_and_dflop() -> Iterator[Finding]:
     """The interpreter, and which dflop runs."""
-    needed = importlib.metadata.metadata("dflop")["Requires-Python"]
+    needed = importlib.metadata.metadata("dflop")["Requires-Python"] if installed_version("dflop") else None
     version = platform.python_version()
     if Version(version) in SpecifierSet(needed or ">=3"):
         yield Finding(AREA, "Python", OK, version)
     else:
         yield Finding(AREA, "Python", FAIL, f"{version}, dflop needs {needed}", "create a new environment with it")
     folder = Path(dflop.__file__).resolve().parent
-    yield Finding(AREA, "dflop", OK, f"{dflop.__version__}, {code_revision()}, in {folder}")
+    found = f"{dflop.__version__}, {code_revision()}, in {folder}"
+    if installed_version("dflop"):
+        yield Finding(AREA, "dflop", OK, found)
+        yield from packages(importlib.metadata.requires("dflop") or [])
+    else:  # a checkout on PYTHONPATH
+        yield Finding(AREA, "dflop", WARN, f"{found}, not installed: what it needs is unknown", "pip install -e .")
 
 
 def packages(requirements: Sequence[str], version_of: VersionOf = installed_version) -> Iterator[Finding]:

@@ -6,6 +6,8 @@ import platform
 from importlib.metadata import version
 from pathlib import Path
 
+from dflop.errors import ConfigError
+
 PROBES_VERSION = 3
 """Changes when the same module takes another time, or other groups of samples are timed: older costs are not reused."""
 
@@ -15,11 +17,19 @@ def hardware_name(device: str) -> str:
 
     Args:
         device: `cpu` or `cuda`.
+
+    Raises:
+        ConfigError: there is no CUDA device.
     """
     if device == "cuda":
         import torch
 
-        return f"cuda: {torch.cuda.get_device_name()}"
+        try:
+            return f"cuda: {torch.cuda.get_device_name()}"
+        except (AssertionError, RuntimeError) as error:  # torch without CUDA, or no driver or device
+            hint = "run where there is a GPU, or set cluster.device to cpu or cluster.hardware to a label"
+            what = f"no CUDA device: {str(error).splitlines()[0]}"
+            raise ConfigError(what, where="cluster.device", hint=hint) from None
     return f"cpu: {_cpu_model()}"
 
 

@@ -112,7 +112,7 @@ def optimizer_step_s(params: Iterable[torch.nn.Parameter], device: torch.device,
     updated = [p if p.dtype == torch.float32 else p.detach().float() for p in trained]
     for tensor in updated:
         tensor.grad = torch.full_like(tensor, GRADIENT)
-    optimizer = torch.optim.AdamW(updated, lr=0.0, weight_decay=0.01)
+    optimizer = torch.optim.AdamW(updated, lr=0.0, weight_decay=0.01, fused=updated[0].is_cuda or None)
 
     def step() -> torch.Tensor:
         optimizer.step()

@@ -35,3 +35,9 @@ def test_versions_that_tests_did_not_see_are_named(tmp_path):
     other = installed.as_tested(constraints, {"numpy": "2.4.5", "torch": "2.13.0"}.get)
     assert (other.status, other.detail) == (WARN, "numpy 2.4.5 (tested: 2.4.6)")
     assert installed.read_constraints(tmp_path / "none.txt") == {}
+
+
+def test_a_checkout_that_is_not_installed_is_a_warning(monkeypatch):
+    monkeypatch.setattr(installed, "installed_version", lambda _: None)
+    found = {f.name: f.status for f in installed.python_and_dflop()}
+    assert found == {"Python": OK, "dflop": WARN}
