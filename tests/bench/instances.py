@@ -112,7 +112,8 @@ def _small(family: Family, shape: SampleShape, index: int, text_frac: float) -> 
         )
         for i in seen
     )  # fmt: skip
-    num_text = min(max(round(shape.num_text_tokens * text_frac), MIN_SMALL_TOKENS), MAX_SMALL_TOKENS)
+    least = MIN_SMALL_TOKENS + 2 * len(items)  # a medium stands between two tokens
+    num_text = min(max(round(shape.num_text_tokens * text_frac), least), MAX_SMALL_TOKENS)
     answer_frac = shape.num_supervised_tokens / shape.num_text_tokens
     num_supervised = min(max(1, round(num_text * answer_frac)), num_text - 1)  # one token carries no loss
     num_rows = sum(i.num_rows for i in items)
