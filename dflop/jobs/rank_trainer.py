@@ -28,7 +28,7 @@ from dflop.train.loop import Hooks, LoopSettings, Trainer
 from dflop.train.optim import OptimizerSettings, make_optimizer
 from dflop.train.plan_source import PlanSource
 from dflop.train.reduce import GradientReducer
-from dflop.train.stages import llm_stage_of, prepare_stages
+from dflop.train.stages import prepare_stages
 
 
 def make_trainer(
@@ -50,7 +50,8 @@ def make_trainer(
     parts = {**sharded, **shard_parameters(stages, groups, sharded)}
     rates = OptimizerSettings(config.train.learning_rate, config.train.weight_decay)
     optimizer = make_optimizer(plan, seat, stages, groups, rates)
-    source, llm_stage = DatasetSource(dataset_ref(config), family, shapes), llm_stage_of(stages)
+    source = DatasetSource(dataset_ref(config), family, shapes)
+    stage_of = {part.module: stage for part, stage in zip(seat.parts, stages, strict=True)}
     checkpointer = None
     if checkpoints is not None:
         keep, on_failure = config.train.keep_checkpoints, on_failed_checkpoint
@@ -61,7 +62,7 @@ def make_trainer(
         row_width=hidden_size * (1 + family.decoder.num_deep_features), trains=trains, activity=activities.main,
     )  # fmt: skip
     feed = Feed(
-        source, family, plan, seat, llm_stage, prefetcher=make_prefetcher(config, source, device),
+        source, family, plan, seat, stage_of, prefetcher=make_prefetcher(config, source, device),
         activity=activities.feed, dtype=getattr(torch, config.model.dtype), pins=device.type == "cuda",
     )  # fmt: skip
     return Trainer(
@@ -78,5 +79,5 @@ def make_trainer(
         hooks=hooks,
         checkpointer=checkpointer,
         activities=activities,
-        fillers=Fillers(source, family, plan, seat, llm_stage) if groups.shards is not None else None,
+        fillers=Fillers(source, family, plan, seat, stage_of) if groups.shards is not None else None,
     )

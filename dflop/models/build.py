@@ -20,6 +20,7 @@ from dflop.models import attention
 from dflop.models.encoders import CUT_THEMSELVES, ENCODERS
 from dflop.models.family import Decoder, Family, Tower
 from dflop.models.fused import fuse
+from dflop.models.item_arithmetic import ARITHMETIC, Arguments
 from dflop.models.loss import HeadLoss, head_loss
 from dflop.models.positions import POSITIONS, MediaPosition
 from dflop.models.slices import ENTRIES, Enter, Leave, TowerSlice
@@ -139,15 +140,22 @@ class EncoderStage(Stage):
         assert self._slice is not None
         return self._slice.carry_shape(sizes)
 
+    def arithmetic(self, sizes: torch.Tensor) -> Arguments:
+        """What the tower works out from the sizes of packed items, on the host as these are."""
+        make = ARITHMETIC.get(self.tower.call)
+        return make(self.module, sizes) if make else {}
+
     def forward(
-        self, data: torch.Tensor | None, sizes: torch.Tensor, carry: torch.Tensor | None = None
-    ) -> torch.Tensor:
+        self, data: torch.Tensor | None, sizes: torch.Tensor, carry: torch.Tensor | None = None,
+        arithmetic: Arguments | None = None,
+    ) -> torch.Tensor:  # fmt: skip
         """Encode packed items.
 
         Args:
             data: Items' arrays concatenated along `tower.data_axis`; pixels may be uint8. None off the first stage.
-            sizes: int64 `[items, n]`, what `Family.item_size` says of each.
+            sizes: int64 `[items, n]` on the host, what `Family.item_size` says of each.
             carry: What the stage before handed over, of `carry_shape`; None on the first.
+            arithmetic: What `arithmetic` made of the sizes; None: it is made now.
 
         Returns:
             On the last stage `[rows, width]` in item order; `width` is the LLM's hidden size, times more where the
@@ -156,10 +164,15 @@ class EncoderStage(Stage):
         if data is not None:
             colours = self.tower.colours if data.dtype == torch.uint8 else None
             data = data.to(self.dtype) if colours is None else colours.normalised(data, self.dtype)
+        device = next(iter(self.names.values())).device
+        made = self.arithmetic(sizes) if arithmetic is None else arithmetic
+        made = {n: x.to(device, non_blocking=True) if isinstance(x, torch.Tensor) else x for n, x in made.items()}
         if self._slice is None:
             assert data is not None
-            return self._encode(self.shell, self.module, data, sizes)
-        return self._slice.run(lambda given: self._encode(self.shell, self.module, given, sizes), data, carry, sizes)
+            return self._encode(self.shell, self.module, data, sizes, made)
+        return self._slice.run(
+            lambda given: self._encode(self.shell, self.module, given, sizes, made), data, carry, sizes
+        )
 
 
 class LlmStage(Stage):

@@ -13,16 +13,19 @@ from typing import Any
 import torch
 from torch import nn
 
-Encoder = Callable[[Any, Any, torch.Tensor, torch.Tensor], torch.Tensor]
-"""(model without its LLM, tower, data, sizes `[items, n]`) -> `[rows, width]` in item order."""
+from dflop.models.item_arithmetic import Arguments
+
+Encoder = Callable[[Any, Any, torch.Tensor, torch.Tensor, Arguments], torch.Tensor]
+"""(model without its LLM, tower, data, sizes `[items, n]` on the host, what `item_arithmetic.py` makes of these, on the
+device) -> `[rows, width]` in item order."""
 
 
-def native(shell: Any, tower: Any, data: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
+def native(shell: Any, tower: Any, data: torch.Tensor, sizes: torch.Tensor, made: Arguments) -> torch.Tensor:
     """Native-resolution vision: patches of all items, sizes (temporal, height, width) in patches.
 
     Deepstack features, where the tower has them, stand beside a row: `[rows, (1 + features) * hidden]`.
     """
-    out = tower(hidden_states=data, grid_thw=sizes)
+    out = tower(hidden_states=data, grid_thw=sizes, **made)
     rows: torch.Tensor = out.pooler_output
     mergers = getattr(tower, "deepstack_merger_list", ())
     if not len(mergers):
@@ -33,35 +36,30 @@ def native(shell: Any, tower: Any, data: torch.Tensor, sizes: torch.Tensor) -> t
     return torch.cat([rows, *features], dim=1)
 
 
-def mel(shell: Any, tower: Any, data: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
+def mel(shell: Any, tower: Any, data: torch.Tensor, sizes: torch.Tensor, made: Arguments) -> torch.Tensor:
     """Audio of any length, mel frames of all items side by side; the first number of a size counts them."""
-    rows: torch.Tensor = tower(input_features=data, feature_lens=sizes[:, 0]).last_hidden_state
+    chunks = data.T.split(made.pop("chunks"))
+    padded = nn.utils.rnn.pad_sequence(list(chunks), batch_first=True).transpose(1, 2)
+    out = tower(input_features=data, feature_lens=sizes[:, 0], padded_feature=padded, **made)
+    rows: torch.Tensor = out.last_hidden_state
     return rows
 
 
-def windows(shell: Any, tower: Any, data: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
-    """Audio in windows of fixed length, `[items, mel bins, frames]`; the first number of a size counts real frames.
-
-    Positions of the audio and of the padding behind it attend among themselves, which for the former is what Hugging
-    Face's mask does; rows of padding are not handed on.
-    """
-    positions, num_rows = tower._get_feat_extract_output_lengths(sizes[:, 0])
-    length = tower.max_source_positions
-    segments = [n for kept in positions.tolist() for n in (kept, length - kept) if n]
-    boundaries = torch.tensor([0, *segments], device=data.device).cumsum(0).to(torch.int32)
-    hidden = tower(input_features=data, cu_seq_lens_q=boundaries).last_hidden_state
-    kept = torch.arange(hidden.shape[1], device=data.device) < num_rows.to(data.device)[:, None]
-    rows: torch.Tensor = shell.multi_modal_projector(hidden[kept])
+def windows(shell: Any, tower: Any, data: torch.Tensor, sizes: torch.Tensor, made: Arguments) -> torch.Tensor:
+    """Audio in windows of fixed length, `[items, mel bins, frames]`; the first number of a size counts real frames."""
+    kept = made.pop("kept")
+    hidden = tower(input_features=data, **made).last_hidden_state
+    rows: torch.Tensor = shell.multi_modal_projector(hidden.flatten(0, 1).index_select(0, kept))
     return rows
 
 
-def tiles(shell: Any, tower: Any, data: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
+def tiles(shell: Any, tower: Any, data: torch.Tensor, sizes: torch.Tensor, made: Arguments) -> torch.Tensor:
     """Tiles of one size, `[tiles, channels, height, width]`, each of which gives as many rows."""
     rows: torch.Tensor = shell.get_image_features(pixel_values=data).pooler_output
     return rows.flatten(0, 1)
 
 
-def anyres(shell: Any, tower: Any, data: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
+def anyres(shell: Any, tower: Any, data: torch.Tensor, sizes: torch.Tensor, made: Arguments) -> torch.Tensor:
     """Tiles whose rows keep the picture's shape: padding removed and newlines set per image, videos pooled.
 
     Sizes are those of `LlavaOnevision.item_size`. The tower sees the tiles of all items at once, each as if it were

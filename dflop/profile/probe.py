@@ -211,9 +211,10 @@ class ModuleProbe:
         shapes = [family.array_shape(self._module, item.grid) for item in items]
         arrays = [self._rng.standard_normal(shape, dtype=np.float32) for shape in shapes]
         data = torch.from_numpy(np.concatenate(arrays, axis=axis)).to(self._device, self._dtype)
-        sizes = torch.tensor([family.item_size(item) for item in items], device=self._device)
+        sizes = torch.tensor([family.item_size(item) for item in items])
         assert isinstance(stage, EncoderStage)
-        return lambda: stage(data, sizes)
+        arithmetic = stage.arithmetic(sizes)
+        return lambda: stage(data, sizes, None, arithmetic)
 
     def _prepare_llm(self, group: ProbeGroup) -> Callable[[], torch.Tensor]:
         stage, device = self._stage, self._device
@@ -221,7 +222,7 @@ class ModuleProbe:
         lengths = [s.num_llm_tokens for s in group.samples]
         ids = torch.from_numpy(self._rng.integers(0, self._vocab_size, sum(lengths))).to(device)
         positions = torch.cat([torch.arange(n) for n in lengths]).expand(3, -1).to(device)
-        cu_seqlens = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32, device=device)
+        cu_seqlens = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32)
         num_rows = sum(i.num_rows for s in group.samples for i in s.items)
         rows = torch.zeros(num_rows, stage.row_width, dtype=self._dtype, device=device)
         num_loss = sum(s.num_supervised_tokens for s in group.samples)

@@ -180,7 +180,7 @@ class Engine:
         self, part: SeatPart, stage: EncoderStage, given: EncoderInput, carry: dict[str, torch.Tensor]
     ) -> torch.Tensor:
         data = None if given.data is None else self._here(given.data)
-        out: torch.Tensor = stage(data, self._here(given.sizes), carry.pop(part.module, None))
+        out: torch.Tensor = stage(data, given.sizes, carry.pop(part.module, None), given.arithmetic)
         if part.is_last and len(out) != given.num_rows:
             raise TrainError(
                 f"`{part.module}` produced {len(out)} rows, the plan expects {given.num_rows}",

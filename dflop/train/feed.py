@@ -17,8 +17,9 @@ import numpy as np
 import torch
 
 from dflop.errors import TrainError
-from dflop.models.build import IGNORE_LABEL, LlmStage
+from dflop.models.build import IGNORE_LABEL, EncoderStage, LlmStage, Stage
 from dflop.models.family import Family
+from dflop.models.item_arithmetic import Arguments
 from dflop.models.positions import MediaPosition
 from dflop.parallel.topology import Peers, Seat, peers_of
 from dflop.records import LLM, MediaItem, ModuleWork, Plan, SampleShape, StepPlan
@@ -74,7 +75,9 @@ class EncoderInput:
     data: torch.Tensor | None
     """Packed items; None off the encoder's first stage."""
     sizes: torch.Tensor
-    """int64 `[items, n]`: `Family.item_size` of each."""
+    """int64 `[items, n]`: `Family.item_size` of each; stays on the host."""
+    arithmetic: Arguments | None
+    """What the stage works out from the sizes; None where the rank holds no layer of the encoder."""
     num_rows: int
     """That the items become for the LLM."""
     transfers: tuple[Transfer, ...]
@@ -127,7 +130,7 @@ class Feed:
         family: Shapes of encoder inputs.
         plan: The layout.
         seat: This rank's place in it.
-        llm_stage: The rank's own stage when it serves the LLM (for rope positions), else None.
+        stages: The rank's own, by module: for rope positions and for what encoders work out from sizes.
         prefetcher: Decodes media in workers; None: `source` does, here and one after the other.
         dtype: What encoders take.
         pins: Whether tensors lie in page-locked memory, from which copies to a GPU need not be waited for.
@@ -135,12 +138,12 @@ class Feed:
     """
 
     def __init__(
-        self, source: SampleSource, family: Family, plan: Plan, seat: Seat, llm_stage: LlmStage | None, *,
+        self, source: SampleSource, family: Family, plan: Plan, seat: Seat, stages: Mapping[str, Stage], *,
         prefetcher: Prefetcher | None = None, dtype: torch.dtype = torch.float32, pins: bool = False,
         activity: Activity | None = None,
     ) -> None:  # fmt: skip
         self._source, self._family, self._plan, self._seat = source, family, plan, seat
-        self._llm_stage, self._pins = llm_stage, pins
+        self._stages, self._pins = stages, pins
         self._activity = activity or Activity()
         self._packer = MediaPacker(
             source.shape, source.array, family, seat, prefetcher=prefetcher, dtype=dtype, pins=pins,
@@ -192,8 +195,12 @@ class Feed:
         data = self._packer.pack(step_plan, work, items, bad) if part is not None and part.is_first else None
         self._activity.works("its data")
         sends = self._sends(step_plan, module, k) if part is not None and part.is_last else ()
-        sizes = self._placed(torch.tensor([self._family.item_size(m) for m in media]))
-        return EncoderInput(data, sizes, sum(work.item_rows[i] for i in items), sends)
+        sizes = torch.tensor([self._family.item_size(m) for m in media])
+        stage, made = self._stages.get(module), None
+        if isinstance(stage, EncoderStage):
+            made = stage.arithmetic(sizes)
+            made = {n: self._placed(x) if isinstance(x, torch.Tensor) else x for n, x in made.items()}
+        return EncoderInput(data, sizes, made, sum(work.item_rows[i] for i in items), sends)
 
     def _placed(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor where the engine takes it from."""
@@ -249,10 +256,11 @@ class Feed:
         return sample
 
     def _positions(self, sample_index: int, sample: TokenizedSample) -> torch.Tensor:
-        if self._llm_stage is None:
+        stage = self._stages.get(LLM)
+        if not isinstance(stage, LlmStage):
             raise TrainError(f"rank {self._seat.rank} was asked for LLM input, but holds `{self._seat.module}`")
         items = [MediaPosition(i.kind, i.grid, seconds_per_grid(i)) for i in self._source.shape(sample_index).items]
-        return self._llm_stage.positions(torch.from_numpy(sample.input_ids), items)
+        return stage.positions(torch.from_numpy(sample.input_ids), items)
 
     def _receives(
         self, step_plan: StepPlan, k: int, packed: Mapping[int, tuple[int, TokenizedSample]]

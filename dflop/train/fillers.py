@@ -8,10 +8,11 @@ and nobody takes what comes of it: no row of it reaches a sample and no token ca
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 import torch
 
-from dflop.models.build import LlmStage
+from dflop.models.build import LlmStage, Stage
 from dflop.models.family import Family
 from dflop.parallel.topology import Seat
 from dflop.records import LLM, Plan, StepPlan
@@ -26,14 +27,14 @@ class Fillers:
         family: Shapes of encoder inputs.
         plan: The layout.
         seat: This rank's place.
-        llm_stage: The rank's part of the LLM, if it has one.
+        stages: The rank's own, by module.
     """
 
     def __init__(
-        self, source: SampleSource, family: Family, plan: Plan, seat: Seat, llm_stage: LlmStage | None
+        self, source: SampleSource, family: Family, plan: Plan, seat: Seat, stages: Mapping[str, Stage]
     ) -> None:
         self._source, self._family, self._plan, self._seat = source, family, plan, seat
-        self._llm_stage = llm_stage
+        self._llm_stage = stages.get(LLM)
 
     def fill(self, prepared: PreparedStep) -> PreparedStep:
         """The step with work for every module of the seat's grid wherever any replica has some."""
@@ -62,10 +63,10 @@ class Fillers:
         media = self._source.shape(index).items[work.item_rank_in_sample[item]]
         is_first = part is not None and part.is_first
         data = torch.zeros(self._family.array_shape(module, media.grid)) if is_first else None
-        return EncoderInput(data, torch.tensor([self._family.item_size(media)]), work.item_rows[item], ())
+        return EncoderInput(data, torch.tensor([self._family.item_size(media)]), None, work.item_rows[item], ())
 
     def _llm_input(self) -> LlmInput:
-        assert self._llm_stage is not None
+        assert isinstance(self._llm_stage, LlmStage)
         token, nothing = torch.zeros(1, dtype=torch.int64), torch.zeros(0, dtype=torch.int64)
         return LlmInput(
             input_ids=token,

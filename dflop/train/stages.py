@@ -87,11 +87,6 @@ def _trains(module: ModulePlan, stage: int, family: Family, frozen: Collection[s
     return any(first <= layer < end for layer in family.projector_layers(module.module))
 
 
-def llm_stage_of(stages: tuple[Stage, ...]) -> LlmStage | None:
-    """The part of the LLM among a rank's stages."""
-    return next((stage for stage in stages if isinstance(stage, LlmStage)), None)
-
-
 def _shard(stage: Stage, family: Family, group: dist.ProcessGroup) -> dict[str, Part]:
     if isinstance(stage, LlmStage):
         return shard_stage(stage, stage.decoder.layers, family.decoder.split, group)

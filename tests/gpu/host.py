@@ -6,41 +6,92 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from dflop.records import LLM
+from dflop.records import LLM, SampleShape
 from dflop.train.buckets import GradientBuckets
 from tests.gpu.drawn import make_shapes
-from tests.gpu.one_step import Whole, backward, filled
+from tests.gpu.levers import as_trained, compiled
+from tests.gpu.one_step import Whole, filled
 from tests.gpu.subject import Subject
 from tests.train.parity import Omni
 from tests.train.rank import Rank
 from tests.train.synthetic import make_inline_plan, make_step_plan
 
-WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")
-
 
 def trace(subject: Subject, deadline_s: float) -> Iterator[Mapping[str, Any]]:
-    """One microbatch under torch's profiler: kernels, launches, waits of the host, and gaps between kernels."""
+    """Forward and backward of encoder, decoder and loss, eager and compiled: where the device waits for the host."""
     whole = Whole(subject, plain=False)
     shapes = make_shapes(whole.family, subject.size(64, 4), seed=3)
-    for most in (2048, 8192):
-        forward = whole.packed(filled([s for s in shapes if s.num_llm_tokens < most], most)[0])
-        for _ in range(3):
-            backward(forward())
-        is_cuda = subject.device.type == "cuda"
-        with profile(activities=[ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * is_cuda]) as found:
-            backward(forward())
-            if is_cuda:
-                torch.cuda.synchronize()
-        yield {"microbatch": f"up to {most} tokens", **counts(found.events())}
-        if time.monotonic() > deadline_s:
-            return
+    for way, moved in (("as trained", as_trained), ("compiled", compiled("vision", LLM, fused=False))):
+        with moved(whole):
+            for most in (8192, 2048):
+                microbatch = filled([s for s in shapes if s.num_llm_tokens < most], most)[0]
+                for part, run in parts(whole, microbatch).items():
+                    yield {"part": part, "way": way, "llm_tokens": most, **profiled(subject, run)}
+                    if time.monotonic() > deadline_s:
+                        return
+
+
+def parts(whole: Whole, microbatch: Sequence[SampleShape]) -> dict[str, Callable[[], None]]:
+    """What a microbatch consists of, each forward and backward."""
+    inputs = whole.inputs(microbatch)
+    hidden = torch.randn(len(inputs.ids), whole.llm.hidden_size, device=inputs.ids.device, dtype=whole.dtype)
+    hidden.requires_grad_()
+
+    def encoder() -> None:
+        rows = whole.vision(inputs.pixels, inputs.sizes)
+        rows.backward(torch.ones_like(rows))
+
+    def decoder() -> None:
+        out = whole.llm(hidden, inputs.positions, inputs.cu_seqlens)
+        out.backward(torch.ones_like(out))
+
+    def loss() -> None:
+        whole.llm.loss(hidden, inputs.where, inputs.targets).backward()
+
+    return {"decoder": decoder, "encoder": encoder, "loss": loss}
+
+
+def profiled(subject: Subject, run: Callable[[], None]) -> dict[str, Any]:
+    """Seconds on the device and of the host alone; kernels, and for how long any of them runs."""
+    for _ in range(3):
+        run()
+    if subject.device.type != "cuda":
+        return {}
+    torch.cuda.synchronize()
+    started_s = time.perf_counter()
+    for _ in range(3):
+        run()
+    host_s = (time.perf_counter() - started_s) / 3
+    torch.cuda.synchronize()
+    row = {"seconds": (time.perf_counter() - started_s) / 3, "host_s": host_s}
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        run()
+        torch.cuda.synchronize()
+    return row | kernels_of(found)
+
+
+def kernels_of(found: Any) -> dict[str, Any]:
+    """Of a profile of the device: kernels, seconds in which one runs, and the longest of them by name."""
+    events = [e for e in found.profiler.kineto_results.events() if "CUDA" in str(e.device_type())]
+    spans = sorted((e.start_ns(), e.start_ns() + e.duration_ns()) for e in events)
+    busy_ns = end_ns = 0
+    for first, last in spans:
+        busy_ns += max(0, last - max(first, end_ns))
+        end_ns = max(end_ns, last)
+    took: Counter[str] = Counter()
+    number: Counter[str] = Counter()
+    for e in events:
+        took[e.name()[:120]] += e.duration_ns()
+        number[e.name()[:120]] += 1
+    longest = {name: [number[name], round(ns / 1e9, 6)] for name, ns in took.most_common(22)}
+    return {"kernels": len(events), "busy_s": busy_ns / 1e9, "longest": longest}
 
 
 def host_waits(subject: Subject, deadline_s: float) -> Iterator[Mapping[str, Any]]:
@@ -48,7 +99,7 @@ def host_waits(subject: Subject, deadline_s: float) -> Iterator[Mapping[str, Any
     omni = Omni(num_steps=3)
     plan = make_inline_plan([{"vision": 2, "audio": 2, LLM: 4}], dp=1, num_microbatches=4)
     dtype = torch.bfloat16 if subject.device.type == "cuda" else torch.float32
-    rank = Rank(0, plan, omni.family, omni.build().to(dtype), device=subject.device.type, is_alone=True)
+    rank = Rank(0, plan, omni.family, omni.build().to(subject.device, dtype), device=subject.device.type, is_alone=True)
     for p in rank.names.values():
         p.grad_dtype = torch.float32
     GradientBuckets(rank.names, {}, None)
@@ -81,29 +132,3 @@ def waits_to(places: Counter[str], device: torch.device) -> Iterator[None]:
             yield
         finally:
             torch.cuda.set_sync_debug_mode("default")
-
-
-def counts(events: Any) -> dict[str, Any]:
-    """Of a profile: what ran on the device and what the host did for it."""
-    on_device = [e for e in events if "CUDA" in str(e.device_type)]
-    names = Counter(e.name for e in events)
-    row: dict[str, Any] = {
-        "launches": sum(n for name, n in names.items() if name.startswith(("cudaLaunchKernel", "cuLaunchKernel"))),
-        "waits": {name: names[name] for name in WAITS if names[name]},
-        "copies": {n: c for n, c in names.items() if n.startswith("Memcpy") or n in ("aten::item", "aten::nonzero")},
-    }
-    spans = sorted((e.time_range.start, e.time_range.end) for e in on_device)
-    if not spans:
-        return row | {"operators": sum(n for name, n in names.items() if name.startswith("aten::"))}
-    gaps, end = [], spans[0][0]
-    for first, last in spans:
-        if first > end:
-            gaps.append(first - end)
-        end = max(end, last)
-    took: Counter[str] = Counter()
-    for e in on_device:
-        took[e.name[:90]] += e.time_range.end - e.time_range.start
-    return row | {
-        "kernels": len(spans), "span_us": end - spans[0][0], "gap_us": sum(gaps), "longest_gaps_us": sorted(gaps)[-5:],
-        "longest": dict(took.most_common(14)),
-    }  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -30,6 +31,22 @@ NUM_RANKS, NUM_MICROBATCHES, NUM_SAMPLES = 8, 4, 64
 POLICIES = ("arrival", "length_grouped", "token_lpt", "balanced")
 FIRST_TEXT_ID = 100
 """Smaller ids are special tokens."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Of a packed microbatch; sizes and boundaries lie on the host."""
+
+    pixels: torch.Tensor | None
+    sizes: torch.Tensor
+    ids: torch.Tensor
+    media: torch.Tensor
+    """Positions of the rows of media."""
+    positions: torch.Tensor
+    cu_seqlens: torch.Tensor
+    where: torch.Tensor
+    """Positions that predict a target."""
+    targets: torch.Tensor
 
 
 class Whole:
@@ -78,24 +95,31 @@ class Whole:
         torch.manual_seed(0)
         return torch.randn(num_tiles, *width, device=self.subject.device, dtype=self.dtype)
 
-    def packed(self, shapes: Sequence[SampleShape]) -> Callable[[], torch.Tensor]:
-        """Forward of a packed microbatch, to the sum of its losses."""
-        device, pixels = self.subject.device, self.pixels(shapes)
-        texts = [self.ids(s) for s in shapes]
+    def inputs(self, shapes: Sequence[SampleShape]) -> Inputs:
+        """A packed microbatch."""
+        device, texts = self.subject.device, [self.ids(s) for s in shapes]
         ids = torch.from_numpy(np.concatenate([t for t, _ in texts])).to(device)
         labels = np.concatenate([np.append(label[1:], -100) for _, label in texts])
-        where = torch.from_numpy(np.flatnonzero(labels >= 0)).to(device)
-        targets = torch.from_numpy(labels[labels >= 0]).to(device)
         lengths = [len(t) for t, _ in texts]
-        positions = torch.cat([torch.arange(n) for n in lengths])[None].to(device)
-        cu_seqlens = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32)
-        media = torch.nonzero(ids == self.image_id).flatten()
-        sizes = torch.tensor([self.family.item_size(i) for s in shapes for i in s.items], device=device)
+        return Inputs(
+            pixels=self.pixels(shapes),
+            sizes=torch.tensor([self.family.item_size(i) for s in shapes for i in s.items]),
+            ids=ids,
+            media=torch.nonzero(ids == self.image_id).flatten(),
+            positions=torch.cat([torch.arange(n) for n in lengths])[None].to(device),
+            cu_seqlens=torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32),
+            where=torch.from_numpy(np.flatnonzero(labels >= 0)).to(device),
+            targets=torch.from_numpy(labels[labels >= 0]).to(device),
+        )
+
+    def packed(self, shapes: Sequence[SampleShape]) -> Callable[[], torch.Tensor]:
+        """Forward of a packed microbatch, to the sum of its losses."""
+        given = self.inputs(shapes)
 
         def forward() -> torch.Tensor:
-            rows = [] if pixels is None else [self.vision(pixels, sizes)]
-            hidden = self.llm.embed(ids, rows, [media][: len(rows)])
-            return self.llm.loss(self.llm(hidden, positions, cu_seqlens), where, targets)
+            rows = [] if given.pixels is None else [self.vision(given.pixels, given.sizes)]
+            hidden = self.llm.embed(given.ids, rows, [given.media][: len(rows)])
+            return self.llm.loss(self.llm(hidden, given.positions, given.cu_seqlens), given.where, given.targets)
 
         return forward
 

@@ -98,7 +98,7 @@ def prepare():
                 if num_workers:
                     ahead = Prefetcher(source.reader, num_workers, timeout_s=60, max_ahead_bytes=0)
                     prefetchers.append(ahead)
-                stage = llm_stage if seat.part(LLM) else None
+                stage = {LLM: llm_stage} if seat.part(LLM) else {}
                 found[seat.rank] = Feed(source, family(), plan, seat, stage, prefetcher=ahead).prepare(step_plan)
         return found
 

@@ -19,7 +19,7 @@ from dflop.train.fsdp import shard_parameters
 from dflop.train.loop import Hooks, LoopSettings, Trainer
 from dflop.train.optim import Optimizer, OptimizerSettings, make_optimizer
 from dflop.train.reduce import GradientReducer
-from dflop.train.stages import llm_stage_of, make_stages, prepare_stages
+from dflop.train.stages import make_stages, prepare_stages
 from dflop.train.step_trace import StepTrace
 
 TIMEOUT_S = 120
@@ -37,7 +37,7 @@ class Rank:
         self.groups: Any = None if is_alone else make_groups(plan, rank, timeout_s=TIMEOUT_S)
         self.stages, self.cut = make_stages(model, family, self.seat, None if is_alone else self.groups.tensor)
         if device != "cpu":
-            if dist.get_backend() == "nccl":
+            if not is_alone and dist.get_backend() == "nccl":
                 connect(self.groups, plan, torch.device(device))
             for stage in self.stages:
                 stage.to(device)
@@ -48,6 +48,7 @@ class Rank:
             assert sum(flags) == (m.recomputed[self.seat.stage] if m.recomputed else m.recompute * len(flags))
         shared = {} if is_alone else shard_parameters(self.stages, self.groups, self.cut)
         self.parts = self.cut | shared
+        self.stage_of = {part.module: stage for part, stage in zip(self.seat.parts, self.stages, strict=True)}
         self._reducer: GradientReducer | None = None
         hidden = int(family.configs[LLM]["hidden_size"])
         self.engine = Engine(
@@ -72,8 +73,7 @@ class Rank:
         return self._reducer
 
     def feed(self, source: SampleSource, **options: Any) -> Feed:
-        stage = llm_stage_of(self.stages)
-        return Feed(source, self.family, self.plan, self.seat, stage, dtype=self.dtype, **options)
+        return Feed(source, self.family, self.plan, self.seat, self.stage_of, dtype=self.dtype, **options)
 
     def prepare(self, source: SampleSource, step_plan: StepPlan) -> PreparedStep:
         prepared, fillers = self.feed(source).prepare(step_plan), self.fillers(source)
@@ -82,7 +82,7 @@ class Rank:
     def fillers(self, source: SampleSource) -> Fillers | None:
         if self.groups is None or self.groups.shards is None:
             return None
-        return Fillers(source, self.family, self.plan, self.seat, llm_stage_of(self.stages))
+        return Fillers(source, self.family, self.plan, self.seat, self.stage_of)
 
     def step(
         self, source: SampleSource, batch: Sequence[SampleShape], step_plan: StepPlan, bad: Collection[int] = ()

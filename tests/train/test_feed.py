@@ -28,7 +28,9 @@ def llm_stage():
 def prepare_all(plan, step_plan, source):
     """What every rank prepares, by rank."""
     return {
-        seat.rank: Feed(source, family(), plan, seat, llm_stage() if seat.module == LLM else None).prepare(step_plan)
+        seat.rank: Feed(source, family(), plan, seat, {LLM: llm_stage()} if seat.module == LLM else {}).prepare(
+            step_plan
+        )
         for seat in seats(plan)
     }
 
