@@ -15,7 +15,7 @@ CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["import
 FILES = sorted(PACKAGE.rglob("*.py"))
 TORCH_FILES_OF_MODELS = {
     "autograd.py", "build.py", "fused.py", "loss.py", "slices.py", "attention.py", "encoders.py", "positions.py",
-    "ways.py", "weights.py", "hf_folder.py", "taps.py", "random_weights.py", "pixels.py",
+    "ways.py", "weights.py", "hf_folder.py", "item_arithmetic.py", "taps.py", "random_weights.py", "pixels.py",
 }  # fmt: skip
 
 
