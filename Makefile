@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 TORCH_VERSION := $(shell sed -n 's/^torch==//p' constraints.txt)
 
-LANES := layouts jobs kills instances served browser slurm
+LANES := layouts jobs kills instances served browser people slurm
 
 .PHONY: help setup clients references demo test test-all coverage test-gpu test-duckdb2 mutants check format bench chaos fuzz docs clean $(LANES:%=lane-%)
 help:

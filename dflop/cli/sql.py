@@ -28,7 +28,10 @@ def sql(
     ] = "",
     *,
     store: Store = DEFAULT_STORE,
-    param: Annotated[tuple[str, ...], Parameter(help="name=value for a query with parameters; repeatable.")] = (),
+    param: Annotated[
+        tuple[str, ...],
+        Parameter(help="name=value for a query with parameters; repeatable. run_id=latest is the run that began last."),
+    ] = (),
     form: Annotated[
         Literal["table", "csv", "json", "parquet"], Parameter(name="--format", help="Output format.")
     ] = "table",
@@ -59,11 +62,13 @@ def sql(
     if show:
         print(text, end="")
         return
+    console.bound_process(timeout_s)
     given = _pairs(param)
+    if given.get("run_id") == "latest":
+        given["run_id"] = console.latest_run(store)
     values: dict[str, Any] = dict(named.values(given)) if named else dict(given)
     if shape == "parquet" and output is None:
         raise ConfigError("Parquet needs a file", hint="--output FILE")
-    console.bound_process(timeout_s)
     with console.open_query(store, text, values or None, timeout_s=timeout_s) as result:
         num_rows = _write(result, shape, output)
     if quiet:

@@ -41,11 +41,11 @@ from dflop.schedule.policies import POLICIES
 NAMES: Mapping[str, str] = {
     DEFAULT: "uniform, default",
     TUNED: "uniform, tuned",
-    GROUPED: "uniform, length-grouped",
+    GROUPED: "uniform, grouped by length",
     PACKED: "uniform, LPT on LLM tokens",
     EXPERT: "Megatron expert, LPT on LLM tokens",
     SHARDED: "FSDP2, tokens balanced over ranks",
-    REFERENCE: "reference's plan, balanced",
+    REFERENCE: "authors' plan, balanced",
     **{policy: f"dflop's plan, {policy}" for policy in POLICIES},
     OURS: "dflop",
 }

@@ -103,7 +103,7 @@ class Findings:
             )  # fmt: skip
             if belief.is_slow and not was_slow:
                 name = f"rank {rank} ({module} stage {stage} replica {dp_rank}{f' on {host}' if host else ''})"
-                detail = f"{name} takes {belief.factor:.2f}x"
+                detail = f"{name} takes {belief.factor:.2f}x the time of its peers"
                 rows.append(self.decision(step, "slow_rank", name, "noticed", belief.factor, 1.0, detail, now_s))
         return rows
 

@@ -13,7 +13,7 @@ from dflop.report.tables import Table
 
 def print_table(table: Table, console: Console) -> None:
     """Prints title, rows and note; cells are plain text, whatever looks like markup in them."""
-    shown = rich.table.Table(box=rich.box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    shown = rich.table.Table(box=rich.box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
     for name in table.header:
         shown.add_column(Text(name), justify="left" if name in table.text_columns else "right")
     for row in table.rows:

@@ -114,8 +114,10 @@ def _figure(value: float) -> str:
 
 def regret_text(found: Regret) -> str:
     """How a plan does where encoders take more or less time than its costs say."""
-    than = f"than {layout_text(found.best)}, the best plan there" if found.frac else "than the best plan there"
-    return f"if encoders took {found.factor:g} times as long, it would be {units.percent(found.frac)} slower {than}"
+    case = f"if encoders took {found.factor:g} times as long, this plan would"
+    if found.frac < 0.0005:
+        return f"{case} still be the fastest"
+    return f"{case} be {units.percent(found.frac)} slower than the best plan there, {layout_text(found.best)}"
 
 
 def program_table(programs: Sequence[PlanProgram]) -> Table:

@@ -177,6 +177,18 @@ def query(
         return result.schema.names, list(result.rows())
 
 
+def latest_run(store_root: Path | str) -> str:
+    """The run that began last, of those that trained.
+
+    Raises:
+        StoreError: none has, or there is no store.
+    """
+    _, rows = query(store_root, "select run_id from v_run semi join v_step using (run_id) order by started_at desc")
+    if not rows:
+        raise StoreError("no run in the store has trained a step", where=str(store_root), hint="dflop runs list")
+    return str(rows[0][0])
+
+
 def bound_process(timeout_s: float) -> None:
     """Bounds memory and life of this process; for a command that runs one query, which has `timeout_s`, and ends.
 
@@ -250,6 +262,6 @@ def _typed(parameter: Parameter, text: str) -> Any:
 
 
 def _end(timeout_s: float) -> None:
-    error = StoreError(f"the query was stopped after {timeout_s:g} sand did not end by itself", hint=TOO_LONG)
+    error = StoreError(f"the query was stopped after {timeout_s:g} s and did not end by itself", hint=TOO_LONG)
     print(f"dflop: {error}", file=sys.stderr, flush=True)
     os._exit(error.exit_code)

@@ -2,6 +2,7 @@
 
 shapes:MODULE:MIN:MAX:FACTOR   items of the module with MIN <= tokens < MAX take FACTOR times their time, forward and
                                backward, wherever they are; a packed microbatch takes more in proportion to their share
+rank:NUMBER:FACTOR             everything takes this rank FACTOR times its time
 
 They multiply matrices at the end of every forward and backward until the thread has used up what is missing. On a CPU
 only: that is where compute seconds are the thread's CPU seconds.
@@ -12,7 +13,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -41,7 +42,8 @@ class Slowed:
 
     def __init__(self, slowness: Sequence[str], plan: Plan, seat: Seat, cost: CostModel) -> None:
         words = [text.split(":") for text in slowness]
-        self._ranges = [(module, int(low), int(high), float(factor)) for _, module, low, high, factor in words]
+        self._factor = math.prod(float(w[2]) for w in words if w[0] == "rank" and int(w[1]) == seat.rank)
+        self._ranges = [(w[1], int(w[2]), int(w[3]), float(w[4])) for w in words if w[0] == "shapes"]
         self._plan, self._seat, self._cost = plan, seat, cost
 
     def multiples(self, step_plan: StepPlan, shapes: Sequence[SampleShape]) -> list[float]:
@@ -62,40 +64,54 @@ class Slowed:
                 total_s += seconds
                 ranges = [r for r in self._ranges if r[0] == part.module and r[1] <= tokens < r[2]]
                 slowed_s += seconds * math.prod(factor for *_, factor in ranges)
-        return slowed_s / total_s if total_s else 1.0
+        return self._factor * (slowed_s / total_s if total_s else 1.0)
 
 
 def slow_down(slowness: Sequence[str], cost: CostModel) -> None:
     """Make the engine of this process slow."""
-    step, forward, backward, since = Trainer._step, Engine._forward, Engine._backward, Engine._since
+    step, multiples, now = Trainer._step, list[float](), [1.0]
 
     def slowed_step(self: Any, number: int, ready: Any, *args: Any) -> Any:
         step_plan = ready.message.step_plan
         batch = [self._source.shape(index) for index in step_plan.sample_index]
-        slowed = Slowed(slowness, self._plan, self._seat, cost)
-        self._engine.multiples = slowed.multiples(step_plan, batch)
+        multiples[:] = Slowed(slowness, self._plan, self._seat, cost).multiples(step_plan, batch)
         return step(self, number, ready, *args)
 
-    def slowed_forward(self: Any, k: int, *args: Any) -> None:
-        self.multiple = self.multiples[k]
-        forward(self, k, *args)
+    def of_microbatch(visit: Callable[..., None]) -> Callable[..., None]:
+        def slowed_visit(self: Any, k: int, *args: Any) -> None:
+            now[0] = multiples[k]
+            visit(self, k, *args)
 
-    def slowed_backward(self: Any, k: int, *args: Any) -> None:
-        self.multiple = self.multiples[k]
-        backward(self, k, *args)
+        return slowed_visit
 
-    def slowed_since(self: Any, start_s: float, compute_s: float) -> tuple[float, float]:
-        """Called at the end of what is timed: after forward, and after backward."""
-        burn((self.multiple - 1) * (time.thread_time() - compute_s))
-        return since(self, start_s, compute_s)
+    def slow(compute: Callable[..., Any]) -> Callable[..., Any]:
+        """Inside of what the engine times: neither what is received before nor what is sent after."""
 
-    Trainer._step, Engine._forward = slowed_step, slowed_forward  # type: ignore[method-assign]  # a test double
-    Engine._backward, Engine._since = slowed_backward, slowed_since  # type: ignore[method-assign]  # a test double
+        def slowed_compute(*args: Any) -> Any:
+            start_s = time.thread_time()
+            result = compute(*args)
+            burn((now[0] - 1) * (time.thread_time() - start_s))
+            return result
+
+        return slowed_compute
+
+    Trainer._step = slowed_step  # type: ignore[method-assign]  # a test double
+    for name in ("_forward", "_backward"):
+        setattr(Engine, name, of_microbatch(getattr(Engine, name)))
+    for name in ("_encode", "_decode"):
+        setattr(Engine, name, slow(getattr(Engine, name)))
+    torch.autograd.backward = slow(torch.autograd.backward)
 
 
 def main(run_path: str, *slowness: str) -> None:
     slow_down(slowness, CostModel(open_run(run_path).cost_tables(), extrapolate=True))
     train.main(run_path, TRAIN)
+
+
+def with_a_slow_rank(run_path: str, mode: str) -> dict[str, float]:
+    """As `dflop.jobs.train:main`; the second rank takes 1.8 times its time."""
+    slow_down(["rank:1:1.8"], CostModel(open_run(run_path).cost_tables(), extrapolate=True))
+    return train.main(run_path, mode)
 
 
 if __name__ == "__main__":

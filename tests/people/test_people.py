@@ -1,0 +1,68 @@
+"""Three people's tasks from beginning to end, as scripts whose headers count commands and decisions.
+
+`-s` shows what each prints, as the person sees it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.people import given
+
+HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
+pytestmark = [pytest.mark.lane("people"), pytest.mark.timeout(600)]
+
+
+def run(script: str, folder: Path) -> str:
+    """What a person sees who runs it in the folder, on a terminal of 80 columns."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    env = {**os.environ, "PATH": path, "COLUMNS": "80"}
+    done = subprocess.run(
+        ["bash", HERE / script], cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    print(done.stdout)
+    assert done.returncode == 0, done.stdout
+    assert "Traceback" not in done.stdout
+    return done.stdout
+
+
+def test_own_data_gets_a_layout_and_what_it_is_worth(tmp_path: Path) -> None:
+    given.a_model_and_photos(tmp_path)
+    plan, _, compare = run("own_data.sh", tmp_path).partition("$ dflop compare")
+    assert "photos/captions.jsonl, JSON Lines, 640 rows" in plan
+    assert "assumed  plan.global_batch_size: 512, 8 for each of 64 GPUs" in plan
+    assert re.search(r"simulated: [\d,]+ tokens/s/GPU, MFU \d+%", plan)
+    assert re.search(r"fastest of \d+ simulated plans", plan)
+    assert re.search(r"dflop's plan is [\d.]+x .* as fast as the best expert baseline", compare)
+    assert re.search(r"^dflop +inline .* \d+$", compare, re.M), "with a price in the last column"
+
+
+def test_a_trainer_is_balanced_by_one_import(tmp_path: Path) -> None:
+    given.texts(tmp_path)
+    shutil.copy(HERE / "train.py", tmp_path)
+    estimate, *trained = run("balanced_trainer.sh", tmp_path).split("$ torchrun")
+    assert re.search(r"dflop +\d", estimate)
+    losses = [[float(x) for x in re.findall(r"'loss': '?([\d.]+)", text)] for text in trained]
+    assert all(len(of) >= 6 and of[-1] < of[0] for of in losses), losses
+    assert losses[0] != losses[1], "other batches, so other losses"
+    assert losses[1][-1] == pytest.approx(losses[0][-1], rel=0.05)
+
+
+def test_a_slow_night_is_explained_by_the_store(tmp_path: Path) -> None:
+    config = given.configuration_of_last_night(tmp_path)
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-m", "tests.people.given", config], cwd=tmp_path, env=env, check=True)
+    out = run("slow_night.sh", tmp_path)
+    listed, slowdown, ranks, hosts, steps = re.split(r"^\$ dflop .*\n", out, flags=re.M)[1:]
+    assert "slowest_steps" in listed
+    assert re.search(r"quarter_of_run +4", slowdown)
+    assert re.search(r"rank +1\n.*?is_slow +True", ranks, re.S)
+    assert "num_slow_runs" in hosts
+    assert "server-log" in steps or "whole-book" in steps
