@@ -12,9 +12,11 @@ import transformers
 from ruamel.yaml import YAML
 
 from dflop import resources
+from dflop.cli.compare import compare
 from dflop.config import load_config, load_mixture
 from dflop.cost.devices import H100
 from dflop.data.demo import make_demo_dataset
+from dflop.errors import ConfigError
 from dflop.store.console import query
 from tests.data.helpers import chat
 from tests.jobs.configs import write_config, write_demo_config
@@ -130,3 +132,15 @@ def test_a_plan_that_does_not_fit_says_what_would(folder: Path) -> None:
     assert done.returncode == 3
     assert "hint:" in done.stderr
     assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"config": Path("my.yaml"), "numbers": Path("n.json")}, "--numbers is for --suite, not for a configuration"),
+        ({"suite": "paper", "device": "h100", "batch": "64"}, "--batch, --device is for a configuration, not for --suite"),
+    ],
+)  # fmt: skip
+def test_options_that_would_be_ignored_are_refused(options, named):
+    with pytest.raises(ConfigError, match=named):
+        compare(**options)

@@ -61,11 +61,19 @@ def compare(
             "dflop compare needs a configuration, a model with data, or a suite",
             hint="dflop compare CONFIG, dflop compare MODEL DATA, or --suite paper",
         )
+    others = {"--picture": picture, "--numbers": numbers}
     if suite is not None:
-        if policy:
-            raise ConfigError(
-                "--policy is for a configuration, not for --suite", hint="dflop compare CONFIG --policy P"
-            )
+        others = {
+            "--batch": batch, "--device": device, "--gpus": gpus, "--gpus-per-node": gpus_per_node, "--policy": policy,
+            "--usd-per-gpu-hour": usd_per_gpu_hour, "--set": overrides,
+        }  # fmt: skip
+    if unused := [name for name, given in others.items() if given]:
+        raise ConfigError(
+            f"{', '.join(unused)} is for {'--suite' if suite is None else 'a configuration'}, not for "
+            f"{'a configuration' if suite is None else '--suite'}",
+            hint="--json prints a configuration's figures" if suite is None else "dflop compare CONFIG",
+        )
+    if suite is not None:
         from dflop.compare.suite.run_suite import run_suite
         from dflop.compare.suite.suite_page import suite_page
 
