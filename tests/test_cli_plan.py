@@ -137,8 +137,8 @@ def test_a_plan_that_does_not_fit_says_what_would(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"config": Path("my.yaml"), "numbers": Path("n.json")}, "--numbers is for --suite, not for a configuration"),
-        ({"suite": "paper", "device": "h100", "batch": "64"}, "--batch, --device is for a configuration, not for --suite"),
+        ({"config": Path("my.yaml"), "numbers": Path("n.json")}, "--numbers: only with --suite"),
+        ({"suite": "paper", "device": "h100", "batch": "64"}, "--batch, --device: only with a configuration"),
     ],
 )  # fmt: skip
 def test_options_that_would_be_ignored_are_refused(options, named):

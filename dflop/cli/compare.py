@@ -69,8 +69,7 @@ def compare(
         }  # fmt: skip
     if unused := [name for name, given in others.items() if given]:
         raise ConfigError(
-            f"{', '.join(unused)} is for {'--suite' if suite is None else 'a configuration'}, not for "
-            f"{'a configuration' if suite is None else '--suite'}",
+            f"{', '.join(unused)}: only with {'--suite' if suite is None else 'a configuration'}",
             hint="--json prints a configuration's figures" if suite is None else "dflop compare CONFIG",
         )
     if suite is not None:
