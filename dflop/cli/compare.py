@@ -61,7 +61,7 @@ def compare(
             "dflop compare needs a configuration, a model with data, or a suite",
             hint="dflop compare CONFIG, dflop compare MODEL DATA, or --suite paper",
         )
-    others = {"--picture": picture, "--numbers": numbers}
+    others: dict[str, object] = {"--picture": picture, "--numbers": numbers}
     if suite is not None:
         others = {
             "--batch": batch, "--device": device, "--gpus": gpus, "--gpus-per-node": gpus_per_node, "--policy": policy,
