@@ -1,11 +1,15 @@
 # make demo: everything from nothing. Other targets set themselves up too.
 PYTHON ?= python3
-# Where torch comes from. On Linux without a GPU, `make setup TORCH_PIP_ARGS="--index-url https://download.pytorch.org/whl/cpu"`
-# saves some GB of CUDA libraries.
+# Where torch comes from. Its wheels for Linux bring some GB of CUDA libraries, so without an NVIDIA driver the CPU build is taken, unless
+# pip was given an index, as behind a mirror. Other arguments decide otherwise: `make setup TORCH_PIP_ARGS="--index-url ..."`.
 TORCH_PIP_ARGS ?=
+CPU_INDEX := https://download.pytorch.org/whl/cpu
 VENV := .venv
 BIN := $(VENV)/bin
 TORCH_VERSION := $(shell sed -n 's/^torch==//p' constraints.txt)
+# Scripts of a virtual environment name its folder: in a checkout that moved it is made anew.
+MADE_IN := $(shell cat $(VENV)/.ready 2>/dev/null)
+IS_ELSEWHERE := $(shell [ -z "$(MADE_IN)" ] || [ "$(MADE_IN)" = "$(CURDIR)" ] || echo yes)
 
 LANES := layouts jobs kills instances served browser people slurm
 
@@ -30,13 +34,25 @@ help:
 
 setup: $(VENV)/.ready
 
-$(VENV)/.ready: pyproject.toml constraints.txt
+$(VENV)/.ready: pyproject.toml constraints.txt $(if $(IS_ELSEWHERE),moved)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "dflop needs Python 3.11 or newer; set PYTHON=python3.x" >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q torch==$(TORCH_VERSION) $(TORCH_PIP_ARGS)
+	@if [ -n "$(TORCH_PIP_ARGS)$$PIP_INDEX_URL" ] || [ "$$(uname -s)" != Linux ] || [ -e /proc/driver/nvidia ] \
+	    || command -v nvidia-smi || $(BIN)/pip config get global.index-url; then \
+	  $(BIN)/pip install -q torch==$(TORCH_VERSION) $(TORCH_PIP_ARGS); \
+	else \
+	  echo "no NVIDIA driver: torch's CPU build from $(CPU_INDEX)"; \
+	  $(BIN)/pip install -q --retries 0 --timeout 15 torch==$(TORCH_VERSION) --index-url $(CPU_INDEX) \
+	    || { echo "it cannot be had there: torch from pip's usual index"; $(BIN)/pip install -q torch==$(TORCH_VERSION); }; \
+	fi 2>&1
 	$(BIN)/pip install -q -c constraints.txt -e '.[flows,train,demo,dev]'
 	$(BIN)/python -m tests.warm
-	@touch $@
+	@echo "$(CURDIR)" > $@
+
+.PHONY: moved
+moved:
+	@echo "$(VENV) was made in $(MADE_IN): making it anew"
+	rm -rf $(VENV)
 
 demo: setup
 	$(BIN)/dflop run configs/demo.yaml
