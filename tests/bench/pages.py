@@ -29,6 +29,7 @@ SHOWN = (
     ("suite", EPYC, "tests.bench.suite"),
     ("correct", EPYC, "tests.bench.correct"),
     ("correct-measured", EPYC, "tests.bench.correct_real"),
+    ("trainer", EPYC, "tests.bench.trainer"),
     ("endtoend", EPYC, "tests.bench.endtoend"),
     ("chaos", EPYC, "tests.chaos.page"),
     ("chaos-slurm", EPYC, "tests.chaos.page"),

@@ -79,6 +79,10 @@ PARTS = (
         "schedule-real", "real steps under each policy, and against the simulator", "tests.bench.schedule", 7.0,
         ("--seeds", "5"), ("--seeds", "3"), 2.2, SIZES,
     ),
+    Part(
+        "trainer", "BalancedTrainer against the orders of Hugging Face's Trainer", "tests.bench.trainer", 4.0,
+        ("--rounds", "8"), ("--rounds", "2"), 1.2,
+    ),
     Part("correct", "corrections under known truths, simulated", CORRECT, 2.0, ("--part", "synthetic")),
     Part("correct-measured", "corrections in real jobs", CORRECT, 40.0, ("--part", "real", "--seeds", "2")),
     Part(
