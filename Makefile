@@ -38,7 +38,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt $(if $(IS_ELSEWHERE),moved)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "dflop needs Python 3.11 or newer; set PYTHON=python3.x" >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 	@if [ -n "$(TORCH_PIP_ARGS)$$PIP_INDEX_URL" ] || [ "$$(uname -s)" != Linux ] || [ -e /proc/driver/nvidia ] \
-	    || command -v nvidia-smi || $(BIN)/pip config get global.index-url; then \
+	    || command -v nvidia-smi || $(BIN)/pip config get global.index-url 2>/dev/null; then \
 	  $(BIN)/pip install -q torch==$(TORCH_VERSION) $(TORCH_PIP_ARGS); \
 	else \
 	  echo "no NVIDIA driver: torch's CPU build from $(CPU_INDEX)"; \

@@ -145,6 +145,11 @@ class Engine:
         visits = [visit(action, self._clock.read(marks), *moved) for action, marks, *moved in marked]
         return StepTrace(float(self._loss), most_held, self._clock.started_at_s, end.wall_s, visits)
 
+    def wait(self) -> None:
+        """Until the device has done all that it was given."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
     def _located(self, error: Exception, action: Action) -> TrainError:
         """The error with this rank, its stage and the microbatch, which no code below the loop knows."""
         seat = self._seat

@@ -226,6 +226,7 @@ class Trainer:
         self._activities.main.works("update of the weights")
         self._reducer.clip(norm, self._settings.max_grad_norm)
         self._update(step)
+        self._engine.wait()  # else the update would count as the next step's
         ended = time.perf_counter()
         seen = self._observe(
             step,
