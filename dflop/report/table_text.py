@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import rich.box
 import rich.table
 from rich.console import Console
@@ -14,8 +16,11 @@ from dflop.report.tables import Table
 def print_table(table: Table, console: Console) -> None:
     """Prints title, rows and note; cells are plain text, whatever looks like markup in them."""
     shown = rich.table.Table(box=rich.box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
-    for name in table.header:
-        shown.add_column(Text(name), justify="left" if name in table.text_columns else "right")
+    for i, name in enumerate(table.header):
+        # Room is taken from what can be wrapped between words.
+        is_single_words = not any(" " in text for text in (name, *(row[i] for row in table.rows)))
+        justify: Literal["left", "right"] = "left" if name in table.text_columns else "right"
+        shown.add_column(Text(name), justify=justify, no_wrap=is_single_words)
     for row in table.rows:
         shown.add_row(*(Text(printable(cell)) for cell in row))
     console.print()
