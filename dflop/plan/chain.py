@@ -62,8 +62,10 @@ class Chain:
     """`[modules, powers]` what a layer takes longer at these loads when it runs again."""
     heaviest_s: tuple[tuple[Floats, Floats, Floats], ...]
     """Per module (layer, edge, layer again) seconds `[S, 1]` of the heaviest sample of each scenario."""
+    average_s: tuple[tuple[Floats, Floats, Floats], ...]
+    """The same `[D, S]` of an average microbatch, by number of replicas as `least_s` has them."""
     least_s: dict[int, float]
-    """By number of replicas, what all microbatches of one take at least, whatever is cut, shared or run again."""
+    """By number of replicas, ascending: what all microbatches of one take at least, however it is cut or run again."""
 
     @classmethod
     def of(cls, problem: Problem, tp: int, num_microbatches: int) -> Chain:
@@ -74,7 +76,7 @@ class Chain:
         buckets = 2 ** np.arange(int(nearest_power(problem.global_batch_size)) + 1)
         dp = problem.dps(min(problem.global_batch_size // num_microbatches, problem.cluster.num_processes // tp))
         least_s = np.zeros(len(dp))
-        unit_s, again_s, heaviest_s = np.zeros((len(buckets), len(owner))), [], []
+        unit_s, again_s, heaviest_s, averages_s = np.zeros((len(buckets), len(owner))), [], [], []
         for m, spec in enumerate(problem.specs):
             seconds = functools.partial(_seconds, problem.cost, spec.module, tp=tp, again=True in ways)
             layer_s, edge_s, of_again_s = seconds(problem.sample_loads[spec.module].typical(buckets))
@@ -84,8 +86,8 @@ class Chain:
             heavy_s, heavy_edge_s, heavy_again_s = seconds(problem.heaviest_samples[spec.module])
             heaviest_s.append((heavy_s[:, np.newaxis], heavy_edge_s[:, np.newaxis], heavy_again_s[:, np.newaxis]))
             average = problem.sample_loads[spec.module].per_microbatch(num_microbatches * np.array(dp))
-            average_s, average_edge_s, _ = seconds(average)
-            least_s += num_microbatches * (spec.num_layers * average_s + average_edge_s).mean(axis=-1)
+            averages_s.append(seconds(average))
+            least_s += num_microbatches * (spec.num_layers * averages_s[-1][0] + averages_s[-1][1]).mean(axis=-1)
         rows = tuple(tuple(row) for row in unit_s.tolist())
         return cls(
             problem,
@@ -96,6 +98,7 @@ class Chain:
             rows,
             np.array(again_s),
             tuple(heaviest_s),
+            tuple(averages_s),
             dict(zip(dp, least_s.tolist(), strict=True)),
         )
 
@@ -294,10 +297,9 @@ class Chain:
         heaviest_s: Floats = np.zeros(())
         gathers_s: Floats = np.zeros(())
         plain_s: Floats = np.zeros(())
+        which = np.searchsorted(list(self.least_s), dp)
         for m, spec in enumerate(self.specs):
-            load = self.problem.sample_loads[spec.module].per_microbatch(self.num_microbatches * dp)
-            given = _seconds(self.problem.cost, spec.module, load, tp=self.tp, again=bool(again.any()))
-            layer_s, edge_s, again_s = (part.T[:, :, np.newaxis] for part in given)
+            layer_s, edge_s, again_s = (part[which].T[:, :, np.newaxis] for part in self.average_s[m])
             _, edge = first_and_last(layers[m])
             average_s = average_s + layers[m] * layer_s + edge * edge_s + again[m] * again_s
             heavy_s, heavy_edge_s, heavy_again_s = (part[:, :, np.newaxis] for part in self.heaviest_s[m])
