@@ -64,8 +64,23 @@ def recompute_layers(stage: nn.Module, most: int | None = None) -> int:
     layers: list[Any] = [m for m in stage.modules() if _is_checkpointable(m)][:most]
     for layer in layers:
         layer.gradient_checkpointing = True
-        layer._gradient_checkpointing_func = functools.partial(checkpoint, use_reentrant=False)
+        layer._gradient_checkpointing_func = functools.partial(
+            checkpoint, use_reentrant=False, preserve_rng_state=draws(layer)
+        )
     return len(layers)
+
+
+def draws(layer: nn.Module) -> bool:
+    """Whether dropout of some kind draws random numbers: only then must a second forward pass draw the same ones.
+
+    To keep a generator's state and to set it takes the host longer than to launch a kernel, for every layer.
+    """
+    return any(
+        isinstance(value, float) and value > 0
+        for module in layer.modules()
+        for name, value in vars(module).items()
+        if "drop" in name or (name == "p" and "Drop" in type(module).__name__)
+    )
 
 
 def _is_checkpointable(module: nn.Module) -> bool:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from dflop.errors import ConfigError
-from dflop.models.ways import TRAIN, WAYS, apply_way
+from dflop.models.ways import TRAIN, WAYS, apply_way, draws
 from dflop.profile.groups import make_group
 from dflop.records import LLM
 from tests.profile.test_probe import MODULES, probe, users
@@ -43,3 +43,11 @@ def test_a_recomputed_layer_keeps_its_input_only(module):
 def test_what_cannot_be_recomputed_is_refused():
     with pytest.raises(ConfigError, match="can be recomputed"):
         apply_way(torch.nn.Linear(2, 2), RECOMPUTE)
+
+
+@pytest.mark.parametrize(("p", "kept"), [(0.0, False), (0.5, True)])
+def test_random_numbers_are_kept_for_the_second_pass_only_where_a_layer_draws_some(p, kept):
+    layer = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout(p))
+    assert draws(layer) is kept
+    layer[1], layer.attention_dropout = torch.nn.Identity(), p
+    assert draws(layer) is kept
