@@ -22,7 +22,7 @@ from dflop.plan.inline import inline_choices
 from dflop.plan.program import CUTOFF_RATIO, Optimum, optima, process_price_s
 from dflop.plan.rank import Ranked, arrival_step_s, nominate, rank
 from dflop.plan.space import Problem
-from dflop.plan.verdict import prefer_simple, proven, reason
+from dflop.plan.verdict import prefer_simple, proven, reason, unused
 from dflop.plan.worst import beyond_text, samples_beyond
 from dflop.records import Plan, PlanProgram
 
@@ -94,7 +94,7 @@ def optimize(
     for line in _extrapolated(best, problem):
         tell(line)
     reasons = [reason(r, ranked, policy) for r in ranked]
-    reasons[0] = f"{reasons[0]} {beyond}".rstrip()
+    reasons[0] = " ".join(filter(None, (reasons[0], unused(best, problem.cluster.num_processes), beyond)))
     plans = (
         replace(r.plan, candidate_rank=place, reason=why)
         for place, (r, why) in enumerate(zip(ranked, reasons, strict=True))

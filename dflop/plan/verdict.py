@@ -48,6 +48,11 @@ def reason(ranked: Ranked, candidates: Sequence[Ranked], policy: str = "balanced
     )
 
 
+def unused(plan: Plan, num_processes: int) -> str:
+    """A sentence where a plan leaves processes of the cluster without work."""
+    return f"It uses {plan.num_processes} of {num_processes} processes." * (plan.num_processes < num_processes)
+
+
 def proven(programs: Sequence[PlanProgram]) -> list[str]:
     """What programs prove together, as a line; none where there was nothing to prove."""
     bound_s = min((p.bound_s for p in programs), default=math.inf)

@@ -63,6 +63,10 @@ def test_plans_are_ranked_placed_and_explained():
         assert (plan.snapshot_seq, plan.global_batch_size) == (3, 24)
     assert found[0].reason.startswith("fastest of 6 simulated plans")
     assert found[1].reason.endswith("the step time of the chosen plan")
+    for number in (4, 100):
+        best = plans(cluster=make_cluster(number), layouts=("inline",))[0]
+        assert (f"It uses {best.num_processes} of {number} processes." in best.reason) == (best.num_processes < number)
+    assert best.num_processes < number
 
 
 def test_prediction_is_the_scheduler_on_the_batches_under_contention():
