@@ -24,7 +24,7 @@ from dflop.data.annotations import AnnotatedSample, BadSample, MediaRef, confine
 from dflop.data.formats.source import RowSource, open_source
 from dflop.data.frame_files import AnySource, FrameFiles
 from dflop.data.keys import never_ignored
-from dflop.data.patterns import beside, expand
+from dflop.data.patterns import expand, relative_to
 from dflop.errors import ConfigError
 
 _STRATEGY = re.compile(r"all|(first|end|random):(?:(\d+)|(\d+(?:\.\d+)?)%)", re.ASCII)
@@ -76,7 +76,7 @@ def make_entry(
             hint="use keys that the reason of a skipped row names",
         )
     paths = expand(pattern, folder)
-    root = beside(media_root, folder)
+    root = relative_to(media_root, folder)
     return MixtureEntry(os.path.basename(pattern), paths, root, strategy, weight, ignored_keys)
 
 

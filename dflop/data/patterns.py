@@ -24,12 +24,12 @@ def expand(pattern: str, folder: Path) -> tuple[Path, ...]:
     Raises:
         ConfigError: there is no such file.
     """
-    if os.path.exists(whole := beside(Path(pattern), folder)):
+    if os.path.exists(whole := relative_to(Path(pattern), folder)):
         return (whole,)
     return tuple(itertools.chain.from_iterable(_matches(path, pattern, folder) for path in _braces(pattern)))
 
 
-def beside(path: Path, folder: Path) -> Path:
+def relative_to(path: Path, folder: Path) -> Path:
     """`path` as seen from the working directory, or from `folder` if only that has it."""
     # Not Path.exists, which raises where a pattern is longer than a name can be.
     return folder / path if not os.path.exists(path) and os.path.exists(folder / path) else path
@@ -57,7 +57,7 @@ def _braces(pattern: str) -> Iterator[str]:
 
 
 def _matches(path: str, pattern: str, folder: Path) -> list[Path]:
-    found = beside(Path(path), folder)
+    found = relative_to(Path(path), folder)
     if os.path.exists(found):
         return [found]
     for place in (path, os.path.join(glob.escape(str(folder)), path)):

@@ -63,8 +63,8 @@ def windows(tower: Any, sizes: torch.Tensor) -> Arguments:
     positions, num_rows = tower._get_feat_extract_output_lengths(sizes[:, 0])
     length = tower.max_source_positions
     segments = [n for kept in positions.tolist() for n in (kept, length - kept) if n]
-    longest = length // 2  # rows of a window
-    kept = [torch.arange(n) + window * longest for window, n in enumerate(num_rows.tolist())]
+    num_per_window = length // 2
+    kept = [torch.arange(n) + window * num_per_window for window, n in enumerate(num_rows.tolist())]
     cu_seqlens = torch.tensor([0, *segments]).cumsum(0).to(torch.int32)
     return _boundaries("cu_seq_lens_q", "max_length_q", cu_seqlens) | {"kept": torch.cat(kept)}
 

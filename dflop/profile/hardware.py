@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dflop.errors import ConfigError
 
-PROBES_VERSION = 3
+PROBES_VERSION = 4
 """Changes when the same module takes another time, or other groups of samples are timed: older costs are not reused."""
 
 

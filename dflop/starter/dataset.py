@@ -19,7 +19,7 @@ from dflop.data.formats.annotation_file import SUFFIXES
 from dflop.data.formats.source import RowSource, open_source
 from dflop.data.frame_folders import PICTURES, NoRate
 from dflop.data.model_tokenizer import NUM_LOOKED_AT
-from dflop.data.patterns import beside, expand
+from dflop.data.patterns import expand, relative_to
 from dflop.errors import ConfigError, DataError
 
 WITHOUT_RATE = "without a rate"
@@ -151,7 +151,7 @@ def _look_at_mixture(path: Path, given: Path) -> FoundDataset | None:
     for entry in load_mixture(path).datasets:
         files = expand(entry.path, folder)
         source = open_source(files[0])
-        root = beside(entry.media_root, folder) if entry.media_root else source.path.parent
+        root = relative_to(entry.media_root, folder) if entry.media_root else source.path.parent
         found.append(_judge(str(path), "mixture", source, len(source) * len(files), root, given))
     return replace(
         next((one for one in found if one.num_media_found), found[0]),
