@@ -22,7 +22,9 @@ EXTRAS = {
     "train": "profiling and training",
     "demo": "the demo's media",
     "flash": "flash-attn's kernels",
-    "tensorboard": "train.tensorboard",
+    "tensorboard": "train.report_to: [tensorboard]",
+    "wandb": "train.report_to: [wandb]",
+    "mlflow": "train.report_to: [mlflow]",
 }
 """Extras people install, and what for; `dev` is for those who work on dflop."""
 _MAX_SHOWN = 6

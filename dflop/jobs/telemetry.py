@@ -1,4 +1,4 @@
-"""What a rank says of its steps: rows for the store, metrics for Prometheus, curves for TensorBoard, lines for people.
+"""What a rank says of its steps: rows for the store, metrics for Prometheus, curves for trackers, lines for people.
 
 Called by the thread that trains, between two steps; whatever touches a disk happens in threads behind it. What concerns
 the whole job is told by rank 0.
@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from dflop.config import Config
 from dflop.cost.flops import FlopCounter, peak_flops_per_s
+from dflop.jobs.curves import Curves
 from dflop.jobs.metrics import MetricsFile
 from dflop.jobs.spool_writer import SpoolThread
-from dflop.jobs.tensorboard import Scalars
 from dflop.models.family import Family
 from dflop.parallel.topology import Seat
 from dflop.profile.hardware import hardware_name
@@ -91,7 +91,7 @@ class Telemetry:
         self._run, self._config, self._seat = run, config, seat
         self._run_id, self._attempt, self._spool = run_id, attempt, spool
         self._speed: SpeedCounter | None = None
-        self._scalars: Scalars | None = None
+        self._curves: Curves | None = None
         labels = {"run_id": run_id, "module": seat.module, "stage": str(seat.stage), "rank": str(seat.rank)}
         file = run.path / "metrics" / f"rank-{seat.rank}.prom"
         if config.train.metrics_dir is not None:  # which runs share
@@ -146,15 +146,14 @@ class Telemetry:
         self._tell_memory()
         self._peak_memory = None
         self._metrics.close()
-        if self._scalars is not None:
-            self._scalars.close()
+        if self._curves is not None:
+            self._curves.close()
 
     def _draw(self, seen: StepObservation, speed: Speed, idle_frac: float) -> None:
-        if not self._config.train.tensorboard:
+        if not self._config.train.report_to:
             return
-        if self._scalars is None:
-            mode = self._run_id.removeprefix(self._run.run_id).lstrip("/") or "train"
-            self._scalars = Scalars(self._run.path / "tensorboard" / mode, seen.step)
+        if self._curves is None:
+            self._curves = Curves(self._config.train.report_to, self._run.path, self._run_id, seen.step)
         curves = {
             **({"train/loss": seen.loss} if seen.num_supervised_tokens else {}),
             "train/grad_norm": seen.grad_norm,
@@ -165,7 +164,7 @@ class Telemetry:
             "speed/llm_tokens_per_s": speed.tokens_per_s,
             **speed.utilisation("speed/mfu_frac"),
         }
-        self._scalars.add(seen.step, curves, seen.observed_at_s)
+        self._curves.add(seen.step, curves, seen.observed_at_s)
 
     def _tell_memory(self) -> None:
         """Leave the most memory so far in the store, if it has become more."""

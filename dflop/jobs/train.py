@@ -20,13 +20,13 @@ import torch.distributed as dist
 from dflop.config import Config
 from dflop.errors import ConfigError, DflopError, Interrupted, TrainError, did_you_mean
 from dflop.jobs.boot import begin
+from dflop.jobs.curves import check_trackers
 from dflop.jobs.fallback_plan import QuickPlanner
 from dflop.jobs.rank_setup import join, peak_memory, take_device
 from dflop.jobs.rank_trainer import make_trainer
 from dflop.jobs.spool_writer import SpoolThread
 from dflop.jobs.supervisor import Supervisor
 from dflop.jobs.telemetry import SpeedCounter, Telemetry
-from dflop.jobs.tensorboard import check_tensorboard
 from dflop.launch.payload import note_stop, srun_environment
 from dflop.models.build import import_model
 from dflop.parallel.topology import seat_of, seats
@@ -82,7 +82,7 @@ def main(run_path: str, mode: str) -> dict[str, float]:
             where=str(run.path / "plan.json"),
             hint="start as many tasks as the plan has processes",
         )
-    check_tensorboard(config, f"{run.config_file}: train.tensorboard")
+    check_trackers(config, f"{run.config_file}: train.report_to")
     # Before the ranks find each other and load the model, so that the scheduler is ready when they are.
     begun = begin(run, mode, config) if os.environ["RANK"] == "0" else None
     device = take_device(config)

@@ -1,7 +1,7 @@
 """Everything that can be wrong with a configuration, found in seconds: before Prefect, torch or a job starts.
 
 `dflop run` stops at the first problem; `dflop config validate` tells all of them, with file, line and key. What only
-says that this machine is not the one to run on (no sbatch, no TensorBoard) is told apart: a laptop may validate.
+says that this machine is not the one to run on (no sbatch, no tracker) is told apart: a laptop may validate.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dflop.data.chat import ChatTemplate
 from dflop.data.formats.source import opener_of
 from dflop.data.tokens import ChatTokenizer
 from dflop.errors import ConfigError, DflopError, did_you_mean
-from dflop.jobs.tensorboard import check_tensorboard
+from dflop.jobs.curves import check_trackers
 from dflop.models.family import Family
 from dflop.plan.candidates import check_processes
 from dflop.records import LLM
@@ -40,7 +40,7 @@ def preflight(config: Config, config_file: Path | Origins) -> None:
 
     Raises:
         ConfigError: unknown family, module or media limit, missing dataset, a tokenizer without the tokens of the
-            family, no Slurm or TensorBoard here, hardware label missing.
+            family, no Slurm or tracker here, hardware label missing.
         InfeasiblePlanError: only layout `split` is allowed and there are fewer processes than modules the data needs.
     """
     for problem in problems(config, config_file):
@@ -66,8 +66,8 @@ def problems(config: Config, config_file: Path | Origins) -> Iterator[Problem]:
     if family is not None:
         yield from _found(_check_tokenizer, config, family, origins)
     yield from _cluster_problems(config, origins)
-    where = origins.where("train", "tensorboard")
-    yield from _found(check_tensorboard, config, where, is_of_machine=True)
+    where = origins.where("train", "report_to")
+    yield from _found(check_trackers, config, where, is_of_machine=True)
     if family is not None and config.plan.layouts == ("split",) and not dataset:
         yield from _found(check_processes, modules_named(family, config), config.cluster.spec().num_processes)
 

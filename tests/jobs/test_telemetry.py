@@ -26,7 +26,8 @@ def trained(planned, tmp_path_factory) -> tuple[RunDir, str]:
     run = fresh(planned, folder)
     set_config(
         run, f"train.num_steps={NUM_STEPS}", f"train.trace_every_steps={TRACE_EVERY}",
-        f"train.checkpoint_every={CHECKPOINT_EVERY}", f"train.metrics_dir={folder}/collected", "train.tensorboard=true",
+        f"train.checkpoint_every={CHECKPOINT_EVERY}", f"train.metrics_dir={folder}/collected",
+        "train.report_to=[tensorboard]",
     )  # fmt: skip
     return run, train(run)[0]
 
