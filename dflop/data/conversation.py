@@ -41,15 +41,6 @@ class ReadRow:
     """Media whose bytes, or lists of frames, stand in the row, by the names that the sample has for them."""
 
 
-def parse_row(row: dict[str, Any], index: int, ignored_keys: Collection[str] = ()) -> AnnotatedSample:
-    """Interpret one row, see `read_row`.
-
-    Raises:
-        BadSample: the row is malformed; the reason says how.
-    """
-    return read_row(row, index, "", ignored_keys).sample
-
-
 def read_row(row: dict[str, Any], index: int, container: str, ignored_keys: Collection[str] = ()) -> ReadRow:
     """Interpret one row.
 

@@ -1,4 +1,4 @@
-"""The joint distribution of a dataset's shapes: a frame for people and SQL, a summary, and batches for the planner.
+"""The joint distribution of a dataset's shapes: its summary for people, batches of it for the planner.
 
 Planning on means is what data-blind systems do; here every number stays attached to its sample, so the correlations
 that make batches uneven (long videos with short texts, many images with long answers) survive into the plan.
@@ -19,47 +19,11 @@ _ROUNDING = 1e-12
 """Slack of cumulative shares: ten tenths summed up are a little less than 1."""
 
 GROUPS = ("text", "single_image", "multi_image", "video", "audio", "mixed")
-
-
-def group_of(shape: SampleShape) -> str:
-    """Modality group of a sample, one of `GROUPS`."""
-    kinds = {item.kind for item in shape.items}
-    if not kinds:
-        return "text"
-    if len(kinds) > 1:
-        return "mixed"
-    if kinds == {"image"}:
-        return "single_image" if len(shape.items) == 1 else "multi_image"
-    return kinds.pop()
-
-
-def encoders_of(shapes: Sequence[SampleShape]) -> tuple[str, ...]:
-    """Encoder modules that have work in these samples, sorted."""
-    return tuple(sorted({item.module for shape in shapes for item in shape.items}))
-
-
-def shapes_frame(shapes: Sequence[SampleShape]) -> pl.DataFrame:
-    """One row per sample: ids, group, token counts, weight, and `<module>_{items,tokens,sum_sq_tokens}` per module."""
-    modules = (*encoders_of(shapes), LLM)
-    columns: dict[str, list[object]] = {
-        "sample_index": [s.sample_index for s in shapes],
-        "sample_id": [s.sample_id for s in shapes],
-        "group": [group_of(s) for s in shapes],
-        "num_text_tokens": [s.num_text_tokens for s in shapes],
-        "num_supervised_tokens": [s.num_supervised_tokens for s in shapes],
-        "weight": [s.weight for s in shapes],
-    }
-    for module in modules:
-        loads = [s.load(module) for s in shapes]
-        columns[f"{module}_items"] = [load.num_items for load in loads]
-        columns[f"{module}_tokens"] = [load.num_tokens for load in loads]
-        columns[f"{module}_sum_sq_tokens"] = [load.sum_sq_tokens for load in loads]
-    other = {"sample_id": pl.String, "group": pl.String, "weight": pl.Float64}
-    return pl.DataFrame(columns, schema={name: other.get(name, pl.Int64) for name in columns})
+"""Of samples by their media, as `sql/queries/profile_samples.sql` sorts them."""
 
 
 def summary(frame: pl.DataFrame) -> pl.DataFrame:
-    """Quantiles of tokens per modality group and module, of a frame from `shapes_frame`, by the samples' weights.
+    """Quantiles of tokens per modality group and module, of a `profile_frame`, by the samples' weights.
 
     Returns:
         Columns `group`, `module`, `num_samples`, `p50_tokens`, `p90_tokens`, `p99_tokens`, `max_tokens`; one row per
@@ -100,7 +64,7 @@ def quantiles(values: npt.NDArray[np.int64], weights: npt.NDArray[np.float64], s
 
 
 def tokens_of(frame: pl.DataFrame) -> dict[str, npt.NDArray[np.int64]]:
-    """Per module, tokens of every sample of a frame of `shapes_frame`; encoders sorted, the LLM last."""
+    """Per module, tokens of every sample of a `profile_frame`; encoders sorted, the LLM last."""
     suffix = "_items"
     modules = sorted(n.removesuffix(suffix) for n in frame.columns if n.endswith(suffix))
     modules.sort(key=lambda module: module == LLM)

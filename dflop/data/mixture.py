@@ -21,7 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dflop.data.annotations import AnnotatedSample, BadSample, MediaRef, confine
-from dflop.data.formats.source import RowSource, open_source
+from dflop.data.formats.row_source import RowSource
+from dflop.data.formats.source import open_source
 from dflop.data.frame_files import AnySource, FrameFiles
 from dflop.data.keys import never_ignored
 from dflop.data.patterns import expand, relative_to

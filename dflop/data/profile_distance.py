@@ -56,7 +56,7 @@ class Drift:
 
 
 def drift(before: pl.DataFrame, after: pl.DataFrame) -> Drift:
-    """Compares two frames of `shapes_frame`; a `weight` column counts where there is one.
+    """Compares two of `profile_frame`.
 
     Raises:
         DataError: one of them is empty.
@@ -65,7 +65,7 @@ def drift(before: pl.DataFrame, after: pl.DataFrame) -> Drift:
         raise DataError("a dataset without valid samples has no distribution to compare")
     tokens = tokens_of(before), tokens_of(after)
     modules = sorted({*tokens[0], *tokens[1]})
-    weights = _weights(before), _weights(after)
+    weights = [frame["weight"].to_numpy() for frame in (before, after)]
     sizes = [w.sum() ** 2 / (w**2).sum() for w in weights]  # as many equal samples as say the same
     alpha = ALPHA / (len(modules) + 1)
     ks_chance = math.sqrt(-math.log(alpha / 2) / 2 * (1 / sizes[0] + 1 / sizes[1]))
@@ -83,12 +83,6 @@ def drift(before: pl.DataFrame, after: pl.DataFrame) -> Drift:
     tv_chance = math.sqrt((len(GROUPS) * math.log(2) - math.log(alpha)) / 2 * (1 / sizes[0] + 1 / sizes[1]))
     shifts.append(Shift("group", float(np.abs(shares[0] - shares[1]).sum() / 2), min(1.0, tv_chance), math.nan))
     return Drift(tuple(sorted(shifts, key=lambda s: -s.distance)))
-
-
-def _weights(frame: pl.DataFrame) -> Floats:
-    if "weight" in frame.columns:
-        return frame["weight"].to_numpy().astype(np.float64)
-    return np.ones(len(frame))
 
 
 def _kolmogorov_smirnov(a: Floats, b: Floats, a_weight: Floats, b_weight: Floats) -> float:

@@ -109,26 +109,25 @@ def _of_rows(
     rows: Sequence[Any], media_root: Path, rules: ShapeRules
 ) -> tuple[list[SampleShape], list[QuarantinedSample]]:
     from dflop.data.annotations import BadSample
-    from dflop.data.conversation import ReadRow, read_row
-    from dflop.data.formats.embedded import MediaOfRows
+    from dflop.data.formats.row_source import RowSource
     from dflop.data.frame_files import header_of_source
     from dflop.data.shapes import shapes_of
     from dflop.records import QuarantinedSample, SampleShape
 
     given = _undecoded(rows)
 
-    class Rows(MediaOfRows):
-        def _read(self, index: int) -> ReadRow:
-            return read_row(dict(given[index]), index, "rows")
+    class Rows(RowSource):
+        def __len__(self) -> int:
+            return len(given)
 
-        def _holds(self, path: str) -> bool:
-            return path.startswith("rows#")
+        def row(self, index: int) -> dict[str, Any]:
+            return dict(given[index])
 
-    source = Rows()
+    source = Rows(Path("rows"))
 
     def sample(index: int) -> Any:
         try:
-            return source._read(index).sample
+            return source.sample(index)
         except BadSample as error:
             return error
 

@@ -16,7 +16,8 @@ from pathlib import Path
 from dflop.config import load_mixture
 from dflop.data.annotations import AnnotatedSample, BadSample, MediaRef, confine
 from dflop.data.formats.annotation_file import SUFFIXES
-from dflop.data.formats.source import RowSource, open_source
+from dflop.data.formats.row_source import RowSource
+from dflop.data.formats.source import open_source
 from dflop.data.frame_folders import PICTURES, NoRate
 from dflop.data.model_tokenizer import NUM_LOOKED_AT
 from dflop.data.patterns import expand, relative_to

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dflop.data.dataset_profile import profile_key, rows_key
-from dflop.data.distribution import shapes_frame, summary_text
+from dflop.data.distribution import summary_text
 from dflop.data.size_table import check_overlong
 from dflop.errors import DataError
 from dflop.launch import JobSpec, Launcher
@@ -23,6 +23,7 @@ from dflop.steps.follow import Listener, follow_jobs, ingest_run
 from dflop.steps.media_limits import stated_limits
 from dflop.store.console import named_query, query
 from dflop.store.ingest import ingest
+from dflop.store.profile_frames import profile_frame
 from dflop.store.reader import Reader
 from dflop.store.spool import SpoolWriter
 
@@ -103,13 +104,11 @@ def take_samples(run: RunDir, data: ProfileRecord, say: Say) -> None:
         DataError: more of the dataset is unusable than `data_profile.max_bad_frac` allows.
     """
     judge(run, data, say)
-    if _has_begun(run):
-        shapes = run.shapes()
-    else:
-        with Reader(run.config().store) as reader:
-            shapes = list(reader.shapes(data.profile_key))
-        run.write_shapes(shapes)
-    summary = summary_text(shapes_frame(shapes))
+    store = run.config().store
+    if not _has_begun(run):
+        with Reader(store) as reader:
+            run.write_shapes(reader.shapes(data.profile_key))
+    summary = summary_text(profile_frame(store, data.profile_key))
     say(f"{data.num_rows} valid samples, {data.num_quarantined} skipped\n{summary}")
 
 

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from dflop.data.distribution import shapes_frame, summary
+from dflop.data.distribution import summary
 from dflop.errors import DflopError
 from dflop.plan.verdict import proven
 from dflop.records import Measurement, Plan, PlanProgram
@@ -22,6 +22,7 @@ from dflop.run.messages import Say
 from dflop.run.plan_scope import basis_of
 from dflop.steps import planning
 from dflop.store.ingest import freshen
+from dflop.store.profile_frames import profile_frame
 from dflop.store.reader import Reader
 from dflop.units import num_bytes
 from dflop.views import run_results
@@ -54,7 +55,7 @@ def history_page(run: RunDir) -> str:
 
 def data_rows(run: RunDir) -> Rows:
     """Quantiles of tokens per kind of sample and module."""
-    return list(summary(shapes_frame(run.shapes())).iter_rows(named=True))
+    return list(summary(profile_frame(run.config().store, run.profile_key())).iter_rows(named=True))
 
 
 def cost_rows(run: RunDir) -> Rows:

@@ -15,7 +15,12 @@ from dflop.store.console import named_query, open_query, query
 
 
 def profile_frame(store_root: Path | str, profile_key: str) -> pl.DataFrame:
-    """Healthy samples of a data profile, as `dflop.data.distribution.shapes_frame` with what was done to long ones."""
+    """Healthy samples of a data profile.
+
+    Returns:
+        Columns of the named query `profile_samples`, and `<module>_{items,tokens,sum_sq_tokens}` per module, the LLM
+        last; 0 where a sample has no work for it.
+    """
     params, values = {"profile_key": profile_key}, ("items", "tokens", "sum_sq_tokens")
     frame = _frame(store_root, named_query("profile_samples").sql, params).drop("num_llm_tokens")
     columns = "sample_index, module, num_items as items, num_tokens as tokens, sum_sq_tokens"

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dflop.data.annotations import MediaRef
-from dflop.data.formats.source import RowSource
+from dflop.data.formats.row_source import RowSource
 from tests.data.helpers import chat
 
 ROWS: list[dict[str, Any]] = [

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
 
 from dflop.data.annotations import AnnotatedSample
-from dflop.data.conversation import parse_row
+from dflop.data.conversation import read_row
 from dflop.data.dataset_profile import DatasetRef
 from dflop.models.family import Family
 from dflop.models.media import MediaSize, MediaTokens, Placement
@@ -64,6 +64,11 @@ def chat(*texts: str, **row: object) -> dict[str, object]:
     """A row whose turns alternate between human and gpt."""
     said = [{"from": ("human", "gpt")[i % 2], "value": text} for i, text in enumerate(texts)]
     return {"conversations": said, **row}
+
+
+def parse_row(row: dict[str, Any], index: int, ignored_keys: Collection[str] = ()) -> AnnotatedSample:
+    """A row of no file, interpreted."""
+    return read_row(row, index, "", ignored_keys).sample
 
 
 def sample_of(*texts: str, **row: object) -> AnnotatedSample:

@@ -7,9 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflop.data.annotations import BadSample, MediaRef, Turn
-from dflop.data.conversation import parse_row
 from dflop.data.keys import FOLLOWED
-from tests.data.helpers import chat, sample_of
+from tests.data.helpers import chat, parse_row, sample_of
 
 TURNS = (Turn("user", "<image>\nhi"), Turn("assistant", "ok"))
 IMAGE = (MediaRef("image", "1.png"),)

@@ -9,49 +9,28 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dflop.data.distribution import group_of, quantiles, sample_batches, shapes_frame, summary
+from dflop.data.distribution import quantiles, sample_batches, summary
 from dflop.data.profile_distance import drift
 from dflop.errors import DataError
-from dflop.records import MediaItem, SampleShape
+from tests.builders import make_sample
 
 
-def item(kind: str, num_tokens: int) -> MediaItem:
-    module = "audio" if kind == "audio" else "vision"
-    return MediaItem(kind, "x", 1, 1, 1, 0.0, module, (1, 1, 1), num_tokens, num_tokens**2, num_tokens // 4)
-
-
-def shape(index: int, *items: MediaItem, num_text_tokens: int = 10) -> SampleShape:
-    num_llm_tokens = num_text_tokens + sum(i.num_rows for i in items)
-    return SampleShape("key", index, str(index), num_text_tokens, 5, num_llm_tokens, items)
-
-
-@pytest.mark.parametrize(
-    ("kinds", "group"),
-    [
-        ([], "text"),
-        (["image"], "single_image"),
-        (["image", "image"], "multi_image"),
-        (["video"], "video"),
-        (["audio", "audio"], "audio"),
-        (["image", "video"], "mixed"),
-    ],
-)
-def test_groups(kinds, group):
-    assert group_of(shape(0, *(item(kind, 4) for kind in kinds))) == group
+def frame(llm: list[int] | np.ndarray, vision: list[int] | None = None, group: str = "text", **more) -> pl.DataFrame:
+    columns = {"group": [group] * len(llm), "weight": 1.0, "llm_items": llm, "llm_tokens": llm}
+    encoder = {} if vision is None else {"vision_items": vision, "vision_tokens": vision}
+    return pl.DataFrame({**columns, **encoder, **more}, strict=False)
 
 
 def test_summary_agrees_with_numpy():
-    rng = np.random.default_rng(0)
-    lengths = [int(n) for n in rng.integers(1, 10_000, 301)]
-    shapes = [shape(i, num_text_tokens=n) for i, n in enumerate(lengths)]
-    table = summary(shapes_frame([*shapes, shape(301, item("audio", 400))]))
+    lengths = np.random.default_rng(0).integers(1, 10_000, 301)
+    table = summary(pl.concat([frame(lengths, [0] * 301), frame([500], [400], "video")]))
     row = table.row(0, named=True)
     assert (row["group"], row["module"], row["num_samples"], row["max_tokens"]) == ("text", "llm", 301, max(lengths))
     for q in (50, 90, 99):
         assert row[f"p{q}_tokens"] == np.quantile(lengths, q / 100, method="inverted_cdf")
-    assert summary(shapes_frame([])).is_empty()
+    assert summary(frame([])).is_empty()
     keys = table.select("group", "module").rows()
-    assert keys == [("text", "llm"), ("audio", "llm"), ("audio", "audio"), ("all", "llm"), ("all", "audio")]
+    assert keys == [("text", "llm"), ("video", "llm"), ("video", "vision"), ("all", "llm"), ("all", "vision")]
 
 
 @given(st.lists(st.tuples(st.integers(1, 50), st.integers(1, 5)), min_size=1, max_size=30), st.floats(0.01, 1))
@@ -63,15 +42,16 @@ def test_weighted_quantiles_are_those_of_repeated_samples(draws, share):
 
 
 def test_batches_and_quantiles_follow_the_weights():
-    shapes = [replace(shape(i, num_text_tokens=10 + i), weight=100.0 if i < 10 else 0.01) for i in range(200)]
+    weights = [100.0 if i < 10 else 0.01 for i in range(200)]
+    shapes = [replace(make_sample(i, 10 + i), weight=weight) for i, weight in enumerate(weights)]
     drawn = [s.sample_index for batch in sample_batches(shapes, 5, 20, seed=0) for s in batch]
     assert np.mean(np.array(drawn) < 10) > 0.95
-    row = summary(shapes_frame(shapes)).row(0, named=True)
+    row = summary(frame(np.arange(10, 210), weight=weights)).row(0, named=True)
     assert (row["num_samples"], row["p50_tokens"], row["p99_tokens"], row["max_tokens"]) == (200, 15, 19, 209)
 
 
 def test_batches_are_drawn_without_replacement_and_by_seed():
-    shapes = [shape(i) for i in range(20)]
+    shapes = [make_sample(i, 10) for i in range(20)]
     batches = sample_batches(shapes, 8, 5, seed=1)
     assert [len({s.sample_index for s in batch}) for batch in batches] == [8] * 5
     assert batches == sample_batches(shapes, 8, 5, seed=1)
@@ -82,12 +62,6 @@ def test_batches_are_drawn_without_replacement_and_by_seed():
 
 
 # How far one distribution has moved from another
-
-
-def frame(llm: list[int] | np.ndarray, vision: list[int] | None = None, group: str = "text", **more) -> pl.DataFrame:
-    columns = {"group": [group] * len(llm), "llm_items": llm, "llm_tokens": llm, "llm_sum_sq_tokens": llm}
-    encoder = {} if vision is None else {"vision_items": vision, "vision_tokens": vision}
-    return pl.DataFrame({**columns, **encoder, **more}, strict=False)
 
 
 tokens = st.lists(st.integers(0, 50), min_size=1, max_size=30)

@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from dflop.data.annotations import BadSample, MediaRef
-from dflop.data.conversation import parse_row
 from dflop.data.decode import decode_image, decode_video
 from dflop.data.frame_files import header_of_source
 from dflop.data.header_cache import HeaderCache
@@ -30,7 +29,7 @@ from dflop.data.mixture import Dataset, make_entry
 from dflop.models import load_trainable
 from dflop.records import MediaItem
 from tests.data.containers import jsonl_of, write_tar
-from tests.data.helpers import chat
+from tests.data.helpers import chat, parse_row
 
 NUM_FRAMES = 12
 

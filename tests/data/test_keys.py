@@ -11,13 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflop.data.annotations import BadSample, MediaRef
-from dflop.data.conversation import parse_row
 from dflop.data.formats.annotation_file import AnnotationFile
 from dflop.data.keys import FOLLOWED, IGNORED, REFUSED
 from dflop.data.mixture import Dataset, make_entry
 from dflop.errors import ConfigError
 from tests.data.containers import content_of, jsonl_of, write_tar
-from tests.data.helpers import chat
+from tests.data.helpers import chat, parse_row
 
 LEVELS = ("row", "message", "part")
 

@@ -11,9 +11,8 @@ from transformers import PreTrainedTokenizerFast
 
 from dflop.data.annotations import BadSample
 from dflop.data.chat import BUILT_IN, ChatTemplate
-from dflop.data.conversation import parse_row
 from dflop.data.tokens import IGNORE_LABEL, ChatTokenizer
-from tests.data.helpers import sample_of
+from tests.data.helpers import parse_row, sample_of
 
 LOOP = "{% for m in messages %}<|im_start|>{{ m.role }}\n"
 END = "<|im_end|>\n{% endfor %}"

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dflop.data.conversation import parse_row
 from dflop.data.demo_text import SPECIAL_TOKENS, train_tokenizer
 from dflop.data.tokens import ChatTokenizer
 from dflop.models import load_rules
+from tests.data.helpers import parse_row
 
 # In the manner of the published templates of each family.
 LOOP, END = "{% for m in messages %}<|im_start|>{{ m.role }}\n", "<|im_end|>\n{% endfor %}"

@@ -17,25 +17,22 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dflop.data.annotations import AnnotatedSample, printable
-from dflop.data.conversation import ReadRow, read_row
 from dflop.data.formats.compressed import COMPRESSIONS, mapped
-from dflop.data.formats.embedded import MediaOfRows
 from dflop.data.formats.json_rows import element_spans, parse_object
-from dflop.errors import ConfigError, DataError
+from dflop.data.formats.row_source import RowSource
+from dflop.errors import DataError
 
 SUFFIXES = tuple(f"{plain}{packed}" for plain in (".json", ".jsonl") for packed in ("", *COMPRESSIONS))
+_LINES = tuple(suffix for suffix in SUFFIXES if suffix.startswith(".jsonl"))
 
 
-class AnnotationFile(MediaOfRows):
+class AnnotationFile(RowSource):
     """Random access to the rows of a `.json` or `.jsonl` file, either one optionally `.gz` or `.zst`."""
 
     def __init__(
         self, path: Path, data: bytes | mmap.mmap, spans: npt.NDArray[np.int64], ignored_keys: Collection[str] = ()
     ) -> None:
-        self.path = path
-        self._container = printable(path.name)
-        self._ignored_keys = ignored_keys
+        super().__init__(path, ignored_keys)
         self._data = data
         self._spans = spans
 
@@ -44,18 +41,10 @@ class AnnotationFile(MediaOfRows):
         """Index the rows of `path` without judging them.
 
         Raises:
-            ConfigError: the suffix is not one we read.
             DataError: the file cannot be read, or a `.json` file is not one list.
         """
-        suffix = next((s for s in SUFFIXES if path.name.lower().endswith(s)), None)
-        if suffix is None:
-            raise ConfigError(
-                f"annotation file {path.name} has an unknown suffix",
-                where=str(path),
-                hint=f"valid: {', '.join(SUFFIXES)}",
-            )
         data = mapped(path)
-        spans = _line_spans(data) if suffix.startswith(".jsonl") else element_spans(data, path)
+        spans = _line_spans(data) if path.name.lower().endswith(_LINES) else element_spans(data, path)
         return cls(path, data, spans, ignored_keys)
 
     def __len__(self) -> int:
@@ -69,20 +58,6 @@ class AnnotationFile(MediaOfRows):
         """
         start, stop = self._spans[index].tolist()
         return parse_object(self._data[start:stop], f"row at byte {start}")
-
-    def sample(self, index: int) -> AnnotatedSample:
-        """Row `index`, interpreted.
-
-        Raises:
-            BadSample: the row is malformed; the reason says how.
-        """
-        return self._read(index).sample
-
-    def _holds(self, path: str) -> bool:
-        return path.startswith(f"{self._container}#")
-
-    def _read(self, index: int) -> ReadRow:
-        return read_row(self.row(index), index, self._container, self._ignored_keys)
 
     def fingerprint(self) -> str:
         """Hash of the content of the file as it lies.

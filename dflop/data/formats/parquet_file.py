@@ -18,9 +18,8 @@ from typing import Any
 
 import polars as pl
 
-from dflop.data.annotations import AnnotatedSample, BadSample, printable
-from dflop.data.conversation import ReadRow, read_row
-from dflop.data.formats.embedded import MediaOfRows, stat_fingerprint
+from dflop.data.annotations import BadSample
+from dflop.data.formats.row_source import RowSource
 from dflop.data.keys import CONVERSATION_KEYS, is_looked_at
 from dflop.errors import DataError
 
@@ -29,16 +28,14 @@ _MAX_WINDOW_ROWS = 4096
 _FAILURES = (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError)
 
 
-class ParquetFile(MediaOfRows):
+class ParquetFile(RowSource):
     """Random access to the rows of a `.parquet` file."""
 
     def __init__(self, path: Path, columns: tuple[str, ...], num_rows: int, ignored_keys: Collection[str] = ()) -> None:
-        self.path = path
-        self._container = printable(path.name)
-        self._ignored_keys = ignored_keys
+        super().__init__(path, ignored_keys)
         self._columns = columns
         self._num_rows = num_rows
-        self._identity = stat_fingerprint(path)
+        self._identity = self.fingerprint()
         row_bytes = path.stat().st_size // max(1, num_rows)
         self._window_rows = max(1, min(_MAX_WINDOW_ROWS, _WINDOW_BYTES // max(1, row_bytes)))
 
@@ -85,28 +82,6 @@ class ParquetFile(MediaOfRows):
             return frame.row(index - start, named=True)
         except (*_FAILURES, ValueError) as error:
             raise BadSample(f"row cannot be read: {_one_line(error)}") from error
-
-    def sample(self, index: int) -> AnnotatedSample:
-        """Row `index`, interpreted.
-
-        Raises:
-            BadSample: the row is malformed; the reason says how.
-        """
-        return self._read(index).sample
-
-    def _holds(self, path: str) -> bool:
-        return path.startswith(f"{self._container}#")
-
-    def fingerprint(self) -> str:
-        """Name, size and time of change.
-
-        Raises:
-            DataError: the file cannot be read.
-        """
-        return stat_fingerprint(self.path)
-
-    def _read(self, index: int) -> ReadRow:
-        return read_row(self.row(index), index, self._container, self._ignored_keys)
 
 
 @functools.lru_cache(maxsize=2)  # shared by all files, so that a thousand open shards hold no more than one

@@ -1,57 +1,15 @@
-"""What every format of training data offers: rows by number, and the media that lie inside it or beside it."""
+"""The rows of a file, read as its name says."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any, Protocol
 
-from dflop.data.annotations import AnnotatedSample, MediaRef
 from dflop.data.formats.annotation_file import SUFFIXES, AnnotationFile
 from dflop.data.formats.parquet_file import ParquetFile
+from dflop.data.formats.row_source import RowSource
 from dflop.data.formats.tar_shard import TarShard
-from dflop.data.frame_files import AnySource
 from dflop.errors import ConfigError
-
-
-class RowSource(Protocol):
-    """Random access to the rows of one file. Not to be shared by processes: open it in each."""
-
-    path: Path
-
-    def __len__(self) -> int:
-        """Number of rows, good and bad."""
-
-    def row(self, index: int) -> dict[str, Any]:
-        """Row `index` as `read_row` takes it.
-
-        Raises:
-            BadSample: the row is not an object or cannot be read.
-        """
-
-    def sample(self, index: int) -> AnnotatedSample:
-        """Row `index`, interpreted.
-
-        Raises:
-            BadSample: the row is malformed; the reason says how.
-        """
-
-    def embeds(self, ref: MediaRef) -> bool:
-        """Whether a media item lies inside this file, so that `fingerprint` covers it."""
-
-    def open_media(self, index: int, ref: MediaRef, media_root: Path) -> AnySource:
-        """A media item of row `index`: an open file if it lies inside this one, else its path, not checked further.
-
-        Raises:
-            BadSample: there is no such item, or its path leaves the media root.
-        """
-
-    def fingerprint(self) -> str:
-        """Text that changes when a row or the media inside the file change.
-
-        Raises:
-            DataError: the file cannot be read.
-        """
 
 
 def open_source(path: Path, ignored_keys: Collection[str] = ()) -> RowSource:

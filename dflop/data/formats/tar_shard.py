@@ -20,9 +20,10 @@ import numpy as np
 import numpy.typing as npt
 
 from dflop.data.annotations import MEDIA_KINDS, AnnotatedSample, BadSample, MediaRef, printable
-from dflop.data.conversation import ReadRow, form_of, read_row
-from dflop.data.formats.embedded import MediaOfRows, open_window, stat_fingerprint
+from dflop.data.conversation import form_of
+from dflop.data.formats.embedded import open_window
 from dflop.data.formats.json_rows import parse_object
+from dflop.data.formats.row_source import RowSource
 from dflop.data.frame_files import AnySource
 from dflop.data.keys import FOLLOWED, IGNORED
 from dflop.data.media_value import EXTENSIONS
@@ -47,13 +48,12 @@ class _Member(NamedTuple):
         return _KIND.get(self.extension.rpartition(".")[2])
 
 
-class TarShard(MediaOfRows):
+class TarShard(RowSource):
     """Random access to the rows of an uncompressed tar; about 100 bytes are held per member."""
 
     def __init__(self, path: Path, groups: list[list[_Member]], ignored_keys: Collection[str] = ()) -> None:
-        self.path = path
-        self._ignored_keys = ignored_keys
-        self._prefix = f"{printable(path.name)}/"
+        super().__init__(path, ignored_keys)
+        self._prefix = f"{self._container}/"
         names = [m.name.encode("utf-8") for group in groups for m in group]
         self._names = b"".join(names)
         self._name_stops = np.cumsum([0, *map(len, names)])
@@ -130,7 +130,7 @@ class TarShard(MediaOfRows):
         Raises:
             BadSample: the row is malformed, or mixes media members with files elsewhere.
         """
-        sample = self._read(index).sample
+        sample = super().sample(index)
         outside = [ref.path for ref in sample.media if not self.embeds(ref)]
         if outside and any(m.kind for m in self._members(index)):
             reason = "row has media members but names other files"
@@ -154,18 +154,7 @@ class TarShard(MediaOfRows):
             raise BadSample(f"shard cannot be read: {error.strerror}", path=ref.path) from error
 
     def _holds(self, path: str) -> bool:
-        return path.startswith((self._prefix, f"{printable(self.path.name)}#"))
-
-    def fingerprint(self) -> str:
-        """Name, size and time of change.
-
-        Raises:
-            DataError: the file cannot be read.
-        """
-        return stat_fingerprint(self.path)
-
-    def _read(self, index: int) -> ReadRow:
-        return read_row(self.row(index), index, printable(self.path.name), self._ignored_keys)
+        return path.startswith(self._prefix) or super()._holds(path)
 
     def _members(self, index: int) -> list[_Member]:
         if not 0 <= index < len(self):

@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from dflop.data.chat import BUILT_IN, ChatTemplate
-from dflop.data.conversation import parse_row
 from dflop.data.decode import decode_audio, decode_image, decode_video
 from dflop.data.demo_media import write_audio, write_video
 from dflop.data.demo_text import train_tokenizer
@@ -28,6 +27,7 @@ from dflop.data.headers import BadMedia, MediaHeader, read_header
 from dflop.data.tokens import ChatTokenizer
 from dflop.models import FAMILIES, load_rules
 from dflop.models.media import MediaRules
+from tests.data.helpers import parse_row
 from tests.fuzz import hostile
 from tests.fuzz.target import Target, attempt, check_reason, made
 
