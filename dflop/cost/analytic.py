@@ -146,14 +146,14 @@ def _edges(spec: ModuleSpec, device: Device, tp: int, *, is_frozen: bool) -> Ite
 def analytic_link_costs(
     device: Device, *, num_nodes: int, num_processes_per_node: int, profile_key: str
 ) -> list[LinkCost]:
-    """Messages and collectives over 2, 4, 8, ... ranks of a node, and over 2, 4, 8, ... nodes, one rank each or all.
+    """Messages and collectives over 2, 4, 8, ... ranks of a node, and over 2, 4, 8, ... nodes, 1, 2, 4, ... ranks each.
 
     A ring moves data as fast as its slowest link: NVLink inside a node, between nodes the adapters of the ranks that
     take part, which share the work. Rates are those of the buffer, as `LinkCost` wants them.
     """
     groups = [(ranks, 1) for ranks in _doublings(num_processes_per_node)]
     for nodes in _doublings(num_nodes):
-        groups += [(nodes * ranks, nodes) for ranks in sorted({1, num_processes_per_node})]
+        groups += [(nodes * ranks, nodes) for ranks in (1, *_doublings(num_processes_per_node))]
     found = [_link(device, P2P, 2, nodes, profile_key) for nodes in (1, 2) if nodes <= num_nodes]
     return found + [
         _link(device, op, ranks, nodes, profile_key) for op in (ALL_REDUCE, ALL_GATHER) for ranks, nodes in groups

@@ -320,6 +320,8 @@ class Chain:
             self.problem,
             self.specs,
             layers,
+            again,
+            self.num_microbatches,
             tp=self.tp,
             dp=dp,
             shard_optimizer=self._shards(dp),

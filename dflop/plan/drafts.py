@@ -175,7 +175,7 @@ def _draft(
         formula_step_s=formula_s,
         predicted_step_s=math.nan,
         baseline_step_s=math.nan,
-        sync_s=plan_sync_s(problem, modules),
+        sync_s=plan_sync_s(problem, modules, num_microbatches),
         uniform_step_s=math.nan,
         table_ids=tuple(tables),
         snapshot_seq=problem.snapshot_seq,

@@ -145,7 +145,7 @@ def module_table(problem: Problem, spec: ModuleSpec, num_microbatches: int) -> M
     keep = (beyond >= 1) & (beyond > _with_less(every, beyond))
     kept = every.select(keep)
     tau_s, fill_s = _pipeline_seconds(kept, problem, num_microbatches)
-    return ModuleTable(kept, tau_s, fill_s, candidate_sync_s(kept, problem), beyond[keep])
+    return ModuleTable(kept, tau_s, fill_s, candidate_sync_s(kept, problem, num_microbatches), beyond[keep])
 
 
 def _with_less(candidates: Candidates, beyond: Floats) -> Floats:

@@ -154,6 +154,11 @@ class Problem:
         """What `sync.py` has worked out so far, by (replicas, nodes): the same for every number of microbatches."""
         return {}
 
+    @cached_property
+    def passes_s(self) -> dict[tuple[str, int, bool, int], tuple[Floats, Floats]]:
+        """What `sync.py` found of average microbatches, by (module, tp, recomputation, number of microbatches)."""
+        return {}
+
     @property
     def usable_bytes(self) -> int:
         """Memory per process that a plan may fill."""

@@ -1,12 +1,18 @@
 """Seconds of replicas' messages: behind the pipeline they agree on gradients, in it they gather shared weights.
 
-Nothing of the former is taken to hide behind the backward pass, and groups of ranks not to disturb each other. What is
-sent is what `train/reduce.py` and `train/zero.py` send: an all-reduce of gradients in float32; where replicas share out
-the optimizer's states, a sum to the owners in float32 and the owners' weights back in the type of the model, each half
-of an all-reduce; a tied embedding that lives on two stages is summed over the replicas of both. Then the optimizer
-steps. Groups that share out parameters (`train/fsdp.py`) gather weights in both passes of every microbatch and sum
-gradients in its backward pass, layer by layer; copies of such groups all-reduce what each holds. Frozen modules have
-none of it, and of an encoder with a frozen tower its projector alone has.
+What is sent is what `train/reduce.py` and `train/zero.py` send: an all-reduce of gradients in float32; where replicas
+share out the optimizer's states, a sum to the owners in float32 and the owners' weights back in the type of the model,
+each half of an all-reduce; a tied embedding that lives on two stages is summed over the replicas of both. Then the
+optimizer steps. Groups that share out parameters (`train/fsdp.py`) gather weights in both passes of every microbatch
+and sum gradients in its backward pass, layer by layer; copies of such groups all-reduce what each holds. Frozen modules
+have none of it, and of an encoder with a frozen tower its projector alone has.
+
+Sums begin in the last backward pass, bucket by bucket (`train/buckets.py`), and owners' weights come back under the
+first forward pass, so only what passes do not hide is charged (`_left_s`). Both passes are those of an average
+microbatch. Not hidden are a stage's last bucket, norms that tensor-parallel ranks sum first, a tied embedding, and
+copies of FSDP2's groups. Earlier stages still compute when later ones sum, which hides more; messages slow computing
+down, and share a node's links with those of tensor parallelism, which hides less. By how much was never measured:
+neither is charged. All of it holds for every plan alike, those of `baselines/` included: Megatron-LM overlaps, too.
 """
 
 from __future__ import annotations
@@ -24,11 +30,14 @@ from dflop.plan.candidates import Bools, Candidates
 from dflop.plan.memory import FLOAT32_BYTES
 from dflop.plan.space import Problem
 from dflop.plan.stage_params import first_and_last, stage_params
-from dflop.records import ModulePlan, ModuleSpec
+from dflop.records import LLM, ModulePlan, ModuleSpec
 from dflop.schedule.items import Ints
 
+BUCKET_BYTES = 64 << 20
+"""Of `train/buckets.py`'s buffers; where owners get the sums, each has its own."""
 
-def plan_sync_s(problem: Problem, modules: Sequence[ModulePlan]) -> float:
+
+def plan_sync_s(problem: Problem, modules: Sequence[ModulePlan], num_microbatches: int) -> float:
     """Of the slowest stage of any module; modules on the same ranks (layout `inline`) share their stages."""
     chains: dict[int, list[ModulePlan]] = {}
     for m in modules:
@@ -39,6 +48,8 @@ def plan_sync_s(problem: Problem, modules: Sequence[ModulePlan]) -> float:
                 problem,
                 [problem.spec(m.module) for m in chain],
                 np.array([[m.layers_per_stage] for m in chain]),
+                np.array([[m.recomputed or [n * m.recompute for n in m.layers_per_stage]] for m in chain]),
+                num_microbatches,
                 tp=chain[0].parallel.tp,
                 dp=np.array([chain[0].parallel.dp]),
                 shard_optimizer=np.array([chain[0].shard_optimizer]),
@@ -95,14 +106,16 @@ def gather_seconds(
     return gather_s, scatter_s
 
 
-def candidate_sync_s(candidates: Candidates, problem: Problem) -> Floats:
+def candidate_sync_s(candidates: Candidates, problem: Problem, num_microbatches: int) -> Floats:
     """`[C]`: that of candidates whose ranks begin with a node."""
     found, layers = np.zeros(len(candidates)), candidates.layers
-    for tp, _, rows in candidates.groups():
+    for tp, recompute, rows in candidates.groups():
         found[rows] = chain_sync_s(
             problem,
             [candidates.spec],
             layers[np.newaxis, rows],
+            layers[np.newaxis, rows] * recompute,
+            num_microbatches,
             tp=tp,
             dp=candidates.dp[rows],
             shard_optimizer=candidates.shard_optimizer[rows],
@@ -115,6 +128,8 @@ def chain_sync_s(
     problem: Problem,
     specs: Sequence[ModuleSpec],
     layers: Ints,
+    again: Ints,
+    num_microbatches: int,
     *,
     tp: int,
     dp: Ints,
@@ -128,37 +143,97 @@ def chain_sync_s(
         problem: Costs and cluster.
         specs: The modules.
         layers: `[modules, C, P]` layers per stage.
+        again: As `layers`, those that run again in the backward pass.
+        num_microbatches: Per step.
         tp: Tensor-parallel degree.
         dp: `[C]`.
         shard_optimizer: `[C]`.
         shards: `[C]`, replicas of a group that shares out parameters.
         first_rank: Of the first stage.
     """
-    num_bytes, tied_bytes, optimizer_s = (np.zeros(layers.shape[1:]) for _ in range(3))
     replicas, group = dp[:, np.newaxis], shards[:, np.newaxis]
-    is_sharded, is_shared = group > 1, shard_optimizer[:, np.newaxis]
-    for spec, of_module in zip(specs, layers, strict=True):
-        table, params = problem.cost.table(spec.module, tp), stage_params(spec, of_module, tp)
-        trained = params.trained(table)
-        shared_bytes, owned = FLOAT32_BYTES + bytes_per_value(table.dtype), params.least_owned(table, replicas)
-        per_param: Floats = np.where(is_shared, shared_bytes / 2, FLOAT32_BYTES)
-        updated: Floats = np.where(is_shared, np.maximum(trained / replicas, owned), trained)
-        per_param = np.where(is_sharded, FLOAT32_BYTES / group, per_param)
-        updated = np.where(is_sharded, trained / group, updated)
-        first, last = first_and_last(of_module)
-        tied = (first ^ last) * spec.is_tied * (trained > 0) * spec.num_entry_params
-        num_bytes += (trained - tied) * per_param
-        tied_bytes += tied * FLOAT32_BYTES / group
-        optimizer_s += table.optimizer_s_per_param * updated
+    is_sharded, is_shared = group > 1, shard_optimizer[:, np.newaxis] & (group == 1)
     # A group is no wider than a node, so the replicas of a stage leave no node out from their first to their last.
     first_of = first_rank + np.arange(layers.shape[2]) * replicas * tp
     each, num_nodes = problem.cluster.num_processes_per_node, _num_nodes(problem, first_of, tp, replicas)
-    seconds = _sync_seconds(problem, num_bytes, dp // shards, num_nodes) + optimizer_s
+    latency_s, s_per_byte = _lines(problem, dp // shards, num_nodes)
+    half = np.where(is_shared, 0.5, 1.0)
+    sum_s = half * s_per_byte * FLOAT32_BYTES / group  # of a parameter's gradient
+    at_once = BUCKET_BYTES / FLOAT32_BYTES * np.where(is_shared, replicas, 1)
+    left_s, forward_s, sent_s, tied_bytes, optimizer_s, late, summed = (np.zeros(layers.shape[1:]) for _ in range(7))
+    for spec, of_module, of_again in reversed(list(zip(specs, layers, again, strict=True))):  # as a backward pass runs
+        table, params = problem.cost.table(spec.module, tp), stage_params(spec, of_module, tp)
+        trained, owned = params.trained(table), params.least_owned(table, replicas)
+        first, last = first_and_last(of_module)
+        tied = (first ^ last) * spec.is_tied * (trained > 0) * spec.num_entry_params
+        norms = 2 * spec.hidden_size * of_module * trains_layers(table) * (tp > 1 and spec.module == LLM)
+        entry = (params.entry - first * tied) * trains_layers(table)
+        early = trained - tied - norms - entry
+        passes_s = _passes_s(problem, spec, of_module, of_again, num_microbatches, tp=tp, dp=dp) * ~is_sharded
+        left_s = _left_s(left_s, sum_s * early, passes_s[1], early / at_once) + sum_s * entry
+        forward_s += passes_s[0]
+        sent_s += is_shared * s_per_byte / 2 * trained * bytes_per_value(table.dtype)
+        tied_bytes += tied * FLOAT32_BYTES / group
+        updated: Floats = np.where(is_shared, np.maximum(trained / replicas, owned), trained)
+        optimizer_s += table.optimizer_s_per_param * np.where(is_sharded, trained / group, updated)
+        late, summed = late + norms, summed + early + entry
+    seconds = np.maximum(left_s, sum_s * np.minimum(summed, at_once)) + sum_s * late
+    seconds += half * latency_s * (1.0 * (summed > 0) + (late > 0)) + optimizer_s
+    # Weights come in the order in which the first forward pass wants them: as the last backward pass, reversed.
+    seconds += _left_s(np.zeros(()), sent_s, forward_s, summed / at_once) + latency_s / 2 * (sent_s > 0)
     if tied_bytes.any():
         is_one_node = first_of[:, -1:] // each == first_rank // each
         seconds += _sync_seconds(problem, tied_bytes, 2 * dp, np.where(is_one_node, 1, 2 * num_nodes))
     slowest_s: Floats = seconds.max(axis=1)
     return slowest_s
+
+
+def _left_s(before_s: Floats, messages_s: Floats, pass_s: Floats, num_rounds: Floats) -> Floats:
+    """Seconds of messages that are left when a pass that makes their content evenly ends.
+
+    They queue: behind `before_s` of earlier ones, none before the first round of buckets is full, the last round not
+    before the pass ends.
+
+    Args:
+        before_s: Left of what was there when the pass began.
+        messages_s: What the pass makes.
+        pass_s: How long it takes.
+        num_rounds: Equal rounds in which messages come; below 1: all of them when it ends.
+    """
+    rounds = np.maximum(num_rounds, 1.0)
+    found: Floats = np.maximum(np.maximum(before_s, pass_s / rounds) + messages_s - pass_s, messages_s / rounds)
+    return found
+
+
+def _passes_s(
+    problem: Problem, spec: ModuleSpec, layers: Ints, again: Ints, num_microbatches: int, *, tp: int, dp: Ints
+) -> Floats:
+    """`[2, C, P]`: forward and backward pass of stages on an average microbatch."""
+    which, (_, last) = dp - 1, first_and_last(layers)
+    layer_s, edge_s = (part[:, which, np.newaxis] for part in _known_passes(problem, spec, tp, False, num_microbatches))
+    found: Floats = layers * layer_s + last * edge_s
+    if again.any():
+        again_s, _ = _known_passes(problem, spec, tp, True, num_microbatches)
+        found += again * (again_s[:, which, np.newaxis] - layer_s)
+    return found
+
+
+def _known_passes(
+    problem: Problem, spec: ModuleSpec, tp: int, recompute: bool, num_microbatches: int
+) -> tuple[Floats, Floats]:
+    """(of a layer, of the edge) `[2, D]`: forward and backward on an average microbatch of 1 to D replicas."""
+    key = (spec.module, tp, recompute, num_microbatches)
+    if key not in problem.passes_s:
+        buckets = num_microbatches * np.arange(1, problem.cluster.num_processes + 1)
+        load = problem.sample_loads[spec.module].per_microbatch(buckets).mean(axis=-1)
+        layer, edge = (
+            problem.cost.module_seconds(
+                spec.module, *load, num_layers=1 - is_edge, edge=is_edge, tp=tp, recompute=recompute
+            )
+            for is_edge in (False, True)
+        )
+        problem.passes_s[key] = np.stack(layer), np.stack(edge)
+    return problem.passes_s[key]
 
 
 def _num_nodes(problem: Problem, first_rank: Ints, tp: int, num_replicas: Ints) -> Ints:
@@ -172,11 +247,17 @@ def _sync_seconds(
     problem: Problem, num_bytes: Floats, dp: Ints, num_nodes: Ints, num_messages: npt.ArrayLike = 1
 ) -> Floats:
     """`[C, P]`: `CostModel.sync_seconds` of gradients `[C, P]` over `[C]` replicas on `[C, P]` nodes, in messages."""
+    latency_s, s_per_byte = _lines(problem, dp, num_nodes)
+    found: Floats = np.where(num_bytes > 0, num_messages * latency_s + s_per_byte * num_bytes, 0.0)
+    return found
+
+
+def _lines(problem: Problem, dp: Ints, num_nodes: Ints) -> Floats:
+    """`[2, C, P]`: latency and seconds per byte of an all-reduce over `[C]` replicas on `[C, P]` nodes."""
     base = int(num_nodes.max()) + 1
     groups, which = np.unique(dp[:, np.newaxis] * base + num_nodes, return_inverse=True)
     lines = np.array([_line(problem, *divmod(group, base)) for group in groups.tolist()])
-    latency_s, s_per_byte = lines.T[:, which.reshape(num_nodes.shape)]
-    found: Floats = np.where(num_bytes > 0, num_messages * latency_s + s_per_byte * num_bytes, 0.0)
+    found: Floats = lines.T[:, which.reshape(num_nodes.shape)]
     return found
 
 

@@ -199,7 +199,7 @@ def compare(job: Job, cost: CostModel, rounds: Sequence[Sequence[Sequence[StepOb
     case, specs = job.case, family_of(job.case.model).specs()
     n = case.num_samples
     problem = Problem("bench", specs, CLUSTER, cost, (tuple(job.batches[0]),), n, snapshot_seq=0)
-    tail_s = plan_sync_s(problem, case.plan.modules)  # gradients summed over replicas, optimizer
+    tail_s = plan_sync_s(problem, case.plan.modules, case.num_microbatches)  # gradients summed over replicas, optimizer
     measured_s = np.array([[max(o.step_s for o in ranks) for ranks in of_round] for of_round in rounds])
     simulated_s = np.array([[p.predicted_step_s + tail_s for p in job.step_plans]])
     idle_frac = np.array([[_idle_frac(ranks) for ranks in of_round] for of_round in rounds])

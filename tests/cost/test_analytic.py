@@ -116,10 +116,12 @@ def test_links_are_as_fast_as_their_slowest_part():
     gigabyte = 1e9
     assert model.sync_seconds(gigabyte, 8, 1) == pytest.approx(2 * 7 / 8 * gigabyte / (0.8 * 450e9), rel=0.02)
     assert model.sync_seconds(gigabyte, 4, 4) == pytest.approx(2 * 3 / 4 * gigabyte / (0.8 * 50e9), rel=0.02)
-    assert model.sync_seconds(gigabyte, 32, 4) < model.sync_seconds(gigabyte, 4, 4)
+    # Two ranks of a node have two of its adapters: others of the same node's ranks use the rest.
+    assert model.sync_seconds(gigabyte, 8, 4) == pytest.approx(2 * 7 / 8 * gigabyte / (0.8 * 100e9), rel=0.02)
+    assert model.sync_seconds(gigabyte, 32, 4) < model.sync_seconds(gigabyte, 16, 4)
     assert model.p2p_seconds(gigabyte, 2) > 5 * model.p2p_seconds(gigabyte, 1)
     groups = {(link.num_ranks, link.num_nodes) for link in links if link.op == "all_reduce"}
-    assert groups == {(2, 1), (4, 1), (8, 1), (2, 2), (16, 2), (4, 4), (32, 4)}
+    assert groups == {(n, 1) for n in (2, 4, 8)} | {(n * nodes, nodes) for n in (1, 2, 4, 8) for nodes in (2, 4)}
 
 
 def test_devices_are_found_by_what_drivers_call_them():

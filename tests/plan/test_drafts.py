@@ -7,6 +7,7 @@ import pytest
 
 from dflop.cost.link_costs import ALL_REDUCE
 from dflop.models.loss_size import loss_peak_bytes
+from dflop.plan import sync
 from dflop.plan.candidates import Candidate
 from dflop.plan.drafts import (
     SLACK,
@@ -122,7 +123,7 @@ def test_tensor_parallel_groups_stay_on_a_node():
     assert {m.module: m.first_rank for m in draft(problem, aligned).modules} == {"vision": 0, LLM: 4}
 
 
-def test_seconds_behind_the_pipeline_by_hand():
+def test_seconds_behind_the_pipeline_by_hand(monkeypatch):
     links = [make_link(ALL_REDUCE, 2, nodes, 0.01 * nodes, 1e9) for nodes in (1, 2)]
     problem = make_problem(
         "vision", num_processes=2, num_nodes=2, links=links, optimizer_s_per_param=1e-8, dtype="float32"
@@ -135,8 +136,25 @@ def test_seconds_behind_the_pipeline_by_hand():
     assert inline(problem).sync_s == pytest.approx(32e6 / 1e9 + 0.01 + 8e6 * 1e-8 / 2)
     layers = {"vision": (4,), LLM: (4,)}
     whole = inline(problem, parallel=ParallelSpec(1, 1, 4), layers=layers, shard_optimizer=False)
-    across = 2 * 0.02 + (3 / 4) / (1 / 2) * 48e6 / 1e9  # four ranks on two nodes, as a ring
-    assert whole.sync_s == pytest.approx(across + 12e6 * 1e-8)
+    s_per_param = (3 / 4) / (1 / 2) * 4 / 1e9  # four ranks on two nodes, as a ring
+    assert whole.sync_s == pytest.approx(0.04 + 12e6 * s_per_param + 12e6 * 1e-8)
+    # Buckets of a million parameters: the last pass hides all but the last one, and behind it the encoder's entry.
+    monkeypatch.setattr(sync, "BUCKET_BYTES", 4e6)
+    whole = inline(problem, parallel=ParallelSpec(1, 1, 4), layers=layers, shard_optimizer=False)
+    assert whole.sync_s == pytest.approx(0.04 + 2e6 * s_per_param + 12e6 * 1e-8)
+    # Owners' buckets come in rounds of four; then the first third of the weights comes, in no time to hide.
+    whole = inline(problem, parallel=ParallelSpec(1, 1, 4), layers=layers)
+    sums_s, weights_s = (4e6 + 1e6) * s_per_param / 2, 4e6 * s_per_param / 2
+    assert whole.sync_s == pytest.approx(0.04 + sums_s + weights_s + 12e6 * 1e-8 / 4)
+
+
+@pytest.mark.parametrize(("before_s", "messages_s", "pass_s"), [(0, 3, 10), (0, 30, 10), (8, 3, 10), (40, 3, 10)])
+def test_what_a_pass_leaves_of_its_messages_is_a_queue(before_s, messages_s, pass_s):
+    for rounds in (1, 2, 7):
+        sent_s = before_s
+        for k in range(rounds):
+            sent_s = max(sent_s, (k + 1) / rounds * pass_s) + messages_s / rounds
+        assert sync._left_s(before_s, messages_s, pass_s, rounds) == pytest.approx(sent_s - pass_s)
 
 
 def test_a_split_plan_recomputes_no_more_than_room_for_larger_microbatches_asks_for():

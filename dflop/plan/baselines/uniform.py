@@ -174,13 +174,19 @@ def _formula_s(problem: Problem, parallel: ParallelSpec, recompute: bool, counts
     heaviest_s = stage_seconds({name: load[:, np.newaxis] for name, load in problem.heaviest_samples.items()})
     fill_s = np.maximum(average_s, heaviest_s).sum(axis=2)
     steps_s: Floats = (fill_s + (counts[:, np.newaxis] - 1) * average_s.max(axis=2)).mean(axis=1)
-    sync_s = chain_sync_s(
-        problem,
-        problem.specs,
-        layers[:, np.newaxis],
-        tp=parallel.tp,
-        dp=np.array([parallel.dp]),
-        shard_optimizer=np.array([_shards(problem, parallel)]),
-        shards=np.ones(1, dtype=np.int64),
-    )
-    return steps_s + sync_s
+    sync_s: list[float] = [
+        chain_sync_s(
+            problem,
+            problem.specs,
+            layers[:, np.newaxis],
+            layers[:, np.newaxis] * recompute,
+            num_microbatches,
+            tp=parallel.tp,
+            dp=np.array([parallel.dp]),
+            shard_optimizer=np.array([_shards(problem, parallel)]),
+            shards=np.ones(1, dtype=np.int64),
+        )[0]
+        for num_microbatches in counts.tolist()
+    ]
+    found: Floats = steps_s + np.array(sync_s)
+    return found
