@@ -1,8 +1,8 @@
 """Who sits where: global rank <-> (module, stage, dp rank, tp rank), and the process groups training needs.
 
 Every module of a split `Plan` has its own block of ranks, an inline plan has one; inside a block rank = first_rank +
-(stage * dp + dp_rank) * tp + tp_rank. The first half of this file is plain arithmetic and is shared with tests and
-reports; `make_groups` is the only part that talks to torch.distributed, and every rank must call it with the same plan.
+(stage * dp + dp_rank) * tp + tp_rank. The first half of this file is plain arithmetic and is shared with tests, reports
+and emitted plans; `make_groups` alone talks to torch.distributed, and every rank must call it with the same plan.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-
-import torch.distributed as dist
+from typing import TYPE_CHECKING
 
 from dflop.records import LLM, ModulePlan, Plan
+
+if TYPE_CHECKING:  # seconds, for who only asks who sits where
+    import torch.distributed as dist
 
 CHECKPOINT_TIMEOUT = timedelta(hours=1)
 """Writing is not training: what is slow here holds up nobody."""
@@ -149,6 +151,8 @@ def make_groups(plan: Plan, rank: int, *, timeout_s: float) -> Groups:
     Raises:
         ValueError: the plan has no seat for this rank.
     """
+    import torch.distributed as dist
+
     timeout = timedelta(seconds=timeout_s)
     world = list(range(dist.get_world_size()))
     # All ranks must create all groups in the same order, their own or not.

@@ -12,7 +12,7 @@ import math
 from typing import Any
 
 from dflop.errors import ConfigError
-from dflop.plan.emit.rank_places import stage_layers, stage_ranks
+from dflop.parallel.topology import rank_of
 from dflop.records import ClusterSpec, ModulePlan, ParallelSpec, Plan, parse_json
 
 SCHEMA = "dflop.plan"
@@ -91,12 +91,12 @@ def _module(module: ModulePlan) -> dict[str, Any]:
 
 
 def _stage(module: ModulePlan, stage: int) -> dict[str, Any]:
-    first, end = stage_layers(module, stage)
+    p, first = module.parallel, sum(module.layers_per_stage[:stage])
     return {
         "first_layer": first,
-        "end_layer": end,
+        "end_layer": first + module.layers_per_stage[stage],
         "memory_bytes": module.stage_memory_bytes[stage],
-        "ranks": [list(ranks) for ranks in stage_ranks(module, stage)],  # [dp_rank][tp_rank]
+        "ranks": [[rank_of(module, stage, d, t) for t in range(p.tp)] for d in range(p.dp)],
     }
 
 

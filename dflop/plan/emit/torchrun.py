@@ -11,7 +11,7 @@ import re
 
 from dflop import units
 from dflop.errors import ConfigError
-from dflop.plan.emit.rank_places import Place, places
+from dflop.parallel.topology import Seat, seats
 from dflop.records import ClusterSpec, Plan
 
 HEADER = ("rank", "node", "local", "stage", "dp_rank", "tp_rank", "layers")
@@ -85,15 +85,15 @@ def _about(plan: Plan) -> list[str]:
 
 
 def _table(plan: Plan, cluster: ClusterSpec) -> list[str]:
-    rows = [HEADER, *(_row(place, cluster.num_processes_per_node) for place in places(plan))]
+    rows = [HEADER, *(_row(seat, cluster.num_processes_per_node) for seat in seats(plan))]
     widths = [max(len(row[i]) for row in rows) for i in range(len(HEADER) - 1)]
     return ["  ".join([*(t.rjust(w) for t, w in zip(row, widths, strict=False)), row[-1]]) for row in rows]
 
 
-def _row(place: Place, processes_per_node: int) -> tuple[str, ...]:
-    node, local = divmod(place.rank, processes_per_node)
-    layers = " ".join(f"{module}[{first}:{end}]" for module, first, end in place.layers)
-    return (*map(str, (place.rank, node, local, place.stage, place.dp_rank, place.tp_rank)), layers)
+def _row(seat: Seat, processes_per_node: int) -> tuple[str, ...]:
+    node, local = divmod(seat.rank, processes_per_node)
+    layers = " ".join(f"{part.module}[{part.layers[0]}:{part.layers[1]}]" for part in seat.parts)
+    return (*map(str, (seat.rank, node, local, seat.stage, seat.dp_rank, seat.tp_rank)), layers)
 
 
 def _environment(cluster: ClusterSpec) -> dict[str, int]:

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 
 from dflop.errors import ConfigError
 from dflop.parallel.topology import seats
-from dflop.plan.emit.rank_places import places
 from dflop.plan.emit.torchrun import emit_torchrun
 from dflop.records import LLM, ClusterSpec, Plan
 from tests.plan.emit.plans import CLUSTER, inline_plans, module, split, split_plans
@@ -52,12 +51,6 @@ def test_the_table_is_the_engines_seats(plan):
     assert [row[6] for row in rows] == [
         " ".join(f"{p.module}[{p.layers[0]}:{p.layers[1]}]" for p in s.parts) for s in seats(plan)
     ]
-
-
-def test_ranks_ascend_whatever_the_order_of_the_modules():
-    turned = dataclasses.replace(TWELVE, modules=TWELVE.modules[::-1])
-    assert list(places(turned)) == list(places(TWELVE))
-    assert [p.rank for p in places(turned)] == list(range(12))
 
 
 @pytest.mark.parametrize(("node", "processes"), [("0", "8"), ("1", "4")])
