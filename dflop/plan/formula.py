@@ -7,9 +7,8 @@ For a number of microbatches M and S sampled global batches, with the parallel e
 tau is the slowest stage on an average microbatch, fill the time one microbatch takes through all stages, charged with
 the longest single item: one lump crosses the pipeline once, while the average repeats M - 1 times. Charging the lump
 in every slot mis-ranks plans by up to 1.4x. sync is gradient synchronisation and optimizer, behind the pipeline.
-J over the simulated step, of 202 nominees of five models on 32 A100 (data sheet, one mixture, one seed; `python -m
-tests.bench.plan --part formula`): chains 0.90 to 1.09, median 1.00; split plans 0.58 to 1.07, median 0.94, the lowest
-with InternViT-6B.
+J over the simulated step, of 202 nominees of five models on 32 A100 (data sheet, one mixture and seed, commit 597e06a):
+chains 0.90 to 1.09, median 1.00; split plans 0.58 to 1.07, median 0.94, the lowest with InternViT-6B.
 
 Seconds of a stage are linear in its layers, so all candidates of one tp are evaluated by a few array calls.
 """

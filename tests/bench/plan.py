@@ -1,8 +1,7 @@
-"""What planning takes and how good it is: `python -m tests.bench.plan [--part planner|regret|formula]`.
+"""What planning takes and how good it is: `python -m tests.bench.plan [--part planner|regret]`.
 
 `planner`: CPU seconds of the whole planner on 6 sampled batches, one process on one core. `regret`: 20 problems on 8
 and 16 GPUs; the planner's plan against the best of all feasible candidates, simulated with the scheduler that runs.
-`formula`: what the formula says of the nominees of the paper's models on 32 GPUs, over their simulated steps.
 Costs are those of data sheets, samples are drawn: nothing here is a real machine's step.
 """
 
@@ -50,19 +49,12 @@ SMALL_SPACE = SearchSpace(microbatches=(1, 2, 4, 8, 16))
 
 def main() -> None:
     parser = options(__doc__)
-    parser.add_argument("--part", choices=("planner", "regret", "formula"), default="planner")
+    parser.add_argument("--part", choices=("planner", "regret"), default="planner")
     parser.add_argument("--sizes", type=Path, help="table of real sample sizes, for a third of the problems of regret")
     args = parser.parse_args()
     keep_to(1)
     if args.part == "planner":
         finish((planner_figure(*case) for case in LARGE), args.json, "numpy", "cvxpy")
-        return
-    if args.part == "formula":
-        lines = []
-        for line in formula_lines():
-            print(line, flush=True)
-            lines.append(line)
-        conclude({"formula_over_simulated": lines}, [], args.json, "numpy", "numba", "cvxpy")
         return
     rows = []
     for name, problem in small_problems(args.sizes):
@@ -152,22 +144,6 @@ def regret(problem: Problem) -> dict[str, Any]:
         "chosen_frac": simulated_s(found[0], problem) / min(seconds) - 1,
         "layout": found[0].layout,
     }
-
-
-def formula_lines() -> Iterator[str]:
-    """Formula over simulated, of the nominees of a model and of all, per layout: least, 10 %, median, 90 %, largest."""
-    ratios: dict[str, list[float]] = {}
-    for case in CASES:
-        problem = make_setting(case, MIXTURES["main"], num_nodes=4, global_batch_size=256, num_unseen=1).problem
-        for plan in plan_problem(problem):
-            for name in (f"{case.name}, {plan.layout}", f"all, {plan.layout}"):
-                ratios.setdefault(name, []).append(plan.formula_step_s / plan.predicted_step_s)
-        yield from (of_nominees(name, found) for name, found in ratios.items() if name.startswith(case.name))
-    yield from (of_nominees(name, found) for name, found in ratios.items() if name.startswith("all"))
-
-
-def of_nominees(name: str, found: list[float]) -> str:
-    return f"{name}: {len(found)} nominees, " + " ".join(f"{q:.2f}" for q in np.quantile(found, (0, 0.1, 0.5, 0.9, 1)))
 
 
 def every_plan(problem: Problem) -> Iterator[Plan]:

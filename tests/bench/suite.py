@@ -20,6 +20,7 @@ from dflop.records.speedup import speedup
 from dflop.report.rows import print_rows
 from tests.bench.command import options
 from tests.bench.figures import conclude
+from tests.bench.levers import LEVERS, print_without
 from tests.bench.markdown import percent, ratio, span, table
 
 TUNED, OURS = "uniform tuned", "dflop"
@@ -41,7 +42,11 @@ def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--suite", choices=SUITES, default="paper")
     parser.add_argument("--picture", type=Path, help="draw it, .png, .svg or .pdf")
+    parser.add_argument("--without", nargs="+", choices=LEVERS, help="only what our plans lose without these levers")
     args = parser.parse_args()
+    if args.without:
+        print_without(args.without)
+        return
     with tempfile.TemporaryDirectory(prefix="dflop-bench-") as folder:
         numbers = Path(folder) / "numbers.json"
         pictures = [args.picture] if args.picture else []

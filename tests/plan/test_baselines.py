@@ -1,4 +1,4 @@
-"""Uniform plans, tuned and default, and the plan for mean shapes."""
+"""Uniform plans, tuned and default."""
 
 from __future__ import annotations
 
@@ -12,13 +12,10 @@ from dflop.errors import InfeasiblePlanError
 from dflop.plan.baselines.layers import even_chain, even_layers
 from dflop.plan.baselines.uniform import MIN_SIMULATED, default_plan, tuned_uniform, uniform_plans
 from dflop.plan.drafts import fits
-from dflop.plan.formula import formula_table
 from dflop.plan.rank import arrival_step_s
 from dflop.records import LLM, ParallelSpec
-from tests.bench.blind import blind_plan
-from tests.builders import make_sample, make_specs
+from tests.builders import make_specs
 from tests.plan.problems import baseline_problem, tiles_the_cluster
-from tests.plan.test_formula import every_choice
 
 # Layers cut by count
 
@@ -96,14 +93,12 @@ def test_tuned_uniform_is_the_fastest_of_all_by_simulation():
     assert best == tuned_uniform(baseline_problem(), step_s)
 
 
-def test_no_uniform_and_no_blind_plan_fits():
+def test_no_uniform_plan_fits():
     problem = baseline_problem(memory_bytes=20 * 2**20)
     assert uniform_plans(problem) == []
     assert tuned_uniform(problem, lambda _: 1.0) is None
     with pytest.raises(InfeasiblePlanError, match=r"no uniform plan with tp \[2\] on 8 processes fits"):
         default_plan(problem)
-    with pytest.raises(InfeasiblePlanError, match="no plan with processes of their own"):
-        blind_plan(problem)
 
 
 def test_default_plan_takes_the_largest_tp_the_least_pp_and_one_sample_per_microbatch():
@@ -120,31 +115,3 @@ def test_default_plan_takes_the_largest_tp_the_least_pp_and_one_sample_per_micro
 def test_default_plan_has_no_more_replicas_than_samples():
     found = default_plan(baseline_problem(num_processes=64))
     assert (found.modules[-1].parallel, found.num_microbatches) == (ParallelSpec(2, 2, 16), 1)
-
-
-# Mean shapes
-
-
-def batch_of(lengths):
-    return tuple(make_sample(i, n, [("vision", 2 * n)]) for i, n in enumerate(lengths))
-
-
-def formula_s(problem):
-    tables = [formula_table(problem, m) for m in problem.microbatch_choices]
-    return min(found[0][0] for table in tables if (found := every_choice(table)))
-
-
-def test_blind_plan_sees_means_only():
-    equal, spread = (baseline_problem(batches=(batch_of(x),)) for x in ([100] * 24, [50] * 23 + [1250]))
-    plans = [blind_plan(p) for p in (equal, spread)]
-    assert plans[0].formula_step_s == pytest.approx(formula_s(equal))
-    assert plans[1].formula_step_s == pytest.approx(plans[0].formula_step_s, rel=0.05)
-    assert formula_s(spread) > 1.2 * plans[1].formula_step_s
-
-
-def test_blind_plan_knows_the_memory_of_the_real_data():
-    batches = (batch_of([10] * 23 + [3000]),)
-    tight, roomy = (baseline_problem(memory_bytes=mb * 2**20, batches=batches) for mb in (175, 1000))
-    assert fits(tight, blind_plan(tight))
-    assert not fits(tight, blind_plan(roomy))
-    assert blind_plan(tight) == blind_plan(tight)
