@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import subprocess
+import sys
 
 import pytest
 from cyclopts import CycloptsError
@@ -11,7 +12,7 @@ from rich.console import Console
 
 from dflop.cli import app
 from dflop.cli.init import completion
-from dflop.cli.usage import usage_error
+from dflop.cli.usage import missing_package, usage_error
 from tests.test_cli import dflop, subcommands
 
 COMMANDS = [(), *subcommands(app)]
@@ -67,6 +68,15 @@ def test_usage_errors_are_short_and_say_what_was_meant(arguments, said):
     assert len(str(error).splitlines()) <= 3, error
     for words in said:
         assert words in str(error)
+
+
+@pytest.mark.parametrize(("module", "extra"), [("ruamel.yaml", "plan"), ("prefect", "flows"), ("torch", "train")])
+def test_a_package_that_is_not_installed_is_named_with_its_extra(module, extra):
+    error = missing_package(ModuleNotFoundError(f"No module named {module!r}", name=module))
+    assert error is not None
+    assert error.what == f"this command needs the package {module.partition('.')[0]}"
+    assert error.hint == f"pip install 'dflop[{extra}]', in {sys.prefix}"
+    assert missing_package(ModuleNotFoundError("No module named 'dflop.oops'", name="dflop.oops")) is None
 
 
 def test_completion_is_installed_where_the_shell_looks(tmp_path):

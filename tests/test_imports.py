@@ -9,9 +9,12 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "dflop"
-CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+CONTRACTS, EXTRAS = PROJECT["tool"]["importlinter"]["contracts"], PROJECT["project"]["optional-dependencies"]
 FILES = sorted(PACKAGE.rglob("*.py"))
 TORCH_FILES_OF_MODELS = {
     "autograd.py", "build.py", "fused.py", "loss.py", "slices.py", "attention.py", "encoders.py", "positions.py",
@@ -69,16 +72,30 @@ def test_files_stay_small():
     assert sorted(lines.values())[len(lines) // 2] <= 180
 
 
-def test_evidence_of_a_gpu_needs_what_a_bare_machine_has():
-    blocked = "pydantic polars duckdb ruamel prefect cvxpy submitit PIL av scipy"
+@pytest.mark.parametrize(
+    ("blocked", "code"),
+    [
+        (
+            ["pydantic", "polars", "duckdb", "ruamel", "prefect", "cvxpy", "submitit", "PIL", "av", "scipy"],
+            "import tests.gpu.evidence",
+        ),
+        (
+            [*(text.split(">")[0].split(".")[0] for text in EXTRAS["plan"]), "prefect"],
+            "import dflop.cli, dflop.sampler.estimate, dflop.sampler.hf, dflop.sampler.costs_of_media, "
+            "dflop.data.headers, dflop.data.annotations, dflop.data.shapes, dflop.cost.analytic",
+        ),
+    ],
+    ids=["a borrowed GPU", "pip install dflop"],
+)
+def test_what_needs_little_needs_no_more(blocked, code):
     code = f"""
 import sys
 class Blocked:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {blocked.split()!r}:
+        if name.partition(".")[0] in {blocked!r}:
             raise ModuleNotFoundError(name)
 sys.meta_path.insert(0, Blocked())
-import tests.gpu.evidence
+{code}
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -10,7 +10,7 @@ from cyclopts import App, CycloptsError, Parameter
 from dflop import __version__, errors
 from dflop.cli import compare, config, doctor, init, outputs, plan, profiles, run, runs, sampler, sql, store
 from dflop.cli.common import check_value
-from dflop.cli.usage import usage_error
+from dflop.cli.usage import missing_package, usage_error
 from dflop.errors import DflopError
 
 app = App(
@@ -45,6 +45,10 @@ def main() -> None:
         _end(usage_error(error))
     except DflopError as error:
         _end(error)
+    except ModuleNotFoundError as error:
+        if (of_extra := missing_package(error)) is None:
+            raise
+        _end(of_extra)
     except BrokenPipeError:
         sys.stderr.close()  # the reader of our output has seen enough; Python would complain on exit
         raise SystemExit(0) from None

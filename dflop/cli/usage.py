@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import re
+import sys
+from importlib import metadata
+
 from cyclopts import CycloptsError, UnknownCommandError, UnknownOptionError, UnusedCliTokensError
+from packaging.requirements import Requirement
 
 from dflop.errors import ConfigError, did_you_mean
 
@@ -27,6 +32,24 @@ def usage_error(error: CycloptsError) -> ConfigError:
         words = " ".join(error.unused_tokens or ())
         return ConfigError(f"`{command}` got unexpected arguments: {words}", hint=f"{command} --help")
     return ConfigError(_one_line(str(error)), hint=f"{command} --help")
+
+
+def missing_package(error: ModuleNotFoundError) -> ConfigError | None:
+    """A command that needs an extra which is not installed; None where dflop's metadata names no such package."""
+    module = (error.name or "").partition(".")[0]
+    try:
+        wanted = [Requirement(text) for text in metadata.requires("dflop") or []]
+    except metadata.PackageNotFoundError:  # a checkout on PYTHONPATH
+        return None
+    found: dict[str, int] = {}
+    for extra in metadata.metadata("dflop").get_all("Provides-Extra") or []:
+        of_extra = [r for r in wanted if r.marker is not None and r.marker.evaluate({"extra": extra})]
+        if any(re.split("[.-]", r.name)[0] == module for r in of_extra):
+            found[extra] = len(of_extra)
+    if not found:
+        return None
+    hint = f"pip install 'dflop[{min(found, key=found.__getitem__)}]', in {sys.prefix}"  # the smallest that has it
+    return ConfigError(f"this command needs the package {module}", hint=hint)
 
 
 def _one_line(text: str) -> str:

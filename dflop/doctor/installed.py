@@ -18,6 +18,7 @@ from dflop.run.lifecycle import code_revision
 
 AREA = "packages"
 EXTRAS = {
+    "plan": "every command but dflop sampler",
     "flows": "dflop run and Prefect flows",
     "train": "profiling and training",
     "demo": "the demo's media",
@@ -68,6 +69,7 @@ def packages(requirements: Sequence[str], version_of: VersionOf = installed_vers
         yield Finding(AREA, "required", OK, f"{len(needed)} packages, all in range")
     for extra, purpose in EXTRAS.items():
         of_extra = [r for r in parsed if r not in needed and r.marker and r.marker.evaluate({"extra": extra})]
+        of_extra = [r for r in of_extra if r.name != "dflop"]  # an extra that brings another along
         if of_extra:
             yield _extra(extra, purpose, of_extra, version_of)
 
