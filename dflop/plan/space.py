@@ -155,8 +155,8 @@ class Problem:
         return {}
 
     @cached_property
-    def passes_s(self) -> dict[tuple[str, int, bool, int], tuple[Floats, Floats]]:
-        """What `sync.py` found of average microbatches, by (module, tp, recomputation, number of microbatches)."""
+    def passes_s(self) -> dict[tuple[str, int, bool], tuple[Floats, Floats]]:
+        """What `sync.py` has worked out so far of average microbatches, by (module, tp, recomputation)."""
         return {}
 
     @property

@@ -129,7 +129,7 @@ def chain_sync_s(
     specs: Sequence[ModuleSpec],
     layers: Ints,
     again: Ints,
-    num_microbatches: int,
+    num_microbatches: int | Ints,
     *,
     tp: int,
     dp: Ints,
@@ -144,7 +144,7 @@ def chain_sync_s(
         specs: The modules.
         layers: `[modules, C, P]` layers per stage.
         again: As `layers`, those that run again in the backward pass.
-        num_microbatches: Per step.
+        num_microbatches: Per step; one for all or `[C]`.
         tp: Tensor-parallel degree.
         dp: `[C]`.
         shard_optimizer: `[C]`.
@@ -169,7 +169,8 @@ def chain_sync_s(
         norms = 2 * spec.hidden_size * of_module * trains_layers(table) * (tp > 1 and spec.module == LLM)
         entry = (params.entry - first * tied) * trains_layers(table)
         early = trained - tied - norms - entry
-        passes_s = _passes_s(problem, spec, of_module, of_again, num_microbatches, tp=tp, dp=dp) * ~is_sharded
+        passes_s = _passes_s(problem, spec, of_module, of_again, num_microbatches * dp, tp=tp) * ~is_sharded
+        # What is in front of the layers, an embedding most of all, gets its gradient when the module's pass ends.
         left_s = _left_s(left_s, sum_s * early, passes_s[1], early / at_once) + sum_s * entry
         forward_s += passes_s[0]
         sent_s += is_shared * s_per_byte / 2 * trained * bytes_per_value(table.dtype)
@@ -205,27 +206,23 @@ def _left_s(before_s: Floats, messages_s: Floats, pass_s: Floats, num_rounds: Fl
     return found
 
 
-def _passes_s(
-    problem: Problem, spec: ModuleSpec, layers: Ints, again: Ints, num_microbatches: int, *, tp: int, dp: Ints
-) -> Floats:
-    """`[2, C, P]`: forward and backward pass of stages on an average microbatch."""
-    which, (_, last) = dp - 1, first_and_last(layers)
-    layer_s, edge_s = (part[:, which, np.newaxis] for part in _known_passes(problem, spec, tp, False, num_microbatches))
+def _passes_s(problem: Problem, spec: ModuleSpec, layers: Ints, again: Ints, num_buckets: Ints, *, tp: int) -> Floats:
+    """`[2, C, P]`: forward and backward pass of stages on the average of `[C]` buckets."""
+    which, (_, last) = np.minimum(num_buckets, problem.global_batch_size) - 1, first_and_last(layers)
+    layer_s, edge_s = (part[:, which, np.newaxis] for part in _known_passes(problem, spec, tp, False))
     found: Floats = layers * layer_s + last * edge_s
     if again.any():
-        again_s, _ = _known_passes(problem, spec, tp, True, num_microbatches)
+        again_s, _ = _known_passes(problem, spec, tp, True)
         found += again * (again_s[:, which, np.newaxis] - layer_s)
     return found
 
 
-def _known_passes(
-    problem: Problem, spec: ModuleSpec, tp: int, recompute: bool, num_microbatches: int
-) -> tuple[Floats, Floats]:
-    """(of a layer, of the edge) `[2, D]`: forward and backward on an average microbatch of 1 to D replicas."""
-    key = (spec.module, tp, recompute, num_microbatches)
+def _known_passes(problem: Problem, spec: ModuleSpec, tp: int, recompute: bool) -> tuple[Floats, Floats]:
+    """(of a layer, of the edge) `[2, B]`: forward and backward on the average of 1 to B buckets, a sample each."""
+    key = (spec.module, tp, recompute)
     if key not in problem.passes_s:
-        buckets = num_microbatches * np.arange(1, problem.cluster.num_processes + 1)
-        load = problem.sample_loads[spec.module].per_microbatch(buckets).mean(axis=-1)
+        num_buckets = np.arange(1, problem.global_batch_size + 1)
+        load = problem.sample_loads[spec.module].per_microbatch(num_buckets).mean(axis=-1)
         layer, edge = (
             problem.cost.module_seconds(
                 spec.module, *load, num_layers=1 - is_edge, edge=is_edge, tp=tp, recompute=recompute

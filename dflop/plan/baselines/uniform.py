@@ -121,6 +121,8 @@ def _choices(
     for parallel in degrees:
         tried = problem.microbatch_choices if counts is None else counts
         enough = np.array([m for m in tried if parallel.dp * m <= problem.global_batch_size], dtype=np.int64)
+        if not len(enough):
+            continue
         ways = sorted(set.intersection(*(set(recompute_ways(problem, s.module, parallel.tp)) for s in problem.specs)))
         values = [_formula_s(problem, parallel, way, enough) for way in ways]
         for k, m in enumerate(enough.tolist()):
@@ -174,19 +176,15 @@ def _formula_s(problem: Problem, parallel: ParallelSpec, recompute: bool, counts
     heaviest_s = stage_seconds({name: load[:, np.newaxis] for name, load in problem.heaviest_samples.items()})
     fill_s = np.maximum(average_s, heaviest_s).sum(axis=2)
     steps_s: Floats = (fill_s + (counts[:, np.newaxis] - 1) * average_s.max(axis=2)).mean(axis=1)
-    sync_s: list[float] = [
-        chain_sync_s(
-            problem,
-            problem.specs,
-            layers[:, np.newaxis],
-            layers[:, np.newaxis] * recompute,
-            num_microbatches,
-            tp=parallel.tp,
-            dp=np.array([parallel.dp]),
-            shard_optimizer=np.array([_shards(problem, parallel)]),
-            shards=np.ones(1, dtype=np.int64),
-        )[0]
-        for num_microbatches in counts.tolist()
-    ]
-    found: Floats = steps_s + np.array(sync_s)
-    return found
+    every = np.repeat(layers[:, np.newaxis], len(counts), axis=1)
+    return steps_s + chain_sync_s(
+        problem,
+        problem.specs,
+        every,
+        every * recompute,
+        counts,
+        tp=parallel.tp,
+        dp=np.full(len(counts), parallel.dp),
+        shard_optimizer=np.full(len(counts), _shards(problem, parallel)),
+        shards=np.ones(len(counts), dtype=np.int64),
+    )
