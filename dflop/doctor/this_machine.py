@@ -21,7 +21,11 @@ _TORCH = (
     "import torch; print(torch.__version__, torch.version.cuda or '-', torch.cuda.is_available(), "
     "torch.cuda.device_count(), getattr(torch, 'compiled_with_cxx11_abi', lambda: '?')())"
 )
-_FLASH = "from flash_attn import __version__, flash_attn_varlen_func; print(__version__)"
+_FLASH = {
+    "flash": ("flash-attn", "from flash_attn import __version__, flash_attn_varlen_func; print(__version__)"),
+    "flash3": ("FlashAttention-3", "from flash_attn_interface import flash_attn_varlen_func; print('can be imported')"),
+}
+"""By `model.attention`: the name of the package, and what shows that it fits this torch."""
 
 
 class Gpu(NamedTuple):
@@ -62,7 +66,9 @@ def machine(wants_gpu: bool, attention: str = "auto") -> Iterator[Finding]:
         advice = "run on a machine with GPUs, or set cluster.device: cpu" if wants_gpu else ""
         yield Finding(AREA, "GPUs", FAIL if wants_gpu else SKIP, "none found by nvidia-smi", advice)
     yield torch_finding(len(gpus), wants_gpu)
-    yield flash_finding(attention)
+    yield flash_finding("flash", is_needed=attention == "flash")
+    if attention == "flash3" or importlib.util.find_spec("flash_attn_interface") is not None:
+        yield flash_finding("flash3", is_needed=attention == "flash3")
 
 
 def torch_finding(num_gpus: int, wants_gpu: bool) -> Finding:
@@ -84,19 +90,21 @@ def torch_finding(num_gpus: int, wants_gpu: bool) -> Finding:
     return Finding(AREA, "torch", FAIL if wants_gpu else WARN, f"{built}, sees {count} of {num_gpus} GPUs", advice)
 
 
-def flash_finding(attention: str) -> Finding:
-    """Whether flash-attn can be imported beside this torch: a wheel for another one fails with a missing symbol."""
-    is_needed = attention == "flash"
-    if importlib.util.find_spec("flash_attn") is None:
-        advice = "pip install 'dflop[flash]'" if is_needed else "torch's own kernel is used on GPUs, SDPA on CPUs"
-        return Finding(AREA, "flash-attn", FAIL if is_needed else SKIP, "not installed", advice)
-    done = _run((sys.executable, "-c", _FLASH))
+def flash_finding(kernel: str, *, is_needed: bool) -> Finding:
+    """Whether a package of attention kernels can be imported with this torch: a wheel for another lacks a symbol."""
+    package, code = _FLASH[kernel]
+    module = code.split()[1]
+    if importlib.util.find_spec(module) is None:
+        how = "pip install 'dflop[flash]'" if kernel == "flash" else "build `hopper` of its repository"
+        advice = f"{how}, or model.attention: auto" if is_needed else "torch's own kernel is used on GPUs, SDPA on CPUs"
+        return Finding(AREA, package, FAIL if is_needed else SKIP, "not installed", advice)
+    done = _run((sys.executable, "-c", code))
     if done.returncode == 0:
-        return Finding(AREA, "flash-attn", OK, done.stdout.strip())
+        return Finding(AREA, package, OK, done.stdout.strip())
     torch = _run((sys.executable, "-c", _TORCH)).stdout.split()
     built = f"torch {torch[0]}, CUDA {torch[1]}, CXX11 ABI {torch[4].upper()}" if len(torch) == 5 else "this torch"
-    advice = f"install a wheel built for {built}, or remove flash-attn and keep model.attention: auto"
-    return Finding(AREA, "flash-attn", FAIL if is_needed else WARN, _last_line(done.stderr), advice)
+    advice = f"install a build for {built}, or remove {package} and keep model.attention: auto"
+    return Finding(AREA, package, FAIL if is_needed else WARN, _last_line(done.stderr), advice)
 
 
 def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:

@@ -20,15 +20,17 @@ SEES, BLIND = "2.13.0+cu128 12.8 True 2 True\n", "2.13.0+cpu - False 0 True\n"
 def machine(monkeypatch):
     """Findings where nvidia-smi and Python answer so, or are not there."""
 
-    def examined(smi, torch, flash, *, wants_gpu=False, attention="auto"):
+    def examined(smi, torch, flash, *, flash3=None, wants_gpu=False, attention="auto"):
         def answer(command):
             line = " ".join(command)
-            found = smi if "nvidia-smi" in line else flash if "flash_attn" in line else torch
+            flashes = flash3 if "flash_attn_interface" in line else flash
+            found = smi if "nvidia-smi" in line else flashes if "flash_attn" in line else torch
             return subprocess.CompletedProcess(command, *found)
 
         monkeypatch.setattr(this_machine, "_run", answer)
         monkeypatch.setattr(this_machine.shutil, "which", lambda name: smi and f"/usr/bin/{name}")
-        monkeypatch.setattr(this_machine.importlib.util, "find_spec", lambda name: torch if name == "torch" else flash)
+        there = {"torch": torch, "flash_attn": flash, "flash_attn_interface": flash3}
+        monkeypatch.setattr(this_machine.importlib.util, "find_spec", there.__getitem__)
         return {f.name: f for f in this_machine.machine(wants_gpu, attention=attention)}
 
     return examined
@@ -64,3 +66,12 @@ def test_a_flash_attn_of_another_torch_says_what_to_build_for(machine):
     assert "torch 2.13.0+cu128, CUDA 12.8, CXX11 ABI TRUE" in finding.advice
     assert machine(GPUS, (0, SEES, ""), broken, attention="flash")["flash-attn"].status == FAIL
     assert machine(GPUS, (0, SEES, ""), (1, "", ""))["flash-attn"].detail == "it ended without a message"
+
+
+def test_flash_attention_3_is_looked_for_where_it_is_or_is_asked_for(machine):
+    there, broken = (0, "can be imported\n", ""), (1, "", UNDEFINED)
+    assert "FlashAttention-3" not in machine(GPUS, (0, SEES, ""), FLASH)
+    assert machine(GPUS, (0, SEES, ""), FLASH, flash3=there)["FlashAttention-3"].status == OK
+    assert machine(GPUS, (0, SEES, ""), FLASH, flash3=broken)["FlashAttention-3"].status == WARN
+    missing = machine(GPUS, (0, SEES, ""), FLASH, attention="flash3")["FlashAttention-3"]
+    assert (missing.status, missing.detail) == (FAIL, "not installed")
