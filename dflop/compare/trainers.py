@@ -111,10 +111,7 @@ def compare_on_data(outlook: Outlook, num_batches: int, seed: int, say: Say, pol
 def competitors(found: Contest, num_steps: int, usd_per_gpu_hour: float) -> list[Competitor]:
     """The data-blind ones first, the bound last; those without a plan are left out."""
     plans = found.plans
-    made: dict[str, Plan | None] = {
-        DEFAULT: plans.default, TUNED: plans.tuned, GROUPED: plans.tuned, PACKED: plans.packed,
-        EXPERT: plans.expert.plan if plans.expert else None, SHARDED: plans.sharded, REFERENCE: plans.reference,
-    }  # fmt: skip
+    made = {GROUPED: plans.tuned, **plans.named}
 
     def competitor(what: str, plan: Plan | None, step_s: float, speedup: Speedup, idle_frac: float) -> Competitor:
         hours = gpu_hours(step_s, num_steps=num_steps, num_gpus=found.setting.num_gpus)

@@ -107,9 +107,7 @@ def make_setting(
         draw_batches, family, mixture, max_llm_tokens=case.max_llm_tokens, global_batch_size=global_batch_size
     )
     planned = batches(num_batches=NUM_SCENARIOS, seed=PLANNING_SEED + NUM_SEEDS * draw)
-    # A model for sounds and images may be trained on sounds alone.
-    used = {LLM, *(item.module for batch in planned for sample in batch for item in sample.items)}
-    specs = tuple(spec for spec in suite_specs(family) if spec.module in used)
+    specs = suite_specs(family)
     problem = Problem(
         run_id="suite",
         specs=specs,
@@ -128,8 +126,7 @@ def make_setting(
 def suite_family(case: Case, mixture: Mixture) -> Family:
     """The case's family, with a limit of frames that cuts no video of the mixture."""
     model = load_model(resources.path("configs") / "models" / f"{case.model}.yaml")
-    limits = {"video_frames": mixture.max_frames} if mixture.has("video") else {}
-    return load_family(model.family, model.hf_config, {**model.media, **limits})
+    return load_family(model.family, model.hf_config, {**model.media, "video_frames": mixture.max_frames})
 
 
 def suite_specs(family: Family) -> tuple[ModuleSpec, ...]:

@@ -5,8 +5,6 @@ LLaVA-Wild, diagrams of AI2D, infographics), 60k multi-image samples in the mann
 manner of LLaVA-Video, one frame per second, 8 to 64 of them. `heavy` is what a general training set with long tails
 looks like: half of it text of up to 32k tokens, 43 % images, 7 % videos of 32 to 128 frames. Sizes and lengths are
 lognormal around round numbers chosen here; none was fitted to a data set.
-
-`audio` is clips of a second to five minutes, one or a few to a sample, with questions or transcripts, and some text.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ class Source:
     share: float
     """Relative to the other sources of the mixture."""
     kind: str
-    """`image`, `video`, `audio` or `text`."""
+    """`image`, `video` or `text`."""
     text_tokens: float
     """Median."""
     text_sigma: float
@@ -39,7 +37,7 @@ class Source:
     """Median (width, height)."""
     size_sigma: float = 0.0
     num_frames: tuple[int, int] = (1, 1)
-    """Fewest and most, one a second; of audio the seconds."""
+    """Fewest and most, one a second."""
     median_frames: float = 1.0
     frames_sigma: float = 0.0
 
@@ -55,10 +53,6 @@ class Mixture:
     def max_frames(self) -> int:
         """The limit that keeps every video's frames."""
         return max(source.num_frames[1] for source in self.sources)
-
-    def has(self, kind: str) -> bool:
-        """Whether it has samples of a kind."""
-        return any(source.kind == kind for source in self.sources)
 
 
 _PHOTO, _SCREEN = (640, 480), (1280, 720)
@@ -147,8 +141,6 @@ def _size(source: Source, rng: np.random.Generator) -> tuple[int, int, int]:
 
 def _item(family: Family, kind: str, size: tuple[int, int, int], num_items: int, level: int) -> MediaItem:
     width_px, height_px, num_frames = size
-    if kind == "audio":
-        width_px = height_px = 0
     duration_s = 0.0 if kind == "image" else float(num_frames)
     placed: Placement = family.place(
         kind, width_px=width_px, height_px=height_px, num_frames=num_frames, duration_s=duration_s,
