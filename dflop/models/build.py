@@ -18,13 +18,14 @@ from torch import nn
 from dflop.errors import ConfigError
 from dflop.models import attention
 from dflop.models.encoders import CUT_THEMSELVES, ENCODERS
-from dflop.models.family import Decoder, Family, Tower
+from dflop.models.family import Family, Tower
 from dflop.models.fused import fuse
 from dflop.models.item_arithmetic import ARITHMETIC, Arguments
 from dflop.models.loss import HeadLoss, head_loss
 from dflop.models.positions import POSITIONS, MediaPosition
 from dflop.models.slices import ENTRIES, Enter, Leave, TowerSlice
 from dflop.models.taps import taken_states
+from dflop.models.tensor_split import TensorSplit
 from dflop.records import LLM
 
 IGNORE_LABEL = -100
@@ -68,6 +69,13 @@ class Stage(nn.Module):
         """Where replicas share out the parameters: the tensors of which `names` then holds this rank's rows."""
         self.partial: frozenset[str] = frozenset()
         """Parameters whole on every tensor-parallel rank, the sum of whose gradients is the gradient."""
+        self.split: TensorSplit | None = None
+        """How tensor parallelism cuts a layer."""
+
+    @property
+    def layers(self) -> list[nn.Module]:
+        """The module's own layers on this stage."""
+        return []
 
     @property
     def param_bytes(self) -> int:
@@ -101,7 +109,7 @@ class EncoderStage(Stage):
         shell._modules = {n: m if n in paths else None for n, m in shell._modules.items()}
         shell._parameters = dict(shell._parameters)  # the model lets go of them when its decoder is cut
         shell.config = copy.copy(shell.config)
-        self.tower = tower
+        self.tower, self.split = tower, tower.split
         self.shell = shell
         self.name = name
         self._encode = ENCODERS[tower.call]
@@ -117,7 +125,6 @@ class EncoderStage(Stage):
 
     @property
     def layers(self) -> list[nn.Module]:
-        """The encoder's own layers on this stage."""
         found: Any = self.module.get_submodule(self.tower.layers)
         return [layer for layer in found if not isinstance(layer, (Enter, Leave))]
 
@@ -206,10 +213,10 @@ class LlmStage(Stage):
         decoder.layers = nn.ModuleList(decoder.layers[layers[0] : layers[1]])
         if getattr(decoder.config, "layer_types", None):
             decoder.config.layer_types = decoder.config.layer_types[layers[0] : layers[1]]
-        kept: list[Any] = [*decoder.layers]
-        if self_is_first:
-            kept.append(decoder.embed_tokens)
-        else:
+        # In the order of the forward pass, by which gradients are summed.
+        kept: list[Any] = [decoder.embed_tokens] if self_is_first else []
+        kept += decoder.layers
+        if not self_is_first:
             decoder.embed_tokens = None
         if self_is_last:
             kept += [decoder.norm, head]
@@ -223,7 +230,7 @@ class LlmStage(Stage):
             setattr(model, spec.head, None)
         # In a tuple, so that the shell's parameters are not registered a second time.
         self._shell = (model.get_submodule(path.rpartition(".")[0]),)
-        self._spec: Decoder = spec
+        self._spec, self.split = spec, spec.split
         self.tied = tied
         self.is_first, self.is_last = self_is_first, self_is_last
         self.decoder = decoder
@@ -238,6 +245,10 @@ class LlmStage(Stage):
         self.enter: Callable[[torch.Tensor], torch.Tensor] = lambda whole: whole
         self.leave: Callable[[torch.Tensor, int], torch.Tensor] = lambda hidden, _: hidden
         """From all tokens to this rank's share, in front of the first stage's layers; and back, behind the last's."""
+
+    @property
+    def layers(self) -> list[nn.Module]:
+        return list(self.decoder.layers)
 
     def embed(
         self, input_ids: torch.Tensor, rows: Sequence[torch.Tensor], positions: Sequence[torch.Tensor]

@@ -34,9 +34,7 @@ from dflop.parallel.tokens import enter, leave, num_shared, share_tokens, sum_an
 from dflop.parallel.vocab import Replaced, shard_head
 
 
-def shard_stage(
-    stage: Stage, layers: Iterable[nn.Module], split: TensorSplit, group: dist.ProcessGroup
-) -> dict[str, Part]:
+def shard_stage(stage: Stage, group: dist.ProcessGroup) -> dict[str, Part]:
     """Keep this rank's part of a stage, whose every forward and backward is collective from then on.
 
     The last LLM stage keeps its rows of the head and computes the loss from them: 2 all-reduces forward, of 3 float32
@@ -45,8 +43,6 @@ def shard_stage(
 
     Args:
         stage: Changed in place; `stage.names` then holds the parts under their global names.
-        layers: The stage's layers.
-        split: How a layer is cut.
         group: Ranks that hold the parts of this stage, in the order of the parts.
 
     Returns:
@@ -58,7 +54,8 @@ def shard_stage(
     head = stage.head if isinstance(stage, LlmStage) else None
     if head is not None and head.out_features < group.size():
         raise _cannot(f"a vocabulary of {head.out_features}", group.size())
-    layers = list(layers)
+    layers, split = stage.layers, stage.split
+    assert split is not None
     replaced = shard_layers(layers, split, group, shares_tokens=isinstance(stage, LlmStage))
     if group.size() == 1:
         return {}

@@ -227,7 +227,7 @@ class Chain:
                 over = over - again[m] * saved
             # Where all of a module's layers run again, one of them at a time keeps all of its activations.
             over = over + (keeps[:, :, np.newaxis] * ((again > 0) & (again == layers))).max(axis=0)
-        return again, (over <= 0) & (held.state + held.after <= usable_bytes)
+        return again, np.asarray(over <= 0)
 
     def _saved_bytes(self, dp: Ints) -> tuple[Floats, Floats]:
         """`[modules, C]` each: what a layer that runs again keeps less of a microbatch, and what others keep."""

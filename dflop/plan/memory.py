@@ -10,8 +10,7 @@ Which parameters a stage holds is in `stage_params.py`.
 Activations are those of the largest microbatch the scheduler may build times the microbatches in flight under 1F1B,
 with what a stage received and sent. On top come, one at a time, what the loss takes (`models/loss_size.py`), the
 gradient of the largest matrix before it is added up in float32, and what a layer at work needs, with recomputation all
-of its activations (arXiv 1604.06174). When activations are gone, owners send weights by way of a flat buffer.
-`tests/train/test_engine_bytes.py` holds all of this to the engine.
+of its activations (arXiv 1604.06174). `tests/train/test_engine_bytes.py` holds all of this to the engine.
 """
 
 from __future__ import annotations
@@ -32,8 +31,6 @@ from dflop.schedule.items import Ints
 
 FLOAT32_BYTES = 4
 """Of a gradient, a master weight, a moment."""
-FLAT_BYTES = 256 << 20
-"""Of `train/flat.py`'s buffers, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +43,6 @@ class StageBytes:
     """Were it shared out evenly where it is shared out."""
     least_optimizer: Floats
     """That one replica has in any case, because parameters are not cut for it."""
-    after: Floats
-    """What is needed when activations are gone."""
     kept: Floats
     """Activations of one microbatch in flight."""
     once: Floats
@@ -65,7 +60,7 @@ class StageBytes:
 
     def peaks(self, in_flight: npt.ArrayLike) -> Floats:
         """`[C, P]` with `in_flight` microbatches (`[C, P]`)."""
-        peak: Floats = self.state + np.maximum(np.asarray(in_flight) * self.kept + self.once, self.after)
+        peak: Floats = self.state + np.asarray(in_flight) * self.kept + self.once
         return peak
 
     def __add__(self, other: StageBytes) -> StageBytes:
@@ -79,7 +74,6 @@ class StageBytes:
             self.gradients + other.gradients,
             self.mean_optimizer + other.mean_optimizer,
             np.maximum(self.least_optimizer, other.least_optimizer),
-            self.after + other.after,
             self.kept + other.kept,
             np.maximum(self.once - other.kept, other.once),
         )
@@ -154,21 +148,20 @@ def passing_bytes(params: StageParams, table: CostTable) -> Floats:
 
 def _state(
     params: StageParams, table: CostTable, replicas: Ints, shard_optimizer: Bools, shards: Ints
-) -> tuple[Floats, Floats, Floats, Floats, Floats]:
-    """The first five fields of `StageBytes`; replicas and what they share out are `[C, 1]`."""
+) -> tuple[Floats, Floats, Floats, Floats]:
+    """The first four fields of `StageBytes`; replicas and what they share out are `[C, 1]`."""
     weight_bytes, trained = bytes_per_value(table.dtype), params.trained(table)
     is_sharded = shards > 1
     is_shared = shard_optimizer & ~is_sharded
     held = params.total - trained + params.ends(table)
     mean = trained / np.where(is_sharded, shards, np.where(is_shared, replicas, 1))
     least = 1.0 * np.where(is_shared, params.least_owned(table, replicas), 0)
-    sent = np.where(is_shared, np.minimum(weight_bytes * np.maximum(mean, least), FLAT_BYTES), 0)  # by an owner
     num_states = 2 + ((weight_bytes < FLOAT32_BYTES) & ~is_sharded)
     weights = np.where(is_sharded, weight_bytes * held + FLOAT32_BYTES * mean, weight_bytes * params.total)
     gradients = FLOAT32_BYTES * np.where(is_sharded, mean, trained)
     parts = (weights, gradients, FLOAT32_BYTES * num_states * mean, FLOAT32_BYTES * num_states * least)
     held_weights, held_gradients, optimizer, owned = (np.ceil(part.astype(np.float64)) for part in parts)
-    return held_weights, held_gradients, optimizer, owned, np.ceil(sent.astype(np.float64))
+    return held_weights, held_gradients, optimizer, owned
 
 
 def _gradient_bytes(table: CostTable) -> int:
@@ -251,7 +244,7 @@ def max_stages_beyond(found: StageBytes, pp: Ints, *, num_microbatches: int, usa
     with np.errstate(divide="ignore", invalid="ignore"):
         most = np.floor(spare / found.kept)
     depth = np.where(num_microbatches * found.kept <= spare, np.inf, most - (pp[:, np.newaxis] - stage))
-    depth = np.where((spare < 0) | (usable_bytes < found.state + found.after), -1.0, depth)
+    depth = np.where(spare < 0, -1.0, depth)
     depth = np.where(stage < pp[:, np.newaxis], depth, np.inf)
     deepest: Floats = np.maximum(depth.min(axis=1), -1.0)
     return deepest

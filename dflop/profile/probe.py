@@ -86,22 +86,13 @@ class ModuleProbe:
         attention.use(self._stage, attention.resolve(settings.attention, device.type, dtype))
         apply_way(self._stage, way)
         if group is not None:
-            self._shard(group)
+            shard_stage(self._stage, group)
         self._way, self._group = way, group
         self._module, self._num_layers, self._settings, self._device = module, num_layers, settings, device
         self._vocab_size, self._dtype = vocab_size, dtype
         self._rng = np.random.default_rng(settings.seed)
         self._optimizer_s: float | None = None
         self._flush: CacheFlush | None = None
-
-    def _shard(self, group: dist.ProcessGroup) -> None:
-        stage, family = self._stage, self._family
-        if isinstance(stage, LlmStage):
-            shard_stage(stage, stage.decoder.layers, family.decoder.split, group)
-            return
-        assert isinstance(stage, EncoderStage)
-        layers: Any = stage.module.get_submodule(stage.tower.layers)
-        shard_stage(stage, layers, stage.tower.split, group)
 
     def warm_up(self, group: ProbeGroup) -> Measurement | None:
         """Run a group once, so that every allocation has its size before anything is kept.

@@ -16,21 +16,29 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from dflop.train.zero import Owners
-
+Owners = Mapping[str, int]
+"""Data-parallel rank that updates a parameter; a name that is missing is updated by all replicas alike."""
 BUCKET_BYTES = 64 << 20
 """Of a buffer, unless one parameter is larger: enough to hide latency, small enough to begin early."""
 
 
 @dataclass(slots=True, eq=False)
-class _Bucket:
+class Bucket:
+    """Some parameters' values or gradients side by side, on their way between replicas or not."""
+
     flat: torch.Tensor
     owner: int | None
-    """Data-parallel rank that gets the sum; None: all do."""
-    num_parameters: int
-    num_missing: int
+    """Data-parallel rank that updates the parameters; None: all do."""
+    num_parameters: int = 0
+    num_missing: int = 0
     """Parameters without their last gradient of the step."""
     work: dist.Work | None = None
+
+    def wait(self) -> None:
+        """Until it is where it was sent, if it was."""
+        if self.work is not None:
+            self.work.wait()
+            self.work = None
 
 
 class GradientBuckets:
@@ -48,13 +56,13 @@ class GradientBuckets:
         *, late: Collection[str] = (),
     ) -> None:  # fmt: skip
         self._replicas = replicas if replicas is not None and replicas.size() > 1 else None
-        self._buckets: list[_Bucket] = []
+        self._buckets: list[Bucket] = []
         self._num_begun = 0
         self._is_last_pass = False
         backward = list(reversed(list(parameters)))
         early = [name for name in backward if name not in late]
         for names in (early, [name for name in backward if name in late]):
-            for owner, members in _grouped({name: parameters[name] for name in names}, owners):
+            for owner, members in grouped({name: parameters[name] for name in names}, owners):
                 self._buckets.append(self._bucket(members, owner, is_late=names is not early))
 
     @property
@@ -72,9 +80,8 @@ class GradientBuckets:
         for bucket in self._buckets[self._num_begun :]:
             self._begin(bucket)
         for bucket in self._buckets:
-            if bucket.work is not None:
-                bucket.work.wait()
-            bucket.work, bucket.num_missing = None, bucket.num_parameters
+            bucket.wait()
+            bucket.num_missing = bucket.num_parameters
         self._num_begun = 0
 
     def zero(self) -> None:
@@ -82,25 +89,25 @@ class GradientBuckets:
         for flat in self.flats:
             flat.zero_()
 
-    def _bucket(self, members: list[nn.Parameter], owner: int | None, *, is_late: bool) -> _Bucket:
+    def _bucket(self, members: list[nn.Parameter], owner: int | None, *, is_late: bool) -> Bucket:
         sizes = [p.numel() for p in members]
         flat = torch.zeros(sum(sizes), dtype=torch.float32, device=members[0].device)
         # A late one lacks a parameter that never arrives, so it begins in `finish`.
-        bucket = _Bucket(flat, owner, len(members) + is_late, len(members) + is_late)
+        bucket = Bucket(flat, owner, len(members) + is_late, len(members) + is_late)
         for p, part in zip(members, flat.split(sizes), strict=True):
             p.grad = part.view(p.shape)
             if self._replicas is not None and not is_late:
                 p.register_post_accumulate_grad_hook(partial(self._arrived, bucket))
         return bucket
 
-    def _arrived(self, bucket: _Bucket, _: torch.Tensor) -> None:
+    def _arrived(self, bucket: Bucket, _: torch.Tensor) -> None:
         if not self._is_last_pass:
             return
         bucket.num_missing -= 1
         while self._num_begun < len(self._buckets) and not self._buckets[self._num_begun].num_missing:
             self._begin(self._buckets[self._num_begun])
 
-    def _begin(self, bucket: _Bucket) -> None:
+    def _begin(self, bucket: Bucket) -> None:
         self._num_begun += 1
         if self._replicas is None:
             return
@@ -110,17 +117,17 @@ class GradientBuckets:
             bucket.work = dist.reduce(bucket.flat, group=self._replicas, group_dst=bucket.owner, async_op=True)
 
 
-def _grouped(parameters: Mapping[str, nn.Parameter], owners: Owners) -> list[tuple[int | None, list[nn.Parameter]]]:
-    """(owner, parameters) of each bucket, ordered by where its last parameter stands."""
+def grouped(parameters: Mapping[str, nn.Parameter], owners: Owners) -> list[tuple[int | None, list[nn.Parameter]]]:
+    """(owner, parameters of one type) of each bucket, ordered by where its last parameter stands."""
     found: list[tuple[int | None, list[nn.Parameter]]] = []
-    open_of: dict[int | None, list[nn.Parameter]] = {}
+    open_of: dict[tuple[int | None, torch.dtype], list[nn.Parameter]] = {}
     for name, p in parameters.items():
-        owner = owners.get(name)
-        members = open_of.setdefault(owner, [])
+        owner, key = owners.get(name), (owners.get(name), p.dtype)
+        members = open_of.setdefault(key, [])
         if members and 4 * (sum(m.numel() for m in members) + p.numel()) > BUCKET_BYTES:
             found.append((owner, members))
-            members = open_of[owner] = []
+            members = open_of[key] = []
         members.append(p)
     position = {p: n for n, p in enumerate(parameters.values())}
-    found += open_of.items()
+    found += [(owner, members) for (owner, _), members in open_of.items()]
     return sorted(found, key=lambda each: position[each[1][-1]])

@@ -25,7 +25,7 @@ Mark = Reading | torch.cuda.Event
 
 
 class DeviceClock:
-    """Started by making it, once the device has done all that it was given before.
+    """Started by making it, once the device has done all that this thread gave it before.
 
     Args:
         device: Whose work is timed.
@@ -34,7 +34,7 @@ class DeviceClock:
     def __init__(self, device: torch.device) -> None:
         self._device, self._is_cuda = device, device.type == "cuda"
         if self._is_cuda:
-            torch.cuda.synchronize(device)
+            torch.cuda.current_stream(device).synchronize()
         self.started_at_s = time.perf_counter()
         """On the clock of `time.perf_counter`."""
         self._first = self.mark()

@@ -146,9 +146,9 @@ class Engine:
         return StepTrace(float(self._loss), most_held, self._clock.started_at_s, end.wall_s, visits)
 
     def wait(self) -> None:
-        """Until the device has done all that it was given."""
+        """Until the device has done all that this thread gave it; messages may still be on their way."""
         if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+            torch.cuda.current_stream(self._device).synchronize()
 
     def _located(self, error: Exception, action: Action) -> TrainError:
         """The error with this rank, its stage and the microbatch, which no code below the loop knows."""

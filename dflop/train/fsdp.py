@@ -26,7 +26,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 
-from dflop.models.build import EncoderStage, LlmStage, Stage
+from dflop.models.build import LlmStage, Stage
 from dflop.parallel.part import Part
 from dflop.parallel.topology import Groups, Seat, rank_of
 from dflop.records import LLM, Plan
@@ -60,7 +60,7 @@ def _shard(stage: Stage, shards: dist.ProcessGroup, cut: Mapping[str, Part]) -> 
     device = next(iter(stage.names.values())).device.type
     mesh = DeviceMesh.from_group(shards, device)
     policy = _in_float32(trained.values())
-    for layer in _layers(stage):
+    for layer in stage.layers:
         if any(p.requires_grad for p in layer.parameters()):
             fully_shard(layer, mesh=mesh, mp_policy=policy)
     # What is outside the layers, an embedding or a head, is gathered once for all of its uses in a microbatch.
@@ -85,14 +85,6 @@ def _in_float32(parameters: Collection[nn.Parameter]) -> MixedPrecisionPolicy:
     for p in parameters:
         p.data = p.data.float()
     return MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=False)
-
-
-def _layers(stage: Stage) -> Iterable[nn.Module]:
-    if isinstance(stage, LlmStage):
-        layers: Iterable[nn.Module] = stage.decoder.layers
-        return layers
-    assert isinstance(stage, EncoderStage)
-    return stage.layers
 
 
 def _rows(shard: torch.Tensor) -> torch.Tensor:

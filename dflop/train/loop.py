@@ -168,6 +168,8 @@ class Trainer:
     def _save(self, next_step: int, *, is_on_disk: bool) -> None:
         """Save a checkpoint; when it is needed by whoever comes next, return only when it is written."""
         self._saved_at_s = time.monotonic()
+        self._activities.main.waits("weights that other ranks update")
+        self._optimizer.wait()
         if self._checkpointer is None:
             return
         self._activities.main.may_last("checkpoint")

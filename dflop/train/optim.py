@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from dflop.models.build import Stage
 from dflop.parallel.topology import Groups, Seat
 from dflop.records import Plan
-from dflop.train.zero import Owners, broadcast_from_owners, owners_of
+from dflop.train.buckets import Owners
+from dflop.train.zero import SharedWeights, owners_of
 
 State = dict[str, dict[str, torch.Tensor]]
 """Per global parameter name: `step`, `exp_avg`, `exp_avg_sq`, and `master` where the parameter is not float32."""
@@ -46,7 +46,8 @@ def make_optimizer(
         settings: Of AdamW.
     """
     trained = {n: p for stage in stages for n, p in stage.names.items() if p.requires_grad}
-    return Optimizer(trained, settings, owners=owners_of(plan, seat, stages), replicas=groups.replicas)
+    owners = owners_of(plan, seat, stages)
+    return Optimizer(trained, settings, SharedWeights(stages, owners, groups.replicas) if owners else None)
 
 
 class Optimizer:
@@ -55,29 +56,30 @@ class Optimizer:
     Args:
         parameters: Those that train, by global name.
         settings: Of AdamW.
-        owners: Which replica updates which parameter, the same on every replica; what is missing, all do.
-        replicas: Where owners send what they updated; needed with owners.
+        shared: Those of them that replicas share out the updates of; what is missing, all update.
     """
 
     def __init__(
-        self, parameters: Mapping[str, nn.Parameter], settings: OptimizerSettings, *, owners: Owners | None = None,
-        replicas: dist.ProcessGroup | None = None,
-    ) -> None:  # fmt: skip
-        self.parameters, self.owners, self._replicas = dict(parameters), dict(owners or {}), replicas
-        me = replicas.rank() if replicas is not None else 0
+        self, parameters: Mapping[str, nn.Parameter], settings: OptimizerSettings, shared: SharedWeights | None = None
+    ) -> None:
+        self.parameters, self._shared = dict(parameters), shared
+        self.owners: Owners = shared.owners if shared else {}
         self._updated: dict[str, torch.Tensor] = {
             name: p if p.dtype == torch.float32 else p.detach().float()
             for name, p in self.parameters.items()
-            if self.owners.get(name, me) == me
+            if shared is None or self.owners.get(name, shared.rank) == shared.rank
         }
         self._adam = _adamw(list(self._updated.values()), settings)
 
     def step(self, lr: float) -> None:
         """Update the weights from `.grad`; collective over the replicas where they share out the states.
 
+        A forward pass may come next; what reads weights otherwise must `wait`.
+
         Args:
             lr: Learning rate of this step.
         """
+        self.wait()
         if self._adam is not None:
             for group in self._adam.param_groups:
                 group["lr"] = lr
@@ -86,12 +88,20 @@ class Optimizer:
                 updated.grad = None if gradient is None else gradient.float()
             self._adam.step()
             self._round()
-        if self.owners and self._replicas is not None:
-            shared = {name: self.parameters[name] for name in self.owners}
-            broadcast_from_owners(shared, self.owners, self._replicas)
+        if self._shared is not None:
+            self._shared.send()
+
+    def wait(self) -> None:
+        """Until this rank's weights are what the last step has made of them."""
+        if self._shared is not None:
+            self._shared.wait()
 
     def state(self) -> State:
-        """What a checkpoint must hold, of the parameters that this rank updates: live tensors, zeros before a step."""
+        """What a checkpoint must hold, of the parameters that this rank updates: live tensors, zeros before a step.
+
+        Weights, which a checkpoint holds, too, are waited for.
+        """
+        self.wait()
         found: State = {}
         for name, updated in self._updated.items():
             assert self._adam is not None

@@ -17,10 +17,9 @@ from torch import nn
 from dflop.models.build import LlmStage, Stage
 from dflop.parallel.topology import Groups, Seat
 from dflop.records import Plan
-from dflop.train.buckets import GradientBuckets
+from dflop.train.buckets import GradientBuckets, Owners
 from dflop.train.flat import run_flat
 from dflop.train.fsdp import sum_with_other_end, take_gradients
-from dflop.train.zero import Owners
 
 
 class GradientReducer:

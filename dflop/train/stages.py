@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any
 
 import torch.distributed as dist
 from torch import nn
 
 from dflop.errors import ConfigError
-from dflop.models.build import EncoderStage, LlmStage, Stage, cut_stages
+from dflop.models.build import EncoderStage, Stage, cut_stages
 from dflop.models.family import Family, tower_of
 from dflop.models.ways import Way, apply_way
 from dflop.parallel.part import Part
@@ -37,7 +36,7 @@ def make_stages(
     sharded: dict[str, Part] = {}
     if tensor_group is not None and tensor_group.size() > 1:
         for stage in stages:
-            sharded |= _shard(stage, family, tensor_group)
+            sharded |= shard_stage(stage, tensor_group)
     return stages, sharded
 
 
@@ -85,11 +84,3 @@ def _trains(module: ModulePlan, stage: int, family: Family, frozen: Collection[s
     if tower_of(module.module) not in frozen:
         return True
     return any(first <= layer < end for layer in family.projector_layers(module.module))
-
-
-def _shard(stage: Stage, family: Family, group: dist.ProcessGroup) -> dict[str, Part]:
-    if isinstance(stage, LlmStage):
-        return shard_stage(stage, stage.decoder.layers, family.decoder.split, group)
-    assert isinstance(stage, EncoderStage)
-    layers: Any = stage.layers
-    return shard_stage(stage, layers, stage.tower.split, group)

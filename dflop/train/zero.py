@@ -3,23 +3,29 @@
 Whole, because then a state has its parameter's shape and global name, and a checkpoint knows nothing of who owned what.
 Gradients are summed to the owner alone, and what it makes of the weights goes back to the others: as many bytes on the
 way as one all-reduce.
+
+They go as in Megatron's distributed optimizer with `overlap_param_gather`: weights are views of flat buffers, which
+owners begin to send right behind the update, in the order of the forward pass, and each layer of the next forward pass
+waits for its own; what is not hidden by then counts as that layer's time. Who reads weights otherwise waits for all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import nn
 
-from dflop.models.build import Stage
+from dflop.models.build import EncoderStage, LlmStage, Stage
 from dflop.parallel.topology import Seat
 from dflop.records import Plan
-from dflop.train.flat import run_flat
+from dflop.train.buckets import Bucket, Owners, grouped
 
-Owners = Mapping[str, int]
-"""Data-parallel rank that updates a parameter; a name that is missing is updated by all replicas alike."""
+_ALIGNED = 64
+"""Elements between whose multiples a parameter begins: kernels are chosen by where their input lies."""
 
 
 def owners_of(plan: Plan, seat: Seat, stages: Sequence[Stage]) -> dict[str, int]:
@@ -48,8 +54,82 @@ def owners_of(plan: Plan, seat: Seat, stages: Sequence[Stage]) -> dict[str, int]
     return owners
 
 
-def broadcast_from_owners(parameters: Mapping[str, nn.Parameter], owners: Owners, replicas: dist.ProcessGroup) -> None:
-    """Give every replica the weights of the parameters' owners."""
-    for owner in range(replicas.size()):
-        weights = [p.detach() for name, p in parameters.items() if owners[name] == owner]
-        run_flat(weights, partial(dist.broadcast, group=replicas, group_src=owner))
+class SharedWeights:
+    """Weights that their owners update and send to all replicas.
+
+    Args:
+        stages: Of a seat; from now on the weights are views of flat buffers, and what reads them waits for them.
+        owners: Of all parameters that the replicas share out, the same on every replica.
+        replicas: Who shares them out.
+    """
+
+    def __init__(self, stages: Sequence[Stage], owners: Owners, replicas: dist.ProcessGroup) -> None:
+        self.owners, self.rank, self._replicas = owners, replicas.rank(), replicas
+        names = {p: name for stage in stages for name, p in stage.names.items() if name in owners}
+        reads = [
+            (stage, module, [p for p in read if p in names]) for stage in stages for module, read in _readers(stage)
+        ]
+        forward = dict.fromkeys(p for *_, read in reads for p in read)
+        assert len(forward) == len(owners), "every weight has a reader"
+        self._buckets: list[Bucket] = []
+        bucket_of: dict[nn.Parameter, Bucket] = {}
+        # Grouped as gradients are, so that what comes first in a forward pass is last.
+        for owner, members in reversed(grouped({names[p]: p for p in reversed(forward)}, owners)):
+            self._buckets.append(Bucket(_flattened(members), owner))
+            bucket_of |= dict.fromkeys(members, self._buckets[-1])
+        for stage, module, read in reads:
+            buckets = dict.fromkeys(bucket_of[p] for p in read)
+            # Its own weights are there already.
+            if missing := [bucket for bucket in buckets if bucket.owner != self.rank]:
+                _in_front_of(stage, module, partial(_wait, missing))
+
+    def send(self) -> None:
+        """Begin to give every replica the weights of their owners; call `wait` before these change again."""
+        for bucket in self._buckets:
+            bucket.work = dist.broadcast(bucket.flat, group=self._replicas, group_src=bucket.owner, async_op=True)
+
+    def wait(self) -> None:
+        """Until this rank has all weights, and no other needs its own any more."""
+        _wait(self._buckets)
+
+
+def _wait(buckets: Iterable[Bucket]) -> None:
+    for bucket in buckets:
+        bucket.wait()
+
+
+def _flattened(parameters: Sequence[nn.Parameter]) -> torch.Tensor:
+    """A buffer of which the parameters are views from now on."""
+    sizes = [-(-p.numel() // _ALIGNED) * _ALIGNED for p in parameters]
+    flat = parameters[0].detach().new_zeros(sum(sizes))
+    for p, part in zip(parameters, flat.split(sizes), strict=True):
+        p.data = part[: p.numel()].view(p.shape).copy_(p.detach())
+    return flat
+
+
+def _readers(stage: Stage) -> Iterator[tuple[nn.Module, Iterable[nn.Parameter]]]:
+    """Modules of a stage in the order of the forward pass, and the parameters that they and what is in them read."""
+    if isinstance(stage, EncoderStage):
+        inner = {p for layer in stage.layers for p in layer.parameters()}
+        yield stage, [p for p in stage.names.values() if p not in inner]
+    if isinstance(stage, LlmStage) and stage.is_first:
+        yield stage.decoder.embed_tokens, stage.decoder.embed_tokens.parameters()
+    for layer in stage.layers:
+        yield layer, layer.parameters()
+    if isinstance(stage, LlmStage) and stage.head is not None:
+        yield stage.decoder.norm, stage.decoder.norm.parameters()
+        yield stage.head, stage.head.parameters()
+
+
+def _in_front_of(stage: Stage, module: nn.Module, wait: Callable[[], None]) -> None:
+    """Call `wait` whenever a module is about to run."""
+    if not isinstance(stage, LlmStage) or module is not stage.head:
+        module.register_forward_pre_hook(lambda *_: wait())
+        return
+    run = stage.head_loss  # which is given the head's weight
+
+    def loss(*given: Any, **options: Any) -> torch.Tensor:
+        wait()
+        return run(*given, **options)
+
+    stage.head_loss = loss

@@ -55,10 +55,6 @@ class Stack:
         return (out - numbers(out.shape, 12)).square().sum()
 
 
-def layers_of(stage: Any) -> Any:
-    return stage.decoder.layers if isinstance(stage, LlmStage) else stage.layers
-
-
 def numbers(shape: object, seed: int, *, below: int = 0) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     size = (shape,) if isinstance(shape, int) else shape

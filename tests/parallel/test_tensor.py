@@ -15,7 +15,7 @@ from dflop.parallel import tokens
 from dflop.parallel.tensor import shard_stage
 from dflop.parallel.vocab import vocab_share
 from dflop.records import LLM
-from tests.parallel.stacks import STACKS, decoder, encoder, layers_of
+from tests.parallel.stacks import STACKS, decoder, encoder
 from tests.train.ranks import run_ranks
 
 TOLERANCE = 1e-5
@@ -44,7 +44,7 @@ def train(stack, stage):
 def worker(rank, _folder, name, recompute):
     stack, num_sent = STACKS[name], 0
     stage = stack.build()
-    parts = shard_stage(stage, layers_of(stage), stack.split, dist.group.WORLD)
+    parts = shard_stage(stage, dist.group.WORLD)
     if recompute:
         stage.decoder.gradient_checkpointing_enable()
 
@@ -166,7 +166,7 @@ def refuse(stack, degree):
     stage = stack.build()
     before = {n: p for n, p in stage.named_parameters()}
     with pytest.raises(ConfigError) as error:
-        shard_stage(stage, layers_of(stage), stack.split, stand_in(degree))
+        shard_stage(stage, stand_in(degree))
     after = dict(stage.named_parameters())
     assert set(after) == set(before)
     assert all(after[n] is p for n, p in before.items())
@@ -188,7 +188,7 @@ def test_parts_keep_what_is_frozen_and_let_the_whole_go():
     stage = STACKS["Qwen3"].build()
     stage.requires_grad_(False)
     stage.head.requires_grad_(True)
-    parts = shard_stage(stage, stage.decoder.layers, splits.QWEN3, stand_in(2))
+    parts = shard_stage(stage, stand_in(2))
     for name, p in stage.names.items():
         assert p.requires_grad == (name == "lm_head.weight")
         assert p.is_contiguous()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from dflop.models.family import Family
 from dflop.parallel.connect import connect
 from dflop.parallel.topology import make_groups, seat_of
 from dflop.records import LLM, Plan, SampleShape, StepPlan
+from dflop.train import zero
 from dflop.train.engine import Engine
 from dflop.train.feed import Feed, PreparedStep, SampleSource
 from dflop.train.fillers import Fillers
@@ -43,8 +45,7 @@ class Rank:
                 stage.to(device)
         trains = prepare_stages(self.stages, plan, self.seat, family, frozen=frozen)
         for part, stage in zip(self.seat.parts, self.stages, strict=True):
-            m, layers = plan.module(part.module), stage.decoder.layers if part.module == LLM else stage.layers
-            flags = [layer.gradient_checkpointing for layer in layers]
+            m, flags = plan.module(part.module), [layer.gradient_checkpointing for layer in stage.layers]
             assert sum(flags) == (m.recomputed[self.seat.stage] if m.recomputed else m.recompute * len(flags))
         shared = {} if is_alone else shard_parameters(self.stages, self.groups, self.cut)
         self.parts = self.cut | shared
@@ -94,6 +95,20 @@ class Rank:
         last = self._reducer.expect_last_backward if self._reducer else lambda: None
         return self.engine.run(microbatches, healthy=healthy, num_loss_tokens=tokens, before_last_backward=last)
 
+    def train(
+        self, optimizer: Optimizer, source: SampleSource, batch: Sequence[SampleShape], step_plan: StepPlan,
+        rate: float, max_norm: float,
+    ) -> tuple[float, float]:  # fmt: skip
+        """A whole step; gradient norm and loss of the global batch."""
+        reducer = self.reducer(optimizer)
+        trace = self.step(source, batch, step_plan)
+        reducer.reduce()
+        norm, loss = reducer.norm_and_loss(trace.loss)
+        reducer.clip(norm, max_norm)
+        optimizer.step(rate)
+        reducer.zero()
+        return norm, loss
+
     def trainer(
         self, settings: LoopSettings, source: SampleSource, plans: Any, hooks: Hooks, optimizer: Optimizer,
         **options: Any,
@@ -103,3 +118,27 @@ class Rank:
             reducer=self.reducer(optimizer), engine=self.engine, feed=self.feed(source), source=source, plans=plans,
             optimizer=optimizer, hooks=hooks, fillers=self.fillers(source), **options,
         )  # fmt: skip
+
+
+def weights_come_late() -> list[Any]:
+    """From now on weights that another replica has updated are NaN until they are waited for; which are missing."""
+    send, missing = dist.broadcast, list[Any]()
+
+    def broadcast(flat: torch.Tensor, *, group: dist.ProcessGroup, group_src: int, async_op: bool) -> Any:
+        if group.rank() == group_src:
+            return send(flat, group=group, group_src=group_src, async_op=async_op)
+        found = torch.empty_like(flat)
+        work = send(found, group=group, group_src=group_src, async_op=async_op)
+        flat.fill_(torch.nan)
+
+        def wait() -> None:
+            work.wait()
+            flat.copy_(found)
+            missing.remove(late)
+
+        late = SimpleNamespace(wait=wait)
+        missing.append(late)
+        return late
+
+    zero.dist = SimpleNamespace(**vars(dist) | {"broadcast": broadcast})  # in this process
+    return missing

@@ -22,7 +22,7 @@ from dflop.train.checkpoint_state import read_model
 from dflop.train.index import SafeReader
 from dflop.train.optim import Optimizer, OptimizerSettings
 from tests.train import synthetic
-from tests.train.rank import Rank
+from tests.train.rank import Rank, weights_come_late
 from tests.train.ranks import run_ranks
 from tests.train.synthetic import ALL, family, make_inline_plan, make_plan, sharing
 
@@ -85,8 +85,9 @@ def gradient_of(name, shape):
 
 def state_of(it, optimizer):
     """(name, key) -> (part, tensor) of all that this rank holds."""
+    state = optimizer.state()
     found = {(n, "value"): (it.parts.get(n), p.detach().clone()) for n, p in it.names.items()}
-    for name, tensors in optimizer.state().items():
+    for name, tensors in state.items():
         for key, tensor in tensors.items():
             found[name, key] = (it.parts.get(name) if tensor.dim() else None, tensor.detach().clone())
     return found
@@ -98,9 +99,10 @@ def omni(tied, seed=0):
 
 def save(rank, folder, name, tied, shared):
     it, optimizer, checkpointer = make_rank(rank, folder, name, tied, 0, shared)
+    weights_come_late()
     update(it, optimizer)
+    checkpointer.save(7, {"plan_id": "p", "corrections": {LLM: 1.25}})  # and has weights that are on their way
     before = state_of(it, optimizer)
-    checkpointer.save(7, {"plan_id": "p", "corrections": {LLM: 1.25}})
     update(it, optimizer)  # while the thread writes: the checkpoint has what was there before
     checkpointer.wait()
     return before

@@ -24,14 +24,9 @@ def train(rank, folder, shard, dtype):
     whole = {n: tuple(p.shape) for n, p in model.named_parameters()}
     it = Rank(rank, plan, IMAGES.family, model)
     optimizer = it.optimizer(1e-2, 0.1)
-    reducer = it.reducer(optimizer)
     for step, batch in enumerate(IMAGES.batches):
-        it.step(SyntheticSource(batch), batch, make_step_plan(plan, batch, step))
-        reducer.reduce()
-        norm, _ = reducer.norm_and_loss(0.0)
-        reducer.clip(norm, 1.0)
-        optimizer.step(1e-2)
-        reducer.zero()
+        step_plan = make_step_plan(plan, batch, step)
+        norm, _ = it.train(optimizer, SyntheticSource(batch), batch, step_plan, 1e-2, max_norm=1.0)
     are_shards = [isinstance(p, DTensor) for stage in it.stages for p in stage.parameters()]
     held = {n: p.detach().clone() for n, p in it.names.items()}
     return norm, held, whole, it.parts, are_shards, {n: set(s) for n, s in optimizer.state().items()}

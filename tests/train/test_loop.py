@@ -17,7 +17,7 @@ from dflop.train.loop import Hooks, LoopSettings, learning_rate
 from dflop.train.manifest import read_latest
 from dflop.train.plan_source import PlanMessage
 from tests.train import synthetic
-from tests.train.rank import Rank
+from tests.train.rank import Rank, weights_come_late
 from tests.train.ranks import run_ranks
 from tests.train.synthetic import SyntheticSource, family, make_plan, make_shapes, make_step_plan, tiny_model
 
@@ -44,6 +44,7 @@ class FixedPlans:
 def make_trainer(rank, layout, shapes, source, settings=SETTINGS, *, folder=None, ends_at=None, **hooks):
     """(trainer, stage, (observations, bad samples) that its hooks receive)."""
     plan = make_plan(layout, num_microbatches=3)
+    plan = dataclasses.replace(plan, modules=tuple(dataclasses.replace(m, shard_optimizer=True) for m in plan.modules))
     it = Rank(rank, plan, family(), tiny_model())
     optimizer = it.optimizer(settings.learning_rate, 0.01)
     seen, bad = [], []
@@ -116,14 +117,18 @@ def stop_rank_1_in_step_1(rank, folder):
         return rank == 1 and len(asked) == 3  # before the first step, in step 0, in step 1
 
     source = SyntheticSource(shapes)
-    trainer, _, (seen, _) = make_trainer(rank, {LLM: (1, 2)}, shapes, source, is_told_to_stop=is_told)
+    trainer, stage, (seen, _) = make_trainer(rank, {LLM: (1, 2)}, shapes, source, is_told_to_stop=is_told)
+    missing = weights_come_late()
     with pytest.raises(Interrupted):
         trainer.run()
-    return [o.step for o in seen]
+    assert not missing
+    return [o.step for o in seen], {n: p.detach() for n, p in stage.names.items()}
 
 
-def test_all_ranks_stop_behind_the_step_in_which_one_is_told_to(tmp_path):
-    assert run_ranks(stop_rank_1_in_step_1, 2, tmp_path) == [[0, 1], [0, 1]]
+def test_all_ranks_stop_behind_the_step_in_which_one_is_told_to_with_the_same_weights(tmp_path):
+    (steps, weights), (others, same) = run_ranks(stop_rank_1_in_step_1, 2, tmp_path)
+    assert steps == others == [0, 1]
+    assert all(torch.equal(p, same[n]) for n, p in weights.items())
 
 
 def test_observations_say_what_was_planned_and_what_happened(one_rank):
