@@ -42,7 +42,8 @@ def make_trainer(
         ConfigError: the plan or the configuration asks for what the model cannot do.
     """
     check_plan(plan, family.specs())
-    groups = make_groups(plan, seat.rank, timeout_s=config.train.timeout_s)
+    llm = next(spec for spec in family.specs() if spec.module == LLM)
+    groups = make_groups(plan, seat.rank, timeout_s=config.train.timeout_s, is_tied=llm.is_tied)
     if device.type == "cuda":  # gloo has connected all ranks by now
         connect(groups, plan, device)
     stages, sharded = build_stages(config, family, tokenizer, seat, groups.tensor, device)
@@ -56,10 +57,9 @@ def make_trainer(
     if checkpoints is not None:
         keep, on_failure = config.train.keep_checkpoints, on_failed_checkpoint
         checkpointer = Checkpointer(checkpoints, stages, optimizer, groups, parts, keep=keep, on_failure=on_failure)
-    hidden_size = next(spec.hidden_size for spec in family.specs() if spec.module == LLM)
     engine = Engine(
-        plan, seat, stages, groups, device, hidden_size=hidden_size,
-        row_width=hidden_size * (1 + family.decoder.num_deep_features), trains=trains, activity=activities.main,
+        plan, seat, stages, groups, device, hidden_size=llm.hidden_size,
+        row_width=llm.hidden_size * (1 + family.decoder.num_deep_features), trains=trains, activity=activities.main,
     )  # fmt: skip
     feed = Feed(
         source, family, plan, seat, stage_of, prefetcher=make_prefetcher(config, source, device),

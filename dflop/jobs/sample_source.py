@@ -13,7 +13,7 @@ from dflop.data.shapes import header_of, place
 from dflop.jobs.media_reader import DatasetReader
 from dflop.models.family import TrainableFamily
 from dflop.records import SampleShape
-from dflop.train.feed import TokenizedSample
+from dflop.train.inputs import TokenizedSample
 from dflop.train.prefetch import Prefetcher
 
 _NUM_WORKERS_BESIDE_GPU = 4

@@ -141,7 +141,7 @@ class _Rank:
             run, config, self.seat, self.run_id, attempt, self.spool, functools.partial(peak_memory, device)
         )
         self.plans = self._plans()
-        self.activities = Activities.fresh()
+        self.activities = Activities()
         self.watch = Watch(
             store,
             self.seat.rank,

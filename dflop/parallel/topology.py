@@ -135,18 +135,19 @@ class Groups:
     tensor: dist.ProcessGroup
     """Tensor-parallel ranks of this rank's stage and replica, in the order of their parts."""
     tied: dist.ProcessGroup | None
-    """First and last LLM stage, all replicas of one tp rank: where a tied embedding lives twice; None elsewhere."""
+    """First and last LLM stage, all replicas of one tp rank, where a tied embedding lives on both; None elsewhere."""
     checkpoint: dist.ProcessGroup
     """World group for small CPU tensors of the thread that writes checkpoints."""
 
 
-def make_groups(plan: Plan, rank: int, *, timeout_s: float) -> Groups:
+def make_groups(plan: Plan, rank: int, *, timeout_s: float, is_tied: bool = False) -> Groups:
     """Create the process groups of a plan; collective over the world.
 
     Args:
         plan: The same on every rank.
         rank: This rank.
         timeout_s: A collective that takes longer raises on every rank.
+        is_tied: Whether the LLM's head is its embedding.
 
     Raises:
         ValueError: the plan has no seat for this rank.
@@ -185,10 +186,9 @@ def make_groups(plan: Plan, rank: int, *, timeout_s: float) -> Groups:
                 tensor = group if rank in ranks else tensor
     llm = plan.module(LLM)
     with_layers = [stage for stage, n in enumerate(llm.layers_per_stage) if n]
-    for tp_rank in range(llm.parallel.tp):
-        ends = sorted(
-            {rank_of(llm, s, d, tp_rank) for s in (with_layers[0], with_layers[-1]) for d in range(llm.parallel.dp)}
-        )
+    first, last = with_layers[0], with_layers[-1]
+    for tp_rank in range(llm.parallel.tp if is_tied and first < last else 0):
+        ends = [rank_of(llm, s, d, tp_rank) for s in (first, last) for d in range(llm.parallel.dp)]
         group = dist.new_group(ends, timeout=timeout)
         tied = group if rank in ends else tied
     if replicas is None or tensor is None:

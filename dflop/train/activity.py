@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 
@@ -60,11 +60,7 @@ class Activity:
 class Activities:
     """Of the two threads of a rank that ranks wait for."""
 
-    main: Activity
+    main: Activity = field(default_factory=Activity)
     """The one that computes."""
-    feed: Activity
+    feed: Activity = field(default_factory=Activity)
     """The one that prepares the step ahead."""
-
-    @classmethod
-    def fresh(cls) -> Activities:
-        return cls(Activity(), Activity())

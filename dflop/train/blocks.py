@@ -16,6 +16,7 @@ from torch.distributed.checkpoint import FileSystemWriter
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
+    Metadata,
     MetadataIndex,
     TensorProperties,
     TensorStorageMetadata,
@@ -33,6 +34,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from dflop.parallel.part import Part
+from dflop.train.index import write_index
 
 BlockId = tuple[str, tuple[int, ...]]
 """Name of a tensor, and where in it a block begins: the same on every rank that holds a copy of the block."""
@@ -105,6 +107,10 @@ class BlockWriter(FileSystemWriter):
             while cause is not None and not isinstance(cause, OSError):
                 cause = cause.__context__
             raise cause or error from None
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        super().finish(metadata, results)
+        write_index(Path(self.path), metadata)
 
 
 class BlockLoadPlanner(DefaultLoadPlanner):

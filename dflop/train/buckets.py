@@ -57,18 +57,24 @@ class GradientBuckets:
     ) -> None:  # fmt: skip
         self._replicas = replicas if replicas is not None and replicas.size() > 1 else None
         self._buckets: list[Bucket] = []
-        self._num_begun = 0
+        self._num_begun = self._num_late = 0
         self._is_last_pass = False
         backward = list(reversed(list(parameters)))
         early = [name for name in backward if name not in late]
         for names in (early, [name for name in backward if name in late]):
             for owner, members in grouped({name: parameters[name] for name in names}, owners):
                 self._buckets.append(self._bucket(members, owner, is_late=names is not early))
+                self._num_late += names is not early
 
     @property
     def flats(self) -> list[torch.Tensor]:
         """The buffers."""
         return [bucket.flat for bucket in self._buckets]
+
+    @property
+    def late(self) -> list[torch.Tensor]:
+        """Those of parameters that something else changes."""
+        return self.flats[len(self._buckets) - self._num_late :]
 
     def expect_last(self) -> None:
         """The next backward pass is the last of the step."""

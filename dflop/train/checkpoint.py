@@ -14,7 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -26,8 +26,9 @@ from dflop.parallel.part import Part
 from dflop.parallel.topology import Groups
 from dflop.train import checkpoint_state, manifest
 from dflop.train.blocks import Block, BlockId, BlockLoadPlanner, BlockSavePlanner, BlockWriter, blocks_of
-from dflop.train.checkpoint_state import HostCopies, OptimizerState
+from dflop.train.checkpoint_state import HostCopies
 from dflop.train.index import SafeReader
+from dflop.train.optim import Optimizer
 
 T = TypeVar("T")
 
@@ -53,7 +54,7 @@ class Checkpointer:
         self,
         folder: Path,
         stages: Sequence[Stage],
-        optimizer: OptimizerState,
+        optimizer: Optimizer,
         groups: Groups,
         sharded: Mapping[str, Part],
         *,
@@ -78,7 +79,7 @@ class Checkpointer:
             next_step: First step a resumed job will run.
             meta: JSON values kept beside the tensors (seed, plan id, corrections).
         """
-        self._join()
+        self.close()
         self._failure = None  # has been told; this is the next try
         blocks = [
             *checkpoint_state.model_blocks(self._stages, self._parts),
@@ -104,14 +105,10 @@ class Checkpointer:
         Raises:
             TrainError: it could not be written.
         """
-        self._join()
+        self.close()
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
-
-    def close(self) -> None:
-        """Wait until nothing is being written, whatever becomes of it."""
-        self._join()
 
     def load_latest(self) -> dict[str, Any] | None:
         """Load the newest checkpoint whose files are what was written, and set the random generators.
@@ -122,34 +119,29 @@ class Checkpointer:
         Raises:
             TrainError: there are checkpoints but all are damaged, or the one to load belongs to another model.
         """
-        self._join()
-        self._together(self._sweep)
-        names = self._together(lambda: manifest.candidates(self._folder) if self._rank == 0 else [])[0]
-        damaged: list[str] = []
-        for name in names:
-            problem = self._problem(self._folder / name)
-            if not problem:
-                break
-            damaged.append(f"{name}: {problem}")
-            if self._rank == 0:
-                print(f"checkpoint {damaged[-1]}; using the one before it", file=sys.stderr, flush=True)
-        else:
-            if damaged:
-                raise TrainError(
-                    f"every checkpoint is damaged: {damaged[0]}",
-                    where=str(self._folder),
-                    hint=f"to start over, move {self._folder} away",
-                )
+        self.close()
+        self._on_rank_0(lambda: manifest.sweep(self._folder))
+        names = self._on_rank_0(lambda: manifest.candidates(self._folder))
+        meta, damaged = manifest.newest_sound(self._folder, names, self._problem)
+        for problem in damaged if self._rank == 0 else ():
+            print(f"checkpoint {problem}; using the one before it", file=sys.stderr, flush=True)
+        if meta is None and damaged:
+            raise TrainError(
+                f"every checkpoint is damaged: {damaged[0]}",
+                where=str(self._folder),
+                hint=f"to start over, move {self._folder} away",
+            )
+        if meta is None:
             return None
-        meta, _ = manifest.read_manifest(self._folder / name)
-        self._load(self._folder / name, meta)
+        self._load(self._folder / meta["name"], meta)
         return {**meta, **({"fell_back_from": damaged[0]} if damaged else {})}
 
     def take_back(self, meta: Mapping[str, Any]) -> None:
         """Make a checkpoint the newest, for all who look for one from now on: those that are newer are damaged."""
-        self._together(lambda: manifest.announce(self._folder, meta) if self._rank == 0 else None)
+        self._on_rank_0(lambda: manifest.announce(self._folder, meta))
 
-    def _join(self) -> None:
+    def close(self) -> None:
+        """Wait until nothing is being written, whatever becomes of it."""
         if self._writing is not None:
             self._writing.join()
             self._writing = None
@@ -158,12 +150,12 @@ class Checkpointer:
         """Body of the thread."""
         temporary = self._folder / f"{TMP_PREFIX}{about['name']}"
         try:
-            self._together(lambda: self._make(temporary))
+            self._on_rank_0(lambda: self._make(temporary))
             planner = BlockSavePlanner(copies)
             dcp.save({}, storage_writer=BlockWriter(temporary), planner=planner, process_group=self._group)
             states = self._together(lambda: self._states_of_files(temporary))
             files = {name: of_file for found in states for name, of_file in found.items()}
-            self._together(lambda: self._publish(temporary, about, files))
+            self._on_rank_0(lambda: manifest.publish(temporary, about, files, self._keep))
         except (Exception, dcp.CheckpointException) as error:  # nobody is there to catch it: whoever waits is told
             where = str(self._folder / str(about["name"]))
             self._failure = TrainError(f"cannot write checkpoint: {_reason(error)}", where=where)
@@ -171,38 +163,20 @@ class Checkpointer:
                 shutil.rmtree(temporary, ignore_errors=True)
             self._on_failure(self._failure)
 
-    def _sweep(self) -> None:
-        if self._rank == 0:
-            manifest.sweep(self._folder)
-
     def _make(self, temporary: Path) -> None:
-        if self._rank == 0:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            manifest.sweep(self._folder)
-            temporary.mkdir()
+        self._folder.mkdir(parents=True, exist_ok=True)
+        manifest.sweep(self._folder)
+        temporary.mkdir()
 
     def _states_of_files(self, folder: Path) -> dict[str, manifest.FileState]:
-        """Of the files this rank has written; rank 0 wrote DCP's own metadata, too."""
+        """Of the files this rank has written; rank 0 wrote the index, too."""
         mine = [*folder.glob(f"__{self._rank}_*"), *([folder / manifest.INDEX] if self._rank == 0 else [])]
         return {path.name: manifest.file_state(path) for path in mine}
 
-    def _publish(self, temporary: Path, about: Mapping[str, Any], files: Mapping[str, manifest.FileState]) -> None:
-        if self._rank == 0:
-            manifest.publish(temporary, about, files, self._keep)
-
     def _problem(self, checkpoint: Path) -> str:
         """What is wrong with a checkpoint, equal on all ranks; each reads its share of the files."""
-
-        def look() -> str:
-            try:
-                _, files = manifest.read_manifest(checkpoint)
-            except ValueError as error:
-                return str(error)
-            mine = sorted(files)[self._rank :: self._num_ranks]
-            problems = (manifest.content_problem(checkpoint / name, files[name]) for name in mine)
-            return manifest.index_problem(files) or next(filter(None, problems), "")
-
-        return next(filter(None, self._together(look)), "")
+        share = slice(self._rank, None, self._num_ranks)
+        return next(filter(None, self._together(lambda: manifest.checkpoint_problem(checkpoint, share))), "")
 
     def _load(self, checkpoint: Path, meta: Mapping[str, Any]) -> None:
         reader = SafeReader(checkpoint)
@@ -215,7 +189,7 @@ class Checkpointer:
             name: {
                 key: tensor for key, tensor in tensors.items() if f"{checkpoint_state.OPTIMIZER}/{name}/{key}" in stored
             }
-            for name, tensors in self._optimizer.wanted_state().items()
+            for name, tensors in self._optimizer.state().items()
         }
         # Under another plan, ranks that must draw alike now may have drawn differently.
         is_same_world = meta.get("random_ranks") == self._together(lambda: self._random_rank)
@@ -234,6 +208,10 @@ class Checkpointer:
             checkpoint_state.restore_rng(random)
         else:
             checkpoint_state.reseed(int(meta.get("seed", 0)), int(meta["next_step"]), self._random_rank)
+
+    def _on_rank_0(self, work: Callable[[], T]) -> T:
+        """Result of rank 0's work, on all ranks."""
+        return cast(T, self._together(lambda: work() if self._rank == 0 else None)[0])
 
     def _together(self, work: Callable[[], T]) -> list[T]:
         """Results of all ranks' work; what fails on one raises on all."""

@@ -10,7 +10,7 @@ import random
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,22 +21,12 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from dflop.errors import TrainError
 from dflop.models.build import Stage
 from dflop.parallel.part import Part
-from dflop.train.blocks import Block, BlockId, BlockLoadPlanner, blocks_of
+from dflop.train.blocks import Block, BlockId, blocks_of
 from dflop.train.index import SafeReader
 
 MODEL, OPTIMIZER, RNG = "model", "optimizer", "rng"
 _PREFIX = f"{MODEL}/"
 _NUM_NAMED = 3
-
-
-class OptimizerState(Protocol):
-    """What a checkpoint asks of an optimizer; see `dflop.train.optim.Optimizer`."""
-
-    def state(self) -> Mapping[str, Mapping[str, torch.Tensor]]: ...
-
-    def wanted_state(self) -> Mapping[str, Mapping[str, torch.Tensor]]: ...
-
-    def load_state(self, state: Mapping[str, Mapping[str, torch.Tensor]]) -> None: ...
 
 
 def model_blocks(stages: Iterable[Stage], parts: Mapping[str, Part]) -> Iterator[Block]:
@@ -102,10 +92,9 @@ def read_model(checkpoint: Path) -> dict[str, torch.Tensor]:
             for name, stored in found.items()
             if name.startswith(prefix) and isinstance(stored, TensorStorageMetadata)
         }
-        blocks = [block for name, tensor in tensors.items() for block in blocks_of(name, tensor, None)]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that there are no other processes
-            dcp.load({}, storage_reader=reader, planner=BlockLoadPlanner(blocks), no_dist=True)
+            dcp.load(dict(tensors), storage_reader=reader, no_dist=True)
     except (OSError, dcp.CheckpointException) as error:
         raise TrainError(f"cannot read checkpoint: {error}", where=str(checkpoint)) from error
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}

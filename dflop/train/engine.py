@@ -25,7 +25,7 @@ from dflop.simulate.pipeline_order import Action, one_f_one_b
 from dflop.simulate.step import num_stages_after
 from dflop.train.activity import Activity
 from dflop.train.device_clock import DeviceClock, Mark
-from dflop.train.feed import EncoderInput, LlmInput, MicrobatchInput
+from dflop.train.inputs import EncoderInput, LlmInput, MicrobatchInput
 from dflop.train.sends import Sends
 from dflop.train.stage_edges import Crossing, Trains, crossings, needs_grad
 from dflop.train.step_trace import StepTrace, visit

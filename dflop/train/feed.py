@@ -9,9 +9,8 @@ each reads it for itself: sharing it would tie their feeds together by one more 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -19,107 +18,25 @@ import torch
 from dflop.errors import TrainError
 from dflop.models.build import IGNORE_LABEL, EncoderStage, LlmStage, Stage
 from dflop.models.family import Family
-from dflop.models.item_arithmetic import Arguments
 from dflop.models.positions import MediaPosition
-from dflop.parallel.topology import Peers, Seat, peers_of
-from dflop.records import LLM, MediaItem, ModuleWork, Plan, SampleShape, StepPlan
+from dflop.parallel.topology import Seat, peers_of
+from dflop.records import LLM, MediaItem, ModuleWork, Plan, StepPlan
 from dflop.train.activity import Activity
-from dflop.train.packing import MediaPacker
-from dflop.train.prefetch import Prefetcher
+from dflop.train.decode_worker import MediaError
+from dflop.train.inputs import (
+    EncoderInput,
+    LlmInput,
+    MicrobatchInput,
+    PreparedStep,
+    SampleSource,
+    TokenizedSample,
+    Transfer,
+)
+from dflop.train.prefetch import Prefetcher, Wanted
 from dflop.train.routes import routes
 
-
-@dataclass(frozen=True, slots=True)
-class TokenizedSample:
-    """Token ids of one sample with media placeholders expanded."""
-
-    input_ids: np.ndarray
-    """int64 `[tokens]`."""
-    labels: np.ndarray
-    """int64 `[tokens]`, `IGNORE_LABEL` where no loss is taken."""
-    item_positions: tuple[np.ndarray, ...]
-    """int64 `[rows]` per media item: positions of its placeholders."""
-
-
-class SampleSource(Protocol):
-    """Where tokens and media come from; `jobs/` supplies the one over datasets, tests a synthetic one."""
-
-    def shape(self, sample_index: int) -> SampleShape:
-        """Shape of a sample."""
-        ...
-
-    def tokens(self, sample_index: int) -> TokenizedSample:
-        """Tokens of a sample."""
-        ...
-
-    def array(self, sample_index: int, item: int) -> np.ndarray:
-        """Encoder input of one media item; raises `MediaError`."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Transfer:
-    """Rows exchanged with one replica of another grid for one microbatch."""
-
-    module: str
-    """The encoder whose rows they are."""
-    peers: Peers
-    rows: torch.Tensor
-    """int64 index of the rows in this rank's own tensor (encoder output, or packed LLM tokens)."""
-
-
-@dataclass(frozen=True, slots=True)
-class EncoderInput:
-    """One encoder's part of a microbatch."""
-
-    data: torch.Tensor | None
-    """Packed items; None off the encoder's first stage."""
-    sizes: torch.Tensor
-    """int64 `[items, n]`: `Family.item_size` of each; stays on the host."""
-    arithmetic: Arguments | None
-    """What the stage works out from the sizes; None where the rank holds no layer of the encoder."""
-    num_rows: int
-    """That the items become for the LLM."""
-    transfers: tuple[Transfer, ...]
-    """Where the rows go, on the last stage of a split plan."""
-
-
-@dataclass(frozen=True, slots=True)
-class LlmInput:
-    """The LLM's part of a microbatch; every stage of a replica holds the same."""
-
-    input_ids: torch.Tensor
-    position_ids: torch.Tensor
-    cu_seqlens: torch.Tensor
-    transfers: tuple[Transfer, ...]
-    """Where rows come from, in a split plan."""
-    own_rows: Mapping[str, torch.Tensor]
-    """Per encoder, positions of the rows that this replica makes itself, in an inline plan."""
-    loss_where: torch.Tensor
-    """Positions that predict a supervised token."""
-    loss_targets: torch.Tensor
-    loss_sample: torch.Tensor
-    """For each of them, the position of its sample in the global batch."""
-
-
-@dataclass(frozen=True, slots=True)
-class MicrobatchInput:
-    """What one rank needs for one microbatch in which it has work."""
-
-    encoders: Mapping[str, EncoderInput]
-    """Encoders of the rank's grid that have items in it, whether or not the rank holds layers of them."""
-    llm: LlmInput | None
-    """None where the rank holds no layer of the LLM."""
-
-
-@dataclass(frozen=True, slots=True)
-class PreparedStep:
-    """Everything one rank needs for one step."""
-
-    step_plan: StepPlan
-    microbatches: tuple[MicrobatchInput | None, ...]
-    bad_samples: Mapping[int, tuple[str, str]]
-    """Position in the global batch -> (path, reason) of media this rank failed to decode."""
+Bad = dict[int, tuple[str, str]]
+"""Position in the global batch -> (path, reason)."""
 
 
 class Feed:
@@ -143,12 +60,8 @@ class Feed:
         activity: Activity | None = None,
     ) -> None:  # fmt: skip
         self._source, self._family, self._plan, self._seat = source, family, plan, seat
-        self._stages, self._pins = stages, pins
+        self._stages, self._prefetcher, self._dtype, self._pins = stages, prefetcher, dtype, pins
         self._activity = activity or Activity()
-        self._packer = MediaPacker(
-            source.shape, source.array, family, seat, prefetcher=prefetcher, dtype=dtype, pins=pins,
-            activity=self._activity,
-        )  # fmt: skip
 
     def prepare(self, step_plan: StepPlan, later: Sequence[StepPlan] = ()) -> PreparedStep:
         """Decode or tokenize this rank's part of a global batch.
@@ -160,21 +73,29 @@ class Feed:
         Raises:
             TrainError: a sample is not what was profiled.
         """
-        self._packer.begin(step_plan, later)
-        bad: dict[int, tuple[str, str]] = {}
+        if self._prefetcher is not None:
+            self._prefetcher.begin(step_plan.step, self._wanted(step_plan))
+            self.look_ahead(later)
+        bad: Bad = {}
         inputs = tuple(self._microbatch(step_plan, k, bad) for k in range(step_plan.num_microbatches))
-        self._packer.finish(step_plan)
+        if self._prefetcher is not None:
+            self._prefetcher.finish(step_plan.step)
         return PreparedStep(step_plan, inputs, bad)
 
     def look_ahead(self, later: Sequence[StepPlan]) -> None:
         """Let workers begin with the media of later steps, in order, as far as there is room for them."""
-        self._packer.look_ahead(later)
+        for step_plan in later:
+            if self._prefetcher is None or not self._prefetcher.begin(
+                step_plan.step, self._wanted(step_plan), if_room=True
+            ):
+                return
 
     def close(self) -> None:
         """End the workers; whoever is in `prepare` gets an error."""
-        self._packer.close()
+        if self._prefetcher is not None:
+            self._prefetcher.close()
 
-    def _microbatch(self, step_plan: StepPlan, k: int, bad: dict[int, tuple[str, str]]) -> MicrobatchInput | None:
+    def _microbatch(self, step_plan: StepPlan, k: int, bad: Bad) -> MicrobatchInput | None:
         if not step_plan.of(self._seat.module).owner[k][self._seat.dp_rank]:
             return None
         names = [e.module for e in self._plan.encoders if self._plan.is_inline or e.module == self._seat.module]
@@ -184,15 +105,13 @@ class Feed:
             self._llm_input(step_plan, k) if self._seat.part(LLM) else None,
         )
 
-    def _encoder_input(
-        self, step_plan: StepPlan, module: str, k: int, bad: dict[int, tuple[str, str]]
-    ) -> EncoderInput | None:
+    def _encoder_input(self, step_plan: StepPlan, module: str, k: int, bad: Bad) -> EncoderInput | None:
         work, part = step_plan.of(module), self._seat.part(module)
         items = work.owner[k][self._seat.dp_rank]
         if not items:
             return None
-        media = [self._packer.media(step_plan, work, item)[1] for item in items]
-        data = self._packer.pack(step_plan, work, items, bad) if part is not None and part.is_first else None
+        media = [self._media(step_plan, work, item)[1] for item in items]
+        data = self._packed(step_plan, work, items, bad) if part is not None and part.is_first else None
         self._activity.works("its data")
         sends = self._sends(step_plan, module, k) if part is not None and part.is_last else ()
         sizes = torch.tensor([self._family.item_size(m) for m in media])
@@ -201,6 +120,56 @@ class Feed:
             made = stage.arithmetic(sizes)
             made = {n: self._placed(x) if isinstance(x, torch.Tensor) else x for n, x in made.items()}
         return EncoderInput(data, sizes, made, sum(work.item_rows[i] for i in items), sends)
+
+    def _packed(self, step_plan: StepPlan, work: ModuleWork, items: Sequence[int], bad: Bad) -> torch.Tensor:
+        """Arrays of some items side by side; zeros for those that cannot be had, which are noted in `bad`."""
+        axis = self._family.towers[work.module].data_axis
+        shapes = [self._family.array_shape(work.module, self._media(step_plan, work, item)[1].grid) for item in items]
+        whole = list(shapes[0])
+        whole[axis] = sum(shape[axis] for shape in shapes)
+        data: torch.Tensor | None = None
+        start = 0
+        for item, shape in zip(items, shapes, strict=True):
+            path = self._media(step_plan, work, item)[1].path
+            self._activity.works(f"media {path}")
+            try:
+                array = torch.from_numpy(self._take(step_plan, work, item, shape))
+                if data is None:  # bytes stay bytes, until they are on the device
+                    dtype = array.dtype if array.dtype == torch.uint8 else self._dtype
+                    data = torch.zeros(whole, dtype=dtype, pin_memory=self._pins)
+                data.narrow(axis, start, shape[axis]).copy_(array)
+            except MediaError as error:
+                bad[work.item_sample[item]] = (path, str(error))
+            start += shape[axis]
+        return torch.zeros(whole, dtype=self._dtype) if data is None else data
+
+    def _media(self, step_plan: StepPlan, work: ModuleWork, item: int) -> tuple[int, MediaItem]:
+        """(sample index, media item) of an item of a module."""
+        index = step_plan.sample_index[work.item_sample[item]]
+        return index, self._source.shape(index).items[work.item_rank_in_sample[item]]
+
+    def _take(self, step_plan: StepPlan, work: ModuleWork, item: int, shape: tuple[int, ...]) -> np.ndarray:
+        if self._prefetcher is not None:
+            array = self._prefetcher.take(step_plan.step, (work.module, item))
+        else:
+            index, _ = self._media(step_plan, work, item)
+            array = self._source.array(index, work.item_rank_in_sample[item])
+        if array.shape != shape:
+            raise MediaError(f"decodes to an array of shape {array.shape}, not {shape} as in its profile")
+        return array
+
+    def _wanted(self, step_plan: StepPlan) -> dict[tuple[str, int], Wanted]:
+        """Media that this rank's encoder stages take, by (module, item), in the order in which they do."""
+        found = {}
+        for k in range(step_plan.num_microbatches):
+            for part in (p for p in self._seat.parts if p.module != LLM and p.is_first):
+                work = step_plan.of(part.module)
+                for item in work.owner[k][self._seat.dp_rank]:
+                    index, media = self._media(step_plan, work, item)
+                    value_bytes = 1 if self._family.towers[part.module].colours else 4
+                    size_bytes = value_bytes * math.prod(self._family.array_shape(part.module, media.grid))
+                    found[part.module, item] = Wanted(index, media, self._source.shape(index).media_level, size_bytes)
+        return found
 
     def _placed(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor where the engine takes it from."""

@@ -16,7 +16,7 @@ from dflop.models.build import LlmStage, Stage
 from dflop.models.family import Family
 from dflop.parallel.topology import Seat
 from dflop.records import LLM, Plan, StepPlan
-from dflop.train.feed import EncoderInput, LlmInput, MicrobatchInput, PreparedStep, SampleSource
+from dflop.train.inputs import EncoderInput, LlmInput, MicrobatchInput, PreparedStep, SampleSource
 
 
 class Fillers:

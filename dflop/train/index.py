@@ -1,17 +1,16 @@
 """What a checkpoint says of its tensors, read so that nothing in it runs.
 
 torch's distributed checkpoint (DCP) keeps its index, `.metadata`, as a pickle, and reads it as one: whoever wrote the
-file could have any code run by whoever loads it. Here a pickle's words become inert stand-ins, made anew for every
-file; a name that is not on the list ends the reading. What they say is then checked against the files beside it, and
-only then built into torch's own records. Tensors themselves torch reads with `weights_only`.
+file could have any code run by whoever loads it. That file is written for torch's own tools only; dflop reads the same
+from JSON, checks it against the files beside it, and only then builds torch's own records of it. Tensors themselves
+torch reads with `weights_only`.
 """
 
 from __future__ import annotations
 
-import io
 import math
-import pickle
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,18 +27,32 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from dflop.errors import TrainError
-from dflop.train.manifest import INDEX
+from dflop.records import from_dict, parse_json, to_dict
+from dflop.train.manifest import INDEX, write_json
 
-_METADATA = "torch.distributed.checkpoint.metadata"
-_NAMES = frozenset({
-    (_METADATA, "Metadata"), (_METADATA, "TensorStorageMetadata"), (_METADATA, "TensorProperties"),
-    (_METADATA, "ChunkStorageMetadata"), (_METADATA, "MetadataIndex"), (_METADATA, "StorageMeta"),
-    (_METADATA, "_MEM_FORMAT_ENCODING"), ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
-    ("torch", "Size"), ("torch.serialization", "_get_layout"),
-    ("pathlib", "PosixPath"), ("pathlib._local", "PosixPath"),
-})  # fmt: skip
-"""All that torch's writer puts into an index of plain tensors; element types are looked up by name."""
 _DATA_FILE = re.compile(r"__\d+_\d+\.distcp")
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    file: str
+    begin: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensor:
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    pieces: tuple[_Piece, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Index:
+    tensors: tuple[_Tensor, ...]
 
 
 class SafeReader(FileSystemReader):
@@ -55,6 +68,26 @@ class SafeReader(FileSystemReader):
         return found
 
 
+def write_index(checkpoint: Path, metadata: Metadata) -> None:
+    """Write what DCP says of tensors that it has written.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    tensors = []
+    for name, stored in metadata.state_dict_metadata.items():
+        assert isinstance(stored, TensorStorageMetadata)
+        pieces = []
+        for chunk in stored.chunks:
+            place = metadata.storage_data[MetadataIndex(name, chunk.offsets)]
+            pieces.append(
+                _Piece(tuple(chunk.offsets), tuple(chunk.sizes), place.relative_path, place.offset, place.length)
+            )
+        dtype = str(stored.properties.dtype).removeprefix("torch.")
+        tensors.append(_Tensor(name, dtype, tuple(stored.size), tuple(pieces)))
+    write_json(checkpoint / INDEX, to_dict(_Index(tuple(tensors))))
+
+
 def read_index(checkpoint: Path) -> Metadata:
     """The index of a checkpoint folder.
 
@@ -64,11 +97,9 @@ def read_index(checkpoint: Path) -> Metadata:
     """
     raw = (checkpoint / INDEX).read_bytes()
     try:
-        return _built(_Unpickler(raw).load(), checkpoint)
-    except OSError:
-        raise
-    except Exception as error:  # an unpickler raises anything on crafted bytes; each is one bad file
-        reason = str(error) if isinstance(error, pickle.UnpicklingError | _Unfit) else "it is damaged"
+        return _built(from_dict(_Index, parse_json(raw)), checkpoint)
+    except (ValueError, TypeError) as error:
+        reason = str(error) if isinstance(error, _UnfitError) else "it is damaged"
         raise TrainError(
             f"the index of the checkpoint is refused: {reason}",
             where=str(checkpoint / INDEX),
@@ -76,128 +107,51 @@ def read_index(checkpoint: Path) -> Metadata:
         ) from None
 
 
-class _Unfit(ValueError):
+class _UnfitError(ValueError):
     """An index that says something no writer of ours would."""
 
 
-class _Said:
-    """Stands for an object of a pickle: what it was called with, and its state. It does nothing."""
+def _built(index: _Index, folder: Path) -> Metadata:
+    """Torch's records of what an index says.
 
-    args: tuple[Any, ...]
-    state: Any
-
-    def __new__(cls, *args: Any) -> _Said:
-        made = super().__new__(cls)
-        made.args, made.state = args, None
-        return made
-
-    def __setstate__(self, state: Any) -> None:
-        self.state = state
-
-
-class _Unpickler(pickle.Unpickler):
-    """Makes stand-ins. Their classes are this object's own, so that what a pickle does to a class is gone with it."""
-
-    def __init__(self, raw: bytes) -> None:
-        super().__init__(io.BytesIO(raw))
-        self._classes: dict[str, type[_Said]] = {}
-
-    def find_class(self, module: str, name: str) -> Any:
-        if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
-            return name
-        if (module, name) not in _NAMES:
-            raise _Unfit(f"it names `{module}.{name}`")
-        if name not in self._classes:
-            made: Any = type(name, (_Said,), {})
-            self._classes[name] = made
-        return self._classes[name]
-
-
-def _built(said: Any, folder: Path) -> Metadata:
-    """Torch's records of what an index says."""
-    top = _fields(said, "Metadata")
-    tensors = {_text(name): _tensor(value) for name, value in top["state_dict_metadata"].items()}
-    sizes_bytes: dict[str, int] = {}
+    A tensor is all of its pieces, and none is larger than its bytes: what it says is what loading will take.
+    """
     places: dict[MetadataIndex, _StorageInfo] = {}
-    for key, value in top["storage_data"].items():
-        index, place = _index(key), _place(value)
-        name = place.relative_path
-        if name not in sizes_bytes:
-            if not (folder / name).is_file():
-                raise _Unfit(f"`{name}` is not a file of the checkpoint")
-            sizes_bytes[name] = (folder / name).stat().st_size
-        if place.offset + place.length > sizes_bytes[name]:
-            raise _Unfit(f"`{index.fqn}` lies beyond the end of {name}")
-        places[index] = place
-    for name, tensor in tensors.items():
-        _check_room(name, tensor, places)
+    tensors: dict[str, TensorStorageMetadata] = {}
+    sizes_bytes: dict[str, int] = {}
+    for tensor in index.tensors:
+        name, dtype = tensor.name, getattr(torch, tensor.dtype, None)
+        if not isinstance(dtype, torch.dtype):
+            raise _UnfitError(f"`{tensor.dtype}` is not an element type")
+        if not all(0 <= size < 1 << 63 for size in tensor.shape):
+            raise _UnfitError("a size is invalid")
+        if sum(math.prod(piece.sizes) for piece in tensor.pieces) != math.prod(tensor.shape):
+            raise _UnfitError(f"the pieces of `{name}` do not cover it")
+        for piece in tensor.pieces:
+            if piece.file not in sizes_bytes:
+                sizes_bytes[piece.file] = _size_bytes(folder, piece.file)
+            _check(piece, tensor, dtype.itemsize, sizes_bytes[piece.file])
+            place = _StorageInfo(piece.file, piece.begin, piece.num_bytes)
+            places[MetadataIndex(name, torch.Size(piece.offsets))] = place
+        chunks = [ChunkStorageMetadata(torch.Size(p.offsets), torch.Size(p.sizes)) for p in tensor.pieces]
+        tensors[name] = TensorStorageMetadata(TensorProperties(dtype=dtype), torch.Size(tensor.shape), chunks)
     return Metadata(state_dict_metadata=dict(tensors), storage_data=places)
 
 
-def _check_room(name: str, tensor: TensorStorageMetadata, places: dict[MetadataIndex, _StorageInfo]) -> None:
-    """A tensor is all of its pieces, and none is larger than its bytes: what it says is what loading will take."""
-    if sum(math.prod(chunk.sizes) for chunk in tensor.chunks) != math.prod(tensor.size):
-        raise _Unfit(f"the pieces of `{name}` do not cover it")
-    for chunk in tensor.chunks:
-        place = places.get(MetadataIndex(name, chunk.offsets))
-        if place is None or place.length < math.prod(chunk.sizes) * tensor.properties.dtype.itemsize:
-            raise _Unfit(f"`{name}` is larger than what is stored of it")
+def _size_bytes(folder: Path, file: str) -> int:
+    if not _DATA_FILE.fullmatch(file):
+        raise _UnfitError(f"`{file}` is not a tensor file")
+    if not (folder / file).is_file():
+        raise _UnfitError(f"`{file}` is not a file of the checkpoint")
+    return (folder / file).stat().st_size
 
 
-def _tensor(said: Any) -> TensorStorageMetadata:
-    fields = _fields(said, "TensorStorageMetadata")
-    dtype_name, *_ = _state(fields["properties"], "TensorProperties", tuple)
-    dtype = getattr(torch, _text(dtype_name), None)
-    if not isinstance(dtype, torch.dtype):
-        raise _Unfit(f"`{dtype_name}` is not an element type")
-    size = _sizes(fields["size"])
-    chunks = []
-    for value in fields["chunks"]:
-        chunk = _fields(value, "ChunkStorageMetadata")
-        offsets, sizes = _sizes(chunk["offsets"]), _sizes(chunk["sizes"])
-        if any(o + s > w for o, s, w in zip(offsets, sizes, size, strict=True)):
-            raise _Unfit("a piece lies outside its tensor")
-        chunks.append(ChunkStorageMetadata(offsets, sizes))
-    return TensorStorageMetadata(TensorProperties(dtype=dtype), size, chunks)
-
-
-def _index(said: Any) -> MetadataIndex:
-    fields = _fields(said, "MetadataIndex")
-    return MetadataIndex(_text(fields["fqn"]), _sizes(fields["offset"]))
-
-
-def _place(said: Any) -> _StorageInfo:
-    fields = _fields(said, "_StorageInfo")
-    name = _text(fields["relative_path"])
-    if not _DATA_FILE.fullmatch(name) or fields.get("transform_descriptors"):
-        raise _Unfit(f"`{name}` is not a tensor file")
-    return _StorageInfo(name, _whole(fields["offset"]), _whole(fields["length"]))
-
-
-def _fields(said: Any, name: str) -> dict[str, Any]:
-    fields: dict[str, Any] = _state(said, name, dict)
-    return fields
-
-
-def _state(said: Any, name: str, kind: type) -> Any:
-    if not isinstance(said, _Said) or type(said).__name__ != name or not isinstance(said.state, kind):
-        raise _Unfit(f"it is not made of tensors alone: no {name} where one belongs")
-    return said.state
-
-
-def _sizes(said: Any) -> torch.Size:
-    if not isinstance(said, _Said) or type(said).__name__ != "Size" or len(said.args) > 1:
-        raise _Unfit("a size is invalid")
-    return torch.Size([_whole(n) for n in (said.args[0] if said.args else ())])
-
-
-def _whole(value: Any) -> int:
-    if not isinstance(value, int) or value < 0:
-        raise _Unfit(f"{value!r:.40} is not a number of bytes or elements")
-    return value
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise _Unfit(f"{value!r:.40} is not a name")
-    return value
+def _check(piece: _Piece, tensor: _Tensor, value_bytes: int, file_bytes: int) -> None:
+    if min(*piece.offsets, *piece.sizes, piece.begin, piece.num_bytes, 0) < 0 or any(
+        offset + size > whole for offset, size, whole in zip(piece.offsets, piece.sizes, tensor.shape, strict=True)
+    ):
+        raise _UnfitError("a piece lies outside its tensor")
+    if piece.begin + piece.num_bytes > file_bytes:
+        raise _UnfitError(f"`{tensor.name}` lies beyond the end of {piece.file}")
+    if piece.num_bytes < math.prod(piece.sizes) * value_bytes:
+        raise _UnfitError(f"`{tensor.name}` is larger than what is stored of it")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from dflop.train.activity import Mode
 from dflop.units import seconds
@@ -20,13 +19,6 @@ class Failure:
     rank: int
     """Who is to blame; -1: nobody can say."""
     what: str
-
-    def encode(self) -> str:
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def decode(cls, text: str | bytes) -> Failure:
-        return cls(**json.loads(text))
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +45,6 @@ class Sign:
     feed: Spell
     was_hung_up_on: bool = False
     """A peer broke off a connection: somebody has died."""
-
-    def encode(self) -> str:
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def decode(cls, text: str | bytes) -> Sign:
-        data = json.loads(text)
-        return cls(data["number"], Spell(**data["main"]), Spell(**data["feed"]), data["was_hung_up_on"])
 
 
 class Judge:

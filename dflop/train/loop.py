@@ -25,8 +25,9 @@ from dflop.records import MicrobatchSpan, Plan, StepObservation, StepPlan
 from dflop.train.activity import Activities
 from dflop.train.checkpoint import Checkpointer
 from dflop.train.engine import Engine
-from dflop.train.feed import Feed, PreparedStep, SampleSource
+from dflop.train.feed import Feed
 from dflop.train.fillers import Fillers
+from dflop.train.inputs import PreparedStep, SampleSource
 from dflop.train.optim import Optimizer
 from dflop.train.plan_source import PlanSource
 from dflop.train.reduce import GradientReducer
@@ -112,7 +113,7 @@ class Trainer:
         self._engine, self._feed, self._source, self._plans = engine, feed, source, plans
         self._optimizer, self._hooks, self._checkpointer = optimizer, hooks, checkpointer
         self._reducer = reducer
-        self._activities, self._fillers = activities or Activities.fresh(), fillers
+        self._activities, self._fillers = activities or Activities(), fillers
         self._saved_at_s = time.monotonic()
 
     def run(self) -> int:

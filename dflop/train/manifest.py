@@ -12,7 +12,7 @@ import os
 import shutil
 import stat
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,8 @@ from dflop.files import TMP_PREFIX, fsync, replace, replacing
 from dflop.records import parse_json
 
 MANIFEST, LATEST = "manifest.json", "latest.json"
-INDEX = ".metadata"
-"""Of the tensors, by torch; see `index.py`."""
+INDEX = "index.json"
+"""Of the tensors; see `index.py`."""
 _CHUNK_BYTES = 4 << 20
 
 FileState = tuple[int, int]
@@ -114,27 +114,36 @@ def content_problem(path: Path, expected: FileState) -> str:
         return f"{path.name}: {error.strerror or error}"
 
 
-def index_problem(files: Mapping[str, FileState]) -> str:
-    """Why a checkpoint cannot be loaded by its checksums: one that leaves the index of tensors out vouches for none."""
-    return "" if INDEX in files else f"{MANIFEST} does not list {INDEX}"
+def checkpoint_problem(checkpoint: Path, share: slice = slice(None)) -> str:
+    """Why a checkpoint is not what was written; empty where it is, as far as a share of its files tells.
+
+    One that leaves the index of tensors out of its manifest vouches for none.
+    """
+    try:
+        _, files = read_manifest(checkpoint)
+    except ValueError as error:
+        return str(error)
+    if INDEX not in files:
+        return f"{MANIFEST} does not list {INDEX}"
+    problems = (content_problem(checkpoint / name, files[name]) for name in sorted(files)[share])
+    return next(filter(None, problems), "")
 
 
-def newest_sound(folder: Path) -> tuple[dict[str, Any] | None, list[str]]:
+def newest_sound(
+    folder: Path, names: Sequence[str] | None = None, problem_of: Callable[[Path], str] = checkpoint_problem
+) -> tuple[dict[str, Any] | None, list[str]]:
     """What the run says of the newest checkpoint whose files are what was written, and what is wrong with newer ones.
 
-    Reads all of it, in one process; ranks share that out among themselves (`checkpoint.py`).
+    Args:
+        folder: Of checkpoints.
+        names: Those that may be loaded, newest first; None: `candidates`.
+        problem_of: Reads all of one; ranks share that out among themselves (`checkpoint.py`).
     """
-    damaged = []
-    for name in candidates(folder):
-        try:
-            meta, files = read_manifest(folder / name)
-        except ValueError as error:
-            damaged.append(f"{name}: {error}")
-            continue
-        problems = (content_problem(folder / name / file, files[file]) for file in files)
-        problem = index_problem(files) or next(filter(None, problems), "")
+    damaged: list[str] = []
+    for name in candidates(folder) if names is None else names:
+        problem = problem_of(folder / name)
         if not problem:
-            return meta, damaged
+            return read_manifest(folder / name)[0], damaged
         damaged.append(f"{name}: {problem}")
     return None, damaged
 

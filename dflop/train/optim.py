@@ -99,7 +99,8 @@ class Optimizer:
     def state(self) -> State:
         """What a checkpoint must hold, of the parameters that this rank updates: live tensors, zeros before a step.
 
-        Weights, which a checkpoint holds, too, are waited for.
+        Weights, which a checkpoint holds, too, are waited for. To load one, fill these tensors, which takes no memory,
+        and hand them to `load_state`: a load that fails half-way spoils the optimizer.
         """
         self.wait()
         found: State = {}
@@ -109,13 +110,6 @@ class Optimizer:
             if updated is not self.parameters[name]:
                 found[name]["master"] = updated
         return found
-
-    def wanted_state(self) -> State:
-        """Tensors for a checkpoint to fill; hand what it filled to `load_state`.
-
-        They are the live ones, so that loading takes no memory: a load that fails half-way spoils the optimizer.
-        """
-        return self.state()
 
     def load_state(self, state: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
         """Go on from a state; load the weights first.

@@ -8,7 +8,7 @@ summed over both, which keeps them equal for ever. Clipping uses one norm over a
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -18,7 +18,6 @@ from dflop.models.build import LlmStage, Stage
 from dflop.parallel.topology import Groups, Seat
 from dflop.records import Plan
 from dflop.train.buckets import GradientBuckets, Owners
-from dflop.train.flat import run_flat
 from dflop.train.fsdp import sum_with_other_end, take_gradients
 
 
@@ -52,7 +51,7 @@ class GradientReducer:
         partial = {name for stage in stages for name in stage.partial}
         self._buckets = GradientBuckets(whole, self._owners, groups.replicas, late=partial)
         self._summed = [p for n, p in names.items() if n != tied_name and n in self._rows]
-        self._partial = [p for n, p in names.items() if n in partial]
+        self._partial = [p for n, p in names.items() if n in partial & self._rows]
         num_shards = plan.module(seat.module).parameter_shards
         skipped = tied_name if llm is not None and not llm.is_first else ""
         self._counted = [
@@ -74,10 +73,10 @@ class GradientReducer:
             # The same with one replica as with many, so that weight decay treats an unused parameter alike.
             if p.grad is None:
                 p.grad = torch.zeros_like(p, dtype=torch.float32)
-        if self._partial:
-            _sum(self._partial, self._groups.tensor)
+        _sum([*self._buckets.late, *_gradients(self._partial)], self._groups.tensor)
         if self._groups.copies is not None:
-            _sum([*self._summed, *(p for n, p in self._tied.items() if n in self._rows)], self._groups.copies)
+            tied = [p for n, p in self._tied.items() if n in self._rows]
+            _sum(_gradients([*self._summed, *tied]), self._groups.copies)
         self._buckets.finish()
         for name, p in self._tied.items():
             self._sum_tied(name, p)
@@ -92,10 +91,6 @@ class GradientReducer:
         dist.all_reduce(p.grad, group=self._groups.tied)
         if self._owners.get(name, self._seat.dp_rank) != self._seat.dp_rank:
             p.grad = None
-
-    def norm_and_loss(self, loss: float) -> tuple[float, float]:
-        """(gradient norm over the whole model, global mean loss) from every rank's share of the loss."""
-        return self.totals(loss)[:2]
 
     def totals(self, loss: float, flags: Sequence[bool] = ()) -> tuple[float, float, tuple[bool, ...]]:
         """What all ranks learn of a step in one all-reduce.
@@ -116,10 +111,9 @@ class GradientReducer:
     def clip(self, norm: float, max_norm: float) -> None:
         """Scale gradients so that the model's norm is at most `max_norm`."""
         scale = max_norm / (norm + 1e-6)
-        if scale < 1:
-            gradients = [p.grad for p in self._unbucketed() if p.grad is not None]
-            if gradients := [*self._buckets.flats, *gradients]:
-                torch._foreach_mul_(gradients, scale)
+        gradients = [*self._buckets.flats, *_gradients(self._unbucketed())]
+        if scale < 1 and gradients:
+            torch._foreach_mul_(gradients, scale)
 
     def zero(self) -> None:
         """Forget all gradients."""
@@ -131,5 +125,10 @@ class GradientReducer:
         return [*self._tied.values(), *self._summed]
 
 
-def _sum(parameters: Collection[nn.Parameter], group: dist.ProcessGroup) -> None:
-    run_flat([p.grad for p in parameters if p.grad is not None], lambda flat: dist.all_reduce(flat, group=group))
+def _gradients(parameters: Iterable[nn.Parameter]) -> list[torch.Tensor]:
+    return [p.grad for p in parameters if p.grad is not None]
+
+
+def _sum(tensors: Iterable[torch.Tensor], group: dist.ProcessGroup) -> None:
+    for work in [dist.all_reduce(tensor, group=group, async_op=True) for tensor in tensors]:
+        work.wait()

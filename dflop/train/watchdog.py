@@ -26,7 +26,7 @@ from dflop.errors import DflopError, is_echo
 from dflop.train.activity import Activities, Activity
 from dflop.train.leave import leave
 from dflop.train.liveness import Failure, Judge, Sign, Spell
-from dflop.train.wire import Store, open_store
+from dflop.train.wire import Store, decode, encode, open_store
 
 BEAT_S = 1.0
 GONE_S = 4.0
@@ -117,19 +117,19 @@ class Watch:
     def _round(self) -> None:
         self._number += 1
         sign = Sign(self._number, _spell(self._activities.main), _spell(self._activities.feed), self._was_hung_up_on)
-        self._store.set(f"alive/{self._rank}", sign.encode())
+        self._store.set(f"alive/{self._rank}", encode(sign))
         failure = self._own or self._judged()
         if failure is not None:
-            self._store.compare_set("failed", "", failure.encode())
+            self._store.compare_set("failed", "", encode(failure))
         if self._store.check(["failed"]):
-            self._hear(Failure.decode(self._store.get("failed")))
+            self._hear(decode(Failure, self._store.get("failed")))
 
     def _judged(self) -> Failure | None:
         if self._judge is None:
             return None
         for rank in range(len(self._labels)):
             if self._store.check([f"alive/{rank}"]):
-                self._judge.hear(rank, Sign.decode(self._store.get(f"alive/{rank}")), time.monotonic())
+                self._judge.hear(rank, decode(Sign, self._store.get(f"alive/{rank}")), time.monotonic())
         return self._judge.verdict(time.monotonic())
 
     def _hear(self, failure: Failure) -> None:

@@ -18,13 +18,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 
 from dflop.records import Factors, StepObservation, StepPlan, from_dict, to_dict
 from dflop.train.listen import listen
 
+T = TypeVar("T")
 Store = dist.TCPStore
 NUM_SLOTS = 16
 """More than any scheduler is ahead."""
@@ -83,6 +84,16 @@ class RankTimes:
     def decode(cls, text: str | bytes) -> RankTimes:
         step, rank, step_s, stretch, *compute_s = json.loads(text)
         return cls(step, rank, step_s, dict(compute_s), stretch)
+
+
+def encode(record: Any) -> str:
+    """A record as the store takes it."""
+    return json.dumps(to_dict(record))
+
+
+def decode(cls: type[T], text: str | bytes) -> T:
+    """Inverse of `encode`."""
+    return from_dict(cls, json.loads(text))
 
 
 def open_store(host: str, port: int, *, is_server: bool, timeout_s: float) -> Store:
@@ -176,12 +187,12 @@ def recorded_step(store: Store, start: int) -> int:
 
 def note_factors(store: Store, factors: Factors) -> None:
     """Corrections that the newest plans use, for quick plans."""
-    store.set("factors", json.dumps(to_dict(factors)))
+    store.set("factors", encode(factors))
 
 
 def factors_in_force(store: Store) -> Factors:
     """Corrections that the scheduler's newest plans use; none where it has not said so yet."""
-    return from_dict(Factors, json.loads(store.get("factors"))) if store.check(["factors"]) else Factors()
+    return decode(Factors, store.get("factors")) if store.check(["factors"]) else Factors()
 
 
 def note_learned(store: Store, learned: Mapping[str, Any]) -> None:

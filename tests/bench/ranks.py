@@ -30,9 +30,10 @@ from dflop.profile.link_probe import profile_links
 from dflop.profile.probe import ProbeSettings
 from dflop.profile.profiler import profile_model
 from dflop.records import LinkMeasurement, Measurement, MediaItem, Plan, SampleShape, StepObservation, StepPlan
-from dflop.train.feed import PreparedStep, TokenizedSample
+from dflop.train.inputs import PreparedStep, TokenizedSample
 from dflop.train.loop import Hooks, LoopSettings
 from dflop.train.plan_source import PlanMessage
+from dflop.train.step_trace import StepTrace
 from tests.bench.command import in_ranks
 from tests.bench.figures import ROOT
 from tests.train.rank import Rank
@@ -196,9 +197,8 @@ class EngineRank(Rank):
         super().__init__(rank, plan, family_of(model), build(model))
         self._source = MadeUpSource(model, [shape for batch in batches for shape in batch])
         feed = super().feed(self._source)
-        self._step_plans, self._prepared = step_plans, [feed.prepare(p) for p in step_plans]
+        self._batches, self._step_plans, self._prepared = batches, step_plans, [feed.prepare(p) for p in step_plans]
         self._optimizer = self.optimizer(LEARNING_RATE, 0.01)
-        self._reducer = self.reducer(self._optimizer)
 
     def feed(self, source: Any, **options: Any) -> Any:
         return Prepared(self._prepared)
@@ -214,31 +214,20 @@ class EngineRank(Rank):
 
     def gradient(self, index: int) -> torch.Tensor:
         """The reduced gradient of one step, flat; nothing is updated."""
-        self._backward(index)
+        self.reduce(self._passes(index))
         gradients = [p.grad for p in self._optimizer.parameters.values() if p.grad is not None]
         flat = torch.cat([g.reshape(-1) for g in gradients]).clone()
-        self._reducer.zero()
+        self.reducer().zero()
         return flat
 
     def train(self, index: int) -> float:
         """Trains one step without the loop around it; this process's share of the loss."""
-        loss = self._backward(index)
-        norm, _ = self._reducer.norm_and_loss(loss)
-        self._reducer.clip(norm, MAX_GRAD_NORM)
-        self._optimizer.step(LEARNING_RATE)
-        self._reducer.zero()
-        return loss
-
-    def _backward(self, index: int) -> float:
-        prepared, step_plan = self._prepared[index], self._step_plans[index]
-        healthy = torch.ones(len(step_plan.sample_index), dtype=torch.bool)
-        num_tokens = step_plan.num_supervised_tokens
-        last = self._reducer.expect_last_backward
-        trace = self.engine.run(
-            prepared.microbatches, healthy=healthy, num_loss_tokens=num_tokens, before_last_backward=last
-        )
-        self._reducer.reduce()
+        trace = self._passes(index)
+        self.update(self._optimizer, trace, LEARNING_RATE, MAX_GRAD_NORM)
         return trace.loss
+
+    def _passes(self, index: int) -> StepTrace:
+        return self.run(self._prepared[index].microbatches, self._batches[index])
 
 
 class Prepared:

@@ -10,7 +10,6 @@ import torch
 
 from dflop.models.build import LlmStage, Stage, cut_stage
 from dflop.models.family import Family
-from dflop.models.tensor_split import TensorSplit
 from dflop.records import LLM
 from tests.models.test_slices import items_of
 from tests.models.tiny_families import CASES, MROPE
@@ -29,7 +28,6 @@ class Stack:
     model: Callable[[], torch.nn.Module]
     family: Family
     module: str
-    split: TensorSplit
 
     @property
     def depth(self) -> int:
@@ -67,7 +65,7 @@ def decoder(name: str, *, tied: bool = False, **options: object) -> Stack:
     heads = {"num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": VOCAB}
     text = {**case.hf_config["text_config"], **heads, **options}
     case = replace(case, hf_config={**case.hf_config, "text_config": text, "tie_word_embeddings": tied})
-    return Stack(name, case.build, case.family, LLM, case.family.decoder.split)
+    return Stack(name, case.build, case.family, LLM)
 
 
 def encoder(name: str, **options: object) -> Stack:
@@ -75,14 +73,8 @@ def encoder(name: str, **options: object) -> Stack:
     if options:
         vision = {**case.hf_config["vision_config"], **options}
         case = replace(case, hf_config={**case.hf_config, "vision_config": vision})
-    ((module, tower),) = case.family.towers.items()
-    return Stack(name, case.build, case.family, module, tower.split)
-
-
-def omni(module: str) -> Stack:
-    family = synthetic.family(kv_heads=2)
-    split = family.decoder.split if module == LLM else family.towers[module].split
-    return Stack(f"Omni {module}", lambda: synthetic.tiny_model(kv_heads=2), family, module, split)
+    (module,) = case.family.towers
+    return Stack(name, case.build, case.family, module)
 
 
 STACKS = {
@@ -97,5 +89,8 @@ STACKS = {
     "Qwen2-VL vision": encoder("Qwen2-VL"),
     "Qwen3-VL vision": encoder("Qwen3-VL"),
     "Qwen2-Audio": encoder("Qwen2-Audio"),
-    **{f"Omni {module}": omni(module) for module in ("vision", "audio", LLM)},
+    **{
+        f"Omni {module}": Stack(f"Omni {module}", lambda: synthetic.tiny_model(kv_heads=2), synthetic.family(2), module)
+        for module in ("vision", "audio", LLM)
+    },
 }

@@ -125,8 +125,8 @@ def assert_parity(ranks, name, degree):
         assert_close(got.loss, loss, "loss")
         assert set(got.gradients) == set(gradients)
         for n, want in gradients.items():
-            assert torch.equal(got.values[n], part_of(stage.names[n].detach(), n, stack.split, rank, degree)), n
-            part = part_of(want, n, stack.split, rank, degree)
+            assert torch.equal(got.values[n], part_of(stage.names[n].detach(), n, stage.split, rank, degree)), n
+            part = part_of(want, n, stage.split, rank, degree)
             assert_close(got.gradients[n], part, f"gradient of {n}", rounding_scale(n, gradients))
 
 

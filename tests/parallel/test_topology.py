@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -52,6 +53,25 @@ def test_stages_hold_every_layer_once_and_every_rank_has_somebody_to_talk_to(pla
     assert found == sorted(set(found))
     assert all(low < high for low, high in found)
     assert {rank for pair in found for rank in pair} == {seat.rank for seat in seats(plan)}
+
+
+@given(plans(), st.booleans())
+def test_every_rank_makes_the_same_groups_and_ends_share_one_where_an_embedding_lives_on_both(plan, is_tied):
+    made = []
+    with_layers = {part.layers: s.stage for s in seats(plan) for part in s.parts if s.module == LLM}.values()
+    for seat in seats(plan):
+        made.append([])
+        with patch.multiple(
+            dist,
+            get_world_size=lambda: plan.num_processes,
+            new_group=lambda ranks, **_: made[-1].append(ranks) or ranks,
+        ):
+            groups = make_groups(plan, seat.rank, timeout_s=60, is_tied=is_tied)
+        assert seat.rank in groups.replicas
+        assert seat.rank in groups.tensor
+        is_end = seat.module == LLM and seat.stage in (min(with_layers), max(with_layers))
+        assert bool(groups.tied) == (is_tied and is_end and len(with_layers) > 1)
+    assert all(each == made[0] for each in made)
 
 
 def peers_met(rank, folder, plan):

@@ -223,25 +223,17 @@ def _measure(rank: int, of: Layout) -> dict[str, float]:
     model = build_model(used, used.hf_config | used.token_ids(synthetic.TOKEN_IDS), seed=0, dtype=torch.bfloat16)
     it = Rank(rank, plan, used, model, frozen=of.frozen)
     del model
-    optimizer = it.optimizer(1e-3)
-    reducer, batch = it.reducer(optimizer), batch_of(plan)
+    optimizer, batch = it.optimizer(1e-3), batch_of(plan)
     per_microbatch, turns = _per_microbatch(plan), itertools.count()
     slots = [k // per_microbatch for k in range(len(batch))]
     step_plan = assign(plan, batch, 0, slots=slots, replica=lambda dp: next(turns) % dp, shuffled=range)
     it.dtype = torch.float32  # so that the engine's own copies are counted
     microbatches = it.prepare(SyntheticSource(batch), step_plan).microbatches
-    healthy, num_loss = torch.ones(len(batch), dtype=torch.bool), sum(s.num_supervised_tokens for s in batch)
     weights = _distinct([*it.names.values(), *(s for stage in it.stages for s in stage.shards.values())])
     watch = Watch(it, weights)
 
     def step() -> None:
-        last = reducer.expect_last_backward
-        trace = it.engine.run(microbatches, healthy=healthy, num_loss_tokens=num_loss, before_last_backward=last)
-        reducer.reduce()
-        norm, _ = reducer.norm_and_loss(trace.loss)
-        reducer.clip(norm, 1.0)
-        optimizer.step(1e-3)
-        reducer.zero()
+        it.update(optimizer, it.run(microbatches, batch), 1e-3, 1.0)
 
     states = [t for state in optimizer.state().values() for t in state.values()]  # a float32 weight is its own master
     optimizer_bytes = sum(_distinct(states).values()) - sum(

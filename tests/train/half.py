@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from dflop.records import LLM, Plan
+from dflop.records import LLM
 from tests.train.parity import Omni, Step, Trial, reference, run_trial
 from tests.train.synthetic import make_inline_plan, make_plan, make_step_plan
 
@@ -36,11 +36,8 @@ def trial_of(name: str, device: str, dtype: torch.dtype) -> Trial:
     """A layout of this file on a device that its ranks share."""
     plan, kinds = LAYOUTS[name]
     subject = replace(SUBJECT, kinds=kinds)
-    return Trial(subject, plan, step_plans(plan, subject), device=device, dtype=dtype)
-
-
-def step_plans(plan: Plan, subject: Omni):
-    return tuple(make_step_plan(plan, batch, step) for step, batch in enumerate(subject.batches))
+    plans = tuple(make_step_plan(plan, batch, step) for step, batch in enumerate(subject.batches))
+    return Trial(subject, plan, plans, device=device, dtype=dtype)
 
 
 def assert_as_exact_as_hugging_face(name: str, device: str, folder: Path) -> None:

@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from dflop.models.family import Family
 from dflop.records import LLM, Plan, SampleShape, StepPlan
-from dflop.train.feed import SampleSource
+from dflop.train.inputs import SampleSource
 from tests.train import synthetic
 from tests.train.rank import Rank
 from tests.train.ranks import run_ranks
@@ -164,9 +164,7 @@ def train(rank: int, folder: Path, trial: Trial) -> list[Step]:
     trained = {n: p for n, p in it.names.items() if p.requires_grad}
     steps = []
     for batch, step_plan in zip(subject.batches, trial.step_plans, strict=True):
-        trace = it.step(subject.source(batch), batch, step_plan, trial.bad_positions)
-        reducer.reduce()
-        norm, loss = reducer.norm_and_loss(trace.loss)
+        norm, loss = it.reduce(it.step(subject.source(batch), batch, step_plan, trial.bad_positions))
         steps.append((loss, norm, {n: _whole(n, p, it) for n, p in trained.items()}))
         descend(trained.values())
         reducer.zero()

@@ -15,9 +15,10 @@ from dflop.parallel.topology import make_groups, seat_of
 from dflop.records import LLM, Plan, SampleShape, StepPlan
 from dflop.train import zero
 from dflop.train.engine import Engine
-from dflop.train.feed import Feed, PreparedStep, SampleSource
+from dflop.train.feed import Feed
 from dflop.train.fillers import Fillers
 from dflop.train.fsdp import shard_parameters
+from dflop.train.inputs import MicrobatchInput, PreparedStep, SampleSource
 from dflop.train.loop import Hooks, LoopSettings, Trainer
 from dflop.train.optim import Optimizer, OptimizerSettings, make_optimizer
 from dflop.train.reduce import GradientReducer
@@ -36,7 +37,8 @@ class Rank:
     ) -> None:  # fmt: skip
         self.plan, self.family, self.seat = plan, family, seat_of(plan, rank)
         self.dtype = next(model.parameters()).dtype
-        self.groups: Any = None if is_alone else make_groups(plan, rank, timeout_s=TIMEOUT_S)
+        is_tied = bool(getattr(model.config, "tie_word_embeddings", False))
+        self.groups: Any = None if is_alone else make_groups(plan, rank, timeout_s=TIMEOUT_S, is_tied=is_tied)
         self.stages, self.cut = make_stages(model, family, self.seat, None if is_alone else self.groups.tensor)
         if device != "cpu":
             if not is_alone and dist.get_backend() == "nccl":
@@ -64,7 +66,9 @@ class Rank:
 
     def optimizer(self, rate: float, weight_decay: float = 0.0) -> Optimizer:
         numbers = OptimizerSettings(rate, weight_decay)
-        return make_optimizer(self.plan, self.seat, self.stages, self.groups, numbers)
+        made = make_optimizer(self.plan, self.seat, self.stages, self.groups, numbers)
+        self.reducer(made)
+        return made
 
     def reducer(self, optimizer: Optimizer | None = None) -> GradientReducer:
         """The rank's only one, since gradients are views of its buffers."""
@@ -89,24 +93,28 @@ class Rank:
         self, source: SampleSource, batch: Sequence[SampleShape], step_plan: StepPlan, bad: Collection[int] = ()
     ) -> StepTrace:
         """Forward and backward passes of a global batch; samples at the positions in `bad` carry no loss."""
+        return self.run(self.prepare(source, step_plan).microbatches, batch, bad)
+
+    def run(
+        self, microbatches: Sequence[MicrobatchInput | None], batch: Sequence[SampleShape], bad: Collection[int] = ()
+    ) -> StepTrace:
+        """The same of a step that was prepared."""
         healthy = torch.tensor([position not in bad for position in range(len(batch))])
         tokens = sum(s.num_supervised_tokens for s, good in zip(batch, healthy, strict=True) if good)
-        microbatches = self.prepare(source, step_plan).microbatches
         last = self._reducer.expect_last_backward if self._reducer else lambda: None
         return self.engine.run(microbatches, healthy=healthy, num_loss_tokens=tokens, before_last_backward=last)
 
-    def train(
-        self, optimizer: Optimizer, source: SampleSource, batch: Sequence[SampleShape], step_plan: StepPlan,
-        rate: float, max_norm: float,
-    ) -> tuple[float, float]:  # fmt: skip
-        """A whole step; gradient norm and loss of the global batch."""
-        reducer = self.reducer(optimizer)
-        trace = self.step(source, batch, step_plan)
-        reducer.reduce()
-        norm, loss = reducer.norm_and_loss(trace.loss)
-        reducer.clip(norm, max_norm)
+    def reduce(self, trace: StepTrace) -> tuple[float, float]:
+        """Sums of gradients, left in `.grad`; their norm and the loss of the global batch."""
+        self.reducer().reduce()
+        return self.reducer().totals(trace.loss)[:2]
+
+    def update(self, optimizer: Optimizer, trace: StepTrace, rate: float, max_norm: float) -> tuple[float, float]:
+        """What comes behind the passes of a step; gradient norm and loss of the global batch."""
+        norm, loss = self.reduce(trace)
+        self.reducer().clip(norm, max_norm)
         optimizer.step(rate)
-        reducer.zero()
+        self.reducer().zero()
         return norm, loss
 
     def trainer(
@@ -115,7 +123,7 @@ class Rank:
     ) -> Trainer:  # fmt: skip
         return Trainer(
             settings=settings, plan=self.plan, seat=self.seat, groups=self.groups,
-            reducer=self.reducer(optimizer), engine=self.engine, feed=self.feed(source), source=source, plans=plans,
+            reducer=self.reducer(), engine=self.engine, feed=self.feed(source), source=source, plans=plans,
             optimizer=optimizer, hooks=hooks, fillers=self.fillers(source), **options,
         )  # fmt: skip
 

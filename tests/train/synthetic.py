@@ -14,7 +14,8 @@ from dflop.models import load_family
 from dflop.models.family import Family
 from dflop.models.random_weights import build_model
 from dflop.records import LLM, MediaItem, ModulePlan, ModuleWork, ParallelSpec, Plan, SampleShape, StepPlan
-from dflop.train.feed import TokenizedSample, seconds_per_grid
+from dflop.train.feed import seconds_per_grid
+from dflop.train.inputs import TokenizedSample
 
 TOKEN_IDS = {
     "<|IMAGE|>": 1, "<|VIDEO|>": 2, "<|AUDIO|>": 3, "<|vision_bos|>": 4, "<|audio_bos|>": 5, "<|audio_eos|>": 6,
@@ -85,7 +86,7 @@ def make_shapes(
                 sample_index=index,
                 sample_id=f"s{index}",
                 num_text_tokens=num_text,
-                num_supervised_tokens=_num_supervised(num_text),
+                num_supervised_tokens=max(1, num_text // 3),
                 items=tuple(items),
                 num_llm_tokens=num_text + sum(i.num_rows for i in items),
             )
@@ -103,10 +104,6 @@ def _make_item(kind: str, rng: np.random.Generator) -> MediaItem:
         module=placed.module, grid=placed.grid, num_tokens=placed.num_tokens, sum_sq_tokens=placed.sum_sq_tokens,
         num_rows=placed.num_rows,
     )  # fmt: skip
-
-
-def _num_supervised(num_text: int) -> int:
-    return max(1, num_text // 3)
 
 
 class SyntheticSource:
@@ -211,6 +208,12 @@ def sharing(plan: Plan, num_replicas: int) -> Plan:
     """A plan of which groups of so many replicas share out parameters, or fewer where a module has fewer; 0: none."""
     modules = (replace(m, parameter_shards=max(1, min(num_replicas, m.parallel.dp))) for m in plan.modules)
     return replace(plan, modules=tuple(modules))
+
+
+def sharing_optimizer(plan: Plan, *modules: str) -> Plan:
+    """A plan whose replicas of these modules share out the optimizer, and no others."""
+    found = (replace(m, shard_optimizer=m.module in modules) for m in plan.modules)
+    return replace(plan, modules=tuple(found))
 
 
 def halves(module: ModulePlan) -> tuple[int, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import zlib
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -24,7 +23,7 @@ from dflop.train.optim import Optimizer, OptimizerSettings
 from tests.train import synthetic
 from tests.train.rank import Rank, weights_come_late
 from tests.train.ranks import run_ranks
-from tests.train.synthetic import ALL, family, make_inline_plan, make_plan, sharing
+from tests.train.synthetic import ALL, family, make_inline_plan, make_plan, sharing, sharing_optimizer
 
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 PLANS = {
@@ -62,7 +61,7 @@ def make_rank(rank, folder, name, tied, seed, shared):
     """(rank, optimizer, checkpointer)."""
     plan = PLANS[name]
     if shared == "states":
-        plan = replace(plan, modules=tuple(replace(m, shard_optimizer=True) for m in plan.modules))
+        plan = sharing_optimizer(plan, "vision", "audio", LLM)
     plan = sharing(plan, {"parameters": ALL, "in twos": 2}.get(shared, 0))
     it = Rank(rank, plan, family(2), omni(tied, seed))
     optimizer = it.optimizer(0.1, 0.1)

@@ -118,7 +118,7 @@ DAMAGE = {
     "tensors truncated": ("__0_0.distcp", truncate, "bytes instead of"),
     "a bit flipped": ("__0_0.distcp", flip, "__0_0.distcp has changed"),
     "tensors gone": ("__0_0.distcp", Path.unlink, "__0_0.distcp: No such file"),
-    "DCP's metadata changed": (".metadata", flip, ".metadata has changed"),
+    "index changed": ("index.json", flip, "index.json has changed"),
     "manifest truncated": ("manifest.json", truncate, "manifest.json is damaged"),
     "manifest of something else": ("manifest.json", lambda p: p.write_text("[1]"), "manifest.json is damaged"),
 }

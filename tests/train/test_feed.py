@@ -14,7 +14,8 @@ from dflop.models.build import IGNORE_LABEL, cut_stage
 from dflop.parallel.topology import seats
 from dflop.records import LLM
 from dflop.train.decode_worker import MediaError
-from dflop.train.feed import Feed, TokenizedSample
+from dflop.train.feed import Feed
+from dflop.train.inputs import TokenizedSample
 from tests.train.synthetic import SyntheticSource, family, make_plan, make_shapes, make_step_plan, tiny_model
 
 PAD_IDS = (1, 2, 3)

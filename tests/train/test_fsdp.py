@@ -26,7 +26,7 @@ def train(rank, folder, shard, dtype):
     optimizer = it.optimizer(1e-2, 0.1)
     for step, batch in enumerate(IMAGES.batches):
         step_plan = make_step_plan(plan, batch, step)
-        norm, _ = it.train(optimizer, SyntheticSource(batch), batch, step_plan, 1e-2, max_norm=1.0)
+        norm, _ = it.update(optimizer, it.step(SyntheticSource(batch), batch, step_plan), 1e-2, max_norm=1.0)
     are_shards = [isinstance(p, DTensor) for stage in it.stages for p in stage.parameters()]
     held = {n: p.detach().clone() for n, p in it.names.items()}
     return norm, held, whole, it.parts, are_shards, {n: set(s) for n, s in optimizer.state().items()}

@@ -19,7 +19,15 @@ from dflop.train.plan_source import PlanMessage
 from tests.train import synthetic
 from tests.train.rank import Rank, weights_come_late
 from tests.train.ranks import run_ranks
-from tests.train.synthetic import SyntheticSource, family, make_plan, make_shapes, make_step_plan, tiny_model
+from tests.train.synthetic import (
+    SyntheticSource,
+    family,
+    make_plan,
+    make_shapes,
+    make_step_plan,
+    sharing_optimizer,
+    tiny_model,
+)
 
 SETTINGS = LoopSettings("run", 1, 4, learning_rate=0.01, warmup_steps=2, max_grad_norm=1.0, checkpoint_every=2)
 BATCH_SIZE = 6
@@ -43,8 +51,7 @@ class FixedPlans:
 
 def make_trainer(rank, layout, shapes, source, settings=SETTINGS, *, folder=None, ends_at=None, **hooks):
     """(trainer, stage, (observations, bad samples) that its hooks receive)."""
-    plan = make_plan(layout, num_microbatches=3)
-    plan = dataclasses.replace(plan, modules=tuple(dataclasses.replace(m, shard_optimizer=True) for m in plan.modules))
+    plan = sharing_optimizer(make_plan(layout, num_microbatches=3), *layout)
     it = Rank(rank, plan, family(), tiny_model())
     optimizer = it.optimizer(settings.learning_rate, 0.01)
     seen, bad = [], []

@@ -77,7 +77,7 @@ def test_a_loaded_state_goes_on_as_if_nothing_had_happened(dtype):
         optimizer.step(1e-2)
     resumed = {name: nn.Parameter(p.detach().clone()) for name, p in straight.items()}
     again = Optimizer(resumed, SETTINGS)
-    assert {n: set(s) for n, s in again.wanted_state().items()} == {n: set(s) for n, s in optimizer.state().items()}
+    assert {n: set(s) for n, s in again.state().items()} == {n: set(s) for n, s in optimizer.state().items()}
     again.load_state(copy.deepcopy(optimizer.state()))
     set_gradients(straight, 7, resumed)
     for each in (optimizer, again):

@@ -18,7 +18,7 @@ import torch
 from dflop.models.build import IGNORE_LABEL
 from dflop.models.family import Family
 from dflop.records import LLM, Plan, SampleShape
-from dflop.train.feed import TokenizedSample
+from dflop.train.inputs import TokenizedSample
 from tests.models.tiny_families import CASES, Case
 from tests.train.parity import Trial, assert_equal_steps, reference, run_trial
 from tests.train.synthetic import make_inline_plan, make_plan, make_step_plan

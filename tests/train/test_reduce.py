@@ -33,7 +33,7 @@ def test_clipping_equals_torch(reducer_and_stage, max_norm):
         copied.grad = None if p.grad is None else p.grad.clone()
     expected_norm = torch.nn.utils.clip_grad_norm_(reference, max_norm)
     reducer.reduce()
-    norm, loss = reducer.norm_and_loss(1.25)
+    norm, loss, _ = reducer.totals(1.25)
     assert loss == 1.25
     assert norm == pytest.approx(float(expected_norm), rel=1e-5)
     reducer.clip(norm, max_norm)
@@ -52,4 +52,4 @@ def test_gradients_of_bfloat16_weights_accumulate_in_float32(one_rank):
     reducer.reduce()
     assert p.grad.dtype == torch.float32, name
     assert torch.equal(p.grad, torch.full(p.shape, 1.0 + 2 * small))
-    assert reducer.norm_and_loss(0.0)[0] == pytest.approx(p.numel() ** 0.5 * (1.0 + 2 * small))
+    assert reducer.totals(0.0)[0] == pytest.approx(p.numel() ** 0.5 * (1.0 + 2 * small))

@@ -6,7 +6,6 @@ at awkward moments; many times in a lane.
 
 from __future__ import annotations
 
-import dataclasses
 import random
 from collections import Counter
 from functools import cache
@@ -15,7 +14,7 @@ import pytest
 
 from dflop.records import LLM, Plan
 from tests.train.campaign import STEP, WRITES, Job, Kill, counted, records, start_until_killed
-from tests.train.synthetic import ALL, make_inline_plan, make_plan, sharing
+from tests.train.synthetic import ALL, make_inline_plan, make_plan, sharing, sharing_optimizer
 
 NUM_KILLS, NUM_WRITE_KILLS, MOST_STEPS = 10, 4, 3
 SAME_PLAN, OTHER_PLAN = 1e-6, 1e-4
@@ -26,9 +25,7 @@ pytestmark = pytest.mark.timeout(900)
 
 def split_plan() -> Plan:
     """vision | two replicas of the LLM, which share out the optimizer."""
-    plan = make_plan({"vision": (1, 1), LLM: (1, 2)}, num_microbatches=3)
-    modules = tuple(dataclasses.replace(m, shard_optimizer=m.module == LLM) for m in plan.modules)
-    return dataclasses.replace(plan, modules=modules)
+    return sharing_optimizer(make_plan({"vision": (1, 1), LLM: (1, 2)}, num_microbatches=3), LLM)
 
 
 def inline_plan() -> Plan:

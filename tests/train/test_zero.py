@@ -15,73 +15,48 @@ from dflop.train.zero import owners_of
 from tests.train import synthetic
 from tests.train.rank import Rank, weights_come_late
 from tests.train.ranks import run_ranks
-from tests.train.synthetic import SyntheticSource, make_inline_plan, make_plan, make_shapes, make_step_plan
+from tests.train.synthetic import SyntheticSource, make_plan, make_step_plan, sharing_optimizer
+from tests.train.test_parity import Layout
 
 RATE, NUM_STEPS, MAX_NORM = 1e-2, 3, 0.1
 """Steps before the last, which is clipped."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """What trains where."""
-
-    layout: dict[str, tuple[int, ...]] | list[dict[str, int]]
-    shared: frozenset[str]
-    kinds: tuple[str, ...]
-    tied: bool = False
-    frozen: tuple[str, ...] = ()
-    recompute: str = ""
-    dtype: torch.dtype = torch.float32
-
-    def plan(self, *, shard=True):
-        if isinstance(self.layout, dict):
-            plan = make_plan(self.layout, num_microbatches=3)
-        else:
-            plan = make_inline_plan(self.layout, dp=2, num_microbatches=3)
-        modules = (
-            dataclasses.replace(
-                m, shard_optimizer=shard and m.module in self.shared, recompute=m.module == self.recompute
-            )
-            for m in plan.modules
-        )
-        return dataclasses.replace(plan, modules=tuple(modules))
-
-
+CUT = ({"vision": 2, "audio": 2, LLM: 2}, {LLM: 2})
 CASES = {
-    "split pp2 dp2, tied, bfloat16": Case({LLM: (2, 2)}, frozenset({LLM}), (), tied=True, dtype=torch.bfloat16),
-    "split tp2 dp2, recomputed": Case({LLM: (1, 2, 2)}, frozenset({LLM}), (), recompute=LLM),
-    "inline pp2 dp2, some modules, a tower frozen": Case(
-        [{"vision": 2, "audio": 2, LLM: 2}, {LLM: 2}], frozenset({"vision", LLM}), ("image", "audio"),
-        frozen=("vision.tower",),
+    "tied ends, bfloat16": (Layout(CUT, dp=2, tied=True), (LLM,), torch.bfloat16),
+    "tp2, recomputed": (
+        Layout(({"vision": 2, LLM: 4},), tp=2, dp=2, recompute=("vision", LLM)), ("vision", LLM), torch.float32,
     ),
+    "some modules, a tower frozen": (Layout(CUT, dp=2, frozen=("vision.tower",)), ("vision", LLM), torch.float32),
 }  # fmt: skip
+"""How it is trained, modules that share out their optimizer, type of the weights."""
 
 
-def batches(kinds):
+def batches(layout):
     """Of the second no replica has anything for the encoders."""
-    found = [make_shapes(40, seed=step, kinds=kinds or ("image",)) for step in range(NUM_STEPS + 1)]
-    has_media = [bool(kinds) and step != 1 for step in range(NUM_STEPS + 1)]
-    return [[s for s in shapes if has or not s.items][:6] for shapes, has in zip(found, has_media, strict=True)]
+    found = dataclasses.replace(layout.subject, num_steps=NUM_STEPS + 1, batch_size=6).batches
+    return [[s for s in batch if step != 1 or not s.items] for step, batch in enumerate(found)]
 
 
 def worker(rank, folder, name, shard, bucket_bytes):
     """Norms, losses, weights before and behind the clipped step, states, modules; layers that ran ahead of weights."""
     buckets.BUCKET_BYTES = bucket_bytes
-    case = CASES[name]
-    plan, tp = case.plan(shard=shard), case.plan().module(LLM).parallel.tp
-    model = synthetic.tiny_model(tied=case.tied, kv_heads=tp).to(case.dtype)
-    it = Rank(rank, plan, synthetic.family(tp), model, frozen=case.frozen)
+    layout, modules, dtype = CASES[name]
+    plan, subject = sharing_optimizer(layout.plan, *modules if shard else ()), layout.subject
+    it = Rank(rank, plan, subject.family, subject.build().to(dtype), frozen=layout.frozen)
     optimizer, missing = it.optimizer(RATE, 0.1), weights_come_late()
     ahead = []
     it.stage_of[LLM].layers[0].register_forward_hook(lambda *_: ahead.append(len(missing)))
     seen, weights = [], []
-    for step, batch in enumerate(batches(case.kinds)):
+    for step, batch in enumerate(batches(layout)):
         if step == NUM_STEPS:
             optimizer.wait()
             weights.append({n: p.detach().clone() for n, p in it.names.items()})
-        step_plan = make_step_plan(plan, batch, step, text_only_slot=bool(case.kinds), idle=True)
+        step_plan = make_step_plan(plan, batch, step, idle=True)
         max_norm = 1e9 if step < NUM_STEPS else MAX_NORM
-        seen.append(it.train(optimizer, SyntheticSource(batch), batch, step_plan, RATE, max_norm))
+        trace = it.step(SyntheticSource(batch), batch, step_plan)
+        seen.append(it.update(optimizer, trace, RATE, max_norm))
     state = optimizer.state()
     weights.append({n: p.detach().clone() for n, p in it.names.items()})
     module_of = {n: part.module for part, stage in zip(it.seat.parts, it.stages, strict=True) for n in stage.names}
@@ -90,7 +65,8 @@ def worker(rank, folder, name, shard, bucket_bytes):
 
 @pytest.mark.parametrize("name", CASES)
 def test_weights_and_states_equal_the_unshared_ones(name, tmp_path):
-    plan = CASES[name].plan()
+    layout, modules, _ = CASES[name]
+    plan = sharing_optimizer(layout.plan, *modules)
     whole = run_ranks(worker, plan.num_processes, tmp_path, name, False, 256 << 20)
     # Buckets so small that many are needed.
     shared = run_ranks(worker, plan.num_processes, tmp_path, name, True, 10_000)
@@ -135,7 +111,8 @@ def assert_copies_are_equal(plan, ranks):
 
 
 def test_owners_are_balanced_and_agreed_on():
-    plan = CASES["inline pp2 dp2, some modules, a tower frozen"].plan()
+    layout, modules, _ = CASES["some modules, a tower frozen"]
+    plan = sharing_optimizer(layout.plan, *modules)
     for stage in (0, 1):
         found = []
         for seat in (s for s in seats(plan) if s.stage == stage):
@@ -149,7 +126,6 @@ def test_owners_are_balanced_and_agreed_on():
         assert set(owners) == set(names)
         loads = [sum(p.numel() for n, p in names.items() if owners[n] == d) for d in range(2)]
         assert max(loads) - min(loads) <= max(p.numel() for p in names.values())
-    (one,) = make_plan({LLM: (1, 1)}, num_microbatches=1).modules
-    alone = dataclasses.replace(plan, layout="split", modules=(dataclasses.replace(one, shard_optimizer=True),))
+    alone = sharing_optimizer(make_plan({LLM: (1, 1)}, num_microbatches=1), LLM)
     stages, _ = make_stages(synthetic.tiny_model(), synthetic.family(), seat_of(alone, 0), None)
     assert owners_of(alone, seat_of(alone, 0), stages) == {}, "one replica shares nothing"

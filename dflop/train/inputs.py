@@ -1,0 +1,107 @@
+"""What a step is made of on one rank: samples as they are read, and the tensors that the engine takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from dflop.models.item_arithmetic import Arguments
+from dflop.parallel.topology import Peers
+from dflop.records import SampleShape, StepPlan
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizedSample:
+    """Token ids of one sample with media placeholders expanded."""
+
+    input_ids: np.ndarray
+    """int64 `[tokens]`."""
+    labels: np.ndarray
+    """int64 `[tokens]`, `IGNORE_LABEL` where no loss is taken."""
+    item_positions: tuple[np.ndarray, ...]
+    """int64 `[rows]` per media item: positions of its placeholders."""
+
+
+class SampleSource(Protocol):
+    """Where tokens and media come from; `jobs/` supplies the one over datasets, tests a synthetic one."""
+
+    def shape(self, sample_index: int) -> SampleShape:
+        """Shape of a sample."""
+        ...
+
+    def tokens(self, sample_index: int) -> TokenizedSample:
+        """Tokens of a sample."""
+        ...
+
+    def array(self, sample_index: int, item: int) -> np.ndarray:
+        """Encoder input of one media item; raises `MediaError`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """Rows exchanged with one replica of another grid for one microbatch."""
+
+    module: str
+    """The encoder whose rows they are."""
+    peers: Peers
+    rows: torch.Tensor
+    """int64 index of the rows in this rank's own tensor (encoder output, or packed LLM tokens)."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderInput:
+    """One encoder's part of a microbatch."""
+
+    data: torch.Tensor | None
+    """Packed items; None off the encoder's first stage."""
+    sizes: torch.Tensor
+    """int64 `[items, n]`: `Family.item_size` of each; stays on the host."""
+    arithmetic: Arguments | None
+    """What the stage works out from the sizes; None where the rank holds no layer of the encoder."""
+    num_rows: int
+    """That the items become for the LLM."""
+    transfers: tuple[Transfer, ...]
+    """Where the rows go, on the last stage of a split plan."""
+
+
+@dataclass(frozen=True, slots=True)
+class LlmInput:
+    """The LLM's part of a microbatch; every stage of a replica holds the same."""
+
+    input_ids: torch.Tensor
+    position_ids: torch.Tensor
+    cu_seqlens: torch.Tensor
+    transfers: tuple[Transfer, ...]
+    """Where rows come from, in a split plan."""
+    own_rows: Mapping[str, torch.Tensor]
+    """Per encoder, positions of the rows that this replica makes itself, in an inline plan."""
+    loss_where: torch.Tensor
+    """Positions that predict a supervised token."""
+    loss_targets: torch.Tensor
+    loss_sample: torch.Tensor
+    """For each of them, the position of its sample in the global batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class MicrobatchInput:
+    """What one rank needs for one microbatch in which it has work."""
+
+    encoders: Mapping[str, EncoderInput]
+    """Encoders of the rank's grid that have items in it, whether or not the rank holds layers of them."""
+    llm: LlmInput | None
+    """None where the rank holds no layer of the LLM."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedStep:
+    """Everything one rank needs for one step."""
+
+    step_plan: StepPlan
+    microbatches: tuple[MicrobatchInput | None, ...]
+    bad_samples: Mapping[int, tuple[str, str]]
+    """Position in the global batch -> (path, reason) of media this rank failed to decode."""
