@@ -1,7 +1,8 @@
 """What has changed since a plan was made: how long modules take for the same work, and what work batches bring.
 
 **Costs**: the estimator's factor of a module, or of a size relative to its module, differs significantly from that
-which plans use, in several steps in a row. **Shapes**: CUSUM charts of what batches bring.
+which plans use, in several steps in a row. **Shapes**: the median of what the last batches brought differs from the
+batches of the plan.
 
 What is in force at the start is no drift, nor is, after an alarm, what was found.
 """
@@ -9,13 +10,14 @@ What is in force at the start is no drift, nor is, after an alarm, what was foun
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from dflop.correct.cusum import Cusum, Floats
 from dflop.correct.estimate import Belief
+from dflop.cost.model import Floats
 from dflop.records import Factors, ModuleFactors
 
 DRIFT_COST, DRIFT_SHAPES = "drift_cost", "drift_shapes"
@@ -23,8 +25,13 @@ DRIFT_COST, DRIFT_SHAPES = "drift_cost", "drift_shapes"
 WORTH_KNOWING, NUM_SD, NUM_STEPS = 0.15, 3.0, 4
 """A factor has changed when it differs from the plans' by this ratio and this many standard deviations, for this many
 steps in a row."""
+SHIFT_WORTH_KNOWING, NUM_SD_SHIFT, NUM_RECENT = 0.13, 5.0, 9
+"""The median of so many batches has moved when it differs by this part of a batch's seconds, or of a module's, and by
+this many standard deviations."""
 LEAST_SD_FRAC = 0.02
 """Of a batch's seconds: smaller differences between batches count as none."""
+MEDIAN_TO_MEAN_VAR = 1.57
+"""Variance of a median in that of a mean, about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +127,8 @@ class Usual:
     """`[buckets]`, of these seconds."""
     share_sds: Floats
     """`[buckets]`, from batch to batch."""
+    num_batches: int
+    """That this is known from."""
 
 
 def usual_of(seconds: Floats, shares: Floats) -> Usual:
@@ -129,13 +138,12 @@ def usual_of(seconds: Floats, shares: Floats) -> Usual:
         seconds: `[batches]`.
         shares: `[batches, buckets]`.
     """
-    if len(seconds) < 2:
-        return Usual(float(seconds.mean()), 0.0, shares.mean(axis=0), np.zeros(shares.shape[1]))
-    return Usual(float(seconds.mean()), float(seconds.std(ddof=1)), shares.mean(axis=0), shares.std(axis=0, ddof=1))
+    sd_s, share_sds = (of.std(axis=0, ddof=1) if len(of) > 1 else np.zeros(of.shape[1:]) for of in (seconds, shares))
+    return Usual(float(seconds.mean()), float(sd_s), shares.mean(axis=0), share_sds, len(seconds))
 
 
 class ShapeDrift:
-    """Notices that batches bring other work than those that a plan was made for.
+    """Notices that batches bring other work than those that a plan was made for: by the median of the last ones.
 
     Args:
         edges: Of the buckets, per module.
@@ -144,58 +152,49 @@ class ShapeDrift:
 
     def __init__(self, edges: Mapping[str, tuple[int, ...]], usual: Mapping[str, Usual]) -> None:
         self._edges, self._modules = dict(edges), sorted(usual)
-        self._columns = [(m, bucket) for m in self._modules for bucket in range(len(usual[m].shares))]
-        self._mean_s = np.array([usual[m].mean_s for m in self._modules])
+        known = [usual[m] for m in self._modules]
+        self._places = [
+            (m, bucket) for m, of in zip(self._modules, known, strict=True) for bucket in range(len(of.shares))
+        ]
         # Seconds are worth knowing about as a part of the whole batch's.
-        self._unit_s = max(float(self._mean_s.sum()), 1e-12)
-        self._sd_s = np.maximum([usual[m].sd_s for m in self._modules], LEAST_SD_FRAC * self._unit_s)
-        self._share = np.concatenate([usual[m].shares for m in self._modules])
-        self._share_sd = np.maximum(np.concatenate([usual[m].share_sds for m in self._modules]), LEAST_SD_FRAC)
-        self._seconds, self._shares = Cusum(len(self._modules)), Cusum(len(self._columns))
+        self._unit_s = max(sum(of.mean_s for of in known), 1e-12)
+        self._expected = np.concatenate([[of.mean_s / self._unit_s for of in known], *(of.shares for of in known)])
+        sd = np.concatenate([[of.sd_s / self._unit_s for of in known], *(of.share_sds for of in known)])
+        num_batches = np.array([usual[m].num_batches for m in (*self._modules, *(m for m, _ in self._places))])
+        sd = np.maximum(sd, LEAST_SD_FRAC) * np.sqrt(MEDIAN_TO_MEAN_VAR / NUM_RECENT + 1 / num_batches)
+        self._limit = np.maximum(SHIFT_WORTH_KNOWING, NUM_SD_SHIFT * sd)
+        self._recent: deque[Floats] = deque(maxlen=NUM_RECENT)
 
     def observe(self, seconds: Mapping[str, float], shares: Mapping[str, Floats]) -> list[Found]:
         """Take in one global batch; the clearest change, if there is one by now.
 
         Args:
             seconds: Predicted, uncorrected, of all ranks together, per module.
-            shares: `[buckets]` per module; a module without work may be missing.
+            shares: `[buckets]` per module; a module without work may be missing, and says nothing.
         """
-        found_s = np.array([seconds.get(m, 0.0) for m in self._modules])
-        none = [np.full(sum(name == m for name, _ in self._columns), np.nan) for m in self._modules]
-        found = np.concatenate([shares.get(m, n) for m, n in zip(self._modules, none, strict=True)])
-        self._seconds.observe((found_s - self._mean_s) / self._sd_s, self._unit_s / self._sd_s)
-        self._shares.observe((found - self._share) / self._share_sd, 1.0 / self._share_sd)
-        if (series := self._seconds.alarm()) is not None:
-            return [self._more(series)]
-        if (series := self._shares.alarm()) is not None:
-            return [self._other_sizes(series)]
-        return []
+        found = [seconds.get(m, 0.0) / self._unit_s for m in self._modules]
+        found += [float(shares[m][bucket]) if m in shares else math.nan for m, bucket in self._places]
+        self._recent.append(np.where(np.isfinite(found), found, self._expected))
+        away = np.abs(np.median(self._recent, axis=0) - self._expected) / self._limit
+        if len(self._recent) < NUM_RECENT or away.max() <= 1:
+            return []
+        # More work for a module moves shares, too: seconds go first.
+        of_seconds = away[: len(self._modules)]
+        series = int(np.argmax(of_seconds if of_seconds.max() > 1 else away))
+        before = float(self._expected[series])
+        # The older ones may be from before the change. What was found is taken for granted from now on.
+        self._expected[series] = after = float(np.median(np.array(self._recent)[NUM_RECENT // 2 :, series]))
+        self._recent.clear()
+        return [self._told(series, after, before)]
 
-    def _more(self, series: int) -> Found:
-        module = self._modules[series]
-        shift, num_steps = self._seconds.shift(series)
-        before = float(self._mean_s[series])
-        self._mean_s[series] = after = max(0.0, before + shift * self._unit_s)
-        self._reset()
-        detail = (
-            f"{module}: {after:.4g} predicted seconds per global batch over {num_steps} steps, "
-            f"{before:.4g} in the batches of the plan"
-        )
-        return Found(DRIFT_SHAPES, module, after, before, detail)
-
-    def _other_sizes(self, series: int) -> Found:
-        module, bucket = self._columns[series]
-        shift, num_steps = self._shares.shift(series)
-        before = float(self._share[series])
-        self._share[series] = after = float(np.clip(before + shift, 0.0, 1.0))
-        self._reset()
-        subject = subject_of(module, bucket, self._edges[module])
-        detail = (
-            f"{subject}: {after:.1%} of the module's seconds over {num_steps} steps, "
-            f"{before:.1%} in the batches of the plan"
-        )
+    def _told(self, series: int, after: float, before: float) -> Found:
+        if series < len(self._modules):
+            subject, what = self._modules[series], "predicted seconds per global batch"
+            after, before = after * self._unit_s, before * self._unit_s
+            figures = f"{after:.4g}", f"{before:.4g}"
+        else:
+            module, bucket = self._places[series - len(self._modules)]
+            subject, what = subject_of(module, bucket, self._edges[module]), "of the module's seconds"
+            figures = f"{after:.1%}", f"{before:.1%}"
+        detail = f"{subject}: {figures[0]} {what} in the last {NUM_RECENT}, {figures[1]} in the batches of the plan"
         return Found(DRIFT_SHAPES, subject, after, before, detail)
-
-    def _reset(self) -> None:
-        self._seconds.reset()
-        self._shares.reset()

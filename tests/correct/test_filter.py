@@ -96,22 +96,6 @@ def test_factors_and_noise_are_found(noise_frac):
     assert found.noise_frac == pytest.approx(noise_frac, rel=0.25)
 
 
-def test_a_straggler_moves_nothing():
-    for at in (0, 3, 20):
-        clean, hit = new_filter(), new_filter()
-        rng = np.random.default_rng(1)
-        for step in range(21):
-            expected_s = loads(rng, 16)
-            measured_s = expected_s @ np.ones(NUM) * rng.normal(1.0, 0.05, 16)
-            update(clean, expected_s, measured_s)
-            if step == at:
-                measured_s[5] *= 10
-            update(hit, expected_s, measured_s)
-            if step == at:
-                sd = np.sqrt(np.diag(clean.cov))
-                assert (np.abs(hit.mean - clean.mean) < np.maximum(sd, 0.03)).all()
-
-
 def test_a_sudden_change_is_followed_within_steps_and_noise_is_not():
     rng = np.random.default_rng(2)
     truth = np.ones(NUM)

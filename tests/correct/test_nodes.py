@@ -72,11 +72,3 @@ def test_one_slow_step_means_nothing():
     assert in_force(found, 4) == [1.0] * 4
     observe(found, rng, (1.0, 3.0, 1.0, 1.0), 3)
     assert in_force(found, 4)[1] == pytest.approx(3.0, rel=0.1)
-
-
-def test_state_goes_on():
-    rng = np.random.default_rng(0)
-    found, other = observe(NodeFactors(), rng, (1.0, 1.4), 4), NodeFactors()
-    other.load(found.state())
-    assert other.state() == found.state()
-    assert other.beliefs() == found.beliefs()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import numpy as np
@@ -48,13 +47,3 @@ def test_one_wild_step_is_bounded():
     for sign in (1, -1) * 200:
         found.observe({node: (5.0 * sign, OWN_VAR) for node in NODES})
     assert found.var <= MAX_SD**2
-
-
-def test_it_goes_on_where_it_was():
-    one = seen(0.05, 30)
-    other = SharedNoise()
-    other.load(json.loads(json.dumps(one.state())))
-    assert other.var == one.var
-    for found in (one, other):
-        found.observe({node: (0.1, OWN_VAR) for node in NODES})
-    assert other.var == one.var != seen(0.05, 30).var
