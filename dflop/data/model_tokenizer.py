@@ -85,4 +85,4 @@ def tokens_in_texts(found: FoundTokenizer, rules: MediaRules, annotations: str) 
 
 def _try(path: Path, rules: MediaRules, template: str) -> None:
     turns = (Turn("user", "What is this?"), Turn("assistant", "A cat."))
-    ChatTokenizer(path, rules, template).count([AnnotatedSample(0, "", turns, ())], [[]])
+    next(ChatTokenizer(path, rules, template).encode([AnnotatedSample(0, "", turns, ())], [[]]))

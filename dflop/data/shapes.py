@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from dflop.data.annotations import AnnotatedSample, BadSample, MediaRef
 from dflop.data.headers import BadMedia, MediaHeader
-from dflop.data.tokens import ChatTokenizer, TokenCount
+from dflop.data.tokens import ChatTokenizer, EncodedSample
 from dflop.models.media import Layout, MediaRules, Placement
 from dflop.records import MediaItem, QuarantinedSample, SampleShape
 
@@ -75,10 +75,10 @@ def shapes_of(
             drafts[number] = _Draft(sample, headers, _place(sample, headers, rules, 0), 0)
         except BadSample as error:
             found[number] = _quarantined(rules, index, sample, error)
-    counts = rules.tokenizer.count([d.sample for d in drafts.values()], [d.layouts for d in drafts.values()])
-    for (number, draft), count in zip(drafts.items(), counts, strict=True):
+    encoded = rules.tokenizer.encode([d.sample for d in drafts.values()], [d.layouts for d in drafts.values()])
+    for (number, draft), of_draft in zip(drafts.items(), encoded, strict=True):
         try:
-            found[number] = _shape(draft, count, rules)
+            found[number] = _shape(draft, of_draft, rules)
         except BadSample as error:
             found[number] = _quarantined(rules, rows[number][0], draft.sample, error)
     return [result for result in found if result is not None]
@@ -138,45 +138,34 @@ def header_of(item: MediaItem) -> MediaHeader:
     return MediaHeader(item.kind, item.width_px, item.height_px, item.num_frames, item.duration_s)
 
 
-def _shape(draft: _Draft, count: TokenCount, rules: ShapeRules) -> SampleShape:
-    if count.num_supervised_tokens == 0:
+def _shape(draft: _Draft, encoded: EncodedSample, rules: ShapeRules) -> SampleShape:
+    if encoded.num_supervised_tokens == 0:
         raise BadSample("no supervised tokens: every answer is empty")
-    num_tokens = _length(draft, count)
-    for step in rules.overlong if num_tokens > rules.max_llm_tokens else ():
+    limit, num_tokens = rules.max_llm_tokens, len(encoded.input_ids)
+    for step in rules.overlong if num_tokens > limit else ():
         if step == "shrink":
-            draft, count = _shrunk(draft, count, rules)
-        elif _length(draft, count) > rules.max_llm_tokens >= count.first_media_end:
-            return _truncated(draft, count, rules)
-    if _length(draft, count) > rules.max_llm_tokens:
+            draft, encoded = _shrunk(draft, encoded, rules)
+        elif len(encoded.input_ids) > limit >= encoded.media_end:
+            kept = encoded.cut(limit)
+            if kept.num_supervised_tokens == 0:
+                raise BadSample(f"no supervised tokens among the first {limit}")
+            return _of(draft, kept, rules, len(encoded.input_ids) - limit)
+    if len(encoded.input_ids) > limit:
         tried = f" (after: {', '.join(rules.overlong)})" if rules.overlong else ""
-        raise BadSample(f"sample too long: {num_tokens} tokens > max_llm_tokens {rules.max_llm_tokens}{tried}")
-    return _of(draft, count, rules)
+        raise BadSample(f"sample too long: {num_tokens} tokens > max_llm_tokens {limit}{tried}")
+    return _of(draft, encoded, rules)
 
 
-def _shrunk(draft: _Draft, count: TokenCount, rules: ShapeRules) -> tuple[_Draft, TokenCount]:
+def _shrunk(draft: _Draft, encoded: EncodedSample, rules: ShapeRules) -> tuple[_Draft, EncodedSample]:
     """The sample at the first level at which it fits; at the last one if at none, or as it was without media."""
-    while _length(draft, count) > rules.max_llm_tokens and draft.headers and draft.level < rules.media.max_level:
+    while len(encoded.input_ids) > rules.max_llm_tokens and draft.headers and draft.level < rules.media.max_level:
         level = draft.level + 1
         draft = draft._replace(placements=_place(draft.sample, draft.headers, rules, level), level=level)
-        (count,) = rules.tokenizer.count([draft.sample], [draft.layouts])
-    return draft, count
+        (encoded,) = rules.tokenizer.encode([draft.sample], [draft.layouts])
+    return draft, encoded
 
 
-def _truncated(draft: _Draft, count: TokenCount, rules: ShapeRules) -> SampleShape:
-    encoded = rules.tokenizer.encode(draft.sample, draft.layouts, rules.max_llm_tokens)
-    num_supervised = encoded.num_supervised_tokens
-    if num_supervised == 0:
-        raise BadSample(f"no supervised tokens among the first {rules.max_llm_tokens}")
-    num_cut = _length(draft, count) - rules.max_llm_tokens
-    kept = TokenCount(count.num_text_tokens - num_cut, num_supervised, count.first_media_end)
-    return _of(draft, kept, rules, num_cut)
-
-
-def _length(draft: _Draft, count: TokenCount) -> int:
-    return count.num_text_tokens + sum(p.num_rows for p in draft.placements)
-
-
-def _of(draft: _Draft, count: TokenCount, rules: ShapeRules, num_cut_tokens: int = 0) -> SampleShape:
+def _of(draft: _Draft, encoded: EncodedSample, rules: ShapeRules, num_cut_tokens: int = 0) -> SampleShape:
     items = tuple(
         MediaItem(
             ref.kind, ref.path, header.width_px, header.height_px, header.num_frames, header.duration_s,
@@ -188,9 +177,9 @@ def _of(draft: _Draft, count: TokenCount, rules: ShapeRules, num_cut_tokens: int
         profile_key=rules.profile_key,
         sample_index=draft.sample.sample_index,
         sample_id=draft.sample.sample_id,
-        num_text_tokens=count.num_text_tokens,
-        num_supervised_tokens=count.num_supervised_tokens,
-        num_llm_tokens=_length(draft, count),
+        num_text_tokens=encoded.num_text_tokens,
+        num_supervised_tokens=encoded.num_supervised_tokens,
+        num_llm_tokens=len(encoded.input_ids),
         items=items,
         media_level=draft.level,
         num_cut_tokens=num_cut_tokens,

@@ -5,8 +5,8 @@ tokenizer sees the text it sees in Hugging Face's processors: `user\n` and the q
 answer and the special token that directly follows it are supervised; of pre-training text, everything is. Special
 tokens are inserted as ids and text is encoded with them switched off: a user who types `<|im_end|>` gets the characters
 and never the token. Data with boxes and the like name special tokens in their texts on purpose: those of a list are
-inserted there, too, and `spelled_out` tells what other texts name. Lengths need no media: the profiler's `count` and
-the trainer's `encode` walk the same pieces.
+inserted there, too, and `spelled_out` tells what other texts name. Media are not needed, only their layouts: the
+profiler measures what the trainer will encode.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -48,17 +48,22 @@ class EncodedSample:
     def num_supervised_tokens(self) -> int:
         return int((self.labels != IGNORE_LABEL).sum())
 
+    @property
+    def num_text_tokens(self) -> int:
+        """Every token but the media rows."""
+        return len(self.input_ids) - sum(map(len, self.media_positions))
 
-class TokenCount(NamedTuple):
-    """Length of one sample."""
+    @property
+    def media_end(self) -> int:
+        """Tokens up to and with the last media row: a sample can be cut after it, not before."""
+        return 1 + max((int(of_item[-1]) for of_item in self.media_positions if len(of_item)), default=-1)
 
-    num_text_tokens: int
-    """Every token but the media rows."""
-    num_supervised_tokens: int
-    first_media_end: int
-    """Tokens up to and with the last media row: a sample can be cut after it, not before."""
+    def cut(self, max_tokens: int) -> EncodedSample:
+        """The first tokens of the sample, its media among them."""
+        return replace(self, input_ids=self.input_ids[:max_tokens], labels=self.labels[:max_tokens])
 
 
+Ints = npt.NDArray[np.int64]
 _WORD = "yes"
 _NO_TOKEN, _NOTHING = -1, (False, False)
 _SPACE = "".join(c for c in map(chr, range(0x3001)) if c.isspace() and not "\x1c" <= c <= "\x1f")
@@ -156,77 +161,32 @@ class ChatTokenizer:
         found = {name for turn in sample.turns for name in self._not_allowed.findall(turn.text)}
         return {name for name in found if not PLACEHOLDER.fullmatch(name)}
 
-    def count(self, samples: Sequence[AnnotatedSample], layouts: Sequence[Sequence[Layout]]) -> list[TokenCount]:
-        """Lengths of samples whose media items have these layouts; one call of the tokenizer's threads for all.
+    def encode(
+        self, samples: Sequence[AnnotatedSample], layouts: Sequence[Sequence[Layout]]
+    ) -> Iterator[EncodedSample]:
+        """Token ids, labels and media positions of samples whose media items have these layouts, one by one.
+
+        Args:
+            samples: What to encode; one call of the tokenizer's threads for all.
+            layouts: One per media item of each, in order.
 
         Raises:
             KeyError: the family takes no media of some kind in a sample.
+            ValueError: a sample has not one layout per media item.
             BadSample: as `check`.
         """
         pieces = [list(self._pieces(s, items)) for s, items in zip(samples, layouts, strict=True)]
-        encodings = iter(self._encode([p for of_sample in pieces for p in of_sample if isinstance(p, _Text)]))
-        counts = []
-        for of_sample in pieces:
-            num_text = num_supervised = num_rows = media_end = 0
-            for piece in of_sample:
-                if isinstance(piece, _Rows):
-                    num_rows += piece.num_rows
-                    media_end = num_text + num_rows
-                elif isinstance(piece, _Special):
-                    num_text += 1
-                    num_supervised += piece.supervised
-                else:
-                    found = next(encodings)
-                    num_text += len(found)
-                    num_supervised += int(_supervised(found, piece).sum()) if piece.supervised else 0
-            first = of_sample[0] if of_sample else None
-            if isinstance(first, _Text) and first.supervised and num_text:
-                num_supervised -= 1  # nothing stands before the first token of a plain text to predict it from
-            counts.append(TokenCount(num_text, num_supervised, media_end))
-        return counts
-
-    def encode(
-        self, sample: AnnotatedSample, layouts: Sequence[Layout], max_tokens: int | None = None
-    ) -> EncodedSample:
-        """Token ids, labels and media positions of a sample whose media items have these layouts.
-
-        Args:
-            sample: What to encode.
-            layouts: One per media item, in order.
-            max_tokens: Cut after so many tokens.
-
-        Raises:
-            KeyError: the family takes no media of some kind in the sample.
-            ValueError: `layouts` has not one entry per media item.
-        """
-        pieces = list(self._pieces(sample, layouts))
-        encodings = iter(self._encode([p for p in pieces if isinstance(p, _Text)]))
-        input_ids: list[int] = []
-        labels: list[int] = []
-        positions: list[list[int]] = [[] for _ in layouts]
-        for piece in pieces:
-            if isinstance(piece, _Rows):
-                positions[piece.item] += range(len(input_ids), len(input_ids) + piece.num_rows)
-                input_ids += [piece.pad] * piece.num_rows
-                labels += [IGNORE_LABEL] * piece.num_rows
-            elif isinstance(piece, _Special):
-                input_ids.append(piece.id)
-                labels.append(piece.id if piece.supervised else IGNORE_LABEL)
-            else:
-                found = next(encodings)
-                input_ids += found.ids
-                labels += np.where(_supervised(found, piece), found.ids, IGNORE_LABEL).tolist() if found.ids else []
-        if labels:
-            labels[0] = IGNORE_LABEL
-        media = tuple(np.array(p, np.int64) for p in positions)
-        return EncodedSample(np.array(input_ids[:max_tokens]), np.array(labels[:max_tokens]), media)
+        texts = [p.text for of_sample in pieces for p in of_sample if isinstance(p, _Text)]
+        encodings = iter(self._tokenizer.encode_batch(texts, add_special_tokens=False))
+        for of_sample, items in zip(pieces, layouts, strict=True):  # of many tokens: the caller need not hold all
+            yield _joined(of_sample, encodings, len(items))
 
     def template_tokens(self, num_answers: int) -> tuple[int, int]:
         """(all, supervised) tokens a template writes around so many questions and answers."""
         turns = (Turn("user", ""), Turn("assistant", _WORD)) * num_answers
-        (count,) = self.count([AnnotatedSample(0, "", turns, ())], [[]])
+        (found,) = self.encode([AnnotatedSample(0, "", turns, ())], [[]])
         words = num_answers * len(self._tokenizer.encode(_WORD, add_special_tokens=False))
-        return count.num_text_tokens - words, count.num_supervised_tokens - words
+        return found.num_text_tokens - words, found.num_supervised_tokens - words
 
     def template_tokens_for(self, kind: str) -> int:
         """Tokens a template writes for a media item besides its layout; negative where it leaves some of that out.
@@ -254,9 +214,6 @@ class ChatTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """Text of token ids with special tokens shown; for people and reports."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
-
-    def _encode(self, texts: Sequence[_Text]) -> list[Encoding]:
-        return self._tokenizer.encode_batch([t.text for t in texts], add_special_tokens=False)
 
     def _pieces(self, sample: AnnotatedSample, layouts: Sequence[Layout]) -> Iterator[_Piece]:
         """The sample from left to right; two texts never meet without a special token or rows between them."""
@@ -352,7 +309,7 @@ class ChatTokenizer:
         self._tokenizer.encode_special_tokens = False
         whole = self._tokenizer.encode(text, add_special_tokens=False).ids
         self._tokenizer.encode_special_tokens = True
-        if whole != self.encode(sample, []).input_ids.tolist():
+        if whole != next(self.encode([sample], [[]])).input_ids.tolist():
             raise ConfigError(
                 "the tokenizer encodes text between special tokens differently than on its own (a prefix before "
                 "words, or "
@@ -360,6 +317,38 @@ class ChatTokenizer:
                 where=str(path),
                 hint="use a tokenizer without them, such as Qwen's",
             )
+
+
+def _joined(pieces: Sequence[_Piece], encodings: Iterator[Encoding], num_items: int) -> EncodedSample:
+    """Pieces of one sample end to end; `encodings` has those of its texts next."""
+    # Lists of what is between rows, and arrays of rows, of which there may be many.
+    ids: list[Any] = [[]]
+    labels: list[Any] = [[]]
+    positions: list[list[Ints]] = [[] for _ in range(num_items)]
+    length = 0
+    for piece in pieces:
+        if isinstance(piece, _Rows):
+            positions[piece.item].append(np.arange(length, length + piece.num_rows))
+            ids += [np.full(piece.num_rows, piece.pad), []]
+            labels += [np.full(piece.num_rows, IGNORE_LABEL), []]
+            length += piece.num_rows
+            continue
+        if isinstance(piece, _Special):
+            own, learnt = [piece.id], [piece.id if piece.supervised else IGNORE_LABEL]
+        else:
+            own, learnt = (found := next(encodings)).ids, [IGNORE_LABEL] * len(found)
+            if piece.supervised:
+                learnt = np.where(_supervised(found, piece), own, IGNORE_LABEL).tolist()
+        ids[-1] += own
+        labels[-1] += learnt
+        length += len(own)
+    all_labels = _end_to_end(labels)
+    all_labels[:1] = IGNORE_LABEL  # nothing stands before it to predict it from
+    return EncodedSample(_end_to_end(ids), all_labels, tuple(map(_end_to_end, positions)))
+
+
+def _end_to_end(parts: Sequence[Any]) -> Ints:
+    return np.concatenate(parts or [[]], dtype=np.int64, casting="unsafe")  # an empty list is of floats
 
 
 def _supervised(encoding: Encoding, piece: _Text) -> npt.NDArray[np.bool_]:

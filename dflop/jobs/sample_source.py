@@ -36,7 +36,8 @@ class DatasetSource:
         shape = self._shapes[sample_index]
         num_images = sum(item.kind == "image" for item in shape.items)
         layouts = [place(self._family, header_of(item), num_images, shape.media_level).layout for item in shape.items]
-        encoded = self._tokenizer.encode(self._rows.sample(sample_index), layouts, shape.num_llm_tokens)
+        (whole,) = self._tokenizer.encode([self._rows.sample(sample_index)], [layouts])
+        encoded = whole.cut(shape.num_llm_tokens)
         return TokenizedSample(encoded.input_ids, encoded.labels, encoded.media_positions)
 
     def array(self, sample_index: int, item: int) -> np.ndarray:

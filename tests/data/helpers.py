@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,8 +11,9 @@ import numpy as np
 from dflop.data.annotations import AnnotatedSample
 from dflop.data.conversation import read_row
 from dflop.data.dataset_profile import DatasetRef
+from dflop.data.tokens import ChatTokenizer, EncodedSample
 from dflop.models.family import Family
-from dflop.models.media import MediaSize, MediaTokens, Placement
+from dflop.models.media import Layout, MediaSize, MediaTokens, Placement
 from dflop.records import ModuleSpec
 
 WriteRows = Callable[..., DatasetRef]
@@ -64,6 +65,11 @@ def chat(*texts: str, **row: object) -> dict[str, object]:
     """A row whose turns alternate between human and gpt."""
     said = [{"from": ("human", "gpt")[i % 2], "value": text} for i, text in enumerate(texts)]
     return {"conversations": said, **row}
+
+
+def encode(tokenizer: ChatTokenizer, sample: AnnotatedSample, layouts: Sequence[Layout] = ()) -> EncodedSample:
+    (found,) = tokenizer.encode([sample], [layouts])
+    return found
 
 
 def parse_row(row: dict[str, Any], index: int, ignored_keys: Collection[str] = ()) -> AnnotatedSample:

@@ -6,7 +6,7 @@ from dflop.data.header_cache import HeaderCache
 from dflop.data.shapes import ShapeRules, header_of, place, shapes_of
 from dflop.data.tokens import ChatTokenizer
 from dflop.records import QuarantinedSample, SampleShape
-from tests.data.helpers import TinyFamily, chat
+from tests.data.helpers import TinyFamily, chat, encode
 
 
 def shape(dataset: DatasetRef, family: TinyFamily, index: int = 0, *overlong: str) -> SampleShape | QuarantinedSample:
@@ -30,7 +30,7 @@ def test_shape_of_each_kind(write_rows, family, tokenizer):
     assert result.num_llm_tokens == result.num_text_tokens + 62
     sample = dataset.open().sample(0)
     layouts = [place(family, header_of(i), 1, 0).layout for i in result.items]
-    assert len(tokenizer.encode(sample, layouts).input_ids) == result.num_llm_tokens
+    assert len(encode(tokenizer, sample, layouts).input_ids) == result.num_llm_tokens
 
 
 def test_every_refusal_is_a_row_with_its_reason(write_rows, family):
@@ -75,7 +75,7 @@ def test_too_long_is_shrunk_then_cut_and_the_trainer_does_the_same(write_rows, f
         assert (found.num_cut_tokens > 0) == (num_cut > 0), (limit, steps, found)
         sample = dataset.open().sample(0)
         layouts = [place(family, header_of(i), 1, found.media_level).layout for i in found.items]
-        encoded = tokenizer.encode(sample, layouts, found.num_llm_tokens)
+        encoded = encode(tokenizer, sample, layouts).cut(found.num_llm_tokens)
         assert len(encoded.input_ids) == found.num_llm_tokens
         assert encoded.num_supervised_tokens == found.num_supervised_tokens
         assert [len(p) for p in encoded.media_positions] == [i.num_rows for i in found.items]

@@ -27,7 +27,7 @@ from dflop.data.headers import BadMedia, MediaHeader, read_header
 from dflop.data.tokens import ChatTokenizer
 from dflop.models import FAMILIES, load_rules
 from dflop.models.media import MediaRules
-from tests.data.helpers import parse_row
+from tests.data.helpers import encode, parse_row
 from tests.fuzz import hostile
 from tests.fuzz.target import Target, attempt, check_reason, made
 
@@ -158,10 +158,9 @@ def _tokenizer(folder: Path, example: bytes) -> None:
     path.write_bytes(example)
     tokenizer, sample = attempt(ChatTokenizer, path, rules()), parse_row(_ROW, 0)
     if tokenizer is not None:
-        counts, encoded = attempt(tokenizer.count, [sample], [[]]), attempt(tokenizer.encode, sample, [])
-        if counts is not None and encoded is not None:
-            assert counts[0].num_text_tokens == len(encoded.input_ids)
-            assert counts[0].num_supervised_tokens == encoded.num_supervised_tokens
+        encoded = attempt(encode, tokenizer, sample)
+        if encoded is not None:
+            assert encoded.num_text_tokens == len(encoded.input_ids) == len(encoded.labels)
 
 
 _ROLES = st.lists(st.sampled_from(("system", "user", "assistant", "text")), min_size=1, max_size=4)
