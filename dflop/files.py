@@ -11,6 +11,7 @@ import os
 import socket
 import uuid
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 TMP_PREFIX = ".tmp-"
@@ -44,6 +45,11 @@ def replacing(final: Path, *, is_durable: bool = False) -> Iterator[Path]:
         raise
     if is_durable:
         fsync(final.parent)
+
+
+def written(output: Path) -> AbstractContextManager[Path]:
+    """As `replacing`, for what a person names: a pipe or a device is written into, not replaced by a file."""
+    return contextlib.nullcontext(output) if output.exists() and not output.is_file() else replacing(output)
 
 
 def replace(final: Path, content: str | bytes, *, is_durable: bool = False) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import astuple
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -69,9 +68,9 @@ def history(
     """
     from rich.console import Console
 
-    from dflop.report.history_table import COLUMNS, history_table, markdown_history
+    from dflop.report.history_table import COLUMNS, history_table
     from dflop.report.rows import print_rows
-    from dflop.report.table_text import print_table
+    from dflop.report.table_text import markdown_table, print_table
     from dflop.views.run_results import load_history
 
     run_id = run
@@ -82,7 +81,7 @@ def history(
     if (shown := form_of(form, as_json)) == "table":
         print_table(history_table(entries), Console())
     elif shown == "markdown":
-        sys.stdout.write(markdown_history(entries))
+        print(markdown_table(history_table(entries)))
     else:
         print_rows(COLUMNS, [astuple(entry) for entry in entries], shown)
 

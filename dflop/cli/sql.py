@@ -100,12 +100,12 @@ def _read(query: str) -> str:
 
 
 def _write(result: Result, form: str, output: Path | None) -> int:
-    from dflop.report.rows import write_rows
+    from dflop.report.rows import print_rows
 
     try:
         if form == "parquet" and output:
             return result.write_parquet(output)
-        return write_rows(result.schema.names, result.rows(), form, output)
+        return print_rows(result.schema.names, result.rows(), form, output)
     except BrokenPipeError:
         raise  # the reader has seen enough: no error
     except OSError as error:

@@ -216,12 +216,6 @@ def profile_sizes_shard(
     return shapes, bad.with_columns(run_id=pl.lit(run_id))
 
 
-def duplicate_ids(results: list[Result]) -> list[str]:
-    """Ids that occur more than once, sorted. All such rows are kept: the row, not the id, identifies a sample."""
-    counts = Counter(r.sample_id for r in results if r.sample_id)
-    return sorted(sample_id for sample_id, count in counts.items() if count > 1)
-
-
 class _Work:
     """What a process needs to turn rows into shapes."""
 

@@ -1,4 +1,4 @@
-"""What was noticed and decided in a run, in order: for the terminal, as Markdown, and for the report."""
+"""What was noticed and decided in a run, in order."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass, fields
 from datetime import datetime
 
 from dflop import units
-from dflop.report.table_text import markdown_table
 from dflop.report.tables import Table, make_table
 
 MAX_LINES = 200
@@ -66,8 +65,3 @@ def history_table(entries: Sequence[HistoryEntry]) -> Table:
         empty="No events are recorded for this run.",
         num_shown=20,
     )
-
-
-def markdown_history(entries: Sequence[HistoryEntry]) -> str:
-    """The history as a Markdown table, for a Prefect artifact."""
-    return markdown_table(history_table(entries)) + "\n"

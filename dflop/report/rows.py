@@ -29,8 +29,8 @@ MAX_TABLE_ROWS = 10_000
 """A table is laid out as a whole; what is longer is for a program, or for a LIMIT."""
 
 
-def write_rows(columns: Sequence[str], rows: Iterable[Row], form: str, output: Path | None) -> int:
-    """Writes rows as they come; a file appears under its name only when it is complete.
+def print_rows(columns: Sequence[str], rows: Iterable[Row], form: str, output: Path | None = None) -> int:
+    """Prints or writes rows as they come; a file appears under its name only when it is complete.
 
     Args:
         columns: Names.
@@ -55,24 +55,12 @@ def write_rows(columns: Sequence[str], rows: Iterable[Row], form: str, output: P
         return _write_text(columns, rows, form, file)
 
 
-def print_rows(columns: Sequence[str], rows: Sequence[Row], form: str) -> None:
-    """Prints rows that are at hand, as `table`, `csv` or `json`."""
-    if form == "table":
-        _print_table(columns, rows, Console())
-    else:
-        _write_text(columns, rows, form, sys.stdout)
-
-
 @contextmanager
 def _target(output: Path | None) -> Iterator[IO[str]]:
     if output is None:
         yield sys.stdout
         return
-    if output.exists() and not output.is_file():  # a pipe or a device: it must not be replaced by a file
-        with open(output, "w", encoding="utf-8", newline="") as file:
-            yield file
-        return
-    with files.replacing(output) as tmp, open(tmp, "w", encoding="utf-8", newline="") as file:
+    with files.written(output) as place, open(place, "w", encoding="utf-8", newline="") as file:
         yield file  # the CSV writer ends its own lines
 
 

@@ -31,7 +31,7 @@ def print_table(table: Table, console: Console) -> None:
 
 
 def markdown_table(table: Table) -> str:
-    """Title, rows and note as Markdown."""
+    """Title, rows and note as Markdown, without a line's end: for artifacts of Prefect."""
     rule = (":--" if name in table.text_columns else "--:" for name in table.header)
     lines = [table.header, tuple(rule), *(tuple(markdown_cell(c) for c in row) for row in table.rows)]
     body = "\n".join(f"| {' | '.join(line)} |" for line in lines)

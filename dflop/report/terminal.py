@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import rich.table
 from rich.console import Console
 from rich.text import Text
 
-from dflop.records import Plan
 from dflop.report.run_tables import SQL_LINE, correction_table, key_numbers, policy_table, quarantine_table, stage_table
 from dflop.report.summary import RunSummary
 from dflop.report.table_text import markdown_cell, markdown_table, print_table
-from dflop.report.tables import Table, layout_text, plan_table
+from dflop.report.tables import Table, layout_text
 
 
 def print_summary(summary: RunSummary, console: Console) -> None:
@@ -47,11 +44,6 @@ def markdown_summary(summary: RunSummary) -> str:
     if summary.warning:
         parts.append(f"**{markdown_cell(summary.warning)}**")
     return "\n\n".join([*parts, f"```\n{SQL_LINE}\n```"]) + "\n"
-
-
-def markdown_plan(plans: Sequence[Plan]) -> str:
-    """The candidates of a plan as a Markdown table, for a Prefect artifact."""
-    return markdown_table(plan_table(plans)) + "\n"
 
 
 def _tables(summary: RunSummary) -> list[Table]:

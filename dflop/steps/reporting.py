@@ -12,11 +12,11 @@ from dflop.errors import DflopError
 from dflop.plan.verdict import proven
 from dflop.records import Measurement, Plan, PlanProgram
 from dflop.report.cost_plots import COLUMNS, fitted, table_rows
-from dflop.report.history_table import markdown_history
+from dflop.report.history_table import history_table
 from dflop.report.summary import RunSummary
 from dflop.report.table_text import markdown_table
-from dflop.report.tables import program_table
-from dflop.report.terminal import markdown_plan, markdown_summary
+from dflop.report.tables import plan_table, program_table
+from dflop.report.terminal import markdown_summary
 from dflop.run.directory import RunDir
 from dflop.run.messages import Say
 from dflop.run.plan_scope import basis_of
@@ -50,7 +50,7 @@ def summary_page(run: RunDir, summary: RunSummary) -> str:
 
 def history_page(run: RunDir) -> str:
     """What was noticed and decided so far, in Markdown."""
-    return markdown_history(run_results.load_history(run.config().store, run.run_id))
+    return markdown_table(history_table(run_results.load_history(run.config().store, run.run_id)))
 
 
 def data_rows(run: RunDir) -> Rows:
@@ -75,7 +75,7 @@ def plan_page(run: RunDir, plans: Sequence[Plan]) -> str:
     with Reader(store) as reader:
         programs = reader.records(PlanProgram, where={"run_id": run.run_id, "plan_id": plans[0].plan_id})
     shown = plans[:MAX_SHOWN_PLANS]
-    parts = [picture_of_plan(run), markdown_plan(shown)]
+    parts = [picture_of_plan(run), markdown_table(plan_table(shown))]
     if len(shown) < len(plans):
         parts.append(f"{len(plans) - len(shown)} more: `dflop sql plan_candidates --param run_id={run.run_id}`\n")
     if programs:

@@ -112,9 +112,8 @@ class Result:
             StoreError: Parquet has no such type.
             OSError: The file cannot be written.
         """
-        is_pipe = path.exists() and not path.is_file()  # or a device: it must not be replaced by a file
         num_rows = 0
-        with contextlib.nullcontext(path) if is_pipe else files.replacing(path) as place:
+        with files.written(path) as place:
             try:
                 with open(place, "wb") as file, pq.ParquetWriter(file, self.schema, compression="zstd") as writer:
                     for batch in self.batches:

@@ -86,7 +86,7 @@ def read_current(store_root: Path | str) -> Current | None:
     except OSError as error:
         raise StoreError(f"CURRENT cannot be read: {error.strerror}", where=str(path), hint="try again") from error
     except (ValueError, TypeError) as error:
-        hint = "run `dflop store ingest`to publish a snapshot and a new CURRENT; nothing is lost"
+        hint = "run `dflop store ingest` to publish a snapshot and a new CURRENT; nothing is lost"
         raise DamagedCurrentError(f"CURRENT is damaged: {error}", where=str(path), hint=hint) from error
 
 

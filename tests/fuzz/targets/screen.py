@@ -21,7 +21,7 @@ from dflop import cli
 from dflop.data.annotations import printable
 from dflop.records import QuarantinedSample
 from dflop.report.chrome_trace import chrome_trace
-from dflop.report.rows import write_rows
+from dflop.report.rows import print_rows
 from dflop.report.run_page import render_report
 from dflop.report.terminal import markdown_summary, print_summary
 from dflop.store import console
@@ -95,7 +95,7 @@ def _table(folder: Path, example: tuple[list[str], list[list[Any]]]) -> None:
     given = [tuple((row + [None] * len(columns))[: len(columns)]) for row in rows]
     for form in ("table", "csv", "json"):
         path = folder / f"out.{form}"
-        if attempt(write_rows, columns, given, form, path) is None:
+        if attempt(print_rows, columns, given, form, path) is None:
             continue
         text = path.read_text(encoding="utf-8")
         if form == "csv" and columns:

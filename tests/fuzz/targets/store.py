@@ -13,7 +13,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from dflop.records import Correction
-from dflop.report.rows import write_rows
+from dflop.report.rows import print_rows
 from dflop.store import console, lease, schema, settings, snapshot
 from dflop.store.file_check import Bad, Good, StoredFile, judge, with_provenance
 from dflop.store.health import lease_health, live_health, snapshot_health
@@ -147,7 +147,7 @@ def _run(folder: Path, sql: str, params: Any) -> None:
         if form == "parquet":
             result.write_parquet(folder / "out.parquet")
         else:
-            write_rows(result.schema.names, result.rows(), form, folder / "out")
+            print_rows(result.schema.names, result.rows(), form, folder / "out")
 
 
 def _files(root: Path) -> list[tuple[str, int]]:
