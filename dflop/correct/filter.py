@@ -59,11 +59,6 @@ class FactorFilter:
         self._noise_var = START_NOISE_FRAC**2
         self._num_updates = 0
 
-    @property
-    def noise_frac(self) -> float:
-        """Standard deviation of a microbatch's relative error."""
-        return float(np.sqrt(self._noise_var))
-
     def update(self, expected_s: Floats, measured_s: Floats, rank: Ints, shared_var: float) -> None:
         """Take in one step.
 

@@ -67,7 +67,7 @@ class MediaHeader:
     duration_s: float
 
 
-def read_header(kind: str, source: MediaSource, *, max_image_pixels: int = MAX_IMAGE_PIXELS) -> MediaHeader:
+def read_header(kind: str, source: MediaSource) -> MediaHeader:
     """Size of an `image`, `video` or `audio`, from its header.
 
     Raises:
@@ -75,7 +75,7 @@ def read_header(kind: str, source: MediaSource, *, max_image_pixels: int = MAX_I
         KeyError: unknown kind.
     """
     if kind == "image":
-        with open_image(source, max_image_pixels=max_image_pixels) as image:
+        with open_image(source) as image:
             width_px, height_px = image.size
             check_depth(image)
             if orientation(image) >= 5:
@@ -87,7 +87,7 @@ def read_header(kind: str, source: MediaSource, *, max_image_pixels: int = MAX_I
 
 
 @contextmanager
-def open_image(source: MediaSource, *, max_image_pixels: int = MAX_IMAGE_PIXELS) -> Iterator[Image.Image]:
+def open_image(source: MediaSource) -> Iterator[Image.Image]:
     """An image opened up to its header; whatever Pillow raises on a bad file leaves as `BadMedia`.
 
     Raises:
@@ -100,9 +100,9 @@ def open_image(source: MediaSource, *, max_image_pixels: int = MAX_IMAGE_PIXELS)
             warnings.simplefilter("ignore")
             image = Image.open(source, formats=_IMAGE_FORMATS)
             with image:
-                if image.width * image.height > max_image_pixels:
+                if image.width * image.height > MAX_IMAGE_PIXELS:
                     raise BadMedia(
-                        f"image of {image.width} x {image.height} px exceeds the limit of {max_image_pixels} px"
+                        f"image of {image.width} x {image.height} px exceeds the limit of {MAX_IMAGE_PIXELS} px"
                     )
                 yield image
     except (BadMedia, MemoryError):

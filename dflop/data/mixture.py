@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -160,15 +159,6 @@ class Dataset:
             raise IndexError(f"sample {index} of {len(self)}")
         entry = int(np.searchsorted(self._starts, index, side="right")) - 1
         return entry, int(self._rows[entry][index - self._starts[entry]])
-
-    def row(self, index: int) -> dict[str, Any]:
-        """Sample `index` as it is written.
-
-        Raises:
-            BadSample: the row is not an object or cannot be read.
-        """
-        source, row = self._source(index)
-        return source.row(row)
 
     def sample(self, index: int) -> AnnotatedSample:
         """Sample `index`, interpreted.

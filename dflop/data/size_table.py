@@ -31,7 +31,7 @@ MEDIA_COLUMNS = {
 }
 _LISTS = frozenset(column for columns in MEDIA_COLUMNS.values() for column in columns)
 _SECONDS = ("video_fps", "video_seconds", "audio_seconds")
-_BAD_COUNTS = "token counts or turns are missing or negative"
+_BAD_COUNTS = "token counts or turns are missing, negative or not whole"
 _MAX_TOKENS = 2**40
 """Counts above it are none, and would not add up in 64 bits."""
 _MAX_FRAMES = 2**62
@@ -84,12 +84,12 @@ def _is_readable(name: str, found: pl.DataType) -> bool:
 
 
 def _numbers(name: str) -> pl.Expr:
-    """A column in the type its numbers are reckoned in; -1, which nothing is, where one does not fit."""
+    """A column in the type that sizes have; -1, which nothing is, where a number does not fit or is not whole."""
     wanted = pl.Float64() if name in _SECONDS else pl.Int64()
 
     def fitted(value: pl.Expr) -> pl.Expr:
         number = value.cast(wanted, strict=False)
-        fits = number.is_finite() if name in _SECONDS else number.is_not_null()
+        fits = number.is_finite() if name in _SECONDS else number.cast(pl.Float64) == value.cast(pl.Float64)
         return pl.when(value.is_null()).then(None).when(fits).then(number).otherwise(pl.lit(-1, wanted))
 
     if name not in _LISTS:

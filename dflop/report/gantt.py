@@ -115,7 +115,7 @@ def _panel(axes: Axes, step: StepPicture, end_s: float, unit_s: float) -> None:
 def _lane(axes: Axes, name: str, y: int, lane: Lane, end_s: float, unit_s: float) -> dict[str, list[str]]:
     """Draws a lane and returns its hints by `gid`."""
     height, hints = 0.55 if lane.thin else 0.8, dict[str, list[str]]()
-    num_digits = len(str(1 + max((bar.microbatch for bar in lane.bars), default=0)))
+    num_digits = len(str(max((bar.microbatch for bar in lane.bars), default=0)))
     for kind, colour in COLOURS.items():
         for wide in (False, True):
             own = [bar for bar in lane.bars if bar.kind == kind and (bar.duration_s >= MIN_EDGE_FRAC * end_s) == wide]
@@ -132,5 +132,5 @@ def _lane(axes: Axes, name: str, y: int, lane: Lane, end_s: float, unit_s: float
         if bar.microbatch >= 0 and bar.duration_s >= (PADDING_FRAC + DIGIT_FRAC * num_digits) * end_s:
             x, ink = (bar.start_s + bar.duration_s / 2) / unit_s, "white" if bar.kind == FORWARD else "black"
             middle = y - 0.4 + height / 2
-            axes.text(x, middle, str(bar.microbatch + 1), color=ink, ha="center", va="center_baseline", fontsize=8)
+            axes.text(x, middle, str(bar.microbatch), color=ink, ha="center", va="center_baseline", fontsize=8)
     return hints

@@ -77,7 +77,7 @@ def _bars(span: MicrobatchSpan, lane: str) -> Iterator[Bar]:
         if duration_s > 0:
             predicted = f", predicted {units.seconds(predicted_s)}" if predicted_s > 0 else ""
             hint = (
-                f"{lane}: {kind} of microbatch {span.microbatch + 1}, {span.num_items} items, {span.num_tokens} "
+                f"{lane}: {kind} of microbatch {span.microbatch}, {span.num_items} items, {span.num_tokens} "
                 f"tokens: measured {units.seconds(duration_s)}, of it compute {units.seconds(compute_s)}{predicted}"
             )
             yield Bar(kind, start_s, duration_s, span.microbatch, hint)

@@ -79,7 +79,7 @@ def one_by_one(index: int, row: dict[str, Any], rules: ShapeRules, level: int = 
         items.append({**size, **length, **work})
     prompt, response, turns = row["prompt_tokens"], row["response_tokens"], 1 if row["turns"] is None else row["turns"]
     if prompt is None or prompt < 0 or turns < 1:
-        return "token counts or turns are missing or negative"
+        return "token counts or turns are missing, negative or not whole"
     if response == 0:
         return "no supervised tokens: every answer is empty"
     text, supervised = rules.tokenizer.template_tokens(turns)
@@ -117,6 +117,8 @@ def test_columns_are_what_rows_are(tokenizer, family, rows, limit, overlong):
 
 def test_text_alone_needs_no_media_columns(tokenizer, family, tmp_path):
     path = tmp_path / "sizes.parquet"
-    pl.DataFrame({"id": ["a"], "prompt_tokens": [3], "response_tokens": [2], "other": [1]}).write_parquet(path)
+    columns = {"id": ["a", "half a token"], "prompt_tokens": [3.0, 3.5], "response_tokens": [2, 2], "other": [1, 1]}
+    pl.DataFrame(columns).write_parquet(path)
     shapes, bad = profile_sizes(read_sizes(path), ShapeRules("key", family, tokenizer, 100, ()))
-    assert (shapes["num_supervised_tokens"].to_list(), len(bad)) == ([3], 0)  # the end of the turn is learnt, too
+    assert shapes["num_supervised_tokens"].to_list() == [3], "the end of the turn is learnt, too"
+    assert bad["sample_id"].to_list() == ["half a token"]

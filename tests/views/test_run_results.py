@@ -39,7 +39,7 @@ def test_everything_that_a_page_shows_is_there(run: RunDir) -> None:
 def test_the_report_is_written_with_all_of_it_that_can_be_read(run: RunDir, tmp_path: Path) -> None:
     write_report(run)
     text = run.report_file.read_text()
-    assert "<title>0: vision pp0 dp0: forward of microbatch 1" in text
+    assert "<title>0: vision pp0 dp0: forward of microbatch 0" in text
     assert "costs</dt><dd>vision tp1 analytic" in text
     copy = RunDir(tmp_path / run.run_id)
     shutil.copytree(run.path, copy.path)
