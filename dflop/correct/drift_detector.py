@@ -64,7 +64,7 @@ def module_of(subject: str) -> str:
 
 
 class CostDrift:
-    """Notices that modules, or items of certain sizes, take longer or shorter than what plans reckon with.
+    """Notices that modules, or items of certain sizes, take longer or shorter than what plans expect.
 
     Args:
         edges: Of the buckets, per module.

@@ -1,8 +1,8 @@
 """How far each module's predicted seconds are off, by size of item and by rank, learnt from what a run measures.
 
 Factors multiply uncorrected predictions. Those of modules that share stages are learnt together (`filter.py`): every
-microbatch mixes modules and sizes differently, which tells them apart. Slow ranks are told from slow sizes by dividing
-a rank's times by its factor, and by comparing ranks after the sizes are corrected (`nodes.py`).
+microbatch mixes modules and sizes differently, which separates them. Slow ranks are not mistaken for slow sizes:
+a rank's times are divided by its factor, and ranks are compared after the sizes are corrected (`nodes.py`).
 
 What is believed and what should be applied differ: acting on noise costs more than it gains. A module's level stays
 within 3 % of what is in force. What sizes deviate by from it is shrunk by what chance would give all of them together
@@ -41,7 +41,7 @@ from dflop.simulate.step import Node
 
 DEAD_ZONE_FRAC = 0.03
 NUM_SD = 1.0
-"""Standard deviations by which a bucket must differ from its module's level to get a factor of its own."""
+"""Standard deviations by which a bucket must differ from its module's level to get a separate factor."""
 NUM_CHANCE = 2.0
 """Times the squared deviations, in their uncertainty, that chance gives: so much of all of them is left out."""
 NUM_SD_LEVEL = 3.0
@@ -84,7 +84,7 @@ class Belief:
 
 @dataclass(slots=True)
 class _Module:
-    """What is kept of a module beside its filter."""
+    """What is kept of a module besides its filter."""
 
     edges: tuple[int, ...]
     level: float

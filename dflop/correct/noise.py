@@ -2,7 +2,7 @@
 
 A checkpoint, a burst of another job, a warm core: they make a rank's whole step slower. Taken for errors of single
 microbatches, dozens of which seem to agree, one such step would be proof that a module's level has moved or that a rank
-is slow. How large it is is told by differences of successive steps, so that what stays (a slow rank, a wrong level)
+is slow. How large it is follows from differences of successive steps, so that what stays (a slow rank, a wrong level)
 is no noise.
 """
 

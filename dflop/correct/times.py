@@ -1,4 +1,4 @@
-"""What is learnt from: seconds of microbatches beside what was predicted for them."""
+"""What is learnt from: seconds of microbatches and what was predicted for them."""
 
 from __future__ import annotations
 

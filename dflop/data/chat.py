@@ -6,7 +6,7 @@ dozen renderings, no text of a user can act as template, and which characters ar
 
 A template that looks into its texts (reasoning, trimming; `probe.py` tells) is rendered with every conversation's own
 ones. What it writes around turns in every case is still the template's; what is left between is the turn as it shows
-it, with reasoning it put there or moved. Where the two cannot be told apart the row is refused.
+it, with reasoning it put there or moved. Where the two cannot be distinguished the row is refused.
 
 A turn with media reaches the template as a list of parts: text and media in their order.
 """

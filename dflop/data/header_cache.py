@@ -2,7 +2,7 @@
 
 A header costs 0.1-16 ms and, on a busy parallel file system, much more; the answer never changes while the file does
 not. The cache is a folder of Parquet files, one per process that read something new, each written whole under a name
-of its own: no lock, and a lost or broken file costs nothing but reading again. A file counts as unchanged while its
+no other has: no lock, and a lost or broken file costs nothing but reading again. A file counts as unchanged while its
 size and modification time are what they were.
 """
 

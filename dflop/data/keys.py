@@ -2,7 +2,7 @@
 
 A key in `REFUSED` means something to a trainer or a processor that people write their rows for (qwen-vl-utils,
 ms-swift, LLaMA-Factory, TRL, axolotl, OpenAI) and nothing here: its row is quarantined with the key in the reason. A
-key in no table is counted and said, and the row is trained on. `dataset.ignored_keys` adds to `IGNORED`.
+key in no table is counted and reported, and the row is trained on. `dataset.ignored_keys` adds to `IGNORED`.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class KeyReader:
                 raise _refusal(key, f"row has no media, but names some under `{key}`, which is not read")
 
     def check_columns(self, row: Mapping[str, object], keys: Iterable[str]) -> None:
-        """Of a question and its answer in columns of their own: that nothing else belongs to the question.
+        """Of a question and its answer in two columns: that nothing else belongs to the question.
 
         Raises:
             BadSample: one of these keys holds something.

@@ -202,7 +202,7 @@ class Dataset:
     def fingerprint(self) -> str:
         """Hash of rows, what is in them and their weights: equal ones mean equal samples under equal numbers.
 
-        Media files beside the data are not in it, see `media_fingerprint`.
+        Media files outside the data are not in it, see `media_fingerprint`.
 
         Raises:
             DataError: a file cannot be read.
@@ -219,7 +219,7 @@ class Dataset:
         """Expected number of times each sample comes up in as many draws as there are samples.
 
         All ones without weights. With them an entry's samples share the entry's part of the draws evenly: weight 2
-        beside weight 1 is two thirds of the draws, however many rows either has.
+        against weight 1 is two thirds of the draws, however many rows either has.
 
         Returns:
             Shape (len(self),); the sum is len(self).

@@ -49,8 +49,8 @@ def find_tokenizer(folders: tuple[Path, ...], rules: MediaRules) -> FoundTokeniz
             None, DEFAULT_TEMPLATE, problem="no tokenizer.json next to the model's config or the data"
         )
     notes: list[str] = []
-    beside = dict.fromkeys((path.parent, *folders))
-    for template in (folder / name for folder in beside for name in _TEMPLATES):
+    places = dict.fromkeys((path.parent, *folders))
+    for template in (folder / name for folder in places for name in _TEMPLATES):
         if not template.is_file():
             continue
         try:

@@ -2,7 +2,7 @@
 
 Per module the two distributions of tokens per sample are compared by the Kolmogorov-Smirnov distance (the largest
 difference between their cumulative shares), and the shares of modality groups by total variation. Both lie in 0..1 and
-need no bins or units. Beside each stands the distance that chance alone exceeds once in twenty draws of samples of
+need no bins or units. With each stands the distance that chance alone exceeds once in twenty draws of samples of
 these sizes from one distribution; a drift is what lies beyond all chance *and* beyond a threshold, since with a million
 samples differences that no plan would feel are significant too.
 """

@@ -72,7 +72,7 @@ class ShownTurns:
 
         Raises:
             ConfigError: it refuses such turns, whatever their texts, or loses or repeats their media.
-            BadSample: it refuses these texts, or its own text cannot be told from theirs.
+            BadSample: it refuses these texts, or its own text cannot be distinguished from theirs.
         """
         return self._show(turns)
 
@@ -130,11 +130,11 @@ class ShownTurns:
         own = "".join(part for part in skeleton if isinstance(part, str))
         found = Counter(self._kinds[placeholder] for placeholder in self._written.findall(own))
         if found != wanted and (found or is_known):
-            shown, said = (
+            shown, asked = (
                 ", ".join(f"{counts[kind]} {self._placeholders[kind]}" for kind in sorted({*wanted, *found}))
                 for counts in (found, wanted)
             )
-            raise ConfigError(f"the chat template writes {shown} for {said}", where="dataset.chat_template")
+            raise ConfigError(f"the chat template writes {shown} for {asked}", where="dataset.chat_template")
         return found == wanted
 
     def _check_cuts(

@@ -149,7 +149,7 @@ class ChatTokenizer:
         """Refuse a sample whose turns the chat template does not show.
 
         Raises:
-            BadSample: it refuses their roles or texts, or what it writes cannot be told from them.
+            BadSample: it refuses their roles or texts, or what it writes cannot be distinguished from them.
         """
         try:
             self._shown(sample.turns)

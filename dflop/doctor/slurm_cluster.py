@@ -59,22 +59,22 @@ def slurm(config: Config | None = None, command: Command = run_command) -> Itera
     else:
         yield Finding(AREA, "GRES", OK, ", ".join(gres) or "none: no partition counts GPUs")
     if config is None or cluster is None:
-        is_taken, said = _test_only({"job-name": "dflop-doctor", "time": "1"}, command)
+        is_taken, message = _test_only({"job-name": "dflop-doctor", "time": "1"}, command)
         # Sites may want an account or a partition of everybody, which only a configuration knows.
         advice = "" if is_taken else "add the configuration: dflop doctor CONFIG"
-        yield Finding(AREA, "submitting", OK if is_taken else WARN, said, advice)
+        yield Finding(AREA, "submitting", OK if is_taken else WARN, message, advice)
     else:
         yield from _jobs(config, groups, command)
     yield _accounting(command)
     yield _requeueing(command)
 
 
-def _no_answer(said: str, is_wanted: bool) -> Finding:
+def _no_answer(message: str, is_wanted: bool) -> Finding:
     status = FAIL if is_wanted else WARN
-    if "contact slurm controller" in said or "Connection refused" in said:
+    if "contact slurm controller" in message or "Connection refused" in message:
         advice = "slurmctld is down or unreachable: ask the cluster's operator"
-        return Finding(AREA, "commands", status, f"the controller does not respond: {said}", advice)
-    return Finding(AREA, "commands", status, f"find no cluster: {said}", _NO_CLUSTER)
+        return Finding(AREA, "commands", status, f"the controller does not respond: {message}", advice)
+    return Finding(AREA, "commands", status, f"find no cluster: {message}", _NO_CLUSTER)
 
 
 def _partitions(groups: Sequence[NodeGroup], cluster: ClusterConfig | None) -> Finding:
@@ -117,7 +117,7 @@ def _jobs(config: Config, groups: Sequence[NodeGroup], command: Command) -> Iter
 def _job(
     name: str, wanted: Mapping[str, str], config: Config, groups: Sequence[NodeGroup], command: Command
 ) -> Iterator[Finding]:
-    ok, said = _test_only(wanted, command)
+    ok, message = _test_only(wanted, command)
     usual = {"partition": os.environ.get("SBATCH_PARTITION", "")}  # sbatch's default
     obstacles = partition_limits.obstacles(usual | dict(wanted), groups)
     extra = "; or cluster.slurm.extra" if config.cluster.slurm.extra else ""
@@ -125,18 +125,18 @@ def _job(
         what = f"{obstacle.what}{': it would never start' if obstacle.is_for_ever else ''}"
         yield Finding(AREA, name, FAIL if obstacle.is_for_ever else WARN, what, f"{obstacle.hint}{extra}")
     if not ok:
-        keys = keys_of_refusal(said)
+        keys = keys_of_refusal(message)
         tried = " ".join(_flags(wanted))
-        yield Finding(AREA, name, FAIL, said, f"check {keys}{extra}; the options tried: {tried}")
+        yield Finding(AREA, name, FAIL, message, f"check {keys}{extra}; the options tried: {tried}")
     elif not obstacles:
-        yield Finding(AREA, name, OK, said)
+        yield Finding(AREA, name, OK, message)
 
 
 def _test_only(wanted: Mapping[str, str], command: Command) -> tuple[bool, str]:
     """(whether a job would be accepted, what sbatch says of it)."""
     done = command(["sbatch", "--test-only", *_flags(wanted), "--wrap=true"], job_environment(os.environ, wanted))
-    said = _first_line(done.stderr or done.stdout).removeprefix("sbatch: ")
-    return done.returncode == 0, said or "a job would be accepted"
+    message = _first_line(done.stderr or done.stdout).removeprefix("sbatch: ")
+    return done.returncode == 0, message or "a job would be accepted"
 
 
 def _flags(wanted: Mapping[str, str]) -> list[str]:
@@ -147,9 +147,9 @@ def _accounting(command: Command) -> Finding:
     done = command(["sacct", "--noheader", "--allocations", "--starttime=now-1minutes", "--format=JobID"])
     if done.returncode == 0 and "disabled" not in done.stderr:
         return Finding(AREA, "accounting", OK, "sacct answers")
-    said = _first_line(done.stderr) or f"sacct ended with {done.returncode}"
+    message = _first_line(done.stderr) or f"sacct ended with {done.returncode}"
     advice = "dflop then relies on squeue and exit files"
-    return Finding(AREA, "accounting", WARN, f"does not work: {said}", advice)
+    return Finding(AREA, "accounting", WARN, f"does not work: {message}", advice)
 
 
 def _requeueing(command: Command) -> Finding:

@@ -37,7 +37,7 @@ class Gpu(NamedTuple):
 
 
 def memory_bytes() -> int:
-    """Memory of this machine; 0 where it cannot be told."""
+    """Memory of this machine; 0 where it is unknown."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (OSError, ValueError):

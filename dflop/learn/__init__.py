@@ -1,6 +1,6 @@
 """What ranks measured -> factors in force, decisions, sizes to time again: `correct` at work in a job.
 
-All of it runs in the scheduler process, beside training; ranks send seconds and nothing else (`RankTimes` in
+All of it runs in the scheduler process, next to training; ranks send seconds and nothing else (`RankTimes` in
 `dflop/train/wire.py`). `learner.py` observes and gives factors; `decisions.py` makes rows of what somebody should
 know, on disk every 15 s.
 

@@ -50,7 +50,7 @@ def planner_factors(
 ) -> dict[str, ModuleFactors]:
     """Factors that plans of a model are to be made with, per module that was ever corrected, if corrections are on.
 
-    What was learnt long before `now_s` counts for little. Modules with frozen weights have corrections of their own.
+    What was learnt long before `now_s` counts for little. Modules with frozen weights have separate corrections.
     """
     found = {}
     for module, rows in _correction_sets(reader, profile_key, frozen).items() if config.correct.enabled else ():

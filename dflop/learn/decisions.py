@@ -16,7 +16,7 @@ from dflop.simulate.step import Node
 NEWS_FRAC = 0.03
 """Change of a factor since it was last written that is worth writing it again."""
 RESCALE_FRAC = 0.1
-"""Change of a module's level that is told as a decision."""
+"""Change of a module's level that is recorded as a decision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +37,14 @@ class JobFacts:
 
 
 class Findings:
-    """Remembers what was told last; takes the factors in force and beliefs at the start of a job."""
+    """Remembers what was recorded last; takes the factors in force and beliefs at the start of a job."""
 
     def __init__(self, facts: JobFacts, applied: Factors, beliefs: Mapping[str, Belief]) -> None:
         self._facts = facts
         self._levels = {found.module: found.level for found in applied.modules}
-        self._told = {found.module: _logs(found.factors, beliefs[found.module].factors) for found in applied.modules}
+        self._recorded = {
+            found.module: _logs(found.factors, beliefs[found.module].factors) for found in applied.modules
+        }
         self._ranks: dict[Node, tuple[float, bool]] = {}
 
     def corrections(
@@ -58,11 +60,11 @@ class Findings:
             belief = beliefs[found.module]
             logs = _logs(found.factors, belief.factors)
             news = (
-                abs(now - told) > math.log1p(NEWS_FRAC)
-                for now, told in zip(logs, self._told[found.module], strict=True)
+                abs(now - last) > math.log1p(NEWS_FRAC)
+                for now, last in zip(logs, self._recorded[found.module], strict=True)
             )
             if all_of_them or any(news):
-                self._told[found.module] = logs
+                self._recorded[found.module] = logs
                 rows += self._set(found, belief, effective_step, now_s)
         return rows
 

@@ -1,6 +1,6 @@
 """All that a job knows of how far predictions are off; it outlives its scheduler process, the job, and its plan.
 
-A state goes on as it is under the same plan. Under another one the ranks have other work, but a module is as it was as
+A state stays as it is under the same plan. Under another one the ranks have other work, but a module is as it was as
 long as its cost table is the same; where that is another one, what the store knows of the module counts.
 """
 

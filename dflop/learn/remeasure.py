@@ -1,8 +1,8 @@
 """Sizes of items that predictions are doubtful about: found in corrections, timed again, and judged.
 
 A factor that strays from its module's level says that training and the cost table disagree about some sizes; it does
-not say who is right. So a small job beside the training times just those sizes (`dflop/jobs/model_profile.py`). If it
-agrees with the table, the reason lies in the run or its machine and the factor goes on to correct it. Where it does
+not say who is right. So a small job next to the training times just those sizes (`dflop/jobs/model_profile.py`). If it
+agrees with the table, the reason lies in the run or its machine and the factor corrects it still. Where it does
 not, the table is fitted anew, with the old probes of those sizes left out.
 """
 

@@ -2,8 +2,8 @@
 
 On a CPU a rank's compute seconds are its thread's. They say nothing of a rank whose process is stopped, throttled, or
 shares its core with somebody: only the clock on the wall does. That clock is noisy where a step is short, so what is
-taken from it is one number per rank, the median of some steps, beside the usual rank's. Where ranks share cores by
-plan, the simulator reckons with it, and nothing is read here; beside a GPU both clocks are the same.
+taken from it is one number per rank, the median of some steps, next to the usual rank's. Where ranks share cores by
+plan, the simulator accounts for it, and nothing is read here; with a GPU both clocks are the same.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Steps of a run as a Chrome trace, which Perfetto and chrome://tracing show: predicted beside measured, rank by rank.
+"""Steps of a run as a Chrome trace, which Perfetto and chrome://tracing show: predicted and measured, rank by rank.
 
 A rank is a process of the trace with a track of what it measured, one of what was predicted (the simulator run again,
 see `predicted.py`) and, where the step was traced, one of the thread that prepares its input. Arrows lead from what a
@@ -50,7 +50,7 @@ def chrome_trace(run_id: str, steps: Sequence[TracedStep], max_concurrency: int 
     Args:
         run_id: For the trace's own description.
         steps: In order.
-        max_concurrency: Processes that can compute at once; None: each has a device of its own.
+        max_concurrency: Processes that can compute at once; None: each has its device.
     """
     # What comes before the first step must not come before zero.
     ranks = [rank for step in steps[:1] for rank in step.measured.ranks]
@@ -149,12 +149,12 @@ def _measured(
 ) -> Iterator[Event]:
     """The step and what is inside it; `slices` takes (rank, start, end) of what others may wait for."""
     end_of_step = begin + _ns(rank.step_s)
-    told = {
+    of_step = {
         "step": rank.step, "attempt": rank.attempt, "policy": rank.policy, "step_s": rank.step_s,
         "busy_s": rank.busy_s, "predicted_step_s": rank.predicted_step_s,
         "loss": rank.loss if rank.num_supervised_tokens else math.nan,
     }  # fmt: skip
-    yield _slice(rank.rank, MEASURED, f"step {rank.step}", begin, end_of_step, told)
+    yield _slice(rank.rank, MEASURED, f"step {rank.step}", begin, end_of_step, of_step)
     of_microbatch = {span.microbatch: span for span in rank.spans}
     at = begin
     for name, microbatch, start_s, duration_s, num_bytes in _inside(rank, spans):
@@ -201,8 +201,8 @@ def _predicted(plan: Plan, again: PredictedStep, rank: StepObservation, track: i
     """The same step as it was predicted, from when its first rank began."""
     end = begin + _ns(again.pipeline_s)
     end_of_step = end + _ns(plan.sync_s)
-    told = {"step": rank.step, "pipeline_s": again.pipeline_s, "sync_s": plan.sync_s, "layout": layout_text(plan)}
-    yield _slice(rank.rank, track, f"step {rank.step}", begin, end_of_step, told)
+    of_step = {"step": rank.step, "pipeline_s": again.pipeline_s, "sync_s": plan.sync_s, "layout": layout_text(plan)}
+    yield _slice(rank.rank, track, f"step {rank.step}", begin, end_of_step, of_step)
     for op in again.of((rank.module, rank.stage, rank.dp_rank)):
         start, stop = _from_to(begin, op.start_s, op.duration_s)
         if stop > start:

@@ -1,4 +1,4 @@
-"""What a cost table says beside what was measured: curves with points, residuals with noise. Terminal, PNG, SVG."""
+"""What a cost table says and what was measured: curves with points, residuals with noise. Terminal, PNG, SVG."""
 
 from __future__ import annotations
 

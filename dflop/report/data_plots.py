@@ -20,7 +20,7 @@ from dflop.data.distribution import quantiles
 from dflop.records import LLM
 from dflop.report.plots import check_suffix, legend, tell_ticks
 
-# Okabe-Ito: told apart with any common kind of colour blindness. One colour per modality group.
+# Okabe-Ito: distinct with any common kind of colour blindness. One colour per modality group.
 GROUP_COLOURS = {
     "text": "#999999",
     "single_image": "#56B4E9",

@@ -30,7 +30,7 @@ class HistoryEntry:
     subject: str
     verdict: str
     gain_s: float | None
-    """Expected over the steps that were left; None where none was reckoned."""
+    """Expected over the steps that were left; None where none was computed."""
     cost_s: float | None
     detail: str
     """In words, with figures."""

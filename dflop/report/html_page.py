@@ -28,7 +28,7 @@ class Drawing:
     caption: str
     kinds: tuple[str, ...] = ()
     is_wide: bool = False
-    """Whether it has a row of its own, and scrolls where there is no room, since its text would become too small."""
+    """Whether it fills a row, and scrolls where there is no room, since its text would become too small."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 Text stays text (selectable, small) and ink becomes `currentColor`, so that one SVG serves light and dark pages. Ids
 are prefixed with the drawing's name because several share one HTML document. The page's policy forbids styles, so what
-matplotlib says in `style` attributes is said in SVG's own attributes. Colours are from the Okabe-Ito set, which all
+matplotlib says in `style` attributes is written in SVG's own attributes. Colours are from the Okabe-Ito set, which all
 common kinds of colour blindness tell apart; hatching, marks and labels repeat what colour says.
 """
 
@@ -57,7 +57,7 @@ STYLE: dict[RcKeyType, Any] = {
 }
 PAGES_OWN = frozenset({"font-family", "font-stretch", "font-variant"})
 """Properties that are the page's business."""
-# On a page of its own a drawing brings its page's colours along.
+# Alone on a page a drawing brings its page's colours along.
 _OWN_PAGE = (
     "<style>svg { color: #1b1f24; background: #ffffff; font-family: sans-serif } "
     "@media (prefers-color-scheme: dark) { svg { color: #e6e8ea; background: #14171a } }</style>"
@@ -70,7 +70,7 @@ _PATH = re.compile(r"(<path\b[^>]*)/>")
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """Something drawn: for a page, or as a file of its own."""
+    """Something drawn: for a page, or as a file."""
 
     name: str
     """Unlike those of all others of the page."""
@@ -158,8 +158,8 @@ def _with_titles(svg: str, gid: str, titles: Sequence[str]) -> str:
     start = svg.index(f'<g id="{gid}">')
     end = svg.index("</g>", start)
     of_paths = iter(titles)
-    told = _PATH.sub(lambda path: f"{path[1]}><title>{html.escape(next(of_paths))}</title></path>", svg[start:end])
-    return svg[:start] + told + svg[end:]
+    titled = _PATH.sub(lambda path: f"{path[1]}><title>{html.escape(next(of_paths))}</title></path>", svg[start:end])
+    return svg[:start] + titled + svg[end:]
 
 
 def _attributes(style: str) -> str:

@@ -2,7 +2,7 @@
 
 Ranks record what was predicted for each of their microbatches, not when that would have been. When is what the 1F1B
 order and the step plan make of it, so the simulator that made the prediction says it once more. What messages were
-reckoned to take is not recorded, so here they take no time: the pipeline ends up to as much earlier than the
+expected to take is not recorded, so here they take no time: the pipeline ends up to as much earlier than the
 `predicted_step_s` of the step.
 """
 
@@ -87,7 +87,7 @@ def simulate_again(
         plan: Layout that the step ran under.
         step_plan: Of the step.
         seen: What its ranks recorded; those of a tensor-parallel group were predicted the same.
-        max_concurrency: Processes that can compute at once; None: each has a device of its own.
+        max_concurrency: Processes that can compute at once; None: each has its device.
     """
     seconds = _predicted_seconds(plan, seen) if fits(plan, step_plan) else None
     if seconds is None:

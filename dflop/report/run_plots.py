@@ -75,7 +75,7 @@ def throughput_curve(steps: Sequence[MeasuredStep], plan_steps: Iterable[int] = 
 
 
 def step_time_bars(comparison: Comparison) -> str:
-    """SVG of the median step time of both policies, measured beside simulated, in ms."""
+    """SVG of the median step time of both policies, measured and simulated, in ms."""
 
     def draw(figure: Figure) -> None:
         axes, labels = figure.subplots(), list[str]()
@@ -88,8 +88,8 @@ def step_time_bars(comparison: Comparison) -> str:
         axes.grid(axis="x")
         axes.set_axisbelow(True)
         axes.set(xlabel="time per step (ms), median", xlim=(0, 1.22 * max(ends_ms)))
-        told = {"forward + backward": BLUE, "reduction + optimizer (not simulated)": GREY}
-        legend(figure, {name: Patch(facecolor=colour) for name, colour in told.items()})
+        times = {"forward + backward": BLUE, "reduction + optimizer (not simulated)": GREY}
+        legend(figure, {name: Patch(facecolor=colour) for name, colour in times.items()})
 
     return Picture("bars", "Step time by policy, measured and simulated", (5.2, 3.0), draw).svg()
 

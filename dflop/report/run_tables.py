@@ -181,7 +181,7 @@ def slow_rank_table(factors: Sequence[RankFactor]) -> Table:
 
 
 def memory_table(plan: Plan, limit_bytes: int, peaks: Sequence[RankMemory] = ()) -> Table:
-    """Per stage the predicted peak beside the measured one; no rows where the plan says nothing about memory.
+    """Per stage the predicted peak and the measured one; no rows where the plan says nothing about memory.
 
     Args:
         plan: That ran last.

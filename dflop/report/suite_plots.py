@@ -16,7 +16,7 @@ from matplotlib.ticker import NullLocator
 from dflop import units
 from dflop.report.plots import Picture, legend, tell_ticks
 
-# Okabe-Ito, and a mark beside every colour: told apart without colours, too. A competitor looks the same everywhere.
+# Okabe-Ito, and a mark for every colour: distinct without colours, too. A competitor looks the same everywhere.
 STYLES = {
     "uniform tuned": ("#D55E00", "X"),
     "uniform default": ("#999999", "v"),

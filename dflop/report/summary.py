@@ -82,7 +82,7 @@ class RunSummary:
 
     @property
     def num_cores(self) -> int | None:
-        """Cores the processes share; None when each has a device of its own."""
+        """Cores the processes share; None when each has its device."""
         return self.cluster.max_concurrency if self.cluster.device == "cpu" else None
 
     @property

@@ -72,9 +72,9 @@ def read(file: StoredFile) -> tuple[str, tuple[Good, ...]]:
         table = reader.read()
         files = tuple(_members(kind, run_id, version, table, parse_json(found[_MEMBERS]), file.path))
     except (KeyError, ValueError, TypeError, OSError, pa.ArrowException) as error:
-        told = f"cannot read the compacted file: {str(error).splitlines()[0]}"
+        problem = f"cannot read the compacted file: {str(error).splitlines()[0]}"
         hint = "upgrade dflop if it is older than the store, else restore the file from a backup"
-        raise StoreError(told, where=str(file.path), hint=hint) from error
+        raise StoreError(problem, where=str(file.path), hint=hint) from error
     return hashlib.sha256(data).hexdigest(), files
 
 

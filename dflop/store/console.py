@@ -2,7 +2,7 @@
 
 A console is a place where pasted SQL runs, so nothing but reading is possible: the file is read-only, only
 statements that return rows are accepted, files and network are out of reach, the configuration is locked, memory and
-time are bounded (`bound_process` makes that hard for a process of its own). Results are streamed in Arrow batches: a
+time are bounded (`bound_process` makes that hard for a separate process). Results are streamed in Arrow batches: a
 million rows need no gigabytes. A person who owns the process can always open the file without it, so paths of the
 store, which that person gave, are not hidden.
 """
@@ -194,7 +194,7 @@ def bound_process(timeout_s: float) -> None:
     DuckDB's own bounds are soft: `memory_limit` does not count what one function makes of one row
     (`list_sort(range(300000000))` took 18 GiB under a limit of 4), and an interrupt waits until that function returns
     (79 s instead of 3). `OVERTIME_S` later the process says so and ends with the exit code of a StoreError, without
-    cleaning up: a `.tmp-` file may stay beside the output.
+    cleaning up: a `.tmp-` file may stay next to the output.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     least = min(n for n in (soft, hard, PROCESS_BYTES) if n != resource.RLIM_INFINITY)
@@ -256,8 +256,8 @@ def _typed(parameter: Parameter, text: str) -> Any:
     try:
         return TYPES[parameter.type](text)
     except (ValueError, KeyError):
-        told, where = f"`{text}` is no {parameter.type}", f"--param {parameter.name}"
-        raise ConfigError(told, where=where, hint=parameter.meaning) from None
+        problem, where = f"`{text}` is no {parameter.type}", f"--param {parameter.name}"
+        raise ConfigError(problem, where=where, hint=parameter.meaning) from None
 
 
 def _end(timeout_s: float) -> None:

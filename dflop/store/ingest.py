@@ -60,7 +60,7 @@ def ingest(
 ) -> IngestReport:
     """Ingests every new spool file and publishes a snapshot if anything changed; doing it again changes nothing.
 
-    Waits `lock_timeout_s` for another ingester; `say` is told of every batch and every quarantined file.
+    Waits `lock_timeout_s` for another ingester; `say` hears of every batch and every quarantined file.
 
     Raises:
         StoreError: Another ingester holds the store, a file cannot be read, the disk is full, or DuckDB failed. What
@@ -77,7 +77,7 @@ def ingest(
 def watch(store_root: Path | str, *, interval_s: float, stop: threading.Event, say: Progress = live.silent) -> int:
     """Ingests again and again until `stop` is set; between passes anybody else may ingest. Returns how many passes ran.
 
-    A pass that fails (store busy, disk full) is told and tried again `interval_s` after its end, as others are.
+    A pass that fails (store busy, disk full) is reported and tried again `interval_s` after its end, as others are.
     """
     num_passes = 0
     while not stop.is_set():

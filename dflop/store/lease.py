@@ -129,9 +129,9 @@ class Lease:
         """
         newest = self._newest()
         if newest != self.epoch:
-            told = f"epoch {newest} has taken over from epoch {self.epoch}, {self._holder()}"
+            problem = f"epoch {newest} has taken over from epoch {self.epoch}, {self._holder()}"
             hint = "this process sent no heartbeat for too long; its uncommitted rows stay in the spool"
-            raise StoreError(f"lost the ingest lease: {told}", where=str(self._folder), hint=hint)
+            raise StoreError(f"lost the ingest lease: {problem}", where=str(self._folder), hint=hint)
 
     def _claim(self, timeout_s: float) -> int:
         deadline_s = time.monotonic() + timeout_s
@@ -141,9 +141,9 @@ class Lease:
                 if self._takes(newest + 1):
                     return newest + 1
             elif time.monotonic() >= deadline_s:
-                told = f"another node is ingesting: epoch {newest}, {self._holder()}; waited {timeout_s:g} s"
+                problem = f"another node is ingesting: epoch {newest}, {self._holder()}; waited {timeout_s:g} s"
                 hint = f"wait for it; a claim expires {self._lease_s:g} s after the last heartbeat"
-                raise StoreError(told, where=str(self._folder), hint=hint)
+                raise StoreError(problem, where=str(self._folder), hint=hint)
             else:
                 time.sleep(POLL_S)
 
@@ -201,9 +201,9 @@ def _acquire(fd: int, path: Path, timeout_s: float) -> None:
                     holder = str(from_dict(Claim, parse_json(os.pread(fd, 4096, 0))))
                 except (ValueError, TypeError):
                     holder = "a process that has not registered yet"
-                told = f"another process is ingesting: {holder}; waited {timeout_s:g} s"
+                problem = f"another process is ingesting: {holder}; waited {timeout_s:g} s"
                 hint = "wait for it; its snapshot will include every file in the spool"
-                raise StoreError(told, where=str(path), hint=hint) from None
+                raise StoreError(problem, where=str(path), hint=hint) from None
         except OSError as error:
             if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
                 raise

@@ -72,7 +72,7 @@ def read(store_root: Path) -> Iterator[Publish]:
             keys = tuple(SpoolKey(**row) for row in table.to_pylist())
             publish = Publish(seq, found["revision"], found["duckdb"], float(found["published_at_s"]), keys)
         except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
-            told = f"the log of snapshot {seq} is damaged: {str(error).splitlines()[0]}"
+            problem = f"the log of snapshot {seq} is damaged: {str(error).splitlines()[0]}"
             hint = "remove it; later snapshots can then not be rebuilt individually"
-            raise StoreError(told, where=str(path), hint=hint) from error
+            raise StoreError(problem, where=str(path), hint=hint) from error
         yield publish

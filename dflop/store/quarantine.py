@@ -1,4 +1,4 @@
-"""Files that failed a check: kept, out of the way, each with its reason beside it.
+"""Files that failed a check: kept, out of the way, each with its reason next to it.
 
 The reason is on disk before the file moves: whatever is killed, the file is either still in the spool and judged
 again, or in quarantine with its reason. The table `file_quarantine` is made from these files at the end of a pass.

@@ -146,8 +146,8 @@ class Reader:
         try:
             return snapshot.run(self._con, sql, params).to_arrow_table()
         except duckdb.Error as error:
-            told, hint = f"cannot read {relation}: {str(error).splitlines()[0]}", snapshot.lag(self._con)
-            raise StoreError(told, where=f"snapshot {self.seq}", hint=hint) from error
+            problem, hint = f"cannot read {relation}: {str(error).splitlines()[0]}", snapshot.lag(self._con)
+            raise StoreError(problem, where=f"snapshot {self.seq}", hint=hint) from error
 
 
 def _conditions(where: Where) -> tuple[str, list[Value]]:

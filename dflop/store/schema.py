@@ -80,7 +80,7 @@ UPGRADES: dict[str, tuple[Upgrade, ...]] = {
 """Per kind, the steps from schema version 1 to 2, 2 to 3, ...: each takes rows of one version to the next.
 
 Spool files are never rewritten, so a kind whose columns change gets a step here (fill the new column, drop the old)
-beside its migration; its version is one more than its steps. Old files then ingest and rebuild for ever.
+next to its migration; its version is one more than its steps. Old files then ingest and rebuild for ever.
 """
 
 VERSION_KEY = b"dflop.schema_version"

@@ -241,9 +241,9 @@ def _copy_file(cp: str, source: Path, target: Path) -> None:
     command = [cp, "--reflink=auto", "--", str(source), str(target)]
     done = subprocess.run(command, env={**os.environ, "LC_ALL": "C"}, stderr=subprocess.PIPE)
     if done.returncode != 0:
-        said = done.stderr.decode(errors="replace").strip()
-        code = next((c for c in _COPY_ERRNOS if os.strerror(c) in said), errno.EIO)
-        raise OSError(code, said or f"cp ended with code {done.returncode}", str(target))
+        message = done.stderr.decode(errors="replace").strip()
+        code = next((c for c in _COPY_ERRNOS if os.strerror(c) in message), errno.EIO)
+        raise OSError(code, message or f"cp ended with code {done.returncode}", str(target))
 
 
 def _publish(con: duckdb.DuckDBPyConnection, store_root: Path, seq: int, lease: Lease) -> Current:

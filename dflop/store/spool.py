@@ -228,8 +228,8 @@ def _spool_error(error: Exception, root: Path, folder: Path, num_rows: int) -> S
     kept = f"{num_rows} rows stay in memory, no partial file remains"
     full = {errno.ENOSPC: "disk is full", errno.EDQUOT: "disk quota is exceeded"}
     if isinstance(error, OSError) and error.errno in full:
-        told = f"cannot write the spool: the {full[error.errno]}; {kept}"
-        return StoreError(told, where=str(folder), hint="free space, then flush again")
+        problem = f"cannot write the spool: the {full[error.errno]}; {kept}"
+        return StoreError(problem, where=str(folder), hint="free space, then flush again")
     if access.is_denied(error):
         return access.error_of(f"cannot write the spool; {kept}", error, root)
     return StoreError(f"cannot write the spool: {error}; {kept}", where=str(folder))

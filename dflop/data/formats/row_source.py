@@ -1,4 +1,4 @@
-"""What every format of training data offers: rows by number, and the media that lie inside it or beside it."""
+"""What every format of training data offers: rows by number, and the media that lie inside it or next to it."""
 
 from __future__ import annotations
 
