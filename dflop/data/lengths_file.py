@@ -54,7 +54,7 @@ def read_lengths(path: Path) -> tuple[Column | None, Column | None]:
 
 def _columns(path: Path) -> Mapping[str, Iterable[Any]]:
     if path.suffix == ".npy":
-        return {_PLAIN: np.load(path, allow_pickle=False).ravel().tolist()}
+        return {_PLAIN: _only_column(np.load(path, allow_pickle=False))}
     if path.suffix == ".parquet":
         names = pl.read_parquet_schema(path)
         wanted = [name for name in (*LENGTHS, *COSTS) if name in names]
@@ -64,18 +64,23 @@ def _columns(path: Path) -> Mapping[str, Iterable[Any]]:
         return {_PLAIN: text.split()}
     if path.suffix == ".csv":
         head, *rows = list(csv.reader(text.splitlines()))
-        is_named = not head[0].replace(".", "", 1).isdigit()
-        return (
-            dict(zip(head, zip(*rows, strict=True), strict=True))
-            if is_named
-            else {_PLAIN: [head[0], *(r[0] for r in rows)]}
-        )
+        if head[0].replace(".", "", 1).isdigit():
+            return {_PLAIN: _only_column(np.array([head, *rows]))}
+        return dict(zip(head, zip(*rows, strict=True), strict=True))
     rows = (
         json.loads(text) if path.suffix == ".json" else [json.loads(line) for line in text.splitlines() if line.strip()]
     )
     if isinstance(rows, list) and rows and isinstance(rows[0], dict):
         return {name: [row[name] for row in rows] for name in rows[0] if all(name in row for row in rows)}
     return rows if isinstance(rows, dict) else {_PLAIN: rows}
+
+
+def _only_column(found: npt.NDArray[Any]) -> list[Any]:
+    """Of several columns without names, nothing says which one holds lengths."""
+    if found.size != max(found.shape, default=1):
+        raise ValueError(f"only one column without a name, not an array of shape {found.shape}")
+    column: list[Any] = found.ravel().tolist()
+    return column
 
 
 def _numbers(columns: Mapping[str, Iterable[Any]], names: Iterable[str]) -> Column | None:

@@ -40,10 +40,15 @@ def test_lengths_and_costs_of_any_file(tmp_path):
         ("a.txt", "nan"),
         ("a.csv", "\n1"),
         ("a.csv", ""),
+        ("a.csv", "0,3\n1,5"),
+        ("a.csv", "0.5,3\nx,5"),
     ):
         (tmp_path / name).write_text(text)
         with pytest.raises(ConfigError, match=r"cannot be read|no numbers"):
             read_lengths(tmp_path / name)
+    np.save(tmp_path / "a.npy", np.array([[3, 5], [8, 1]]))
+    with pytest.raises(ConfigError, match=r"one column without a name, not an array of shape \(2, 2\)"):
+        read_lengths(tmp_path / "a.npy")
 
 
 @pytest.mark.parametrize("setting", [Setting(2, 32), Setting(2, 32, 2, True), Setting(4, 32, 2, False, "microbatch")])
