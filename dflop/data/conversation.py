@@ -106,9 +106,11 @@ def _conversation(row: dict[str, Any], messages: MessageReader, keys: KeyReader)
     said = tuple(_columns(row, messages, keys) if key in ASKS else _listed(key, row[key], messages))
     if not said:
         raise BadSample("conversation has no turns")
-    for system_key in ("system", "system_prompt"):
-        if (system := row.get(system_key)) and said[0].role != "system":
-            said = (messages.turn(0, "system", checked(system, f"`{system_key}`")), *said)
+    systems = {key: checked(row[key], f"`{key}`") for key in ("system", "system_prompt") if row.get(key)}
+    if len(set(systems.values())) > 1:
+        raise BadSample("row has both `system` and `system_prompt`, which differ")
+    if systems and said[0].role != "system":
+        said = (messages.turn(0, "system", next(iter(systems.values()))), *said)
     answers = [turn for turn in said if turn.role == "assistant"]
     if not answers:
         raise BadSample("conversation has no assistant turn")

@@ -87,7 +87,7 @@ class DatasetRef:
 
     @property
     def sizes(self) -> Path | None:
-        """The table of sizes this is, if it is one: shapes without texts and media, see `sizes.py`."""
+        """The table of sizes this is, if it is one: shapes without texts and media, see `size_table.py`."""
         (path, *more) = self.entries[0].paths
         alone = len(self.entries) == 1 and not more and self.entries[0].strategy == "all"
         return path if alone and is_table_of_sizes(path) else None

@@ -191,6 +191,7 @@ def test_plain_text_is_one_turn_and_keeps_what_looks_like_a_placeholder():
         ({"messages": parts({})}, "without a type that holds nothing"),
         ({"messages": "[{"}, "is a string that is not JSON"),
         ({"messages": [{"role": "user", "content": "x", "images": ["1.png"]}]}, "name media in the row or in a part"),
+        (chat("a", "b", system="x", system_prompt="y"), "both `system` and `system_prompt`, which differ"),
         ({"messages": [{"role": "user", "from": "gpt", "content": "x"}]}, "both `from` and `role`, which differ"),
         ({"messages": [{"role": "user", "content": "x"}, {"role": "tool", "content": "y"}]}, "turn 1 has role 'tool'"),
         ({"conversations": [{"from": "observation", "value": "x"}]}, "tool calls and results"),
