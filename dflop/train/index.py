@@ -2,7 +2,7 @@
 
 torch's distributed checkpoint (DCP) keeps its index, `.metadata`, as a pickle, and reads it as one: whoever wrote the
 file could have any code run by whoever loads it. That file is written for torch's own tools only; dflop reads the same
-from JSON, checks it against the files beside it, and only then builds torch's own records of it. Tensors themselves
+from JSON, checks it against the files of the folder, and only then builds torch's own records of it. Tensors themselves
 torch reads with `weights_only`.
 """
 
