@@ -88,6 +88,7 @@ class _MLflow:
         found = self._client.search_runs([experiment], f"attributes.run_name = '{run_id}'", max_results=1)
         run = found[0] if found else self._client.create_run(experiment, run_name=run_id)
         self._id = run.info.run_id
+        self._client.update_run(self._id, status="RUNNING")
         self._flush: Callable[[], object] = lambda: None
 
     def add(self, step: int, values: Mapping[str, float], at_s: float) -> None:
