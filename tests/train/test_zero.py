@@ -39,12 +39,12 @@ def batches(layout):
     return [[s for s in batch if step != 1 or not s.items] for step, batch in enumerate(found)]
 
 
-def worker(rank, folder, name, shard, bucket_bytes):
+def worker(rank, folder, name, shard, bucket_bytes, device="cpu"):
     """Norms, losses, weights before and behind the clipped step, states, modules; layers that ran ahead of weights."""
     buckets.BUCKET_BYTES = bucket_bytes
     layout, modules, dtype = CASES[name]
     plan, subject = sharing_optimizer(layout.plan, *modules if shard else ()), layout.subject
-    it = Rank(rank, plan, subject.family, subject.build().to(dtype), frozen=layout.frozen)
+    it = Rank(rank, plan, subject.family, subject.build().to(dtype), frozen=layout.frozen, device=device)
     optimizer, missing = it.optimizer(RATE, 0.1), weights_come_late()
     ahead = []
     it.stage_of[LLM].layers[0].register_forward_hook(lambda *_: ahead.append(len(missing)))
