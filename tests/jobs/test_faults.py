@@ -66,7 +66,7 @@ def test_a_rank_that_raises_is_named_by_all(run, faulty):
     for output in outputs:
         assert "ValueError: it went wrong" in output
         assert f"{NAMES[faulty]}{FORWARD}" in output
-    assert f"the job ends: {NAMES[faulty]} failed in step {STEP + 1}{FORWARD}" in outputs[1 - faulty]
+    assert f"the job ends: {NAMES[faulty]} failed in step {STEP}{FORWARD}" in outputs[1 - faulty]
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_a_rank_that_is_killed_or_stopped_is_missed(run, accident, faulty, why):
 @pytest.mark.parametrize(
     ("accident", "faulty", "words"),
     [
-        ("stuck", LLM_RANK, [f"{NAMES[LLM_RANK]} is stuck: step {STEP + 1}{FORWARD}"]),
+        ("stuck", LLM_RANK, [f"{NAMES[LLM_RANK]} is stuck: step {STEP}{FORWARD}"]),
         ("unread", VISION_RANK, [f"the job ends: {NAMES[VISION_RANK]} is stuck: step ", ", media "]),
     ],
 )
