@@ -67,9 +67,10 @@ def packages(requirements: Sequence[str], version_of: VersionOf = installed_vers
         yield Finding(AREA, "required", FAIL, "; ".join(wrong), "pip install --upgrade dflop, in this environment")
     else:
         yield Finding(AREA, "required", OK, f"{len(needed)} packages, all in range")
+    known = {r.name for r in needed}
     for extra, purpose in EXTRAS.items():
-        of_extra = [r for r in parsed if r not in needed and r.marker and r.marker.evaluate({"extra": extra})]
-        of_extra = [r for r in of_extra if r.name != "dflop"]  # an extra that brings another along
+        of_extra = [r for r in parsed if r.name not in known and r.marker and r.marker.evaluate({"extra": extra})]
+        known |= {r.name for r in of_extra}  # `flows` and `train` bring `plan` along
         if of_extra:
             yield _extra(extra, purpose, of_extra, version_of)
 

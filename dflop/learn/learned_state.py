@@ -1,7 +1,7 @@
 """All that a job knows of how far predictions are off; it outlives its scheduler process, the job, and its plan.
 
-A state stays as it is under the same plan. Under another one the ranks have other work, but a module is as it was as
-long as its cost table is the same; where that is another one, what the store knows of the module counts.
+Under the same plan the whole state is kept. Another plan gives ranks other work: then factors of a module are kept if
+its cost table is the same, and are read from the store if it is not.
 """
 
 from __future__ import annotations

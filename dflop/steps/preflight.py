@@ -1,7 +1,7 @@
 """Everything that can be wrong with a configuration, found in seconds: before Prefect, torch or a job starts.
 
-`dflop run` stops at the first problem; `dflop config validate` tells all of them, with file, line and key. What only
-says that this machine is not the one to run on (no sbatch, no tracker) is told apart: a laptop may validate.
+`dflop run` stops at the first problem; `dflop config validate` lists all of them, with file, line and key. Problems of
+this machine alone (no sbatch, no tracker) are marked as such, so that a laptop can validate a cluster's configuration.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """What a checkpoint says of its tensors, read so that nothing in it runs.
 
-torch's distributed checkpoint (DCP) keeps its index, `.metadata`, as a pickle, and reads it as one: whoever wrote the
-file could have any code run by whoever loads it. That file is written for torch's own tools only; dflop reads the same
-from JSON, checks it against the files of the folder, and only then builds torch's own records of it. Tensors themselves
-torch reads with `weights_only`.
+torch's distributed checkpoint (DCP) pickles its index, `.metadata`, and unpickling can run any code that a file names.
+dflop writes that file for torch's own tools and never reads it. It reads the same index from JSON, checks it against
+the files of the folder, and then builds torch's records from it. torch reads the tensors with `weights_only`.
 """
 
 from __future__ import annotations

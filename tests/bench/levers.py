@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from dflop.compare.suite.cases import CASES, make_setting
 from dflop.compare.suite.mixtures import MIXTURES
@@ -33,11 +34,11 @@ class Lever:
     is_used: Callable[[Plan], bool]
     more: Callable[[ModuleSpec, CostTable], tuple[float, float]] | None = None
     """Bytes that a table keeps without it, of a layer's token and of an item of the edge."""
-    space: Mapping[str, object] = field(default_factory=dict)
+    space: Mapping[str, Any] = field(default_factory=dict)
 
     def withheld(self, problem: Problem) -> Problem:
         """The problem without it."""
-        space = dataclasses.replace(problem.space, **self.space)  # type: ignore[arg-type]  # its fields by name
+        space = dataclasses.replace(problem.space, **self.space)
         old, tables = problem.cost, list(problem.cost.tables)
         for i, table in enumerate(tables if self.more else ()):
             assert self.more is not None

@@ -4,7 +4,8 @@ from dflop.doctor import installed
 from dflop.doctor.finding import FAIL, OK, SKIP, WARN
 
 NEEDED = ["duckdb>=1.5,<3", "numpy>=2.0,<2.6", 'prefect>=3.8; extra == "flows"', 'fastapi<0.151; extra == "flows"',
-          'torch>=2.11; extra == "train"', 'oldpython; python_version < "3.0"']  # fmt: skip
+          'torch>=2.11; extra == "train"', 'pyarrow>=20; extra == "plan"', 'pyarrow>=20; extra == "flows"',
+          'oldpython; python_version < "3.0"']  # fmt: skip
 
 
 def examined(**versions: str) -> dict[str, tuple[str, str]]:
@@ -17,6 +18,8 @@ def test_what_is_there_and_in_range_is_ok():
     assert found["flows"] == (OK, "prefect 3.8.8, fastapi 0.150.0")
     assert found["train"] == (SKIP, "not installed")
     assert "demo" not in found  # this dflop's metadata has no such extra
+    found = examined(duckdb="1.5.6", numpy="2.4.6", pyarrow="24.0.0")
+    assert (found["plan"], found["flows"]) == ((OK, "pyarrow 24.0.0"), (SKIP, "not installed"))
 
 
 def test_what_is_missing_or_out_of_range_is_named():
