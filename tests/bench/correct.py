@@ -1,9 +1,8 @@
-"""What correcting predictions is worth: `python -m tests.bench.correct [--part NAME ...] [--seeds N] [--json FILE]`.
+"""What correcting predictions is worth: `python -m tests.bench.correct [--seeds N] [--json FILE]`.
 
-`synthetic`, here: regret of every way of correcting under truths that are known; all times are simulated. Every
-contender plans each global batch with what it learnt from the steps before, under its own plans. A plan's cost is its
-slowest slot under the truth; regret is what that exceeds the plan of an oracle by, who knows the truth. `real`, in
-`correct_real.py`: measured.
+Regret of every way of correcting under truths that are known; all times are simulated. Every contender plans each
+global batch with what it learnt from the steps before, under its own plans. A plan's cost is its slowest slot under the
+truth; regret is what that exceeds the plan of an oracle by, who knows the truth.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import numpy as np
 from dflop.cost.model import Floats
 from dflop.records import LLM
 from dflop.schedule.items import Ints
-from tests.bench.command import become_a_job, options
+from tests.bench.command import options
 from tests.bench.correct_ways import (
     MODULES,
     NUM_RANKS,
@@ -166,17 +165,10 @@ def _targets(runs: Sequence[Mapping[str, Any]], case: str, noise_frac: float) ->
 
 def main() -> None:
     parser = options(__doc__)
-    parser.add_argument("--part", choices=("synthetic", "real"), default="synthetic")
     parser.add_argument("--seeds", type=int, default=3, help="how many")
     args = parser.parse_args()
-    if args.part == "real":
-        become_a_job("tests.bench.correct", OMP_NUM_THREADS="1")
-        from tests.bench.correct_real import real  # torch, which the simulation does without
-
-        found, bounds = real(range(args.seeds)), []
-    else:
-        found, bounds = synthetic(range(args.seeds))
-    conclude({args.part: found}, bounds, args.json, "torch", "transformers", "duckdb", "numba")
+    found, bounds = synthetic(range(args.seeds))
+    conclude({"synthetic": found}, bounds, args.json, "numba")
 
 
 def tables(content: Mapping[str, Any]) -> dict[str, str]:

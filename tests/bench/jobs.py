@@ -1,25 +1,23 @@
 """Runs that benches profile and plan themselves, and ranks that train given StepPlans.
 
-Ranks and scheduler do what they do in any run; the flow is left out. `python -m tests.bench.jobs RUN_DIR SLOWNESS...`
-is a rank that trains the plans of `give_steps`, which may be of several contenders for the same global batches, so that
-their steps are measured within the same seconds. As the scheduler's module the same file publishes them.
+Ranks and scheduler do what they do in any run; the flow is left out. As the scheduler's module of ranks that took
+`take_given_steps` this file publishes the plans of `give_steps`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from dflop.cost.model import CostModel
 from dflop.jobs import supervisor, train
-from dflop.records import SampleShape, StepObservation, StepPlan, from_dict, to_dict
+from dflop.records import StepObservation, StepPlan, from_dict, to_dict
 from dflop.run import lifecycle
 from dflop.run.directory import RunDir, open_run
 from dflop.run.launcher import launcher_of
@@ -30,14 +28,13 @@ from dflop.store.reader import Reader
 from dflop.train import wire
 from dflop.train.wire import PlanMessage
 from tests.bench.figures import ROOT
-from tests.jobs import slowed
 from tests.jobs.configs import make_config
-from tests.jobs.training import fresh, run_to_the_end, set_config, start_ranks
+from tests.jobs.training import fresh, set_config
 from tests.store.spooled import read_spool
 
 START_PATIENCE_S = 60.0
 """For step plans that are published all at once: none may be replaced by a quick one."""
-GIVEN, LIMIT_S = "replayed.json", 3600
+GIVEN = "replayed.json"
 
 
 @dataclass(frozen=True)
@@ -52,11 +49,8 @@ class Profiled:
     """Wall seconds, of data and model."""
 
 
-async def profiled_run(
-    folder: Path, annotations: Path, num_processes: int, *overrides: str,
-    is_kept: Callable[[SampleShape], bool] = lambda shape: True,
-) -> Profiled:  # fmt: skip
-    """Profile data and the demo's model from nothing, in jobs as any run does; only some samples are kept."""
+async def profiled_run(folder: Path, annotations: Path, num_processes: int, *overrides: str) -> Profiled:
+    """Profile data and the demo's model from nothing, in jobs as any run does."""
     config = make_config(
         folder,
         f"model={ROOT}/configs/models/tiny_omni.yaml",
@@ -71,7 +65,7 @@ async def profiled_run(
     launcher = launcher_of(run, config)
     data = await profiling.profile_data(run, launcher, Listener(say))
     with Reader(config.store) as reader:
-        run.write_shapes([s for s in reader.shapes(data.profile_key) if is_kept(s)])
+        run.write_shapes(reader.shapes(data.profile_key))
     key = (await profiling.profile_model(run, launcher, Listener(say))).profile_key
     cost = planning.cost_tables(run, config, key, say)
     return Profiled(run, key, cost, time.perf_counter() - began_s)
@@ -83,18 +77,6 @@ def configured(profiled: RunDir, folder: Path, *overrides: str) -> RunDir:
     run = fresh(profiled, folder)
     set_config(run, *overrides)
     return run
-
-
-def train_ranks(run: RunDir, entry: str, *args: str) -> dict[tuple[int, int], StepObservation]:
-    """Run the ranks of a run to their end; what they observed.
-
-    Raises:
-        RuntimeError: a rank failed.
-    """
-    ended = run_to_the_end(run, start_ranks(run, entry, *args), LIMIT_S)
-    if any(ended.codes):
-        raise RuntimeError("\n".join([f"ranks ended with {ended.codes}", *(text[-3000:] for text in ended.stderr)]))
-    return observations(run)
 
 
 def observations(run: RunDir) -> dict[tuple[int, int], StepObservation]:
@@ -127,8 +109,4 @@ def publish_all(run_path: str, _mode: str, _attempt: str, host: str, port: str, 
 
 
 if __name__ == "__main__":
-    if "RANK" in os.environ and sys.argv[2:3] != ["train"]:
-        take_given_steps()
-        slowed.main(*sys.argv[1:])
-    else:
-        publish_all(*sys.argv[1:])
+    publish_all(*sys.argv[1:])

@@ -28,7 +28,6 @@ SHOWN = (
     ("data", XEON, "tests.bench.data"),
     ("suite", EPYC, "tests.bench.suite"),
     ("correct", EPYC, "tests.bench.correct"),
-    ("correct-measured", EPYC, "tests.bench.correct_real"),
     ("trainer", EPYC, "tests.bench.trainer"),
     ("endtoend", EPYC, "tests.bench.endtoend"),
     ("chaos", EPYC, "tests.chaos.page"),
@@ -40,6 +39,8 @@ CAMPAIGNS = {
     "chaos": "whole runs under random faults",
     "chaos-slurm": "the same on a real Slurm, with Slurm's faults too",
     "fuzz": "made-up input for every reader",
+    "correct-measured": "corrections in real jobs; no longer run",
+    "profile": "how well a profile predicts what it did not see; no longer run",
     "peers": "dflop against its peers on the same global batches, simulated; no longer run",
 }
 """What has results and is no part of the benchmark."""

@@ -57,11 +57,10 @@ class Part:
         return " ".join(["python", *self.command(words, Path(f"{self.name}.json"), is_full)])
 
 
-CORRECT, SIZES = "tests.bench.correct", ("sizes",)
+SIZES = ("sizes",)
 PARTS = (
     Part("store", "the store under load", "tests.bench.store", 4.0, (), ("--rows", "1000000"), 2.4),
     Part("data", "profiling datasets", "tests.bench.data", 4.0, (), ("--samples", "4000"), 2.0, ("sizes", "media")),
-    Part("profile", "how well a profile predicts what it did not see", "tests.bench.profile", 6.0),
     Part("engine", "the engine against plain Hugging Face", "tests.bench.engine", 4.4, (), (), 4.4, SIZES),
     Part("plan", "what planning takes", "tests.bench.plan", 1.1, (), (), 1.1),
     Part(
@@ -83,8 +82,7 @@ PARTS = (
         "trainer", "BalancedTrainer against the orders of Hugging Face's Trainer", "tests.bench.trainer", 4.0,
         ("--rounds", "8"), ("--rounds", "2"), 1.2,
     ),
-    Part("correct", "corrections under known truths, simulated", CORRECT, 2.0, ("--part", "synthetic")),
-    Part("correct-measured", "corrections in real jobs", CORRECT, 40.0, ("--part", "real", "--seeds", "2")),
+    Part("correct", "corrections under known truths, simulated", "tests.bench.correct", 2.0),
     Part(
         "endtoend", "whole trainings, dflop against baselines", "tests.bench.endtoend", 60.0, ("--full",), (),
         4.7, ("media",),

@@ -31,23 +31,23 @@ def token_config(family: Family) -> dict[str, int]:
     return family.token_ids({t: i + 10 for i, t in enumerate(sorted(tokens))})
 
 
-def make_shapes(family: Family, num_samples: int, seed: int, scale: float = 1.0) -> list[SampleShape]:
-    """Samples with up to three media of the kinds the family takes, and lognormal texts; all sizes times `scale`."""
+def make_shapes(family: Family, num_samples: int, seed: int) -> list[SampleShape]:
+    """Samples with up to three media of the kinds the family takes, and lognormal texts."""
     rng, kinds = np.random.default_rng(seed), sorted(family.media_tokens)
     shapes = []
     for index in range(num_samples):
         num_items = int(rng.choice([0, 1, 2, 3], p=[0.15, 0.6, 0.15, 0.1]))
-        items = tuple(_item(family, str(rng.choice(kinds)), num_items, rng, scale) for _ in range(num_items))
-        num_text = int(np.clip(scale * rng.lognormal(5.3, 0.9), 16, 6000))
+        items = tuple(_item(family, str(rng.choice(kinds)), num_items, rng) for _ in range(num_items))
+        num_text = int(np.clip(rng.lognormal(5.3, 0.9), 16, 6000))
         length = num_text + sum(i.num_rows for i in items)
         shapes.append(SampleShape("drawn", index, str(index), num_text, max(1, num_text // 2), length, items))
     return shapes
 
 
-def _item(family: Family, kind: str, num_images: int, rng: np.random.Generator, scale: float) -> MediaItem:
-    width, height = (int(scale * x) for x in rng.lognormal(6.6, 0.4, 2).clip(200, 2400))
-    num_frames = {"image": 1, "video": int(scale * rng.integers(48, 900)), "audio": 0}[kind]
-    duration_s = {"image": 0.0, "video": num_frames / 24, "audio": scale * float(rng.uniform(1.0, 29.0))}[kind]
+def _item(family: Family, kind: str, num_images: int, rng: np.random.Generator) -> MediaItem:
+    width, height = (int(x) for x in rng.lognormal(6.6, 0.4, 2).clip(200, 2400))
+    num_frames = {"image": 1, "video": int(rng.integers(48, 900)), "audio": 0}[kind]
+    duration_s = {"image": 0.0, "video": num_frames / 24, "audio": float(rng.uniform(1.0, 29.0))}[kind]
     return place(family, kind, width, height, num_frames, duration_s, num_images=num_images)
 
 

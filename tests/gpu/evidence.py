@@ -5,7 +5,6 @@ order of worth and append every result to `FOLDER/PART.jsonl` at once, so a run 
 
 - `attention`: variable-length kernels and SDPA on LLM and encoder heads, seconds and FLOP/s;
 - `roofline`: matrix products, copies, norms, and how long the launch of a small kernel takes;
-- `pooling`: frames of a video in two memory layouts;
 - `levers`: a step of InternViT-300M with a 1.5-billion decoder as training runs it, and with one lever moved at a time;
 - `trace`: one microbatch under torch's profiler: kernels, launches, waits, gaps between kernels;
 - `host_waits`: lines of code at which the engine waits for the device;
@@ -47,7 +46,6 @@ Part = Callable[[Subject, float], Iterator[Mapping[str, Any]]]
 PARTS: Mapping[str, tuple[Part, float]] = {
     "attention": (layers.attention_kernels, 0.10),
     "roofline": (layers.roofline, 0.05),
-    "pooling": (layers.pooling, 0.01),
     "levers": (levers.levers, 0.3),
     "trace": (host.trace, 0.1),
     "host_waits": (host.host_waits, 0.02),

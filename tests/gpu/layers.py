@@ -17,7 +17,6 @@ from dflop.cost.devices import H100, find_device
 from dflop.cost.model import CostModel
 from dflop.errors import ConfigError, CostError
 from dflop.models import attention, load_family
-from dflop.models.encoders import pooled
 from dflop.models.family import Family
 from dflop.models.loss import head_loss
 from dflop.models.ways import WAYS
@@ -94,29 +93,6 @@ def kernels_on(
         yield {
             "kernel": kernel, "forward_s": forward_s, "backward_s": backward_s,
             "forward_flops_per_s": flops / forward_s, "backward_over_forward": backward_s / forward_s,
-            "max_error": error,
-        }  # fmt: skip
-
-
-def pooling(subject: Subject, deadline_s: float) -> Iterator[Mapping[str, Any]]:
-    """Frames of a video at half their size, in Hugging Face's layout and in that of the encoder stage."""
-    dtype = torch.bfloat16 if subject.device.type == "cuda" else torch.float32
-    side, width = subject.size(27, 5), subject.size(3584, 8)
-    frames = torch.randn(
-        subject.size(32, 2), side * side, width, device=subject.device, dtype=dtype, requires_grad=True
-    )
-
-    def channels_first() -> torch.Tensor:
-        image = frames.unflatten(1, (side, side)).permute(0, 3, 1, 2).contiguous()
-        half = (-(-side // 2), -(-side // 2))
-        return torch.nn.functional.interpolate(image, size=half, mode="bilinear").permute(0, 2, 3, 1).flatten(0, 2)
-
-    exact = channels_first().detach().float()
-    for layout, pool in (("channels first", channels_first), ("channels last", lambda: pooled(frames))):
-        forward_s, backward_s = seconds(subject, pool)
-        error = float((pool().detach().float() - exact).abs().max())
-        yield {
-            "layout": layout, "frames": len(frames), "forward_s": forward_s, "backward_s": backward_s,
             "max_error": error,
         }  # fmt: skip
 

@@ -11,7 +11,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -184,12 +184,8 @@ def log_of(run: RunDir, rank: int) -> Path:
 
 
 def run_ranks(run: RunDir, entry: str, *args: str, limit_s: float = LIMIT_S) -> Ended:
-    """Forked ranks, to the end."""
-    return run_to_the_end(run, fork_ranks(run, entry, *args), limit_s)
-
-
-def run_to_the_end(run: RunDir, ranks: Sequence[subprocess.Popen[bytes] | Program], limit_s: float = LIMIT_S) -> Ended:
-    """How they ended; those that have not by then are killed."""
+    """Forked ranks, to the end; those that have not ended by then are killed."""
+    ranks = fork_ranks(run, entry, *args)
     try:
         codes = tuple(rank.wait(limit_s) for rank in ranks)
     finally:
