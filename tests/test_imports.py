@@ -88,6 +88,11 @@ def test_files_stay_small():
     ids=["a borrowed GPU", "pip install dflop"],
 )
 def test_what_needs_little_needs_no_more(blocked, code):
+    run_without(blocked, code)
+
+
+def run_without(blocked: list[str], code: str) -> str:
+    """What Python code prints where some packages are not installed."""
     code = f"""
 import sys
 class Blocked:
@@ -99,6 +104,7 @@ sys.meta_path.insert(0, Blocked())
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def test_every_folder_is_a_package():

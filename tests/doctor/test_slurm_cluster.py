@@ -33,7 +33,6 @@ SOUND = {
     "scontrol": (0, REQUEUE, ""),
 }
 NO_CLUSTER = "sinfo: fatal: Could not establish a configuration source"
-TRAINING = "submitting train"
 
 
 def examined(answers, config=None) -> tuple[dict[str, Finding], list[str]]:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -33,17 +34,16 @@ def test_the_users_choice_stands(temporary):
     assert list(temporary.iterdir()) == []
 
 
-@pytest.mark.parametrize("mode", [0o770, 0o707, 0o777])
-def test_a_folder_that_others_can_write_to_is_not_used(mode):
-    folder = kernel_environment({})["NUMBA_CACHE_DIR"]
-    os.chmod(folder, mode)
-    assert kernel_environment({}) == {}
+def become_a_link(folder):
+    folder.rename(folder.with_name("elsewhere"))
+    folder.symlink_to(folder.with_name("elsewhere"))
 
 
-def test_a_link_to_somewhere_else_is_not_used(temporary):
-    folder = kernel_environment({})["NUMBA_CACHE_DIR"]
-    os.rename(folder, temporary / "elsewhere")
-    os.symlink(temporary / "elsewhere", folder)
+@pytest.mark.parametrize(
+    "spoil", [*(lambda folder, mode=mode: folder.chmod(mode) for mode in (0o770, 0o707, 0o777)), become_a_link]
+)
+def test_a_folder_that_others_can_write_to_or_a_link_to_somewhere_else_is_not_used(spoil):
+    spoil(Path(kernel_environment({})["NUMBA_CACHE_DIR"]))
     assert kernel_environment({}) == {}
 
 

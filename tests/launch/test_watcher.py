@@ -113,12 +113,12 @@ def test_an_end_that_nobody_can_explain_is_an_end_all_the_same(slurm, watcher, j
     assert status(watcher, job("7")) == (JobState.CANCELLED, "")
 
 
-def test_what_accounting_keeps_as_running_is_not_believed(slurm, watcher, job):
-    """A controller that lost its state leaves such rows behind for ever."""
-    slurm.accounting = {"7": f"RUNNING|{NOON_S:.0f}|N/A|n1|None|job"}
-    for slurm.now_s in (0, 50, 120):
-        found = status(watcher, job("7"))
-    assert found.state is JobState.LOST
+@pytest.mark.parametrize("row", [f"RUNNING|{NOON_S:.0f}", f"COMPLETED|{NOON_S - 86400:.0f}"])
+def test_what_accounting_keeps_as_running_or_of_an_older_job_is_not_believed(slurm, watcher, job, row):
+    """A controller that lost its state leaves such rows behind for ever, or begins to count anew."""
+    slurm.accounting = {"7": f"{row}|N/A|n1|None|job"}
+    found = [status(watcher, job("7")).state for slurm.now_s in (0, 50, 120)]
+    assert found == [JobState.QUEUED, JobState.QUEUED, JobState.LOST]
 
 
 def test_a_job_nobody_knows_is_lost_after_a_grace_only(slurm, watcher, job):
@@ -164,11 +164,6 @@ def test_another_job_with_the_same_id_is_not_ours(slurm, watcher, job, row):
     assert (found.state, "unknown to Slurm" in found.reason) == (JobState.QUEUED, True)
     slurm.now_s = 120
     assert status(watcher, job("7")).state is JobState.LOST
-
-
-def test_an_old_record_of_accounting_is_not_ours_either(slurm, watcher, job):
-    slurm.accounting = {"7": f"COMPLETED|{NOON_S - 86400:.0f}|N/A|n1|None|job"}
-    assert status(watcher, job("7")).state is JobState.QUEUED
 
 
 def test_a_requeued_job_says_how_often_and_why_it_waits():

@@ -14,10 +14,10 @@ import warnings
 from pathlib import Path
 
 import pytest
-import torch
 from torch.utils.data import DataLoader
 
 from dflop.sampler import BalancedBatchSampler, sample_costs
+from tests.sampler.tiny import remembering_module
 
 ROOT = Path(__file__).parents[2]
 LENGTHS = [(7 * i) % 41 + 3 for i in range(32)]
@@ -29,29 +29,18 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--n
 
 def main(folder: str, num_nodes: str = "1") -> None:
     sampler = BalancedBatchSampler(sample_costs(LENGTHS), global_batch_size=8, num_microbatches=2)
-    loader = DataLoader(range(len(LENGTHS)), batch_sampler=sampler, collate_fn=torch.tensor)
+    loader = DataLoader(range(len(LENGTHS)), batch_sampler=sampler, collate_fn=list)
     import pytorch_lightning as pl  # seconds of every collection
 
-    class Module(pl.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight, self.seen = torch.nn.Parameter(torch.zeros(1)), []
-
-        def training_step(self, batch, batch_idx):
-            self.seen += batch.tolist()
-            return (self.weight * batch.float().mean()).sum()
-
-        def configure_optimizers(self):
-            return torch.optim.SGD(self.parameters(), lr=0.0)
-
     warnings.simplefilter("ignore")
-    module = Module()
+    module = remembering_module()
     pl.Trainer(
         accelerator="cpu", devices=NUM_RANKS // int(num_nodes), num_nodes=int(num_nodes), strategy="ddp", max_epochs=1,
         accumulate_grad_batches=2, use_distributed_sampler=False, logger=False, enable_checkpointing=False,
         enable_progress_bar=False, enable_model_summary=False,
     ).fit(module, loader)  # fmt: skip
-    (Path(folder) / f"seen-{module.global_rank}.json").write_text(json.dumps(module.seen))
+    seen = [i for batch in module.seen for i in batch]
+    (Path(folder) / f"seen-{module.global_rank}.json").write_text(json.dumps(seen))
 
 
 def assert_every_sample_once(folder: Path) -> None:

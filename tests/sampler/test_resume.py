@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from dflop.sampler import BalancedBatchSampler
-from tests.sampler.tiny import collate, costs_of, make_dataset, make_model, num_supervised
+from tests.sampler.tiny import collate, costs_of, make_dataset, make_model, num_supervised, remembering_module
 
 DATASET = make_dataset()
 STEPS_PER_EPOCH = 3
@@ -68,19 +68,7 @@ def fit(sampler: BalancedBatchSampler, folder: Path, resume: Path | None = None)
     import pytorch_lightning as pl
     from pytorch_lightning.callbacks import ModelCheckpoint
 
-    class Remembering(pl.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight, self.seen = torch.nn.Parameter(torch.zeros(1)), []
-
-        def training_step(self, batch, batch_idx):
-            self.seen.append(batch)
-            return self.weight.sum()
-
-        def configure_optimizers(self):
-            return torch.optim.SGD(self.parameters(), lr=0.0)
-
-    module = Remembering()
+    module = remembering_module()
     loader = DataLoader(range(len(DATASET)), batch_sampler=sampler, collate_fn=list)
     keep = ModelCheckpoint(folder, filename="{step}", every_n_train_steps=1, save_top_k=-1)
     trainer = pl.Trainer(

@@ -75,6 +75,25 @@ def exact_gradient(dataset: list[dict[str, Tensor]], indices: set[int]) -> Tenso
     return flat_gradient(model)
 
 
+def remembering_module() -> Any:
+    """A Lightning module that trains nothing, and knows in `seen` what it was given."""
+    import pytorch_lightning as pl  # seconds of every collection
+
+    class Remembering(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.seen = torch.nn.Parameter(torch.zeros(1)), []
+
+        def training_step(self, batch, batch_idx):
+            self.seen.append(batch)
+            return self.weight.sum()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.0)
+
+    return Remembering()
+
+
 def flat_gradient(model: torch.nn.Module) -> Tensor:
     """Of all parameters in the order of their names, whatever a wrapper has put before them."""
     found = {}

@@ -105,7 +105,6 @@ def test_plans_are_no_worse_than_arrival_and_score_as_predicted(case):
     cost = plain.with_corrections(factors)
     balanced = schedule(plan, batch, cost)
     assert step_seconds(plan, balanced, batch, cost) == balanced.predicted_step_s
-    assert step_seconds(plan, balanced, batch, cost) == pytest.approx(balanced.predicted_step_s)
     arrival = schedule(plan, batch, cost, policy="arrival")
     assert step_seconds(plan, arrival, batch, cost) == balanced.arrival_step_s
     quick = schedule(plan, batch, cost, policy="quick")

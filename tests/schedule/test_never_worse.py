@@ -82,8 +82,13 @@ def steps(draw: st.DrawFn, layout: str) -> tuple[Plan, tuple[SampleShape, ...]]:
     return replace(plan, modules=tuple(modules)), batch
 
 
-def schedule(plan: Plan, batch: tuple[SampleShape, ...], cost: CostModel, policy: str) -> StepPlan:
-    return schedule_step(run_id="run", step=0, plan=plan, batch=batch, cost=cost, policy=policy, effort=EFFORT)
+def schedule(
+    plan: Plan, batch: tuple[SampleShape, ...], cost: CostModel, max_concurrency: int | None, policy: str
+) -> StepPlan:
+    return schedule_step(
+        run_id="run", step=0, plan=plan, batch=batch, cost=cost, max_concurrency=max_concurrency, policy=policy,
+        effort=EFFORT,
+    )  # fmt: skip
 
 
 def check_every_item_once(plan: Plan, batch: tuple[SampleShape, ...], step_plan: StepPlan) -> None:
@@ -109,11 +114,11 @@ def test_never_worse(layout, kind, num_examples):
         database=None,
         suppress_health_check=list(HealthCheck),
     )
-    @given(steps(layout), st.sampled_from([0.3, 1.0, 3.0]))
-    def check(step, llm_scale):
+    @given(steps(layout), st.sampled_from([0.3, 1.0, 3.0]), st.sampled_from([None, 2]))
+    def check(step, llm_scale, max_concurrency):
         plan, batch = step
-        cost = cost_of(kind, llm_scale)
-        balanced = schedule(plan, batch, cost, "balanced")
+        case = (plan, batch, cost_of(kind, llm_scale), max_concurrency)
+        balanced = schedule(*case, "balanced")
         check_every_item_once(plan, batch, balanced)
         items = {m.module: module_items(batch, m.module) for m in plan.modules}
         caps = plan_caps(plan, items)
@@ -125,11 +130,11 @@ def test_never_worse(layout, kind, num_examples):
         if not caps.media_tokens and caps.window == 1:
             assert is_within, "a cap on single microbatches of the language model can always be kept"
         for policy in BASELINES:
-            baseline = schedule(plan, batch, cost, policy)
+            baseline = schedule(*case, policy)
             if is_kept(baseline):
                 assert is_within, f"`{policy}` keeps the caps"
                 assert balanced.predicted_step_s <= baseline.predicted_step_s, policy
         with ThreadPoolExecutor(1) as pool:
-            assert pool.submit(schedule, plan, batch, cost, "balanced").result() == balanced
+            assert pool.submit(schedule, *case, "balanced").result() == balanced
 
     check()

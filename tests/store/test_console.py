@@ -44,7 +44,7 @@ REFUSED = (
     "select * from glob('/etc/*')",
     "select * from '/etc/passwd'",
     "from read_json('http://localhost/x')",
-    "copy correction to '/tmp/x.csv'",
+    "copy correction to 'x.csv'",
     "copy correction from '/etc/passwd'",
     "select * from query('select * from read_text(''/etc/passwd'')')",
     "from query_table('/etc/passwd')",
@@ -60,14 +60,15 @@ REFUSED = (
     "from duckdb_secrets(redact=false)",
     "/* harmless */ drop table correction --",
     "select 1 -- \n; drop table correction",
-    "export database '/tmp/x'",
+    "export database 'x'",
     "import database '/tmp/x'",
-    "attach '/tmp/other.duckdb' as other",
+    "attach 'other.duckdb' as other",
     "install httpfs",
     "set threads = 64",
     "set enable_external_access = true",
     "set variable a = 1",
     "create table t (a int)",
+    "create table t as select 1",
     "create secret s (type s3)",
     "insert into correction select * from correction",
     "update correction set factor = 0",
@@ -79,7 +80,7 @@ REFUSED = (
     "prepare p as select 1",
     "call pragma_version()",
     "begin",
-    "select 1; drop table correction",
+    "select 1; delete from correction",
     "from enable_logging(storage='file', storage_path='/tmp/x')",
     "from query('from ENABLE_LOGGING()')",
     "from enable_profiling(format='json', save_location='/tmp/x.json')",
@@ -97,22 +98,12 @@ REFUSED = (
 )
 
 
-def test_everything_but_reading_the_snapshot_is_refused(store: Path) -> None:
-    secret = pa.table({"a": [1]})
+def test_everything_but_reading_the_snapshot_is_refused_and_changes_nothing(store: Path) -> None:
+    path, secret = store / "current.duckdb", pa.table({"a": [1]})
+    before, entries = path.read_bytes(), sorted(store.rglob("*"))
     said = {sql: refusal_of(store, sql) for sql in (*REFUSED, "from secret")}
     assert {sql: text for sql, text in said.items() if not text or "Traceback" in text} == {}
     assert secret.num_rows == 1, "a variable of this process, which DuckDB would find"
-    assert console.query(store, "select count(*) from correction")[1] == [(1,)]
-
-
-def test_a_hostile_session_leaves_every_byte_as_it_was(store: Path) -> None:
-    path = store / "current.duckdb"
-    before, entries = path.read_bytes(), sorted(store.rglob("*"))
-    for sql in (
-        "drop table correction", "copy correction to 'x.csv'", "attach 'y.duckdb' as y", "create table t as select 1",
-        "select 1; delete from correction", "export database 'z'",
-    ):  # fmt: skip
-        assert refusal_of(store, sql), sql
     assert path.read_bytes() == before
     assert sorted(store.rglob("*")) == entries
 

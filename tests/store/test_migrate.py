@@ -8,11 +8,7 @@ import pytest
 
 from dflop import resources
 from dflop.errors import StoreError
-from dflop.records import StepObservation
-from dflop.store import file_check, live, migrate, schema
-from dflop.store.ingest import ingest
-from dflop.store.reader import Reader
-from dflop.store.spool import SpoolKey
+from dflop.store import live, migrate
 
 
 @pytest.fixture
@@ -65,38 +61,3 @@ def test_views_follow_their_files(con: duckdb.DuckDBPyConnection, sql_root: Path
     assert migrate.apply(con, sql_root) == ["views"]
     views = con.execute("select view_name from duckdb_views() where not internal").fetchall()
     assert views == [("v_new",)]
-
-
-def test_a_store_of_the_first_release_grows_into_today_s(tmp_path: Path, make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Migrations 1 to 3 were released with their rows and without roll-ups, publish log or leases."""
-    old = tmp_path / "sql"
-    (old / "migrations").mkdir(parents=True)
-    (old / "views").mkdir()
-    for path in sorted((resources.path("sql") / "migrations").glob("000[123]_*.sql")):
-        shutil.copy(path, old / "migrations")
-    root = tmp_path / "store"
-    (root / "live").mkdir(parents=True)
-    table = file_check.with_provenance(
-        [
-            file_check.Good(
-                file_check.StoredFile("x", tmp_path, 1, 1),
-                SpoolKey("step_observation", "run", "p", 0),
-                "0" * 64,
-                schema.to_table(StepObservation, [make.observation(step) for step in range(3)]),
-            )
-        ]
-    )
-    with duckdb.connect(str(root / "live/dflop.duckdb")) as con:
-        con.begin()
-        migrate.apply(con, old)
-        live.insert_table(con, "step_observation", table)
-        con.execute(
-            "insert into ingest_manifest values ('step_observation', 'run', 'p', 0, repeat('0', 64), 1, 1, 3, 1000.0)"
-        )
-        con.execute("insert into publish_log values (7, 1000.0, '1.5.6')")
-        con.commit()
-    report = ingest(root)
-    assert report.snapshot_seq == 8
-    with Reader(root) as reader:
-        assert sorted(reader.arrays("v_step", ["step"])["step"]) == [0, 1, 2]
-        assert reader.arrays("ingest_manifest", ["snapshot_seq"])["snapshot_seq"].tolist() == [8]

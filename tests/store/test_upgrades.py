@@ -104,23 +104,42 @@ def test_files_of_a_kind_that_is_no_more_stay_and_are_files_of_no_rows(tmp_path:
     assert path.is_file()
 
 
-def old_database(folder: Path, num_migrations: int, kind: str, record: Any) -> Path:
-    """A store whose live database stopped at a migration and holds one record of a kind's first version."""
+def old_database(folder: Path, num_migrations: int, kind: str, *records: Any, books: str = "") -> Path:
+    """A store whose live database stopped at a migration and holds records as a kind's first version had them.
+
+    It has been ingested into once; `books` is SQL that notes what was ingested and published before.
+    """
     old = Path(shutil.copytree(resources.path("sql"), folder / "sql"))
     for path in sorted((old / "migrations").glob("*.sql"))[num_migrations:]:
         path.unlink()
     for path in (old / "views").glob("*.sql"):
         path.unlink()
-    table = first_version(kind, schema.to_table(type(record), [record]))
+    table = schema.to_table(type(records[0]), records)
+    if kind in schema.UPGRADES:
+        table = first_version(kind, table)
     for name, value in (("_run_id", "run"), ("_producer", "p"), ("_seq", 0)):
-        table = table.append_column(name, pa.repeat(pa.scalar(value), 1))
+        table = table.append_column(name, pa.repeat(pa.scalar(value), len(records)))
     root = folder / "store"
     (root / "live").mkdir(parents=True)
     with duckdb.connect(str(root / "live/dflop.duckdb")) as con:
         migrate.apply(con, old)
         live.insert_table(con, kind, table)
+        con.execute(books)
     ingest(root)
     return root
+
+
+def test_a_store_of_the_first_release_grows_into_today_s(tmp_path: Path, make) -> None:
+    """Migrations 1 to 3 were released with their rows and without roll-ups, publish log or leases."""
+    books = (
+        "insert into ingest_manifest values ('step_observation', 'run', 'p', 0, repeat('0', 64), 1, 1, 3, 1000.0);"
+        "insert into publish_log values (7, 1000.0, '1.5.6')"
+    )
+    observations = [make.observation(step) for step in range(3)]
+    with Reader(old_database(tmp_path, 3, "step_observation", *observations, books=books)) as reader:
+        assert reader.seq == 8
+        assert sorted(reader.arrays("v_step", ["step"])["step"]) == [0, 1, 2]
+        assert reader.arrays("ingest_manifest", ["snapshot_seq"])["snapshot_seq"].tolist() == [8]
 
 
 def test_plans_in_a_database_of_an_earlier_version_stay(tmp_path: Path, make) -> None:
