@@ -168,6 +168,11 @@ class PlanConfig(Section):
     shard_parameters: tuple[bool, ...] = Field(default=(False, True), min_length=1)
     """Whether they also shard parameters and gradients, over a node or all of them (FSDP2), and gather a layer's
     weights when it runs; `[false, true]`: where memory asks for it."""
+    offload_gib_per_process: float = Field(default=0, ge=0)
+    """Page-locked host memory that the LLM's activations may take until their backward pass, where copies hide behind
+    computing; 0: none. For GPUs; Slurm is not asked for it."""
+    offload_gb_per_s: float = Field(default=20, gt=0)
+    """Rate of these copies per process, in both directions at once and next to messages between nodes."""
     num_scenarios: int = Field(default=6, ge=1)
     """Global batches sampled from the data distribution."""
     horizon_steps: int = Field(default=0, ge=0)

@@ -7,6 +7,7 @@ encoder has nothing below it, so it runs no backward at all and keeps nothing.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from dflop.errors import ConfigError
+from dflop.models.offload import HostCopies, spread
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,40 +36,42 @@ WAYS = {way.name: way for way in (TRAIN, Way(is_frozen=True), Way(recompute=True
 """The ways a configuration may name."""
 
 
-def apply_way(stage: nn.Module, way: Way, num_recomputed: int | None = None) -> None:
+def apply_way(stage: nn.Module, way: Way, num_recomputed: int | None = None, num_offloaded: int = 0) -> None:
     """Set a stage up to run in one way; undo by building it again.
 
     Args:
         stage: An encoder or decoder stage in training mode.
         way: What to set.
         num_recomputed: Of the layers, where the way recomputes, how many of the first ones do; None: all.
+        num_offloaded: Of the layers, how many keep what they save on the host, spread over the stage; those that
+            recompute are the first of the others.
 
     Raises:
         ConfigError: recomputation is asked for and no layer of the stage supports it.
     """
     if way.is_frozen:
         stage.requires_grad_(False)
-    if way.recompute and num_recomputed != 0 and not recompute_layers(stage, num_recomputed):
+    layers = [m for m in stage.modules() if _is_checkpointable(m)]
+    copies, sent = HostCopies(), spread(len(layers), num_offloaded)
+    for place in sent:
+        _run_by(layers[place], functools.partial(copies.run, layers[place], place))
+    others = [layer for place, layer in enumerate(layers) if place not in sent][:num_recomputed]
+    for layer in others if way.recompute else ():
+        _run_by(layer, functools.partial(checkpoint, use_reentrant=False, preserve_rng_state=draws(layer)))
+    if way.recompute and num_recomputed != 0 and not others:
         raise ConfigError(
             f"no layer of {type(stage).__name__} can be recomputed", hint="run this module without `recompute`"
         )
 
 
-def recompute_layers(stage: nn.Module, most: int | None = None) -> int:
-    """Let layers, at most so many of the first ones, keep their inputs only and run again in the backward pass.
-
-    Returns how many do.
+def _run_by(layer: Any, run: Callable[..., Any]) -> None:
+    """Let a layer keep for its backward pass what `run(forward, hidden, ...)` lets it keep.
 
     transformers marks the layers for which this is safe by a base class, and wraps their forward. Only the switch and
-    the checkpoint function are set here, per layer, so it works on a stage that was cut out of its model.
+    the function are set here, per layer, so it works on a stage that was cut out of its model.
     """
-    layers: list[Any] = [m for m in stage.modules() if _is_checkpointable(m)][:most]
-    for layer in layers:
-        layer.gradient_checkpointing = True
-        layer._gradient_checkpointing_func = functools.partial(
-            checkpoint, use_reentrant=False, preserve_rng_state=draws(layer)
-        )
-    return len(layers)
+    layer.gradient_checkpointing = True
+    layer._gradient_checkpointing_func = run
 
 
 def draws(layer: nn.Module) -> bool:

@@ -16,7 +16,8 @@ import numpy as np
 
 from dflop.cost.model import CostModel, Floats
 from dflop.plan.candidates import MAX_PP, Bools, layer_and_edge_seconds, nearest_power, recompute_ways, shard_choices
-from dflop.plan.memory import StageBytes, in_flight, stage_bytes
+from dflop.plan.memory import NUM_WAITING, StageBytes, in_flight, stage_bytes
+from dflop.plan.offload import offloaded_layers
 from dflop.plan.partition import Cuts, best_cuts, free_cuts, range_seconds
 from dflop.plan.space import Problem
 from dflop.plan.stage_params import first_and_last
@@ -34,7 +35,7 @@ class ChainChoice:
     layers: dict[str, tuple[int, ...]]
     """Per module and stage."""
     recomputed: dict[str, tuple[int, ...]]
-    """Of these, those that run again in the backward pass."""
+    """Of these, those that run again in the backward pass or have their activations on the host."""
     parameter_shards: int
 
     @property
@@ -176,7 +177,9 @@ class Chain:
             is_own = ((start == 0) == (stage == 0)) & ((end == num_units) == (stage == pp - 1)) & (start >= stage)
             rows = np.flatnonzero(has_room & is_own & (num_units - end >= pp - 1 - stage))
             between = StageBytes(*(getattr(held, field.name)[rows, 1:2] for field in fields(held)))
-            again, is_enough = self._least(between, around[:, rows, 1:2], depth, dp)
+            own = around[:, rows, 1:2]
+            again, is_enough = self._least(between, own, depth, dp)
+            again = again - self._offloaded(own, again, depth, dp)
             longer_s = np.tensordot(self.again_s[:, power], again[:, :, 0], 1)
             of_rows = (stage, start[rows], end[rows])
             stage_s[of_rows] = np.where(is_enough[:, 0], plain_s[of_rows[1:]] + longer_s, np.inf)
@@ -216,8 +219,10 @@ class Chain:
         `held` is without any; `depth` `[P]` are microbatches in flight.
         """
         usable_bytes, again = self.problem.usable_bytes, np.zeros_like(layers)
-        over = held.state + depth * held.kept + held.once - usable_bytes
         saves, keeps = self._saved_bytes(dp)
+        over = held.state + depth * held.kept + held.once - usable_bytes
+        if self.problem.space.host_bytes:
+            over = over + NUM_WAITING * keeps[-1][:, np.newaxis]
         if True in self.ways:
             price = self.again_s.mean(axis=1) / np.maximum(saves.mean(axis=1), 1.0)
             for m in np.argsort(price, kind="stable"):
@@ -240,6 +245,12 @@ class Chain:
 
         plain, again = (np.array([kept(spec, way) for spec in self.specs]) for way in (False, True in self.ways))
         return plain - again, plain
+
+    def _offloaded(self, layers: Ints, again: Ints, depth: Ints, dp: Ints) -> Ints:
+        """`[modules, C, P]`: those of layers `again` whose activations go to the host; `depth` `[P]` are in flight."""
+        found, of_llm = np.zeros_like(layers), (layers[-1], again[-1])
+        found[-1] = offloaded_layers(self.problem, *of_llm, self.num_microbatches, depth, tp=self.tp, dp=dp)
+        return found
 
     def _choices(self, layers: Ints, again: Ints, dp: Ints, shards: Ints) -> list[ChainChoice]:
         names = [s.module for s in self.specs]
@@ -275,6 +286,8 @@ class Chain:
 
     def _stage_bytes(self, layers: Ints, again: Ints, dp: Ints, shards: Ints) -> StageBytes:
         """Of C chains: `layers`, and those that run again, are `[modules, C, P]`."""
+        pp = layers.shape[2]
+        offloaded = self._offloaded(layers, again, in_flight(pp, self.num_microbatches, 0, pp), dp)
         parts = [
             stage_bytes(
                 spec,
@@ -283,7 +296,8 @@ class Chain:
                 self.problem.sample_loads[spec.module].largest(self.num_microbatches * dp),
                 tp=self.tp,
                 dp=dp,
-                recompute=again[m],
+                recompute=again[m] - offloaded[m],
+                offloaded=offloaded[m],
                 shard_optimizer=self._shards(dp),
                 shards=shards,
             )
@@ -297,7 +311,8 @@ class Chain:
         heaviest_s: Floats = np.zeros(())
         gathers_s: Floats = np.zeros(())
         plain_s: Floats = np.zeros(())
-        which = np.searchsorted(list(self.least_s), dp)
+        which, pp = np.searchsorted(list(self.least_s), dp), layers.shape[2]
+        again = again - self._offloaded(layers, again, in_flight(pp, self.num_microbatches, 0, pp), dp)
         for m, spec in enumerate(self.specs):
             layer_s, edge_s, again_s = (part[which].T[:, :, np.newaxis] for part in self.average_s[m])
             _, edge = first_and_last(layers[m])
@@ -308,7 +323,7 @@ class Chain:
             gathers_s = gathers_s + 2 * gather_s + scatter_s
             plain_s = plain_s + layers[m] * layer_s + edge * edge_s
         average_s, heaviest_s = np.maximum(average_s, gathers_s), np.maximum(heaviest_s, gathers_s)
-        if layers.shape[2] == 1:  # no fill: the scheduler puts less beside the heaviest sample
+        if pp == 1:  # no fill: the scheduler puts less beside the heaviest sample
             step_s = np.maximum(self.num_microbatches * average_s, heaviest_s)[:, :, 0]
             for c in np.flatnonzero(shards > 1):
                 step_s[:, c] = self._together_s(average_s[:, c, 0], plain_s[:, c, 0], int(dp[c]))

@@ -15,6 +15,7 @@ import numpy as np
 from dflop.cost.model import Floats
 from dflop.plan.candidates import Candidate, recompute_ways
 from dflop.plan.memory import in_flight, stage_bytes
+from dflop.plan.offload import with_host
 from dflop.plan.space import Problem
 from dflop.plan.sync import plan_sync_s, with_gathers
 from dflop.records import LLM, ClusterSpec, ModulePlan, ParallelSpec, Plan, to_dict
@@ -53,7 +54,9 @@ def with_less_recomputed(problem: Problem, plan: Plan) -> Plan | None:
     """
 
     def recomputing(m: ModulePlan, layers: Sequence[int]) -> ModulePlan:
-        return dataclasses.replace(m, recompute=any(layers), recomputed=tuple(layers) if any(layers) else ())
+        return dataclasses.replace(
+            m, recompute=any(layers), recomputed=tuple(layers) if any(layers) else (), offloaded=()
+        )
 
     modules = []
     for m in plan.modules:
@@ -101,7 +104,17 @@ def inline_draft(
         again = tuple(n * recompute for n in own) if isinstance(recompute, bool) else recompute[spec.module]
         some = again if any(again) and again != own else ()
         modules.append(
-            ModulePlan(spec.module, parallel, 0, own, (), any(again), shard_optimizer, some, parameter_shards)
+            ModulePlan(
+                module=spec.module,
+                parallel=parallel,
+                first_rank=0,
+                layers_per_stage=own,
+                stage_memory_bytes=(),
+                recompute=any(again),
+                shard_optimizer=shard_optimizer,
+                recomputed=some,
+                parameter_shards=parameter_shards,
+            )
         )
     return _draft(problem, "inline", tuple(modules), num_microbatches, formula_s)
 
@@ -150,6 +163,18 @@ def _crosses_nodes(first_rank: int, parallel: ParallelSpec, cluster: ClusterSpec
 
 
 def _draft(
+    problem: Problem, layout: str, modules: tuple[ModulePlan, ...], num_microbatches: int, formula_s: float
+) -> Plan:
+    """With activations on the host, if that is so meant and what waits for its copy fits, too."""
+    llm = with_host(problem, modules[-1], num_microbatches)
+    if llm.offloaded:
+        plan = _of_modules(problem, layout, (*modules[:-1], llm), num_microbatches, formula_s)
+        if fits(problem, plan):
+            return plan
+    return _of_modules(problem, layout, modules, num_microbatches, formula_s)
+
+
+def _of_modules(
     problem: Problem, layout: str, modules: tuple[ModulePlan, ...], num_microbatches: int, formula_s: float
 ) -> Plan:
     tables = [problem.cost.table(m.module, m.parallel.tp, m.recompute).table_id for m in modules]
@@ -225,7 +250,8 @@ def chain_peaks(problem: Problem, plan: Plan, chain: Sequence[ModulePlan], loads
                 columns,
                 tp=m.parallel.tp,
                 dp=np.full(columns.shape[1], m.parallel.dp),
-                recompute=np.array([m.recomputed]) if m.recomputed else m.recompute,
+                recompute=np.array([m.num_recomputed]) if m.recomputed else m.recompute,
+                offloaded=np.array([m.offloaded]) if m.offloaded else 0,
                 shard_optimizer=np.full(columns.shape[1], m.shard_optimizer),
                 shards=m.parameter_shards,
             )

@@ -52,7 +52,8 @@ def plan_limits(problem: Problem, plan: Plan, largest_tokens: Mapping[str, int])
 def _memory(problem: Problem, plan: Plan, pipe: ModulePlan) -> Limit:
     most = max(pipe.stage_memory_bytes)
     stage, usable_bytes, name = pipe.stage_memory_bytes.index(most), problem.usable_bytes, _name(plan, pipe)
-    saved = " and ".join(["recomputation"] * pipe.recompute + [pipe.sharding] * bool(pipe.sharding))
+    ways = ("recomputation" if pipe.recompute else "", "offload" if pipe.offloaded else "", pipe.sharding)
+    saved = " and ".join(filter(None, ways))
     text = (
         f"stage {stage} needs {units.num_bytes(most)} of {units.num_bytes(usable_bytes)} usable "
         f"({USABLE_MEMORY_FRAC:.0%} of the device)" + f", with {saved}" * bool(saved)

@@ -31,6 +31,8 @@ from dflop.schedule.items import Ints
 
 FLOAT32_BYTES = 4
 """Of a gradient, a master weight, a moment."""
+NUM_WAITING = 2
+"""Layers whose activations wait on the device for their copy to the host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,7 @@ def stage_bytes(
     tp: int,
     dp: npt.ArrayLike,
     recompute: bool | Ints,
+    offloaded: Ints | int = 0,
     shard_optimizer: npt.ArrayLike,
     shards: npt.ArrayLike = 1,
 ) -> StageBytes:
@@ -101,6 +104,7 @@ def stage_bytes(
         tp: Tensor-parallel degree.
         dp: `[C]`, replicas.
         recompute: Whether layers keep their inputs only, or `[C, P]`, how many of a stage's first ones do.
+        offloaded: `[C, P]`, how many of a stage's layers keep nothing, because it goes to the host.
         shard_optimizer: `[C]`, whether the replicas share out the optimizer's states. Like `load` and `dp`, C may be 1.
         shards: `[C]` or one for all, replicas that share out parameters, too; 1: none.
     """
@@ -118,14 +122,16 @@ def stage_bytes(
     inputs = np.minimum(edge, weight_bytes * spec.num_input_values * tokens)
     # What a stage received is the input of its first layer, which a layer that recomputes keeps anyway.
     crossings = 1.0 * ((layers > 0) & ~last) + ((layers > 0) & ~first & (again == 0))
-    of_layers = (layers - again) * plain + again * (activations(1, False, True) if does_any else 0.0)
+    of_layers = (layers - again - offloaded) * plain + again * (activations(1, False, True) if does_any else 0.0)
     kept = of_layers + last * (edge - inputs) + first * inputs * trains_layers(table)
     message = weight_bytes * spec.hidden_size / (tp if spec.module == LLM else 1) * tokens
     kept = np.ceil(kept + crossings * message)
-    # Of layers behind those that run again one is let go of by then, with as much as one of these makes anew.
-    is_first_again = (again > 0) & (again == layers)
+    # Of layers behind those that keep nothing one is let go of by then, with as much as one of these has anew. Of the
+    # host's the next one is there, too; before that, the last ones still are.
+    anew = 1 * ((layers > 0) & (again + offloaded == layers)) + (np.asarray(offloaded) > 1)
+    anew = np.maximum(anew, np.minimum(offloaded, NUM_WAITING))
     # While a layer is at work, nothing is kept of what is behind; while what is before the layers is, nothing at all.
-    work = _layer_at_work(spec, table, params, tokens, tp) + is_first_again * plain - last * (edge - inputs)
+    work = _layer_at_work(spec, table, params, tokens, tp) + anew * plain - last * (edge - inputs)
     # A convolution over patches takes them apart once more for its gradient.
     entry = (_gradient_bytes(table) * params.entry + first * inputs) * trains_layers(table) - kept
     # Meanwhile what the next microbatch or gradient brings from a neighbour comes in.

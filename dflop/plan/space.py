@@ -51,6 +51,10 @@ class SearchSpace:
     """Whether data-parallel replicas may share out the optimizer's states (ZeRO-1)."""
     shard_parameters: tuple[bool, ...] = (False, True)
     """Whether they may share out parameters and gradients, too, over a node or all of them (FSDP2)."""
+    host_bytes: float = 0.0
+    """Host memory per process that activations may fill; 0: they stay on the device."""
+    host_bytes_per_s: float = 0.0
+    """Rate of copies between device and host, in each direction while the other one is busy, too."""
     microbatches: tuple[int, ...] = ()
     """Numbers of microbatches; empty: 1 to 16, then in ever larger steps up to the global batch size."""
     rules: PlanRules | None = None

@@ -48,7 +48,7 @@ def plan_sync_s(problem: Problem, modules: Sequence[ModulePlan], num_microbatche
                 problem,
                 [problem.spec(m.module) for m in chain],
                 np.array([[m.layers_per_stage] for m in chain]),
-                np.array([[m.recomputed or [n * m.recompute for n in m.layers_per_stage]] for m in chain]),
+                np.array([[m.num_recomputed] for m in chain]),
                 num_microbatches,
                 tp=chain[0].parallel.tp,
                 dp=np.array([chain[0].parallel.dp]),
@@ -215,6 +215,12 @@ def _passes_s(problem: Problem, spec: ModuleSpec, layers: Ints, again: Ints, num
         again_s, _ = _known_passes(problem, spec, tp, True)
         found += again * (again_s[:, which, np.newaxis] - layer_s)
     return found
+
+
+def average_passes_s(problem: Problem, spec: ModuleSpec, tp: int, num_buckets: Ints) -> Floats:
+    """`[2, C]`: forward and backward pass of a layer on the average of `[C]` buckets."""
+    which = np.minimum(num_buckets, problem.global_batch_size) - 1
+    return _known_passes(problem, spec, tp, False)[0][:, which]
 
 
 def _known_passes(problem: Problem, spec: ModuleSpec, tp: int, recompute: bool) -> tuple[Floats, Floats]:

@@ -26,6 +26,8 @@ class ModulePlan:
     """Whether data-parallel replicas share out the optimizer's states (ZeRO-1)."""
     recomputed: tuple[int, ...] = ()
     """Of each stage, how many of its first layers do so; empty where all do or none."""
+    offloaded: tuple[int, ...] = ()
+    """Of each stage, how many layers keep their activations on the host; empty where none do."""
     parameter_shards: int = 1
     """Replicas that share out parameters, gradients and optimizer states, each group of so many for itself (FSDP2): 1
     is none, `dp` all of them, a number between as many copies as there are groups (HSDP)."""
@@ -44,11 +46,21 @@ class ModulePlan:
         return sum(self.recomputed[stages]) / max(1, sum(self.layers_per_stage[stages]))
 
     @property
+    def num_recomputed(self) -> tuple[int, ...]:
+        """Of each stage, how many layers run again in the backward pass."""
+        return self.recomputed or tuple(n * self.recompute for n in self.layers_per_stage)
+
+    @property
     def recomputation(self) -> str:
         """What runs again in the backward pass, in words; empty where nothing."""
         if self.recomputed:
             return f"recompute {sum(self.recomputed)}/{sum(self.layers_per_stage)}"
         return "recompute" if self.recompute else ""
+
+    @property
+    def offloading(self) -> str:
+        """Whose activations are on the host, in words; empty where none are."""
+        return f"offload {sum(self.offloaded)}/{sum(self.layers_per_stage)}" if self.offloaded else ""
 
     @property
     def sharding(self) -> str:

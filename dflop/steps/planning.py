@@ -76,6 +76,8 @@ def search_space(config: Config) -> SearchSpace:
         recompute=wanted.recompute,
         shard_optimizer=wanted.shard_optimizer,
         shard_parameters=wanted.shard_parameters,
+        host_bytes=wanted.offload_gib_per_process * 2**30,
+        host_bytes_per_s=wanted.offload_gb_per_s * 1e9,
         microbatches=wanted.microbatch_choices,
     )
 

@@ -47,7 +47,7 @@ def prepare_stages(
 
     Args:
         stages: One per part of the seat.
-        plan: Says whose layers run again in the backward pass.
+        plan: Says whose layers run again in the backward pass, or send to the host what they save.
         seat: The rank's place.
         family: Of the model.
         frozen: Modules whose weights do not train, or `<encoder>.tower`s; those that the plan lacks are passed over, as
@@ -65,7 +65,9 @@ def prepare_stages(
     for part, stage in zip(seat.parts, stages, strict=True):
         module = plan.module(part.module)
         num_recomputed = module.recomputed[seat.stage] if module.recomputed else None
-        apply_way(stage, Way(is_frozen=part.module in frozen, recompute=module.recompute), num_recomputed)
+        num_offloaded = module.offloaded[seat.stage] if module.offloaded else 0
+        way = Way(is_frozen=part.module in frozen, recompute=module.recompute)
+        apply_way(stage, way, num_recomputed, num_offloaded)
         if part.module not in frozen and tower_of(part.module) in frozen:
             assert isinstance(stage, EncoderStage)
             stage.freeze_tower()

@@ -37,6 +37,10 @@ layout as (
                 else format(' recompute {}/{}', list_sum(place.recomputed), list_sum(place.layers_per_stage))
             end
             || case
+                when len(place.offloaded) = 0 then ''
+                else format(' offload {}/{}', list_sum(place.offloaded), list_sum(place.layers_per_stage))
+            end
+            || case
                 when place.parameter_shards = 1 then case when place.shard_optimizer then ' ZeRO-1' else '' end
                 when place.parameter_shards < place.parallel.dp then ' HSDP' || place.parameter_shards
                 else ' FSDP2'

@@ -1,4 +1,4 @@
-"""What our plans for the paper's models lose without a lever of memory: `python -m tests.bench.suite --without LEVER`.
+"""What levers of memory are worth to our plans: `python -m tests.bench.suite --without LEVER`, or `--host GIB,GB/S`.
 
 Planned with and without it, on fewer batches and nominees than a suite's, where the plan uses it; a ratio is that of
 simulated steps on these batches. A lever is withheld as what layers or the loss would keep, or as a choice of the plan.
@@ -7,7 +7,7 @@ simulated steps on these batches. A lever is withheld as what layers or the loss
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -76,17 +76,33 @@ LEVERS = {
 
 def print_without(names: Sequence[str]) -> None:
     """Per model and data our plan, and per lever how many times as long a step takes without it."""
+    for problem, best in _plans():
+        for name in (name for name in names if LEVERS[name].is_used(best)):
+            try:
+                without = plan_problem(LEVERS[name].withheld(problem), top=NOMINEES)[0]
+            except InfeasiblePlanError:
+                found = "none fits"
+            else:
+                found = f"{without.predicted_step_s / best.predicted_step_s:.3f}x: {layout_text(without)}"
+            print(f"  {name} {found}", flush=True)
+
+
+def print_with_hosts(hosts: Sequence[tuple[float, float]]) -> None:
+    """Per model and data our plan, and how many times as fast a step is with (bytes, bytes/s) of a host per process."""
+    for problem, best in _plans():
+        for host_bytes, rate in hosts:
+            space = dataclasses.replace(problem.space, host_bytes=host_bytes, host_bytes_per_s=rate)
+            found = plan_problem(dataclasses.replace(problem, space=space), top=NOMINEES)[0]
+            gain = best.predicted_step_s / found.predicted_step_s
+            print(f"  {host_bytes / 2**30:g} GiB at {rate / 1e9:g} GB/s {gain:.3f}x: {layout_text(found)}", flush=True)
+
+
+def _plans() -> Iterator[tuple[Problem, Plan]]:
+    """Every model and data with our plan, which is printed."""
     for mixture in MIXTURES.values():
         for case in CASES:
             problem = make_setting(case, mixture, num_unseen=1).problem
             problem = dataclasses.replace(problem, batches=problem.batches[:NUM_BATCHES])
             best = plan_problem(problem, top=NOMINEES)[0]
             print(f"{case.name}, {mixture.name}: {layout_text(best)}, {seconds(best.predicted_step_s)}", flush=True)
-            for name in (name for name in names if LEVERS[name].is_used(best)):
-                try:
-                    without = plan_problem(LEVERS[name].withheld(problem), top=NOMINEES)[0]
-                except InfeasiblePlanError:
-                    found = "none fits"
-                else:
-                    found = f"{without.predicted_step_s / best.predicted_step_s:.3f}x: {layout_text(without)}"
-                print(f"  {name} {found}", flush=True)
+            yield problem, best

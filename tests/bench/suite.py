@@ -20,7 +20,7 @@ from dflop.records.speedup import speedup
 from dflop.report.rows import print_rows
 from tests.bench.command import options
 from tests.bench.figures import conclude
-from tests.bench.levers import LEVERS, print_without
+from tests.bench.levers import LEVERS, print_with_hosts, print_without
 from tests.bench.markdown import percent, ratio, span, table
 
 TUNED, OURS = "uniform tuned", "dflop"
@@ -43,7 +43,12 @@ def main() -> None:
     parser.add_argument("--suite", choices=SUITES, default="paper")
     parser.add_argument("--picture", type=Path, help="draw it, .png, .svg or .pdf")
     parser.add_argument("--without", nargs="+", choices=LEVERS, help="only what our plans lose without these levers")
+    parser.add_argument("--host", nargs="+", metavar="GIB,GB/S", help="only what our plans gain with host memory")
     args = parser.parse_args()
+    if args.host:
+        pairs = [tuple(map(float, text.split(","))) for text in args.host]
+        print_with_hosts([(gib * 2**30, rate * 1e9) for gib, rate in pairs])
+        return
     if args.without:
         print_without(args.without)
         return

@@ -11,7 +11,7 @@ import torch
 
 from dflop.cost.flops import peak_flops_per_s
 from dflop.models import attention
-from dflop.models.ways import recompute_layers
+from dflop.models.ways import TRAIN, Way, apply_way
 from dflop.profile.hardware import hardware_name
 from dflop.records import LLM, SampleShape
 from dflop.train.buckets import GradientBuckets
@@ -97,18 +97,21 @@ def loss_at_once(whole: Whole) -> Iterator[None]:
         whole.llm.head_loss = kept
 
 
-@contextmanager
-def recomputed(whole: Whole) -> Iterator[None]:
-    """All layers of both modules run again in the backward pass."""
-    for stage in (whole.vision, whole.llm):
-        recompute_layers(stage)
-    try:
-        yield
-    finally:
-        for stage in (whole.vision, whole.llm):
-            for module in stage.modules():
-                if getattr(module, "gradient_checkpointing", False):
-                    module.gradient_checkpointing = False
+def running(*modules: str, way: Way = TRAIN, offload: bool = False) -> Lever:
+    """All layers of modules run in a way, or with their activations on the host."""
+
+    @contextmanager
+    def moved(whole: Whole) -> Iterator[None]:
+        stages = [whole.llm if m == LLM else whole.vision for m in modules]
+        for stage in stages:
+            apply_way(stage, way, num_offloaded=offload * len(stage.layers))
+        try:
+            yield
+        finally:
+            for layer in (layer for stage in stages for layer in stage.layers):
+                layer.gradient_checkpointing = False
+
+    return moved
 
 
 def kernel(name: str) -> Lever:
@@ -149,7 +152,8 @@ LEVERS: Mapping[str, Lever] = {
     "as trained": as_trained,
     "Hugging Face's norms and MLPs": eager_layers,
     "loss at once": loss_at_once,
-    "all layers recomputed": recomputed,
+    "all layers recomputed": running("vision", LLM, way=Way(recompute=True)),
+    "activations of decoder layers on the host": running(LLM, offload=True),
     "attention: sdpa, a call per length": kernel(attention.SDPA),
     "compiled decoder layers": compiled(LLM, fused=False),
     "compiled decoder layers, our norms and MLPs": compiled(LLM, fused=True),

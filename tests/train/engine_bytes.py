@@ -23,11 +23,12 @@ from dflop.cost.analytic import analytic_cost_tables
 from dflop.cost.devices import H100
 from dflop.cost.model import CostModel
 from dflop.cost.towers import tables_for
-from dflop.models import load_family, loss_size
+from dflop.models import load_family, loss_size, offload
 from dflop.models.family import Family
 from dflop.models.random_weights import build_model
 from dflop.models.ways import Way
 from dflop.parallel.topology import seats
+from dflop.plan import memory
 from dflop.plan.memory import StageBytes, in_flight, stage_bytes
 from dflop.profile.fake_memory import fake_stage
 from dflop.profile.groups import make_group
@@ -36,7 +37,7 @@ from dflop.train.fsdp import sharded_modules
 from tests.train import synthetic
 from tests.train.rank import Rank
 from tests.train.ranks import run_ranks
-from tests.train.synthetic import SyntheticSource, assign, halves, make_inline_plan, make_plan, sharing
+from tests.train.synthetic import SyntheticSource, assign, halves, make_inline_plan, make_plan, on_host, sharing
 
 NUM_RANKS, NUM_MICROBATCHES, SAMPLES_PER_MICROBATCH = 4, 6, 2
 PARTS = ("weights", "gradients", "optimizer", "kept", "peak")
@@ -64,6 +65,11 @@ def layout(
 def half_recomputed(plan: Plan) -> Layout:
     modules = (replace(m, recompute=True, recomputed=halves(m)) for m in plan.modules)
     return Layout(replace(plan, modules=tuple(modules)))
+
+
+def half_on_host(plan: Plan) -> Layout:
+    modules = (m if m.module != LLM or m.recomputed else replace(m, offloaded=halves(m)) for m in plan.modules)
+    return Layout(replace(plan, modules=tuple(on_host(m) if m.recomputed else m for m in modules)))
 
 
 def split(layers: dict[str, tuple[int, ...]]) -> Plan:
@@ -99,6 +105,10 @@ def layouts() -> dict[str, Layout]:
         ),
         "inline pp 4, half recomputed": half_recomputed(inline(cut, dp=1)),
         "inline dp 4, FSDP2, half recomputed": half_recomputed(sharing(inline([both], dp=4), 4)),
+        "inline pp 4, half on the host": half_on_host(inline(cut, dp=1)),
+        "inline tp 2 dp 2, half recomputed, half on the host": half_on_host(
+            half_recomputed(inline([both], dp=2, tp=2)).plan
+        ),
         "split pp 4, tied, recomputed": layout(split({LLM: (4, 1)}), is_tied=True, recompute=True),
         "split pp 4, ten chunks of loss tokens": layout(split({LLM: (4, 1)}), chunk_tokens=8),
     }
@@ -202,7 +212,7 @@ def _stage_bytes(plan: Plan, cost: CostModel, spec: Any, stage: int, of: Layout)
     )
     found = stage_bytes(
         spec, cost, np.array([m.layers_per_stage]), each, tp=m.parallel.tp, dp=np.array([m.parallel.dp]),
-        recompute=np.array([m.recomputed]) if m.recomputed else m.recompute,
+        recompute=np.array([m.recomputed]) if m.recomputed else m.recompute, offloaded=np.array([m.offloaded or 0]),
         shard_optimizer=np.array([m.shard_optimizer]), shards=m.parameter_shards,
     )  # fmt: skip
     return StageBytes(*(getattr(found, name)[:, stage : stage + 1] for name in StageBytes.__slots__))
@@ -214,8 +224,18 @@ def measured(rank: int, folder: Path, names: Sequence[str]) -> list[dict[str, fl
 
 
 def _in_chunks(find: Callable[[Layout], Any], of: Layout) -> Any:
-    with patch.object(loss_size, "CHUNK_TOKENS", of.chunk_tokens):
+    with (
+        patch.object(loss_size, "CHUNK_TOKENS", of.chunk_tokens),
+        patch.object(offload, "LEAST_BYTES", 1 << 10),
+        patch.object(offload, "host_like", _host_like),
+        patch.object(memory, "NUM_WAITING", 0),  # a CPU's copies are there at once
+    ):
         return find(of)
+
+
+def _host_like(tensor: torch.Tensor) -> torch.Tensor:
+    """Memory that is not the allocator's, and so not counted."""
+    return torch.from_numpy(np.empty(tensor.nbytes, np.uint8)).view(tensor.dtype).view(tensor.shape)
 
 
 def _measure(rank: int, of: Layout) -> dict[str, float]:

@@ -48,7 +48,8 @@ class Rank:
         trains = prepare_stages(self.stages, plan, self.seat, family, frozen=frozen)
         for part, stage in zip(self.seat.parts, self.stages, strict=True):
             m, flags = plan.module(part.module), [layer.gradient_checkpointing for layer in stage.layers]
-            assert sum(flags) == (m.recomputed[self.seat.stage] if m.recomputed else m.recompute * len(flags))
+            num_offloaded = m.offloaded[self.seat.stage] if m.offloaded else 0
+            assert sum(flags) == m.num_recomputed[self.seat.stage] + num_offloaded
         shared = {} if is_alone else shard_parameters(self.stages, self.groups, self.cut)
         self.parts = self.cut | shared
         self.stage_of = {part.module: stage for part, stage in zip(self.seat.parts, self.stages, strict=True)}

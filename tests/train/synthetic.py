@@ -221,6 +221,14 @@ def halves(module: ModulePlan) -> tuple[int, ...]:
     return tuple(-(-n // 2) for n in module.layers_per_stage)
 
 
+def on_host(module: ModulePlan) -> ModulePlan:
+    """With what the layers save that do not run again on the host, if it is the LLM."""
+    if module.module != LLM:
+        return module
+    kept = zip(module.layers_per_stage, module.num_recomputed, strict=True)
+    return replace(module, offloaded=tuple(n - again for n, again in kept))
+
+
 def _plan(layout: str, modules: Sequence[ModulePlan], num_microbatches: int) -> Plan:
     return Plan(
         plan_id="test", run_id="test", candidate_rank=0, layout=layout, modules=tuple(modules),

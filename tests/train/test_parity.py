@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from dflop.records import LLM, Plan
 from tests.train import half
 from tests.train.parity import Omni, Trial, assert_equal_steps, reference, run_trial
-from tests.train.synthetic import ALL, assign, halves, make_inline_plan, make_plan, make_step_plan, sharing
+from tests.train.synthetic import ALL, assign, halves, make_inline_plan, make_plan, make_step_plan, on_host, sharing
 
 NUM_MICROBATCHES, NUM_STEPS = 4, 2
 IMAGES, MEDIA = ("image", "video"), ("image", "video", "audio")
@@ -40,6 +40,8 @@ class Layout:
     recompute: tuple[str, ...] = ()
     half: bool = False
     """Of the layers of each of these modules' stages the first half alone runs again."""
+    offloaded: bool = False
+    """Whether the LLM's other layers have what they save on the host."""
     frozen: tuple[str, ...] = ()
     bad: tuple[int, ...] = ()
     sharded: int = 0
@@ -57,7 +59,7 @@ class Layout:
             replace(m, recompute=True, recomputed=halves(m) if self.half else ()) if m.module in self.recompute else m
             for m in sharing(plan, self.sharded).modules
         )
-        return replace(plan, modules=tuple(modules))
+        return replace(plan, modules=tuple(on_host(m) if self.offloaded else m for m in modules))
 
     @property
     def subject(self) -> Omni:
@@ -86,7 +88,9 @@ LAYOUTS = {
     "inline pp2 dp2, sharded, tied ends, a tower frozen": Layout(
         ENDS, dp=2, tied=True, sharded=ALL, frozen=("audio.tower",)
     ),
-    "inline dp2, sharded, half recomputed": Layout(ONE, dp=2, sharded=ALL, recompute=("vision", LLM), half=True),
+    "inline dp2, sharded, half recomputed, half on the host": Layout(
+        ONE, dp=2, sharded=ALL, recompute=("vision", LLM), half=True, offloaded=True
+    ),
     "inline tp2 dp2, sharded": Layout(({"vision": 2, LLM: 4},), tp=2, dp=2, sharded=ALL),
     "inline dp4, sharded in twos": Layout(ONE, dp=4, sharded=2, tied=True),
     "vision dp2 + llm pp2, sharded, recomputed": Layout({"vision": (1, 2), LLM: (2, 1)}, sharded=ALL, recompute=(LLM,)),
@@ -115,6 +119,9 @@ OTHERS = {
     "inline pp2 tp2 dp2, sharded, tied ends": Layout(ENDS, dp=2, tp=2, sharded=ALL, tied=True, kinds=IMAGES),
     "inline tp2 dp4, sharded in twos": Layout(({"vision": 2, LLM: 4},), tp=2, dp=4, sharded=2),
     "inline pp2 dp4, sharded in twos, mixed stages": Layout(MIXED, dp=4, sharded=2),
+    "inline tp2, on the host": Layout(({"vision": 2, LLM: 4},), tp=2, offloaded=True),
+    "vision + llm pp2, on the host": Layout({"vision": (1, 1), LLM: (2, 1)}, offloaded=True),
+    "inline pp2, mixed stage, llm frozen and on the host": Layout(MIXED, frozen=(LLM,), offloaded=True),
     "inline dp4, sharded": Layout(ONE, dp=4, sharded=ALL),
     "inline dp2, sharded, vision frozen": Layout(ONE, dp=2, sharded=ALL, frozen=("vision",)),
     "inline dp2, sharded, llm frozen": Layout(ONE, dp=2, sharded=ALL, frozen=(LLM,)),

@@ -18,7 +18,7 @@ from dflop.records import ClusterSpec, ModulePlan, ParallelSpec, Plan, parse_jso
 SCHEMA = "dflop.plan"
 VERSION = 1
 """Raised when a key changes its meaning or goes; readers ignore keys they do not know."""
-PER_STAGE = ("recomputed", "gather_s", "scatter_s")
+PER_STAGE = ("recomputed", "offloaded", "gather_s", "scatter_s")
 SIMULATED = ("predicted_step_s", "baseline_step_s", "uniform_step_s", "sync_s")
 
 
@@ -134,6 +134,7 @@ def _read_module(entry: dict[str, Any]) -> ModulePlan:
         recompute=bool(entry["recompute"]),
         shard_optimizer=bool(entry["zero1"]),
         recomputed=tuple(int(n) for n in entry.get("recomputed", ())),
+        offloaded=tuple(int(n) for n in entry.get("offloaded", ())),
         parameter_shards=int(entry.get("parameter_shards", 1)),
         gather_s=tuple(_float(s) for s in entry.get("gather_s", ())),
         scatter_s=tuple(_float(s) for s in entry.get("scatter_s", ())),
