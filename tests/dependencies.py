@@ -46,9 +46,9 @@ print(json.dumps({"seen": seen, "failed": failed, "modules": sorted({m.partition
 
 
 def table() -> str:
-    """All of them by licence, without what belongs to an accelerator; in italics what only extras need."""
+    """By licence all but what accelerators and development need; in italics what only extras need."""
     needed, by_licence = set(_closure("")), dict[str, list[str]]()
-    extras = metadata.metadata("dflop").get_all("Provides-Extra") or []
+    extras = set(metadata.metadata("dflop").get_all("Provides-Extra") or []) - {"dev"}
     for name in sorted(needed.union(*map(_closure, extras))):
         if not ACCELERATOR.match(name):
             by_licence.setdefault(_licence(name), []).append(name if name in needed else f"*{name}*")

@@ -18,8 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from tests.bench.figures import RESULTS, ROOT
-from tests.bench.markdown import table
-from tests.bench.parts import PARTS
 
 XEON, EPYC = "2-core-intel-xeon", "2-core-amd-epyc"
 SHOWN = (
@@ -35,15 +33,6 @@ SHOWN = (
     ("fuzz", EPYC, "tests.fuzz.page"),
 )
 """(part, machine whose newest result is shown, module with `tables(content)`: Markdown by name)."""
-CAMPAIGNS = {
-    "chaos": "whole runs under random faults",
-    "chaos-slurm": "the same on a real Slurm, with Slurm's faults too",
-    "fuzz": "made-up input for every reader",
-    "correct-measured": "corrections in real jobs; no longer run",
-    "profile": "how well a profile predicts what it did not see; no longer run",
-    "peers": "dflop against its peers on the same global batches, simulated; no longer run",
-}
-"""What has results and is no part of the benchmark."""
 BLOCK = re.compile(r"^(<!-- table (?P<name>[\w-]+) -->\n)(?P<text>.*?)^(<!-- end -->)$", re.DOTALL | re.MULTILINE)
 MARKER = re.compile(r"^<!-- (?:table |end -->)", re.MULTILINE)
 DATE = "2000-01-01"
@@ -110,27 +99,9 @@ def newest(root: Path, part: str, machine: str) -> Result:
     return max(found, key=lambda r: r.date)
 
 
-def overview(root: Path, folder: Path) -> str:
-    """The newest file of every part, on whichever machine, with its command and the bounds it met."""
-    latest: dict[str, Result] = {}
-    for result in results(root):
-        if result.part not in latest or result.date > latest[result.part].date:
-            latest[result.part] = result
-    parts, rows = {part.name: part for part in PARTS}, []
-    for name, result in sorted(latest.items()):
-        part, content = parts.get(name), result.content
-        what = part.what if part else CAMPAIGNS.get(name, "")
-        # Older files do not say their command: what would be run today stands for it.
-        command = content.get("command") or (part.shown_command({}, is_full=True) if part else "")
-        num_bounds = content.get("num_bounds")
-        met = "" if num_bounds is None else f"{num_bounds - len(content['missed'])} of {num_bounds}"
-        rows.append((result.link(folder), result.machine, what, f"`{command}`" if command else "", met))
-    return table(("file", "machine", "what", "command", "bounds met"), rows)
-
-
 def generated(shown: Iterable[tuple[str, str, str]], root: Path) -> dict[str, Block]:
-    """Every block there is, by name; `results` is the table of all files."""
-    found: dict[str, Block] = {"results": lambda folder: overview(root, folder)}
+    """Every block there is, by name."""
+    found: dict[str, Block] = {}
     for part, machine, module in shown:
         result = newest(root, part, machine)
         for name, text in importlib.import_module(module).tables(result.content).items():

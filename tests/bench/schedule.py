@@ -236,27 +236,23 @@ def _idle_frac(ranks: Sequence[StepObservation]) -> list[float]:
 
 
 def tables(content: Mapping[str, Any]) -> dict[str, str]:
-    """`packing`: all of it with what other policies do; `packing-short`: the ratio alone."""
+    """`packing`: the ratio, idle time, and what other policies do."""
     cases = content["cases"]
-    head = ("step time, arrival order / dflop", "measured", "simulated beforehand")
-    short, idle = [], []
+    head = ("step time, arrival order / dflop", "measured", "simulated beforehand", "idle by process")
+    rows = []
     for case in cases:
         r, policies = case["ratios"]["arrival / balanced"], case["policies"]
-        short.append((case["name"], f"{ratio(r['measured'])} ±{r['measured_sd']:.2f}", ratio(r["simulated"])))
         shares = (policies[name]["measured_idle_frac"] for name in ("arrival", "balanced"))
-        idle.append((*short[-1], " -> ".join("/".join(f"{100 * f:.0f}" for f in of) + " %" for of in shares)))
-    told = (
-        f"± is the standard deviation over {cases[0]['num_batches']} global batches; samples are "
-        f"{content['data']['rows']}, scaled down to a tiny model."
-    )
+        idle = " -> ".join("/".join(f"{100 * f:.0f}" for f in of) + " %" for of in shares)
+        rows.append((case["name"], f"{ratio(r['measured'])} ±{r['measured_sd']:.2f}", ratio(r["simulated"]), idle))
     others = []
     for policy, name in (("token_lpt", "LPT on tokens"), ("bottleneck", "balance of all modules alone")):
         of = [c["ratios"][f"arrival / {policy}"]["measured"] for c in cases if policy in c["policies"]]
         others += [f"{name} {span(of)}x"] if of else []
     return {
-        "packing": f"{table((*head, 'idle by process'), idle)}\n\n{told} Data-blind over other policies: "
-        f"{'; '.join(others)}.",
-        "packing-short": f"{table(head, short)}\n\n{told}",
+        "packing": f"{table(head, rows)}\n\n± is the standard deviation over {cases[0]['num_batches']} global batches; "
+        f"samples are {content['data']['rows']}, scaled down to a tiny model. Data-blind over other policies: "
+        f"{'; '.join(others)}."
     }  # fmt: skip
 
 
