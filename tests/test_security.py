@@ -36,7 +36,7 @@ RUN_WHAT_THEY_READ = {
 }  # fmt: skip
 LISTED = {
     # Answers of decode workers, processes of our own, over a socket without a name.
-    ("dflop/train/decode_worker.py", "pickle.loads"),
+    ("dflop/train/prefetch.py", "pickle.load"),
     # What tasks of a job have left in its folder, mode 0700.
     ("dflop/launch/results.py", "pickle.loads"),
     # Entries of jobs, named by dflop itself; the others are looked up in tables of their files.

@@ -11,7 +11,6 @@ from dflop.run.batches import TRAIN, Stage, job_steps, stage_of_job
 from dflop.run.directory import RunDir
 from dflop.run.messages import say
 from dflop.train import wire
-from dflop.train.listen import master_host
 from dflop.train.manifest import read_latest
 from dflop.train.wire import Store
 
@@ -31,12 +30,12 @@ class Begun:
 
 def begin(run: RunDir, mode: str, config: Config) -> Begun:
     """Serve the key-value store and start the scheduler process of a `train` or `compare` job."""
-    host, attempt = master_host(os.environ), run.claim_attempt(mode)
+    host, attempt = wire.master_host(os.environ), run.claim_attempt(mode)
     store = wire.open_store(host, 0, is_server=True, timeout_s=config.train.timeout_s)
     latest = (read_latest(run.checkpoints) if mode == TRAIN else None) or {"next_step": 0}
     stage = stage_of_job(config, mode, int(latest["next_step"]))
     # What the job had learnt before it was ended may not be in the snapshot that the scheduler reads.
-    wire.note_learned(store, latest.get("learned", {}))
+    wire.note(store, wire.LEARNED, latest.get("learned", {}))
     log = run.path / "log" / f"scheduler-{mode}-{attempt}.log"
     log.parent.mkdir(exist_ok=True)
     say(f"scheduler starts, log in {log}")

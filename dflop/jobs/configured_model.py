@@ -20,8 +20,7 @@ from dflop.models.random_weights import RandomWeights
 from dflop.models.weights import WeightFolder, Weights, build_empty
 from dflop.parallel.part import Part
 from dflop.parallel.topology import Seat
-from dflop.train.stage_weights import fill_stages
-from dflop.train.stages import make_stages
+from dflop.train.stages import fill_stages, make_stages
 
 
 def full_config(family: Family, tokenizer: ChatTokenizer) -> dict[str, Any]:

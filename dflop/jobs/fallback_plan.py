@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from dflop.config import Config
 from dflop.cost.model import CostModel
-from dflop.records import Plan
+from dflop.records import Factors, Plan, from_dict
 from dflop.run.batches import QUICK, WARMUP, GlobalBatches, job_steps
 from dflop.run.directory import RunDir
-from dflop.train.wire import PlanMessage, Store, factors_in_force
+from dflop.train.wire import FACTORS, PlanMessage, Store, noted
 
 if TYPE_CHECKING:
     from dflop.schedule.caps import Fill
@@ -43,7 +43,7 @@ class QuickPlanner:
         """The plan of one step; it predicts no spans, for which a rank that waits has no time."""
         spec = self._steps[step]
         policy = "arrival" if spec.policy == "arrival" else QUICK
-        factors = factors_in_force(self._store)
+        factors = from_dict(Factors, noted(self._store, FACTORS, {}))
         batch, cost = self._batches.at(spec.batch_step), self._cost.with_corrections(factors.by_module())
         step_plan = self._schedule(
             run_id=self._run_id, step=step, plan=self._plan, batch=batch, cost=cost, policy=policy,

@@ -11,7 +11,7 @@ from dflop.data.headers import BadMedia
 from dflop.data.load_media import load_item
 from dflop.models.family import TrainableFamily
 from dflop.records import MediaItem
-from dflop.train.decode_worker import MediaError
+from dflop.train.prefetch import MediaError
 
 
 class DatasetReader:

@@ -14,7 +14,6 @@ import torch.distributed as dist
 
 from dflop.config import Config
 from dflop.train import wire
-from dflop.train.listen import master_host
 
 _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """Settings of torch's allocator: the name of today, and the one it had."""
@@ -50,7 +49,7 @@ def join(device: torch.device, timeout_s: float) -> None:
         dist.init_process_group(backend, timeout=timeout)
         return
     rank, num_ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    host, port = master_host(os.environ), int(os.environ["MASTER_PORT"])
+    host, port = wire.master_host(os.environ), int(os.environ["MASTER_PORT"])
     store = wire.open_store(host, port, is_server=rank == 0, timeout_s=timeout_s)
     dist.init_process_group(backend, store=store, rank=rank, world_size=num_ranks, timeout=timeout)
 

@@ -18,12 +18,11 @@ from dflop.parallel.topology import Seat, make_groups
 from dflop.plan.runnable import check_plan
 from dflop.records import LLM, Plan, SampleShape
 from dflop.run.directory import dataset_ref
-from dflop.train.activity import Activities
 from dflop.train.checkpoint import Checkpointer
 from dflop.train.engine import Engine
 from dflop.train.feed import Feed
-from dflop.train.fillers import Fillers
 from dflop.train.fsdp import shard_parameters
+from dflop.train.liveness import Activities
 from dflop.train.loop import Hooks, LoopSettings, Trainer
 from dflop.train.optim import OptimizerSettings, make_optimizer
 from dflop.train.plan_source import PlanSource
@@ -64,6 +63,7 @@ def make_trainer(
     feed = Feed(
         source, family, plan, seat, stage_of, prefetcher=make_prefetcher(config, source, device),
         activity=activities.feed, dtype=getattr(torch, config.model.dtype), pins=device.type == "cuda",
+        fills=groups.shards is not None,
     )  # fmt: skip
     return Trainer(
         settings=settings,
@@ -79,5 +79,4 @@ def make_trainer(
         hooks=hooks,
         checkpointer=checkpointer,
         activities=activities,
-        fillers=Fillers(source, family, plan, seat, stage_of) if groups.shards is not None else None,
     )

@@ -2,14 +2,13 @@
 
 It runs beside the ranks, some steps ahead of them. It reads cost tables and corrections from a snapshot of the store
 once, packs each global batch, publishes the StepPlan on the job's key-value store, learns from what the ranks measured
-(`dflop/learn`), and spools plans and what it learns. What other runs learn meanwhile counts from its next start on.
-While its kernels are compiled rank 0 makes quick plans; when it falls behind it makes quick ones itself until it has
-caught up. When it dies, rank 0 makes quick plans and starts it again.
+(`dflop/learn`), and spools what it learns. What other runs learn meanwhile counts from its next start on. While its
+kernels are compiled rank 0 makes quick plans; when it falls behind it makes quick ones itself until it has caught up.
+When it dies, rank 0 makes quick plans and starts it again.
 """
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import time
 from collections import deque
@@ -22,11 +21,11 @@ from dflop.config import Config
 from dflop.cost.model import CostModel
 from dflop.errors import DflopError
 from dflop.jobs.companion import die_with_parent, in_thread, num_free_cores
-from dflop.jobs.spool_writer import PatientWriter
+from dflop.jobs.spool_writer import SpoolThread
 from dflop.learn.cost_inputs import read_costs, run_input
 from dflop.learn.decisions import JobFacts
 from dflop.learn.learner import Learner, Row
-from dflop.records import Decision, Factors, Plan, RunEvent, SampleShape
+from dflop.records import Decision, Factors, Plan, RunEvent, SampleShape, to_dict
 from dflop.run.batches import COMPARE, QUICK, TRAIN, GlobalBatches, StepSpec, job_steps, stage_of_job
 from dflop.run.directory import RunDir, open_run
 from dflop.run.messages import say
@@ -42,10 +41,6 @@ IDLE_S = 0.02
 SHARED_CORES_EFFORT = Effort(max_simulations=10_000)
 """Where ranks compute on all cores and every second of the search is one of theirs: a fraction of the time, and all but
 half a percent of the gain."""
-FLUSH_AFTER_S = 15.0
-"""Rows wait no longer than this for the disk, so that SQL sees them within a minute."""
-RETRY_AFTER_S = 2.0
-"""A disk that is full is not asked in every turn of the loop."""
 NOTE_EVERY_STEPS = 10
 """What is learnt is noted for a later start, where there was nothing to tell of it in between."""
 
@@ -61,15 +56,16 @@ def main(run_path: str, mode: str, attempt: str, host: str, port: str, start: st
     config, plan = run.config(), run.plan()
     store = wire.open_store(host, int(port), is_server=False, timeout_s=config.train.timeout_s)
     service = Scheduler(
-        run, config, plan, mode, int(attempt), int(start), wire.learned(store), lambda rank: wire.host_of(store, rank)
-    )
+        run, config, plan, mode, int(attempt), int(start), wire.noted(store, wire.LEARNED, {}),
+        lambda rank: str(wire.noted(store, wire.HOST.format(rank), "")),
+    )  # fmt: skip
     try:
         service.serve(store)
     except (RuntimeError, ConnectionError) as error:
         # The key-value store goes away with rank 0: nobody is left to schedule for.
         raise SystemExit(f"scheduler: training ended ({str(error).splitlines()[0]})") from None
     finally:
-        service.close(store)
+        service.close()
 
 
 class Scheduler:
@@ -82,7 +78,7 @@ class Scheduler:
         self, run: RunDir, config: Config, plan: Plan, mode: str, attempt: int, start: int = 1,
         learned: Mapping[str, Any] | None = None, host_of: Callable[[int], str] = lambda rank: "",
     ) -> None:  # fmt: skip
-        self._config, self._plan, self._mode, self._attempt, self._start = config, plan, mode, attempt, start
+        self._config, self._plan, self._mode, self._attempt = config, plan, mode, attempt
         shapes = run.shapes()
         self._batches = GlobalBatches(config, shapes)
         self._first = run.next_step() if mode == TRAIN else 0
@@ -95,9 +91,6 @@ class Scheduler:
         self._effort = Effort() if self._concurrency is None else SHARED_CORES_EFFORT
         self._num_threads = max(1, min(config.train.schedule_ahead, num_free_cores()))
         self._is_behind = False
-        self._unflushed: list[int] = []
-        self._oldest_s: float | None = None
-        self._retry_at_s = 0.0
         basis = basis_of(run)
         ids, num_steps = {t.module: t.table_id for t in tables}, len(self._steps)
         facts = JobFacts(self._run_id, attempt, plan, ids, num_steps, host_of, self._cost, self._concurrency)
@@ -108,8 +101,8 @@ class Scheduler:
         self._noted: Factors | None = None
         self.warm_up = in_thread(warm)
         writer = SpoolWriter(config.store, self._run_id, f"{mode}-scheduler-a{attempt}-s{start}")
-        self._spool = PatientWriter(writer, "the scheduler's rows")
-        self._spool.append(run_input(run.run_id, mode, attempt, snapshot, run.profile_key(), tables))
+        self._spool = SpoolThread(writer, "the scheduler's rows")
+        self._spool.put(run_input(run.run_id, mode, attempt, snapshot, run.profile_key(), tables))
         known = factors_text(self._learner.factors.by_module()) or "No corrections are active."
         say(f"scheduler: cost tables from snapshot {snapshot.seq}. {known}")
 
@@ -123,23 +116,21 @@ class Scheduler:
                 may_begin = step < end and step - seen <= ahead
                 # Caught up: as far ahead as it may be.
                 self._is_behind = self._is_behind and (may_begin or bool(making))
-                if self._is_due(store):
-                    self._record(store)
                 if may_begin and len(making) < self._num_threads and self.warm_up.done():
                     making.extend(self._begin(store, step, pool))
                     step += 1
                 elif making and making[0].done():
-                    self._publish(store, making.popleft().result())
+                    message = making.popleft().result()
+                    if not wire.publish(store, message):
+                        self._learn_from_others(store, message.step_plan.step)
                 elif seen < step - len(making) and self._listen(store, seen, step):
                     seen += 1
                 else:
                     wait([making[0]], IDLE_S) if making else time.sleep(IDLE_S)
 
-    def close(self, store: Store) -> None:
-        """Write what is left, whether or not anybody is there to be told."""
+    def close(self) -> None:
+        """Write what is left."""
         self._tell(self._learner.close(len(self._steps), time.time()))
-        with contextlib.suppress(RuntimeError, ConnectionError):
-            self._record(store)
         self._spool.close()
 
     def _begin(self, store: Store, step: int, pool: ThreadPoolExecutor) -> list[Future[PlanMessage]]:
@@ -151,7 +142,7 @@ class Scheduler:
             self._learn_from_others(store, step)
             return []
         # Rank 0 waits for the first plan of a start. And a comparison is worth nothing with other plans than it names.
-        if self._mode == TRAIN and step > self._first and wire.asked_step(store) >= step:
+        if self._mode == TRAIN and step > self._first and wire.noted(store, wire.ASKED, -1) >= step:
             self._fell_behind(step, "already requested")
         if self._is_behind and self._mode == TRAIN:
             spec = replace(spec, policy=QUICK, label=QUICK)
@@ -174,35 +165,7 @@ class Scheduler:
             for node, found in stage_spans(self._plan, predicted).items()
             for s in found
         }
-        return PlanMessage(step_plan, spans, self._start)
-
-    def _publish(self, store: Store, message: PlanMessage) -> None:
-        if not wire.publish(store, message):
-            self._learn_from_others(store, message.step_plan.step)
-            return
-        self._spool.append(message.step_plan)
-        self._oldest_s = self._oldest_s or time.monotonic()
-        self._unflushed.append(message.step_plan.step)
-        if len(self._unflushed) >= wire.RECORD_EVERY_STEPS:
-            self._record(store)
-
-    def _is_due(self, store: Store) -> bool:
-        """Whether something must go to disk now."""
-        now_s = time.monotonic()
-        if now_s < self._retry_at_s:
-            return False
-        is_old = self._oldest_s is not None and now_s - self._oldest_s > FLUSH_AFTER_S
-        return is_old or bool(self._unflushed and wire.wanted_record(store) >= self._unflushed[0])
-
-    def _record(self, store: Store) -> None:
-        """Write what was published to disk, and tell rank 0 that it need not; a full disk is tried again later."""
-        if not self._spool.flush():
-            self._retry_at_s = time.monotonic() + RETRY_AFTER_S
-            return
-        self._oldest_s = None
-        if self._unflushed:
-            wire.note_recorded(store, self._start, self._unflushed[-1])
-        self._unflushed = []
+        return PlanMessage(step_plan, spans)
 
     def _learn_from_others(self, store: Store, step: int) -> None:
         """A plan that rank 0 has made itself says as much about costs as one of ours."""
@@ -220,18 +183,18 @@ class Scheduler:
         self._tell(rows)
         factors = self._learner.factors
         if factors != self._noted:
-            wire.note_factors(store, factors)
+            wire.note(store, wire.FACTORS, to_dict(factors))
             self._noted = factors
         if rows or seen % NOTE_EVERY_STEPS == 0:
-            wire.note_learned(store, self._learner.state())
+            wire.note(store, wire.LEARNED, self._learner.state())
         return True
 
     def _tell(self, rows: Iterable[Row]) -> None:
         for row in rows:
-            self._spool.append(row)
-            self._oldest_s = self._oldest_s or time.monotonic()
+            self._spool.put(row)
             if isinstance(row, Decision):
                 say(f"step {row.step}: {row.detail}")
+                self._spool.flush()  # the driver may have to act on it
 
     def _fell_behind(self, step: int, why: str) -> None:
         """Said once; it is over when every step that may be planned is."""
@@ -241,7 +204,7 @@ class Scheduler:
         detail = f"step {step} missed by the scheduler, {why}; using the fallback schedule until it has caught up"
         say(f"scheduler: {detail}")
         event = RunEvent(self._run_id, self._mode, self._attempt, step, "scheduler_behind", detail, time.time())
-        self._spool.append(event)
+        self._spool.put(event)
 
 
 if __name__ == "__main__":

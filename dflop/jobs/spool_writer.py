@@ -1,4 +1,4 @@
-"""Spool writes that outlast a full disk, and such writes off the training path.
+"""Spool writes off the training path that outlast a full disk.
 
 Rows that cannot be written stay in memory and are tried again; that is said once, and so is that it is over. Whoever
 reads a job's log shall know that rows are late, and not be told every few steps.
@@ -18,55 +18,12 @@ from dflop.store.spool import SpoolWriter
 FLUSH_EVERY_S = 20.0
 
 
-class PatientWriter:
-    """A spool writer of rows, called `what`, whose disk may be full for a while. Not thread-safe."""
+class SpoolThread:
+    """Appends records, called `what`, in the background; a full or failing disk never stops who hands them over."""
 
-    def __init__(self, writer: SpoolWriter, what: str) -> None:
+    def __init__(self, writer: SpoolWriter, what: str = "observations") -> None:
         self._writer, self._what = writer, what
         self._is_failing = False
-
-    def append(self, record: Any) -> None:
-        """Keep a record; it may be written at once."""
-        try:
-            self._writer.append(record)
-        except StoreError as error:
-            self._fails(error)
-
-    def flush(self) -> bool:
-        """Write what is kept; whether all of it is on disk now."""
-        try:
-            self._writer.flush()
-        except StoreError as error:
-            self._fails(error)
-            return False
-        self._works()
-        return True
-
-    def close(self) -> None:
-        """The last chance to write what is kept: what is lost is said again."""
-        try:
-            self._writer.flush()
-        except StoreError as error:
-            _say(f"{self._what} are lost: {error}")
-        else:
-            self._works()
-
-    def _works(self) -> None:
-        if self._is_failing:
-            self._is_failing = False
-            _say(f"{self._what} are being written again, none was lost")
-
-    def _fails(self, error: StoreError) -> None:
-        if not self._is_failing:
-            self._is_failing = True
-            _say(f"{self._what} cannot be written, training continues and retries: {error}")
-
-
-class SpoolThread:
-    """Appends records in the background; a full or failing disk never stops training."""
-
-    def __init__(self, writer: SpoolWriter) -> None:
-        self._writer = PatientWriter(writer, "observations")
         self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="spool", daemon=True)
         self._thread.start()
@@ -82,7 +39,7 @@ class SpoolThread:
         done.wait()
 
     def close(self) -> None:
-        """Write everything that was handed over and end the thread."""
+        """Write everything that was handed over and end the thread; what is lost is said again."""
         self._queue.put(None)
         self._thread.join()
 
@@ -91,16 +48,40 @@ class SpoolThread:
             try:
                 record = self._queue.get(timeout=FLUSH_EVERY_S)
             except queue.Empty:
-                self._writer.flush()
+                self._flush()
                 continue
             if record is None:
-                self._writer.close()
+                self._flush(is_last=True)
                 return
             if isinstance(record, threading.Event):
-                self._writer.flush()
+                self._flush()
                 record.set()
             else:
-                self._writer.append(record)
+                self._append(record)
+
+    def _append(self, record: Any) -> None:
+        try:
+            self._writer.append(record)
+        except StoreError as error:
+            self._fails(error)
+
+    def _flush(self, *, is_last: bool = False) -> None:
+        try:
+            self._writer.flush()
+        except StoreError as error:
+            if is_last:
+                _say(f"{self._what} are lost: {error}")
+            else:
+                self._fails(error)
+        else:
+            if self._is_failing:
+                self._is_failing = False
+                _say(f"{self._what} are being written again, none was lost")
+
+    def _fails(self, error: StoreError) -> None:
+        if not self._is_failing:
+            self._is_failing = True
+            _say(f"{self._what} cannot be written, training continues and retries: {error}")
 
 
 def _say(line: str) -> None:

@@ -30,18 +30,16 @@ from dflop.jobs.telemetry import SpeedCounter, Telemetry
 from dflop.launch.payload import note_stop, srun_environment
 from dflop.models.build import import_model
 from dflop.parallel.topology import seat_of, seats
-from dflop.records import Plan, QuarantinedSample, RunEvent, StepObservation, StepPlan
+from dflop.records import Plan, QuarantinedSample, RunEvent, StepObservation
 from dflop.run.batches import COMPARE, TRAIN, GlobalBatches, Stage, job_steps, stages_of
 from dflop.run.directory import RunDir, open_run, tokenizer_of, trainable_of
 from dflop.run.messages import say
 from dflop.store.spool import SpoolWriter
 from dflop.train import wire
-from dflop.train.activity import Activities
-from dflop.train.leave import leave, leave_at_exit
-from dflop.train.listen import master_host
+from dflop.train.liveness import Activities
 from dflop.train.loop import Hooks, LoopSettings
 from dflop.train.plan_source import Guard, Patience, PlanSource
-from dflop.train.signals import StopRequest
+from dflop.train.signals import StopRequest, leave, leave_at_exit
 from dflop.train.watchdog import Watch
 from dflop.train.wire import RankTimes, Store
 from dflop.units import seconds
@@ -91,7 +89,9 @@ def main(run_path: str, mode: str) -> dict[str, float]:
     dist.broadcast_object_list(agreed, src=0)
     attempt, port, number = agreed[0]
     store = (
-        begun.store if begun else wire.open_store(master_host(os.environ), port, is_server=False, timeout_s=timeout_s)
+        begun.store
+        if begun
+        else wire.open_store(wire.master_host(os.environ), port, is_server=False, timeout_s=timeout_s)
     )
     stage = stages_of(config)[number]
     rank = _Rank(run, config, plan, mode, stage, attempt, device, store, begun.supervisor if begun else None, stop)
@@ -150,7 +150,7 @@ class _Rank:
             stall_s=config.train.stall_s or 0.75 * config.train.timeout_s,
             on_end=lambda: self.close(at_once=True),
         )
-        wire.note_host(store, self.seat.rank, socket.gethostname())
+        wire.note(store, wire.HOST.format(self.seat.rank), socket.gethostname())
         self.watch.start()
 
     def leave(self, *, at_once: bool) -> None:
@@ -163,7 +163,6 @@ class _Rank:
         """Write what is left. A scheduler whose job ends early waits for observations that never come."""
         if self.supervisor is not None:
             self.supervisor.stop(at_once=at_once)
-            self.plans.settle()
         self.telemetry.close()
         self.spool.close()
 
@@ -209,15 +208,11 @@ class _Rank:
             self.run, self.config, self.plan, self.mode, self.run_id, self.batches, self.store,
             on_exceeded=lambda step, fill: self._event(step, "memory_exceeded", f"the fallback schedule puts {fill}"),
         )  # fmt: skip
-        guard = Guard(quick, self.supervisor.is_alive, patience, self._ran_quick, self.spool.put)
+        guard = Guard(quick, self.supervisor.is_alive, patience, self._scheduler_is_late, self.spool.put)
         return PlanSource(self.store, self.seat.rank, timeout_s=timeout_s, guard=guard)
 
-    def _ran_quick(self, step_plan: StepPlan, waited_s: float | None) -> None:
-        self.spool.put(step_plan)
-        if waited_s is not None:
-            self._event(
-                step_plan.step, "scheduler_late", f"not ready after {seconds(waited_s)}; using the fallback schedule"
-            )
+    def _scheduler_is_late(self, step: int, waited_s: float) -> None:
+        self._event(step, "scheduler_late", f"not ready after {seconds(waited_s)}; using the fallback schedule")
 
     def _event(self, step: int, kind: str, detail: str) -> None:
         say(f"step {step}: {kind.replace('_', ' ')}: {detail}")
@@ -246,11 +241,10 @@ class _Rank:
                 self.supervisor.tend(seen.step, self._event)
 
     def _before_checkpoint(self, next_step: int) -> None:
-        self.plans.leave_behind(next_step)
         self.spool.flush()
 
     def _checkpoint_meta(self) -> dict[str, Any]:
-        return {"seed": self.config.train.seed, "learned": wire.learned(self.store)}
+        return {"seed": self.config.train.seed, "learned": wire.noted(self.store, wire.LEARNED, {})}
 
     def _bad_sample(self, step: int, sample_index: int, path: str, reason: str) -> None:
         shape = next(s for s in self.shapes if s.sample_index == sample_index)

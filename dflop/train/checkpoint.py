@@ -2,8 +2,8 @@
 
 `save` copies the state to host memory and returns; a thread writes it while training goes on. All ranks write into a
 temporary folder, which becomes the newest checkpoint (`manifest.py`) only when every rank's files are on disk and
-summed up. Whatever kills the job, `latest.json` names a complete checkpoint or does not exist. A checkpoint that was
-damaged later is found out by its checksums before anything is loaded, and the one before it is loaded instead.
+summed up: whatever kills the job, what is called a checkpoint was complete. One that was damaged later is found out by
+its checksums before anything is loaded, and the one before it is loaded instead.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any
 
-import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.checkpoint.utils import _DistWrapper
 
 from dflop.errors import TrainError
 from dflop.files import TMP_PREFIX
@@ -25,12 +26,9 @@ from dflop.models.build import Stage
 from dflop.parallel.part import Part
 from dflop.parallel.topology import Groups
 from dflop.train import checkpoint_state, manifest
-from dflop.train.blocks import Block, BlockId, BlockLoadPlanner, BlockSavePlanner, BlockWriter, blocks_of
+from dflop.train.blocks import Block, BlockLoadPlanner, BlockSavePlanner, BlockWriter, SafeReader, blocks_of
 from dflop.train.checkpoint_state import HostCopies
-from dflop.train.index import SafeReader
 from dflop.train.optim import Optimizer
-
-T = TypeVar("T")
 
 
 def _say(error: TrainError) -> None:
@@ -64,10 +62,12 @@ class Checkpointer:
         self._folder, self._stages, self._optimizer, self._keep = folder, stages, optimizer, keep
         self._parts, self._group, self._on_failure = sharded, groups.checkpoint, on_failure
         self._rank, self._num_ranks = self._group.rank(), self._group.size()
+        # What fails on one rank raises on all.
+        self._ranks = _DistWrapper(self._group, use_dist=True, coordinator_rank=0)
         # Ranks of a tensor-parallel group must draw the same random numbers.
         self._random_rank = self._rank - groups.tensor.rank()
         self._host = HostCopies()
-        self._mine: frozenset[BlockId] | None = None
+        self._mine: frozenset[MetadataIndex] | None = None
         self._random_ranks: list[int] = []
         self._writing: threading.Thread | None = None
         self._failure: TrainError | None = None
@@ -88,7 +88,7 @@ class Checkpointer:
         ]
         if self._mine is None:
             self._mine = checkpoint_state.share_out(blocks, self._group)
-            self._random_ranks = self._together(lambda: self._random_rank)
+            self._random_ranks = self._ranks.all_gather("checkpoint", lambda: self._random_rank)
         copies = self._host.copy(block for block in blocks if block.id in self._mine)
         about = {
             **meta,
@@ -120,8 +120,8 @@ class Checkpointer:
             TrainError: there are checkpoints but all are damaged, or the one to load belongs to another model.
         """
         self.close()
-        self._on_rank_0(lambda: manifest.sweep(self._folder))
-        names = self._on_rank_0(lambda: manifest.candidates(self._folder))
+        self._ranks.broadcast("checkpoint", lambda: manifest.sweep(self._folder))
+        names = self._ranks.broadcast("checkpoint", lambda: manifest.candidates(self._folder))
         meta, damaged = manifest.newest_sound(self._folder, names, self._problem)
         for problem in damaged if self._rank == 0 else ():
             print(f"checkpoint {problem}; using the one before it", file=sys.stderr, flush=True)
@@ -138,7 +138,7 @@ class Checkpointer:
 
     def take_back(self, meta: Mapping[str, Any]) -> None:
         """Make a checkpoint the newest, for all who look for one from now on: those that are newer are damaged."""
-        self._on_rank_0(lambda: manifest.announce(self._folder, meta))
+        self._ranks.broadcast("checkpoint", lambda: manifest.keep_older(self._folder, meta["name"], self._keep))
 
     def close(self) -> None:
         """Wait until nothing is being written, whatever becomes of it."""
@@ -150,12 +150,12 @@ class Checkpointer:
         """Body of the thread."""
         temporary = self._folder / f"{TMP_PREFIX}{about['name']}"
         try:
-            self._on_rank_0(lambda: self._make(temporary))
+            self._ranks.broadcast("checkpoint", lambda: self._make(temporary))
             planner = BlockSavePlanner(copies)
             dcp.save({}, storage_writer=BlockWriter(temporary), planner=planner, process_group=self._group)
-            states = self._together(lambda: self._states_of_files(temporary))
+            states = self._ranks.all_gather("checkpoint", lambda: self._states_of_files(temporary))
             files = {name: of_file for found in states for name, of_file in found.items()}
-            self._on_rank_0(lambda: manifest.publish(temporary, about, files, self._keep))
+            self._ranks.broadcast("checkpoint", lambda: manifest.publish(temporary, about, files, self._keep))
         except (Exception, dcp.CheckpointException) as error:  # nobody is there to catch it: whoever waits is told
             where = str(self._folder / str(about["name"]))
             self._failure = TrainError(f"cannot write checkpoint: {_reason(error)}", where=where)
@@ -176,13 +176,14 @@ class Checkpointer:
     def _problem(self, checkpoint: Path) -> str:
         """What is wrong with a checkpoint, equal on all ranks; each reads its share of the files."""
         share = slice(self._rank, None, self._num_ranks)
-        return next(filter(None, self._together(lambda: manifest.checkpoint_problem(checkpoint, share))), "")
+        problems = self._ranks.all_gather("check", lambda: manifest.checkpoint_problem(checkpoint, share))
+        return next(filter(None, problems), "")
 
     def _load(self, checkpoint: Path, meta: Mapping[str, Any]) -> None:
         reader = SafeReader(checkpoint)
         stored = checkpoint_state.shapes_in(reader.read_metadata())
         model = list(checkpoint_state.model_blocks(self._stages, self._parts))
-        held = self._together(lambda: {block.name: block.shape for block in model})
+        held = self._ranks.all_gather("checkpoint", lambda: {block.name: block.shape for block in model})
         if problem := checkpoint_state.name_problem({n: shape for names in held for n, shape in names.items()}, stored):
             raise TrainError(problem, where=str(checkpoint), hint=f"to start over, move {self._folder} away")
         wanted = {
@@ -192,7 +193,7 @@ class Checkpointer:
             for name, tensors in self._optimizer.state().items()
         }
         # Under another plan, ranks that must draw alike now may have drawn differently.
-        is_same_world = meta.get("random_ranks") == self._together(lambda: self._random_rank)
+        is_same_world = meta.get("random_ranks") == self._ranks.all_gather("checkpoint", lambda: self._random_rank)
         random = checkpoint_state.empty_rng(stored, self._rank) if is_same_world else {}
         blocks = [
             *model,
@@ -208,28 +209,6 @@ class Checkpointer:
             checkpoint_state.restore_rng(random)
         else:
             checkpoint_state.reseed(int(meta.get("seed", 0)), int(meta["next_step"]), self._random_rank)
-
-    def _on_rank_0(self, work: Callable[[], T]) -> T:
-        """Result of rank 0's work, on all ranks."""
-        return cast(T, self._together(lambda: work() if self._rank == 0 else None)[0])
-
-    def _together(self, work: Callable[[], T]) -> list[T]:
-        """Results of all ranks' work; what fails on one raises on all."""
-        outcome: tuple[T | None, str]
-        try:
-            outcome = work(), ""
-        except OSError as error:
-            outcome = None, error.strerror or str(error)
-        outcomes: list[Any] = [None] * self._num_ranks
-        dist.all_gather_object(outcomes, outcome, group=self._group)
-        for rank, (_, reason) in enumerate(outcomes):
-            if reason:
-                raise _Failed(f"rank {rank}: {reason}")
-        return [result for result, _ in outcomes]
-
-
-class _Failed(OSError):
-    """Something that failed on another rank, or on this one."""
 
 
 def _reason(error: BaseException) -> str:

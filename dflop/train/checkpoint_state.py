@@ -16,13 +16,14 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import SavePlan
 
 from dflop.errors import TrainError
 from dflop.models.build import Stage
 from dflop.parallel.part import Part
-from dflop.train.blocks import Block, BlockId, blocks_of
-from dflop.train.index import SafeReader
+from dflop.train.blocks import Block, SafeReader, blocks_of
 
 MODEL, OPTIMIZER, RNG = "model", "optimizer", "rng"
 _PREFIX = f"{MODEL}/"
@@ -100,35 +101,26 @@ def read_model(checkpoint: Path) -> dict[str, torch.Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
 
 
-def share_out(blocks: Sequence[Block], group: dist.ProcessGroup) -> frozenset[BlockId]:
+def share_out(blocks: Sequence[Block], group: dist.ProcessGroup) -> frozenset[MetadataIndex]:
     """Which of its blocks a rank writes: every block is written by one of those that hold a copy; collective.
 
-    Replicas share out the bytes, the largest block first and always to whoever has least.
+    DCP would choose, too, but only when all of them have been copied to host memory.
 
     Args:
         blocks: What this rank holds.
         group: All ranks that hold any.
     """
-    held: list[dict[BlockId, int]] = [{}] * group.size()
-    dist.all_gather_object(held, {block.id: block.tensor.nbytes for block in blocks}, group=group)
-    holders: dict[BlockId, list[int]] = {}
-    for rank, ids in enumerate(held):
-        for block_id in ids:
-            holders.setdefault(block_id, []).append(rank)
-    loads, mine = [0] * len(held), set()
-    for block_id, ranks in sorted(holders.items(), key=lambda item: (-held[item[1][0]][item[0]], item[0])):
-        writer = min(ranks, key=lambda rank: loads[rank])
-        loads[writer] += held[writer][block_id]
-        if writer == group.rank():
-            mine.add(block_id)
-    return frozenset(mine)
+    held = [SavePlan([])] * group.size()
+    dist.all_gather_object(held, SavePlan([block.write_item for block in blocks]), group=group)
+    shared, _ = DefaultSavePlanner(flatten_state_dict=False).create_global_plan(held)
+    return frozenset(item.index for item in shared[group.rank()].items)
 
 
 class HostCopies:
     """Host memory for blocks, allocated once and used again by every copy."""
 
     def __init__(self) -> None:
-        self._buffers: dict[BlockId, torch.Tensor] = {}
+        self._buffers: dict[MetadataIndex, torch.Tensor] = {}
 
     def copy(self, blocks: Iterable[Block]) -> list[Block]:
         """The blocks with their content as of now; the former copies are overwritten."""

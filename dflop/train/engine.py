@@ -23,9 +23,9 @@ from dflop.parallel.topology import Groups, Peers, Seat, SeatPart, peers_of
 from dflop.records import LLM, Plan
 from dflop.simulate.pipeline_order import Action, one_f_one_b
 from dflop.simulate.step import num_stages_after
-from dflop.train.activity import Activity
 from dflop.train.device_clock import DeviceClock, Mark
 from dflop.train.inputs import EncoderInput, LlmInput, MicrobatchInput
+from dflop.train.liveness import Activity
 from dflop.train.sends import Sends
 from dflop.train.stage_edges import Crossing, Trains, crossings, needs_grad
 from dflop.train.step_trace import StepTrace, visit
@@ -72,16 +72,14 @@ class Engine:
         device: Where the stages live.
         hidden_size: Of the LLM.
         row_width: Of the rows that encoders hand to the LLM; the hidden size unless deep features stand beside it.
-        trains: Which modules train on which stages, the same on every rank; None: all of them.
+        trains: Which modules train on which stages, the same on every rank.
         activity: Told what the thread that runs steps does.
     """
 
     def __init__(
         self, plan: Plan, seat: Seat, stages: Sequence[Stage], groups: Groups, device: torch.device,
-        *, hidden_size: int, row_width: int, trains: Trains | None = None, activity: Activity | None = None,
+        *, hidden_size: int, row_width: int, trains: Trains, activity: Activity | None = None,
     ) -> None:  # fmt: skip
-        if trains is None:
-            trains = {(m.module, s): n > 0 for m in plan.modules for s, n in enumerate(m.layers_per_stage)}
         self._plan, self._seat, self._groups, self._device = plan, seat, groups, device
         self._activity = activity or Activity()
         self._parts = list(zip(seat.parts, stages, strict=True))
@@ -140,10 +138,9 @@ class Engine:
         self._activity.waits("the last messages it sent")
         for sends in self._sends.values():
             sends.settle_all()
-        most_held = max(sends.most_held for sends in self._sends.values())
         (end,) = self._clock.read([self._clock.mark()])
         visits = [visit(action, self._clock.read(marks), *moved) for action, marks, *moved in marked]
-        return StepTrace(float(self._loss), most_held, self._clock.started_at_s, end.wall_s, visits)
+        return StepTrace(float(self._loss), self._clock.started_at_s, end.wall_s, visits)
 
     def wait(self) -> None:
         """Until the device has done all that this thread gave it; messages may still be on their way."""

@@ -5,10 +5,15 @@ known to every rank in time: its rows become zeros, its sample carries no loss, 
 
 A rank reads what its own stages take and nothing else. The ranks of a tensor-parallel group take the same input, and
 each reads it for itself: sharing it would tie their feeds together by one more collective per step.
+
+Where replicas share out parameters (`fsdp.py`) they gather a module's weights and sum its gradients together, so all of
+them must run it or none. Who has nothing encodes zeros in the shape of the step's smallest item, or decodes one token,
+and nobody takes what comes of it: no row of it reaches a sample and no token carries loss, so its gradients are zeros.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
@@ -21,8 +26,6 @@ from dflop.models.family import Family
 from dflop.models.positions import MediaPosition
 from dflop.parallel.topology import Seat, peers_of
 from dflop.records import LLM, MediaItem, ModuleWork, Plan, StepPlan
-from dflop.train.activity import Activity
-from dflop.train.decode_worker import MediaError
 from dflop.train.inputs import (
     EncoderInput,
     LlmInput,
@@ -32,7 +35,8 @@ from dflop.train.inputs import (
     TokenizedSample,
     Transfer,
 )
-from dflop.train.prefetch import Prefetcher, Wanted
+from dflop.train.liveness import Activity
+from dflop.train.prefetch import MediaError, Prefetcher, Wanted
 from dflop.train.routes import routes
 
 Bad = dict[int, tuple[str, str]]
@@ -51,17 +55,18 @@ class Feed:
         prefetcher: Decodes media in workers; None: `source` does, here and one after the other.
         dtype: What encoders take.
         pins: Whether tensors lie in page-locked memory, from which copies to a GPU need not be waited for.
+        fills: Whether this rank gets something to run wherever any replica has work.
         activity: Told what the thread that prepares does.
     """
 
     def __init__(
         self, source: SampleSource, family: Family, plan: Plan, seat: Seat, stages: Mapping[str, Stage], *,
         prefetcher: Prefetcher | None = None, dtype: torch.dtype = torch.float32, pins: bool = False,
-        activity: Activity | None = None,
+        fills: bool = False, activity: Activity | None = None,
     ) -> None:  # fmt: skip
         self._source, self._family, self._plan, self._seat = source, family, plan, seat
         self._stages, self._prefetcher, self._dtype, self._pins = stages, prefetcher, dtype, pins
-        self._activity = activity or Activity()
+        self._fills, self._activity = fills, activity or Activity()
 
     def prepare(self, step_plan: StepPlan, later: Sequence[StepPlan] = ()) -> PreparedStep:
         """Decode or tokenize this rank's part of a global batch.
@@ -77,10 +82,12 @@ class Feed:
             self._prefetcher.begin(step_plan.step, self._wanted(step_plan))
             self.look_ahead(later)
         bad: Bad = {}
-        inputs = tuple(self._microbatch(step_plan, k, bad) for k in range(step_plan.num_microbatches))
+        inputs = [self._microbatch(step_plan, k, bad) for k in range(step_plan.num_microbatches)]
         if self._prefetcher is not None:
             self._prefetcher.finish(step_plan.step)
-        return PreparedStep(step_plan, inputs, bad)
+        if self._fills:
+            inputs = [self._filled(step_plan, k, given) for k, given in enumerate(inputs)]
+        return PreparedStep(step_plan, tuple(inputs), bad)
 
     def look_ahead(self, later: Sequence[StepPlan]) -> None:
         """Let workers begin with the media of later steps, in order, as far as there is room for them."""
@@ -253,6 +260,44 @@ class Feed:
             if items := work.owner[k][self._seat.dp_rank]:
                 found[encoder.module] = self._placed(_placeholders(work, items, packed))
         return found
+
+    def _filled(self, step_plan: StepPlan, k: int, given: MicrobatchInput | None) -> MicrobatchInput | None:
+        """The microbatch with work for every module of the seat's grid that any replica has some for."""
+        # In the order of the plan everywhere: it decides in which order gradients are summed.
+        names = [m.module for m in self._plan.modules if self._plan.is_inline or m.module == self._seat.module]
+        names = [name for name in names if any(step_plan.of(name).owner[k])]
+        if not names:
+            return None
+        known = given.encoders if given is not None else {}
+        encoders = {n: known.get(n) or self._encoder_filler(step_plan, n) for n in names if n != LLM}
+        llm = given.llm if given is not None else self._llm_filler() if LLM in names and LLM in self._stages else None
+        if llm is not None and self._plan.is_inline:
+            nothing = torch.zeros(0, dtype=torch.int64)
+            llm = dataclasses.replace(llm, own_rows={n: llm.own_rows.get(n, nothing) for n in encoders})
+        return MicrobatchInput(encoders, llm)
+
+    def _encoder_filler(self, step_plan: StepPlan, module: str) -> EncoderInput:
+        work, part = step_plan.of(module), self._seat.part(module)
+        item = min(range(len(work.item_rows)), key=work.item_rows.__getitem__)
+        _, media = self._media(step_plan, work, item)
+        is_first = part is not None and part.is_first
+        data = torch.zeros(self._family.array_shape(module, media.grid)) if is_first else None
+        return EncoderInput(data, torch.tensor([self._family.item_size(media)]), None, work.item_rows[item], ())
+
+    def _llm_filler(self) -> LlmInput:
+        stage = self._stages[LLM]
+        assert isinstance(stage, LlmStage)
+        token, nothing = torch.zeros(1, dtype=torch.int64), torch.zeros(0, dtype=torch.int64)
+        return LlmInput(
+            input_ids=token,
+            position_ids=stage.positions(token, []),
+            cu_seqlens=torch.tensor([0, 1], dtype=torch.int32),
+            transfers=(),
+            own_rows={},
+            loss_where=nothing,
+            loss_targets=nothing,
+            loss_sample=nothing,
+        )
 
 
 def _placeholders(

@@ -3,7 +3,7 @@
 A rank keeps its rows of every matrix in float32. A layer's weights are gathered when it runs, in the model's type, and
 let go of behind it; gradients are summed, never averaged, and shared out in the backward pass of every microbatch, so
 that no rank ever holds whole ones. All of that is collective, so replicas must run the same modules in the same
-microbatches: `fillers.py` gives those that have no work something to run. Where groups smaller than all replicas share
+microbatches: `feed.py` gives those that have no work something to run. Where groups smaller than all replicas share
 out parameters (HSDP), each group runs FSDP2 separately, and `reduce.py` all-reduces gradients over the copies after a
 step. torch's HSDP keeps one flat sum per module, and fails where head and embedding are reduced apart. Ranks of a
 tensor-parallel group share out their parts of matrices, each with the same rank of the other replicas.

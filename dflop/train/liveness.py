@@ -1,24 +1,35 @@
-"""From what ranks say of themselves: who keeps the others waiting. Pure: signs and a clock in, a failure out."""
+"""What ranks say of themselves, and from that: who keeps the others waiting.
+
+An `Activity` is set by the thread that does it. `Judge` is pure: signs and a clock in, a failure out.
+"""
 
 from __future__ import annotations
 
+import os
+import sys
+import threading
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import FrameType
 
-from dflop.train.activity import Mode
 from dflop.units import seconds
 
 NUM_NAMED = 8
 """Ranks named where all wait."""
+PLACE_AFTER_S = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """Why a job ends."""
+class Mode(StrEnum):
+    """What it means when an activity takes long."""
 
-    rank: int
-    """Who is to blame; -1: nobody can say."""
-    what: str
+    WORKS = "works"
+    """The thread itself is stuck."""
+    WAITS = "waits"
+    """Somebody else is, unless everybody waits."""
+    MAY_LAST = "may last"
+    """Nothing: models are loaded and files written as long as it takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +44,58 @@ class Spell:
 
     def __str__(self) -> str:
         return f"{self.what}, for {seconds(self.age_s)}" + (f", at {self.place}" if self.place else "")
+
+
+class Activity:
+    """What one thread is doing. That thread sets it; any other may read `spell`."""
+
+    def __init__(self) -> None:
+        self.step = -1
+        """Step that it is done for; -1: none yet."""
+        self._thread_id = 0
+        self._now = ("starts", Mode.MAY_LAST, time.monotonic())
+
+    def works(self, what: str) -> None:
+        """It computes or reads, alone."""
+        self._begin(what, Mode.WORKS)
+
+    def waits(self, what: str) -> None:
+        """It waits for other ranks."""
+        self._begin(what, Mode.WAITS)
+
+    def may_last(self, what: str) -> None:
+        """It does something that nobody can say the duration of."""
+        self._begin(what, Mode.MAY_LAST)
+
+    def spell(self) -> Spell:
+        """What it has been doing, and for how long."""
+        what, mode, since_s = self._now
+        age_s = time.monotonic() - since_s
+        return Spell(what, mode, age_s, _place(self._thread_id) if age_s > PLACE_AFTER_S else "")
+
+    def _begin(self, what: str, mode: Mode) -> None:
+        where = what if self.step < 0 else f"step {self.step}, {what}"
+        self._thread_id = threading.get_ident()
+        self._now = (where, mode, time.monotonic())
+
+
+@dataclass(frozen=True, slots=True)
+class Activities:
+    """Of the two threads of a rank that ranks wait for."""
+
+    main: Activity = field(default_factory=Activity)
+    """The one that computes."""
+    feed: Activity = field(default_factory=Activity)
+    """The one that prepares the step ahead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a job ends."""
+
+    rank: int
+    """Who is to blame; -1: nobody can say."""
+    what: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,3 +159,11 @@ class Judge:
     def _nobody_moves(self) -> Failure:
         named = [f"{self._labels[rank]}: {sign.main}" for rank, sign in sorted(self._signs.items())[:NUM_NAMED]]
         return Failure(-1, "\n".join(["all ranks wait for each other:", *named]))
+
+
+def _place(thread_id: int) -> str:
+    """Innermost line of this package that a thread is at."""
+    frame: FrameType | None = sys._current_frames().get(thread_id)
+    while frame is not None and "dflop" not in frame.f_code.co_filename.split(os.sep):
+        frame = frame.f_back
+    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}" if frame else ""

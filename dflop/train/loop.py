@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -22,12 +22,11 @@ import torch.distributed as dist
 from dflop.errors import Interrupted
 from dflop.parallel.topology import Groups, Seat
 from dflop.records import MicrobatchSpan, Plan, StepObservation, StepPlan
-from dflop.train.activity import Activities
 from dflop.train.checkpoint import Checkpointer
 from dflop.train.engine import Engine
 from dflop.train.feed import Feed
-from dflop.train.fillers import Fillers
 from dflop.train.inputs import PreparedStep, SampleSource
+from dflop.train.liveness import Activities
 from dflop.train.optim import Optimizer
 from dflop.train.plan_source import PlanSource
 from dflop.train.reduce import GradientReducer
@@ -88,33 +87,23 @@ class _ReadyStep:
     schedule_wait_s: float
 
 
+@dataclass(kw_only=True, eq=False)
 class Trainer:
-    """Binds the parts of one rank; `run` does the work."""
+    """The parts of one rank, bound together; `run` does the work."""
 
-    def __init__(
-        self,
-        *,
-        settings: LoopSettings,
-        plan: Plan,
-        seat: Seat,
-        groups: Groups,
-        engine: Engine,
-        feed: Feed,
-        source: SampleSource,
-        plans: PlanSource,
-        reducer: GradientReducer,
-        optimizer: Optimizer,
-        hooks: Hooks,
-        checkpointer: Checkpointer | None = None,
-        activities: Activities | None = None,
-        fillers: Fillers | None = None,
-    ) -> None:
-        self._settings, self._plan, self._seat, self._groups = settings, plan, seat, groups
-        self._engine, self._feed, self._source, self._plans = engine, feed, source, plans
-        self._optimizer, self._hooks, self._checkpointer = optimizer, hooks, checkpointer
-        self._reducer = reducer
-        self._activities, self._fillers = activities or Activities(), fillers
-        self._saved_at_s = time.monotonic()
+    settings: LoopSettings
+    plan: Plan
+    seat: Seat
+    groups: Groups
+    engine: Engine
+    feed: Feed
+    source: SampleSource
+    plans: PlanSource
+    reducer: GradientReducer
+    optimizer: Optimizer
+    hooks: Hooks
+    checkpointer: Checkpointer | None = None
+    activities: Activities = field(default_factory=Activities)
 
     def run(self) -> int:
         """Train to the last step, resuming from the newest checkpoint; returns the first step that was run.
@@ -123,17 +112,17 @@ class Trainer:
             Interrupted: the job was told to stop; what it had reached is on disk. Or all that is sound is a checkpoint
                 of an earlier stage, which wants other modules frozen: now it is the newest.
         """
-        self._activities.main.may_last("loads the newest checkpoint")
-        latest = self._checkpointer.load_latest() if self._checkpointer else None
+        self.activities.main.may_last("loads the newest checkpoint")
+        latest = self.checkpointer.load_latest() if self.checkpointer else None
         first = int(latest["next_step"]) if latest else 0
         if latest and "fell_back_from" in latest:
-            self._hooks.on_fall_back(first, latest["fell_back_from"])
-        if latest and self._checkpointer and first < self._settings.first_step:
-            self._checkpointer.take_back(latest)
+            self.hooks.on_fall_back(first, latest["fell_back_from"])
+        if latest and self.checkpointer and first < self.settings.first_step:
+            self.checkpointer.take_back(latest)
             raise Interrupted(f"step {first} belongs to an earlier stage of training")
         self._saved_at_s = time.monotonic()
-        if self._is_anybody_told_to_stop() and first < self._settings.num_steps:
-            raise Interrupted(f"stopped before step {first}, {first} of {self._settings.num_steps} steps done")
+        if self._is_anybody_told_to_stop() and first < self.settings.num_steps:
+            raise Interrupted(f"stopped before step {first}, {first} of {self.settings.num_steps} steps done")
         ahead = ThreadPoolExecutor(1, thread_name_prefix="feed")
         try:
             with _collecting_between_steps():
@@ -143,12 +132,12 @@ class Trainer:
             ahead.shutdown(wait=False, cancel_futures=True)
             raise
         finally:
-            self._feed.close()
+            self.feed.close()
         ahead.shutdown()
         return first
 
     def _run(self, first: int, ahead: ThreadPoolExecutor) -> None:
-        last, main = self._settings.num_steps, self._activities.main
+        last, main = self.settings.num_steps, self.activities.main
         pending: Future[_ReadyStep] | None = ahead.submit(self._prepare, first) if first < last else None
         for step in range(first, last):
             assert pending is not None
@@ -161,7 +150,7 @@ class Trainer:
             must_stop, is_late = self._step(step, ready, data_wait_s)
             gc.collect(1)
             is_last = step + 1 == last
-            if is_late or must_stop or is_last or (step + 1) % self._settings.checkpoint_every == 0:
+            if is_late or must_stop or is_last or (step + 1) % self.settings.checkpoint_every == 0:
                 self._save(step + 1, is_on_disk=must_stop or is_last)
             if must_stop and not is_last:
                 raise Interrupted(f"stopped after step {step}, {step + 1} of {last} steps done")
@@ -169,67 +158,66 @@ class Trainer:
     def _save(self, next_step: int, *, is_on_disk: bool) -> None:
         """Save a checkpoint; when it is needed by whoever comes next, return only when it is written."""
         self._saved_at_s = time.monotonic()
-        self._activities.main.waits("weights that other ranks update")
-        self._optimizer.wait()
-        if self._checkpointer is None:
+        self.activities.main.waits("weights that other ranks update")
+        self.optimizer.wait()
+        if self.checkpointer is None:
             return
-        self._activities.main.may_last("checkpoint")
+        self.activities.main.may_last("checkpoint")
         began = time.perf_counter()
-        self._hooks.before_checkpoint(next_step)
-        self._checkpointer.save(next_step, {"plan_id": self._plan.plan_id, **self._hooks.checkpoint_meta()})
+        self.hooks.before_checkpoint(next_step)
+        self.checkpointer.save(next_step, {"plan_id": self.plan.plan_id, **self.hooks.checkpoint_meta()})
         if is_on_disk:
-            self._checkpointer.wait()
-        if self._settings.trace_every_steps:
+            self.checkpointer.wait()
+        if self.settings.trace_every_steps:
             duration_s = time.perf_counter() - began
             span = Span("checkpoint", WHOLE_STEP, began - self._started_at_s, duration_s)
-            self._hooks.on_spans(next_step - 1, [span])
+            self.hooks.on_spans(next_step - 1, [span])
 
     def _prepare(self, step: int) -> _ReadyStep:
-        feed = self._activities.feed
+        feed = self.activities.feed
         feed.step = step
         feed.waits("its plan")
         since = time.perf_counter()
-        message = self._plans.get(step)
+        message = self.plans.get(step)
         schedule_wait_s = time.perf_counter() - since
         feed.works("its data")
-        prepared = self._feed.prepare(message.step_plan, self._published_after(step))
-        if self._fillers is not None:
-            prepared = self._fillers.fill(prepared)
+        prepared = self.feed.prepare(message.step_plan, self._published_after(step))
         feed.waits("other ranks' report of broken media")
         healthy = self._agree_on_health(step, prepared)
         num_loss_tokens = sum(
-            self._source.shape(index).num_supervised_tokens
+            self.source.shape(index).num_supervised_tokens
             for index, good in zip(message.step_plan.sample_index, healthy.tolist(), strict=True)
             if good
         )
-        self._feed.look_ahead(self._published_after(step))
+        self.feed.look_ahead(self._published_after(step))
         feed.waits("the step before")
         return _ReadyStep(message, prepared, healthy, num_loss_tokens, since, schedule_wait_s)
 
     def _published_after(self, step: int) -> list[StepPlan]:
         """Plans of later steps whose media may be decoded ahead."""
-        num_steps = min(self._settings.prefetch_steps - 1, self._settings.num_steps - step - 1)
-        return self._plans.published_after(step, num_steps) if num_steps > 0 else []
+        num_steps = min(self.settings.prefetch_steps - 1, self.settings.num_steps - step - 1)
+        return self.plans.published_after(step, num_steps) if num_steps > 0 else []
 
     def _step(self, step: int, ready: _ReadyStep, data_wait_s: float) -> tuple[bool, bool]:
         """Run a step; whether any rank was told to stop, and whether a checkpoint is due by the clock."""
         started = self._started_at_s = time.perf_counter()
-        trace = self._engine.run(
+        trace = self.engine.run(
             ready.prepared.microbatches,
             healthy=ready.healthy,
             num_loss_tokens=ready.num_loss_tokens,
-            before_last_backward=self._reducer.expect_last_backward,
+            before_last_backward=self.reducer.expect_last_backward,
         )
         computed = time.perf_counter()
-        self._activities.main.waits("sum of gradients")
-        self._reducer.reduce()
-        flags = (self._hooks.is_told_to_stop(), self._is_late())
-        norm, loss, (must_stop, is_late) = self._reducer.totals(trace.loss, flags)
+        self.activities.main.waits("sum of gradients")
+        self.reducer.reduce()
+        flags = (self.hooks.is_told_to_stop(), self._is_late())
+        norm, loss, (must_stop, is_late) = self.reducer.totals(trace.loss, flags)
         reduced = time.perf_counter()
-        self._activities.main.works("update of the weights")
-        self._reducer.clip(norm, self._settings.max_grad_norm)
-        self._update(step)
-        self._engine.wait()  # else the update would count as the next step's
+        self.activities.main.works("update of the weights")
+        self.reducer.clip(norm, self.settings.max_grad_norm)
+        self.optimizer.step(learning_rate(step, self.settings))
+        self.reducer.zero()
+        self.engine.wait()  # else the update would count as the next step's
         ended = time.perf_counter()
         seen = self._observe(
             step,
@@ -243,19 +231,19 @@ class Trainer:
             reduce_s=reduced - computed,
             optimizer_s=ended - reduced,
         )
-        self._hooks.on_observation(seen)
-        if self._settings.trace_every_steps and step % self._settings.trace_every_steps == 0:
-            self._hooks.on_spans(step, step_spans(trace, seen, started, ready.asked_at_s))
+        self.hooks.on_observation(seen)
+        if self.settings.trace_every_steps and step % self.settings.trace_every_steps == 0:
+            self.hooks.on_spans(step, step_spans(trace, seen, started, ready.asked_at_s))
         return must_stop, is_late
 
     def _is_late(self) -> bool:
         """Whether the last checkpoint is too long ago, by the clock of one rank."""
-        every_s = self._settings.checkpoint_every_s
-        return every_s > 0 and self._seat.rank == 0 and time.monotonic() - self._saved_at_s >= every_s
+        every_s = self.settings.checkpoint_every_s
+        return every_s > 0 and self.seat.rank == 0 and time.monotonic() - self._saved_at_s >= every_s
 
     def _is_anybody_told_to_stop(self) -> bool:
-        flag = torch.tensor([self._hooks.is_told_to_stop()], dtype=torch.int32)
-        dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self._groups.control)
+        flag = torch.tensor([self.hooks.is_told_to_stop()], dtype=torch.int32)
+        dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self.groups.control)
         return bool(flag)
 
     def _agree_on_health(self, step: int, prepared: PreparedStep) -> torch.Tensor:
@@ -263,13 +251,9 @@ class Trainer:
         bad = torch.zeros(len(prepared.step_plan.sample_index), dtype=torch.int32)
         for position, (path, reason) in prepared.bad_samples.items():
             bad[position] = 1
-            self._hooks.on_bad_sample(step, prepared.step_plan.sample_index[position], path, reason)
-        dist.all_reduce(bad, op=dist.ReduceOp.MAX, group=self._groups.feed)
+            self.hooks.on_bad_sample(step, prepared.step_plan.sample_index[position], path, reason)
+        dist.all_reduce(bad, op=dist.ReduceOp.MAX, group=self.groups.feed)
         return bad == 0
-
-    def _update(self, step: int) -> None:
-        self._optimizer.step(learning_rate(step, self._settings))
-        self._reducer.zero()
 
     def _observe(
         self,
@@ -280,10 +264,10 @@ class Trainer:
         norm: float,
         **seconds: float,
     ) -> StepObservation:
-        seat, message = self._seat, ready.message
+        seat, message = self.seat, ready.message
         return StepObservation(
-            run_id=self._settings.run_id,
-            attempt=self._settings.attempt,
+            run_id=self.settings.run_id,
+            attempt=self.settings.attempt,
             step=step,
             policy=message.step_plan.policy,
             rank=seat.rank,
@@ -324,11 +308,8 @@ def learning_rate(step: int, settings: LoopSettings) -> float:
 
 
 def _spans(message: PlanMessage, seat: Seat, trace: StepTrace) -> tuple[MicrobatchSpan, ...]:
-    spans: Sequence[MicrobatchSpan] = [
-        MicrobatchSpan(
-            k, *message.predicted.get((seat.module, seat.stage, seat.dp_rank, k), (0, 0, 0, 0.0, 0.0)),
-            t.forward_start_s, t.forward_s, t.backward_start_s, t.backward_s, t.forward_compute_s, t.backward_compute_s,
-        )
-        for k, t in sorted(trace.timings.items())
-    ]  # fmt: skip
-    return tuple(spans)
+    unknown = (0, 0, 0, 0.0, 0.0)
+    return tuple(
+        MicrobatchSpan(k, *message.predicted.get((seat.module, seat.stage, seat.dp_rank, k), unknown), **seconds)
+        for k, seconds in sorted(trace.timings.items())
+    )

@@ -1,8 +1,8 @@
 """Checkpoint folders on disk: which are complete, which is the newest, and what may be deleted.
 
 `step-00000020/` holds the files of every rank and `manifest.json`: what the run says of the checkpoint, and size and
-checksum of every file. It is renamed into place when all of it is on disk, then named by `latest.json`; a folder is
-believed only if its files are what the manifest says. Nothing here knows torch or other ranks.
+checksum of every file. It is renamed into place when all of it is on disk; a folder is believed only if its files are
+what the manifest says. Nothing here knows torch or other ranks.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dflop.files import TMP_PREFIX, fsync, replace, replacing
+from dflop.files import TMP_PREFIX, fsync
 from dflop.records import parse_json
 
-MANIFEST, LATEST = "manifest.json", "latest.json"
+MANIFEST = "manifest.json"
 INDEX = "index.json"
-"""Of the tensors; see `index.py`."""
+"""Of the tensors; see `blocks.py`."""
 _CHUNK_BYTES = 4 << 20
 
 FileState = tuple[int, int]
@@ -46,19 +46,8 @@ def read_latest(folder: Path) -> dict[str, Any] | None:
 
 
 def candidates(folder: Path) -> list[str]:
-    """Checkpoints that may be loaded, newest first.
-
-    What is newer than `latest.json` says was never announced: the job died before it could. Where that file is missing
-    or damaged, all are candidates.
-    """
-    try:
-        # Not its name: that of a damaged file could be anything.
-        newest = name_of(int(parse_json((folder / LATEST).read_bytes())["next_step"]))
-    except (OSError, ValueError, TypeError, KeyError, OverflowError):
-        newest = ""
-    present = {path.name for path in folder.glob("step-*")}
-    # Also what is named but gone, so that it is missed.
-    return sorted({name for name in present if not newest or name <= newest} | {newest} - {""}, reverse=True)
+    """Checkpoints that may be loaded, newest first."""
+    return sorted((path.name for path in folder.glob("step-*")), reverse=True)
 
 
 def read_manifest(checkpoint: Path) -> tuple[dict[str, Any], dict[str, FileState]]:
@@ -174,27 +163,21 @@ def publish(temporary: Path, meta: Mapping[str, Any], files: Mapping[str, FileSt
     """
     folder, name = temporary.parent, str(meta["name"])
     write_json(temporary / MANIFEST, {"meta": dict(meta), "files": dict(files)})
-    with replacing(folder / LATEST, is_durable=True) as latest:
-        # All bytes are on disk before the first name changes: a full disk changes nothing.
-        write_json(latest, meta)
-        fsync(temporary)
-        if (folder / name).exists():
-            os.replace(folder / name, folder / f"{TMP_PREFIX}old-{name}")
-        os.replace(temporary, folder / name)
-    # A folder that is newer was never announced, or fell to damage; it must not push out the one just written.
-    older = sorted(path for path in folder.glob("step-*") if path.name < name)
-    for old in older[: max(0, len(older) + 1 - keep)]:
-        shutil.rmtree(old, ignore_errors=True)
+    fsync(temporary)
+    if (folder / name).exists():
+        os.replace(folder / name, folder / f"{TMP_PREFIX}old-{name}")
+    os.replace(temporary, folder / name)
+    fsync(folder)
+    keep_older(folder, name, keep)
     sweep(folder)
 
 
-def announce(folder: Path, meta: Mapping[str, Any]) -> None:
-    """Say which checkpoint is the newest; no write may be going on.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    replace(folder / LATEST, json.dumps(meta), is_durable=True)
+def keep_older(folder: Path, name: str, keep: int) -> None:
+    """Make a checkpoint the newest, for those after it have fallen to damage, and delete what is more than `keep`."""
+    names = candidates(folder)
+    at = names.index(name)
+    for other in (*names[:at], *names[at + keep :]):
+        shutil.rmtree(folder / other, ignore_errors=True)
 
 
 def sweep(folder: Path) -> None:

@@ -3,12 +3,11 @@
 Rank 0 asks for a plan when the step before it begins, so waiting for it costs nothing at first. It guards liveness:
 while the scheduler keeps it waiting it makes a quick plan itself, and publishes it when its patience ends. The first
 writer wins, so all ranks run the same plan, and the scheduler can slow nothing down but the quality of the packing.
+Whoever made a plan, rank 0 hands it on to be recorded.
 """
 
 from __future__ import annotations
 
-import sys
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -17,23 +16,9 @@ from datetime import timedelta
 
 from dflop.errors import TrainError
 from dflop.records import StepPlan
-from dflop.train.wire import (
-    RECORD_EVERY_STEPS,
-    PlanMessage,
-    Store,
-    is_published,
-    note_asked,
-    note_wanted,
-    open_store,
-    plan_key,
-    publish,
-    recorded_step,
-    retire,
-)
+from dflop.train.wire import ASKED, PlanMessage, Store, is_published, note, open_store, plan_key, publish, retire
 
 POLL_S = 0.005
-RECORD_S = 2.0
-"""How long a scheduler that lives may take to write what it has published."""
 NUM_TIMED_STEPS = 8
 
 
@@ -74,10 +59,10 @@ class Guard:
     """Makes the plan of a step, in tenths of a second and without compiled code."""
     scheduler_is_alive: Callable[[], bool]
     patience: Patience
-    on_quick: Callable[[StepPlan, float | None], None]
-    """Told a quick plan that was published, and how long the scheduler was waited for (None: it is dead)."""
-    on_unrecorded: Callable[[StepPlan], None]
-    """Told a plan of the scheduler's that it has not recorded when it must be, or did not live to."""
+    on_late: Callable[[int, float], None]
+    """Given a step whose quick plan was published, and how long a scheduler that lives was waited for."""
+    on_plan: Callable[[StepPlan], None]
+    """Given the plan of every step, by whomever it is."""
 
 
 class PlanSource:
@@ -95,8 +80,6 @@ class PlanSource:
         self._store = open_store(store.host, store.port, is_server=False, timeout_s=timeout_s)
         self._rank, self._timeout_s, self._guard = rank, timeout_s, guard
         self._expected_step_s = 0.0
-        self._kept: deque[tuple[int, StepPlan]] = deque()
-        self._settling = threading.Lock()
 
     def get(self, step: int) -> PlanMessage:
         """The plan of `step`; blocks until someone published it.
@@ -119,20 +102,9 @@ class PlanSource:
             ) from error
         message = PlanMessage.decode(self._store.get(plan_key(step)))
         self._expected_step_s = message.step_plan.predicted_step_s
-        if self._guard is not None and message.start:
-            self._kept.append((message.start, message.step_plan))
-            self.settle(before=step + 1 - 2 * RECORD_EVERY_STEPS)
+        if self._guard is not None:
+            self._guard.on_plan(message.step_plan)
         return message
-
-    def leave_behind(self, before: int) -> None:
-        """Return when the plans of all steps below `before` are on disk, or handed on (does nothing off rank 0)."""
-        if self._guard is None:
-            return
-        note_wanted(self._store, before - 1)
-        deadline_s = time.monotonic() + RECORD_S
-        while self._guard.scheduler_is_alive() and time.monotonic() < deadline_s and not self._is_recorded(before):
-            time.sleep(POLL_S)
-        self.settle(before=before)
 
     def published_after(self, step: int, num_steps: int) -> list[StepPlan]:
         """Plans of the steps right behind `step`, up to `num_steps`, that are there already; waits for nobody."""
@@ -143,24 +115,10 @@ class PlanSource:
             found.append(PlanMessage.decode(self._store.get(plan_key(later))).step_plan)
         return found
 
-    def settle(self, *, before: int = sys.maxsize) -> None:
-        """Hand on plans of steps below `before` that no scheduler has recorded; on rank 0, by any thread."""
-        with self._settling:
-            while self._kept and self._kept[0][1].step < before and self._guard is not None:
-                start, step_plan = self._kept.popleft()
-                if step_plan.step > recorded_step(self._store, start):
-                    self._guard.on_unrecorded(step_plan)
-
-    def _is_recorded(self, before: int) -> bool:
-        """Whether the scheduler that lives, the newest one, has written what it made of the steps below `before`."""
-        with self._settling:
-            kept = [(start, step_plan.step) for start, step_plan in self._kept if step_plan.step < before]
-        return not kept or kept[-1][1] <= recorded_step(self._store, kept[-1][0])
-
     def _watch(self, guard: Guard, step: int) -> None:
         """Wait for the scheduler as long as that is free, then publish a quick plan."""
         retire(self._store, step - 2)  # every rank has run it
-        note_asked(self._store, step)
+        note(self._store, ASKED, step)
         asked_at_s = time.monotonic()
         patience_s = guard.patience.asked(asked_at_s, self._expected_step_s)
         quick: PlanMessage | None = None
@@ -172,5 +130,6 @@ class PlanSource:
             if is_alive and waited_s < patience_s:
                 time.sleep(POLL_S)
             elif publish(self._store, quick):
-                guard.on_quick(quick.step_plan, waited_s if is_alive else None)
+                if is_alive:
+                    guard.on_late(step, waited_s)
                 return

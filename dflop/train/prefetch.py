@@ -1,8 +1,11 @@
-"""Media decoded ahead of time, in processes of their own.
+"""Media decoded ahead of time, in processes that are not the rank's.
 
 Why processes: pillow and FFmpeg let go of the interpreter's lock, so threads would decode as fast (measured: a training
-loop beside a decoding thread is held up by at most 10 ms), but a file that hangs or crashes its decoder would take the
-rank with it. A thread per process waits for it, which makes every answer a `Future`.
+loop next to a decoding thread is held up by at most 10 ms), but a decoder can hang, crash, or eat all memory on the
+wrong file, and a process takes only itself with it. A thread per process waits for it, which makes every answer a
+`Future`. The time limit is the kernel's: an alarm without a handler ends a process even where C code holds the
+interpreter's lock. The process ends with its socket, so it cannot outlive its rank by more than the file it is
+decoding, and that is limited. Nothing here imports torch, for a worker imports this file.
 
 What is held: the media of the step that is prepared, whatever they take, and of `prefetch_steps - 1` steps behind it
 as far as they fit into `max_ahead_bytes`. Sizes are known from the profile before anything is decoded.
@@ -11,31 +14,42 @@ as far as they fit into `max_ahead_bytes`. Sizes are known from the profile befo
 from __future__ import annotations
 
 import contextlib
+import io
 import os
+import pickle
 import queue
 import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+import traceback
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from dflop.errors import TrainError, printable
 from dflop.records import MediaItem
-from dflop.train.decode_worker import MediaError, Reader, receive, send
 from dflop.units import seconds
 
 Key = tuple[str, int]
 """(module, item) of a step's plan."""
+Reader = Callable[[int, MediaItem, int], npt.NDArray[Any]]
+"""(sample index, item, media level) -> encoder input; raises `MediaError`. Workers get a pickled copy."""
 _START_TIMEOUT_S = 120.0
 """For imports and for finding the rows of the dataset, on a file system that is busy."""
 _GRACE_S = 5.0
 """Beyond its own limit: a process that hangs in the file system does not end when it is told to."""
+_OWNERS_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+"""Meant for the rank, and sent to its whole process group or job step."""
+
+
+class MediaError(Exception):
+    """A media item cannot be decoded; the message is the quarantine reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +75,17 @@ class Prefetcher:
     """
 
     def __init__(self, reader: Reader, num_workers: int, *, timeout_s: float, max_ahead_bytes: int) -> None:
-        self._workers = _Workers(reader, num_workers, timeout_s)
-        self._max_ahead_bytes = max_ahead_bytes
+        self._reader, self._timeout_s, self._max_ahead_bytes = reader, timeout_s, max_ahead_bytes
         self._begun: dict[int, dict[Key, Future[np.ndarray]]] = {}
         self._ahead_bytes: dict[int, int] = {}
+        self._threads = ThreadPoolExecutor(num_workers, thread_name_prefix="decode")
+        # A fixed number of places for processes; one is empty until it is needed and after a death.
+        self._places: queue.LifoQueue[_Worker | None] = queue.LifoQueue()
+        for _ in range(num_workers):
+            self._places.put(None)
+        self._alive: set[_Worker] = set()
+        self._closing = threading.Lock()
+        self._is_closed = False
 
     def begin(self, step: int, wanted: Mapping[Key, Wanted], *, if_room: bool = False) -> bool:
         """Start decoding a step's media unless that was done; False where there is no room."""
@@ -73,7 +94,7 @@ class Prefetcher:
             if if_room and sum(self._ahead_bytes.values()) + size_bytes > self._max_ahead_bytes:
                 return False
             self._ahead_bytes[step] = size_bytes
-            self._begun[step] = {key: self._workers.submit(w) for key, w in wanted.items()}
+            self._begun[step] = {key: self._threads.submit(self._decode, w) for key, w in wanted.items()}
         if not if_room:
             self._ahead_bytes.pop(step, None)  # it is the step that is prepared now
         return True
@@ -96,26 +117,6 @@ class Prefetcher:
 
     def close(self) -> None:
         """End all processes, also those in the middle of a file; whoever waits for an item gets an error."""
-        self._workers.close()
-
-
-class _Workers:
-    """A fixed number of places for worker processes; a place is empty until it is needed and after a death."""
-
-    def __init__(self, reader: Reader, num_workers: int, timeout_s: float) -> None:
-        self._reader, self._timeout_s = reader, timeout_s
-        self._threads = ThreadPoolExecutor(num_workers, thread_name_prefix="decode")
-        self._places: queue.LifoQueue[_Worker | None] = queue.LifoQueue()
-        for _ in range(num_workers):
-            self._places.put(None)
-        self._alive: set[_Worker] = set()
-        self._closing = threading.Lock()
-        self._is_closed = False
-
-    def submit(self, wanted: Wanted) -> Future[np.ndarray]:
-        return self._threads.submit(self._decode, wanted)
-
-    def close(self) -> None:
         with self._closing:
             self._is_closed = True
             workers = list(self._alive)
@@ -169,11 +170,12 @@ class _Worker:
 
     def __init__(self) -> None:
         self._socket, theirs = socket.socketpair()
+        self._file = self._socket.makefile("rwb")
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "OMP_NUM_THREADS": "1"}
         with theirs:
-            # Not the `multiprocessing` module: its children import the program's main file, and so torch, once more.
+            # Not `multiprocessing.Process`, which imports the program's main file, and so torch, once more.
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", f"from dflop.train.decode_worker import main; main({theirs.fileno()})"],
+                [sys.executable, "-P", "-c", f"from dflop.train.prefetch import serve; serve({theirs.fileno()})"],
                 pass_fds=(theirs.fileno(),), env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
             )  # fmt: skip
 
@@ -214,14 +216,16 @@ class _Worker:
     def _ask(self, message: Any, within_s: float) -> Any:
         self._socket.settimeout(within_s)
         try:
-            send(self._socket, message)
-            return receive(self._socket)
+            _send(self._file, message)
+            return pickle.load(self._file)
         except TimeoutError:
             self.kill()
             exit_code = -signal.SIGALRM
-        except (EOFError, OSError):
+        except (EOFError, OSError, pickle.UnpicklingError):
             exit_code = self._process.wait()
         self._socket.close()
+        with contextlib.suppress(OSError):  # a request that was not sent
+            self._file.close()
         raise _DiedError(exit_code)
 
 
@@ -230,3 +234,39 @@ def _cause(exit_code: int) -> str:
         return f"exit code {exit_code}"
     killed = " (out of memory?)" if exit_code == -signal.SIGKILL else ""
     return f"{signal.Signals(-exit_code).name}{killed}"
+
+
+def serve(fd: int) -> None:
+    """What a worker does: answer requests until the other end closes.
+
+    Args:
+        fd: Of an inherited socket. The first message is (`Reader`, seconds one item may take), each later one its
+            arguments.
+    """
+    for number in _OWNERS_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    with socket.socket(fileno=fd) as owner, contextlib.suppress(EOFError, ConnectionError):
+        file = owner.makefile("rwb")
+        reader, timeout_s = pickle.load(file)
+        _send(file, "ready")
+        while True:
+            request = pickle.load(file)
+            signal.setitimer(signal.ITIMER_REAL, timeout_s)
+            answer = _answer(reader, request)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            _send(file, answer)
+
+
+def _answer(reader: Reader, request: tuple[int, MediaItem, int]) -> npt.NDArray[Any] | tuple[str, str]:
+    try:
+        return np.ascontiguousarray(reader(*request))
+    except MediaError as error:
+        return "bad", str(error)
+    except Exception:
+        return "failed", traceback.format_exc()
+
+
+def _send(to: io.BufferedIOBase, message: Any) -> None:
+    """Write what `pickle.load` reads at the other end, the content of arrays into the memory where they stay."""
+    pickle.dump(message, to, protocol=5)
+    to.flush()

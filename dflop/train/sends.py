@@ -20,9 +20,6 @@ class Sends:
 
     def __init__(self) -> None:
         self._held: dict[Peers, deque[tuple[int, dist.Work, torch.Tensor]]] = {}
-        self._num_held = 0
-        self.most_held = 0
-        """At one time."""
 
     def send(self, tensor: torch.Tensor, peers: Peers, microbatch: int, *, group: dist.ProcessGroup, tag: int) -> None:
         """Begin to send a tensor of a microbatch to everyone who takes it from this rank."""
@@ -31,15 +28,12 @@ class Sends:
             work = dist.isend(tensor, peer, group=group, tag=tag)
             assert work is not None, "this rank is in the group"
             held.append((microbatch, work, tensor))
-            self._num_held += 1
-        self.most_held = max(self.most_held, self._num_held)
 
     def settle(self, peers: Peers, last: int) -> None:
         """Wait for what went to these peers of microbatches up to `last`, and let go of it."""
         held = self._held.get(peers)
         while held and held[0][0] <= last:
             held.popleft()[1].wait()
-            self._num_held -= 1
 
     def settle_all(self) -> None:
         """Wait for everything that is left."""

@@ -3,14 +3,21 @@
 Slurm sends SIGUSR2 some time before a limit and SIGTERM with scancel, torchrun hands SIGTERM on to its workers, a
 person may send either to one rank. Whoever gets one raises a flag that the ranks sum in the step's last all-reduce
 (`GradientReducer.totals`), so that all of them stop after the same step, with one checkpoint.
+
+A process whose threads may still be waiting for ranks that have gone ends by `leave`: the interpreter would wait for
+some of them, and torch aborts when it finds others in the midst of a message, so that a failed rank would look like one
+that was killed.
 """
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
+import sys
 import threading
 from types import FrameType
+from typing import NoReturn
 
 STOP_SIGNALS = (signal.SIGUSR2, signal.SIGTERM)
 
@@ -51,3 +58,15 @@ class StopRequest:
             # Not print: the signal may have come in the middle of one.
             os.write(2, f"{self._signal.name}: stopping after the current step, with a checkpoint\n".encode())
         self.ignore()
+
+
+def leave(code: int) -> NoReturn:
+    """End the process now; what is buffered for a person is written."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)
+
+
+def leave_at_exit(code: int) -> None:
+    """End so as soon as the interpreter has nothing left to do, an exception printed or pickled."""
+    atexit.register(leave, code)

@@ -1,9 +1,10 @@
-"""The stages of one rank, ready to train: built, cut for its seat, and shared out over its tensor-parallel group."""
+"""The stages of one rank, ready to train: cut for its seat, shared out over its tensor-parallel group, and filled."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
+import torch
 import torch.distributed as dist
 from torch import nn
 
@@ -11,6 +12,7 @@ from dflop.errors import ConfigError
 from dflop.models.build import EncoderStage, Stage, cut_stages
 from dflop.models.family import Family, tower_of
 from dflop.models.ways import Way, apply_way
+from dflop.models.weights import Weights, materialise
 from dflop.parallel.part import Part
 from dflop.parallel.tensor import shard_stage
 from dflop.parallel.topology import Seat
@@ -38,6 +40,29 @@ def make_stages(
         for stage in stages:
             sharded |= shard_stage(stage, tensor_group)
     return stages, sharded
+
+
+def fill_stages(
+    stages: Iterable[Stage], parts: Mapping[str, Part], weights: Weights, device: torch.device
+) -> None:  # fmt: skip
+    """Give empty stages memory on a device, and weights.
+
+    Args:
+        stages: Of a model made by `build_empty`, cut and shared out.
+        parts: What the rank holds of the parameters that it does not hold whole.
+        weights: Of the model; files keep their types, stages that of the model.
+        device: Where parameters are to be.
+
+    Raises:
+        ConfigError: a file cannot be read.
+    """
+    for stage in stages:
+        made = materialise(stage, device)
+        stage.names = {name: made.get(p, p) for name, p in stage.names.items()}
+        for name, p in stage.names.items():
+            part = parts.get(name)
+            given = weights.read(name, part.axis, part.ranges) if part else weights.read(name)
+            p.detach().copy_(given)
 
 
 def prepare_stages(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from dflop.records import StepObservation
 from dflop.simulate.pipeline_order import Action
@@ -55,29 +55,11 @@ def visit(action: Action, readings: Sequence[Reading], received_bytes: int, sent
 
 
 @dataclass(slots=True)
-class Timing:
-    """One microbatch on this stage: wall seconds from the start of the step, and compute seconds.
-
-    Where processes share cores, compute is thread CPU time, which waiting for a core does not inflate; on a GPU the
-    two are equal.
-    """
-
-    forward_start_s: float = 0.0
-    forward_s: float = 0.0
-    backward_start_s: float = 0.0
-    backward_s: float = 0.0
-    forward_compute_s: float = 0.0
-    backward_compute_s: float = 0.0
-
-
-@dataclass(slots=True)
 class StepTrace:
     """What `Engine.run` measured."""
 
     loss: float
     """This rank's share of the global mean loss; 0 off the last LLM stage."""
-    most_sends_held: int = 0
-    """Of one direction at one time."""
     started_at_s: float = 0.0
     """When the engine began, on the clock of `time.perf_counter`."""
     elapsed_s: float = 0.0
@@ -90,15 +72,18 @@ class StepTrace:
         return sum(each.busy_s for each in self.visits)
 
     @property
-    def timings(self) -> dict[int, Timing]:
-        """Microbatches that this rank had work in."""
-        found: dict[int, Timing] = {}
+    def timings(self) -> dict[int, dict[str, Any]]:
+        """Per microbatch that this rank had work in, what a `MicrobatchSpan` says was measured."""
+        found: dict[int, dict[str, Any]] = {}
         for each in self.visits:
-            timing, times = found.setdefault(each.microbatch, Timing()), (each.busy_from_s, each.busy_s, each.compute_s)
-            if each.is_forward:
-                timing.forward_start_s, timing.forward_s, timing.forward_compute_s = times
-            else:
-                timing.backward_start_s, timing.backward_s, timing.backward_compute_s = times
+            phase = "forward" if each.is_forward else "backward"
+            found.setdefault(each.microbatch, {}).update(
+                {
+                    f"{phase}_start_s": each.busy_from_s,
+                    f"{phase}_s": each.busy_s,
+                    f"{phase}_compute_s": each.compute_s,
+                }
+            )
         return found
 
     def spans(self, step_started_at_s: float) -> Iterator[Span]:

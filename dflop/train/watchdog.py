@@ -5,7 +5,7 @@
     heard/<rank>   it has
 
 A rank that raises says so. One that was killed or stopped falls silent, one that is stuck is seen to be, and rank 0
-judges both (`judge.py`). Peers of a dead rank raise, too, and first: what they raise is an echo, which only makes
+judges both (`liveness.py`). Peers of a dead rank raise, too, and first: what they raise is an echo, which only makes
 rank 0 look closer. When rank 0 dies, who serves these keys, all others lose their connection, or get no answer.
 
 All of this is done by two threads per rank, with a connection of their own: one talks, and may get stuck in that; the
@@ -14,18 +14,15 @@ other ends the process when it is. The thread that trains may hang in a collecti
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from types import FrameType
 
 from dflop.errors import DflopError, is_echo
-from dflop.train.activity import Activities, Activity
-from dflop.train.leave import leave
-from dflop.train.liveness import Failure, Judge, Sign, Spell
+from dflop.train.liveness import Activities, Failure, Judge, Sign
+from dflop.train.signals import leave
 from dflop.train.wire import Store, decode, encode, open_store
 
 BEAT_S = 1.0
@@ -39,7 +36,6 @@ EXIT_S = 8.0
 """How long a rank that failed may take to leave by itself, results and records written."""
 END_S = 2.0
 """How long what must be written may take in a process that is ended."""
-PLACE_AFTER_S = 5.0
 NUM_TRACE_LINES = 20
 
 
@@ -116,7 +112,7 @@ class Watch:
 
     def _round(self) -> None:
         self._number += 1
-        sign = Sign(self._number, _spell(self._activities.main), _spell(self._activities.feed), self._was_hung_up_on)
+        sign = Sign(self._number, self._activities.main.spell(), self._activities.feed.spell(), self._was_hung_up_on)
         self._store.set(f"alive/{self._rank}", encode(sign))
         failure = self._own or self._judged()
         if failure is not None:
@@ -159,7 +155,7 @@ class Watch:
         if not self._ending.acquire(blocking=False):
             return
         if why:
-            here = f"{self._labels[self._rank]}, then: {self._activities.main.now.what}"
+            here = f"{self._labels[self._rank]}, then: {self._activities.main.spell().what}"
             print(f"the job ends: {why}\n  ({here})", file=sys.stderr, flush=True)
         last = threading.Thread(target=self._on_end, daemon=True)
         last.start()
@@ -168,7 +164,7 @@ class Watch:
 
     def _describe(self, error: BaseException) -> str:
         what = str(error) if isinstance(error, DflopError) else f"{type(error).__name__}: {error}"
-        lines = [f"{self._labels[self._rank]} failed in {self._activities.main.now.what}: {what}"]
+        lines = [f"{self._labels[self._rank]} failed in {self._activities.main.spell().what}: {what}"]
         if not isinstance(error, DflopError):
             trace = "".join(traceback.format_exception(error)).rstrip().splitlines()
             lines += [f"  | {line}" for line in trace[-NUM_TRACE_LINES:]]
@@ -181,18 +177,3 @@ def _is_echo(error: BaseException | None) -> bool:
             return True
         error = error.__cause__
     return False
-
-
-def _spell(activity: Activity) -> Spell:
-    now = activity.now
-    age_s = time.monotonic() - now.since_s
-    place = _place(activity.thread_id) if age_s > PLACE_AFTER_S else ""
-    return Spell(now.what, now.mode, age_s, place)
-
-
-def _place(thread_id: int) -> str:
-    """Innermost line of this package that a thread is at."""
-    frame: FrameType | None = sys._current_frames().get(thread_id)
-    while frame is not None and "dflop" not in frame.f_code.co_filename.split(os.sep):
-        frame = frame.f_back
-    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}" if frame else ""

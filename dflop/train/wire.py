@@ -2,19 +2,23 @@
 
     plan/<step>          one message; the first writer wins, and what every rank has run makes room
     asked                the step whose plan rank 0 asked for last
-    wanted               the step up to which plans must be on disk now
-    recorded/<start>     plans of the scheduler's nth start are on disk up to this step
-    factors              corrections that the newest plans use
+    factors              corrections that the newest plans use, for quick plans
     learned              what the scheduler knows that its next start, or the job's, goes on from
-    host/<rank>          where a rank runs
+    host/<rank>          name of the machine that a rank runs on
     seen/<slot>/<rank>   seconds that a rank measured, on their way to the scheduler
 
 A slot is used again after `NUM_SLOTS` steps, so that nothing piles up while no scheduler takes them.
+
+torch's store listens on all addresses when it is left to choose, and asks nobody for a password. Whoever reaches it can
+change plans, and where ranks look for one another. So it gets a socket that is bound already: to the loopback device
+where all ranks are on one machine, else to the address by which the others know rank 0.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -22,16 +26,17 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from dflop.records import Factors, StepObservation, StepPlan, from_dict, to_dict
-from dflop.train.listen import listen
+from dflop.records import StepObservation, StepPlan, from_dict, to_dict
 
 T = TypeVar("T")
 Store = dist.TCPStore
 NUM_SLOTS = 16
 """More than any scheduler is ahead."""
-RECORD_EVERY_STEPS = 16
-"""Plans that the scheduler makes between two writes; rank 0 keeps twice as many, in case it dies between them."""
 RETIRED = "done"
+LOOPBACK = "127.0.0.1"
+_BACKLOG = 4096
+ASKED, FACTORS, LEARNED, HOST = "asked", "factors", "learned", "host/{}"
+"""Keys of what is noted."""
 
 SpanKey = tuple[str, int, int, int]
 """(module, stage, dp rank, microbatch)."""
@@ -44,18 +49,16 @@ class PlanMessage:
     step_plan: StepPlan
     predicted: Mapping[SpanKey, tuple[int, int, int, float, float]]
     """(items, tokens, sum of squared tokens, forward_s, backward_s)."""
-    start: int = 0
-    """Which start of the scheduler made it, from 1; 0: rank 0 did."""
 
     def encode(self) -> str:
         spans = [[*key, *value] for key, value in self.predicted.items()]
-        return json.dumps({"step_plan": to_dict(self.step_plan), "predicted": spans, "start": self.start})
+        return json.dumps({"step_plan": to_dict(self.step_plan), "predicted": spans})
 
     @classmethod
     def decode(cls, text: str | bytes) -> PlanMessage:
         data = json.loads(text)
         predicted = {(m, s, d, k): tuple(rest) for m, s, d, k, *rest in data["predicted"]}
-        return cls(from_dict(StepPlan, data["step_plan"]), predicted, data["start"])
+        return cls(from_dict(StepPlan, data["step_plan"]), predicted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +100,7 @@ def decode(cls: type[T], text: str | bytes) -> T:
 
 
 def open_store(host: str, port: int, *, is_server: bool, timeout_s: float) -> Store:
-    """Connect to a key-value store, or serve one where the others look for it (`listen.py`).
+    """Connect to a key-value store, or serve one where the others look for it.
 
     Args:
         host: Where rank 0 is.
@@ -113,6 +116,43 @@ def open_store(host: str, port: int, *, is_server: bool, timeout_s: float) -> St
         made = listen(host, port)
         port, listening = made.getsockname()[1], made.detach()  # the store closes it
     return Store(host, port, is_master=is_server, timeout=timeout, wait_for_workers=False, master_listen_fd=listening)
+
+
+def master_host(environ: Mapping[str, str]) -> str:
+    """Where rank 0 is, as the others reach it.
+
+    Args:
+        environ: Of a rank.
+    """
+    is_one_machine = environ.get("LOCAL_WORLD_SIZE", "") == environ.get("WORLD_SIZE")
+    return LOOPBACK if is_one_machine else environ["MASTER_ADDR"]
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket at the address by which other machines know this one.
+
+    Where the name leads to the loopback device although ranks are elsewhere, or to no address of this machine (address
+    translation, virtual addresses), no one address is right, and it listens on all of them, as torch would.
+
+    Raises:
+        OSError: the port is taken.
+    """
+    for family, address in _addresses(host):
+        with contextlib.suppress(OSError):
+            if host != LOOPBACK and address.startswith(("127.", "::1")):
+                continue
+            return socket.create_server((address, port), family=family, backlog=_BACKLOG)
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", port), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True)
+    return socket.create_server(("", port), backlog=_BACKLOG)
+
+
+def _addresses(host: str) -> list[tuple[socket.AddressFamily, str]]:
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return []
+    return [(family, str(address[0])) for family, _, _, _, address in found]
 
 
 def plan_key(step: int) -> str:
@@ -145,75 +185,23 @@ def retire(store: Store, step: int) -> None:
     store.set(plan_key(step), RETIRED)
 
 
-def note_asked(store: Store, step: int) -> None:
-    """Rank 0 needs the plan of `step` next."""
-    store.set("asked", str(step))
+def note(store: Store, key: str, value: Any) -> None:
+    """Set a key that one process writes and others may read, to a JSON value."""
+    store.set(key, json.dumps(value))
 
 
-def asked_step(store: Store) -> int:
-    """The step whose plan rank 0 asked for last; -1: none yet."""
-    return int(store.get("asked")) if store.check(["asked"]) else -1
+def noted(store: Store, key: str, default: Any) -> Any:
+    """What was noted last; `default` where nothing was yet."""
+    return json.loads(store.get(key)) if store.check([key]) else default
 
 
 def first_unpublished(store: Store, first: int, end: int) -> int:
     """First step of `[first, end)` that nobody has published a plan of; `end` where there is none."""
     # Rank 0 asks in order: what it asked for before has been published by somebody.
-    step = max(first, asked_step(store))
+    step = max(first, int(noted(store, ASKED, -1)))
     while step < end and is_published(store, step):
         step += 1
     return step
-
-
-def note_wanted(store: Store, step: int) -> None:
-    """The job is about to leave the steps up to `step` behind for good."""
-    store.set("wanted", str(step))
-
-
-def wanted_record(store: Store) -> int:
-    """Last step up to which plans must be on disk now; -1: none yet."""
-    return int(store.get("wanted")) if store.check(["wanted"]) else -1
-
-
-def note_recorded(store: Store, start: int, step: int) -> None:
-    """Plans that a start of the scheduler made are on disk up to `step`."""
-    store.set(f"recorded/{start}", str(step))
-
-
-def recorded_step(store: Store, start: int) -> int:
-    """Last step up to which the plans of a start of the scheduler are on disk; -1: none yet."""
-    key = f"recorded/{start}"
-    return int(store.get(key)) if store.check([key]) else -1
-
-
-def note_factors(store: Store, factors: Factors) -> None:
-    """Corrections that the newest plans use, for quick plans."""
-    store.set("factors", encode(factors))
-
-
-def factors_in_force(store: Store) -> Factors:
-    """Corrections that the scheduler's newest plans use; none where it has not said so yet."""
-    return decode(Factors, store.get("factors")) if store.check(["factors"]) else Factors()
-
-
-def note_learned(store: Store, learned: Mapping[str, Any]) -> None:
-    """What the scheduler has learnt, as JSON; only the scheduler knows what is in it."""
-    store.set("learned", json.dumps(learned))
-
-
-def learned(store: Store) -> dict[str, Any]:
-    """What the scheduler noted last; empty: nothing yet."""
-    return dict(json.loads(store.get("learned"))) if store.check(["learned"]) else {}
-
-
-def note_host(store: Store, rank: int, host: str) -> None:
-    """Name of the machine that a rank runs on, said once."""
-    store.set(f"host/{rank}", host)
-
-
-def host_of(store: Store, rank: int) -> str:
-    """Name of the machine that a rank runs on; empty: it has not said so yet."""
-    key = f"host/{rank}"
-    return str(store.get(key).decode()) if store.check([key]) else ""
 
 
 def send_times(store: Store, times: RankTimes) -> None:

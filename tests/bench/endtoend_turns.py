@@ -29,7 +29,7 @@ from dflop.run.batches import TRAIN
 from dflop.run.directory import RunDir
 from dflop.run.messages import say
 from dflop.steps.submit import CPU_ENV
-from dflop.train.activity import Activity
+from dflop.train.liveness import Activity
 from tests.bench.jobs import take_given_steps
 from tests.jobs.training import log_of, start_ranks
 
@@ -163,10 +163,10 @@ def wait_for_feed(feed: Activity, next_step: int) -> None:
         RuntimeError: it never is; the message says what is being done for it.
     """
     for _ in range(int(LIMIT_S / 2 / POLL_S)):
-        if feed.now.what == f"step {next_step + 1}, the step before":  # as the training loop says it
+        if feed.spell().what == f"step {next_step + 1}, the step before":  # as the training loop says it
             return
         time.sleep(POLL_S)
-    raise RuntimeError(f"step {next_step + 1} is not prepared: {feed.now.what}")
+    raise RuntimeError(f"step {next_step + 1} is not prepared: {feed.spell().what}")
 
 
 def main(run_path: str, port: str, given: str = "") -> None:

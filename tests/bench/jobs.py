@@ -98,13 +98,12 @@ def take_given_steps() -> None:
     train.START_PATIENCE_S = START_PATIENCE_S
 
 
-def publish_all(run_path: str, _mode: str, _attempt: str, host: str, port: str, start: str) -> None:
+def publish_all(run_path: str, _mode: str, _attempt: str, host: str, port: str, _start: str) -> None:
     """Publish every plan at once, and live on: a scheduler that has ended would be started again."""
     run = open_run(run_path)
     store = wire.open_store(host, int(port), is_server=False, timeout_s=START_PATIENCE_S)
     for data in json.loads((run.path / GIVEN).read_text()):
-        wire.publish(store, PlanMessage(from_dict(StepPlan, data), {}, int(start)))
-    wire.note_recorded(store, int(start), wire.NUM_SLOTS**4)
+        wire.publish(store, PlanMessage(from_dict(StepPlan, data), {}))
     signal.pause()
 
 

@@ -194,11 +194,7 @@ ENGINE = (
     *(_engine(name, "between", by(do.edit_checkpoint, what), _DAMAGED, "checkpoint") for name, what in (
         ("checkpoint cut in half", "cut in half"), ("a byte of a checkpoint is another one", "a byte is another one"),
     )),
-    *(_engine(name, "between", by(do.edit, f"runs/*/{file}", what), (), kind) for name, what, file, kind in (
-        ("latest.json lost", "lost", "checkpoints/latest.json", "checkpoint"),
-        ("latest.json overwritten", "of noise", "checkpoints/latest.json", "checkpoint"),
-        ("journal torn", "torn", "jobs.jsonl", "journal"),
-    )),
+    _engine("journal torn", "between", by(do.edit, "runs/*/jobs.jsonl", "torn"), (), "journal"),
     # The file is named, and made again once it is gone.
     *(_engine(f"{file} overwritten", "between", by(do.edit, f"runs/*/{file}", "of noise"),
               tuple(End(code, file, by(do.edit, f"runs/*/{file}", "lost")) for code in (1, 2, 5)), "run file")

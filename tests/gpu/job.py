@@ -101,7 +101,7 @@ def run(work: Path, phase: str, command: Sequence[str], end_s: float) -> int | s
     with (work / f"{phase}.log").open("w") as log, ThreadPoolExecutor(1) as reader:
         reader.submit(keep_lines, process, log)
         while process.poll() is None:
-            is_due = phase == "interrupted" and any(work.glob("runs/again*/checkpoints/latest.json"))
+            is_due = phase == "interrupted" and any(work.glob("runs/again*/checkpoints/step-*"))
             if is_due or time.monotonic() >= end_s:
                 process.send_signal(signal.SIGINT)
                 break

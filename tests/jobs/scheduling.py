@@ -91,7 +91,7 @@ def observe_all(store, run, num_steps=NUM_STEPS):
 def serve(service, store):
     """To the end of the job."""
     service.serve(store)
-    service.close(store)
+    service.close()
 
 
 def before(service, name, act):

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from dflop.jobs.fallback_plan import QuickPlanner
-from dflop.records import LLM, Factors, ModuleFactors
+from dflop.records import LLM, Factors, ModuleFactors, to_dict
 from dflop.run.batches import COMPARE, TRAIN, GlobalBatches
 from dflop.train import wire
 from tests.jobs.training import fresh
@@ -35,7 +35,7 @@ def test_a_quick_plan_holds_the_whole_batch_and_predicts_no_spans(run, store):
     assert message.step_plan.sample_index == tuple(s.sample_index for s in batch)
     llm = message.step_plan.of(LLM)
     assert sorted(i for slot in llm.owner for items in slot for i in items) == list(range(len(batch)))
-    assert (message.step_plan.policy, message.step_plan.step, message.start) == ("quick", 3, 0)
+    assert (message.step_plan.policy, message.step_plan.step) == ("quick", 3)
     assert message.predicted == {}
     # Arrival order exceeds a cap here.
     assert message.step_plan.predicted_step_s <= 1.05 * message.step_plan.arrival_step_s
@@ -45,7 +45,7 @@ def test_a_comparison_gets_the_policy_it_names_and_corrections_in_force_are_know
     plan = planner(run, store, COMPARE)
     found = [plan(step).step_plan for step in range(4)]
     assert [step_plan.policy for step_plan in found] == ["warmup", "warmup", "arrival", "quick"]
-    wire.note_factors(store, Factors((ModuleFactors("vision", 2.0), ModuleFactors(LLM, 2.0))))
+    wire.note(store, wire.FACTORS, to_dict(Factors((ModuleFactors("vision", 2.0), ModuleFactors(LLM, 2.0)))))
     assert plan(3).step_plan.predicted_step_s == pytest.approx(2 * found[3].predicted_step_s, rel=0.2)
 
 

@@ -154,7 +154,7 @@ def test_torchrun_starts_a_job_and_stops_it(run, straight):
         agent.send_signal(signal.SIGTERM)
         assert agent.wait(LIMIT_S) != 0
         assert read_latest(run.checkpoints) is not None, log.read_text()
-        assert "started again, the job goes on" in log.read_text()
+        assert "started again, the job resumes from there" in log.read_text()
         agent = start()
         assert agent.wait(LIMIT_S) == 0, log.read_text()
     finally:

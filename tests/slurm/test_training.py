@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import os
 import signal
@@ -78,16 +77,16 @@ def test_a_run_trains_across_nodes(trained):
     assert schedulers(trained) == []
     pid_files = [Path(job.folder) / f"{job.job_id}_{rank}.pid" for rank in range(num_processes)]
     assert len({f.read_text().split()[1] for f in pid_files}) == 2
-    assert latest(trained)["next_step"] == 5
+    assert trained.next_step() == 5
     with Reader(trained.config().store) as reader:
         assert {p.step for p in reader.records(StepPlan, where={"run_id": trained.run_id})} == set(range(5))
 
 
 def test_train_sbatch_resumes_and_a_job_whose_rank_is_killed_leaves_no_process(trained, folder):
-    first = latest(trained)["next_step"]
+    first = trained.next_step()
     set_num_steps(trained, 10_000)
     job_id = sbatch(folder, trained)
-    until(lambda: latest(trained)["next_step"] > first, what="a checkpoint of the resumed training")
+    until(lambda: trained.next_step() > first, what="a checkpoint of the resumed training")
     assert f"  {first + 1}/10000 done" in log_of(folder)
     assert f"  {first}/10000 done" not in log_of(folder)
     (scheduler,) = schedulers(trained)
@@ -97,13 +96,13 @@ def test_train_sbatch_resumes_and_a_job_whose_rank_is_killed_leaves_no_process(t
 
 
 def test_a_warned_job_checkpoints_where_it_is_and_goes_on_under_its_id(trained, folder):
-    first = latest(trained)["next_step"]
+    first = trained.next_step()
     set_num_steps(trained, 10_000)
     job_id = sbatch(folder, trained)
     until(lambda: f"  {first + 1}/10000 done" in log_of(folder), what="the first step of the resumed training")
     subprocess.run(["scancel", "--signal=USR2", job_id], check=True)  # as --signal=USR2@60 does before the limit
     until(lambda: shown(job_id, "Restarts") == "1", what="the job to requeue itself")
-    stopped = latest(trained)["next_step"]
+    stopped = trained.next_step()
     assert stopped > first
     assert "SIGUSR2: stopping after the current step" in log_of(folder)
     assert "scheduler dead" not in log_of(folder)
@@ -117,10 +116,10 @@ def test_a_warned_job_checkpoints_where_it_is_and_goes_on_under_its_id(trained, 
 
 
 def test_train_sbatch_goes_on_to_the_end_after_that(trained, folder):
-    first = latest(trained)["next_step"]
+    first = trained.next_step()
     set_num_steps(trained, first + 2)
     assert end_of(sbatch(folder, trained)) == "COMPLETED", log_of(folder)
-    assert latest(trained)["next_step"] == first + 2
+    assert trained.next_step() == first + 2
     seen = observations(trained)
     assert {o.step for o in seen if o.attempt == max(o.attempt for o in seen)} == {first, first + 1}
     assert not processes(str(trained.path))
@@ -131,10 +130,6 @@ def observations(run: RunDir) -> list[StepObservation]:
     with Reader(run.config().store) as reader:
         found = reader.records(StepObservation, where={"run_id": run.run_id})
     return sorted(found, key=lambda o: (o.step, o.rank))
-
-
-def latest(run: RunDir) -> dict[str, int]:
-    return dict(json.loads((run.checkpoints / "latest.json").read_text()))
 
 
 def set_num_steps(run: RunDir, num_steps: int) -> None:

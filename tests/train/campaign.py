@@ -30,9 +30,8 @@ from tests.train.ranks import PRELOAD
 from tests.train.synthetic import SyntheticSource, family, make_shapes, make_step_plan, tiny_model
 
 STEP = "step"
-WRITES = ("files begun", "files written", "rename", "latest")
-"""Moments of a checkpoint, the last two on rank 0 only: before its files, behind them, before the folder gets its name,
-before it is named as the newest."""
+WRITES = ("files begun", "files written", "rename")
+"""Moments of a checkpoint, the last on rank 0 only: before its files, behind them, before the folder gets its name."""
 HALF_WRITTEN = "half-written.txt"
 PATIENCE_S = 150.0
 GRACE_S = 5.0
@@ -202,7 +201,7 @@ def _moments(job: Job, kill: Kill | None) -> Callable[[str], None]:
         return result
 
     def replace(source: Any, target: Any) -> None:
-        at("latest" if Path(target).name == "latest.json" else "rename")
+        at("rename")
         renamed(source, target)
 
     written, renamed = dcp.FileSystemWriter.write_data, os.replace

@@ -16,7 +16,6 @@ from dflop.records import LLM, Plan, SampleShape, StepPlan
 from dflop.train import zero
 from dflop.train.engine import Engine
 from dflop.train.feed import Feed
-from dflop.train.fillers import Fillers
 from dflop.train.fsdp import shard_parameters
 from dflop.train.inputs import MicrobatchInput, PreparedStep, SampleSource
 from dflop.train.loop import Hooks, LoopSettings, Trainer
@@ -79,16 +78,13 @@ class Rank:
         return self._reducer
 
     def feed(self, source: SampleSource, **options: Any) -> Feed:
-        return Feed(source, self.family, self.plan, self.seat, self.stage_of, dtype=self.dtype, **options)
+        return Feed(
+            source, self.family, self.plan, self.seat, self.stage_of, dtype=self.dtype,
+            fills=self.groups is not None and self.groups.shards is not None, **options,
+        )  # fmt: skip
 
     def prepare(self, source: SampleSource, step_plan: StepPlan) -> PreparedStep:
-        prepared, fillers = self.feed(source).prepare(step_plan), self.fillers(source)
-        return fillers.fill(prepared) if fillers else prepared
-
-    def fillers(self, source: SampleSource) -> Fillers | None:
-        if self.groups is None or self.groups.shards is None:
-            return None
-        return Fillers(source, self.family, self.plan, self.seat, self.stage_of)
+        return self.feed(source).prepare(step_plan)
 
     def step(
         self, source: SampleSource, batch: Sequence[SampleShape], step_plan: StepPlan, bad: Collection[int] = ()
@@ -125,7 +121,7 @@ class Rank:
         return Trainer(
             settings=settings, plan=self.plan, seat=self.seat, groups=self.groups,
             reducer=self.reducer(), engine=self.engine, feed=self.feed(source), source=source, plans=plans,
-            optimizer=optimizer, hooks=hooks, fillers=self.fillers(source), **options,
+            optimizer=optimizer, hooks=hooks, **options,
         )  # fmt: skip
 
 

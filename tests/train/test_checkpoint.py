@@ -15,10 +15,9 @@ from dflop.models.random_weights import build_model
 from dflop.parallel.part import even_part
 from dflop.parallel.topology import make_groups
 from dflop.records import LLM
-from dflop.train.blocks import BlockLoadPlanner, BlockSavePlanner, BlockWriter, blocks_of
+from dflop.train.blocks import BlockLoadPlanner, BlockSavePlanner, BlockWriter, SafeReader, blocks_of
 from dflop.train.checkpoint import Checkpointer
 from dflop.train.checkpoint_state import read_model
-from dflop.train.index import SafeReader
 from dflop.train.optim import Optimizer, OptimizerSettings
 from tests.train import synthetic
 from tests.train.rank import Rank, weights_come_late

@@ -59,8 +59,8 @@ def test_a_step_is_timed_where_there_was_work_and_its_loss_is_the_global_share()
     trace = engine.run(step.microbatches, healthy=healthy, num_loss_tokens=tokens)
     busy = {k for k, given in enumerate(step.microbatches) if given is not None}
     assert set(trace.timings) == busy != set(range(9))
-    assert trace.busy_s == pytest.approx(sum(t.forward_s + t.backward_s for t in trace.timings.values()))
-    assert all(t.backward_start_s >= t.forward_start_s + t.forward_s for t in trace.timings.values())
+    assert trace.busy_s == pytest.approx(sum(t["forward_s"] + t["backward_s"] for t in trace.timings.values()))
+    assert all(t["backward_start_s"] >= t["forward_start_s"] + t["forward_s"] for t in trace.timings.values())
     plain, source, expected = synthetic.plain_model(), SyntheticSource(shapes), 0.0
     for shape, good in zip(shapes, healthy.tolist(), strict=True):
         if good:

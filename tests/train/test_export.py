@@ -19,7 +19,7 @@ from dflop.records import LLM
 from dflop.train.checkpoint import Checkpointer
 from dflop.train.checkpoint_state import read_model
 from dflop.train.manifest import read_latest
-from dflop.train.stage_weights import fill_stages
+from dflop.train.stages import fill_stages
 from tests.models.tiny_families import CASES
 from tests.train import synthetic
 from tests.train.parity import Omni

@@ -13,9 +13,9 @@ from dflop.errors import TrainError
 from dflop.models.build import IGNORE_LABEL, cut_stage
 from dflop.parallel.topology import seats
 from dflop.records import LLM
-from dflop.train.decode_worker import MediaError
 from dflop.train.feed import Feed
 from dflop.train.inputs import TokenizedSample
+from dflop.train.prefetch import MediaError
 from tests.train.synthetic import SyntheticSource, family, make_plan, make_shapes, make_step_plan, tiny_model
 
 PAD_IDS = (1, 2, 3)

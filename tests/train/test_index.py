@@ -14,8 +14,7 @@ from torch.distributed.checkpoint.metadata import MetadataIndex, StorageMeta
 from dflop.errors import TrainError
 from dflop.files import TMP_PREFIX
 from dflop.train import checkpoint_state, manifest
-from dflop.train.blocks import BlockSavePlanner, BlockWriter, blocks_of
-from dflop.train.index import SafeReader, read_index
+from dflop.train.blocks import BlockSavePlanner, BlockWriter, SafeReader, blocks_of, read_index
 from dflop.train.manifest import INDEX
 
 TENSORS = {"model/w": torch.arange(12.0).reshape(3, 4), "optimizer/w/step": torch.tensor(2.0), "rng/0/t": torch.ones(5)}

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from dflop.jobs.rank_setup import joined
-from dflop.train import listen, wire
+from dflop.train import wire
 from tests.train.ranks import start
 
 LISTENING = "0A"
@@ -60,12 +60,12 @@ def test_between_machines_the_address_the_others_know():
 @pytest.mark.parametrize("host", ["localhost", "no-such-host.invalid", "192.0.2.1"])
 def test_where_no_one_address_is_right_it_can_still_be_reached(host):
     """A node whose name leads to itself alone, to nowhere, or to an address that is not its own."""
-    with listen.listen(host, 0) as listening:
+    with wire.listen(host, 0) as listening:
         port = listening.getsockname()[1]
         assert listening_on(port) & {"::", "0.0.0.0"}
         socket.create_connection(("127.0.0.1", port), timeout=5).close()
         with pytest.raises(OSError, match="in use"):
-            listen.listen("127.0.0.1", port)
+            wire.listen("127.0.0.1", port)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_where_no_one_address_is_right_it_can_still_be_reached(host):
 )
 def test_where_rank_0_is(local, world, expected):
     environ = {"WORLD_SIZE": world, "MASTER_ADDR": "node1"} | ({"LOCAL_WORLD_SIZE": local} if local else {})
-    assert listen.master_host(environ) == expected
+    assert wire.master_host(environ) == expected
 
 
 def meet(rank, place, folder):

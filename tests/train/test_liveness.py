@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from dflop.train.activity import Mode
-from dflop.train.liveness import Failure, Judge, Sign, Spell
+from dflop.train.liveness import Failure, Judge, Mode, Sign, Spell
 
 LABELS = ("rank 0", "rank 1", "rank 2")
 STALL_S, GONE_S = 60.0, 4.0

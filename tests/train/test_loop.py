@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from dflop.errors import Interrupted
 from dflop.records import LLM
 from dflop.train.checkpoint import Checkpointer
-from dflop.train.decode_worker import MediaError
 from dflop.train.loop import Hooks, LoopSettings, learning_rate
 from dflop.train.manifest import read_latest
 from dflop.train.plan_source import PlanMessage
+from dflop.train.prefetch import MediaError
 from tests.train import synthetic
 from tests.train.rank import Rank, weights_come_late
 from tests.train.ranks import run_ranks
@@ -80,7 +80,7 @@ def test_a_resumed_job_ends_where_an_uninterrupted_one_does(one_rank, tmp_path):
     trainer, _, (first_seen, _) = trainer_in("cut", ends_at=2)
     with pytest.raises(ConnectionError, match="killed"):
         trainer.run()
-    trainer._checkpointer.close()  # the write that was under way
+    trainer.checkpointer.close()  # the write that was under way
     trainer, resumed, (rest_seen, _) = trainer_in("cut")
     assert trainer.run() == 2
     assert [o.step for o in first_seen + rest_seen] == [0, 1, 2, 3]

@@ -4,19 +4,18 @@ import pytest
 
 from dflop.train import wire
 from dflop.train.plan_source import Guard, Patience, PlanSource
-from dflop.train.wire import RECORD_EVERY_STEPS
 from tests.train.test_wire import message
 
 
 def quick_message(step):
-    return message(step, "quick", start=0)
+    return message(step, "quick")
 
 
 class Told:
-    """What a rank 0 said: quick plans as (step, whether it waited for a live scheduler), and unrecorded steps."""
+    """What a rank 0 said: steps for which it waited too long for a live scheduler, and plans to record."""
 
     def __init__(self):
-        self.quick, self.unrecorded = [], []
+        self.late, self.plans = [], []
 
 
 def source(store, *, quick=quick_message, alive=True, patience=None, timeout_s=20):
@@ -26,20 +25,14 @@ def source(store, *, quick=quick_message, alive=True, patience=None, timeout_s=2
         quick,
         alive if callable(alive) else lambda: alive,
         patience or Patience(0.05, None),
-        lambda step_plan, waited_s: told.quick.append((step_plan.step, waited_s is not None)),
-        lambda step_plan: told.unrecorded.append(step_plan.step),
+        lambda step, waited_s: told.late.append(step),
+        told.plans.append,
     )
     return PlanSource(store, 0, timeout_s=timeout_s, guard=guard), told
 
 
 def follower(store, timeout_s=20):
     return PlanSource(store, 1, timeout_s=timeout_s)
-
-
-def note_recorded(store, start, step):
-    """Returns once every connection sees it: to set a key is not to wait until it is set."""
-    wire.note_recorded(store, start, step)
-    assert wire.recorded_step(store, start) == step
 
 
 FOR_EVER = Patience(1e9, None)
@@ -49,7 +42,7 @@ def test_the_schedulers_plan_is_used(store):
     assert wire.publish(store, message(0))
     plans, told = source(store, alive=False)
     assert plans.get(0) == follower(store).get(0) == message(0)
-    assert told.quick == []
+    assert (told.late, told.plans) == ([], [message(0).step_plan])
 
 
 @pytest.mark.parametrize("answers", [[True, True, True, False], [False]])
@@ -57,13 +50,13 @@ def test_a_scheduler_that_is_dead_or_dies_while_rank_0_waits_is_not_waited_for(s
     answers = iter(answers)
     plans, told = source(store, alive=lambda: next(answers), patience=FOR_EVER)
     assert plans.get(0).step_plan.policy == "quick"
-    assert told.quick == [(0, False)]
+    assert (told.late, told.plans) == ([], [quick_message(0).step_plan])
 
 
 def test_a_late_scheduler_is_waited_for_only_so_long(store):
     plans, told = source(store)
     assert plans.get(0).step_plan.policy == "quick"
-    assert told.quick == [(0, True)]
+    assert told.late == [0]
     assert not wire.publish(store, message(0)), "the late plan replaced the one in use"
     assert follower(store).get(0) == plans.get(0)
 
@@ -78,7 +71,7 @@ def test_the_first_writer_wins_even_against_a_quick_plan(store, alive):
 
     plans, told = source(store, quick=overtaken, alive=alive, patience=FOR_EVER)
     assert plans.get(0) == message(0)
-    assert told.quick == []
+    assert (told.late, told.plans) == ([], [message(0).step_plan])
 
 
 def test_plans_that_every_rank_has_run_make_room_but_cannot_be_published_again(store):
@@ -86,7 +79,7 @@ def test_plans_that_every_rank_has_run_make_room_but_cannot_be_published_again(s
     for step in range(3):
         wire.publish(store, message(step))
         assert plans.get(step) == message(step)
-        assert wire.asked_step(store) == step
+        assert wire.noted(store, wire.ASKED, -1) == step
     assert len(store.get("plan/0")) < 10
     assert not wire.publish(store, message(0))
     assert follower(store).get(1) == message(1), "a rank may still need it"
@@ -100,59 +93,6 @@ def test_plans_of_later_steps_are_taken_as_far_as_they_are_there(store):
     assert [p.step for p in plans.published_after(0, 1)] == [1]
     assert plans.published_after(2, 8) == []
     assert plans.published_after(0, 8)[0] == plans.get(1).step_plan
-
-
-def test_plans_that_no_scheduler_lived_to_record_are_handed_on_once(store):
-    plans, told = source(store, alive=False)
-    for step, start in enumerate((1, 1, 1, 2, 2)):
-        wire.publish(store, message(step, start=start))
-        plans.get(step)
-    plans.get(5)
-    note_recorded(store, 1, 1)
-    note_recorded(store, 2, 3)
-    assert told.unrecorded == [], "a scheduler that lives will yet write them"
-    plans.settle()
-    assert told.unrecorded == [2, 4]
-    assert told.quick == [(5, False)], "rank 0 records its own plans itself"
-    plans.settle()
-    assert told.unrecorded == [2, 4]
-
-
-def test_a_checkpoint_leaves_no_plan_behind_that_is_not_recorded(store):
-    plans, told = source(store)
-    for step in range(5):
-        wire.publish(store, message(step))
-        plans.get(step)
-    note_recorded(store, 1, 1)
-    plans.settle(before=4)
-    assert told.unrecorded == [2, 3]
-    plans.settle()
-    assert told.unrecorded == [2, 3, 4]
-
-
-def test_a_live_scheduler_is_asked_to_record_what_a_checkpoint_leaves_behind(store):
-    def records_when_asked():
-        if wire.wanted_record(store) == 3:
-            note_recorded(store, 1, 4)
-        return True
-
-    plans, told = source(store, alive=records_when_asked, patience=FOR_EVER)
-    for step in range(5):
-        wire.publish(store, message(step))
-        plans.get(step)
-    follower(store).leave_behind(4)
-    assert wire.wanted_record(store) == -1, "no rank but 0 leaves any behind"
-    plans.leave_behind(4)
-    plans.settle()
-    assert told.unrecorded == []
-
-
-def test_a_plan_that_is_long_unrecorded_is_not_kept_for_ever(store):
-    plans, told = source(store)
-    for step in range(2 * RECORD_EVERY_STEPS + 3):
-        wire.publish(store, message(step))
-        plans.get(step)
-    assert told.unrecorded == [0, 1, 2]
 
 
 def test_patience_is_a_share_of_the_shortest_of_the_last_steps():

@@ -18,8 +18,7 @@ import pytest
 
 from dflop.errors import TrainError
 from dflop.records import MediaItem
-from dflop.train.decode_worker import MediaError
-from dflop.train.prefetch import Prefetcher, Wanted
+from dflop.train.prefetch import MediaError, Prefetcher, Wanted
 
 GIB = 2**30
 
@@ -190,5 +189,5 @@ def wait_for_end_of(process: int) -> None:
 
 
 def test_workers_import_no_torch():
-    program = "import sys, dflop.train.decode_worker, dflop.jobs.media_reader; assert 'torch' not in sys.modules"
+    program = "import sys, dflop.train.prefetch, dflop.jobs.media_reader; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)

@@ -41,7 +41,7 @@ def sharded_plan() -> Plan:
 def draw_kills(seed: int, num_ranks: int) -> list[Kill]:
     """Ranks and steps at random; some kills fall into the writing of a checkpoint, at each of its moments once."""
     rng = random.Random(seed)
-    writes = [Kill(0 if m in ("rename", "latest") else rng.randrange(num_ranks), m, rng.randint(1, 2)) for m in WRITES]
+    writes = [Kill(0 if m == "rename" else rng.randrange(num_ranks), m, rng.randint(1, 2)) for m in WRITES]
     steps = [
         Kill(rng.randrange(num_ranks), STEP, rng.randint(0, MOST_STEPS)) for _ in range(NUM_KILLS - len(writes))
     ]  # fmt: skip

@@ -2,17 +2,17 @@ from __future__ import annotations
 
 import dataclasses
 
-from dflop.records import LLM, Factors, MicrobatchSpan, ModuleFactors, NodeFactor, StepObservation
+from dflop.records import LLM, Factors, MicrobatchSpan, ModuleFactors, NodeFactor, StepObservation, from_dict, to_dict
 from dflop.train import wire
 from dflop.train.wire import PlanMessage, RankTimes
 from tests.train.synthetic import make_plan, make_shapes, make_step_plan
 
 
-def message(step, policy="balanced", start=1):
+def message(step, policy="balanced"):
     plan = make_plan({"vision": (1, 2), LLM: (2, 1)}, num_microbatches=3)
     step_plan = make_step_plan(plan, make_shapes(7, seed=step), step)
     predicted = {("vision", 0, 1, 0): (3, 400, 52_000, 0.125, 0.25), (LLM, 1, 0, 2): (1, 60, 3600, 1e-3, 2e-3)}
-    return PlanMessage(dataclasses.replace(step_plan, policy=policy), predicted, start)
+    return PlanMessage(dataclasses.replace(step_plan, policy=policy), predicted)
 
 
 def times(step, rank):
@@ -23,18 +23,16 @@ def send(store, step, rank):
     wire.send_times(store, times(step, rank))
 
 
-def test_factors_and_what_was_learnt_survive_the_wire(store):
+def test_factors_survive_the_wire(store):
     factors = Factors(
         (ModuleFactors("vision", 1.25, (300, 900), (1.0, 2.125, 1.25)), ModuleFactors(LLM, 0.9)),
         (NodeFactor(LLM, 1, 0, 1.6),),
     )
-    state = {"full": {LLM: [1.0, 1 / 3]}, "edges": {LLM: [7]}}
-    assert (wire.factors_in_force(store), wire.learned(store)) == (Factors(), {})
-    wire.note_factors(store, factors)
-    wire.note_learned(store, state)
-    assert (wire.factors_in_force(store), wire.learned(store)) == (factors, state)
-    wire.note_factors(store, Factors())
-    assert wire.factors_in_force(store) == Factors()
+    assert wire.noted(store, wire.FACTORS, {}) == {}
+    wire.note(store, wire.FACTORS, to_dict(factors))
+    assert from_dict(Factors, wire.noted(store, wire.FACTORS, {})) == factors
+    wire.note(store, wire.FACTORS, to_dict(Factors()))
+    assert from_dict(Factors, wire.noted(store, wire.FACTORS, {})) == Factors() == from_dict(Factors, {})
 
 
 def test_a_step_is_taken_once_and_whole(store):

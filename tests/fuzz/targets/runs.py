@@ -107,13 +107,12 @@ def _directory(run: RunDir, example: tuple[str, bytes]) -> None:
         attempt(ask, *words)
 
 
-def _checkpoints(folder: Path, example: tuple[bytes, bytes]) -> None:
+def _checkpoints(folder: Path, example: bytes) -> None:
     run = RunDir(folder / "run")
     shutil.rmtree(run.path, ignore_errors=True)
     for step in (10, 20):
         save_step(run, step)
-    (run.checkpoints / "step-00000020" / "manifest.json").write_bytes(example[0])
-    (run.checkpoints / "latest.json").write_bytes(example[1])
+    (run.checkpoints / "step-00000020" / "manifest.json").write_bytes(example)
     for found in (manifest.read_latest(run.checkpoints), manifest.newest_sound(run.checkpoints)[0]):
         assert found is None or int(found["next_step"]) >= 0
     manifest.sweep(run.checkpoints)
@@ -147,7 +146,6 @@ _COSTS = {"fixed_s": 0.5, "origin": "x", "seconds": [1.0, 2.0, 3.0], "tokens": [
 _SAVED = io.BytesIO()
 np.savez(_SAVED, **{name: np.array(value) for name, value in _COSTS.items()})
 _META = {"next_step": 20, "name": "step-00000020", "plan_id": "p", "state": {"a": [1]}}
-_LATEST = st.just(hostile.as_json(_META)) | hostile.broken_json(_META)
 _MANIFEST = hostile.broken_json({"meta": _META, "files": {"a.pt": [10, 123]}})
 _FILES = st.deferred(
     lambda: st.one_of([_content(path) for path in sorted((made(_run) / "runs/small-1").iterdir()) if path.is_file()])
@@ -161,7 +159,7 @@ TARGETS = (
            _compiled),
     Target("run-directory", "run.json, journal, plan, tables, configuration of a run",
            _FILES, _directory, _run, quick=4),
-    Target("checkpoints", "manifests of checkpoints and `latest.json`", st.tuples(_MANIFEST, _LATEST), _checkpoints),
+    Target("checkpoints", "manifests of checkpoints", _MANIFEST, _checkpoints),
     Target("slurm-answers", "answers of squeue and sacct cut up",
            hostile.broken_text((*_ANSWERS, *_LINES, *_LISTS), _WORDS), _answer),
 )  # fmt: skip
