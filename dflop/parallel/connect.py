@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from dflop.parallel.topology import Groups, Peers, Seat, peers_of, seats
-from dflop.records import LLM, ModulePlan, Plan
+from dflop.parallel.topology import Groups, peers_of, seats
+from dflop.records import LLM, Plan
 
 
 def pairs(plan: Plan) -> list[tuple[int, int]]:
@@ -21,14 +21,14 @@ def pairs(plan: Plan) -> list[tuple[int, int]]:
     found: set[tuple[int, int]] = set()
     for seat in seats(plan):
         grid = grid_of[seat.module]
-        neighbours = [_peers(seat, grid, grid, stage, seat.dp_rank) for stage in (seat.stage - 1, seat.stage + 1)]
-        if seat.module != LLM and seat.stage == grid.parallel.pp - 1:
-            neighbours += [_peers(seat, grid, llm, 0, d) for d in range(llm.parallel.dp)]
-        if seat.module == LLM and seat.stage == 0:
-            encoders = [g for g in grid_of.values() if g.module != LLM]
-            neighbours += [_peers(seat, grid, e, e.parallel.pp - 1, d) for e in encoders for d in range(e.parallel.dp)]
-        others = {rank for peers in neighbours if peers for rank in (peers.takes_from, *peers.gives_to)}
-        found |= {(min(seat.rank, other), max(seat.rank, other)) for other in others}
+        if seat.stage + 1 < grid.parallel.pp:
+            behind = [(grid, seat.stage + 1, seat.dp_rank)]
+        else:
+            behind = [(llm, 0, dp_rank) for dp_rank in range(llm.parallel.dp) if seat.module != LLM]
+        for other, stage, dp_rank in behind:
+            peers = peers_of(seat, grid.parallel.tp, other, stage, dp_rank)
+            ranks = (peers.takes_from, *peers.gives_to)
+            found |= {(min(seat.rank, rank), max(seat.rank, rank)) for rank in ranks}
     return sorted(found)
 
 
@@ -53,7 +53,3 @@ def connect(groups: Groups, plan: Plan, device: torch.device) -> None:
             dist.all_reduce(token, group=shared)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def _peers(seat: Seat, grid: ModulePlan, other: ModulePlan, stage: int, dp_rank: int) -> Peers | None:
-    return peers_of(seat, grid.parallel.tp, other, stage, dp_rank) if 0 <= stage < other.parallel.pp else None

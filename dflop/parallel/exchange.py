@@ -6,12 +6,15 @@ without elements is not exchanged: the ranks of a group have the same input, so 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from dflop.models.autograd import applied
+
+Exchange = Callable[[torch.Tensor], torch.Tensor]
 
 
 def message_device(device: torch.device, group: dist.ProcessGroup) -> torch.device:
@@ -29,6 +32,11 @@ def all_reduce(values: torch.Tensor, group: dist.ProcessGroup, *, maximum: bool 
     return values
 
 
+def exchanged(tensor: torch.Tensor, there: Exchange, back: Exchange) -> torch.Tensor:
+    """`there` of a tensor, whose gradient is `back` of the result's."""
+    return applied(_Exchanged, tensor, there, back)
+
+
 def sum_forward(partial: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     """Sum over the ranks; the gradient, whole on every rank, passes as it is.
 
@@ -36,7 +44,7 @@ def sum_forward(partial: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor
         partial: A tensor made for this call, which no backward pass needs: it is overwritten.
         group: Ranks that hold the other summands.
     """
-    return applied(_SumForward, partial, group)
+    return exchanged(partial, lambda values: all_reduce(values, group), lambda grad: grad)
 
 
 def sum_backward(whole: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
@@ -46,25 +54,15 @@ def sum_backward(whole: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
         whole: Equal on all ranks. What reads the result must give it a gradient of its own making, as Linears do.
         group: Ranks that compute the other parts of what depends on `whole`.
     """
-    return applied(_SumBackward, whole, group)
+    return exchanged(whole, lambda values: values.view_as(values), lambda grad: all_reduce(grad.contiguous(), group))
 
 
-class _SumForward(torch.autograd.Function):
+class _Exchanged(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, partial: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-        return all_reduce(partial, group)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return grad, None
-
-
-class _SumBackward(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, whole: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-        ctx.group = group
-        return whole.view_as(whole)
+    def forward(ctx: Any, tensor: torch.Tensor, there: Exchange, back: Exchange) -> torch.Tensor:
+        ctx.back = back
+        return there(tensor)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return all_reduce(grad.contiguous(), ctx.group), None
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return ctx.back(grad), None, None

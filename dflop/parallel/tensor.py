@@ -31,7 +31,7 @@ from dflop.models.tensor_split import TensorSplit
 from dflop.parallel.exchange import sum_backward, sum_forward
 from dflop.parallel.part import Part, even_part
 from dflop.parallel.tokens import enter, leave, num_shared, share_tokens, sum_and_share
-from dflop.parallel.vocab import Replaced, shard_head
+from dflop.parallel.vocab import Replaced, keep_part, shard_head
 
 
 def shard_stage(stage: Stage, group: dist.ProcessGroup) -> dict[str, Part]:
@@ -103,12 +103,14 @@ def shard_layers(
         for name in split.column:
             column: Any = layer.get_submodule(name)
             for kind in ("weight", "bias"):
-                replaced |= _keep_part(column, kind, 0, split.fused.get(name, 1), rank, degree)
+                if (whole := getattr(column, kind)) is not None:
+                    part = even_part(whole.shape, 0, split.fused.get(name, 1), rank, degree)
+                    replaced |= keep_part(column, kind, part)
             column.out_features //= degree
         for name in split.row:
             holder, attribute = _holder(layer, name)
             row = getattr(holder, attribute)
-            replaced |= _keep_part(row, "weight", 1, 1, rank, degree)
+            replaced |= keep_part(row, "weight", even_part(row.weight.shape, 1, 1, rank, degree))
             setattr(holder, attribute, RowSplitLinear(row.weight, row.bias, group, shares_tokens=shares_tokens))
         _join_inputs(layer, split, group, shares_tokens=shares_tokens)
     return replaced
@@ -169,17 +171,6 @@ def _between(layer: nn.Module, split: TensorSplit) -> dict[str, nn.Parameter]:
     cut = {p for name in (*split.column, *split.row) for p in layer.get_submodule(name).parameters()}
     beside = {p for module in _entrances(layer, split) for p in module.parameters()} - cut
     return {name: p for name, p in layer.named_parameters() if p in beside}
-
-
-def _keep_part(linear: Any, kind: str, dim: int, matrices: int, rank: int, degree: int) -> Replaced:
-    """Replace the weight or bias of `linear` by this rank's part along `dim`, of each of the fused `matrices`."""
-    whole = getattr(linear, kind)
-    if whole is None:
-        return {}
-    part = even_part(whole.shape, dim, matrices, rank, degree)
-    kept = nn.Parameter(part.of(whole.detach()), requires_grad=whole.requires_grad)
-    setattr(linear, kind, kept)
-    return {whole: (kept, part)}
 
 
 def _holder(layer: nn.Module, name: str) -> tuple[nn.Module, str]:

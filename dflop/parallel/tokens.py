@@ -18,6 +18,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from dflop.models.autograd import applied
+from dflop.parallel.exchange import exchanged
 
 _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 _reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
@@ -34,7 +35,7 @@ def share_tokens(module: Any, group: dist.ProcessGroup) -> None:
     run = module.forward
 
     def forward(_: Any, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        whole = applied(_Gather, hidden_states, group)
+        whole = exchanged(hidden_states, lambda share: _gathered(share, group), lambda grad: _summed(grad, group))
         positions = kwargs.get("position_embeddings")
         given = whole if positions is None else whole[..., : positions[0].shape[-2], :]
         out = run(given, *args, **kwargs)
@@ -50,17 +51,21 @@ def share_tokens(module: Any, group: dist.ProcessGroup) -> None:
 
 def sum_and_share(partial: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     """`[..., tokens, width]`, a summand on each rank, to this rank's share of the tokens of the sum."""
-    return applied(_SumAndShare, partial, group)
+    num_tokens = partial.shape[-2]
+    return exchanged(
+        partial, lambda part: _summed(part, group), lambda grad: _gathered(grad, group)[..., :num_tokens, :]
+    )
 
 
 def enter(whole: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     """`[tokens, width]`, the same on every rank, to this rank's share of it."""
-    return applied(_Enter, whole, group)
+    num_tokens = len(whole)
+    return exchanged(whole, lambda all_: _own(all_, group), lambda grad: _gathered(grad, group)[:num_tokens])
 
 
 def leave(share: torch.Tensor, num_tokens: int, group: dist.ProcessGroup) -> torch.Tensor:
     """A rank's share to `[tokens, width]`; the gradient is whole on every rank."""
-    return applied(_Leave, share, num_tokens, group)
+    return exchanged(share, lambda own: _gathered(own, group)[:num_tokens], lambda grad: _own(grad, group))
 
 
 def num_shared(num_tokens: int, num_ranks: int) -> int:
@@ -99,17 +104,6 @@ def _summed(partial: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     return share
 
 
-class _Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, share: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-        ctx.group = group
-        return _gathered(share, group)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return _summed(grad, ctx.group), None
-
-
 class _GatherAgain(torch.autograd.Function):
     """The identity; its backward pass, which comes before that of what made `out`, fills `whole` again."""
 
@@ -130,36 +124,3 @@ class _GatherAgain(torch.autograd.Function):
             # By `data`, for to those who saved it these are the values that it has had all along.
             _fill(whole.data, share, ctx.group)
         return grad, None, None, None
-
-
-class _SumAndShare(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, partial: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-        ctx.group, ctx.num_tokens = group, partial.shape[-2]
-        return _summed(partial, group)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return _gathered(grad, ctx.group)[..., : ctx.num_tokens, :], None
-
-
-class _Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, whole: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-        ctx.group, ctx.num_tokens = group, len(whole)
-        return _own(whole, group)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return _gathered(grad, ctx.group)[: ctx.num_tokens], None
-
-
-class _Leave(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, share: torch.Tensor, num_tokens: int, group: dist.ProcessGroup) -> torch.Tensor:
-        ctx.group = group
-        return _gathered(share, group)[:num_tokens]
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        return _own(grad, ctx.group), None, None

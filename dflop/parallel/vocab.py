@@ -21,6 +21,14 @@ def vocab_share(vocab_size: int, rank: int, degree: int) -> tuple[int, int]:
     return first, first + each + (rank < more)
 
 
+def keep_part(linear: nn.Module, kind: str, part: Part) -> Replaced:
+    """Replace the weight or bias of a Linear by a part of it."""
+    whole = getattr(linear, kind)
+    kept = nn.Parameter(part.of(whole.detach()), requires_grad=whole.requires_grad)
+    setattr(linear, kind, kept)
+    return {whole: (kept, part)}
+
+
 def shard_head(head: nn.Linear, *, tied: bool, group: dist.ProcessGroup) -> tuple[HeadLoss, Replaced]:
     """Keep this rank's rows of the head.
 
@@ -36,12 +44,8 @@ def shard_head(head: nn.Linear, *, tied: bool, group: dist.ProcessGroup) -> tupl
     first, end = vocab_share(head.out_features, group.rank(), group.size())
     replaced: Replaced = {}
     for kind in ("bias",) if tied else ("weight", "bias"):
-        whole = getattr(head, kind)
-        if whole is not None:
-            part = Part(tuple(whole.shape), 0, ((first, end),))
-            kept = nn.Parameter(part.of(whole.detach()), requires_grad=whole.requires_grad)
-            setattr(head, kind, kept)
-            replaced[whole] = (kept, part)
+        if (whole := getattr(head, kind)) is not None:
+            replaced |= keep_part(head, kind, Part(tuple(whole.shape), 0, ((first, end),)))
     if not tied:
         head.out_features = end - first
 

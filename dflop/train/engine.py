@@ -159,8 +159,9 @@ class Engine:
     def _forward(self, k: int, given: MicrobatchInput, healthy: torch.Tensor, num_loss_tokens: int) -> None:
         state = _InFlight()
         self._activity.waits(f"forward of microbatch {k}, what it needs")
-        carry = self._receive_carry(k, given, state)
-        rows = self._receive_rows(k, given, state)
+        # What crosses from the stage before, and rows of other grids' encoders with where they belong.
+        carry = {name: self._receive_leaf(shape, way, state) for name, shape, way in self._carry_ways(k, given)}
+        rows = [(self._receive_leaf(shape, way, state), self._here(at)) for at, shape, way in self._row_ways(k, given)]
         self._ask_ahead()
         self._marks.append(self._clock.mark())
         self._activity.works(f"forward of microbatch {k}")
@@ -257,11 +258,6 @@ class Engine:
             if way.needs_grad:
                 self._send(leaf.grad if leaf.grad is not None else torch.zeros_like(leaf), way, is_forward=False)
 
-    def _receive_carry(self, k: int, given: MicrobatchInput, state: _InFlight) -> dict[str, torch.Tensor]:
-        """Everything that crosses from the stage before, as leaves."""
-        ways = self._carry_ways(k, given)
-        return {module: self._receive_leaf(shape, way, state) for module, shape, way in ways}
-
     def _carry_ways(self, k: int, given: MicrobatchInput) -> Iterator[tuple[str, Shape, _Way]]:
         for crossing in self._entering:
             shape = self._carry_shape(crossing, given)
@@ -283,13 +279,6 @@ class Engine:
         stage = self._stage_of[crossing.module]
         assert isinstance(stage, EncoderStage)
         return stage.carry_shape(encoder.sizes)
-
-    def _receive_rows(
-        self, k: int, given: MicrobatchInput, state: _InFlight
-    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Rows that other grids' encoders send to the LLM's first stage, and where they belong."""
-        ways = self._row_ways(k, given)
-        return [(self._receive_leaf(shape, way, state), self._here(rows)) for rows, shape, way in ways]
 
     def _row_ways(self, k: int, given: MicrobatchInput) -> Iterator[tuple[torch.Tensor, Shape, _Way]]:
         part = self._seat.part(LLM)

@@ -33,6 +33,9 @@ from dflop.train.reduce import GradientReducer
 from dflop.train.step_trace import WHOLE_STEP, Span, StepTrace, step_spans
 from dflop.train.wire import PlanMessage
 
+UNKNOWN = (0, 0, 0, 0.0, 0.0)
+"""What a quick plan predicts of a microbatch."""
+
 
 @dataclass(frozen=True, slots=True)
 class LoopSettings:
@@ -265,6 +268,7 @@ class Trainer:
         **seconds: float,
     ) -> StepObservation:
         seat, message = self.seat, ready.message
+        node = (seat.module, seat.stage, seat.dp_rank)
         return StepObservation(
             run_id=self.settings.run_id,
             attempt=self.settings.attempt,
@@ -280,7 +284,10 @@ class Trainer:
             grad_norm=norm,
             num_supervised_tokens=ready.num_loss_tokens,
             observed_at_s=time.time(),
-            spans=_spans(message, seat, trace),
+            spans=tuple(
+                MicrobatchSpan(k, *message.predicted.get((*node, k), UNKNOWN), **measured)
+                for k, measured in sorted(trace.timings.items())
+            ),
             **seconds,
         )
 
@@ -305,11 +312,3 @@ def learning_rate(step: int, settings: LoopSettings) -> float:
         return settings.learning_rate * (done + 1) / settings.warmup_steps
     progress = (done - settings.warmup_steps) / max(1, num_steps - settings.warmup_steps)
     return settings.learning_rate * (0.1 + 0.45 * (1 + math.cos(math.pi * min(progress, 1.0))))
-
-
-def _spans(message: PlanMessage, seat: Seat, trace: StepTrace) -> tuple[MicrobatchSpan, ...]:
-    unknown = (0, 0, 0, 0.0, 0.0)
-    return tuple(
-        MicrobatchSpan(k, *message.predicted.get((seat.module, seat.stage, seat.dp_rank, k), unknown), **seconds)
-        for k, seconds in sorted(trace.timings.items())
-    )

@@ -35,14 +35,7 @@ def name_of(next_step: int) -> str:
 
 def read_latest(folder: Path) -> dict[str, Any] | None:
     """What the run says of the newest checkpoint in `folder` that has all its files, or None."""
-    for name in candidates(folder):
-        try:
-            meta, files = read_manifest(folder / name)
-        except ValueError:
-            continue
-        if not any(size_problem(folder / name / file, state) for file, state in files.items()):
-            return meta
-    return None
+    return newest_sound(folder, problem_of=lambda path: checkpoint_problem(path, problem_of=size_problem))[0]
 
 
 def candidates(folder: Path) -> list[str]:
@@ -103,7 +96,9 @@ def content_problem(path: Path, expected: FileState) -> str:
         return f"{path.name}: {error.strerror or error}"
 
 
-def checkpoint_problem(checkpoint: Path, share: slice = slice(None)) -> str:
+def checkpoint_problem(
+    checkpoint: Path, share: slice = slice(None), problem_of: Callable[[Path, FileState], str] = content_problem
+) -> str:
     """Why a checkpoint is not what was written; empty where it is, as far as a share of its files tells.
 
     One that leaves the index of tensors out of its manifest vouches for none.
@@ -114,7 +109,7 @@ def checkpoint_problem(checkpoint: Path, share: slice = slice(None)) -> str:
         return str(error)
     if INDEX not in files:
         return f"{MANIFEST} does not list {INDEX}"
-    problems = (content_problem(checkpoint / name, files[name]) for name in sorted(files)[share])
+    problems = (problem_of(checkpoint / name, files[name]) for name in sorted(files)[share])
     return next(filter(None, problems), "")
 
 

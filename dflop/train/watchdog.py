@@ -14,6 +14,7 @@ other ends the process when it is. The thread that trains may hang in a collecti
 
 from __future__ import annotations
 
+import json
 import sys
 import threading
 import time
@@ -21,9 +22,10 @@ import traceback
 from collections.abc import Callable, Sequence
 
 from dflop.errors import DflopError, is_echo
+from dflop.records import from_dict, to_dict
 from dflop.train.liveness import Activities, Failure, Judge, Sign
 from dflop.train.signals import leave
-from dflop.train.wire import Store, decode, encode, open_store
+from dflop.train.wire import Store, note, noted, open_store
 
 BEAT_S = 1.0
 GONE_S = 4.0
@@ -113,19 +115,19 @@ class Watch:
     def _round(self) -> None:
         self._number += 1
         sign = Sign(self._number, self._activities.main.spell(), self._activities.feed.spell(), self._was_hung_up_on)
-        self._store.set(f"alive/{self._rank}", encode(sign))
+        note(self._store, f"alive/{self._rank}", to_dict(sign))
         failure = self._own or self._judged()
         if failure is not None:
-            self._store.compare_set("failed", "", encode(failure))
-        if self._store.check(["failed"]):
-            self._hear(decode(Failure, self._store.get("failed")))
+            self._store.compare_set("failed", "", json.dumps(to_dict(failure)))
+        if first := noted(self._store, "failed", None):
+            self._hear(from_dict(Failure, first))
 
     def _judged(self) -> Failure | None:
         if self._judge is None:
             return None
         for rank in range(len(self._labels)):
-            if self._store.check([f"alive/{rank}"]):
-                self._judge.hear(rank, decode(Sign, self._store.get(f"alive/{rank}")), time.monotonic())
+            if sign := noted(self._store, f"alive/{rank}", None):
+                self._judge.hear(rank, from_dict(Sign, sign), time.monotonic())
         return self._judge.verdict(time.monotonic())
 
     def _hear(self, failure: Failure) -> None:

@@ -22,13 +22,12 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any
 
 import torch.distributed as dist
 
 from dflop.records import StepObservation, StepPlan, from_dict, to_dict
 
-T = TypeVar("T")
 Store = dist.TCPStore
 NUM_SLOTS = 16
 """More than any scheduler is ahead."""
@@ -87,16 +86,6 @@ class RankTimes:
     def decode(cls, text: str | bytes) -> RankTimes:
         step, rank, step_s, stretch, *compute_s = json.loads(text)
         return cls(step, rank, step_s, dict(compute_s), stretch)
-
-
-def encode(record: Any) -> str:
-    """A record as the store takes it."""
-    return json.dumps(to_dict(record))
-
-
-def decode(cls: type[T], text: str | bytes) -> T:
-    """Inverse of `encode`."""
-    return from_dict(cls, json.loads(text))
 
 
 def open_store(host: str, port: int, *, is_server: bool, timeout_s: float) -> Store:

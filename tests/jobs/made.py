@@ -11,7 +11,7 @@ from dflop.files import TMP_PREFIX
 from dflop.launch import JobHandle, JobState, JobStatus, Journal
 from dflop.run import lifecycle
 from dflop.run.directory import RunDir
-from dflop.train.manifest import name_of, publish
+from dflop.train.manifest import INDEX, name_of, publish
 from tests.jobs.configs import make_config
 
 
@@ -60,4 +60,5 @@ def save_step(run: RunDir, next_step: int) -> None:
     """As if a checkpoint of so many steps were the newest one."""
     temporary = run.checkpoints / f"{TMP_PREFIX}{next_step}"
     temporary.mkdir(parents=True)
-    publish(temporary, {"next_step": next_step, "name": name_of(next_step)}, {}, keep=2)
+    (temporary / INDEX).touch()
+    publish(temporary, {"next_step": next_step, "name": name_of(next_step)}, {INDEX: (0, 0)}, keep=2)

@@ -99,7 +99,7 @@ def test_waiting_for_messages_is_not_busy(monkeypatch):
     clock = SimpleNamespace(perf_counter=lambda: now_s, thread_time=lambda: now_s)
     monkeypatch.setattr("dflop.train.device_clock.time", clock)
     engine, _, _, step = prepare(0, {LLM: (1, 1)}, ())
-    for name in ("_receive_carry", "_receive_rows", "_receive_gradient"):
+    for name in ("_carry_ways", "_row_ways", "_receive_gradient"):
         monkeypatch.setattr(engine, name, late(getattr(engine, name)))
     trace = engine.run(step.microbatches, healthy=torch.ones(6, dtype=torch.bool), num_loss_tokens=1)
     assert trace.busy_s == 0
