@@ -1,8 +1,9 @@
 """What dflop brings along: `python -m tests.dependencies [--network] [--write]`.
 
-Every distribution that dflop and its extras require, and theirs, as far as it is installed here. `--write` puts the
-table into docs/appendix.md. `--network` imports the libraries that dflop
-imports, in a process of their own in which Python's audit hooks tell of every connection and every look-up of a name.
+Every distribution that dflop and its extras require, and theirs, as far as it is installed here, by licence. `--write`
+puts those whose licence asks something of who changes them into docs/appendix.md. `--network` imports the libraries
+that dflop imports, in a process of their own in which Python's audit hooks tell of every connection and every look-up
+of a name.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ PAGE = ROOT / "docs" / "appendix.md"
 MARKS = "<!-- dependencies -->", "<!-- end of dependencies -->"
 ACCELERATOR = re.compile(r"nvidia-|cuda-|triton$|flash-attn$")
 """Come with builds of torch for a device, whose versions torch itself names."""
+COPYLEFT = re.compile(r"GNU|GPL|MPL|Mozilla|Artistic|not stated")
 _LONG = 48
 
 _IMPORTS = """
@@ -45,7 +47,7 @@ print(json.dumps({"seen": seen, "failed": failed, "modules": sorted({m.partition
 """
 
 
-def table() -> str:
+def table(licences: re.Pattern[str]) -> str:
     """By licence all but what accelerators and development need; in italics what only extras need."""
     needed, by_licence = set(_closure("")), dict[str, list[str]]()
     extras = set(metadata.metadata("dflop").get_all("Provides-Extra") or []) - {"dev"}
@@ -53,7 +55,8 @@ def table() -> str:
         if not ACCELERATOR.match(name):
             by_licence.setdefault(_licence(name), []).append(name if name in needed else f"*{name}*")
     return markdown.table(
-        ("licence", "distributions"), [(key, ", ".join(of)) for key, of in sorted(by_licence.items())]
+        ("licence", "distributions"),
+        [(key, ", ".join(of)) for key, of in sorted(by_licence.items()) if licences.search(key)],
     )
 
 
@@ -71,7 +74,7 @@ def written(text: str) -> str:
     """The page with the table of today between its marks."""
     before, after = MARKS
     head, tail = text.partition(before)[0], text.partition(after)[2]
-    return f"{head}{before}\n\n{table()}\n\n{after}{tail}"
+    return f"{head}{before}\n\n{table(COPYLEFT)}\n\n{after}{tail}"
 
 
 def _closure(extra: str) -> Iterator[str]:
@@ -124,7 +127,7 @@ def main() -> int:
     if given.write:
         PAGE.write_text(written(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
     else:
-        print(table())
+        print(table(re.compile("")))
     return 0
 
 
