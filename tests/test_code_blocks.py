@@ -21,7 +21,7 @@ from tests.store.asking import fill, write
 from tests.store.conftest import Make
 from tests.story import story
 from tests.test_cli import subcommands
-from tests.test_documents import DOCUMENTS, FENCED
+from tests.test_documents import DOCUMENTS, FENCED, ROOT
 
 LANGUAGES = {"", "sh", "python", "yaml", "sql", "schema"}
 OTHERS = (
@@ -162,7 +162,10 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_sql_blocks_run_and_most_answer_something(store):
     recipes = [block.text for block in of("sql")]
-    assert len(recipes) >= 12
+    rows = re.findall(r"^\| .*\? \| (.+) \|$", (ROOT / "docs" / "sql-recipes.md").read_text(), re.MULTILINE)
+    named = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    assert len(recipes) + len(named) >= 20
+    assert named <= {query.name for query in console.list_queries()}
     answers = [console.query(store, text) for text in recipes]
     assert all(columns for columns, _ in answers)
     assert sum(bool(rows) for _, rows in answers) >= len(recipes) / 2
