@@ -83,13 +83,9 @@ def curves(max_knots: int = 4) -> st.SearchStrategy[CostTerms]:
     return knots.flatmap(
         lambda at: st.builds(
             from_slopes,
-            layer_fixed=st.floats(0, 1e-2),
             slopes=st.lists(st.floats(0, 1e-4), min_size=len(at) + 1, max_size=len(at) + 1),
             knots=st.just(at),
-            layer_per_sq_token=st.floats(0, 1e-8),
-            edge_fixed=st.floats(0, 1e-2),
-            edge_per_token=st.floats(0, 1e-4),
-            edge_per_item=st.floats(0, 1e-3),
+            others=st.builds(CostTerms, *(st.floats(0, most) for most in (1e-2, 0, 1e-8, 1e-2, 1e-4, 1e-3))),
         )
     )
 

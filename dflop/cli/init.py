@@ -62,9 +62,9 @@ def demo_data(
     Example: dflop demo-data data/demo
     """
     from dflop.data.demo import make_demo_dataset
-    from dflop.models import load_rules
+    from dflop.models import load_family
 
-    rules = load_rules(family, {}, {})
+    rules = load_family(family, {}, {})
     made = make_demo_dataset(folder, num_samples, seed, progress=talk(quiet), rules=rules)
     print(made.entries[0].paths[0])
 

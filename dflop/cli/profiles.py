@@ -133,7 +133,7 @@ def published(
     runs = public_runs.read_runs(table or public_runs.TABLE)
     rows = [
         (r.device, r.model, r.seq_len, r.gpus, r.micro_batch, r.sharding, r.tp, r.pp, r.recompute,
-         r.tokens_per_s_per_gpu, round(public_runs.predicted_tokens_per_s(r), 1), float(error))
+         r.tokens_per_s_per_gpu, round(1 / public_runs.seconds_of(r), 1), float(error))
         for r, error in zip(runs, public_runs.error_fracs(runs), strict=True)
     ]  # fmt: skip
     print_rows(

@@ -118,15 +118,10 @@ def _table(
 def _layer(work: Work, device: Device, launches_s: float) -> CostTerms:
     """A pass over a layer: flat while its kernels take longer to be launched than to run, then a line."""
     per_token_s = work.seconds_per_token(device)
-    return curve.from_slopes(
-        layer_fixed=launches_s,
-        slopes=[0.0, per_token_s],
-        knots=[launches_s / per_token_s],
-        layer_per_sq_token=work.seconds_per_sq_token(device),
-        edge_fixed=0.0,
-        edge_per_token=0.0,
-        edge_per_item=0.0,
+    others = dataclasses.replace(
+        curve.ZERO, layer_fixed=launches_s, layer_per_sq_token=work.seconds_per_sq_token(device)
     )
+    return curve.from_slopes([0.0, per_token_s], [launches_s / per_token_s], others)
 
 
 def _edges(spec: ModuleSpec, device: Device, tp: int, *, is_frozen: bool) -> Iterator[CostTerms]:

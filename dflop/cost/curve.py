@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,7 @@ Load = tuple[npt.ArrayLike, npt.ArrayLike, npt.ArrayLike]
 """(num_items, num_tokens, sum_sq_tokens): scalars or arrays that broadcast."""
 
 ZERO = CostTerms(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+_LINEAR = [f.name for f in dataclasses.fields(CostTerms) if not f.name.endswith(("knots", "bends"))]
 
 
 def evaluate(terms: CostTerms, load: Load, num_layers: int, edge: bool) -> Floats:
@@ -63,37 +65,20 @@ def straightened(terms: CostTerms, min_tokens: float, max_tokens: float) -> Cost
             bend * (min(max_tokens, knot) - min(min_tokens, knot)) / span
             for knot, bend in zip(terms.layer_knots, terms.layer_bends, strict=True)
         )
-    return CostTerms(
-        layer_fixed=0.0,
-        layer_per_token=max(0.0, terms.layer_per_token + bends),
-        layer_per_sq_token=terms.layer_per_sq_token,
-        edge_fixed=0.0,
-        edge_per_token=terms.edge_per_token,
-        edge_per_item=terms.edge_per_item,
+    slope = max(0.0, terms.layer_per_token + bends)
+    return dataclasses.replace(
+        terms, layer_fixed=0.0, layer_per_token=slope, edge_fixed=0.0, layer_knots=(), layer_bends=()
     )
 
 
-def from_slopes(
-    *,
-    layer_fixed: float,
-    slopes: Sequence[float],
-    knots: Sequence[float],
-    layer_per_sq_token: float,
-    edge_fixed: float,
-    edge_per_token: float,
-    edge_per_item: float,
-) -> CostTerms:
-    """Terms of a curve with `slopes[k]` up to `knots[k]` and `slopes[-1]` beyond; one slope more than knots."""
+def from_slopes(slopes: Sequence[float], knots: Sequence[float], others: CostTerms) -> CostTerms:
+    """`others` with a layer curve of `slopes[k]` up to `knots[k]` and `slopes[-1]` beyond, one more than knots."""
     assert len(slopes) == len(knots) + 1, f"{len(slopes)} slopes for {len(knots)} knots"
     changes = [(knot, before - after) for knot, (before, after) in zip(knots, itertools.pairwise(slopes), strict=True)]
     kept = [(knot, bend) for knot, bend in changes if bend]
-    return CostTerms(
-        layer_fixed=layer_fixed,
+    return dataclasses.replace(
+        others,
         layer_per_token=slopes[-1],
-        layer_per_sq_token=layer_per_sq_token,
-        edge_fixed=edge_fixed,
-        edge_per_token=edge_per_token,
-        edge_per_item=edge_per_item,
         layer_knots=tuple(float(knot) for knot, _ in kept),
         layer_bends=tuple(float(bend) for _, bend in kept),
     )
@@ -109,16 +94,9 @@ def combine(parts: Sequence[tuple[float, CostTerms]], edge_parts: Sequence[float
             bends[knot] = bends.get(knot, 0.0) + factor * bend
     knots = tuple(sorted(knot for knot, bend in bends.items() if bend))
 
-    def total(name: str, scales: Sequence[float]) -> float:
+    def total(name: str) -> float:
+        scales = edges if name.startswith("edge") else factors
         return float(sum(scale * getattr(terms, name) for scale, (_, terms) in zip(scales, parts, strict=True)))
 
-    return CostTerms(
-        layer_fixed=total("layer_fixed", factors),
-        layer_per_token=total("layer_per_token", factors),
-        layer_per_sq_token=total("layer_per_sq_token", factors),
-        edge_fixed=total("edge_fixed", edges),
-        edge_per_token=total("edge_per_token", edges),
-        edge_per_item=total("edge_per_item", edges),
-        layer_knots=knots,
-        layer_bends=tuple(bends[knot] for knot in knots),
-    )
+    linear: dict[str, Any] = {name: total(name) for name in _LINEAR}
+    return CostTerms(**linear, layer_knots=knots, layer_bends=tuple(bends[knot] for knot in knots))

@@ -34,18 +34,8 @@ def fit_terms(probes: Probes, target: npt.ArrayLike, knots: Sequence[float] = ()
     segments = [np.clip(tokens, low, high) - low for low, high in itertools.pairwise(ends)]
     columns = [depth, *(depth * s for s in segments), depth * probes.sum_sq_tokens]
     columns += [np.ones_like(tokens), tokens, probes.num_items]
-    layer_fixed, *slopes, per_sq, edge_fixed, edge_per_token, edge_per_item = robust_nnls(
-        np.stack(columns, axis=1), target
-    ).tolist()
-    return from_slopes(
-        layer_fixed=layer_fixed,
-        slopes=slopes,
-        knots=knots,
-        layer_per_sq_token=per_sq,
-        edge_fixed=edge_fixed,
-        edge_per_token=edge_per_token,
-        edge_per_item=edge_per_item,
-    )
+    fixed, *slopes, per_sq, edge_fixed, edge_token, edge_item = robust_nnls(np.stack(columns, axis=1), target).tolist()
+    return from_slopes(slopes, knots, CostTerms(fixed, 0.0, per_sq, edge_fixed, edge_token, edge_item))
 
 
 def predict(terms: CostTerms, probes: Probes) -> Floats:

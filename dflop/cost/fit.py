@@ -32,16 +32,13 @@ Way = tuple[bool, bool]
 """(recompute, is_frozen)."""
 
 
-def fit_cost_tables(
-    measurements: Sequence[Measurement], specs: Sequence[ModuleSpec], source: str = "measured"
-) -> list[CostTable]:
+def fit_cost_tables(measurements: Sequence[Measurement], specs: Sequence[ModuleSpec]) -> list[CostTable]:
     """One cost table per (profile, module, hardware, software, dtype, tp, frozen, recompute) in `measurements`.
 
     Args:
         measurements: Probes in any order; per table at least 6, over two depths and two sizes, or 4 for a variant of
             a table.
         specs: Modules of the model; each must have been measured.
-        source: `measured` or `analytic`, kept in the table.
 
     Raises:
         CostError: a module without probes, an unknown module, or probes that do not determine a table.
@@ -54,7 +51,7 @@ def fit_cost_tables(
         raise CostError(f"no measurement of module `{module}`", hint=f"measured: {', '.join(sorted(measured)) or '-'}")
     ordered = sorted(measurements, key=lambda m: (_identity(m), _way(m), m.num_layers, m.num_tokens, m.sum_sq_tokens))
     groups = itertools.groupby(ordered, key=_identity)
-    return [table for key, probes in groups for table in _tables(list(probes), depth[key[1]], source)]
+    return [table for key, probes in groups for table in _tables(list(probes), depth[key[1]])]
 
 
 def missing_probes(measurements: Sequence[Measurement], ways: Collection[Way]) -> str:
@@ -85,20 +82,20 @@ def _way(m: Measurement) -> Way:
     return (m.recompute, m.is_frozen)
 
 
-def _tables(probes: list[Measurement], num_layers: int, source: str) -> Iterator[CostTable]:
+def _tables(probes: list[Measurement], num_layers: int) -> Iterator[CostTable]:
     """The table of the first way of running, then those of the others."""
     ways = [list(group) for _, group in itertools.groupby(probes, key=_way)]
-    base = _fit(ways[0], num_layers, source)
+    base = _fit(ways[0], num_layers)
     yield base
     for way in ways[1:]:
         timed = [m for m in way if m.status != OOM]
         if len(timed) >= MIN_OWN_PROBES and not _missing(timed):
-            yield _fit(way, num_layers, source)
+            yield _fit(way, num_layers)
         else:
             yield derive_variant(base, way)
 
 
-def _fit(measurements: list[Measurement], num_layers: int, source: str) -> CostTable:
+def _fit(measurements: list[Measurement], num_layers: int) -> CostTable:
     timed = [m for m in measurements if m.status != OOM]
     _check(measurements[0], timed, num_too_large=len(measurements) - len(timed))
     first, probes = timed[0], Probes.of(timed)
@@ -114,7 +111,7 @@ def _fit(measurements: list[Measurement], num_layers: int, source: str) -> CostT
             software=first.software,
             dtype=first.dtype,
             tp=first.tp,
-            source=source,
+            source="measured",
             num_layers=num_layers,
             forward_s=fit_terms(probes, probes.forward_s, knots),
             backward_s=fit_terms(probes, probes.backward_s, knots),

@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 
 from dflop.cost.devices import find_device
 from dflop.cost.roofline import layer_work
 from dflop.errors import CostError
 from dflop.models.family import tower_of
-from dflop.records import LLM, ModuleSpec, SampleShape
+from dflop.records import LLM, ModuleLoad, ModuleSpec, SampleShape
 
 SLOWER_VARIANTS = ("pcie", "nvl", "mig")
 """In device names: other boards of the same chip, and slices of one, whose peak is another."""
@@ -39,49 +38,33 @@ class FlopCounter:
 
     def count(self, batch: Iterable[SampleShape]) -> float:
         """FLOPs of forward and backward of a global batch, all modules together; microseconds per sample."""
-        load = _load(batch, self._specs)
+        loads = _loads(batch, self._specs)
         heads = sum(
-            self._passes[spec.module][0] * 2.0 * spec.vocab_size * spec.hidden_size * load.num_loss_tokens
-            for spec in self._specs
+            self._passes[s.module][0] * 2.0 * s.vocab_size * s.hidden_size * loads[s.module].num_items
+            for s in self._specs
         )
-        return heads + sum(_forward_flops(spec, load, *self._passes[spec.module]) for spec in self._specs)
+        return heads + sum(_forward_flops(s, loads[s.module], *self._passes[s.module]) for s in self._specs)
 
     def count_again(self, batch: Iterable[SampleShape], recomputed: Collection[str]) -> float:
         """FLOPs of the forward passes that the layers of some modules run once more in their backward pass.
 
         Layers without a backward pass run nothing again, whatever their plan says.
         """
-        load = _load(batch, self._specs)
+        loads = _loads(batch, self._specs)
         again = [s for s in self._specs if s.module in recomputed and self._passes[s.module] != FORWARD_ALONE]
-        return sum(_forward_flops(spec, load, *FORWARD_ALONE) for spec in again)
+        return sum(_forward_flops(s, loads[s.module], *FORWARD_ALONE) for s in again)
 
 
-@dataclass(frozen=True, slots=True)
-class _Load:
-    num_tokens: dict[str, int]
-    sum_sq_tokens: dict[str, int]
-    num_loss_tokens: int
+def _loads(batch: Iterable[SampleShape], specs: Sequence[ModuleSpec]) -> dict[str, ModuleLoad]:
+    shapes, nothing = list(batch), ModuleLoad(0, 0, 0)
+    return {spec.module: sum((shape.load(spec.module) for shape in shapes), nothing) for spec in specs}
 
 
-def _load(batch: Iterable[SampleShape], specs: Sequence[ModuleSpec]) -> _Load:
-    tokens = dict.fromkeys((spec.module for spec in specs), 0)
-    sq_tokens, num_loss_tokens = dict(tokens), 0
-    for shape in batch:
-        num_loss_tokens += shape.num_supervised_tokens
-        tokens[LLM] += shape.num_llm_tokens
-        sq_tokens[LLM] += shape.num_llm_tokens**2
-        for item in shape.items:
-            tokens[item.module] += item.num_tokens
-            sq_tokens[item.module] += item.sum_sq_tokens
-    return _Load(tokens, sq_tokens, num_loss_tokens)
-
-
-def _forward_flops(spec: ModuleSpec, load: _Load, weights: float, attention: float) -> float:
+def _forward_flops(spec: ModuleSpec, load: ModuleLoad, weights: float, attention: float) -> float:
     """So many forward passes of the layers of a module: over its weights, and over its attention."""
-    once, name = layer_work(spec), spec.module
+    once = layer_work(spec)
     return spec.num_layers * (
-        weights * once.matmul_flops * load.num_tokens[name]
-        + attention * once.attention_flops * load.sum_sq_tokens[name]
+        weights * once.matmul_flops * load.num_tokens + attention * once.attention_flops * load.sum_sq_tokens
     )
 
 

@@ -22,21 +22,21 @@ MIN_SHARE_OF_RATE = 0.01
 """A fit whose rate came out infinite is told from the latency no better than this at its largest message."""
 
 
-def fit_link_costs(measurements: Sequence[LinkMeasurement], source: str = "measured") -> list[LinkCost]:
+def fit_link_costs(measurements: Sequence[LinkMeasurement]) -> list[LinkCost]:
     """One cost per (profile, hardware, software, op, ranks, nodes), by non-negative least squares on relative errors.
 
     Raises:
         CostError: a group measured at fewer than two sizes, or a time that is not positive.
     """
     ordered = sorted(measurements, key=lambda m: (_identity(m), m.num_bytes, m.seconds))
-    return [_fit(list(group), source) for _, group in itertools.groupby(ordered, key=_identity)]
+    return [_fit(list(group)) for _, group in itertools.groupby(ordered, key=_identity)]
 
 
 def _identity(m: LinkMeasurement) -> tuple[str, str, str, str, int, int]:
     return (m.profile_key, m.hardware, m.software, m.op, m.num_ranks, m.num_nodes)
 
 
-def _fit(probes: list[LinkMeasurement], source: str) -> LinkCost:
+def _fit(probes: list[LinkMeasurement]) -> LinkCost:
     first = probes[0]
     seconds = np.array([p.seconds for p in probes])
     sizes = sorted({p.num_bytes for p in probes})
@@ -59,7 +59,7 @@ def _fit(probes: list[LinkMeasurement], source: str) -> LinkCost:
         num_nodes=first.num_nodes,
         latency_s=float(latency_s),
         bytes_per_s=1.0 / s_per_byte,
-        source=source,
+        source="measured",
         num_measurements=len(probes),
         median_error_frac=float(np.median(errors)),
     )

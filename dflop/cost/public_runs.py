@@ -13,11 +13,12 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from dflop.cost.analytic import LINK_FRAC, OPTIMIZER_BYTES_PER_PARAM, OPTIMIZER_FRAC
+from dflop.cost.curve import Floats
 from dflop.cost.devices import Device, find_device
 from dflop.cost.link_costs import ALL_GATHER, ALL_REDUCE, moved_frac
 from dflop.cost.regression import robust_nnls
@@ -40,8 +41,6 @@ WORDS: dict[str, Collection[str]] = {
     "sharding": (*REPLICATED, *SHARED_OPTIMIZER, *SHARDED),
 }
 """Values of the columns that hold words."""
-
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +135,7 @@ def _check(run: PublicRun, where: str) -> None:
         raise CostError(f"{run.gpus} gpus are not whole replicas of tp {run.tp} pp {run.pp}", where=where)
 
 
-@dataclass(frozen=True, slots=True)
-class Parts:
+class Parts(NamedTuple):
     """GPU-seconds that a run takes per token: what the fitted constants scale, and the rest."""
 
     matmul_s: float
@@ -149,16 +147,6 @@ class Parts:
     sharding_s: float
     """Gathering parameters for both passes and scattering gradients, at the sheet's rate."""
     rest_s: float
-
-    def seconds(self, matmul_frac: float, attention_frac: float, traffic: float, exposed_frac: float) -> float:
-        """Of a token, on one GPU."""
-        return (
-            self.matmul_s / matmul_frac
-            + self.attention_s / attention_frac
-            + self.hidden_s * traffic
-            + self.sharding_s * exposed_frac
-            + self.rest_s
-        )
 
 
 def parts_of(run: PublicRun) -> Parts:
@@ -193,70 +181,59 @@ def parts_of(run: PublicRun) -> Parts:
     )
 
 
-def predicted_tokens_per_s(run: PublicRun) -> float:
-    """Of one GPU, by the constants of `roofline.py` and of the run's data sheet."""
-    sheet = run.sheet
-    return 1 / parts_of(run).seconds(sheet.matmul_frac, sheet.published_attention_frac, TRAFFIC, EXPOSED_FRAC)
+def constants_of(sheet: Device) -> Floats:
+    """What multiplies `Parts`: one over each fraction of a sheet's peak, `TRAFFIC`, `EXPOSED_FRAC`, and 1."""
+    return np.array([1 / sheet.matmul_frac, 1 / sheet.published_attention_frac, TRAFFIC, EXPOSED_FRAC, 1.0])
+
+
+def seconds_of(run: PublicRun, constants: Floats | None = None) -> float:
+    """Predicted for a token on one GPU, by constants as of `fit_runs`; None: those of the package."""
+    return float(np.dot(parts_of(run), constants_of(run.sheet) if constants is None else constants))
 
 
 def error_fracs(runs: Iterable[PublicRun]) -> Floats:
     """Predicted over published seconds of a token, less one."""
-    return np.array([run.tokens_per_s_per_gpu / predicted_tokens_per_s(run) - 1 for run in runs])
+    return np.array([seconds_of(run) * run.tokens_per_s_per_gpu - 1 for run in runs])
 
 
-@dataclass(frozen=True, slots=True)
-class Fit:
-    """The constants that a table of published runs asks for."""
+def fit_runs(runs: Sequence[PublicRun]) -> dict[str, Floats]:
+    """The constants that published runs ask for, by name of data sheet and as those of `constants_of`.
 
-    fracs: dict[str, tuple[float, float]]
-    """Of the peak, by name of data sheet: matmuls, attention."""
-    traffic: float
-    exposed_frac: float
-
-    def error_frac(self, run: PublicRun) -> float:
-        """Predicted over published seconds of a token, less one; NaN on a device that the fit did not see."""
-        name = run.sheet.name
-        if name not in self.fracs:
-            return math.nan
-        found = parts_of(run).seconds(*self.fracs[name], self.traffic, self.exposed_frac)
-        return found * run.tokens_per_s_per_gpu - 1
-
-
-def fit_runs(runs: Sequence[PublicRun]) -> Fit:
-    """Least squares on relative errors of the seconds of a token; no constant is negative."""
+    Least squares on relative errors of the seconds of a token; no constant is negative.
+    """
     devices = sorted({run.sheet.name for run in runs})
     parts = [parts_of(run) for run in runs]
     features = np.zeros((len(runs), 2 * len(devices) + 2))
-    for row, (run, found) in enumerate(zip(runs, parts, strict=True)):
+    for row, run, found in zip(features, runs, parts, strict=True):
         column = 2 * devices.index(run.sheet.name)
-        features[row, column : column + 2] = found.matmul_s, found.attention_s
-        features[row, -2:] = found.hidden_s, found.sharding_s
+        row[column : column + 2], row[-2:] = found[:2], found[2:4]
     seconds = [1 / run.tokens_per_s_per_gpu - found.rest_s for run, found in zip(runs, parts, strict=True)]
-    *by_device, traffic, exposed_frac = robust_nnls(features, seconds).tolist()
-    fracs = [1 / x if x else math.inf for x in by_device]
-    pairs = {name: (fracs[2 * i], fracs[2 * i + 1]) for i, name in enumerate(devices)}
-    return Fit(pairs, traffic, exposed_frac)
+    fitted = robust_nnls(features, seconds)
+    return {name: np.array([*fitted[2 * i : 2 * i + 2], *fitted[-2:], 1.0]) for i, name in enumerate(devices)}
 
 
 def unseen_errors(runs: Sequence[PublicRun]) -> Floats:
-    """`Fit.error_frac` of every run by a fit that saw no run of its model."""
+    """As `error_fracs`, by a fit that saw no run of its model; NaN on a device that the fit did not see."""
+    nothing = np.full(len(Parts._fields), math.nan)
     fits = {name: fit_runs([run for run in runs if run.model != name]) for name in {run.model for run in runs}}
-    return np.array([fits[run.model].error_frac(run) for run in runs])
+    constants = [fits[run.model].get(run.sheet.name, nothing) for run in runs]
+    return np.array([seconds_of(r, c) * r.tokens_per_s_per_gpu - 1 for r, c in zip(runs, constants, strict=True)])
 
 
 def summary(runs: Sequence[PublicRun]) -> Iterator[str]:
     """How far off predictions are on every device, and the constants that a fit to these runs has."""
     unseen = unseen_errors(runs) if len({run.model for run in runs}) > 1 else np.full(len(runs), math.nan)
     seen, fit = error_fracs(runs), fit_runs(runs)
-    for name in sorted(fit.fracs):
+    for name, constants in fit.items():
         here = [run.sheet.name == name for run in runs]
         line = f"{name}: {sum(here)} runs, error {_spread(seen[here])}"
         if not np.isnan(unseen[here]).any():
             line += f"; by a fit that saw no run of the model {_spread(unseen[here])}"
         yield line
-        matmul_frac, attention_frac = fit.fracs[name]
+        matmul_frac, attention_frac = (1 / x if x else math.inf for x in constants[:2])
         yield f"  fit: matmul_frac {matmul_frac:.3f}, published_attention_frac {attention_frac:.3f} (devices.py)"
-    yield f"  fit: TRAFFIC {fit.traffic:.1f}, EXPOSED_FRAC {fit.exposed_frac:.3f} (roofline.py)"
+    _, _, traffic, exposed_frac, _ = next(iter(fit.values()))
+    yield f"  fit: TRAFFIC {traffic:.1f}, EXPOSED_FRAC {exposed_frac:.3f} (roofline.py)"
 
 
 def _spread(errors: Floats) -> str:

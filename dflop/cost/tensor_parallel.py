@@ -1,6 +1,6 @@
 """The cost of a module at a tensor-parallel degree nobody measured, from its table at tp 1.
 
-Layers are cut as `dflop/models/tensor_split.py` says: matmuls and attention heads over the ranks, norms and residuals
+Layers are cut as `dflop/models/splits.py` says: matmuls and attention heads over the ranks, norms and residuals
 over them in an LLM and on every rank in an encoder, one all-reduce of the hidden states behind attention and one behind
 the MLP, in each direction; an LLM's backward pass gathers what enters the two once more (`parallel/tokens.py`). So the
 terms that grow with the load are divided by the degree, as far as the device's roofline has the ranks share them, the

@@ -12,13 +12,13 @@ from dflop.data.decode import decode_audio, decode_frames, decode_image
 from dflop.data.frame_files import AnySource, FrameFiles, decode_files
 from dflop.data.headers import BadMedia
 from dflop.models.arrays import SAMPLE_RATE_HZ
-from dflop.models.family import TrainableFamily
+from dflop.models.family import Family
 from dflop.records import MediaItem
 
 _AUDIO_SLACK_S, _AUDIO_SLACK_FRAC = 0.5, 0.05
 
 
-def load_item(source: AnySource, item: MediaItem, family: TrainableFamily, level: int = 0) -> npt.NDArray[np.generic]:
+def load_item(source: AnySource, item: MediaItem, family: Family, level: int = 0) -> npt.NDArray[np.generic]:
     """Encoder input of `item`, with as many positions as its profiled grid promised.
 
     Args:
@@ -51,7 +51,7 @@ def load_item(source: AnySource, item: MediaItem, family: TrainableFamily, level
 
 def _resized(
     item: MediaItem,
-    family: TrainableFamily,
+    family: Family,
     level: int,
     frames: Iterator[tuple[int, npt.NDArray[np.uint8]]],
     indices: Sequence[int],

@@ -14,7 +14,7 @@ from dflop.config import Config
 from dflop.errors import ConfigError, TrainError
 from dflop.jobs.configured_model import full_config, untrained_weights
 from dflop.models.hf_folder import write_folder
-from dflop.run.directory import RunDir, tokenizer_of, trainable_of
+from dflop.run.directory import RunDir, family_of, tokenizer_of
 from dflop.train import checkpoint_state, manifest
 
 MAX_SHARD_BYTES = 5_000_000_000
@@ -60,7 +60,7 @@ def _write(
 ) -> list[str]:
     """Write the folder; returns the modules that nobody trained, whose weights are those the run began with."""
     tokenizer = tokenizer_of(config)
-    family = trainable_of(config, tokenizer.vocab_size)
+    family = family_of(config, tokenizer.vocab_size)
     left_out = [module for module in family.modules if module not in trained]
     weights |= untrained_weights(config, family, tokenizer, left_out)
     dtype = getattr(torch, config.model.dtype)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from dflop.data.dataset_profile import profile_shard, profile_sizes_shard
 from dflop.records import LLM, QuarantinedSample, SampleShape
-from dflop.run.directory import dataset_ref, open_run, rules_of
+from dflop.run.directory import dataset_ref, family_of, open_run
 from dflop.run.messages import say
 from dflop.store.spool import SpoolWriter
 
@@ -20,7 +20,7 @@ def main(run_path: str, profile_key: str, shard: str, num_shards: str) -> dict[s
     """
     run = open_run(run_path)
     config, started_s, part = run.config(), time.perf_counter(), (int(shard), int(num_shards))
-    dataset, media = dataset_ref(config), rules_of(config)
+    dataset, media = dataset_ref(config), family_of(config)
     producer = f"data-{shard}-of-{num_shards}"
     if dataset.sizes is not None:
         sizes, unusable = profile_sizes_shard(dataset, media, *part, key=profile_key, run_id=run.run_id)

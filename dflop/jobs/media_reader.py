@@ -9,7 +9,7 @@ from dflop.data.annotations import BadSample, MediaRef
 from dflop.data.dataset_profile import DatasetRef
 from dflop.data.headers import BadMedia
 from dflop.data.load_media import load_item
-from dflop.models.family import TrainableFamily
+from dflop.models.family import Family
 from dflop.records import MediaItem
 from dflop.train.prefetch import MediaError
 
@@ -20,11 +20,11 @@ class DatasetReader:
     Pickled, it is a reference to the dataset, which is opened again where it arrives.
     """
 
-    def __init__(self, dataset: DatasetRef, family: TrainableFamily) -> None:
+    def __init__(self, dataset: DatasetRef, family: Family) -> None:
         self._dataset, self._family = dataset, family
         self.rows = dataset.open()
 
-    def __reduce__(self) -> tuple[type[DatasetReader], tuple[DatasetRef, TrainableFamily]]:
+    def __reduce__(self) -> tuple[type[DatasetReader], tuple[DatasetRef, Family]]:
         return DatasetReader, (self._dataset, self._family)
 
     def __call__(self, sample_index: int, item: MediaItem, level: int) -> npt.NDArray[np.generic]:

@@ -93,7 +93,6 @@ def _measure(
                     family,
                     shapes if doubt is None else samples_of(doubt, shapes),
                     token_config=family.token_ids(tokenizer.special_ids),
-                    vocab_size=tokenizer.vocab_size,
                     settings=probes,
                     depths=settings.num_layers,
                     num_probes=settings.num_probes,

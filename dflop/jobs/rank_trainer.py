@@ -12,7 +12,7 @@ from dflop.data.tokens import ChatTokenizer
 from dflop.errors import TrainError
 from dflop.jobs.configured_model import build_stages
 from dflop.jobs.sample_source import DatasetSource, make_prefetcher
-from dflop.models.family import TrainableFamily
+from dflop.models.family import Family
 from dflop.parallel.connect import connect
 from dflop.parallel.topology import Seat, make_groups
 from dflop.plan.runnable import check_plan
@@ -31,7 +31,7 @@ from dflop.train.stages import prepare_stages
 
 
 def make_trainer(
-    config: Config, plan: Plan, seat: Seat, device: torch.device, family: TrainableFamily, tokenizer: ChatTokenizer,
+    config: Config, plan: Plan, seat: Seat, device: torch.device, family: Family, tokenizer: ChatTokenizer,
     shapes: Sequence[SampleShape], *, frozen: Collection[str], settings: LoopSettings, plans: PlanSource, hooks: Hooks,
     activities: Activities, checkpoints: Path | None, on_failed_checkpoint: Callable[[TrainError], None],
 ) -> Trainer:  # fmt: skip

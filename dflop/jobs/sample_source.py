@@ -11,7 +11,7 @@ from dflop.config import Config
 from dflop.data.dataset_profile import DatasetRef
 from dflop.data.shapes import header_of, place
 from dflop.jobs.media_reader import DatasetReader
-from dflop.models.family import TrainableFamily
+from dflop.models.family import Family
 from dflop.records import SampleShape
 from dflop.train.inputs import TokenizedSample
 from dflop.train.prefetch import Prefetcher
@@ -22,7 +22,7 @@ _NUM_WORKERS_BESIDE_GPU = 4
 class DatasetSource:
     """A `SampleSource` over the healthy samples of a dataset, profiled for this family."""
 
-    def __init__(self, dataset: DatasetRef, family: TrainableFamily, shapes: Sequence[SampleShape]) -> None:
+    def __init__(self, dataset: DatasetRef, family: Family, shapes: Sequence[SampleShape]) -> None:
         self._family = family
         self.reader = DatasetReader(dataset, family)
         self._rows = self.reader.rows

@@ -32,7 +32,7 @@ from dflop.models.build import import_model
 from dflop.parallel.topology import seat_of, seats
 from dflop.records import Plan, QuarantinedSample, RunEvent, StepObservation
 from dflop.run.batches import COMPARE, TRAIN, GlobalBatches, Stage, job_steps, stages_of
-from dflop.run.directory import RunDir, open_run, tokenizer_of, trainable_of
+from dflop.run.directory import RunDir, family_of, open_run, tokenizer_of
 from dflop.run.messages import say
 from dflop.store.spool import SpoolWriter
 from dflop.train import wire
@@ -52,7 +52,7 @@ COMPARE_PATIENCE_S = 60.0
 
 def preload(run_path: str, _mode: str) -> None:
     """Import what every rank of the run imports."""
-    import_model(trainable_of(open_run(run_path).config()))
+    import_model(family_of(open_run(run_path).config()))
 
 
 def main(run_path: str, mode: str) -> dict[str, float]:
@@ -169,7 +169,7 @@ class _Rank:
     def train(self) -> int:
         """Train to the last step; returns the first one that was run."""
         tokenizer = tokenizer_of(self.config)
-        family = trainable_of(self.config, tokenizer.vocab_size)
+        family = family_of(self.config, tokenizer.vocab_size)
         if self.supervisor is not None:
             num_ranks, frozen = self.plan.num_processes, self.stage.frozen
             self.telemetry.count_speed(SpeedCounter(self.config, family, self.batches, self.steps, num_ranks, frozen))

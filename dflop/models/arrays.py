@@ -93,45 +93,29 @@ def tile_pixels(tiles_NHWC: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(tiles_NHWC.transpose(0, 3, 1, 2))
 
 
-def log_mel(waveform: np.ndarray, *, num_frames: int, num_mel_bins: int) -> np.ndarray:
+def log_mel(
+    waveform: np.ndarray, *, num_frames: int, num_mel_bins: int, window_frames: int | None = None
+) -> np.ndarray:
     """Log-mel frames of a mono 16 kHz clip.
 
-    The clip is cut or padded with silence to `num_frames` frames, so that a header that is off by a few samples
-    cannot change the number of rows the plan promised.
-
-    Returns:
-        float32 `[num_mel_bins, num_frames]`.
-    """
-    num_samples = (num_frames + _MEL_TAIL_FRAMES) * MEL_HOP_SAMPLES
-    clip = np.zeros(num_samples, dtype=np.float32)
-    kept = min(len(waveform), num_frames * MEL_HOP_SAMPLES)
-    clip[:kept] = waveform[:kept]
-    features = _extractor(num_mel_bins)(
-        clip, sampling_rate=SAMPLE_RATE_HZ, padding=False, truncation=False, return_tensors="np"
-    )
-    mel: np.ndarray = features["input_features"][0][:, :num_frames].astype(np.float32)
-    return mel
-
-
-def log_mel_window(waveform: np.ndarray, *, num_frames: int, window_frames: int, num_mel_bins: int) -> np.ndarray:
-    """Log-mel frames of a mono 16 kHz clip padded with silence to an encoder's fixed window.
-
     Args:
-        waveform: float32 `[n]`; cut to the `num_frames` the plan promised.
-        num_frames: Frames of the clip, at most `window_frames`.
-        window_frames: Frames of the window.
+        waveform: float32 `[n]`; cut or padded with silence to `num_frames`, so that a header that is off by a few
+            samples cannot change the number of rows the plan promised.
+        num_frames: Frames of the clip.
         num_mel_bins: Rows of the result.
+        window_frames: Frames of an encoder's fixed window, which silence fills up; None: there is none.
 
     Returns:
-        float32 `[num_mel_bins, window_frames]`.
+        float32 `[num_mel_bins, window_frames or num_frames]`.
     """
-    clip = np.zeros(window_frames * MEL_HOP_SAMPLES, dtype=np.float32)
+    length = window_frames or num_frames + _MEL_TAIL_FRAMES
+    clip = np.zeros(length * MEL_HOP_SAMPLES, dtype=np.float32)
     kept = min(len(waveform), num_frames * MEL_HOP_SAMPLES)
     clip[:kept] = waveform[:kept]
     features = _extractor(num_mel_bins)(
         clip, sampling_rate=SAMPLE_RATE_HZ, padding=False, truncation=False, return_tensors="np"
     )
-    mel: np.ndarray = features["input_features"][0].astype(np.float32)
+    mel: np.ndarray = features["input_features"][0][:, : window_frames or num_frames].astype(np.float32)
     return mel
 
 

@@ -25,7 +25,6 @@ from dflop.models.loss import HeadLoss, head_loss
 from dflop.models.positions import POSITIONS, MediaPosition
 from dflop.models.slices import ENTRIES, Enter, Leave, TowerSlice
 from dflop.models.taps import taken_states
-from dflop.models.tensor_split import TensorSplit
 from dflop.records import LLM
 
 IGNORE_LABEL = -100
@@ -69,8 +68,6 @@ class Stage(nn.Module):
         """Where replicas share out the parameters: the tensors of which `names` then holds this rank's rows."""
         self.partial: frozenset[str] = frozenset()
         """Parameters whole on every tensor-parallel rank, the sum of whose gradients is the gradient."""
-        self.split: TensorSplit | None = None
-        """How tensor parallelism cuts a layer."""
 
     @property
     def layers(self) -> list[nn.Module]:
@@ -101,7 +98,6 @@ class EncoderStage(Stage):
         super().__init__({n: p for n, p in names.items() if _is_held(n, path, module, tower, self_layers, depth)})
         self.is_first, self.is_last = self_layers[0] == 0, self_layers[1] == depth
         self._tower_path = path
-        self._dtype = next(iter(self.names.values())).dtype
         parent, _, name = path.rpartition(".")
         # A copy that shares what makes rows and lets go of the rest.
         shell: Any = copy.copy(model.get_submodule(parent))
@@ -109,13 +105,13 @@ class EncoderStage(Stage):
         shell._modules = {n: m if n in paths else None for n, m in shell._modules.items()}
         shell._parameters = dict(shell._parameters)  # the model lets go of them when its decoder is cut
         shell.config = copy.copy(shell.config)
-        self.tower, self.split = tower, tower.split
+        self.tower = tower
         self.shell = shell
         self.name = name
         self._encode = ENCODERS[tower.call]
         attention.use(module, attention.AUTO, cuts_itself=tower.call in CUT_THEMSELVES)
         is_whole, taken = self.is_first and self.is_last, taken_states(model.config)
-        self._slice = None if is_whole else TowerSlice(module, tower, self_layers, taken, self._dtype)
+        self._slice = None if is_whole else TowerSlice(module, tower, self_layers, taken, self.dtype)
 
     @property
     def module(self) -> nn.Module:
@@ -230,7 +226,7 @@ class LlmStage(Stage):
             setattr(model, spec.head, None)
         # In a tuple, so that the shell's parameters are not registered a second time.
         self._shell = (model.get_submodule(path.rpartition(".")[0]),)
-        self._spec, self.split = spec, spec.split
+        self._spec = spec
         self.tied = tied
         self.is_first, self.is_last = self_is_first, self_is_last
         self.decoder = decoder

@@ -1,8 +1,7 @@
 """What dflop must know about a model family that no config file says: its media rules (`media.py`) and its modules.
 
-One small file per family in `families/` implements a class of this file: `Family` can be built, cut and profiled,
-`TrainableFamily` also turns decoded media into encoder input. Nothing here imports torch, so the data profiler and
-the planner can use it anywhere; `build.py` turns the same description into real modules.
+One small file per family in `families/` implements `Family`. Nothing here imports torch, so the data profiler and the
+planner can use it anywhere; `build.py` turns the same description into real modules.
 """
 
 from __future__ import annotations
@@ -18,8 +17,6 @@ from dflop.errors import ConfigError, did_you_mean
 from dflop.models import counts
 from dflop.models.media import MediaRules, check_like
 from dflop.models.pixels import Colours
-from dflop.models.splits import QWEN2
-from dflop.models.tensor_split import TensorSplit
 from dflop.models.unsupported import EXPERTS
 from dflop.records import LLM, MediaItem, ModuleSpec
 
@@ -39,21 +36,16 @@ class Tower:
     """Attribute path of the module; also the prefix of its parameters' names."""
     call: str
     """How it is run: a name in `ENCODERS` of `encoders.py`."""
-    data_axis: int
-    """Items' arrays are concatenated along this axis."""
-    config: str
-    """Section of the Hugging Face config."""
-    depth: str
-    """Entry of that section with the number of layers."""
     layers: str
     """Path of the list of layers, relative to the tower."""
-    split: TensorSplit
     extras: tuple[str, ...] = ()
     """Paths of what else makes rows: the projector, a newline embedding."""
     projector: tuple[str, ...] = ()
     """Submodules of the tower that are its projector, where that is not among the extras."""
     colours: Colours | None = None
     """Of a tower that takes pixels."""
+    data_axis: int = 0
+    """Items' arrays are concatenated along this axis."""
 
     @property
     def colour_settings(self) -> dict[str, Any]:
@@ -65,30 +57,38 @@ class Tower:
 class Decoder:
     """Where the language model sits: decoder with `embed_tokens`, `layers` and `norm`, and the head."""
 
-    path: str
-    head: str
-    rope: str
+    rope: str = ""
     """Which positions it takes, a name in `POSITIONS` of `positions.py`; empty for plain ones."""
-    split: TensorSplit = QWEN2
     num_deep_features: int = 0
     """Features of a media row that are added behind as many first layers; a row is that many times wider."""
+    path: str = "model.language_model"
+    head: str = "lm_head"
 
 
 class Family(MediaRules):
-    """A family whose modules can be built, cut and probed.
+    """A family whose modules can be built, cut, probed and trained.
 
     Attributes:
-        configs: Complete section of the Hugging Face config per module, defaults filled in; set by `__init__`.
+        configs: Complete section of the Hugging Face config per module, defaults filled in.
+
+    Raises:
+        ConfigError: a media limit the family does not know, or a section that is none of its.
     """
 
-    modules: tuple[str, ...]
-    """Encoders first, `llm` last."""
     config_class: str
     model_class: str
     """Names in `transformers`."""
     towers: Mapping[str, Tower]
-    decoder: Decoder
-    configs: Mapping[str, Mapping[str, Any]]
+    decoder = Decoder()
+    section_types: Mapping[str, str] = {}
+    """`model_type` of modules' sections where the configuration is silent."""
+
+    def __init__(self, hf_config: Mapping[str, Any], media: Mapping[str, Any]) -> None:
+        super().__init__(hf_config, media)
+        self.configs: Mapping[str, Mapping[str, Any]] = {
+            module: complete_section(self.hf_config.get(key := _section_of(module)), key, kind)
+            for module, kind in self.section_types.items()
+        }
 
     @abc.abstractmethod
     def specs(self) -> tuple[ModuleSpec, ...]:
@@ -105,6 +105,35 @@ class Family(MediaRules):
     @abc.abstractmethod
     def token_ids(self, token_id: Mapping[str, int]) -> dict[str, int]:
         """Entries of the Hugging Face config that name the special tokens, given the tokenizer's ids."""
+
+    @abc.abstractmethod
+    def array_of(self, item: MediaItem, versions: Sequence[np.ndarray]) -> np.ndarray:
+        """Encoder input of a decoded item, of `array_shape`, as the family's processor makes it.
+
+        Args:
+            item: The placed item.
+            versions: Its frames, uint8 `[T, H, W, 3]`, in each of the sizes of `frame_sizes_px`; of audio a waveform,
+                float32 `[n]`.
+        """
+
+    def frame_sizes_px(self, item: MediaItem, level: int = 0) -> tuple[tuple[int, int], ...]:
+        """(height, width) of every version of a visual item's frames that `array_of` takes.
+
+        One where an item is encoded at one size; a picture that is shown in tiles and as a whole has two.
+
+        Raises:
+            ValueError: the family takes no images.
+        """
+        raise ValueError(f"{self.name} does not support images")
+
+    def framed(self, item: MediaItem, media: np.ndarray) -> np.ndarray:
+        """Decoded frames with the margin that a processor adds before it resizes them; most add none."""
+        return media
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """Encoders first, `llm` last."""
+        return (*self.towers, LLM)
 
     @property
     def freezable(self) -> tuple[str, ...]:
@@ -131,9 +160,10 @@ class Family(MediaRules):
         cut: dict[str, Any] = dict(self.hf_config)
         for name in self.modules:
             section = self.configs[name]
-            key, depth_key = _depth_of(self, name)
             depth = num_layers if name == module else 1
-            cut[key] = {**section, depth_key: depth, **self.shallow_entries(name, depth)}
+            known = counts.DEFAULTS.get(section["model_type"], {})
+            entry = next((key for key in _DEPTHS if key in known), "num_hidden_layers")
+            cut[_section_of(name)] = {**section, entry: depth, **self.shallow_entries(name, depth)}
         if not isinstance(taken := cut.get("vision_feature_layer", -1), int):
             cut["vision_feature_layer"] = [-1] * len(taken)
         elif taken != -1:
@@ -145,10 +175,6 @@ class Family(MediaRules):
         """Entries of a module's config that must change with its depth."""
         kinds = self.configs[module].get("layer_types")
         return {"layer_types": list(kinds)[:num_layers]} if kinds else {}
-
-    def _section(self, key: str, default_type: str, *, sides: tuple[str, ...] = ()) -> dict[str, Any]:
-        """A section of the config with Hugging Face's defaults for what it leaves out."""
-        return complete_section(self.hf_config.get(key), key, default_type, sides=sides)
 
     @property
     def _text(self) -> Mapping[str, Any]:
@@ -168,57 +194,13 @@ class Family(MediaRules):
         return bool(self.hf_config.get("tie_word_embeddings") or self.configs[LLM].get("tie_word_embeddings"))
 
 
-class TrainableFamily(Family):
-    """A family that can be trained, too: it makes encoder input of decoded media."""
-
-    @abc.abstractmethod
-    def item_array(self, kind: str, media: np.ndarray, grid: Grid) -> np.ndarray:
-        """Encoder input of one decoded item, as the family's processor makes it.
-
-        Args:
-            kind: `image`, `video` or `audio`.
-            media: uint8 frames `[T, H, W, 3]` already resized to the grid, or a float32 waveform `[n]`.
-            grid: The item's `Placement.grid`.
-
-        Returns:
-            float32 array of `array_shape`.
-        """
-
-    @abc.abstractmethod
-    def frame_size_px(self, grid: Grid) -> tuple[int, int]:
-        """(height, width) every frame of a visual item is resized to."""
-
-    def framed(self, item: MediaItem, media: np.ndarray) -> np.ndarray:
-        """Decoded frames with the margin that a processor adds before it resizes them; most add none."""
-        return media
-
-    def frame_sizes_px(self, item: MediaItem, level: int = 0) -> tuple[tuple[int, int], ...]:
-        """(height, width) of every version of a visual item's frames that `array_of` takes.
-
-        One where an item is encoded at one size; a picture that is shown in tiles and as a whole has two.
-        """
-        return (self.frame_size_px(item.grid),)
-
-    def array_of(self, item: MediaItem, versions: Sequence[np.ndarray]) -> np.ndarray:
-        """Encoder input of an item, as `item_array` gives it, out of its frames in the sizes of `frame_sizes_px`."""
-        return self.item_array(item.kind, versions[0], item.grid)
-
-
-def complete_section(
-    stated: object,
-    key: str,
-    default_type: str,
-    defaults: Mapping[str, Any] | None = None,
-    *,
-    sides: tuple[str, ...] = (),
-) -> dict[str, Any]:
+def complete_section(stated: object, key: str, default_type: str, *, sides: tuple[str, ...] = ()) -> dict[str, Any]:
     """A section of a Hugging Face config with the defaults of its kind, every value of the kind its default has.
 
     Args:
         stated: The section as it was written; None: nothing of it.
         key: Its name.
         default_type: `model_type` where it says none.
-        defaults: In place of those of its kind.
         sides: Entries that may be written as (height, width).
 
     Raises:
@@ -228,7 +210,7 @@ def complete_section(
         raise ConfigError(f"`{key}` is no section but a {type(stated).__name__}", where=f"model.hf_config.{key}")
     own = dict(stated or {})
     kind = str(own.get("model_type", default_type))
-    known = counts.DEFAULTS.get(kind, {}) if defaults is None else defaults
+    known = counts.DEFAULTS.get(kind, {})
     if key != "text_config" and kind != default_type:
         raise ConfigError(
             f"a `{kind}` is another tower than this family's",
@@ -269,8 +251,6 @@ def tower_of(module: str) -> str:
     return f"{module}.tower"
 
 
-def _depth_of(family: Family, module: str) -> tuple[str, str]:
-    """(section, entry) of the Hugging Face config that holds a module's number of layers."""
-    if module == LLM:
-        return "text_config", "num_hidden_layers"
-    return family.towers[module].config, family.towers[module].depth
+def _section_of(module: str) -> str:
+    """Section of the Hugging Face config that describes a module."""
+    return "text_config" if module == LLM else f"{module}_config"

@@ -6,7 +6,6 @@ enough to read, and means the same model. Nothing here imports torch.
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,20 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from dflop.errors import ConfigError
-from dflop.models import FAMILIES, load_family
+from dflop.models import FAMILIES, family_class, load_family
 from dflop.models.family import Family, check_depths
 from dflop.models.processor_settings import Settings, read_object, read_settings
 from dflop.models.unsupported import refuse_quantized, unsupported
 
 TYPES: Mapping[str, tuple[str, str]] = {
-    "internvl": ("internvl", ""),
-    "llava_onevision": ("llava_onevision", ""),
+    **{name: (name, "") for name in FAMILIES},
     "qwen2_5_omni": ("qwen2_5_omni_thinker", "thinker_config"),
-    "qwen2_5_omni_thinker": ("qwen2_5_omni_thinker", ""),
-    "qwen2_5_vl": ("qwen2_5_vl", ""),
-    "qwen2_audio": ("qwen2_audio", ""),
-    "qwen2_vl": ("qwen2_vl", ""),
-    "qwen3_vl": ("qwen3_vl", ""),
 }
 """`model_type` -> (family, section of the file that describes it)."""
 
@@ -106,16 +99,15 @@ def _parsed(name: str, stated: Mapping[str, Any], path: Path) -> Any:
             check_depths(section, f"{path}: {key}.")
     import transformers
 
-    module, cls = FAMILIES[name]
-    family = getattr(importlib.import_module(module), cls)
-    config_class: Any = getattr(transformers, family.config_class)
+    config_name = family_class(name).config_class
+    config_class: Any = getattr(transformers, config_name)
     try:
         return config_class.from_dict(dict(stated))
     except Exception as error:  # whatever a config class makes of a file it does not understand
         raise ConfigError(
             f"transformers {transformers.__version__} cannot read it: {' '.join(str(error).split())[:200]}",
             where=str(path),
-            hint=f"it is read as a {family.config_class}",
+            hint=f"it is read as a {config_name}",
         ) from error
 
 

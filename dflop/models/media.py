@@ -200,9 +200,13 @@ class MediaRules(abc.ABC):
     def _place(self, kind: str, size: MediaSize, level: int) -> Placement:
         """`place` of a kind that the family takes."""
 
-    @abc.abstractmethod
     def frame_indices(self, num_frames: int, duration_s: float, level: int = 0) -> tuple[int, ...]:
-        """Which frames of a video the encoder sees, in order."""
+        """Which frames of a video the encoder sees, in order.
+
+        Raises:
+            ValueError: the family takes no video, or none of this length.
+        """
+        raise ValueError(f"{self.name} does not support video")
 
     def fixed_settings(self, kind: str) -> Mapping[str, Any]:
         """Entries of the processor's settings that are what they are here: value, or None where it has to be absent."""

@@ -1,20 +1,16 @@
 """Native resolution: how the vision towers of the Qwen families take images and videos at nearly their own size.
 
 A picture keeps its aspect ratio; both sides become multiples of `patch_px * merge`, and its area is brought between
-two limits. `merge * merge` patches make one row for the LLM, two frames one temporal patch. `sample_evenly` and
-`NativeVision.place_video` are the rules of Hugging Face's Qwen2-VL video processor, which Qwen2.5-VL and Qwen2.5-Omni
-use; a video's frames are taken at the start of equal intervals.
+two limits. `merge * merge` patches make one row for the LLM, two frames one temporal patch. `sample_evenly` follows
+Hugging Face's Qwen2-VL video processor, which Qwen2.5-VL and Qwen2.5-Omni use; a video's frames are taken at the start
+of equal intervals.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
-
-from dflop.errors import ConfigError
-from dflop.models.media import MediaSize, MediaTokens, Placement
 
 MAX_ASPECT_RATIO = 200
 TEMPORAL_PATCH_FRAMES = 2
@@ -63,97 +59,20 @@ SHRINKABLE: Mapping[str, int] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class NativeVision:
-    """Geometry of one native-resolution vision tower."""
-
-    patch_px: int
-    merge: int
-    """Patches along each side of the square that becomes one row."""
-    num_layers: int
-    num_full_layers: int
-    """Layers whose attention spans a whole frame; the others attend within windows."""
-    window_px: int
-
-    @classmethod
-    def of(cls, config: Mapping[str, Any]) -> NativeVision:
-        """Geometry from a complete Hugging Face vision config; without windows every layer attends to the frame.
-
-        Raises:
-            ConfigError: windows that hold nothing.
-        """
-        depth = config["depth"]
-        full = config.get("fullatt_block_indexes", range(depth))
-        made = cls(
-            patch_px=config["patch_size"],
-            merge=config["spatial_merge_size"],
-            num_layers=depth,
-            num_full_layers=len({i for i in full if i < depth}),
-            window_px=config.get("window_size", 0),
-        )
-        if made.num_full_layers < depth and made.window_px < made.factor_px:
-            raise ConfigError(
-                f"a window of {made.window_px} px is less than a row of the encoder, {made.factor_px} px",
-                where="model.hf_config.vision_config.window_size",
-            )
-        return made
-
-    @property
-    def factor_px(self) -> int:
-        """What both sides of a resized frame are multiples of."""
-        return self.patch_px * self.merge
-
-    def place_image(self, width_px: int, height_px: int, limits: Mapping[str, Any], tokens: MediaTokens) -> Placement:
-        """Placement of an image within `min_pixels` and `max_pixels`.
-
-        Raises:
-            ValueError: empty, or longer than 200 times its width.
-        """
-        size_px = smart_resize(height_px, width_px, self.factor_px, limits["min_pixels"], limits["max_pixels"])
-        return self.place(1, size_px, tokens)
-
-    def place_video(self, size: MediaSize, limits: Mapping[str, Any], tokens: MediaTokens) -> Placement:
-        """Placement of a video whose frames are sampled by `sample_evenly`.
-
-        Raises:
-            ValueError: as `smart_resize` and `num_even_samples`.
-        """
-        num_sampled = num_even_samples(size.num_frames, size.duration_s, limits)
-        min_pixels, max_pixels = limits["video_min_pixels"], limits["video_max_pixels"]
-        if limits["cap_pixels_per_frame"]:
-            budget = int(limits["max_video_tokens"] * self.factor_px**2 * 0.9)
-            share = budget * TEMPORAL_PATCH_FRAMES // num_sampled
-            max_pixels = max(min(max_pixels, share), int(min_pixels * 1.05))
-        size_px = smart_resize(size.height_px, size.width_px, self.factor_px, min_pixels, max_pixels)
-        return self.place(num_sampled // TEMPORAL_PATCH_FRAMES, size_px, tokens)
-
-    def place(self, grid_t: int, size_px: tuple[int, int], tokens: MediaTokens) -> Placement:
-        """Placement of `grid_t` temporal patches of frames resized to (height, width) `size_px`."""
-        grid_h, grid_w = size_px[0] // self.patch_px, size_px[1] // self.patch_px
-        num_tokens = grid_t * grid_h * grid_w
-        num_rows = num_tokens // self.merge**2
-        return Placement(
-            module="vision",
-            grid=(grid_t, grid_h, grid_w),
-            num_tokens=num_tokens,
-            sum_sq_tokens=self.sum_sq_tokens((grid_t, grid_h, grid_w)),
-            num_rows=num_rows,
-            layout=tokens.wrap(num_rows),
-        )
-
-    def sum_sq_tokens(self, grid: tuple[int, int, int]) -> int:
-        """Sum of squared attention lengths of a grid of patches, averaged over the layers."""
-        grid_t, grid_h, grid_w = grid
-        sum_sq = self.num_full_layers * (grid_h * grid_w) ** 2
-        if self.num_full_layers < self.num_layers:
-            side = self.window_px // self.factor_px * self.merge
-            windows_sq = _sum_sq_cut(grid_h, side) * _sum_sq_cut(grid_w, side)
-            sum_sq += (self.num_layers - self.num_full_layers) * windows_sq
-        return round(grid_t * sum_sq / self.num_layers)
-
-
-def smart_resize(height_px: int, width_px: int, factor_px: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
+def smart_resize(
+    height_px: int, width_px: int, factor_px: int, min_pixels: int, max_pixels: int, *, num_frames: int = 1,
+    num_counted: int = 1,
+) -> tuple[int, int]:  # fmt: skip
     """(height, width) of a picture resized to multiples of `factor_px` with an area between the limits.
+
+    Args:
+        height_px: Of the picture.
+        width_px: Of the picture.
+        factor_px: What both sides become multiples of.
+        min_pixels: Of all frames together.
+        max_pixels: Of all frames together.
+        num_frames: By which a size out of the limits is scaled.
+        num_counted: As how many frames these count where it is decided whether a size is out of the limits.
 
     Raises:
         ValueError: empty, or one side more than 200 times the other.
@@ -161,12 +80,12 @@ def smart_resize(height_px: int, width_px: int, factor_px: int, min_pixels: int,
     check_aspect_ratio(height_px, width_px)
     height = round(height_px / factor_px) * factor_px
     width = round(width_px / factor_px) * factor_px
-    if height * width > max_pixels:
-        shrink = math.sqrt(height_px * width_px / max_pixels)
+    if num_counted * height * width > max_pixels:
+        shrink = math.sqrt(num_frames * height_px * width_px / max_pixels)
         height = max(factor_px, math.floor(height_px / shrink / factor_px) * factor_px)
         width = max(factor_px, math.floor(width_px / shrink / factor_px) * factor_px)
-    elif height * width < min_pixels:
-        grow = math.sqrt(min_pixels / (height_px * width_px))
+    elif num_counted * height * width < min_pixels:
+        grow = math.sqrt(min_pixels / (num_frames * height_px * width_px))
         height = math.ceil(height_px * grow / factor_px) * factor_px
         width = math.ceil(width_px * grow / factor_px) * factor_px
     return height, width
@@ -222,6 +141,6 @@ def sample_evenly(num_frames: int, duration_s: float, limits: Mapping[str, Any])
     return tuple(i * num_frames // num_sampled for i in range(num_sampled))
 
 
-def _sum_sq_cut(length: int, piece: int) -> int:
+def sum_sq_cut(length: int, piece: int) -> int:
     """Sum of squared lengths of `length` cut into pieces of `piece` and a rest."""
     return length // piece * piece**2 + (length % piece) ** 2

@@ -2,40 +2,93 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from dflop.errors import ConfigError
 from dflop.models.arrays import patchify
-from dflop.models.family import Grid, TrainableFamily
-from dflop.models.media import MediaSize, Placement
-from dflop.models.native import NativeVision, sample_evenly
-from dflop.records import LLM, MediaItem
+from dflop.models.family import Family, Grid
+from dflop.models.media import MediaSize, MediaTokens, Placement
+from dflop.models.native import (
+    IMAGE_LIMITS,
+    IMAGE_SETTINGS,
+    SHRINKABLE,
+    TEMPORAL_PATCH_FRAMES,
+    VIDEO_LIMITS,
+    VIDEO_SETTINGS,
+    num_even_samples,
+    sample_evenly,
+    smart_resize,
+    sum_sq_cut,
+)
+from dflop.records import MediaItem
 
 
-class NativeFamily(TrainableFamily):
+class NativeFamily(Family):
     """Images and videos at nearly their own size; frames are sampled as Qwen2-VL's processor does.
 
     Raises:
-        ConfigError: a media limit the family does not know.
+        ConfigError: a media limit the family does not know, or attention windows that hold nothing.
     """
 
-    vision_type: str
-    text_type: str
-    """`model_type` of the sections where the configuration is silent."""
+    media_tokens = {
+        "image": MediaTokens("<|vision_start|>", "<|image_pad|>", "<|vision_end|>"),
+        "video": MediaTokens("<|vision_start|>", "<|video_pad|>", "<|vision_end|>"),
+    }
+    media_defaults = {**IMAGE_LIMITS, **VIDEO_LIMITS}
+    settings = {"image": IMAGE_SETTINGS, "video": VIDEO_SETTINGS}
+    shrinkable = SHRINKABLE
 
     def __init__(self, hf_config: Mapping[str, Any], media: Mapping[str, Any]) -> None:
         super().__init__(hf_config, media)
-        self.vision = self._section("vision_config", self.vision_type)
-        self.configs = {"vision": self.vision, LLM: self._section("text_config", self.text_type)}
-        self._native = NativeVision.of(self.vision)
+        self.vision = c = self.configs["vision"]
+        self.factor_px: int = c["patch_size"] * c["spatial_merge_size"]
+        """What both sides of a resized frame are multiples of."""
+        self._num_full_layers = len({i for i in c.get("fullatt_block_indexes", range(c["depth"])) if i < c["depth"]})
+        if self._num_full_layers < c["depth"] and c.get("window_size", 0) < self.factor_px:
+            raise ConfigError(
+                f"a window of {c.get('window_size', 0)} px is less than a row of the encoder, {self.factor_px} px",
+                where="model.hf_config.vision_config.window_size",
+            )
 
     def _place(self, kind: str, size: MediaSize, level: int) -> Placement:
-        limits, tokens = self.limits(level), self.media_tokens[kind]
-        if kind == "image":
-            return self._native.place_image(size.width_px, size.height_px, limits, tokens)
-        return self._native.place_video(size, limits, tokens)
+        limits, prefix, grid_t = self.limits(level), "" if kind == "image" else "video_", 1
+        min_pixels, max_pixels = limits[f"{prefix}min_pixels"], limits[f"{prefix}max_pixels"]
+        if kind == "video":
+            num_sampled = num_even_samples(size.num_frames, size.duration_s, limits)
+            if limits["cap_pixels_per_frame"]:
+                budget = int(limits["max_video_tokens"] * self.factor_px**2 * 0.9)
+                share = budget * TEMPORAL_PATCH_FRAMES // num_sampled
+                max_pixels = max(min(max_pixels, share), int(min_pixels * 1.05))
+            grid_t = num_sampled // TEMPORAL_PATCH_FRAMES
+        size_px = smart_resize(size.height_px, size.width_px, self.factor_px, min_pixels, max_pixels)
+        return self._place_patches(kind, grid_t, size_px)
+
+    def _place_patches(self, kind: str, grid_t: int, size_px: tuple[int, int]) -> Placement:
+        """Placement of `grid_t` temporal patches of frames resized to (height, width) `size_px`."""
+        grid_h, grid_w = (px // self.vision["patch_size"] for px in size_px)
+        num_tokens = grid_t * grid_h * grid_w
+        num_rows = num_tokens // self.vision["spatial_merge_size"] ** 2
+        return Placement(
+            module="vision",
+            grid=(grid_t, grid_h, grid_w),
+            num_tokens=num_tokens,
+            sum_sq_tokens=self._sum_sq_patches((grid_t, grid_h, grid_w)),
+            num_rows=num_rows,
+            layout=self.media_tokens[kind].wrap(num_rows),
+        )
+
+    def _sum_sq_patches(self, grid: Grid) -> int:
+        """Sum of squared attention lengths, averaged over layers that span a frame and those with windows."""
+        grid_t, grid_h, grid_w = grid
+        num_layers: int = self.vision["depth"]
+        sum_sq = self._num_full_layers * (grid_h * grid_w) ** 2
+        if self._num_full_layers < num_layers:
+            side: int = self.vision["window_size"] // self.factor_px * self.vision["spatial_merge_size"]
+            sum_sq += (num_layers - self._num_full_layers) * sum_sq_cut(grid_h, side) * sum_sq_cut(grid_w, side)
+        return round(grid_t * sum_sq / num_layers)
 
     def frame_indices(self, num_frames: int, duration_s: float, level: int = 0) -> tuple[int, ...]:
         return sample_evenly(num_frames, duration_s, self.limits(level))
@@ -51,24 +104,24 @@ class NativeFamily(TrainableFamily):
             **self.towers["vision"].colour_settings,
         }
 
-    def frame_size_px(self, grid: Grid) -> tuple[int, int]:
-        return grid[1] * self.vision["patch_size"], grid[2] * self.vision["patch_size"]
+    def frame_sizes_px(self, item: MediaItem, level: int = 0) -> tuple[tuple[int, int], ...]:
+        return ((item.grid[1] * self.vision["patch_size"], item.grid[2] * self.vision["patch_size"]),)
 
     def array_shape(self, module: str, grid: Grid) -> tuple[int, ...]:
         c = self.vision
         return grid[0] * grid[1] * grid[2], c["in_channels"] * c["temporal_patch_size"] * c["patch_size"] ** 2
 
-    def item_array(self, kind: str, media: np.ndarray, grid: Grid) -> np.ndarray:
+    def array_of(self, item: MediaItem, versions: Sequence[np.ndarray]) -> np.ndarray:
         return patchify(
-            media,
-            grid,
+            versions[0],
+            item.grid,
             patch_px=self.vision["patch_size"],
             merge=self.vision["spatial_merge_size"],
             temporal_patch=self.vision["temporal_patch_size"],
         )
 
     def sum_sq_tokens(self, item: MediaItem) -> int:
-        return self._native.sum_sq_tokens(item.grid) if item.module == "vision" else item.sum_sq_tokens
+        return self._sum_sq_patches(item.grid) if item.module == "vision" else item.sum_sq_tokens
 
     def token_ids(self, token_id: Mapping[str, int]) -> dict[str, int]:
         return {

@@ -1,64 +1,58 @@
-"""How tensor parallelism cuts each layer class of Hugging Face that the families are made of.
+"""How tensor parallelism cuts the layers of Hugging Face's models, after Megatron-LM (arXiv 1909.08053, section 3).
 
-Norms, layer scales and position tables stay whole: they act on the residual stream, which every rank holds whole.
-Qwen3's norms of query and key act within a head, so a rank's own heads are all they need. InternViT-6B normalises
-query and key over all heads at once, which no rank has: its family offers no split (`tp_choices` of its spec).
+Columns of the first matrix of a pair (query, key, value; gate, up), rows of the second (output; down): between the two
+nothing is exchanged, behind the second the ranks sum. Which of the two a Linear is follows from its name, the same in
+all families. Norms, layer scales and position tables stay whole: they act on the residual stream, which every rank
+holds whole. Qwen3's norms of query and key act within a head, so a rank's own heads are all they need. InternViT-6B
+normalises query and key over all heads at once, which no rank has: its family offers no split (`tp_choices` of its
+spec).
 """
 
 from __future__ import annotations
 
-from dflop.models.tensor_split import TensorSplit
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
-_QKV = ("q_proj", "k_proj", "v_proj")
-_SELF_ATTN_QKV = tuple(f"self_attn.{name}" for name in _QKV)
-_GATED_MLP = ("mlp.gate_proj", "mlp.up_proj")
+from dflop.errors import ConfigError
 
-SIGLIP = TensorSplit(column=(*_SELF_ATTN_QKV, "mlp.fc1"), row=("self_attn.out_proj", "mlp.fc2"))
-"""`SiglipEncoderLayer`."""
+_COLUMN = ("q_proj", "k_proj", "v_proj", "q", "k", "v", "qkv", "gate_proj", "up_proj", "fc1", "linear_fc1")
+_ROW = ("o_proj", "out_proj", "projection_layer", "proj", "down_proj", "fc2", "linear_fc2")
+_FUSED = {"qkv": 3}
+_HEADS = ("num_heads", "embed_dim")
+"""What attention of some kinds shapes by; that of others takes the number of heads from `head_dim` and the width."""
 
-INTERNVIT = TensorSplit(
-    column=(*(f"attention.{name}" for name in _QKV), "mlp.fc1"),
-    row=("attention.projection_layer", "mlp.fc2"),
-    heads=("attention.num_heads", "attention.embed_dim"),
-)
-"""`InternVLVisionLayer` without norms of query and key; it shapes by `embed_dim`, which is therefore divided, too."""
 
-WHISPER = TensorSplit(
-    column=(*_SELF_ATTN_QKV, "fc1"), row=("self_attn.out_proj", "fc2"), heads=("self_attn.num_heads",)
-)
-QWEN2_AUDIO = WHISPER
-"""`Qwen2AudioEncoderLayer`."""
-OMNI_AUDIO = WHISPER
-"""`Qwen2_5OmniAudioEncoderLayer`."""
+@dataclass(frozen=True, slots=True)
+class TensorSplit:
+    """Names are relative to a layer, as in `self_attn.q_proj`."""
 
-QWEN2_VISION = TensorSplit(
-    column=("attn.qkv", "mlp.fc1"), row=("attn.proj", "mlp.fc2"), fused={"attn.qkv": 3}, heads=("attn.num_heads",)
-)
-"""`Qwen2VLVisionBlock`."""
+    column: tuple[str, ...]
+    """Linears whose outputs are split."""
+    row: tuple[str, ...]
+    """Linears whose inputs are split; their outputs are summed over the ranks, their bias is added once."""
+    fused: Mapping[str, int]
+    """Of `column`: Linears that hold so many matrices one above the other (3 for query, key, value), split alike."""
+    heads: tuple[str, ...]
+    """Integer attributes to divide by the degree, such as `self_attn.num_heads`."""
 
-QWEN2_5_VISION = TensorSplit(
-    column=("attn.qkv", *_GATED_MLP),
-    row=("attn.proj", "mlp.down_proj"),
-    fused={"attn.qkv": 3},
-    heads=("attn.num_heads",),
-)
-"""`Qwen2_5_VLVisionBlock`."""
 
-OMNI_VISION = TensorSplit(
-    column=("attn.q", "attn.k", "attn.v", *_GATED_MLP), row=("attn.proj", "mlp.down_proj"), heads=("attn.num_heads",)
-)
-"""`Qwen2_5OmniVisionBlock`: as Qwen2.5-VL's, but with separate query, key and value."""
+def split_of(layer: Any) -> TensorSplit:
+    """How a layer is cut.
 
-QWEN3_VISION = TensorSplit(
-    column=("attn.qkv", "mlp.linear_fc1"),
-    row=("attn.proj", "mlp.linear_fc2"),
-    fused={"attn.qkv": 3},
-    heads=("attn.num_heads",),
-)
-"""`Qwen3VLVisionBlock`."""
-
-QWEN2 = TensorSplit(column=(*_SELF_ATTN_QKV, *_GATED_MLP), row=("self_attn.o_proj", "mlp.down_proj"))
-"""`LlamaDecoderLayer`, `Qwen2DecoderLayer`, the thinker's and those of Qwen2-VL and Qwen2.5-VL: heads follow from
-`head_dim` by shape."""
-QWEN3 = QWEN2
-"""`Qwen3DecoderLayer` and `Qwen3VLTextDecoderLayer`."""
+    Raises:
+        ConfigError: it has a Linear of a name that is not known.
+    """
+    linears = [name for name, module in layer.named_modules() if hasattr(module, "in_features")]
+    kinds = {name: name.rpartition(".")[2] for name in linears}
+    if unknown := [name for name, kind in kinds.items() if kind not in (*_COLUMN, *_ROW)]:
+        message = f"nobody knows how to split `{unknown[0]}` of {type(layer).__name__}"
+        raise ConfigError(message, where="plan", hint="use tp = 1 for this module")
+    column = tuple(name for name, kind in kinds.items() if kind in _COLUMN)
+    parents = dict.fromkeys(name.rpartition(".")[0] for name in column)
+    return TensorSplit(
+        column,
+        row=tuple(name for name, kind in kinds.items() if kind in _ROW),
+        fused={name: _FUSED[kinds[name]] for name in column if kinds[name] in _FUSED},
+        heads=tuple(f"{p}.{name}" for p in parents if p for name in _HEADS if hasattr(layer.get_submodule(p), name)),
+    )

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from dflop.errors import ConfigError
 from dflop.models.arrays import tile_pixels
-from dflop.models.family import Grid, TrainableFamily
+from dflop.models.family import Family, Grid
 from dflop.models.media import Layout, MediaSize, Placement
 from dflop.models.tiles import Size
+from dflop.records import MediaItem
 
 
-class TiledFamily(TrainableFamily):
+class TiledFamily(Family):
     """Tiles of images and frames of videos; `video_frames` limits the latter.
 
     A family sets what follows when it is bound to its configuration.
@@ -24,6 +25,7 @@ class TiledFamily(TrainableFamily):
     """Side of a tile."""
     side: int
     """Patches along it."""
+    shrinkable: Mapping[str, int] = {"max_tiles": 1, "video_frames": 1}
     num_class_tokens = 0
     """Positions of a tile that are no patches and give no rows."""
 
@@ -39,11 +41,11 @@ class TiledFamily(TrainableFamily):
     def array_shape(self, module: str, grid: Grid) -> tuple[int, ...]:
         return grid[0], self.configs["vision"]["num_channels"], self.tile_px, self.tile_px
 
-    def frame_size_px(self, grid: Grid) -> Size:
-        return self.tile_px, self.tile_px
+    def frame_sizes_px(self, item: MediaItem, level: int = 0) -> tuple[Size, ...]:
+        return ((self.tile_px, self.tile_px),)
 
-    def item_array(self, kind: str, media: np.ndarray, grid: Grid) -> np.ndarray:
-        return tile_pixels(media)
+    def array_of(self, item: MediaItem, versions: Sequence[np.ndarray]) -> np.ndarray:
+        return tile_pixels(versions[0])
 
     def _check_least(self, least: Mapping[str, int]) -> None:
         """Refuse media limits below what the family can do.

@@ -63,7 +63,9 @@ def unsupported(kind: str, stated: Mapping[str, Any], types: Mapping[str, Any], 
         )
     if kind not in transformers.CONFIG_MAPPING:
         return ConfigError(f"models of type `{kind}` are not known", where=str(path), hint=did_you_mean(kind, types))
-    nearest, why = _CLOSEST.get(kind) or (_nearest(kind, stated, types), "; ".join(_reasons(stated)))
+    inner = stated.get("thinker_config")
+    whole = {**stated, **inner} if isinstance(inner, Mapping) else stated
+    nearest, why = _CLOSEST.get(kind) or (_nearest(kind, whole, types), "; ".join(_reasons(whole)))
     return ConfigError(
         f"models of type `{kind}` are not supported: {why}",
         where=str(path),
@@ -71,10 +73,8 @@ def unsupported(kind: str, stated: Mapping[str, Any], types: Mapping[str, Any], 
     )
 
 
-def _nearest(kind: str, stated: Mapping[str, Any], types: Mapping[str, Any]) -> str:
+def _nearest(kind: str, whole: Mapping[str, Any], types: Mapping[str, Any]) -> str:
     """Of the families with as many encoders, the one whose name begins alike."""
-    inner = stated.get("thinker_config")
-    whole = {**stated, **inner} if isinstance(inner, Mapping) else stated
     sees, hears = "vision_config" in whole or "vision" in kind, "audio_config" in whole
     if sees and hears:
         return "qwen2_5_omni"
@@ -92,9 +92,7 @@ def _common(one: str, other: str) -> int:
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
-def _reasons(stated: Mapping[str, Any]) -> Iterator[str]:
-    inner = stated.get("thinker_config")
-    whole = {**stated, **inner} if isinstance(inner, Mapping) else stated
+def _reasons(whole: Mapping[str, Any]) -> Iterator[str]:
     encoders = [key for key in ("vision_config", "audio_config") if isinstance(whole.get(key), Mapping)]
     if not encoders:
         yield "it has no `vision_config` and no `audio_config`, and every family here has an encoder of media"

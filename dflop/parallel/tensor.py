@@ -27,7 +27,7 @@ from torch import nn
 
 from dflop.errors import ConfigError
 from dflop.models.build import LlmStage, Stage
-from dflop.models.tensor_split import TensorSplit
+from dflop.models.splits import TensorSplit, split_of
 from dflop.parallel.exchange import sum_backward, sum_forward
 from dflop.parallel.part import Part, even_part
 from dflop.parallel.tokens import enter, leave, num_shared, share_tokens, sum_and_share
@@ -49,16 +49,16 @@ def shard_stage(stage: Stage, group: dist.ProcessGroup) -> dict[str, Part]:
         Which parts this rank holds, by global name; parameters not named are whole and equal on all ranks.
 
     Raises:
-        ConfigError: as `shard_layers`, or a vocabulary smaller than the group; the stage is unchanged.
+        ConfigError: as `split_of` and `shard_layers`, or a vocabulary smaller than the group; the stage is unchanged.
     """
+    if group.size() == 1:
+        return {}
     head = stage.head if isinstance(stage, LlmStage) else None
     if head is not None and head.out_features < group.size():
         raise _cannot(f"a vocabulary of {head.out_features}", group.size())
-    layers, split = stage.layers, stage.split
-    assert split is not None
+    layers = stage.layers
+    split = split_of(layers[0])
     replaced = shard_layers(layers, split, group, shares_tokens=isinstance(stage, LlmStage))
-    if group.size() == 1:
-        return {}
     partial = {p for layer in layers for p in _between(layer, split).values()}
     if isinstance(stage, LlmStage):
         partial = {p for part in (*layers, stage.decoder.norm) for p in part.parameters()}
@@ -85,15 +85,13 @@ def shard_layers(
         shares_tokens: Whether each rank is given its share of the tokens, and gives that.
 
     Returns:
-        What took the place of what, and which part of it that is; nothing in a group of one.
+        What took the place of what, and which part of it that is.
 
     Raises:
-        ConfigError: a layer lacks a module that `split` names, or has heads or a width that the ranks cannot share.
+        ConfigError: a layer has heads or a width that the ranks cannot share.
     """
     layers, rank, degree = list(layers), group.rank(), group.size()
     replaced: Replaced = {}
-    if degree == 1:
-        return replaced
     for layer in layers:
         _check(layer, split, degree)
     for layer in layers:
@@ -182,12 +180,13 @@ def _check(layer: nn.Module, split: TensorSplit, degree: int) -> None:
     """Refuse a layer that `degree` ranks cannot share evenly, before anything is changed."""
     kind = type(layer).__name__
     for name in split.heads:
-        number: Any = _find(layer, name)
+        number: Any = getattr(*_holder(layer, name))
         if number % degree:
             raise _cannot(f"`{name}` of {kind}, {number},", degree)
     widths = set()
     for name in (*split.column, *split.row):
-        linear, (holder, _) = _find(layer, name), _holder(layer, name)
+        linear: Any = layer.get_submodule(name)
+        holder, _ = _holder(layer, name)
         width = linear.in_features if name in split.row else linear.out_features // split.fused.get(name, 1)
         num_heads = width // holder.head_dim if hasattr(holder, "head_dim") else 0
         if num_heads % degree:
@@ -199,14 +198,6 @@ def _check(layer: nn.Module, split: TensorSplit, degree: int) -> None:
         if any(name.startswith(f"{parent}.") and len(p) == width for parent, width in widths):
             what = f"`{name}` of {kind} works on all heads at once, which tensor-parallel ranks do not have"
             raise ConfigError(what, where="plan", hint="use tp = 1 for this module")
-
-
-def _find(layer: nn.Module, name: str) -> Any:
-    try:
-        return getattr(*_holder(layer, name))
-    except AttributeError:
-        message = f"{type(layer).__name__} has no `{name}`, which the family's tensor split names"
-        raise ConfigError(message, where="plan", hint="use tp = 1, or correct the split") from None
 
 
 def _cannot(what: str, degree: int) -> ConfigError:

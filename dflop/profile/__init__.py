@@ -2,8 +2,7 @@
 
 `profiler.py` goes over modules and ways of running them, `groups.py` makes packed groups of real shapes, spread over
 their sizes, `probe.py` times each on the engine's own stage at two shallow depths, `link_probe.py` times messages.
-`forecast.py` says which probes would run; `fake_memory.py` counts the memory of a stage at full size on a machine that
-does not have it.
+`forecast.py` says which probes would run.
 
 Shallow probes must not flatter a deep module: passes start with cold caches (`timing.py`), and jobs on CPUs put huge
 pages under the heap (`dflop/steps/submit.py`).

@@ -18,10 +18,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from dflop.cost.link_costs import ALL_GATHER, ALL_REDUCE, P2P
 from dflop.profile.timing import half_iqr
 from dflop.records import LinkMeasurement
 
-P2P, ALL_REDUCE, ALL_GATHER = "p2p", "all_reduce", "all_gather"
 SIZES_BYTES = tuple(1 << k for k in range(10, 27, 2))
 """1 KiB to 64 MiB."""
 MIN_SIZES = 3

@@ -14,8 +14,7 @@ those of the wall, for waiting for the others is part of what such a layer costs
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +31,7 @@ from dflop.parallel.tensor import shard_stage
 from dflop.profile.groups import ProbeGroup, load_on
 from dflop.profile.saved import saved_bytes
 from dflop.profile.timing import CacheFlush, half_iqr, no_garbage_collection, optimizer_step_s, time_phases
-from dflop.records import LLM, Measurement, MediaItem, ModuleLoad
+from dflop.records import LLM, Measurement, MediaItem
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +54,6 @@ class ModuleProbe:
     Args:
         family: Family of the full model.
         token_config: Config entries that come from the tokenizer (token ids).
-        vocab_size: Rows of the embedding.
         module: Module to probe.
         num_layers: Depth to build.
         settings: Identification and repeats.
@@ -68,7 +66,6 @@ class ModuleProbe:
         self,
         family: Family,
         token_config: Mapping[str, Any],
-        vocab_size: int,
         module: str,
         num_layers: int,
         settings: ProbeSettings,
@@ -81,15 +78,14 @@ class ModuleProbe:
         dtype = getattr(torch, settings.dtype)
         model = build_model(self._family, {**config, **token_config}, seed=settings.seed, dtype=dtype)
         self._stage: Stage = cut_stage(model, self._family, module, (0, num_layers))
-        if device.type != "cpu":  # fake tensors refuse even the move to where they are
-            self._stage.to(device)
+        self._stage.to(device)
         attention.use(self._stage, attention.resolve(settings.attention, device.type, dtype))
         apply_way(self._stage, way)
         if group is not None:
             shard_stage(self._stage, group)
         self._way, self._group = way, group
         self._module, self._num_layers, self._settings, self._device = module, num_layers, settings, device
-        self._vocab_size, self._dtype = vocab_size, dtype
+        self._dtype = dtype
         self._rng = np.random.default_rng(settings.seed)
         self._optimizer_s: float | None = None
         self._flush: CacheFlush | None = None
@@ -116,23 +112,6 @@ class ModuleProbe:
         visits = GroupVisits([self], group)
         visits.visit(self._settings.num_repeats)
         return visits.rows()[0]
-
-    @contextmanager
-    def _fits(self) -> Iterator[None]:
-        """Raises `_DoesNotFitError` in place of errors that say so."""
-        try:
-            yield
-        except (MemoryError, RuntimeError) as error:
-            self._free_after(error)
-            raise _DoesNotFitError(self) from None
-
-    def saved_bytes(self, group: ProbeGroup) -> int:
-        """Bytes that autograd keeps alive between forward and backward of a group; nothing is timed."""
-        return saved_bytes(self._prepare(group), self._stage.names.values())[0]
-
-    @property
-    def param_bytes(self) -> int:
-        return self._stage.param_bytes
 
     def _start(self, group: ProbeGroup) -> tuple[Callable[[], torch.Tensor], _Run]:
         """A forward on new inputs, run once, and everything about the group but its seconds."""
@@ -166,13 +145,13 @@ class ModuleProbe:
         )  # fmt: skip
 
     def _row(self, group: ProbeGroup, *, num_repeats: int, status: str = "ok", **measured: Any) -> Measurement:
-        s, load = self._settings, self.load(group)
+        s, load = self._settings, load_on(self._family, self._module, group)
         tp = 1 if self._group is None else self._group.size()
         nothing = dict(forward_s=0.0, backward_s=0.0, forward_spread_s=0.0, backward_spread_s=0.0, activation_bytes=0)
         return Measurement(
             profile_key=s.profile_key, module=self._module, hardware=s.hardware, software=s.software, dtype=s.dtype,
             tp=tp, num_layers=self._num_layers, group=group.kind, num_items=load.num_items, num_tokens=load.num_tokens,
-            sum_sq_tokens=load.sum_sq_tokens, num_repeats=num_repeats, param_bytes=self.param_bytes,
+            sum_sq_tokens=load.sum_sq_tokens, num_repeats=num_repeats, param_bytes=self._stage.param_bytes,
             is_frozen=self._way.is_frozen, recompute=self._way.recompute, status=status, **(nothing | measured),
         )  # fmt: skip
 
@@ -187,10 +166,6 @@ class ModuleProbe:
             parameter.grad = None
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
-
-    def load(self, group: ProbeGroup) -> ModuleLoad:
-        """Load of a group on this probe, whose attention windows may differ from those of the full model."""
-        return load_on(self._family, self._module, group)
 
     def _prepare(self, group: ProbeGroup) -> Callable[[], torch.Tensor]:
         if self._module == LLM:
@@ -211,7 +186,8 @@ class ModuleProbe:
         stage, device = self._stage, self._device
         assert isinstance(stage, LlmStage)
         lengths = [s.num_llm_tokens for s in group.samples]
-        ids = torch.from_numpy(self._rng.integers(0, self._vocab_size, sum(lengths))).to(device)
+        vocab_size = self._family.configs[LLM]["vocab_size"]
+        ids = torch.from_numpy(self._rng.integers(0, vocab_size, sum(lengths))).to(device)
         positions = torch.cat([torch.arange(n) for n in lengths]).expand(3, -1).to(device)
         cu_seqlens = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32)
         num_rows = sum(i.num_rows for s in group.samples for i in s.items)
@@ -241,12 +217,6 @@ class _Run:
     timings: list[tuple[float, float]]
 
 
-class _DoesNotFitError(Exception):
-    def __init__(self, probe: ModuleProbe) -> None:
-        super().__init__()
-        self.probe = probe
-
-
 class GroupVisits:
     """One group on probes of several depths, whose repeats take turns; timed at one visit or at several.
 
@@ -271,16 +241,15 @@ class GroupVisits:
         with no_garbage_collection():
             try:
                 for probe in self._probes:
-                    with probe._fits():
-                        forwards[probe], run = probe._start(self._group)
+                    forwards[probe], run = probe._start(self._group)
                     self._runs.setdefault(probe, run)
                 for _ in range(num_repeats):
                     for probe, forward in forwards.items():
-                        with probe._fits():
-                            probe._repeat(forward, self._runs[probe])
-            except _DoesNotFitError as error:
+                        probe._repeat(forward, self._runs[probe])
+            except (MemoryError, RuntimeError) as error:
+                probe._free_after(error)
                 if is_first:  # what fitted once has its rows
-                    self._too_large = [error.probe._row(self._group, num_repeats=0, status="oom")]
+                    self._too_large = [probe._row(self._group, num_repeats=0, status="oom")]
 
     @property
     def fits(self) -> bool:

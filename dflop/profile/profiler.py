@@ -41,7 +41,6 @@ def profile_model(
     shapes: Sequence[SampleShape],
     *,
     token_config: Mapping[str, Any],
-    vocab_size: int,
     settings: ProbeSettings,
     depths: Sequence[int],
     num_probes: int,
@@ -59,7 +58,6 @@ def profile_model(
         family: Model family.
         shapes: Sampled data distribution; probe groups are drawn from it.
         token_config: Config entries that come from the tokenizer.
-        vocab_size: Rows of the embedding.
         settings: Identification and repeats.
         depths: Shallow depths to build.
         num_probes: Groups per module and way, at most.
@@ -85,8 +83,7 @@ def profile_model(
             continue
         for way in ways:
             probes = [
-                ModuleProbe(family, token_config, vocab_size, module, n, settings, device, way=way, group=group)
-                for n in depths
+                ModuleProbe(family, token_config, module, n, settings, device, way=way, group=group) for n in depths
             ]
             groups = probe_groups(shapes, module, num_groups=num_probes, max_samples=max_samples, seed=settings.seed)
             sweeps = _Sweeps(probes, groups, share_s, group, settings.num_repeats)

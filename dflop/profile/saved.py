@@ -1,4 +1,4 @@
-"""Bytes that autograd keeps alive between forward and backward, on real tensors as on fake ones."""
+"""Bytes that autograd keeps alive between forward and backward."""
 
 from __future__ import annotations
 

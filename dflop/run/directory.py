@@ -30,9 +30,8 @@ from dflop.data.dataset_profile import DatasetRef
 from dflop.data.mixture import MixtureEntry, make_entry
 from dflop.data.tokens import ChatTokenizer
 from dflop.errors import ConfigError
-from dflop.models import load_family, load_rules, load_trainable
-from dflop.models.family import Family, TrainableFamily
-from dflop.models.media import MediaRules
+from dflop.models import load_family
+from dflop.models.family import Family
 from dflop.records import CostTable, Plan, SampleShape, from_dict, parse_json, to_dict
 from dflop.train.manifest import read_latest
 
@@ -217,33 +216,19 @@ def _entries(d: DatasetConfig) -> tuple[MixtureEntry, ...]:
 
 def family_of(config: Config, vocab_size: int | None = None) -> Family:
     """The model family of a run; its embedding has rows for `vocab_size` tokens, which profiles of data do not need."""
-    return load_family(config.model.family, _hf_config(config, vocab_size), config.model.media)
-
-
-def trainable_of(config: Config, vocab_size: int | None = None) -> TrainableFamily:
-    """As `family_of`, of a run that trains; a ConfigError where the family cannot be trained."""
-    return load_trainable(config.model.family, _hf_config(config, vocab_size), config.model.media)
-
-
-def _hf_config(config: Config, vocab_size: int | None) -> dict[str, Any]:
     hf_config = dict(config.model.hf_config)
     # Weights come with a vocabulary, which may have room for more tokens than the tokenizer knows; a configuration may
     # state one that has.
     if vocab_size is not None and config.model.weights is None:
         text = hf_config.get("text_config") or {}
         hf_config["text_config"] = {**text, "vocab_size": max(vocab_size, text.get("vocab_size") or 0)}
-    return hf_config
-
-
-def rules_of(config: Config) -> MediaRules:
-    """The media rules of a run's family, which need no model: enough to profile data."""
-    return load_rules(config.model.family, config.model.hf_config, config.model.media)
+    return load_family(config.model.family, hf_config, config.model.media)
 
 
 def tokenizer_of(config: Config) -> ChatTokenizer:
     """The dataset's tokenizer with its chat template, bound to the family's special tokens."""
     d = config.dataset
-    return ChatTokenizer(d.tokenizer, rules_of(config), d.chat_template, d.special_tokens)
+    return ChatTokenizer(d.tokenizer, family_of(config), d.chat_template, d.special_tokens)
 
 
 def open_run(path: str | Path) -> RunDir:

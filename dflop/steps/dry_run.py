@@ -21,7 +21,7 @@ from dflop.launch.executor import SCRIPT, Executor, batches
 from dflop.launch.slurm import comment_of
 from dflop.run import lifecycle
 from dflop.run.batches import COMPARE, TRAIN
-from dflop.run.directory import RunDir, dataset_ref, family_of, rules_of
+from dflop.run.directory import RunDir, dataset_ref, family_of
 from dflop.run.launcher import site_of
 from dflop.steps import planning, preflight, submit
 
@@ -77,7 +77,7 @@ def _groups(run: RunDir, config: Config, notes: list[str]) -> list[list[JobSpec]
             return tuple(spec.module for spec in planning.used_modules(family, run.shapes()))
         return preflight.modules_named(family, config)
 
-    data_key = _or(notes, "DATA_PROFILE_KEY", lambda: profile_key(dataset_ref(config), rules_of(config)))
+    data_key = _or(notes, "DATA_PROFILE_KEY", lambda: profile_key(dataset_ref(config), family_of(config)))
     unknown: tuple[str, str, dict[str, object]] = ("MODEL_PROFILE_KEY", config.cluster.hardware, {})
     model_key, hardware, _ = _or(notes, unknown, lambda: planning.model_profile_key(config))
     profiled = _or(notes, family.modules, modules)

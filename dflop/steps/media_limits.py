@@ -8,7 +8,7 @@ from typing import Any
 
 from dflop.config import Config, Loaded
 from dflop.errors import ConfigError
-from dflop.run.directory import rules_of
+from dflop.run.directory import family_of
 
 
 def with_every_limit(loaded: Loaded) -> Loaded:
@@ -35,6 +35,6 @@ def stated_limits(config: Config) -> dict[str, list[Any]]:
 
 def _limits(config: Config) -> Mapping[str, Any]:
     try:
-        return rules_of(config).media
+        return family_of(config).media
     except ConfigError:  # told by `config validate`
         return {}

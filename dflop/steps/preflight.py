@@ -22,7 +22,7 @@ from dflop.models.family import Family
 from dflop.plan.candidates import check_processes
 from dflop.records import LLM
 from dflop.run.batches import stages_of
-from dflop.run.directory import dataset_ref, trainable_of
+from dflop.run.directory import dataset_ref, family_of
 
 _SCAN_BYTES = 64 << 20
 
@@ -52,7 +52,7 @@ def problems(config: Config, config_file: Path | Origins) -> Iterator[Problem]:
     origins = config_file if isinstance(config_file, Origins) else Origins(config_file)
     family: Family | None = None
     try:
-        family = trainable_of(config)
+        family = family_of(config)
     except ConfigError as error:
         key = error.where.split(".")
         where = origins.where(*key) if key[0] in Config.model_fields else error.where

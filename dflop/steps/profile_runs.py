@@ -12,7 +12,7 @@ from dflop.errors import StoreError
 from dflop.launch import Launcher
 from dflop.records import ProfileRecord
 from dflop.run import lifecycle
-from dflop.run.directory import RunDir, dataset_ref, rules_of
+from dflop.run.directory import RunDir, dataset_ref, family_of
 from dflop.run.launcher import launcher_of
 from dflop.run.messages import Say
 from dflop.steps import planning, profiling
@@ -70,7 +70,7 @@ def forecast_dataset(config: Config, say: Say) -> str:
     if config.dataset.demo and not config.dataset.annotations.is_file():
         say("the demo dataset would be built first; the profile's key depends on it")
         return ""
-    key = profile_key(dataset_ref(config), rules_of(config))
+    key = profile_key(dataset_ref(config), family_of(config))
     found = None
     with contextlib.suppress(StoreError), Reader(config.store) as reader:
         found = reader.profile(key)

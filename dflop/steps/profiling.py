@@ -16,7 +16,7 @@ from dflop.errors import DataError
 from dflop.launch import JobSpec, Launcher
 from dflop.records import ModuleSpec, ProfileRecord, QuarantinedSample
 from dflop.run.batches import TRAIN
-from dflop.run.directory import RunDir, dataset_ref, rules_of
+from dflop.run.directory import RunDir, dataset_ref, family_of
 from dflop.run.messages import Say
 from dflop.steps import planning, submit
 from dflop.steps.follow import Listener, follow_jobs, ingest_run
@@ -45,7 +45,7 @@ def data_profile_key(run: RunDir, say: Say) -> str:
     dataset = dataset_ref(config)
     if dataset.sizes is not None:
         check_overlong(dataset.overlong)  # known from the configuration: no job need find out
-    key = profile_key(dataset, rules_of(config))
+    key = profile_key(dataset, family_of(config))
     if not _has_begun(run) or key == (kept := run.profile_key()):
         return key
     found = stored_profile(config.store, kept)
@@ -88,7 +88,7 @@ async def profile_data(run: RunDir, launcher: Launcher, to: Listener) -> Profile
     counts = [ranks[0] for ranks in await follow_jobs(run, launcher, jobs, to)]
     inputs = {
         "annotations": str(config.dataset.annotations),
-        "family": rules_of(config).name,
+        "family": family_of(config).name,
         _ROWS: await asyncio.to_thread(rows_key, dataset_ref(config)),
         "limits": stated_limits(config),
     }

@@ -18,7 +18,7 @@ from dflop.data.demo import make_demo_dataset
 from dflop.errors import Cancelled, ConfigError, DflopError, Interrupted, StoreError
 from dflop.run import lifecycle
 from dflop.run.cancel import as_cancelled
-from dflop.run.directory import RunDir, rules_of
+from dflop.run.directory import RunDir, family_of
 from dflop.run.driver_lock import check_free, drive_alone
 from dflop.run.find import find_run, runs_folder
 from dflop.run.launcher import launcher_of
@@ -103,7 +103,7 @@ async def driver_session(run: RunDir, say: Say) -> AsyncIterator[None]:
         lifecycle.note(run, lifecycle.RUNNING)
         try:
             if (d := config.dataset).demo:
-                rules, num_samples = rules_of(config), d.demo_num_samples
+                rules, num_samples = family_of(config), d.demo_num_samples
                 await asyncio.to_thread(make_demo_dataset, d.annotations.parent, num_samples, progress=say, rules=rules)
             yield
         except DflopError as error:

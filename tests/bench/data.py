@@ -34,8 +34,9 @@ from dflop.data.load_media import resize
 from dflop.data.shapes import ShapeRules
 from dflop.data.size_table import profile_sizes, read_sizes
 from dflop.data.tokens import ChatTokenizer
-from dflop.models import load_family, load_rules
+from dflop.models import load_family
 from dflop.models.media import MediaRules
+from dflop.records import MediaItem
 from tests.bench.command import keep_to, options
 from tests.bench.figures import Figure, finish
 from tests.bench.markdown import table
@@ -206,7 +207,8 @@ def _decode_frames(family: Any, path: Path) -> None:
     size = {"width_px": h.width_px, "height_px": h.height_px, "num_frames": h.num_frames, "duration_s": h.duration_s}
     placed = family.place("video", **size)
     frames = decode_video(path, family.frame_indices(h.num_frames, h.duration_s))
-    family.item_array("video", resize(frames, family.frame_size_px(placed.grid)), placed.grid)
+    item = MediaItem("video", "", *size.values(), placed.module, placed.grid, 0, 0, 0)
+    family.array_of(item, [resize(frames, *family.frame_sizes_px(item))])
 
 
 def apply_chat_template_per_sample(dataset: DatasetRef, chats: Sequence[list[dict[str, str]]]) -> float:
@@ -220,7 +222,7 @@ def apply_chat_template_per_sample(dataset: DatasetRef, chats: Sequence[list[dic
 
 
 def _rules(family: str) -> ShapeRules:
-    rules = load_rules(family, {}, {})
+    rules = load_family(family, {}, {})
     with tempfile.TemporaryDirectory(prefix="dflop-bench-") as name:
         path = Path(name) / "tokenizer.json"
         _write_tokenizer(path, rules)

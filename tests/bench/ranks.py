@@ -166,7 +166,7 @@ def profile(
     family, hardware, software = family_of(model), hardware_name("cpu"), software_name()
     probes = list(
         profile_model(
-            family, shapes[model], token_config=family.token_ids(token_id(model)), vocab_size=VOCAB_SIZE,
+            family, shapes[model], token_config=family.token_ids(token_id(model)),
             settings=ProbeSettings(model, hardware, software, "float32", NUM_REPEATS),
             depths=DEPTHS, num_probes=NUM_PROBES, max_samples=max_samples, budget_s=budget_s, device=CPU,
             progress=lambda line: print(f"  {model}, {line}", file=sys.stderr, flush=True),

@@ -28,11 +28,10 @@ def test_cost_never_falls_when_a_load_grows(terms, load, more, num_layers, edge)
 
 
 def test_slopes_and_knots_mean_what_they_say():
-    others = dict.fromkeys(("layer_per_sq_token", "edge_fixed", "edge_per_token", "edge_per_item"), 0.0)
-    terms = curve.from_slopes(layer_fixed=1.0, slopes=(3.0, 1.0, 2.0), knots=(10, 30), **others)
+    terms = curve.from_slopes((3.0, 1.0, 2.0), (10, 30), CostTerms(1.0, 0.0, 0.0, 0.0, 0.0, 0.0))
     tokens = np.array([10, 30, 31, 130])
     assert curve.evaluate(terms, (1, tokens, 0), 1, edge=False) == pytest.approx([31, 51, 53, 251])
-    alike = curve.from_slopes(layer_fixed=0.0, slopes=(2.0, 2.0), knots=(10,), **others)
+    alike = curve.from_slopes((2.0, 2.0), (10,), curve.ZERO)
     assert alike == CostTerms(0.0, 2.0, 0.0, 0.0, 0.0, 0.0), "equal slopes leave no knot"
 
 

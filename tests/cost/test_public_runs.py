@@ -8,15 +8,15 @@ import pytest
 from dflop.cost.devices import A100, H100
 from dflop.cost.public_runs import (
     TABLE,
+    constants_of,
     error_fracs,
     fit_runs,
     parts_of,
-    predicted_tokens_per_s,
     read_runs,
+    seconds_of,
     summary,
     unseen_errors,
 )
-from dflop.cost.roofline import EXPOSED_FRAC, TRAFFIC
 from dflop.errors import CostError
 
 RUNS = read_runs()
@@ -25,9 +25,7 @@ RUNS = read_runs()
 def test_the_constants_of_the_package_are_the_fit_of_its_table():
     fit = fit_runs(RUNS)
     for sheet in (A100, H100):
-        told = (sheet.matmul_frac, sheet.published_attention_frac)
-        assert fit.fracs[sheet.name] == pytest.approx(told, rel=3e-3)
-    assert (fit.traffic, fit.exposed_frac) == pytest.approx((TRAFFIC, EXPOSED_FRAC), rel=3e-3)
+        assert fit[sheet.name] == pytest.approx(constants_of(sheet), rel=3e-3)
 
 
 @pytest.mark.parametrize("sheet", [A100, H100], ids=["a100", "h100"])
@@ -44,11 +42,9 @@ def test_predictions_agree_with_published_runs_seen_or_not(sheet):
 
 
 def test_a_table_with_known_constants_gives_them_back():
-    exact = [dataclasses.replace(run, tokens_per_s_per_gpu=predicted_tokens_per_s(run)) for run in RUNS]
-    fit = fit_runs(exact)
+    fit = fit_runs([dataclasses.replace(run, tokens_per_s_per_gpu=1 / seconds_of(run)) for run in RUNS])
     for sheet in (A100, H100):
-        assert fit.fracs[sheet.name] == pytest.approx((sheet.matmul_frac, sheet.published_attention_frac))
-    assert (fit.traffic, fit.exposed_frac) == pytest.approx((TRAFFIC, EXPOSED_FRAC))
+        assert fit[sheet.name] == pytest.approx(constants_of(sheet))
 
 
 def test_layouts_cost_what_they_add():

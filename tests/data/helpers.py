@@ -58,7 +58,7 @@ class TinyFamily(Family):
     def _never(self, *_: Any) -> Any:
         raise AssertionError("the data room never asks for this")
 
-    item_array = frame_size_px = array_shape = token_ids = shallow = _never
+    array_of = array_shape = token_ids = shallow = _never
 
 
 def chat(*texts: str, **row: object) -> dict[str, object]:

@@ -9,7 +9,7 @@ import pytest
 from dflop.data.dataset_profile import profile_shard
 from dflop.data.demo import MIXTURE, make_demo_dataset
 from dflop.errors import ConfigError
-from dflop.models import FAMILIES, load_rules
+from dflop.models import FAMILIES, load_family
 
 FEW, OTHERS = ("internvl", "qwen2_audio"), pytest.mark.lane("instances")
 NAMES = ["annotations.jsonl", "media", "provenance.json", "tokenizer.json"]
@@ -70,14 +70,14 @@ def test_complete_folder_is_reused_and_another_never_touched(demo, tmp_path):
 
 @pytest.mark.parametrize("name", [*FEW, *(pytest.param(n, marks=OTHERS) for n in FAMILIES if n not in FEW)])
 def test_made_for_a_family_it_has_its_tokens_and_no_media_it_does_not_take(name, tmp_path):
-    rules = load_rules(name, {}, {})
+    rules = load_family(name, {}, {})
     made = make_demo_dataset(tmp_path / "demo", num_samples=16, max_llm_tokens=16384, rules=rules)
     shapes, quarantined = profile_shard(made, rules, 0, 1)
     assert (len(shapes), quarantined) == (16, [])
     kinds = {item.kind for shape in shapes for item in shape.items}
     assert kinds == set(rules.media_tokens)
     assert make_demo_dataset(tmp_path / "demo", num_samples=16, max_llm_tokens=16384, rules=rules) == made
-    other = load_rules("internvl" if name != "internvl" else "qwen2_audio", {}, {})
+    other = load_family("internvl" if name != "internvl" else "qwen2_audio", {}, {})
     with pytest.raises(ConfigError, match="holds something else"):
         make_demo_dataset(tmp_path / "demo", num_samples=16, rules=other)
 

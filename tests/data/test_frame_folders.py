@@ -26,7 +26,7 @@ from dflop.data.header_cache import HeaderCache
 from dflop.data.headers import BadMedia, MediaHeader, read_header
 from dflop.data.load_media import load_item
 from dflop.data.mixture import Dataset, make_entry
-from dflop.models import load_trainable
+from dflop.models import load_family
 from dflop.records import MediaItem
 from tests.data.containers import jsonl_of, write_tar
 from tests.data.helpers import chat, parse_row
@@ -93,7 +93,7 @@ def item_of(row: dict[str, Any], root: Path, family: Any, path: Path) -> tuple[M
 
 @pytest.mark.parametrize("name", ["qwen2_vl", "qwen3_vl", "internvl"])
 def test_frames_are_the_video_of_the_same_frames(name, root, tmp_path):
-    family = load_trainable(name, {}, {})
+    family = load_family(name, {}, {})
     recording, wanted = item_of(
         {}, root, family, jsonl_of([chat("what?", "noise", video="v.avi")], tmp_path / "v.jsonl")
     )
@@ -104,7 +104,7 @@ def test_frames_are_the_video_of_the_same_frames(name, root, tmp_path):
 
 
 def test_frames_whose_bytes_stand_in_a_row(root, tmp_path):
-    family = load_trainable("qwen2_vl", {}, {})
+    family = load_family("qwen2_vl", {}, {})
     contents = [(root / path).read_bytes() for path in PATHS]
     recording, wanted = item_of({}, root, family, jsonl_of([ROWS["folder"]], tmp_path / "v.jsonl"))
     texts = [f"data:image/png;base64,{base64.b64encode(c).decode()}" for c in contents]

@@ -43,5 +43,5 @@ def test_a_video_is_made_small_frame_by_frame_and_equals_all_at_once(tmp_path, m
     indices = family.frame_indices(40, header.duration_s)
     assert len(alive) == len(set(indices)) // 8 > 3
     assert max(alive) <= 10
-    frames = load_media.resize(decode_video(path, indices), family.frame_size_px(placed.grid))
-    assert np.array_equal(array, family.item_array("video", frames, placed.grid))
+    frames = load_media.resize(decode_video(path, indices), *family.frame_sizes_px(item))
+    assert np.array_equal(array, family.array_of(item, [frames]))

@@ -150,7 +150,7 @@ def probed(
     family = load_family(model["family"], model["hf_config"], model.get("media", {}))
     return family, list(profile_model(
         family, make_shapes(family, 400, seed=0), token_config=token_config(family),
-        vocab_size=int(family.configs[LLM]["vocab_size"]), settings=settings_of(name, model, subject.device),
+        settings=settings_of(name, model, subject.device),
         depths=(1, 2), num_probes=14, max_samples=subject.size(16, 6), budget_s=budget_s, device=subject.device,
         progress=lambda line: None, ways=[WAYS["train"]], only=module,
     ))  # fmt: skip
@@ -214,7 +214,7 @@ def memory(subject: Subject, deadline_s: float) -> Iterator[Mapping[str, Any]]:
                 if time.monotonic() > deadline_s:
                     return
                 probe = ModuleProbe(
-                    family, token_config(family), 1000, module, num_layers, settings, subject.device, way=WAYS[way]
+                    family, token_config(family), module, num_layers, settings, subject.device, way=WAYS[way]
                 )
                 rows = [probe.measure(group) for group in groups]
                 for row in beside_data_sheet(rows, family.specs()):

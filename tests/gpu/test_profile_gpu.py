@@ -25,7 +25,7 @@ def settings():
 def new_probe(cuda, module, num_layers=1, way=TRAIN):
     family = synthetic.family()
     token_ids = family.token_ids(synthetic.TOKEN_IDS)
-    return ModuleProbe(family, token_ids, synthetic.VOCAB_SIZE, module, num_layers, settings(), cuda, way=way)
+    return ModuleProbe(family, token_ids, module, num_layers, settings(), cuda, way=way)
 
 
 def group_of(module, num_samples=4):
@@ -40,7 +40,6 @@ def test_every_module_gets_a_cost_table(cuda):
             family,
             synthetic.make_shapes(60, seed=0),
             token_config=family.token_ids(synthetic.TOKEN_IDS),
-            vocab_size=synthetic.VOCAB_SIZE,
             settings=settings(),
             depths=(1, 2),
             num_probes=12,

@@ -13,7 +13,7 @@ from dflop.errors import ConfigError, TrainError
 from dflop.jobs.checkpoint_export import export_run
 from dflop.jobs.configured_model import build_stages
 from dflop.parallel.topology import seat_of
-from dflop.run.directory import RunDir, tokenizer_of, trainable_of
+from dflop.run.directory import RunDir, family_of, tokenizer_of
 from tests.jobs.training import fresh, losses_of, set_config
 from tests.jobs.training import train as train_to_the_end
 from tests.test_cli import dflop
@@ -89,6 +89,6 @@ def test_what_cannot_be_exported_or_started_from_is_said(planned, trained, expor
     too_small = (f"model.weights={exported}", "model.hf_config.text_config.vocab_size=64")
     config = load_config(planned.config_file, too_small)
     tokenizer = tokenizer_of(config)
-    family, seat = trainable_of(config, tokenizer.vocab_size), seat_of(planned.plan(), 0)
+    family, seat = family_of(config, tokenizer.vocab_size), seat_of(planned.plan(), 0)
     with pytest.raises(ConfigError, match=f"{tokenizer.vocab_size} tokens, the weights have room for 64"):
         build_stages(config, family, tokenizer, seat, None, torch.device("cpu"))

@@ -14,7 +14,7 @@ from dflop.data.demo import make_demo_dataset
 from dflop.errors import ConfigError
 from dflop.jobs import data_profile
 from dflop.run.batches import GlobalBatches
-from dflop.run.directory import RunDir, dataset_ref, rules_of
+from dflop.run.directory import RunDir, dataset_ref, family_of
 from dflop.steps.profiling import data_profile_key
 from dflop.store import snapshot
 from dflop.store.ingest import ingest
@@ -52,7 +52,7 @@ def run_in(folder: Path, demo: Path, *overrides: str) -> RunDir:
 
 def profile(run: RunDir, num_shards: int) -> list[dict[str, float]]:
     config = run.config()
-    key = profile_key(dataset_ref(config), rules_of(config))
+    key = profile_key(dataset_ref(config), family_of(config))
     counts = [data_profile.main(str(run.path), key, str(shard), str(num_shards)) for shard in range(num_shards)]
     ingest(config.store)
     return counts
@@ -92,14 +92,14 @@ def test_weights_of_a_mixture_reach_the_store_and_the_order_of_training(tmp_path
     run = run_in(tmp_path, demo, f"dataset.annotations={tmp_path / 'mixture.yaml'}", "plan.global_batch_size=10")
     config, ref = run.config(), dataset_ref(run.config())
     profile(run, 2)
-    key = profile_key(ref, rules_of(config))
+    key = profile_key(ref, family_of(config))
     assert profile_frame(config.store, key)["weight"].to_list() == pytest.approx([12.5 / 40] * 40 + [37.5 / 10] * 10)
     with Reader(config.store) as reader:
         batches = GlobalBatches(config, reader.shapes(key))
     drawn = [s.sample_index for step in range(5) for s in batches.at(step)]
     assert 35 <= sum(index >= 40 for index in drawn) <= 38
     (tmp_path / "mixture.yaml").write_text(mixture.replace("weight: 3", "weight: 2"))
-    assert profile_key(dataset_ref(config), rules_of(config)) != key
+    assert profile_key(dataset_ref(config), family_of(config)) != key
 
 
 def test_a_table_of_sizes_that_shall_be_truncated_is_refused_before_a_job_is_submitted(

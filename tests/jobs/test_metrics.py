@@ -15,7 +15,7 @@ from dflop.jobs.telemetry import SpeedCounter, Telemetry
 from dflop.parallel.topology import seat_of
 from dflop.records import LLM, StepFlops, StepObservation
 from dflop.run.batches import TRAIN, GlobalBatches, job_steps
-from dflop.run.directory import RunDir, trainable_of
+from dflop.run.directory import RunDir, family_of
 from tests.builders import make_plan, random_batch
 from tests.jobs.configs import make_config
 
@@ -97,7 +97,7 @@ def told(tmp_path):
     telemetry = Telemetry(run, config, seat_of(make_plan({LLM: 1}), 0), "small-1", 2, SimpleNamespace(put=rows.append),
                           lambda: {"process": 7, "allocated": 5})  # fmt: skip
     batches = GlobalBatches(config, shapes)
-    family = trainable_of(config, VOCAB)
+    family = family_of(config, VOCAB)
     telemetry.count_speed(SpeedCounter(config, family, batches, job_steps(config, TRAIN), NUM_RANKS))
     yield telemetry, rows, run, (FlopCounter(family.specs()), batches)
     telemetry.close()

@@ -22,7 +22,7 @@ from dflop.jobs import data_profile
 from dflop.launch.kernels import kernel_environment
 from dflop.records import LLM, Plan, StepObservation
 from dflop.run.batches import TRAIN
-from dflop.run.directory import RunDir, dataset_ref, rules_of
+from dflop.run.directory import RunDir, dataset_ref, family_of
 from dflop.steps.planning import bound_family, model_profile_key
 from dflop.steps.profiling import note_profile
 from dflop.store.ingest import ingest
@@ -66,7 +66,7 @@ def planned_run(
         *overrides,
     )
     run = run_of(folder / "runs" / "small-1", config)
-    key = profile_key(dataset_ref(config), rules_of(config))
+    key = profile_key(dataset_ref(config), family_of(config))
     data_profile.main(str(run.path), key, "0", "1")
     with SpoolWriter(config.store, run.run_id, "fit") as spool:
         for table in TABLES.values():

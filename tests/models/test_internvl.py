@@ -14,14 +14,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dflop.errors import ConfigError
-from dflop.models import load_rules
+from dflop.models import load_family
 from tests.models.placing import place_frames, place_image
 from tests.models.tiled import TEXT, WIDTH, FrameStack, assert_lengths, pixel_sizes, placed_images, text_of, tokenizer
 
 NAME = "internvl"
 SIDES = st.one_of(st.integers(1, 300), st.integers(1, 9000))
 TINY_CONFIG = {"vision_config": {"image_size": 56, "patch_size": [14, 14]}}
-FULL, TINY = load_rules(NAME, {}, {}), load_rules(NAME, TINY_CONFIG, {})
+FULL, TINY = load_family(NAME, {}, {}), load_family(NAME, TINY_CONFIG, {})
 
 
 def written(layout):
@@ -105,7 +105,7 @@ def check_rows_and_lengths(model, pixel_values, placed):
 @example(6000, 4000, 448, 1, 1, False).via("a limit of one tile")
 def test_image_tiles_equal_the_processor(processor_of, width, height, tile_px, min_tiles, max_tiles, exact):
     media = {"min_tiles": max_tiles if exact else min(min_tiles, max_tiles), "max_tiles": max_tiles}
-    rules = load_rules(NAME, {"vision_config": {"image_size": tile_px}}, media)
+    rules = load_family(NAME, {"vision_config": {"image_size": tile_px}}, media)
     placed = place_image(rules, width, height)
     processor = processor_of(rules)
     num_tiles = processor.image_processor.get_number_of_image_patches(height, width, {"crop_to_patches": True})
@@ -139,7 +139,7 @@ def test_images_run_through_processor_and_model_as_placed(processor_of, rules, s
 
 @pytest.mark.parametrize("num_frames", [1, 2, 8, 32, 256])
 def test_video_runs_through_processor_and_model_as_placed(processor_of, num_frames):
-    rules = load_rules(NAME, TINY_CONFIG, {"video_frames": 256})
+    rules = load_family(NAME, TINY_CONFIG, {"video_frames": 256})
     placed = place_frames(rules, num_frames)
     processor = processor_of(rules)
     frames = torch.zeros(1, num_frames, 3, rules.tile_px, rules.tile_px)
@@ -155,7 +155,7 @@ def test_video_runs_through_processor_and_model_as_placed(processor_of, num_fram
 @example(1, 32)
 @example(256, 32)
 def test_sampled_frames_differ_from_the_video_processor_by_rounding_only(sample_frames, num_frames, limit):
-    rules = load_rules(NAME, {}, {"video_frames": limit})
+    rules = load_family(NAME, {}, {"video_frames": limit})
     indices, expected = rules.frame_indices(num_frames, 10.0), sample_frames(num_frames, min(limit, num_frames))
     assert len(indices) == len(expected) == place_frames(rules, num_frames).grid[0]
     # The processor counts in float32: odd multiples of a frame over twice the limit are exact below 2^24.
@@ -169,7 +169,7 @@ def test_a_limit_shrinks_to_its_least():
     assert FULL.max_level == 5
     assert [FULL.limits(level)["max_tiles"] for level in range(6)] == [12, 6, 3, 1, 1, 1]
     assert [len(FULL.frame_indices(500, 9.0, level)) for level in range(7)] == [32, 16, 8, 4, 2, 1, 1]
-    at_least_four = load_rules(NAME, {}, {"min_tiles": 4})
+    at_least_four = load_family(NAME, {}, {"min_tiles": 4})
     assert [at_least_four.limits(level)["max_tiles"] for level in range(4)] == [12, 6, 4, 4]
     assert place_image(at_least_four, 500, 500, level=2).grid[0] == 4 + 1
 
@@ -179,7 +179,7 @@ def test_a_limit_shrinks_to_its_least():
     [{}, TINY_CONFIG, {"downsample_ratio": 0.25}, {"downsample_ratio": 1.0}, {"vision_config": {"image_size": 112}}],
 )
 def test_geometry_and_rows_equal_the_model(config):
-    rules = load_rules(NAME, config, {})
+    rules = load_family(NAME, config, {})
     built = transformers.InternVLConfig(**config).vision_config
     assert (rules.tile_px, rules.side) == (built.image_size[0], built.image_size[0] // built.patch_size[0])
     pixels = torch.zeros(1, 3, rules.tile_px, rules.tile_px)
@@ -202,4 +202,4 @@ def test_a_configuration_the_model_cannot_run_is_refused(config):
     with pytest.raises((ValueError, RuntimeError)):
         model.get_image_features(torch.zeros(1, 3, side, side))
     with pytest.raises(ConfigError, match=r"downsample_ratio = |keeps the class token"):
-        load_rules(NAME, config, {})
+        load_family(NAME, config, {})

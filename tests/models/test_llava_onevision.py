@@ -12,7 +12,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from dflop.errors import ConfigError
-from dflop.models import load_rules
+from dflop.models import load_family
 from tests.models.placing import place_frames, place_image
 from tests.models.tiled import TEXT, WIDTH, FrameStack, assert_lengths, pixel_sizes, placed_images, text_of, tokenizer
 
@@ -34,7 +34,7 @@ CONFIGS = {
     },
     "ribbons": {"image_grid_pinpoints": grid_of(1, 40), "vision_aspect_ratio": "anyres_max_1"},
 }
-RULES = {name: load_rules(NAME, config, {}) for name, config in CONFIGS.items()}
+RULES = {name: load_family(NAME, config, {}) for name, config in CONFIGS.items()}
 FULL, TINY = RULES["released"], RULES["tiny"]
 
 
@@ -138,7 +138,7 @@ def layer_of(model):
 @pytest.mark.parametrize("num_frames", [1, 2, 8, 32, 256])
 @pytest.mark.parametrize("name", ["tiny", "even side"])
 def test_video_runs_through_processor_and_model_as_placed(processor_of, name, num_frames):
-    rules = load_rules(NAME, CONFIGS[name], {"video_frames": 256})
+    rules = load_family(NAME, CONFIGS[name], {"video_frames": 256})
     placed = place_frames(rules, num_frames)
     model, pixels = tiny_model(rules), torch.zeros(1, num_frames, 3, rules.tile_px, rules.tile_px)
     features = assert_lengths(layer_of(model), lambda: model.get_video_features(pixels), [placed])
@@ -153,7 +153,7 @@ def test_video_runs_through_processor_and_model_as_placed(processor_of, name, nu
 @example(1, 32)
 @example(256, 32)
 def test_frames_are_all_of_a_short_video_and_evenly_spaced_of_a_long_one(num_frames, limit):
-    rules = load_rules(NAME, {}, {"video_frames": limit})
+    rules = load_family(NAME, {}, {"video_frames": limit})
     indices = rules.frame_indices(num_frames, 10.0)
     if num_frames <= limit:
         assert indices == tuple(range(num_frames))
@@ -171,7 +171,7 @@ def test_a_level_equals_the_model_with_fewer_resolutions(name, width, height, le
     pinpoints = transformers.LlavaOnevisionConfig(**rules.hf_config).image_grid_pinpoints
     kept = [[h, w] for h, w in pinpoints if h * w <= most_tiles * rules.tile_px**2]
     assume(kept)
-    fewer = load_rules(NAME, {**rules.hf_config, "image_grid_pinpoints": kept}, {})
+    fewer = load_family(NAME, {**rules.hf_config, "image_grid_pinpoints": kept}, {})
     assert place_image(rules, width, height, level=level) == place_image(fewer, width, height)
 
 
@@ -189,7 +189,7 @@ def test_default_resolutions_equal_hugging_face_and_their_limit_is_the_largest()
     assert {name: rules.media["max_tiles"] for name, rules in RULES.items()} == {
         "released": 36, "tiny": 36, "even side": 9, "never one tile": 4, "ribbons": 40,
     }  # fmt: skip
-    assert place_image(load_rules(NAME, {}, {"max_tiles": 9}), 6000, 4000).grid[0] <= 10
+    assert place_image(load_family(NAME, {}, {"max_tiles": 9}), 6000, 4000).grid[0] <= 10
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_default_resolutions_equal_hugging_face_and_their_limit_is_the_largest()
 def test_geometry_falls_back_as_in_hugging_face(vision):
     config = transformers.LlavaOnevisionConfig(vision_config=vision).vision_config
     pinpoints = grid_of(2, 2, config.image_size)
-    rules = load_rules(NAME, {"vision_config": vision, "image_grid_pinpoints": pinpoints}, {})
+    rules = load_family(NAME, {"vision_config": vision, "image_grid_pinpoints": pinpoints}, {})
     assert (rules.tile_px, rules.side) == (config.image_size, config.image_size // config.patch_size)
 
 
@@ -219,4 +219,4 @@ def test_geometry_falls_back_as_in_hugging_face(vision):
 )
 def test_a_configuration_that_cannot_work_is_refused(config, media, message):
     with pytest.raises(ConfigError, match=message):
-        load_rules(NAME, config, media)
+        load_family(NAME, config, media)

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dflop.models import load_family
-from tests.models.placing import place_image
+from tests.models.placing import item_of, place_image
 from tests.models.video_checks import (
     SMALL_CLIPS,
     assert_video_equals_the_processor,
@@ -70,7 +70,7 @@ def test_images_equal_the_processor(name, width, height, level):
         return
     placed = place_image(rules, width, height, level=level)
     assert placed.grid == (1, size[0] // patch_px, size[1] // patch_px)
-    assert rules.frame_size_px(placed.grid) == size
+    assert rules.frame_sizes_px(item_of(placed, "image", width, height)) == (size,)
     processor = Qwen2VLImageProcessorPil(patch_size=patch_px, min_pixels=least, max_pixels=most)
     assert placed.num_tokens == processor.get_number_of_image_patches(height, width, {})
     assert placed.num_rows == placed.num_tokens // 4

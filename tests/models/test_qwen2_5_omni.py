@@ -32,7 +32,7 @@ def test_audio_lengths_are_what_the_tower_attends_over(num_samples, family):
     tokens, rows = modeling.Qwen2_5OmniAudioEncoder._get_feat_extract_output_lengths(None, num_frames)
     assert (placed.num_tokens, placed.num_rows) == (int(tokens), int(rows))
     features = torch.zeros(1, placed.grid[0])
-    _, chunks = modeling.chunk_and_pad_features(features, num_frames, family.audio["n_window"])
+    _, chunks = modeling.chunk_and_pad_features(features, num_frames, family.configs["audio"]["n_window"])
     attended = modeling.get_audio_cu_seqlens(chunks)
     assert placed.sum_sq_tokens == int(attended.diff().long().pow(2).sum())
     assert placed.num_tokens == int(attended[-1])

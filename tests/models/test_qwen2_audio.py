@@ -10,10 +10,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 
-from dflop.models import load_rules
+from dflop.models import load_family
 
 NAME = "qwen2_audio"
-RULES = load_rules(NAME, {}, {})
+RULES = load_family(NAME, {}, {})
 RATE_HZ = 16_000
 
 
@@ -96,10 +96,10 @@ def test_audio_without_rows_is_refused(processor):
 
 
 def test_the_window_follows_the_config_and_what_is_longer_can_be_refused():
-    placed = place(load_rules(NAME, {"audio_config": {"max_source_positions": 750}}, {}), 20.0)
+    placed = place(load_family(NAME, {"audio_config": {"max_source_positions": 750}}, {}), 20.0)
     assert (placed.grid, placed.num_tokens, placed.num_rows) == ((1500, 0, 0), 750, 375)
     assert placed.sum_sq_tokens == 750**2
-    strict = load_rules(NAME, {}, {"audio_truncate": False})
+    strict = load_family(NAME, {}, {"audio_truncate": False})
     assert place(strict, 30.0) == place(RULES, 30.0)
     with pytest.raises(ValueError, match=r"audio of 30\.1 s exceeds the encoder's 30 s and audio_truncate is off"):
         place(strict, 30.1)

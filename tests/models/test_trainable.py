@@ -1,4 +1,4 @@
-"""What trainable families make of decoded media equals their processors; the others say that they cannot."""
+"""What families make of decoded media equals their processors."""
 
 from __future__ import annotations
 
@@ -14,20 +14,11 @@ from PIL import Image
 
 from dflop.data.demo_media import write_video
 from dflop.data.load_media import load_item, resize
-from dflop.errors import ConfigError
-from dflop.models import FAMILIES, load_family, load_rules, load_trainable
+from dflop.models import load_family
 from dflop.models.arrays import SAMPLE_RATE_HZ, log_mel, patchify
 from dflop.models.pixels import CLIP, HALF, IMAGENET
 from dflop.records import MediaItem
-from tests.models.placing import place_frames, place_image
-
-
-def test_every_family_can_be_trained_and_one_that_only_knows_sizes_says_that_it_cannot(monkeypatch):
-    assert [load_trainable(name, {}, {}).name for name in FAMILIES] == list(FAMILIES)
-    monkeypatch.setitem(FAMILIES, "tiny", ("tests.data.helpers", "TinyFamily"))
-    with pytest.raises(ConfigError, match="`tiny` can be profiled and planned, but not trained") as caught:
-        load_trainable("tiny", {}, {})
-    assert all(name in caught.value.hint for name in FAMILIES if name != "tiny")
+from tests.models.placing import item_of, place_frames, place_image
 
 
 def items_of(family, folder, sizes):
@@ -66,7 +57,7 @@ TILED_SIZES = [[(384, 384)], [(1000, 300)], [(333, 1001)], [(50, 20)], [(769, 38
 def test_tiles_of_llavas_images_equal_the_processor(sizes, tmp_path):
     from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
 
-    images, arrays = tiles_of(load_trainable("llava_onevision", {}, {}), tmp_path, sizes)
+    images, arrays = tiles_of(load_family("llava_onevision", {}, {}), tmp_path, sizes)
     processor = LlavaOnevisionImageProcessorPil(image_mean=HALF.mean, image_std=HALF.std)
     made = processor(images=[images], input_data_format="channels_last", return_tensors="np")["pixel_values"]
     for array, expected in zip(arrays, made, strict=True):
@@ -77,7 +68,7 @@ def test_tiles_of_llavas_images_equal_the_processor(sizes, tmp_path):
 def test_tiles_of_internvl_equal_the_processor(sizes, tmp_path):
     from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 
-    images, (array,) = tiles_of(load_trainable("internvl", {}, {"max_tiles": 6}), tmp_path, sizes)
+    images, (array,) = tiles_of(load_family("internvl", {}, {"max_tiles": 6}), tmp_path, sizes)
     processor = GotOcr2ImageProcessorPil(
         size={"height": 448, "width": 448}, crop_to_patches=True, max_patches=6, image_mean=IMAGENET.mean,
         image_std=IMAGENET.std,
@@ -87,7 +78,7 @@ def test_tiles_of_internvl_equal_the_processor(sizes, tmp_path):
 
 
 def test_a_sample_that_was_made_smaller_has_the_tiles_of_its_level(tmp_path):
-    family = load_trainable("internvl", {}, {})
+    family = load_family("internvl", {}, {})
     Image.new("RGB", (1600, 1200)).save(tmp_path / "0.png")
     for level in range(family.max_level + 1):
         placed = family.place("image", width_px=1600, height_px=1200, num_frames=1, duration_s=0.0, level=level)
@@ -97,7 +88,7 @@ def test_a_sample_that_was_made_smaller_has_the_tiles_of_its_level(tmp_path):
 
 @pytest.mark.parametrize("name", ["internvl", "llava_onevision"])
 def test_every_frame_of_a_video_is_a_tile(name, tmp_path):
-    family = load_trainable(name, {}, {"video_frames": 3})
+    family = load_family(name, {}, {"video_frames": 3})
     frames = [np.full((48, 64, 3), 20 * i, np.uint8) for i in range(7)]
     write_video(frames, tmp_path / "v.mp4", Fraction(7))
     placed = family.place("video", width_px=64, height_px=48, num_frames=7, duration_s=1.0)
@@ -117,7 +108,7 @@ def test_pixels_equal_the_processor(name, patch_px, colours, size):
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
     width, height = size
-    family, image = load_trainable(name, {}, {"max_pixels": 64 * 32 * 32}), picture(width, height)
+    family, image = load_family(name, {}, {"max_pixels": 64 * 32 * 32}), picture(width, height)
     processor = Qwen2VLImageProcessorPil(
         min_pixels=family.media["min_pixels"], max_pixels=family.media["max_pixels"], patch_size=patch_px,
         image_mean=colours.mean, image_std=colours.std,
@@ -125,27 +116,28 @@ def test_pixels_equal_the_processor(name, patch_px, colours, size):
     expected = processor(images=image, input_data_format="channels_last", return_tensors="np")
     placed = family.place("image", width_px=width, height_px=height, num_frames=1, duration_s=0.0)
     assert placed.grid == tuple(expected["image_grid_thw"][0])
-    array = family.item_array("image", resize(image[None], family.frame_size_px(placed.grid)), placed.grid)
+    item = item_of(placed, "image", width, height)
+    array = family.array_of(item, [resize(image[None], *family.frame_sizes_px(item))])
     assert array.shape == family.array_shape("vision", placed.grid)
     np.testing.assert_allclose(pixels_of(family, array), expected["pixel_values"], atol=1e-5)
 
 
 @pytest.mark.parametrize("duration_s", [0.1, 7.3331875, 29.995, 30.0, 41.7])
 def test_a_window_of_audio_equals_the_processor(duration_s):
-    family = load_trainable("qwen2_audio", {}, {})
+    family = load_family("qwen2_audio", {}, {})
     num_samples = round(duration_s * SAMPLE_RATE_HZ)
     waveform = np.random.default_rng(1).normal(0, 0.1, num_samples).astype(np.float32)
     extract = transformers.WhisperFeatureExtractor(feature_size=128)
     made = extract(waveform, sampling_rate=SAMPLE_RATE_HZ, return_attention_mask=True, return_tensors="np")
     placed = family.place("audio", width_px=0, height_px=0, num_frames=0, duration_s=duration_s)
-    array = family.item_array("audio", waveform, placed.grid)
+    array = family.array_of(item_of(placed, "audio"), [waveform])
     assert array.shape == family.array_shape("audio", placed.grid) == made["input_features"].shape
     np.testing.assert_allclose(array, made["input_features"], atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["internvl", "llava_onevision"])
 def test_what_cannot_be_placed_is_refused(name):
-    rules = load_rules(name, {}, {})
+    rules = load_family(name, {}, {})
     for width, height in [(0, 10), (10, 0), (-1, 5)]:
         with pytest.raises(ValueError, match=f"size {width}x{height} is empty"):
             place_image(rules, width, height)

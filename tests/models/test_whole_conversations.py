@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dflop.data.demo_text import SPECIAL_TOKENS, train_tokenizer
 from dflop.data.tokens import ChatTokenizer
-from dflop.models import load_rules
+from dflop.models import load_family
 from tests.data.helpers import encode, parse_row
 
 # In the manner of the published templates of each family.
@@ -121,7 +121,7 @@ def header(kind, size):
 @pytest.mark.parametrize("name", CASES)
 def test_token_ids_and_places_of_media_equal_the_processor(ask_processor, tmp_path_factory, name):
     case = CASES[name]
-    rules = load_rules(case.family, case.config, {"video_frames": 4} if case.family == "internvl" else {})
+    rules = load_family(case.family, case.config, {"video_frames": 4} if case.family == "internvl" else {})
     path = tmp_path_factory.mktemp("whole") / "tokenizer.json"
     tokens = dict.fromkeys([*SPECIAL_TOKENS, *case.named.values(), "<|vision_start|>", "<|vision_end|>"])
     train_tokenizer(

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from dflop.errors import ConfigError
-from dflop.models import splits
+from dflop.models.splits import split_of
 from dflop.parallel import tokens
 from dflop.parallel.tensor import shard_stage
 from dflop.parallel.vocab import vocab_share
@@ -120,13 +120,14 @@ def assert_parity(ranks, name, degree):
     stack = STACKS[name]
     stage = stack.build()
     out, loss, gradients = train(stack, stage)
+    split = split_of(stage.layers[0])
     for rank, got in enumerate(ranks):
         assert_close(got.out, out, "output")
         assert_close(got.loss, loss, "loss")
         assert set(got.gradients) == set(gradients)
         for n, want in gradients.items():
-            assert torch.equal(got.values[n], part_of(stage.names[n].detach(), n, stage.split, rank, degree)), n
-            part = part_of(want, n, stage.split, rank, degree)
+            assert torch.equal(got.values[n], part_of(stage.names[n].detach(), n, split, rank, degree)), n
+            part = part_of(want, n, split, rank, degree)
             assert_close(got.gradients[n], part, f"gradient of {n}", rounding_scale(n, gradients))
 
 
@@ -194,7 +195,8 @@ def test_parts_keep_what_is_frozen_and_let_the_whole_go():
         assert p.is_contiguous()
         assert p.untyped_storage().nbytes() == p.nbytes, name
     for layer in stage.decoder.layers:
-        for name in (*splits.QWEN3.column, *splits.QWEN3.row):
+        split = split_of(layer)
+        for name in (*split.column, *split.row):
             linear = layer.get_submodule(name)
             assert linear.weight.shape == (linear.out_features, linear.in_features)
     # The head; in a layer seven weights and the biases of query, key and value.

@@ -12,7 +12,7 @@ from dflop.profile.groups import POOL_FACTOR, drawn_groups, make_group, probe_gr
 from dflop.profile.probe import ModuleProbe, ProbeSettings
 from dflop.profile.profiler import MIN_GROUPS, profile_model
 from dflop.records import LLM
-from tests.train.synthetic import TOKEN_IDS, VOCAB_SIZE, family, make_shapes
+from tests.train.synthetic import TOKEN_IDS, family, make_shapes
 
 SETTINGS = ProbeSettings("key", "cpu: test", "torch test", "float32", num_repeats=2)
 MODULES = ("vision", "audio", LLM)
@@ -26,7 +26,7 @@ def probe(module, num_layers, way=TRAIN):
 def new_probe(module, num_layers, way=TRAIN, model=None, group=None):
     model, cpu = model or family(), torch.device("cpu")
     ids = model.token_ids(TOKEN_IDS)
-    return ModuleProbe(model, ids, VOCAB_SIZE, module, num_layers, SETTINGS, cpu, way=way, group=group)
+    return ModuleProbe(model, ids, module, num_layers, SETTINGS, cpu, way=way, group=group)
 
 
 def users(module, count):
@@ -73,7 +73,6 @@ def profile(shapes, model=None, **changes):
     model, lines = model or family(), []
     options = dict(
         token_config=model.token_ids(TOKEN_IDS),
-        vocab_size=VOCAB_SIZE,
         settings=SETTINGS,
         depths=(1, 2),
         num_probes=MIN_GROUPS + 2,

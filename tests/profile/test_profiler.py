@@ -103,7 +103,7 @@ class Clock:
         self.loads = {}
 
         def run_s(probe, group):
-            return FIXED_S + PER_TOKEN_S * probe._num_layers * probe.load(group).num_tokens
+            return FIXED_S + PER_TOKEN_S * probe._num_layers * group.load.num_tokens
 
         def start(probe, group):
             self.loads[probe] = run_s(probe, group)

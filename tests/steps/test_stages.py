@@ -15,7 +15,7 @@ from dflop.cost.curve import ZERO, edge_part
 from dflop.jobs.configured_model import full_config
 from dflop.models.random_weights import build_model
 from dflop.records import LLM, CostTable, Plan
-from dflop.run.directory import RunDir, tokenizer_of, trainable_of
+from dflop.run.directory import RunDir, family_of, tokenizer_of
 from dflop.steps import planning
 from dflop.steps.planning import bound_family
 from dflop.store.ingest import ingest
@@ -64,7 +64,7 @@ def weights_at(run: RunDir, step: int) -> dict[str, torch.Tensor]:
 
 def first_weights(run: RunDir) -> dict[str, torch.Tensor]:
     config, tokenizer = run.config(), tokenizer_of(run.config())
-    family = trainable_of(config, tokenizer.vocab_size)
+    family = family_of(config, tokenizer.vocab_size)
     model = build_model(family, full_config(family, tokenizer), seed=config.model.seed, dtype=torch.float32)
     return {n: p.detach().clone() for n, p in model.named_parameters()}
 

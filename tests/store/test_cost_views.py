@@ -60,10 +60,8 @@ def test_cost_at_refuses_to_extrapolate(priced: tuple[Path, CostModel], sql: str
 def random_terms(rng: np.random.Generator) -> r.CostTerms:
     knots = np.unique(rng.integers(1, 20_000, rng.integers(0, 6))).tolist()
     fixed, sq, edge, per_token, per_item = (float(x) for x in rng.uniform(0, 1e-3, 5))
-    return from_slopes(
-        layer_fixed=fixed, slopes=rng.uniform(0, 1e-5, len(knots) + 1).tolist(), knots=knots,
-        layer_per_sq_token=1e-5 * sq, edge_fixed=edge, edge_per_token=1e-2 * per_token, edge_per_item=per_item,
-    )  # fmt: skip
+    others = r.CostTerms(fixed, 0.0, 1e-5 * sq, edge, 1e-2 * per_token, per_item)
+    return from_slopes(rng.uniform(0, 1e-5, len(knots) + 1).tolist(), knots, others)
 
 
 def random_table(rng: np.random.Generator, module: str, make: Any) -> r.CostTable:

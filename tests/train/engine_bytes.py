@@ -30,8 +30,8 @@ from dflop.models.ways import Way
 from dflop.parallel.topology import seats
 from dflop.plan import memory
 from dflop.plan.memory import StageBytes, in_flight, stage_bytes
-from dflop.profile.fake_memory import fake_stage
 from dflop.profile.groups import make_group
+from dflop.profile.probe import ModuleProbe, ProbeSettings
 from dflop.records import LLM, CostTable, CostTerms, MediaItem, ModuleLoad, Plan, SampleShape
 from dflop.train.fsdp import sharded_modules
 from tests.train import synthetic
@@ -195,9 +195,10 @@ def cost_tables(of: Layout) -> list[CostTable]:
 
 def _kept(used: Family, module: str, of: Layout, way: Way) -> CostTerms:
     group = make_group("random", batch_of(of.plan)[:SAMPLES_PER_MICROBATCH], module)
-    ids, vocab_size = used.token_ids(synthetic.TOKEN_IDS), used.configs[LLM]["vocab_size"]
+    ids = used.token_ids(synthetic.TOKEN_IDS)
+    settings, cpu = ProbeSettings("", "", "", "bfloat16", num_repeats=1), torch.device("cpu")
     one, two = (
-        fake_stage(used, ids, vocab_size, module, depth, dtype="bfloat16", way=way)(group).activation_bytes
+        ModuleProbe(used, ids, module, depth, settings, cpu, way=way).measure(group).activation_bytes
         / group.load.num_tokens
         for depth in (1, 2)
     )

@@ -20,8 +20,8 @@ from dflop.data.demo import make_demo_dataset
 from dflop.data.sample_order import SampleOrder
 from dflop.data.tokens import ChatTokenizer
 from dflop.jobs.sample_source import DatasetSource
-from dflop.models import load_trainable
-from dflop.models.family import TrainableFamily
+from dflop.models import load_family
+from dflop.models.family import Family
 from dflop.models.random_weights import build_model
 from dflop.records import LLM, SampleShape
 from dflop.train.loop import Hooks, LoopSettings
@@ -61,7 +61,7 @@ class Lesson:
     shapes: tuple[SampleShape, ...]
 
     @property
-    def family(self) -> TrainableFamily:
+    def family(self) -> Family:
         return family_of(self.dataset.tokenizer)
 
     def model(self) -> torch.nn.Module:
@@ -69,11 +69,11 @@ class Lesson:
         return build_model(self.family, {**self.family.hf_config, **ids}, seed=0, dtype=torch.float32)
 
 
-def family_of(tokenizer: Path) -> TrainableFamily:
-    rules = load_trainable("qwen2_5_omni_thinker", CONFIG, MEDIA)
+def family_of(tokenizer: Path) -> Family:
+    rules = load_family("qwen2_5_omni_thinker", CONFIG, MEDIA)
     vocab_size = ChatTokenizer(tokenizer, rules).vocab_size
     config = {**CONFIG, "text_config": {**CONFIG["text_config"], "vocab_size": vocab_size}}
-    return load_trainable("qwen2_5_omni_thinker", config, MEDIA)
+    return load_family("qwen2_5_omni_thinker", config, MEDIA)
 
 
 class CachedSource(DatasetSource):

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from dflop.errors import ConfigError
-from dflop.models import counts, splits
+from dflop.models import counts
 from dflop.models.arrays import cut_tiles
-from dflop.models.family import Decoder, Tower
+from dflop.models.family import Tower, complete_section
 from dflop.models.media import MIN_COUNT, Layout, MediaSize, MediaTokens, Placement
 from dflop.models.pixels import IMAGENET
 from dflop.models.tiled_family import TiledFamily, check_not_empty
@@ -47,33 +47,22 @@ class InternVl(TiledFamily):
         "image": {"min_patches": "min_tiles", "max_patches": "max_tiles"},
         "video": {"num_frames": "video_frames"},
     }
-    shrinkable: Mapping[str, int] = {"max_tiles": 1, "video_frames": 1}
-    modules = ("vision", LLM)
     num_class_tokens = 1
     config_class = "InternVLConfig"
     model_class = "InternVLForConditionalGeneration"
-
+    section_types = {LLM: "qwen2"}
     towers = {
         "vision": Tower(
-            "model.vision_tower",
-            "tiles",
-            0,
-            "vision_config",
-            "num_hidden_layers",
-            "encoder.layer",
-            splits.INTERNVIT,
-            extras=("model.multi_modal_projector",),
-            colours=IMAGENET,
+            "model.vision_tower", "tiles", "encoder.layer", extras=("model.multi_modal_projector",), colours=IMAGENET
         )
     }
-    decoder = Decoder("model.language_model", "lm_head", "", splits.QWEN2)
 
     def __init__(self, hf_config: Mapping[str, Any], media: Mapping[str, Any]) -> None:
         super().__init__(hf_config, media)
         sides = ("image_size", "patch_size")
-        vision = self._section("vision_config", "internvl_vision", sides=sides)
+        vision = complete_section(hf_config.get("vision_config"), "vision_config", "internvl_vision", sides=sides)
         vision |= {key: _square(vision, key) for key in sides}
-        self.configs = {"vision": vision, LLM: self._section("text_config", "qwen2")}
+        self.configs = {"vision": vision, **self.configs}
         self.tile_px: int = vision["image_size"]
         self.side = self.tile_px // int(vision["patch_size"])
         self.rows_per_tile = _rows_per_tile(self.side, {**_DEFAULTS, **self.hf_config})
@@ -89,17 +78,17 @@ class InternVl(TiledFamily):
         return counts.internvit(vision, projector), counts.decoder(text, tied=tied)
 
     def frame_sizes_px(self, item: MediaItem, level: int = 0) -> tuple[Size, ...]:
-        tile = self.frame_size_px(item.grid)
+        tile = super().frame_sizes_px(item, level)
         if item.kind != "image" or item.grid[0] == 1:
-            return (tile,)
+            return tile
         rows, columns = self._tile_grid((item.height_px, item.width_px), level)
-        return (rows * self.tile_px, columns * self.tile_px), tile
+        return (rows * self.tile_px, columns * self.tile_px), *tile
 
     def array_of(self, item: MediaItem, versions: Sequence[np.ndarray]) -> np.ndarray:
         if len(versions) == 1:
-            return self.item_array(item.kind, versions[0], item.grid)
+            return super().array_of(item, versions)
         tiles, thumbnail = cut_tiles(versions[0][0], self.tile_px), versions[1]
-        return self.item_array(item.kind, np.concatenate([tiles, thumbnail]), item.grid)
+        return super().array_of(item, [np.concatenate([tiles, thumbnail])])
 
     def token_ids(self, token_id: Mapping[str, int]) -> dict[str, int]:
         return {"image_token_id": token_id["<IMG_CONTEXT>"]}

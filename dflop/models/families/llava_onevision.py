@@ -17,21 +17,20 @@ from typing import Any
 import numpy as np
 
 from dflop.errors import ConfigError
-from dflop.models import counts, splits
+from dflop.models import counts
 from dflop.models.arrays import cut_tiles, pad_frame
-from dflop.models.family import Decoder, Tower, complete_section
+from dflop.models.family import Tower, complete_section
 from dflop.models.media import MediaSize, MediaTokens, Placement, check_like
 from dflop.models.pixels import HALF
 from dflop.models.tiled_family import TiledFamily, check_not_empty
 from dflop.models.tiles import Size, best_resolution
 from dflop.records import LLM, MediaItem, ModuleSpec
 
-_SIGLIP = {"model_type": "siglip_vision_model", **counts.DEFAULTS["siglip_vision_model"]}
-"""What a `vision_config` leaves out: Hugging Face falls back to the tower's own defaults, not to this family's."""
 _NO_VISION_CONFIG = {
     "hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 26, "num_attention_heads": 16,
     "image_size": 384, "patch_size": 14, "vision_use_head": False,
 }  # fmt: skip
+"""Where there is no `vision_config`; what one leaves out has the tower's own defaults, not these."""
 _PINPOINTS = [(384 * rows, 384 * columns) for rows in range(1, 7) for columns in range(1, 7)]
 _DOWNSCALE_ABOVE = 1.1
 
@@ -50,30 +49,23 @@ class LlavaOnevision(TiledFamily):
     media_tokens = {"image": MediaTokens("", "<image>", ""), "video": MediaTokens("", "<video>", "")}
     media_defaults: Mapping[str, Any] = {"max_tiles": 36, "video_frames": 32}
     settings = {"video": {"num_frames": "video_frames"}}
-    shrinkable: Mapping[str, int] = {"max_tiles": 1, "video_frames": 1}
-    modules = ("vision", LLM)
     config_class = "LlavaOnevisionConfig"
     model_class = "LlavaOnevisionForConditionalGeneration"
-
+    section_types = {LLM: "qwen2"}
     towers = {
         "vision": Tower(
             "model.vision_tower",
             "anyres",
-            0,
-            "vision_config",
-            "num_hidden_layers",
             "encoder.layers",
-            splits.SIGLIP,
             extras=("model.multi_modal_projector", "model.image_newline"),
             colours=HALF,
         )
     }
-    decoder = Decoder("model.language_model", "lm_head", "", splits.QWEN2)
 
     def __init__(self, hf_config: Mapping[str, Any], media: Mapping[str, Any]) -> None:
         stated = hf_config.get("vision_config")
         vision = complete_section(
-            _NO_VISION_CONFIG if stated is None else stated, "vision_config", _SIGLIP["model_type"], _SIGLIP
+            _NO_VISION_CONFIG if stated is None else stated, "vision_config", "siglip_vision_model"
         )
         self.side = _side(vision, str(hf_config.get("vision_feature_select_strategy", "full")))
         self.tile_px: int = vision["image_size"]
@@ -82,7 +74,7 @@ class LlavaOnevision(TiledFamily):
         self.media_defaults = {**self.media_defaults, "max_tiles": max(self._tiles.values())}
         self.shrinkable = {**self.shrinkable, "max_tiles": min(self._tiles.values())}
         super().__init__(hf_config, media)
-        self.configs = {"vision": vision, LLM: self._section("text_config", "qwen2")}
+        self.configs = {"vision": vision, **self.configs}
         self._check_least(self.shrinkable)
         levels = range(self.max_level + 1)
         self._pinpoints = [[p for p, n in self._tiles.items() if n <= self.limits(i)["max_tiles"]] for i in levels]
@@ -123,16 +115,16 @@ class LlavaOnevision(TiledFamily):
         )
 
     def frame_sizes_px(self, item: MediaItem, level: int = 0) -> tuple[Size, ...]:
-        tile, fitted = self.frame_size_px(item.grid), self._fitted_px(item)
-        return (tile,) if fitted is None else (tile, _inside((item.height_px, item.width_px), fitted))
+        tile, fitted = super().frame_sizes_px(item, level), self._fitted_px(item)
+        return tile if fitted is None else (*tile, _inside((item.height_px, item.width_px), fitted))
 
     def array_of(self, item: MediaItem, versions: Sequence[np.ndarray]) -> np.ndarray:
         fitted = self._fitted_px(item)
         if fitted is None:
-            return self.item_array(item.kind, versions[0], item.grid)
+            return super().array_of(item, versions)
         whole, inside = versions
         tiles = cut_tiles(pad_frame(inside[0], fitted), self.tile_px)
-        return self.item_array(item.kind, np.concatenate([whole, tiles]), item.grid)
+        return super().array_of(item, [np.concatenate([whole, tiles])])
 
     def _fitted_px(self, item: MediaItem) -> Size | None:
         """The resolution that the only image of a sample is fitted into; None for videos and one of several images."""
@@ -183,13 +175,12 @@ class LlavaOnevision(TiledFamily):
 
 def _side(vision: Mapping[str, Any], select: str) -> int:
     """Patches along one side of a tile."""
-    tower, tile_px, patch_px = (vision[key] for key in ("model_type", "image_size", "patch_size"))
-    square = isinstance(tile_px, int) and isinstance(patch_px, int) and tile_px >= patch_px
-    if tower != _SIGLIP["model_type"] or select != "full" or not square:
+    tile_px, patch_px = vision["image_size"], vision["patch_size"]
+    if select != "full" or tile_px < patch_px:
         raise ConfigError(
-            f"{tower} over {tile_px} px in patches of {patch_px} px, features `{select}`: the model cannot run this",
+            f"tiles of {tile_px} px in patches of {patch_px} px, features `{select}`: the model cannot run this",
             where="model.hf_config.vision_config",
-            hint="siglip_vision_model, patches that fit into the image, and vision_feature_select_strategy `full`",
+            hint="patches that fit into the image, and vision_feature_select_strategy `full`",
         )
     return int(tile_px // patch_px)
 

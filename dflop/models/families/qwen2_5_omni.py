@@ -10,26 +10,25 @@ hence the sums of squares.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from dflop.models import counts, splits
+from dflop.models import counts
 from dflop.models.arrays import MEL_HOP_SAMPLES, SAMPLE_RATE_HZ, log_mel, mel_settings
 from dflop.models.family import Decoder, Grid, Tower
 from dflop.models.media import MediaSize, MediaTokens, Placement
-from dflop.models.native import IMAGE_LIMITS, IMAGE_SETTINGS, SHRINKABLE, VIDEO_LIMITS, VIDEO_SAMPLING
+from dflop.models.native import IMAGE_LIMITS, IMAGE_SETTINGS, VIDEO_LIMITS, VIDEO_SAMPLING
 from dflop.models.native_family import NativeFamily
 from dflop.models.pixels import CLIP
-from dflop.records import LLM, ModuleSpec
+from dflop.records import LLM, MediaItem, ModuleSpec
 
 
 class Qwen25OmniThinker(NativeFamily):
     """`Qwen2_5OmniThinkerForConditionalGeneration`; media limits as in `media_defaults`."""
 
     name = "qwen2_5_omni_thinker"
-    modules = ("vision", "audio", LLM)
     media_tokens = {
         "image": MediaTokens("<|vision_bos|>", "<|IMAGE|>", "<|vision_eos|>"),
         "video": MediaTokens("<|vision_bos|>", "<|VIDEO|>", "<|vision_eos|>"),
@@ -38,53 +37,33 @@ class Qwen25OmniThinker(NativeFamily):
     media_defaults = {**IMAGE_LIMITS, **VIDEO_LIMITS, "audio_max_s": 300.0}
     # Transformers' processor of this family gives videos its own size, whatever the settings state.
     settings = {"image": IMAGE_SETTINGS, "video": VIDEO_SAMPLING, "audio": {"chunk_length": "audio_max_s"}}
-    shrinkable = SHRINKABLE
     config_class = "Qwen2_5OmniThinkerConfig"
     model_class = "Qwen2_5OmniThinkerForConditionalGeneration"
-    vision_type, text_type = "qwen2_5_omni_vision_encoder", "qwen2_5_omni_text"
+    section_types = {
+        "vision": "qwen2_5_omni_vision_encoder",
+        LLM: "qwen2_5_omni_text",
+        "audio": "qwen2_5_omni_audio_encoder",
+    }
 
     towers = {
-        "vision": Tower(
-            "model.visual",
-            "native",
-            0,
-            "vision_config",
-            "depth",
-            "blocks",
-            splits.OMNI_VISION,
-            projector=("merger",),
-            colours=CLIP,
-        ),
-        "audio": Tower(
-            "model.audio_tower",
-            "mel",
-            1,
-            "audio_config",
-            "encoder_layers",
-            "layers",
-            splits.OMNI_AUDIO,
-            projector=("proj",),
-        ),
+        "vision": Tower("model.visual", "native", "blocks", projector=("merger",), colours=CLIP),
+        "audio": Tower("model.audio_tower", "mel", "layers", projector=("proj",), data_axis=1),
     }
-    decoder = Decoder("model.language_model", "lm_head", "thinker", splits.QWEN2)
-
-    def __init__(self, hf_config: Mapping[str, Any], media: Mapping[str, Any]) -> None:
-        super().__init__(hf_config, media)
-        self.audio = self._section("audio_config", "qwen2_5_omni_audio_encoder")
-        self.configs = {**self.configs, "audio": self.audio}
+    decoder = Decoder("thinker")
 
     def fixed_settings(self, kind: str) -> Mapping[str, Any]:
-        return mel_settings(self.audio) if kind == "audio" else super().fixed_settings(kind)
+        return mel_settings(self.configs["audio"]) if kind == "audio" else super().fixed_settings(kind)
 
     def array_shape(self, module: str, grid: Grid) -> tuple[int, ...]:
         if module == "audio":
-            return self.audio["num_mel_bins"], grid[0]
+            return self.configs["audio"]["num_mel_bins"], grid[0]
         return super().array_shape(module, grid)
 
-    def item_array(self, kind: str, media: np.ndarray, grid: Grid) -> np.ndarray:
-        if kind == "audio":
-            return log_mel(media, num_frames=grid[0], num_mel_bins=self.audio["num_mel_bins"])
-        return super().item_array(kind, media, grid)
+    def array_of(self, item: MediaItem, versions: Sequence[np.ndarray]) -> np.ndarray:
+        if item.kind == "audio":
+            num_mel_bins = self.configs["audio"]["num_mel_bins"]
+            return log_mel(versions[0], num_frames=item.grid[0], num_mel_bins=num_mel_bins)
+        return super().array_of(item, versions)
 
     def token_ids(self, token_id: Mapping[str, int]) -> dict[str, int]:
         return {
@@ -100,7 +79,7 @@ class Qwen25OmniThinker(NativeFamily):
         tied = bool(self.hf_config.get("tie_word_embeddings", False))
         return (
             counts.qwen2_5_vision(self.vision),
-            counts.omni_audio(self.audio),
+            counts.omni_audio(self.configs["audio"]),
             counts.decoder(self._text, tied=tied),
         )
 
@@ -117,7 +96,7 @@ class Qwen25OmniThinker(NativeFamily):
         num_rows = (num_tokens - 2) // 2 + 1
         if num_rows < 1:
             raise ValueError(f"audio of {duration_s:.3f} s is shorter than one token")
-        chunk = 2 * self.audio["n_window"]
+        chunk = 2 * self.configs["audio"]["n_window"]
         lengths = [min(chunk, num_mel - start) for start in range(0, num_mel, chunk)]
         return Placement(
             module="audio",

@@ -8,74 +8,59 @@ attend among themselves, which for the audio equals Hugging Face's mask; only th
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from dflop.models import counts, splits
-from dflop.models.arrays import MEL_HOP_SAMPLES, SAMPLE_RATE_HZ, log_mel_window, mel_settings
-from dflop.models.family import Decoder, Grid, Tower, TrainableFamily
+from dflop.models import counts
+from dflop.models.arrays import MEL_HOP_SAMPLES, SAMPLE_RATE_HZ, log_mel, mel_settings
+from dflop.models.family import Family, Grid, Tower
 from dflop.models.media import MediaSize, MediaTokens, Placement
-from dflop.records import LLM, ModuleSpec
+from dflop.records import LLM, MediaItem, ModuleSpec
 
 MEL_PER_POSITION = 2
 """Mel frames the encoder's convolutions turn into one position."""
 
 
-class Qwen2Audio(TrainableFamily):
+class Qwen2Audio(Family):
     """`Qwen2AudioForConditionalGeneration`; with `audio_truncate` off, audio beyond the window is refused instead."""
 
     name = "qwen2_audio"
     media_tokens = {"audio": MediaTokens("<|audio_bos|>", "<|AUDIO|>", "<|audio_eos|>")}
     media_defaults = {"audio_truncate": True}
-    modules = ("audio", LLM)
     config_class = "Qwen2AudioConfig"
     model_class = "Qwen2AudioForConditionalGeneration"
-
+    section_types = {"audio": "qwen2_audio_encoder", LLM: "qwen2"}
     towers = {
-        "audio": Tower(
-            "model.audio_tower",
-            "windows",
-            0,
-            "audio_config",
-            "encoder_layers",
-            "layers",
-            splits.QWEN2_AUDIO,
-            extras=("model.multi_modal_projector",),
-        )
+        "audio": Tower("model.audio_tower", "windows", "layers", extras=("model.multi_modal_projector",)),
     }
-    decoder = Decoder("model.language_model", "lm_head", "", splits.QWEN2)
-
-    def __init__(self, hf_config: Mapping[str, Any], media: Mapping[str, Any]) -> None:
-        super().__init__(hf_config, media)
-        self.audio = self._section("audio_config", "qwen2_audio_encoder")
-        self.configs = {"audio": self.audio, LLM: self._section("text_config", "qwen2")}
 
     def fixed_settings(self, kind: str) -> Mapping[str, Any]:
-        window_s = self.audio["max_source_positions"] * MEL_PER_POSITION * MEL_HOP_SAMPLES / SAMPLE_RATE_HZ
-        return {**mel_settings(self.audio), "chunk_length": window_s}
+        window_s = self.configs["audio"]["max_source_positions"] * MEL_PER_POSITION * MEL_HOP_SAMPLES / SAMPLE_RATE_HZ
+        return {**mel_settings(self.configs["audio"]), "chunk_length": window_s}
 
     def specs(self) -> tuple[ModuleSpec, ...]:
         text = self._text
-        projector = (self.audio["d_model"], text["hidden_size"])
-        return counts.qwen2_audio(self.audio, projector), counts.decoder(text, tied=False)
+        projector = (self.configs["audio"]["d_model"], text["hidden_size"])
+        return counts.qwen2_audio(self.configs["audio"], projector), counts.decoder(text, tied=False)
 
     def array_shape(self, module: str, grid: Grid) -> tuple[int, ...]:
-        return 1, self.audio["num_mel_bins"], self.audio["max_source_positions"] * MEL_PER_POSITION
+        return (
+            1,
+            self.configs["audio"]["num_mel_bins"],
+            self.configs["audio"]["max_source_positions"] * MEL_PER_POSITION,
+        )
 
-    def item_array(self, kind: str, media: np.ndarray, grid: Grid) -> np.ndarray:
-        _, num_mel_bins, window = self.array_shape("audio", grid)
-        return log_mel_window(media, num_frames=grid[0], window_frames=window, num_mel_bins=num_mel_bins)[None]
-
-    def frame_size_px(self, grid: Grid) -> tuple[int, int]:
-        raise ValueError(f"{self.name} does not support images")
+    def array_of(self, item: MediaItem, versions: Sequence[np.ndarray]) -> np.ndarray:
+        _, num_mel_bins, window = self.array_shape("audio", item.grid)
+        return log_mel(versions[0], num_frames=item.grid[0], window_frames=window, num_mel_bins=num_mel_bins)[None]
 
     def token_ids(self, token_id: Mapping[str, int]) -> dict[str, int]:
         return {"audio_token_index": token_id["<|AUDIO|>"]}
 
     def _place(self, kind: str, size: MediaSize, level: int) -> Placement:
-        num_positions = self.audio["max_source_positions"]
+        num_positions = self.configs["audio"]["max_source_positions"]
         window_samples = num_positions * MEL_PER_POSITION * MEL_HOP_SAMPLES
         num_samples = round(size.duration_s * SAMPLE_RATE_HZ)
         if num_samples > window_samples and not self.media["audio_truncate"]:
@@ -96,6 +81,3 @@ class Qwen2Audio(TrainableFamily):
             num_rows=num_rows,
             layout=self.media_tokens["audio"].wrap(num_rows),
         )
-
-    def frame_indices(self, num_frames: int, duration_s: float, level: int = 0) -> tuple[int, ...]:
-        raise ValueError(f"{self.name} does not support video")

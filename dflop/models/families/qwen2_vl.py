@@ -7,11 +7,9 @@ however long it lasts.
 
 from __future__ import annotations
 
-import dataclasses
-
-from dflop.models import counts, splits
+from dflop.models import counts
 from dflop.models.families.qwen2_5_vl import Qwen25Vl
-from dflop.records import ModuleSpec
+from dflop.records import LLM, ModuleSpec
 
 
 class Qwen2Vl(Qwen25Vl):
@@ -20,8 +18,7 @@ class Qwen2Vl(Qwen25Vl):
     name = "qwen2_vl"
     config_class = "Qwen2VLConfig"
     model_class = "Qwen2VLForConditionalGeneration"
-    vision_type, text_type = "qwen2_vl_vision", "qwen2_vl_text"
-    towers = {"vision": dataclasses.replace(Qwen25Vl.towers["vision"], split=splits.QWEN2_VISION)}
+    section_types = {"vision": "qwen2_vl_vision", LLM: "qwen2_vl_text"}
 
     def specs(self) -> tuple[ModuleSpec, ...]:
         return counts.qwen2_vision(self.vision), counts.decoder(self._text, tied=self._is_tied)

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from dflop.models import counts, splits
+from dflop.models import counts
 from dflop.models.family import Decoder, Tower
-from dflop.models.media import Layout, MediaSize, MediaTokens, Placement
+from dflop.models.media import Layout, MediaSize, Placement
 from dflop.models.native import (
     IMAGE_LIMITS,
     IMAGE_SETTINGS,
@@ -25,6 +25,7 @@ from dflop.models.native import (
     VIDEO_SAMPLING,
     VIDEO_SIZE,
     check_aspect_ratio,
+    smart_resize,
 )
 from dflop.models.native_family import NativeFamily
 from dflop.models.pixels import HALF
@@ -43,10 +44,6 @@ class Qwen3Vl(NativeFamily):
     """
 
     name = "qwen3_vl"
-    media_tokens = {
-        "image": MediaTokens("<|vision_start|>", "<|image_pad|>", "<|vision_end|>"),
-        "video": MediaTokens("<|vision_start|>", "<|video_pad|>", "<|vision_end|>"),
-    }
     media_defaults = {
         **IMAGE_LIMITS,
         "video_fps": 2.0,
@@ -64,30 +61,17 @@ class Qwen3Vl(NativeFamily):
         "video_min_pixels": 32 * 32 * 4,
         "video_max_pixels": 32 * 32 * 4,
     }
-
-    modules = ("vision", LLM)
     config_class = "Qwen3VLConfig"
     model_class = "Qwen3VLForConditionalGeneration"
-    vision_type, text_type = "qwen3_vl_vision", "qwen3_vl_text"
-
+    section_types = {"vision": "qwen3_vl_vision", LLM: "qwen3_vl_text"}
     towers = {
-        "vision": Tower(
-            "model.visual",
-            "native",
-            0,
-            "vision_config",
-            "depth",
-            "blocks",
-            splits.QWEN3_VISION,
-            projector=("merger", "deepstack_merger_list"),
-            colours=HALF,
-        )
+        "vision": Tower("model.visual", "native", "blocks", projector=("merger", "deepstack_merger_list"), colours=HALF)
     }
 
     def __init__(self, hf_config: Mapping[str, Any], media: Mapping[str, Any]) -> None:
         super().__init__(hf_config, media)
         self.num_deep = len(self.vision["deepstack_visual_indexes"])
-        self.decoder = Decoder("model.language_model", "lm_head", "vision", splits.QWEN3, self.num_deep)
+        self.decoder = Decoder("vision", self.num_deep)
 
     def specs(self) -> tuple[ModuleSpec, ...]:
         # The layers that add deepstack features must all be on the first stage.
@@ -112,8 +96,8 @@ class Qwen3Vl(NativeFamily):
         limits, tokens = self.limits(level), self.media_tokens[kind]
         frames = _sample(size.num_frames, size.duration_s, limits)
         grid_t = math.ceil(len(frames) / TEMPORAL_PATCH_FRAMES)
-        size_px = _resize_video(size.height_px, size.width_px, len(frames), self._native.factor_px, limits)
-        placed = self._native.place(grid_t, size_px, tokens)
+        size_px = _resize_video(size.height_px, size.width_px, len(frames), self.factor_px, limits)
+        placed = self._place_patches(kind, grid_t, size_px)
         fps = _frame_rate(size.num_frames, size.duration_s)
         patches = _layout(_pad(frames), fps, tokens.wrap(placed.num_rows // grid_t))
         return replace(placed, layout=(tokens.begin, *patches, tokens.end))
@@ -164,17 +148,9 @@ def _resize_video(
         max_pixels = max(of_frame, int(min_pixels * 1.05)) * num_sampled
     scale = max(1.0, factor_px / max(1, min(height_px, width_px)))  # no side below one row
     check_aspect_ratio(height_px, width_px, scale)
-    height_px, width_px = int(height_px * scale), int(width_px * scale)
-    height = round(height_px / factor_px) * factor_px
-    width = round(width_px / factor_px) * factor_px
-    # Rounded half to even, so an odd number of frames counts as one more or one less; the scales below count it as is.
-    pixels = round(num_sampled / TEMPORAL_PATCH_FRAMES) * TEMPORAL_PATCH_FRAMES * height * width
-    if pixels > max_pixels:
-        shrink = math.sqrt(num_sampled * height_px * width_px / max_pixels)
-        height = max(factor_px, math.floor(height_px / shrink / factor_px) * factor_px)
-        width = max(factor_px, math.floor(width_px / shrink / factor_px) * factor_px)
-    elif pixels < min_pixels:
-        grow = math.sqrt(min_pixels / (num_sampled * height_px * width_px))
-        height = math.ceil(height_px * grow / factor_px) * factor_px
-        width = math.ceil(width_px * grow / factor_px) * factor_px
-    return height, width
+    # Rounded half to even, so an odd number of frames counts as one more or one less.
+    num_counted = round(num_sampled / TEMPORAL_PATCH_FRAMES) * TEMPORAL_PATCH_FRAMES
+    return smart_resize(
+        int(height_px * scale), int(width_px * scale), factor_px, min_pixels, max_pixels, num_frames=num_sampled,
+        num_counted=num_counted,
+    )  # fmt: skip

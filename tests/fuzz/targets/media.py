@@ -25,7 +25,7 @@ from dflop.data.demo_text import train_tokenizer
 from dflop.data.formats.embedded import NamedBytes
 from dflop.data.headers import BadMedia, MediaHeader, read_header
 from dflop.data.tokens import ChatTokenizer
-from dflop.models import FAMILIES, load_rules
+from dflop.models import FAMILIES, load_family
 from dflop.models.media import MediaRules
 from tests.data.helpers import encode, parse_row
 from tests.fuzz import hostile
@@ -34,7 +34,7 @@ from tests.fuzz.target import Target, attempt, check_reason, made
 IMAGES = ("rgb.png", "rgb.jpg", "rgb.webp", "rgb.gif", "rgb.bmp", "rgb.tiff", "rgb.ppm", "l.png", "l.jpg", "l.gif",
           "l.bmp", "l.tiff", "l.ppm")  # fmt: skip
 CLIPS, SOUNDS = ("clip.mp4", "clip.mkv", "clip.avi"), ("tone.flac", "tone.wav")
-_FAMILIES = tuple(load_rules(name, {}, {}) for name in FAMILIES)
+_FAMILIES = tuple(load_family(name, {}, {}) for name in FAMILIES)
 _MAX_DECODED_PIXELS = 4_000_000
 """A header may promise more, within the limit; decoding it here would only take time."""
 
@@ -61,7 +61,7 @@ def make_tokenizer(folder: Path) -> Path:
 
 
 def rules() -> MediaRules:
-    return load_rules("qwen2_5_omni_thinker", {}, {})
+    return load_family("qwen2_5_omni_thinker", {}, {})
 
 
 @contextlib.contextmanager
