@@ -25,7 +25,7 @@ help:
 	@echo "make coverage  make test once more, and the lines of dflop/ that it runs"
 	@echo "make mutants   48 faults put into the code: which of them do tests catch?"
 	@echo "make test-gpu  tests that need a CUDA device"
-	@echo "make bench     benchmarks of every package (20 minutes by the sum of its parts, 3 GB of disk); BENCH=full for all of them, whole (hours);"
+	@echo "make bench     the shorter benchmarks (20 minutes by the sum of its parts, 3 GB of disk); BENCH=full for all of them, whole (hours);"
 	@echo "               SIZES=TABLE MEDIA=FOLDER for real sample sizes and media"
 	@echo "make chaos     random faults in whole runs of the demo (two hours; MINUTES= RUNS= SEED= CHAOS=--slurm)"
 	@echo "make fuzz      hostile input for MINUTES=10 minutes; TARGET=name for one kind of it, SEED=1"

@@ -43,6 +43,13 @@ def subcommands(app: App, chain: Sequence[str] = ()) -> list[tuple[str, ...]]:
     return found
 
 
+def command_of(app: App, words: Sequence[str]) -> App | None:
+    """The command that a person means by these words; None: they are a group of commands."""
+    for word in words:
+        app = app[word]
+    return app if app.default_command is not None else None
+
+
 def assert_refused(done: subprocess.CompletedProcess[str], exit_code: int, *said: str) -> None:
     """One error of ours on stderr, nothing on stdout, no traceback."""
     assert done.returncode == exit_code, done.stderr

@@ -89,7 +89,6 @@ def test_with_emit_the_explanation_leaves_stdout_to_the_file(
         (("--emit", "megatron"), ("cannot emit `megatron`", "megatron-mimo, torchrun")),
         (("--explain", "--format", "csv"), ("an explanation is several tables", "--format table or json")),
         (("--batch", "8,x"), ("`8,x` is no list of global batch sizes", "--batch 128,256,512")),
-        (("--device", "h100", "--gpus", "12"), ("12 GPUs are not whole nodes of 8", "--gpus-per-node")),
     ],
 )
 def test_what_cannot_be_is_refused_before_the_dataset_is_looked_at(tmp_path, arguments, said) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,9 +13,8 @@ from dflop.run import lifecycle
 from dflop.run.directory import RunDir
 from dflop.run.driver_lock import driver_of
 from dflop.run.status import jobs_of
-from dflop.train.manifest import read_latest
 from tests.jobs.training import fresh, planned_run, profiled
-from tests.launch.helpers import is_gone, live, until
+from tests.launch.helpers import Background, is_gone, live, until
 from tests.test_cli import assert_refused, dflop, python_path
 
 NUM_STEPS = 40
@@ -37,36 +34,19 @@ def run(planned: RunDir, tmp_path: Path) -> RunDir:
     return fresh(planned, tmp_path)
 
 
-class Driver:
-    """`dflop train latest`, with its output in a file."""
-
-    def __init__(self, run: RunDir, number: int) -> None:
-        self.folder = run.path.parents[1]
-        self.log = self.folder / f"driver-{number}.log"
-        command = [sys.executable, "-m", "dflop.cli", "train", "latest"]
-        env = {**os.environ, "PYTHONPATH": python_path()}
-        with self.log.open("w") as out:
-            self.process = subprocess.Popen(command, cwd=self.folder, env=env, stdout=out, stderr=out)
-
-    def ends(self, code: int, limit_s: float = 240) -> str:
-        assert self.process.wait(limit_s) == code, self.log.read_text()
-        text = self.log.read_text()
-        assert "Traceback" not in text, text
-        return text
-
-
 @pytest.fixture
 def start(run: RunDir):
-    started: list[Driver] = []
+    """Starts `dflop train latest`."""
+    started, folder = list[Background](), run.path.parents[1]
 
-    def one() -> Driver:
-        started.append(Driver(run, len(started)))
+    def one() -> Background:
+        log = folder / f"driver-{len(started)}.log"
+        started.append(Background("dflop.cli", "train", "latest", log=log, cwd=folder, PYTHONPATH=python_path()))
         return started[-1]
 
     yield one
     for driver in started:
-        driver.process.kill()
-        driver.process.wait()
+        driver.kill()
     dflop("cancel", "latest", cwd=run.path.parents[1])
 
 
@@ -75,7 +55,7 @@ def training(run: RunDir, *, from_step: int = 1) -> list[int]:
 
     def look() -> list[int] | None:
         handle = live(Journal(run.path, run.run_id), f"{run.run_id}/train")
-        if handle is None or (read_latest(run.checkpoints) or {"next_step": 0})["next_step"] < from_step:
+        if handle is None or run.next_step() < from_step:
             return None
         files = [handle.path(f"{rank}.pid") for rank in range(handle.num_tasks)]
         return [int(file.read_text().split()[0]) for file in files] if all(f.exists() for f in files) else None
@@ -88,8 +68,7 @@ def test_a_killed_driver_leaves_its_job_and_the_next_one_adopts_it(run, start):
     pids = training(run)
     refused = dflop("train", "latest", cwd=run.path.parents[1])
     assert_refused(refused, 5, f"already has a driver: process {first.process.pid} on", "since 20")
-    first.process.kill()
-    first.process.wait()
+    first.kill()
     assert driver_of(run) is None
     assert not any(is_gone(pid) for pid in pids)
     for pid in pids:  # so that the job is not over before the next driver comes
@@ -98,7 +77,7 @@ def test_a_killed_driver_leaves_its_job_and_the_next_one_adopts_it(run, start):
     assert '"state": "abandoned"' in listed
     assert "train running" in listed
     second = start()
-    until(lambda: "is running" in second.log.read_text(), what="the job to be adopted")
+    second.hears("is running")
     for pid in pids:
         os.kill(pid, signal.SIGCONT)
     said = second.ends(0)
@@ -117,7 +96,7 @@ def test_a_cancelled_run_is_left_by_its_driver_and_can_be_taken_up_again(run, st
     assert all(is_gone(pid) for pid in pids)
     assert "was cancelled" in driver.ends(1)
     assert run.state()["state"] == lifecycle.CANCELLED
-    saved = read_latest(run.checkpoints)["next_step"]
+    saved = run.next_step()
     said = start().ends(0)
     assert f"step {saved}  {saved + 1}/{NUM_STEPS} done" in said, "goes on from its checkpoint"
     states = [job.state for job in jobs_of(run) if job.name == "train"]
@@ -138,8 +117,7 @@ def test_a_driver_that_is_told_to_stop_takes_its_jobs_along(run, start, number, 
 def test_jobs_of_a_killed_driver_are_reaped(run, start):
     driver = start()
     pids = training(run)
-    driver.process.kill()
-    driver.process.wait()
+    driver.kill()
     told = dflop("reap", "--dry-run", "--format", "json", cwd=run.path.parents[1])
     assert '"fate": "would be cancelled"' in told.stdout
     assert not any(is_gone(pid) for pid in pids)

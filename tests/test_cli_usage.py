@@ -13,7 +13,7 @@ from rich.console import Console
 from dflop.cli import app
 from dflop.cli.init import completion
 from dflop.cli.usage import missing_package, usage_error
-from tests.test_cli import dflop, subcommands
+from tests.test_cli import command_of, dflop, subcommands
 
 COMMANDS = [(), *subcommands(app)]
 MAX_HELP_LINES = 40
@@ -38,10 +38,7 @@ def test_every_option_has_words_of_its_own():
     """A line of help that only repeats the option's name says nothing."""
     silent = []
     for command in COMMANDS[1:]:
-        node = app
-        for word in command:
-            node = node[word]
-        if node.default_command is None:
+        if (node := command_of(app, command)) is None:
             continue
         for argument in node.assemble_argument_collection(parse_docstring=True):
             if argument.parse and argument.show and not argument.parameter.help:

@@ -20,7 +20,7 @@ from dflop.store import console
 from tests.store.asking import fill, write
 from tests.store.conftest import Make
 from tests.story import story
-from tests.test_cli import subcommands
+from tests.test_cli import command_of, subcommands
 from tests.test_documents import DOCUMENTS, FENCED, ROOT
 
 LANGUAGES = {"", "sh", "python", "yaml", "sql", "schema"}
@@ -117,10 +117,7 @@ def test_commands_named_in_passing_exist():
 
 def test_the_example_in_a_commands_help_parses():
     for command in subcommands(app):
-        node = app
-        for word in command:
-            node = node[word]
-        if node.default_command is None:
+        if (node := command_of(app, command)) is None:
             continue
         text = " ".join((node.help or "").split())
         example = text.partition("Example: ")[2].partition(" Args: ")[0]

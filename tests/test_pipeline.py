@@ -5,12 +5,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -19,9 +18,9 @@ from dflop.data.demo import make_demo_dataset
 from dflop.launch import Journal
 from dflop.run.directory import RunDir
 from dflop.store import console
-from dflop.train.manifest import read_latest
+from tests.jobs.configs import write_sections
 from tests.jobs.training import NARROW_OMNI
-from tests.launch.helpers import live
+from tests.launch.helpers import Background, live
 
 NUM_STEPS, BATCH_SIZE = 9, 8
 
@@ -40,78 +39,25 @@ def make_dataset(folder: Path) -> None:
             f.write(json.dumps({"id": name, "image": f"{name}.jpg", "conversations": turns}) + "\n")
 
 
-def write_config(folder: Path) -> Path:
-    config = {
-        "name": "e2e",
-        "model": str(NARROW_OMNI),
-        "cluster": {"name": "here", "backend": "local", "num_processes_per_node": 4, "memory_per_process_gib": 3},
-        "dataset": {
-            "annotations": str(folder / "data" / "annotations.jsonl"),
-            "media_root": str(folder / "data" / "media"),
-            "tokenizer": str(folder / "data" / "tokenizer.json"),
-        },
-        "store": str(folder / "store"),
-        "runs": str(folder / "runs"),
-        "data_profile": {"num_shards": 2, "max_bad_frac": 0.05},
-        "model_profile": {"budget_s": 5, "num_repeats": 1, "num_probes": 8},
-        "plan": {"global_batch_size": BATCH_SIZE, "microbatch_choices": [2, 4], "num_scenarios": 2, "top": 4},
-        "train": {"num_steps": NUM_STEPS, "checkpoint_every": 2, "timeout_s": 60},
-        "compare": {"num_batches": 1, "num_repeats": 1},
-    }
-    path = folder / "e2e.yaml"
-    path.write_text(json.dumps(config))
-    return path
-
-
-class Cli:
-    """A command that drives; its output goes to a file, so that nobody has to drain a pipe."""
-
-    def __init__(self, command: str, config: Path) -> None:
-        self.log = config.parent / f"{command}.log"
-        env = {**os.environ, "PREFECT_HOME": str(config.parent / "prefect")}
-        words = [sys.executable, "-m", "dflop.cli", command, str(config)]
-        with self.log.open("w") as out:
-            self.process = subprocess.Popen(words, cwd=config.parent, env=env, stdout=out, stderr=subprocess.STDOUT)
-
-    @property
-    def output(self) -> str:
-        return self.log.read_text()
-
-    def end(self, limit_s: float) -> int:
-        return self.process.wait(limit_s)
-
-    def wait_for(self, condition, what: str, limit_s: float = 240):
-        deadline = time.monotonic() + limit_s
-        while time.monotonic() < deadline:
-            found = condition()
-            if found:
-                return found
-            assert self.process.poll() is None, f"ended before {what}:\n{self.output}"
-            time.sleep(0.1)
-        return pytest.fail(f"no {what} after {limit_s:g} s:\n{self.output}")
-
-    def stop(self) -> None:
-        """Interrupt, which cancels the run's jobs."""
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGINT)
-            try:
-                self.process.wait(30)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-
-
 @pytest.fixture
 def start():
-    """Starts a command; whatever a failing test leaves running is stopped."""
-    started: list[Cli] = []
+    """Starts a command; whatever a failing test leaves running is interrupted, which cancels the run's jobs."""
+    started = list[Background]()
 
-    def one(command: str, config: Path) -> Cli:
-        started.append(Cli(command, config))
+    def one(command: str, config: Path) -> Background:
+        home, log = str(config.parent / "prefect"), config.parent / f"{command}.log"
+        started.append(
+            Background("dflop.cli", command, str(config), log=log, cwd=config.parent, PREFECT_HOME=home)
+        )  # fmt: skip
         return started[-1]
 
     yield one
     for cli in started:
-        cli.stop()
+        if cli.process.poll() is None:
+            cli.process.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                cli.process.wait(30)
+            cli.kill()
 
 
 def kill_a_rank(run: RunDir) -> None:
@@ -126,22 +72,29 @@ def rows(store: Path, sql: str) -> list[tuple]:
 
 def test_run_survives_bad_samples_and_a_killed_rank(tmp_path, start):
     make_dataset(tmp_path / "data")
-    config, store = write_config(tmp_path), tmp_path / "store"
+    store = tmp_path / "store"
+    config = write_sections(
+        tmp_path, "e2e", NARROW_OMNI,
+        cluster={"num_processes_per_node": 4},
+        data_profile={"num_shards": 2, "max_bad_frac": 0.05},
+        model_profile={"budget_s": 5, "num_repeats": 1, "num_probes": 8},
+        plan={"global_batch_size": BATCH_SIZE, "microbatch_choices": [2, 4], "num_scenarios": 2, "top": 4},
+        train={"num_steps": NUM_STEPS, "checkpoint_every": 2, "timeout_s": 60},
+        compare={"num_batches": 1, "num_repeats": 1},
+    )  # fmt: skip
 
     first = start("run", config)
-    run = RunDir(first.wait_for(lambda: next((tmp_path / "runs").glob("e2e-*"), None), "run directory"))
-    first.wait_for(lambda: (read_latest(run.checkpoints) or {}).get("next_step", 0) >= 2, "checkpoint")
+    run = RunDir(first.shows(lambda: next((tmp_path / "runs").glob("e2e-*"), None), what="run directory"))
+    first.shows(lambda: run.next_step() >= 2, what="checkpoint")
     kill_a_rank(run)
-    assert first.end(120) == 5, first.output
-    assert "rank 1" in first.output
-    assert "signal 9" in first.output
-    saved = read_latest(run.checkpoints)["next_step"]
+    output = first.ends(5, 120)
+    assert "rank 1" in output
+    assert "signal 9" in output
+    saved = run.next_step()
     assert 2 <= saved < NUM_STEPS
     num_measured = rows(store, "select count(*) from measurement")
 
-    second = start("train", config)
-    assert second.end(300) == 0, second.output
-    output = second.output
+    output = start("train", config).ends(0, 300)
     assert output.count(", reused") == 2, output
     assert "resuming run" in output
 

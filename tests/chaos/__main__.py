@@ -138,7 +138,7 @@ def play_run(
     dies_at = "".join(struck.fault.dies_at for struck in drawn)
     uses_prefect = bool(drawn) and not dies_at and rng.random() < 1 / 6
     stage.copy_stage(dataset, folder, changes)
-    play = Play(folder, rng, ("run" if uses_prefect else "train", "chaos.yaml"))
+    play = Play(folder, rng, ("run" if uses_prefect else "train", "run.yaml"))
     began_s = time.monotonic()
     try:
         for struck in drawn:

@@ -16,6 +16,7 @@ import numpy as np
 from PIL import Image
 
 from dflop.data.demo_text import train_tokenizer
+from tests.jobs.configs import MODELS, write_sections
 
 REPO = Path(__file__).parents[2]
 NUM_HEALTHY, BATCH_SIZE, NUM_STEPS = 31, 8, 12
@@ -49,15 +50,9 @@ def make_dataset(folder: Path) -> None:
 
 def copy_stage(dataset: Path, folder: Path, changes: Mapping[str, Mapping[str, Any]]) -> None:
     """The folder of one run, from one that `make_dataset` filled; `changes` are added to its configuration."""
-    data = Path(shutil.copytree(dataset / "data", folder / "data"))
-    config: dict[str, Any] = {
-        "name": "chaos",
-        "model": str(REPO / "configs" / "models" / "tiny_omni.yaml"),
-        "cluster": {"name": "here", "backend": "local", "num_processes_per_node": 2, "memory_per_process_gib": 3},
-        "dataset": {"annotations": str(data / "annotations.jsonl"), "media_root": str(data / "media"),
-                    "tokenizer": str(data / "tokenizer.json")},
-        "store": str(folder / "store"),
-        "runs": str(folder / "runs"),
+    shutil.copytree(dataset / "data", folder / "data")
+    sections: dict[str, dict[str, Any]] = {
+        "cluster": {},
         "data_profile": {"num_shards": 2, "max_bad_frac": 0.3},
         "model_profile": {"budget_s": 2, "num_repeats": 1, "num_probes": 4, "links_budget_s": 0.5},
         "plan": {"layouts": ["split"], "recompute": [False], "global_batch_size": BATCH_SIZE,
@@ -68,5 +63,5 @@ def copy_stage(dataset: Path, folder: Path, changes: Mapping[str, Mapping[str, A
         "compare": {"num_batches": 1, "num_repeats": 1},
     }  # fmt: skip
     for section, values in changes.items():
-        config[section] |= values
-    (folder / "chaos.yaml").write_text(json.dumps(config, indent=1))
+        sections[section] |= values
+    write_sections(folder, "chaos", MODELS / "tiny_omni.yaml", **sections)

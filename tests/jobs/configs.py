@@ -43,6 +43,22 @@ def write_demo_config(folder: Path, num_samples: int, *overrides: str) -> Path:
     )  # fmt: skip
 
 
+def write_sections(folder: Path, name: str, model: Path, **sections: Any) -> Path:
+    """`run.yaml` in a folder with a dataset in `data`: two processes of this machine, unless `cluster` says else.
+
+    Sections are as a person writes them: what they leave out is a default.
+    """
+    names = {"annotations": "annotations.jsonl", "media_root": "media", "tokenizer": "tokenizer.json"}
+    cluster = {"name": "here", "num_processes_per_node": 2, "memory_per_process_gib": 3, **sections.pop("cluster", {})}
+    content = {
+        "name": name, "model": str(model), "cluster": cluster, "store": str(folder / "store"),
+        "runs": str(folder / "runs"), "dataset": {key: str(folder / "data" / file) for key, file in names.items()},
+        **sections,
+    }  # fmt: skip
+    (folder / "run.yaml").write_text(json.dumps(content, indent=1))
+    return folder / "run.yaml"
+
+
 def make_config(folder: Path, *overrides: str) -> Config:
     return load_config(write_config(folder), overrides)
 

@@ -1,10 +1,13 @@
-"""What the launch and Slurm tests share: specs of the jobs in entries.py, and waiting for them."""
+"""What the launch and Slurm tests share: specs of the jobs in entries.py, waiting for them, processes beside a test."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
 import json
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -43,6 +46,46 @@ def until(find: Callable[[], T | None], *, what: str, limit_s: float = 60.0) -> 
         time.sleep(min(0.25, 0.02 + (now - began) / 20))
         now = time.monotonic()
     pytest.fail(f"waited {limit_s:g} s for {what}")
+
+
+class Background:
+    """`python -m words` beside a test; its output is in a file, so that nobody has to drain a pipe."""
+
+    def __init__(self, *words: str, log: Path, cwd: Path = REPO, **env: str) -> None:
+        self.log = log
+        with log.open("w") as out:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", *words], cwd=cwd, env={**os.environ, **env}, stdin=subprocess.DEVNULL,
+                stdout=out, stderr=out,
+            )  # fmt: skip
+
+    @property
+    def said(self) -> str:
+        return self.log.read_text()
+
+    def shows(self, find: Callable[[], T | None], *, what: str, limit_s: float = 240) -> T:
+        """As `until`, for as long as it lives."""
+
+        def look() -> T | None:
+            found = find()
+            assert found or self.process.poll() is None, f"ended before {what}:\n{self.said}"
+            return found
+
+        return until(look, what=f"{what}:\n{self.said[-2000:]}", limit_s=limit_s)
+
+    def hears(self, text: str, limit_s: float = 60) -> None:
+        """Returns once it has said this."""
+        self.shows(lambda: text in self.said, what=f"`{text}` in {self.log}", limit_s=limit_s)
+
+    def ends(self, code: int, limit_s: float = 240) -> str:
+        """All that it said, once it has ended with this exit code and without a traceback."""
+        assert self.process.wait(limit_s) == code, self.said
+        assert "Traceback" not in self.said, self.said
+        return self.said
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(20)
 
 
 def end(launcher: Launcher, handle: JobHandle) -> JobStatus:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import shlex
-import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -18,9 +16,9 @@ from dflop.run.batches import TRAIN
 from dflop.run.directory import RunDir
 from dflop.steps import submit
 from dflop.steps.planning import bound_family
-from dflop.train.manifest import read_latest
+from tests.jobs.configs import write_sections
 from tests.jobs.training import NARROW_OMNI, give_plan, planned_run
-from tests.launch.helpers import REPO, live, until
+from tests.launch.helpers import REPO, Background, live, until
 from tests.store.spooled import read_spool
 from tests.train.synthetic import make_plan
 
@@ -36,35 +34,25 @@ SETTINGS = (
 
 def write_config(folder: Path, name: str, *, slurm: dict[str, Any], memory_gib: float = 2, **sections: Any) -> None:
     """`run.yaml` of a folder with the demo's data: two nodes with two processes each, for jobs from profiles on."""
-    data = folder / "data"
-    names = {"annotations": "annotations.jsonl", "media_root": "media", "tokenizer": "tokenizer.json"}
     setup = [f"export PYTHONPATH={REPO}"]
     cluster = {
         "name": "test", "backend": "slurm", "hardware": "test", "num_nodes": 2, "num_processes_per_node": 2,
         "num_cores_per_node": 4, "memory_per_process_gib": memory_gib,
         "slurm": {"poll_interval_s": 0.5, "setup": setup, **slurm},
     }  # fmt: skip
-    config = {
-        "name": name, "model": str(NARROW_OMNI), "dataset": {key: str(data / file) for key, file in names.items()},
-        "store": str(folder / "store"), "runs": str(folder / "runs"), "cluster": cluster, **sections,
-    }  # fmt: skip
-    (folder / "run.yaml").write_text(json.dumps(config))  # which is YAML
+    write_sections(folder, name, NARROW_OMNI, cluster=cluster, **sections)
 
 
-def run_on_two_nodes(folder: Path, *settings: str) -> RunDir:
+def run_on_two_nodes(folder: Path, *settings: str, num_replicas: int = 1) -> RunDir:
     """Few ranks, for each imports torch anew; corrections are off, so that a step done twice is packed as it was."""
     run = planned_run(folder, *SETTINGS, *settings)
-    grid = {"vision": (1, 1), LLM: (1, 1)}
+    grid = {"vision": (1, num_replicas), LLM: (1, num_replicas)}
     give_plan(run, make_plan(grid, num_microbatches=2, of=bound_family(run.config())))
     return run
 
 
 def observations(run: RunDir) -> list[StepObservation]:
     return sorted(read_spool(run.config().store, StepObservation), key=lambda o: (o.step, o.rank, o.attempt))
-
-
-def next_step(run: RunDir) -> int:
-    return int((read_latest(run.checkpoints) or {"next_step": 0})["next_step"])
 
 
 def train_job(run: RunDir) -> JobHandle | None:
@@ -135,45 +123,19 @@ def processes(text: str) -> list[int]:
     return found
 
 
-class Driver:
-    """A driver process; its talk goes to a file."""
-
-    def __init__(self, run: RunDir, number: int) -> None:
-        self.log = run.path / f"driver-{number}.log"
-        with self.log.open("w") as out:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.slurm.driver", str(run.path)],
-                cwd=REPO, stdout=out, stderr=out, stdin=subprocess.DEVNULL,
-            )  # fmt: skip
-
-    @property
-    def said(self) -> str:
-        return self.log.read_text()
-
-    def hears(self, text: str, limit_s: float = 60) -> None:
-        """Returns once the driver has said it."""
-        until(lambda: text in self.said, what=f"`{text}` in {self.log}:\n{self.said[-2000:]}", limit_s=limit_s)
-
-    def end(self, limit_s: float = 60) -> int:
-        return self.process.wait(limit_s)
-
-    def kill(self) -> None:
-        self.process.send_signal(signal.SIGKILL)
-        self.process.wait(20)
-
-
 class Drivers:
     """Starts drivers of a run, one after the other."""
 
     def __init__(self, run: RunDir) -> None:
-        self.run, self.all = run, list[Driver]()
+        self.run, self.all = run, list[Background]()
 
-    def start(self) -> Driver:
-        self.all.append(Driver(self.run, len(self.all)))
+    def start(self) -> Background:
+        log = self.run.path / f"driver-{len(self.all)}.log"
+        self.all.append(Background("tests.slurm.driver", str(self.run.path), log=log))
         return self.all[-1]
 
     @property
-    def last(self) -> Driver:
+    def last(self) -> Background:
         return self.all[-1]
 
     def stop(self) -> None:

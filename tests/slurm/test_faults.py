@@ -27,7 +27,6 @@ from tests.slurm.conftest import cluster_script
 from tests.slurm.faults import (
     Drivers,
     gets_on,
-    next_step,
     observations,
     pid_of,
     processes,
@@ -73,7 +72,7 @@ def test_a_driver_that_is_killed_is_succeeded_by_one_that_adopts_its_job(run, dr
     second.hears(f"{handle} is running")
     gets_on(handle)
     third = drivers.start()
-    assert third.end() == LaunchError.exit_code, third.said
+    third.ends(LaunchError.exit_code, 60)
     drivers.all.pop()
     assert shown(handle.job_id, "Restarts") == "0"
     assert {r.job_id for r in Journal(run.path, run.run_id).records()} == {handle.job_id}
@@ -93,7 +92,7 @@ def test_a_controller_that_is_killed_and_comes_back_costs_nothing(run, drivers):
 
 @pytest.mark.lane("slurm-heart")
 def test_a_preempted_training_makes_way_and_goes_on(run, drivers):
-    handle, stopped_at = job_of(run), next_step(run)
+    handle, stopped_at = job_of(run), run.next_step()
     command = ["sbatch", "--parsable", "--partition=debug", "--nodes=4", "--exclusive", "--output=/dev/null"]
     intruder = slurm(*command, "--wrap=sleep 3")
     until(lambda: shown(intruder, "JobState") == "COMPLETED", what="the intruder to end", limit_s=120)
@@ -126,7 +125,7 @@ def test_a_rank_that_is_killed_is_named_and_the_next_driver_goes_on(run, drivers
     handle = job_of(run)
     os.kill(pid_of(handle, 1), signal.SIGKILL)
     drivers.last.hears("rank 1 died (signal 9) on node")
-    assert drivers.last.end() == LaunchError.exit_code
+    drivers.last.ends(LaunchError.exit_code, 60)
     assert Journal(run.path, run.run_id).records()[-1].state == JobState.FAILED
     drivers.start()
     until(lambda: train_job(run) not in (None, handle) and job_of(run), what="steps")
@@ -135,8 +134,7 @@ def test_a_rank_that_is_killed_is_named_and_the_next_driver_goes_on(run, drivers
 def test_a_training_that_is_cancelled_ends_its_driver_and_the_next_one_goes_on(run, drivers):
     handle = job_of(run)
     slurm("scancel", handle.job_id)
-    assert drivers.last.end() == LaunchError.exit_code
-    assert "cancelled" in drivers.last.said
+    assert "cancelled" in drivers.last.ends(LaunchError.exit_code, 60)
     until(lambda: not processes(f"submitit.core._submit {handle.folder}"), what="every rank to end")
     drivers.start()
     job_of(run)
@@ -156,14 +154,14 @@ def test_dflop_cancel_empties_the_queue(run, drivers):
     command = [sys.executable, "-m", "dflop.cli", "cancel", str(run.path)]
     subprocess.run(command, cwd=REPO, check=True, timeout=120)
     assert slurm("squeue", "-h", f"--name={run.run_id}-train", "-t", "pending,running") == ""
-    assert drivers.last.end() == Cancelled.exit_code
+    drivers.last.ends(Cancelled.exit_code, 60)
     until(lambda: not processes(str(run.path)), what="every process of the run to end")
 
 
 @pytest.mark.lane("slurm-heart")
 def test_after_all_that_no_step_and_no_row_is_missing(run):
     """Every step by every rank; what was done twice, between a checkpoint and a death, has the same loss."""
-    num_steps, num_ranks = next_step(run), run.plan().num_processes
+    num_steps, num_ranks = run.next_step(), run.plan().num_processes
     assert num_steps > 20
     found = observations(run)
     times = Counter((o.step, o.rank) for o in found)

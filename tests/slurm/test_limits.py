@@ -16,7 +16,6 @@ from tests.launch.helpers import until
 from tests.slurm.faults import (
     Drivers,
     gets_on,
-    next_step,
     observations,
     run_on_two_nodes,
     shown,
@@ -54,8 +53,8 @@ def test_a_limit_and_a_warning_change_no_loss_and_repeat_no_step(run, tmp_path):
         slurm("scancel", "--signal=USR2", handle.job_id)
         until(lambda: shown(handle.job_id, "Restarts") == "2", what="another start", limit_s=120)
         # Read by the start that comes now.
-        set_config(run, f"train.num_steps={next_step(run) + 4}")
-        assert driver.end(300) == 0, driver.said
+        set_config(run, f"train.num_steps={run.next_step() + 4}")
+        driver.ends(0, 300)
     finally:
         drivers.stop()
     assert {r.job_id for r in Journal(run.path, run.run_id).records()} == {handle.job_id}
@@ -63,7 +62,7 @@ def test_a_limit_and_a_warning_change_no_loss_and_repeat_no_step(run, tmp_path):
     stops = [tuple(map(int, line.split())) for line in handle.path("stops").read_text().splitlines()]
     assert all(reached == began for (_, reached), (began, _) in pairwise(stops))
     assert len(stops) == NUM_STOPS
-    num_steps, num_ranks = next_step(run), run.plan().num_processes
+    num_steps, num_ranks = run.next_step(), run.plan().num_processes
     found = observations(run)
     assert Counter((o.step, o.rank) for o in found) == {(s, r): 1 for s in range(num_steps) for r in range(num_ranks)}
     assert strays(found) == {}

@@ -167,23 +167,17 @@ def told_until_all_have(handle: JobHandle, folder: Path, what: str, launcher: Sl
     return until(told_again, what=f"tasks that have {what} under a hail of signals") == what
 
 
-def test_a_job_told_to_stop_while_it_queues_is_cancelled(launcher, tmp_path):
-    handle = launcher.submit(make_spec(tmp_path / "job", "report", "x", resources=Resources(extra={"hold": ""})))
-    launcher.interrupt(handle)
-    assert end(launcher, handle).state is JobState.CANCELLED
-    launcher.interrupt(handle)
-    launcher.interrupt(JobHandle("slurm", "4999999", "ghost", "k", tmp_path, 1, 0.0))
-
-
 @pytest.mark.lane("slurm-heart")
-def test_cancelling_a_queued_job_empties_the_queue(launcher, tmp_path):
+@pytest.mark.parametrize("act", [SlurmLauncher.cancel, SlurmLauncher.interrupt])
+def test_a_queued_job_that_is_cancelled_or_told_to_stop_leaves_the_queue(launcher, tmp_path, act):
     resources = Resources(extra={"hold": ""})
     handle = launcher.submit(make_spec(tmp_path / "job", "report", "x", resources=resources))
     until(lambda: launcher.poll(handle) == (JobState.QUEUED, "JobHeldUser"), what="the hold")
-    launcher.cancel(handle)
+    act(launcher, handle)
     assert end(launcher, handle).state is JobState.CANCELLED
-    launcher.cancel(handle)
+    act(launcher, handle)
     assert ask_slurm("squeue", "-h", "-j", handle.job_id) == ""
+    launcher.interrupt(JobHandle("slurm", "4999999", "ghost", "k", tmp_path, 1, 0.0))
 
 
 def test_jobs_that_were_submitted_and_never_noted_are_adopted(launcher, tmp_path):

@@ -9,7 +9,6 @@ import io
 import json
 import sys
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -31,7 +30,8 @@ from tests.jobs.configs import write_config
 from tests.jobs.finished import finished_run
 from tests.report.chrome_trace import problems_of
 from tests.report.detailed import detailed
-from tests.test_cli import subcommands
+from tests.report.test_run_page import Page
+from tests.test_cli import command_of, subcommands
 
 _LEFT_OUT = {
     "run", "train", "serve", "reap", "doctor", "compare", "completion", "demo-data", "profile", "watch", "replan",
@@ -47,12 +47,9 @@ _WORDS = (
 
 @functools.cache
 def _options(chain: tuple[str, ...]) -> list[str]:
-    app = cli.app
-    for name in chain:
-        app = app[name]
-    if app.default_command is None:
+    if (command := command_of(cli.app, chain)) is None:
         return []
-    names = [name for argument in app.assemble_argument_collection() for name in argument.names]
+    names = [name for argument in command.assemble_argument_collection() for name in argument.names]
     return sorted({name for name in names if name.startswith("-")})
 
 
@@ -104,17 +101,6 @@ def _table(folder: Path, example: tuple[list[str], list[list[Any]]]) -> None:
             assert sum(isinstance(json.loads(line), dict) for line in text.splitlines() if line) == len(given)
 
 
-class _Tags(HTMLParser):
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.scripts, self.handlers = 0, list[str]()
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.scripts += tag == "script"
-        self.handlers += [name for name, _ in attrs if name.startswith("on") or name == "style"]
-
-
 _summary = functools.cache(detailed)
 
 
@@ -123,9 +109,9 @@ def _report(_folder: Path, words: tuple[str, str, str]) -> None:
     bad = QuarantinedSample("data", 1, first, "profile", second, third)
     plan, run = replace(summary.plan, reason=second), replace(summary.run, name=first, code_rev=third)
     found = replace(summary, plan=plan, quarantined=(bad,), run=run)
-    tags = _Tags(render_report(found))
-    assert tags.scripts == 0, "a word became a script"
-    assert not tags.handlers, "a word became an attribute"
+    page = Page(render_report(found))
+    assert "script" not in page.tags, "a word became a script"
+    assert not page.handlers, "a word became an attribute"
     print_summary(found, Console(file=io.StringIO(), width=100))
     markdown_summary(found)
     assert problems_of(json.loads(json.dumps(chrome_trace(first, [])))) == []
