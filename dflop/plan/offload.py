@@ -17,6 +17,9 @@ from dflop.plan.sync import average_passes_s
 from dflop.records import LLM, ModulePlan
 from dflop.schedule.items import Ints
 
+LOCKED_RATIO = 2
+"""Page-locked bytes over those of tensors, at most: torch rounds each of them up to a power of two."""
+
 
 def offloaded_layers(
     problem: Problem, layers: Ints, again: Ints, num_microbatches: int, depth: Ints, *, tp: int, dp: Ints
@@ -42,7 +45,7 @@ def offloaded_layers(
     )
     shortest_s = average_passes_s(problem, problem.spec(LLM), tp, buckets).min(axis=0)
     hidden = layers * np.minimum(1.0, space.host_bytes_per_s * shortest_s / average)[:, np.newaxis]
-    held = space.host_bytes / (depth * largest[:, np.newaxis])
+    held = space.host_bytes / (depth * LOCKED_RATIO * largest[:, np.newaxis])
     found: Ints = np.minimum(again, np.minimum(hidden, held)).astype(np.int64)
     return found
 

@@ -156,8 +156,10 @@ def test_bad_sample_changes_nobody_elses_gradient(tmp_path):
 
 @st.composite
 def trials(draw) -> Trial:
-    """Any number of microbatches, more than samples too; any sample in any of them, any order, any owner."""
+    """Any number of microbatches, more than samples too; any sample in any of them, any order, owner and levers."""
     layout = (LAYOUTS | OTHERS)[draw(st.sampled_from(["vision + llm", "inline dp2", "inline pp2, mixed stage"]))]
+    levers = {"half": draw(st.booleans()), "offloaded": draw(st.booleans()), "sharded": draw(st.sampled_from([0, ALL]))}
+    layout = replace(layout, recompute=tuple(draw(st.sets(st.sampled_from(["vision", LLM])))), **levers)
     plan = replace(layout.plan, num_microbatches=draw(st.integers(1, 8)))
     subject = replace(layout.subject, batch_size=6, seed=draw(st.integers(0, 2)))
     microbatch = st.integers(0, plan.num_microbatches - 1)
