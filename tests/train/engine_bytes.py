@@ -1,6 +1,6 @@
 """Bytes that ranks of the engine hold, counted tensor by tensor, beside those the planner charges.
 
-`python -m tests.train.engine_bytes` prints the table of `docs/measured.md`.
+`python -m tests.train.engine_bytes` prints the table of `docs/appendix.md`, all columns.
 """
 
 from __future__ import annotations
