@@ -32,7 +32,7 @@ def test_a_driver_that_is_told_to_stop_leaves_no_job(tmp_path: Path, command: tu
 
     try:
         driver.hears("is queued", 120)
-        assert states() == ["PENDING"] * 2, driver.said
+        assert states() == ["PENDING"] * 2, driver.output
         driver.process.send_signal(signal.SIGTERM)
         driver.ends(143, 60)
     finally:

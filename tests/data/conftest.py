@@ -14,9 +14,8 @@ from PIL import Image
 from dflop.data.dataset_profile import DatasetRef
 from dflop.data.demo import make_demo_dataset
 from dflop.data.demo_media import write_audio, write_video
-from dflop.data.demo_text import train_tokenizer
 from dflop.data.tokens import ChatTokenizer
-from tests.data.helpers import TinyFamily, WriteRows
+from tests.data.helpers import TinyFamily, WriteRows, make_tokenizer
 
 
 @pytest.fixture(scope="session")
@@ -26,9 +25,7 @@ def family() -> TinyFamily:
 
 @pytest.fixture(scope="session")
 def tokenizer_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
-    train_tokenizer(["the cat sat on the mat and looked at the dog user assistant system\n"] * 3, path)
-    return path
+    return make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 
 @pytest.fixture(scope="session")

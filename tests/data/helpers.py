@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy as np
 from dflop.data.annotations import AnnotatedSample
 from dflop.data.conversation import read_row
 from dflop.data.dataset_profile import DatasetRef
+from dflop.data.demo_text import train_tokenizer
 from dflop.data.tokens import ChatTokenizer, EncodedSample
 from dflop.models.family import Family
 from dflop.models.media import Layout, MediaSize, MediaTokens, Placement
@@ -65,6 +67,13 @@ def chat(*texts: str, **row: object) -> dict[str, object]:
     """A row whose turns alternate between human and gpt."""
     said = [{"from": ("human", "gpt")[i % 2], "value": text} for i, text in enumerate(texts)]
     return {"conversations": said, **row}
+
+
+def make_tokenizer(folder: Path) -> Path:
+    """A small tokenizer with the special tokens of Qwen2.5-Omni."""
+    path = folder / "tokenizer.json"
+    train_tokenizer(["the cat sat on the mat and looked at the dog user assistant system\n"] * 3, path)
+    return path
 
 
 def encode(tokenizer: ChatTokenizer, sample: AnnotatedSample, layouts: Sequence[Layout] = ()) -> EncodedSample:

@@ -33,10 +33,11 @@ from dflop.store import settings
 from dflop.store.lease import Lease
 from dflop.store.snapshot import Current
 from dflop.store.spool import read_next_seq
+from tests.data.helpers import make_tokenizer
 from tests.fuzz.hostile import as_json
 from tests.fuzz.targets import TARGETS
 from tests.fuzz.targets.dataset import SIZES, dataset_at, prepare, write_parquet
-from tests.fuzz.targets.media import make_tokenizer, rules
+from tests.fuzz.targets.media import rules
 from tests.fuzz.targets.runs import sound_plan, sound_tables
 from tests.jobs.configs import write_config
 

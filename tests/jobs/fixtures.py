@@ -11,7 +11,7 @@ import pytest
 
 from dflop.run.directory import RunDir
 from dflop.steps import training
-from tests.data.conftest import shared_media  # noqa: F401, a fixture
+from tests.data.conftest import shared_media, tokenizer_path  # noqa: F401, fixtures
 from tests.jobs.finished import finished_run
 from tests.jobs.played import PLANS, configured_run
 

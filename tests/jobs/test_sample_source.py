@@ -14,7 +14,6 @@ from PIL import Image
 
 from dflop.data.dataset_profile import DatasetRef, profile_shard
 from dflop.data.demo_media import write_audio, write_video
-from dflop.data.demo_text import train_tokenizer
 from dflop.data.mixture import Dataset
 from dflop.data.tokens import ChatTokenizer
 from dflop.jobs.sample_source import DatasetSource
@@ -45,13 +44,6 @@ WRITERS = {"image": (write_image, "png"), "video": (write_clip, "mp4"), "audio":
 
 
 @pytest.fixture(scope="module")
-def tokenizer_file(tmp_path_factory):
-    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
-    train_tokenizer(["the cat sat on the mat and looked at the dog user assistant system\n"] * 3, path)
-    return path
-
-
-@pytest.fixture(scope="module")
 def written(tmp_path_factory):
     """A folder of rows with the media of `ROWS`, every item in a file of its own: `<row>-<place>.<suffix>`."""
     folder, lines = tmp_path_factory.mktemp("written"), []
@@ -70,19 +62,19 @@ def written(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def shapes(written, tokenizer_file):
-    return profile_shard(dataset_in(written, tokenizer_file), family(), 0, 1)[0]
+def shapes(written, tokenizer_path):
+    return profile_shard(dataset_in(written, tokenizer_path), family(), 0, 1)[0]
 
 
 @pytest.fixture
-def dataset(written, tmp_path, tokenizer_file):
+def dataset(written, tmp_path, tokenizer_path):
     """A copy that a test may damage."""
     shutil.copytree(written, tmp_path, dirs_exist_ok=True)
-    return dataset_in(tmp_path, tokenizer_file)
+    return dataset_in(tmp_path, tokenizer_path)
 
 
-def dataset_in(folder, tokenizer_file):
-    return DatasetRef.of_file(folder / "rows.jsonl", folder, tokenizer_file, 4096)
+def dataset_in(folder, tokenizer_path):
+    return DatasetRef.of_file(folder / "rows.jsonl", folder, tokenizer_path, 4096)
 
 
 @pytest.fixture
@@ -108,9 +100,9 @@ def prepare():
 
 
 @pytest.fixture(scope="module")
-def llm_stage(written, tokenizer_file):
+def llm_stage(written, tokenizer_path):
     """A decoder that knows the dataset's tokens."""
-    dataset = dataset_in(written, tokenizer_file)
+    dataset = dataset_in(written, tokenizer_path)
     tokenizer = ChatTokenizer(dataset.tokenizer, family(), dataset.chat_template)
     config = {**HF_CONFIG, **family().token_ids(tokenizer.special_ids)}
     config["text_config"] = {**HF_CONFIG["text_config"], "vocab_size": tokenizer.vocab_size}
@@ -231,11 +223,11 @@ def test_a_file_that_changed_since_the_profile_costs_its_own_sample(
 
 
 def test_every_hostile_file_that_passed_the_profile_is_trained_on_or_left_out(
-    shared_media, tokenizer_file, prepare, tmp_path
+    shared_media, tokenizer_path, prepare, tmp_path
 ):
     of_files = [row for row in (shared_media / "hostile.jsonl").read_text().splitlines() if '"hostile/' in row]
     (tmp_path / "rows.jsonl").write_text("\n".join(of_files))
-    dataset = DatasetRef.of_file(tmp_path / "rows.jsonl", shared_media, tokenizer_file, 8192)
+    dataset = DatasetRef.of_file(tmp_path / "rows.jsonl", shared_media, tokenizer_path, 8192)
     shapes, _ = profile_shard(dataset, family(), 0, 1)
     plan = make_plan({"vision": (1, 1), LLM: (1, 1)}, num_microbatches=2)
     step_plan, source = make_step_plan(plan, shapes, 0), DatasetSource(dataset, family(), shapes)

@@ -1,4 +1,4 @@
-"""What the launch and Slurm tests share: specs of the jobs in entries.py, waiting for them, processes beside a test."""
+"""What the launch and Slurm tests share: specs of the jobs in entries.py, waiting for them, background processes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def until(find: Callable[[], T | None], *, what: str, limit_s: float = 60.0) -> 
 
 
 class Background:
-    """`python -m words` beside a test; its output is in a file, so that nobody has to drain a pipe."""
+    """`python -m words` in the background; its output is in a file, so that nobody has to drain a pipe."""
 
     def __init__(self, *words: str, log: Path, cwd: Path = REPO, **env: str) -> None:
         self.log = log
@@ -60,7 +60,7 @@ class Background:
             )  # fmt: skip
 
     @property
-    def said(self) -> str:
+    def output(self) -> str:
         return self.log.read_text()
 
     def shows(self, find: Callable[[], T | None], *, what: str, limit_s: float = 240) -> T:
@@ -68,20 +68,20 @@ class Background:
 
         def look() -> T | None:
             found = find()
-            assert found or self.process.poll() is None, f"ended before {what}:\n{self.said}"
+            assert found or self.process.poll() is None, f"ended before {what}:\n{self.output}"
             return found
 
-        return until(look, what=f"{what}:\n{self.said[-2000:]}", limit_s=limit_s)
+        return until(look, what=f"{what}:\n{self.output[-2000:]}", limit_s=limit_s)
 
     def hears(self, text: str, limit_s: float = 60) -> None:
-        """Returns once it has said this."""
-        self.shows(lambda: text in self.said, what=f"`{text}` in {self.log}", limit_s=limit_s)
+        """Returns once its output has this text."""
+        self.shows(lambda: text in self.output, what=f"`{text}` in {self.log}", limit_s=limit_s)
 
     def ends(self, code: int, limit_s: float = 240) -> str:
-        """All that it said, once it has ended with this exit code and without a traceback."""
-        assert self.process.wait(limit_s) == code, self.said
-        assert "Traceback" not in self.said, self.said
-        return self.said
+        """Its output, once it has ended with this exit code and without a traceback."""
+        assert self.process.wait(limit_s) == code, self.output
+        assert "Traceback" not in self.output, self.output
+        return self.output
 
     def kill(self) -> None:
         self.process.kill()

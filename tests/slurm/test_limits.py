@@ -58,7 +58,7 @@ def test_a_limit_and_a_warning_change_no_loss_and_repeat_no_step(run, tmp_path):
     finally:
         drivers.stop()
     assert {r.job_id for r in Journal(run.path, run.run_id).records()} == {handle.job_id}
-    assert f"requeued {NUM_STOPS} times" in driver.said or "requeued once" in driver.said
+    assert f"requeued {NUM_STOPS} times" in driver.output or "requeued once" in driver.output
     stops = [tuple(map(int, line.split())) for line in handle.path("stops").read_text().splitlines()]
     assert all(reached == began for (_, reached), (began, _) in pairwise(stops))
     assert len(stops) == NUM_STOPS

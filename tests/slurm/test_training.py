@@ -1,6 +1,6 @@
 """`slurm/train.sbatch` on a real Slurm, four tasks on two nodes: a rank that is killed, a warning, a last start.
 
-Each test takes the run as the one before left it. Profiles, a plan and a training of their own: test_pipeline.py.
+Each test takes the run as the one before left it. A driver that profiles, plans and trains: test_pipeline.py.
 """
 
 from __future__ import annotations

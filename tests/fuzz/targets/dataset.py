@@ -22,10 +22,11 @@ from dflop.data.dataset_profile import DatasetRef, profile_shard, profile_sizes_
 from dflop.records import QuarantinedSample, SampleShape
 from dflop.store import schema
 from tests.data.containers import write_tar
+from tests.data.helpers import make_tokenizer
 from tests.fuzz import hostile
 from tests.fuzz.hostile import as_json
 from tests.fuzz.target import Strategy, Target, attempt, check_reason, made
-from tests.fuzz.targets.media import make_tokenizer, rules, samples
+from tests.fuzz.targets.media import rules, samples
 
 ROWS: tuple[dict[str, Any], ...] = (
     {"id": "a", "image": "rgb.png",

@@ -21,13 +21,12 @@ from PIL import Image
 from dflop.data.chat import BUILT_IN, ChatTemplate
 from dflop.data.decode import decode_audio, decode_image, decode_video
 from dflop.data.demo_media import write_audio, write_video
-from dflop.data.demo_text import train_tokenizer
 from dflop.data.formats.embedded import NamedBytes
 from dflop.data.headers import BadMedia, MediaHeader, read_header
 from dflop.data.tokens import ChatTokenizer
 from dflop.models import FAMILIES, load_family
 from dflop.models.media import MediaRules
-from tests.data.helpers import encode, parse_row
+from tests.data.helpers import encode, make_tokenizer, parse_row
 from tests.fuzz import hostile
 from tests.fuzz.target import Target, attempt, check_reason, made
 
@@ -51,13 +50,6 @@ def samples(folder: Path) -> None:
         write_video([np.full((48, 64, 3), 20 * i, np.uint8) for i in range(6)], folder / name, Fraction(10))
     for name in SOUNDS:
         write_audio(np.sin(np.arange(8_000) / 5).astype(np.float32) / 2, folder / name)
-
-
-def make_tokenizer(folder: Path) -> Path:
-    """A small tokenizer with the special tokens of Qwen2.5-Omni."""
-    path = folder / "tokenizer.json"
-    train_tokenizer(["the cat sat on the mat and looked at the dog user assistant system\n"] * 3, path)
-    return path
 
 
 def rules() -> MediaRules:
