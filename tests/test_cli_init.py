@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import transformers
 
-from dflop.config import load_config
+from dflop import resources
+from dflop.config import load_config, load_model
 from dflop.data.demo_text import SPECIAL_TOKENS, train_tokenizer
 from dflop.starter.starter import make_starter
 from dflop.steps.planned_cluster import batch_note
@@ -60,6 +61,15 @@ def test_what_was_found_and_what_must_be_edited_is_said(folder):
     (line,) = done.stdout.splitlines()
     assert line.startswith("my.yaml:")
     assert "dataset.tokenizer: `MISSING/tokenizer.json` does not exist" in line
+
+
+def test_a_section_that_is_a_file_is_a_model_too_and_stays_a_file(folder):
+    section = resources.path("configs") / "models" / "qwen2_5_vl_7b.yaml"
+    made = make_starter(section, folder / "data")
+    (folder / "my.yaml").write_text(made.text)
+    assert load_config(folder / "my.yaml").model == load_model(section)
+    assert made.found[0].startswith("model: qwen2_5_vl, 8.29G parameters")
+    assert not any(line.startswith("weights") for line in made.found), "the section says where they are"
 
 
 def test_with_everything_there_it_validates(folder):

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 ConfigOrModel = Annotated[
-    Path, Parameter(help="Run configuration, or with DATA a Hugging Face model: its config.json or folder.")
+    Path,
+    Parameter(help="Run configuration, or with DATA a model: Hugging Face config.json, its folder, or a model's YAML."),
 ]
 Data = Annotated[
     tuple[Path, ...], Parameter(help="Training data for that model: a file of rows, or its folder; several: a mixture.")

@@ -14,12 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dflop import units
-from dflop.config import dump_yaml
+from dflop.config import dump_yaml, load_model
 from dflop.data.annotations import printable
 from dflop.data.model_tokenizer import FoundTokenizer, find_tokenizer, tokens_in_texts
 from dflop.doctor.this_machine import find_gpus, memory_bytes
 from dflop.errors import ConfigError
+from dflop.models import load_family
 from dflop.models.hub import HubModel, read_hub_model
+from dflop.models.processor_settings import Limit, Settings
 from dflop.starter.dataset import WITHOUT_RATE, FoundDataset, find_dataset
 from dflop.steps.planned_cluster import SAMPLES_PER_GPU
 
@@ -48,7 +50,7 @@ def make_starter(model_config: Path, data: Path, gpus: int | None = None) -> Sta
     """A configuration for a model and a dataset, on this machine.
 
     Args:
-        model_config: `config.json` of a Hugging Face model, or the folder it is in.
+        model_config: `config.json` of a Hugging Face model, or the folder it is in; or a `model` section, a YAML file.
         data: File of rows, or the folder it is in.
         gpus: That the global batch is for; None: those of this machine.
 
@@ -59,7 +61,7 @@ def make_starter(model_config: Path, data: Path, gpus: int | None = None) -> Sta
         raise ConfigError(f"cannot train on {gpus} GPUs", where="--gpus", hint="1 or more")
     if model_config.is_dir():
         model_config /= "config.json"
-    model = read_hub_model(model_config)
+    model = _section(model_config) if _is_section(model_config) else read_hub_model(model_config)
     dataset = find_dataset(data)
     folders = tuple(dict.fromkeys((model_config.parent, Path(dataset.annotations).parent, dataset.media_root)))
     tokenizer = find_tokenizer(folders, model.family)
@@ -70,6 +72,20 @@ def make_starter(model_config: Path, data: Path, gpus: int | None = None) -> Sta
         line = next(line for line in shown.splitlines() if "\\udc" in line)
         raise ConfigError(f"a name is not UTF-8, as a configuration must be: {line.strip()}", hint="rename it")
     return Starter(writer.name, text, tuple(writer.found()), tuple(writer.to_edit()), tokenizer.problem)
+
+
+def _is_section(path: Path) -> bool:
+    return path.suffix in (".yaml", ".yml")
+
+
+def _section(path: Path) -> HubModel:
+    """The model of a `model` section that is a file of its own."""
+    section = load_model(path)
+    family = load_family(section.family, section.hf_config, section.media)
+    limits = (
+        Limit(k, section.media.get(k, v), path.name * (k in section.media)) for k, v in family.media_defaults.items()
+    )
+    return HubModel(family, section.hf_config, Settings(tuple(limits), ()), section.dtype)
 
 
 class _Writer:
@@ -112,7 +128,8 @@ class _Writer:
         specs, data = self.model.family.specs(), self.dataset
         sizes = ", ".join(f"{s.module} {s.num_layers} layers" for s in specs)
         yield f"model: {self.model.family.name}, {units.count(self.model.num_params)} parameters ({sizes})"
-        yield f"weights: {self.weights or 'none next to the config; they will be random'}"
+        if not _is_section(self.model_config):
+            yield f"weights: {self.weights or 'none next to the config; they will be random'}"
         kinds = ", ".join(f"{n} with {kind}" for kind, n in data.kinds.items()) or "text only"
         looked = f"of {data.num_looked_at} rows sampled: {kinds}"
         yield f"data: {data.annotations}, {data.format}, {data.num_rows} rows; {looked}"
@@ -191,6 +208,9 @@ class _Writer:
     def _model(self) -> Iterator[str]:
         sizes = ", ".join(s.module for s in self.model.family.specs())
         yield f"\n# {units.count(self.model.num_params)} parameters in {sizes}."
+        if _is_section(self.model_config):
+            yield f"model: {_scalar(self.model_config.resolve())}"
+            return
         yield "model:"
         yield f"  family: {self.model.family.name}"
         yield f"  dtype: {self.model.dtype}"
