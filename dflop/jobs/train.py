@@ -12,6 +12,7 @@ import os
 import socket
 import sys
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,7 +20,6 @@ import torch.distributed as dist
 
 from dflop.config import Config
 from dflop.errors import ConfigError, DflopError, Interrupted, TrainError, did_you_mean
-from dflop.jobs.boot import begin
 from dflop.jobs.curves import check_trackers
 from dflop.jobs.fallback_plan import QuickPlanner
 from dflop.jobs.rank_setup import join, peak_memory, take_device
@@ -31,13 +31,14 @@ from dflop.launch.payload import note_stop, srun_environment
 from dflop.models.build import import_model
 from dflop.parallel.topology import seat_of, seats
 from dflop.records import Plan, QuarantinedSample, RunEvent, StepObservation
-from dflop.run.batches import COMPARE, TRAIN, GlobalBatches, Stage, job_steps, stages_of
+from dflop.run.batches import COMPARE, TRAIN, GlobalBatches, Stage, job_steps, stage_of_job, stages_of
 from dflop.run.directory import RunDir, family_of, open_run, tokenizer_of
 from dflop.run.messages import say
 from dflop.store.spool import SpoolWriter
 from dflop.train import wire
 from dflop.train.liveness import Activities
 from dflop.train.loop import Hooks, LoopSettings
+from dflop.train.manifest import read_latest
 from dflop.train.plan_source import Guard, Patience, PlanSource
 from dflop.train.signals import StopRequest, leave, leave_at_exit
 from dflop.train.watchdog import Watch
@@ -82,7 +83,7 @@ def main(run_path: str, mode: str) -> dict[str, float]:
         )
     check_trackers(config, f"{run.config_file}: train.report_to")
     # Before the ranks find each other and load the model, so that the scheduler is ready when they are.
-    begun = begin(run, mode, config) if os.environ["RANK"] == "0" else None
+    begun = _begin(run, mode, config) if os.environ["RANK"] == "0" else None
     device = take_device(config)
     join(device, timeout_s)
     agreed = [(begun.attempt, begun.store.port, begun.stage.index) if begun else (0, 0, 0)]
@@ -119,6 +120,37 @@ def main(run_path: str, mode: str) -> dict[str, float]:
     stop.ignore()
     dist.destroy_process_group()
     return {"first_step": first, "num_steps": len(rank.steps)}
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """What rank 0 begins before it knows the others: the key-value store and the scheduler process."""
+
+    attempt: int
+    store: Store
+    supervisor: Supervisor
+    stage: Stage
+    """Of training."""
+    next_step: int
+    """That the newest checkpoint does not hold; 0 in a comparison, which always starts over."""
+
+
+def _begin(run: RunDir, mode: str, config: Config) -> _Begun:
+    """Serve the key-value store and start the scheduler process of a `train` or `compare` job."""
+    host, attempt = wire.master_host(os.environ), run.claim_attempt(mode)
+    store = wire.open_store(host, 0, is_server=True, timeout_s=config.train.timeout_s)
+    latest = (read_latest(run.checkpoints) if mode == TRAIN else None) or {"next_step": 0}
+    stage = stage_of_job(config, mode, int(latest["next_step"]))
+    # What the job had learnt before it was ended may not be in the snapshot that the scheduler reads.
+    wire.note(store, wire.LEARNED, latest.get("learned", {}))
+    log = run.path / "log" / f"scheduler-{mode}-{attempt}.log"
+    log.parent.mkdir(exist_ok=True)
+    say(f"scheduler starts, log in {log}")
+    supervisor = Supervisor(
+        [str(run.path), mode, str(attempt), host, str(store.port)], log,
+        num_steps=len(job_steps(config, mode, stage)), max_restarts=config.train.scheduler_restarts,
+    )  # fmt: skip
+    return _Begun(attempt, store, supervisor, stage, int(latest["next_step"]))
 
 
 class _Rank:

@@ -2,7 +2,7 @@
 
 A step of a rank is `loop.py`: take what the feed thread has prepared, run `engine.py`, `reduce.py`, `optim.py`. The
 engine is small because StepPlans carry the knowledge: both ends of a message derive its rows and shape from them
-(`routes.py`, `stage_edges.py`), with no header and no handshake, and empty messages are not sent. An encoder that
+(`routes.py`), with no header and no handshake, and empty messages are not sent. An encoder that
 yields another number of rows than planned stops the job with both numbers.
 
 - Seats: a rank has parts, layers of one module each: one part in a split plan, in an inline plan one for every module

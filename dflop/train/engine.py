@@ -23,12 +23,11 @@ from dflop.parallel.topology import Groups, Peers, Seat, SeatPart, peers_of
 from dflop.records import LLM, Plan
 from dflop.simulate.pipeline_order import Action, one_f_one_b
 from dflop.simulate.step import num_stages_after
-from dflop.train.device_clock import DeviceClock, Mark
 from dflop.train.inputs import EncoderInput, LlmInput, MicrobatchInput
 from dflop.train.liveness import Activity
+from dflop.train.routes import Crossing, Trains, crossings, needs_grad
 from dflop.train.sends import Sends
-from dflop.train.stage_edges import Crossing, Trains, crossings, needs_grad
-from dflop.train.step_trace import StepTrace, visit
+from dflop.train.step_trace import DeviceClock, Mark, StepTrace, visit
 
 Shape = tuple[int, int]
 """Rows and width of a message."""

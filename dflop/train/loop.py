@@ -124,7 +124,8 @@ class Trainer:
             self.checkpointer.take_back(latest)
             raise Interrupted(f"step {first} belongs to an earlier stage of training")
         self._saved_at_s = time.monotonic()
-        if self._is_anybody_told_to_stop() and first < self.settings.num_steps:
+        _, _, (is_told,) = self.reducer.totals(0.0, (self.hooks.is_told_to_stop(),))
+        if is_told and first < self.settings.num_steps:
             raise Interrupted(f"stopped before step {first}, {first} of {self.settings.num_steps} steps done")
         ahead = ThreadPoolExecutor(1, thread_name_prefix="feed")
         try:
@@ -243,11 +244,6 @@ class Trainer:
         """Whether the last checkpoint is too long ago, by the clock of one rank."""
         every_s = self.settings.checkpoint_every_s
         return every_s > 0 and self.seat.rank == 0 and time.monotonic() - self._saved_at_s >= every_s
-
-    def _is_anybody_told_to_stop(self) -> bool:
-        flag = torch.tensor([self.hooks.is_told_to_stop()], dtype=torch.int32)
-        dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self.groups.control)
-        return bool(flag)
 
     def _agree_on_health(self, step: int, prepared: PreparedStep) -> torch.Tensor:
         """Samples that no rank failed to decode; every rank's feed thread comes here once per step, in step order."""

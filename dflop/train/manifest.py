@@ -178,7 +178,4 @@ def keep_older(folder: Path, name: str, keep: int) -> None:
 def sweep(folder: Path) -> None:
     """Remove what writers left that were killed; no write may be going on."""
     for path in folder.glob(f"{TMP_PREFIX}*"):
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
+        shutil.rmtree(path, ignore_errors=True)

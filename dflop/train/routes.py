@@ -1,15 +1,65 @@
-"""Which rows travel between an encoder's owners and the LLM's owners, computed alike at both ends.
+"""What travels between ranks, computed alike at both ends: from the plan, and which rows from the StepPlan.
 
 Route(source, target) = the items both own, in the source's packed order. Because either end derives it from the
 StepPlan, messages carry no header, need no handshake, and are not sent at all when empty. Pure Python; the property
 that matters (every row sent once and received once) is tested without any process.
+
+In a split plan a boundary between stages cuts one module, and its hidden states cross. In an inline plan it may also be
+crossed by the finished rows of encoders, on their way to the stage where the LLM begins.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dflop.records import LLM, StepPlan
+from dflop.parallel.topology import Seat
+from dflop.records import LLM, Plan, StepPlan
+
+Trains = Mapping[tuple[str, int], bool]
+"""Whether a module has parameters that train on a stage of its grid."""
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """One tensor that crosses a boundary in every microbatch that has work for its module."""
+
+    module: str
+    is_rows: bool
+    """Finished rows of an encoder; else hidden states between two of the module's layers."""
+    needs_grad: bool
+    """Whether anything that trains is behind it."""
+
+
+def crossings(plan: Plan, seat: Seat, stage: int, trains: Trains) -> tuple[Crossing, ...]:
+    """What crosses into `stage` of the seat's grid from the stage before, in the order in which it is sent.
+
+    Args:
+        plan: The layout.
+        seat: Any seat of the grid.
+        stage: From 0 (nothing crosses) to the number of stages (likewise).
+        trains: Of all modules and stages; what is missing does not train.
+    """
+    modules = plan.modules if plan.is_inline else (plan.module(seat.module),)
+    if not 0 < stage < modules[-1].parallel.pp:
+        return ()
+    llm_begins = next(s for s, n in enumerate(plan.module(LLM).layers_per_stage) if n)
+    found = []
+    for module in modules:
+        done, left = sum(module.layers_per_stage[:stage]), sum(module.layers_per_stage[stage:])
+        is_rows = module.module != LLM and done > 0 and not left and stage <= llm_begins
+        if (done and left) or is_rows:
+            found.append(Crossing(module.module, is_rows, needs_grad(plan, module.module, stage, trains)))
+    return tuple(found)
+
+
+def needs_grad(plan: Plan, module: str, stage: int, trains: Trains) -> bool:
+    """Whether anything trains behind a module's tensor that leaves the stages before `stage`."""
+    if any(trains.get((module, s), False) for s in range(stage)):
+        return True
+    return module == LLM and any(
+        needs_grad(plan, encoder.module, encoder.parallel.pp, trains) for encoder in plan.encoders
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from dflop.parallel.part import Part
 from dflop.parallel.tensor import shard_stage
 from dflop.parallel.topology import Seat
 from dflop.records import ModulePlan, Plan
-from dflop.train.stage_edges import Trains
+from dflop.train.routes import Trains
 
 
 def make_stages(

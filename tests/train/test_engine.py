@@ -97,7 +97,7 @@ def test_waiting_for_messages_is_not_busy(monkeypatch):
         return received
 
     clock = SimpleNamespace(perf_counter=lambda: now_s, thread_time=lambda: now_s)
-    monkeypatch.setattr("dflop.train.device_clock.time", clock)
+    monkeypatch.setattr("dflop.train.step_trace.time", clock)
     engine, _, _, step = prepare(0, {LLM: (1, 1)}, ())
     for name in ("_carry_ways", "_row_ways", "_receive_gradient"):
         monkeypatch.setattr(engine, name, late(getattr(engine, name)))
