@@ -13,8 +13,7 @@ from dflop.errors import TrainError
 from dflop.jobs.configured_model import build_stages
 from dflop.jobs.sample_source import DatasetSource, make_prefetcher
 from dflop.models.family import Family
-from dflop.parallel.connect import connect
-from dflop.parallel.topology import Seat, make_groups
+from dflop.parallel.topology import Seat, connect, make_groups
 from dflop.plan.runnable import check_plan
 from dflop.records import LLM, Plan, SampleShape
 from dflop.run.directory import dataset_ref

@@ -77,7 +77,7 @@ class WeightFolder:
         self._place = self._places(model)
         expected = {name: tuple(p.shape) for name, p in model.named_parameters()}
         wrong = [n for n, shape in expected.items() if n in self._place and self._shape(n) != shape]
-        told = [_told(expected.keys() - self._place.keys(), "missing from it"), _told(wrong, "of another shape")]
+        told = [some_of(expected.keys() - self._place.keys(), "missing from it"), some_of(wrong, "of another shape")]
         if any(told):
             raise self._refusal(f"parameters of the model {'; '.join(filter(None, told))}")
 
@@ -120,7 +120,7 @@ class WeightFolder:
                 elif not any(re.search(pattern, text) for pattern in ignored for text in (key, name)):
                     unknown.append(key)
         if unknown:
-            raise self._refusal(f"tensors in it {_told(unknown, 'unknown to the model')}")
+            raise self._refusal(f"tensors in it {some_of(unknown, 'unknown to the model')}")
         for name, source in tied.items():
             if source not in places and name in places:
                 places[source] = places[name]
@@ -211,7 +211,8 @@ def _parameters_on_meta() -> Iterator[None]:
         nn.Module.register_parameter = register  # type: ignore[method-assign]  # put back
 
 
-def _told(names: Collection[str], what: str) -> str:
+def some_of(names: Collection[str], what: str) -> str:
+    """How many names there are and the first of them; empty where there is none."""
     if not names:
         return ""
     return f"{len(names)} {what}, e.g. {', '.join(f'`{name}`' for name in sorted(names)[:_NUM_NAMED])}"

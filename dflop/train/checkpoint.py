@@ -26,7 +26,7 @@ from dflop.models.build import Stage
 from dflop.parallel.part import Part
 from dflop.parallel.topology import Groups
 from dflop.train import checkpoint_state, manifest
-from dflop.train.blocks import Block, BlockLoadPlanner, BlockSavePlanner, BlockWriter, SafeReader, blocks_of
+from dflop.train.blocks import Block, BlockLoadPlanner, BlockSavePlanner, BlockWriter, SafeReader
 from dflop.train.checkpoint_state import HostCopies
 from dflop.train.optim import Optimizer
 
@@ -84,7 +84,7 @@ class Checkpointer:
         blocks = [
             *checkpoint_state.model_blocks(self._stages, self._parts),
             *checkpoint_state.optimizer_blocks(self._optimizer.state(), self._parts),
-            *checkpoint_state.rng_blocks(self._rank),
+            *checkpoint_state.rng_blocks(self._rank, checkpoint_state.rng_state()),
         ]
         if self._mine is None:
             self._mine = checkpoint_state.share_out(blocks, self._group)
@@ -198,7 +198,7 @@ class Checkpointer:
         blocks = [
             *model,
             *checkpoint_state.optimizer_blocks(wanted, self._parts),
-            *(b for key, t in random.items() for b in blocks_of(f"{checkpoint_state.RNG}/{self._rank}/{key}", t, None)),
+            *checkpoint_state.rng_blocks(self._rank, random),
         ]
         try:
             dcp.load({}, storage_reader=reader, planner=BlockLoadPlanner(blocks), process_group=self._group)

@@ -22,12 +22,12 @@ from torch.distributed.checkpoint.planner import SavePlan
 
 from dflop.errors import TrainError
 from dflop.models.build import Stage
+from dflop.models.weights import some_of
 from dflop.parallel.part import Part
 from dflop.train.blocks import Block, SafeReader, blocks_of
 
 MODEL, OPTIMIZER, RNG = "model", "optimizer", "rng"
 _PREFIX = f"{MODEL}/"
-_NUM_NAMED = 3
 
 
 def model_blocks(stages: Iterable[Stage], parts: Mapping[str, Part]) -> Iterator[Block]:
@@ -46,9 +46,9 @@ def optimizer_blocks(
             yield from blocks_of(f"{OPTIMIZER}/{name}/{key}", tensor, parts.get(name) if tensor.dim() else None)
 
 
-def rng_blocks(rank: int) -> Iterator[Block]:
-    """States of every random generator of this process, as bytes."""
-    for key, tensor in rng_state().items():
+def rng_blocks(rank: int, state: Mapping[str, torch.Tensor]) -> Iterator[Block]:
+    """States of random generators, as `rng_state` returns them."""
+    for key, tensor in state.items():
         yield from blocks_of(f"{RNG}/{rank}/{key}", tensor, None)
 
 
@@ -65,18 +65,14 @@ def name_problem(shapes: Mapping[str, tuple[int, ...]], stored: Mapping[str, tor
         shapes: Of the whole model, over all ranks.
         stored: Of the checkpoint.
     """
-    names = {name for name in stored if name.startswith(f"{MODEL}/")}
-    differences = {
-        "missing from it": sorted(shapes.keys() - names),
-        "unknown to the model": sorted(names - shapes.keys()),
-        "of another shape": sorted(n for n in names & shapes.keys() if tuple(stored[n]) != shapes[n]),
-    }
+    held = {name.removeprefix(_PREFIX): shape for name, shape in shapes.items()}
+    kept = {name.removeprefix(_PREFIX): tuple(shape) for name, shape in stored.items() if name.startswith(_PREFIX)}
     told = [
-        f"{len(found)} {what}, e.g. {', '.join(f'`{n.removeprefix(_PREFIX)}`' for n in found[:_NUM_NAMED])}"
-        for what, found in differences.items()
-        if found
+        some_of(held.keys() - kept.keys(), "missing from it"),
+        some_of(kept.keys() - held.keys(), "unknown to the model"),
+        some_of([name for name in held.keys() & kept.keys() if held[name] != kept[name]], "of another shape"),
     ]
-    return f"the checkpoint is of another model; parameters {'; '.join(told)}" if told else ""
+    return f"the checkpoint is of another model; parameters {'; '.join(filter(None, told))}" if any(told) else ""
 
 
 def read_model(checkpoint: Path) -> dict[str, torch.Tensor]:
@@ -85,20 +81,20 @@ def read_model(checkpoint: Path) -> dict[str, torch.Tensor]:
     Raises:
         TrainError: it cannot be read.
     """
-    reader, prefix = SafeReader(checkpoint), f"{MODEL}/"
+    reader = SafeReader(checkpoint)
     try:
         found = reader.read_metadata().state_dict_metadata
         tensors = {
             name: torch.empty(stored.size, dtype=stored.properties.dtype)
             for name, stored in found.items()
-            if name.startswith(prefix) and isinstance(stored, TensorStorageMetadata)
+            if name.startswith(_PREFIX) and isinstance(stored, TensorStorageMetadata)
         }
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that there are no other processes
             dcp.load(dict(tensors), storage_reader=reader, no_dist=True)
     except (OSError, dcp.CheckpointException) as error:
         raise TrainError(f"cannot read checkpoint: {error}", where=str(checkpoint)) from error
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
+    return {name.removeprefix(_PREFIX): tensor for name, tensor in tensors.items()}
 
 
 def share_out(blocks: Sequence[Block], group: dist.ProcessGroup) -> frozenset[MetadataIndex]:

@@ -9,8 +9,7 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dflop.parallel.connect import connect, pairs
-from dflop.parallel.topology import make_groups, rank_of, seat_of, seats
+from dflop.parallel.topology import connect, make_groups, pairs, rank_of, seat_of, seats
 from dflop.records import LLM, ModulePlan, ParallelSpec
 from tests.train.parity import Omni, Trial, train
 from tests.train.ranks import run_ranks

@@ -10,8 +10,7 @@ import torch
 import torch.distributed as dist
 
 from dflop.models.family import Family
-from dflop.parallel.connect import connect
-from dflop.parallel.topology import make_groups, seat_of
+from dflop.parallel.topology import connect, make_groups, seat_of
 from dflop.records import LLM, Plan, SampleShape, StepPlan
 from dflop.train import zero
 from dflop.train.engine import Engine
