@@ -75,8 +75,11 @@ def bounds(cases: Sequence[Case]) -> list[tuple[str, bool]]:
     return found
 
 
+PLAN_HEADER = ("model", "data", "dflop", "tokens/s/GPU", "MFU", "best expert", "its plan", "tokens/s/GPU", "MFU")
+
+
 def tables(content: Mapping[str, Any]) -> dict[str, str]:
-    """`suite`: seconds of a step; `suite-plans`: ours and the best expert's; `suite-short`: what we gain."""
+    """`suite`: seconds of a step, and the plans of ours and the best expert's; `suite-short`: what we gain."""
     cases: Sequence[Case] = content["cases"]
     header = ("model", "data", *SHOWN.values(), "over the best expert", "over arrival order")
     rows = [_row(case) for case in cases]
@@ -86,11 +89,8 @@ def tables(content: Mapping[str, Any]) -> dict[str, str]:
         means = [ratio(geometric_mean(gains)) for gains in ([_over_experts(case) for case in of], uniform)]
         rows.append(("geometric mean", data, *[""] * len(SHOWN), *means))
     return {
-        "suite": f"{table(header, rows)}\n\n{_notes(cases)}",
-        "suite-plans": table(
-            ("model", "data", "dflop", "tokens/s/GPU", "MFU", "best expert", "its plan", "tokens/s/GPU", "MFU"),
-            [_plan_row(case) for case in cases],
-        ),
+        "suite": f"{table(header, rows)}\n\n{_notes(cases)}\n\nThe plans, inline unless they say split, with their "
+        f"numbers of microbatches:\n\n{table(PLAN_HEADER, map(_plan_row, cases))}",
         "suite-short": _short(cases),
     }
 
