@@ -65,16 +65,16 @@ class Result:
 
     def link(self, folder: Path) -> str:
         """To the file, from a document in `folder`."""
-        return f"[{self.path.name}]({os.path.relpath(self.path, folder)})"
+        return f"[{self.machine}/{self.path.name}]({os.path.relpath(self.path, folder)})"
 
     def source(self, folder: Path) -> str:
-        """The line below a table: file, machine, commit, picture."""
+        """The line below a table: machine and dated file, commit, picture."""
         about = self.content["machine"]
         changes = " with changes" if about.get("is_dirty") else ""
         commit = f", commit {about['commit'][:10]}{changes}" if about.get("commit") else ""
         picture = self.path.with_suffix(".svg")
         drawn = f"; [picture]({os.path.relpath(picture, folder)})" if picture.is_file() else ""
-        return f"*{self.link(folder)}: {about['num_cores']} cores of {about['cpu']}, {self.date}{commit}{drawn}*"
+        return f"*{self.link(folder)}{commit}{drawn}*"
 
 
 def results(root: Path) -> Iterator[Result]:
