@@ -222,7 +222,7 @@ class Chain:
         saves, keeps = self._saved_bytes(dp)
         over = held.state + depth * held.kept + held.once - usable_bytes
         if self.problem.space.host_bytes:
-            over = over + NUM_WAITING * keeps[-1][:, np.newaxis]
+            over = over + (over > 0) * NUM_WAITING * keeps[-1][:, np.newaxis]
         if True in self.ways:
             price = self.again_s.mean(axis=1) / np.maximum(saves.mean(axis=1), 1.0)
             for m in np.argsort(price, kind="stable"):

@@ -121,22 +121,24 @@ def stage_bytes(
     tokens, edge, plain = load[1][:, np.newaxis], activations(0, True, does_any), activations(1, False, False)
     inputs = np.minimum(edge, weight_bytes * spec.num_input_values * tokens)
     # What a stage received is the input of its first layer, which a layer that recomputes keeps anyway.
-    crossings = 1.0 * ((layers > 0) & ~last) + ((layers > 0) & ~first & (again == 0))
+    is_received = (layers > 0) & ~first & ((again == 0) | (np.asarray(offloaded) > 0))
+    crossings = 1.0 * ((layers > 0) & ~last) + is_received
     of_layers = (layers - again - offloaded) * plain + again * (activations(1, False, True) if does_any else 0.0)
     kept = of_layers + last * (edge - inputs) + first * inputs * trains_layers(table)
     message = weight_bytes * spec.hidden_size / (tp if spec.module == LLM else 1) * tokens
     kept = np.ceil(kept + crossings * message)
     # Of layers behind those that keep nothing one is let go of by then, with as much as one of these has anew. Of the
-    # host's the next one is there, too; before that, the last ones still are.
-    anew = 1 * ((layers > 0) & (again + offloaded == layers)) + (np.asarray(offloaded) > 1)
-    anew = np.maximum(anew, np.minimum(offloaded, NUM_WAITING))
+    # host's the next one is there, too; until their copies are over, the last ones still are.
+    waiting = np.minimum(offloaded, NUM_WAITING)
+    anew = np.maximum(waiting, 1 * ((layers > 0) & (again + offloaded == layers)) + (np.asarray(offloaded) > 1))
     # While a layer is at work, nothing is kept of what is behind; while what is before the layers is, nothing at all.
     work = _layer_at_work(spec, table, params, tokens, tp) + anew * plain - last * (edge - inputs)
     # A convolution over patches takes them apart once more for its gradient.
     entry = (_gradient_bytes(table) * params.entry + first * inputs) * trains_layers(table) - kept
     # Meanwhile what the next microbatch or gradient brings from a neighbour comes in.
     comes = message * ((layers > 0).sum(axis=1, keepdims=True) > 1)
-    once = comes + np.maximum.reduce([work, entry, _ends_at_work(spec, table, params, load, tp)])
+    ends = _ends_at_work(spec, table, params, load, tp) + waiting * plain
+    once = comes + np.maximum.reduce([work, entry, ends])
     columns = (np.broadcast_to(x, len(kept))[:, np.newaxis] for x in (dp, shard_optimizer, shards))
     return StageBytes(
         *_state(params, table, *columns),

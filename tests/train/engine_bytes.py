@@ -106,9 +106,7 @@ def layouts() -> dict[str, Layout]:
         "inline pp 4, half recomputed": half_recomputed(inline(cut, dp=1)),
         "inline dp 4, FSDP2, half recomputed": half_recomputed(sharing(inline([both], dp=4), 4)),
         "inline pp 4, half on the host": half_on_host(inline(cut, dp=1)),
-        "inline tp 2 dp 2, half recomputed, half on the host": half_on_host(
-            half_recomputed(inline([both], dp=2, tp=2)).plan
-        ),
+        "inline dp 4, half recomputed, half on the host": half_on_host(half_recomputed(inline([both], dp=4)).plan),
         "split pp 4, tied, recomputed": layout(split({LLM: (4, 1)}), is_tied=True, recompute=True),
         "split pp 4, ten chunks of loss tokens": layout(split({LLM: (4, 1)}), chunk_tokens=8),
     }
