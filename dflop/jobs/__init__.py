@@ -2,8 +2,8 @@
 
 A training job is one process per seat of the plan (`train.py`, put together in `rank_trainer.py`) and one scheduler
 process (`scheduler.py`) that rank 0 starts. Inputs come from the run directory and, for the scheduler, from one
-snapshot of the store; rows go out through the spool, plans from rank 0, whoever made them. No file and no database is
-on the path of a step.
+snapshot of the store; rows go out through the spool, and rank 0 spools every plan. No file and no database is on the
+path of a step.
 
 What happens when the scheduler is
 - late: rank 0 makes a quick plan when its patience ends (`dflop/train/plan_source.py`, `fallback_plan.py`);

@@ -39,7 +39,7 @@ class SpoolThread:
         done.wait()
 
     def close(self) -> None:
-        """Write everything that was handed over and end the thread; what is lost is said again."""
+        """Write everything that was handed over and end the thread; it logs what it could not write."""
         self._queue.put(None)
         self._thread.join()
 

@@ -31,7 +31,7 @@ def spread(num_layers: int, num_sent: int) -> list[int]:
     return [layer for layer in range(num_layers) if layer * num_sent % num_layers < num_sent]
 
 
-class HostCopies:
+class Offload:
     """What layers of one stage have on the host."""
 
     def __init__(self) -> None:

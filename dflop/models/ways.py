@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from dflop.errors import ConfigError
-from dflop.models.offload import HostCopies, spread
+from dflop.models.offload import Offload, spread
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,18 +47,18 @@ def apply_way(stage: nn.Module, way: Way, num_recomputed: int | None = None, num
             recompute are the first of the others.
 
     Raises:
-        ConfigError: recomputation is asked for and no layer of the stage supports it.
+        ConfigError: either is asked for and no layer of the stage supports it.
     """
     if way.is_frozen:
         stage.requires_grad_(False)
     layers = [m for m in stage.modules() if _is_checkpointable(m)]
-    copies, sent = HostCopies(), spread(len(layers), num_offloaded)
+    host, sent = Offload(), spread(len(layers), num_offloaded)
     for place in sent:
-        _run_by(layers[place], functools.partial(copies.run, layers[place], place))
+        _run_by(layers[place], functools.partial(host.run, layers[place], place))
     others = [layer for place, layer in enumerate(layers) if place not in sent][:num_recomputed]
     for layer in others if way.recompute else ():
         _run_by(layer, functools.partial(checkpoint, use_reentrant=False, preserve_rng_state=draws(layer)))
-    if way.recompute and num_recomputed != 0 and not others:
+    if not layers and (num_offloaded or (way.recompute and num_recomputed != 0)):
         raise ConfigError(
             f"no layer of {type(stage).__name__} can be recomputed", hint="run this module without `recompute`"
         )

@@ -323,7 +323,7 @@ class Chain:
             gathers_s = gathers_s + 2 * gather_s + scatter_s
             plain_s = plain_s + layers[m] * layer_s + edge * edge_s
         average_s, heaviest_s = np.maximum(average_s, gathers_s), np.maximum(heaviest_s, gathers_s)
-        if pp == 1:  # no fill: the scheduler puts less beside the heaviest sample
+        if pp == 1:  # no fill: the scheduler packs less with the heaviest sample
             step_s = np.maximum(self.num_microbatches * average_s, heaviest_s)[:, :, 0]
             for c in np.flatnonzero(shards > 1):
                 step_s[:, c] = self._together_s(average_s[:, c, 0], plain_s[:, c, 0], int(dp[c]))

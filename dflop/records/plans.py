@@ -25,7 +25,7 @@ class ModulePlan:
     shard_optimizer: bool = False
     """Whether data-parallel replicas share out the optimizer's states (ZeRO-1)."""
     recomputed: tuple[int, ...] = ()
-    """Of each stage, how many of its first layers do so; empty where all do or none."""
+    """Of each stage, how many of its first layers do so, of those not on the host; empty where all do or none."""
     offloaded: tuple[int, ...] = ()
     """Of each stage, how many layers keep their activations on the host; empty where none do."""
     parameter_shards: int = 1

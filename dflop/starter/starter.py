@@ -79,7 +79,7 @@ def _is_section(path: Path) -> bool:
 
 
 def _section(path: Path) -> HubModel:
-    """The model of a `model` section that is a file of its own."""
+    """The model that a YAML file describes, as a `model` section would."""
     section = load_model(path)
     family = load_family(section.family, section.hf_config, section.media)
     limits = (

@@ -57,6 +57,11 @@ def _without_groups(table: pa.Table) -> pa.Table:
     return _with_places(table, recomputed=[], parameter_shards=1, gather_s=[], scatter_s=[])
 
 
+def _without_offload(table: pa.Table) -> pa.Table:
+    """Plans from before activations could be on the host."""
+    return _with_places(table, offloaded=[])
+
+
 def _with_places(table: pa.Table, **constants: object) -> pa.Table:
     """Plans whose modules get further fields; what today's modules have and these do not is null."""
     modules = [[{**place, **constants} for place in places] for places in table.column("modules").to_pylist()]
@@ -75,7 +80,7 @@ UPGRADES: dict[str, tuple[Upgrade, ...]] = {
         _with(lambda table: table.append_column("level", table.column("factor")),
               min_tokens=0, max_tokens=records.ALL_TOKENS, sd_frac=0.0, is_in_force=True),
     ),
-    "plan": (_with(_one_way, sync_s=0.0, uniform_step_s=math.nan), _without_groups),
+    "plan": (_with(_one_way, sync_s=0.0, uniform_step_s=math.nan), _without_groups, _without_offload),
 }  # fmt: skip
 """Per kind, the steps from schema version 1 to 2, 2 to 3, ...: each takes rows of one version to the next.
 

@@ -208,7 +208,7 @@ def read_index(checkpoint: Path) -> Metadata:
     """The index of a checkpoint folder.
 
     Raises:
-        TrainError: it names anything but tensors in files of its own folder, or is damaged.
+        TrainError: it names something other than tensors in the checkpoint's files, or is damaged.
         OSError: it cannot be read.
     """
     raw = (checkpoint / INDEX).read_bytes()

@@ -67,12 +67,12 @@ def name_problem(shapes: Mapping[str, tuple[int, ...]], stored: Mapping[str, tor
     """
     held = {name.removeprefix(_PREFIX): shape for name, shape in shapes.items()}
     kept = {name.removeprefix(_PREFIX): tuple(shape) for name, shape in stored.items() if name.startswith(_PREFIX)}
-    told = [
+    found = [
         some_of(held.keys() - kept.keys(), "missing from it"),
         some_of(kept.keys() - held.keys(), "unknown to the model"),
         some_of([name for name in held.keys() & kept.keys() if held[name] != kept[name]], "of another shape"),
     ]
-    return f"the checkpoint is of another model; parameters {'; '.join(filter(None, told))}" if any(told) else ""
+    return f"the checkpoint is of another model; parameters {'; '.join(filter(None, found))}" if any(found) else ""
 
 
 def read_model(checkpoint: Path) -> dict[str, torch.Tensor]:

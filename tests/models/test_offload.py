@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from dflop.models import offload
-from dflop.models.offload import HostCopies, spread
+from dflop.models.offload import Offload, spread
 
 WIDTH, ROWS = 16, 8
 
@@ -46,7 +46,7 @@ def copies(monkeypatch) -> list[weakref.ref]:
 
 def losses_and_gradients(layers, sent, *, microbatches=3):
     """Forward passes of all microbatches, then their backward passes, as in the warm-up of 1F1B."""
-    host, scale = HostCopies(), torch.linspace(0.5, 1.5, WIDTH)
+    host, scale = Offload(), torch.linspace(0.5, 1.5, WIDTH)
     losses = []
     for k in range(microbatches):
         hidden = torch.full((ROWS, WIDTH), 0.1 * (k + 1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,8 +21,8 @@ from tests.plan.problems import make_problem
 M = 1_000_000
 
 
-def problem_with(host_bytes: float, rate: float = 1e12, memory_bytes: int = 250 * M, **changes: object) -> Problem:
-    made = make_problem("vision", memory_bytes=memory_bytes, max_pp=4, **changes)  # type: ignore[arg-type]  # keywords of a test
+def problem_with(host_bytes: float, rate: float = 1e12, memory_bytes: int = 250 * M, **changes: Any) -> Problem:
+    made = make_problem("vision", memory_bytes=memory_bytes, max_pp=4, **changes)
     space = dataclasses.replace(made.space, host_bytes=host_bytes, host_bytes_per_s=rate)
     return dataclasses.replace(made, space=space)
 

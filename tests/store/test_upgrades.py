@@ -23,7 +23,10 @@ from dflop.store.spool import SpoolKey
 from tests.store.asking import fill, stored, write
 from tests.store.spooled import read_spool
 
-WAYS = ("recompute", "shard_optimizer", "max_tokens", "recomputed", "parameter_shards", "gather_s", "scatter_s")
+WAYS = (
+    "recompute", "shard_optimizer", "max_tokens", "recomputed", "offloaded", "parameter_shards", "gather_s",
+    "scatter_s",
+)  # fmt: skip
 
 
 def measurement() -> r.Measurement:
