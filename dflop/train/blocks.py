@@ -1,52 +1,44 @@
-"""Tensors as rectangles of a whole, which is how torch's distributed checkpoint (DCP) writes and reads them.
+"""Tensors as rectangles of a whole, which is how a checkpoint stores them.
 
-A rank hands over what it holds of a parameter together with where that lies in the whole; DCP puts the pieces together
-for whoever reads, however the reader is cut. No tensor is gathered for it.
+A rank writes what it holds of a parameter together with where that lies in the whole: archives of `torch.save`, one
+behind the other in a file per rank, and an index that says where each piece is. Whoever reads takes what it needs from
+whatever pieces there are, however it is cut. No tensor is gathered for it.
 
-DCP pickles its index, `.metadata`, and unpickling can run any code that a file names. dflop writes it for torch's
-own tools and never reads it. It reads the same index from JSON, checks it against the files of the folder, and then
-builds torch's records from it. torch reads the tensors with `weights_only`.
+Torch's distributed checkpoint (DCP) has the same layout. Its own index, `.metadata`, is a pickle, and unpickling can
+run any code that a file names. dflop writes it for torch's own tools and never reads it: it reads the same index from
+JSON, checks it against the files of the folder, and reads the tensors with `weights_only`.
 """
 
 from __future__ import annotations
 
+import io
+import json
 import math
-import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+import os
+import pickle
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
     MetadataIndex,
-    StorageMeta,
     TensorProperties,
     TensorStorageMetadata,
 )
-from torch.distributed.checkpoint.planner import (
-    LoadPlan,
-    SavePlan,
-    SavePlanner,
-    TensorWriteData,
-    WriteItem,
-    WriteItemType,
-)
-from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
-from torch.distributed.checkpoint.storage import WriteResult
-from torch.futures import Future
 
+from dflop import files
 from dflop.errors import TrainError
 from dflop.parallel.part import Part
 from dflop.records import from_dict, parse_json, to_dict
-from dflop.train.manifest import INDEX, write_json
+from dflop.train.manifest import INDEX
 
-_DATA_FILE = re.compile(r"__\d+_\d+\.distcp")
+BlockId = tuple[str, tuple[int, ...]]
+"""(name, offsets): the same on every rank that holds a copy of a block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,19 +53,8 @@ class Block:
     """The content; a view of what the rank holds."""
 
     @property
-    def id(self) -> MetadataIndex:
-        """The same on every rank that holds a copy of the block."""
-        return MetadataIndex(self.name, self.offsets)
-
-    @property
-    def chunk(self) -> ChunkStorageMetadata:
-        return ChunkStorageMetadata(torch.Size(self.offsets), self.tensor.shape)
-
-    @property
-    def write_item(self) -> WriteItem:
-        properties = TensorProperties.create_from_tensor(self.tensor)
-        data = TensorWriteData(self.chunk, properties, torch.Size(self.shape))
-        return WriteItem(self.id, WriteItemType.SHARD, tensor_data=data)
+    def id(self) -> BlockId:
+        return self.name, self.offsets
 
 
 def blocks_of(name: str, tensor: torch.Tensor, part: Part | None) -> Iterator[Block]:
@@ -93,77 +74,10 @@ def blocks_of(name: str, tensor: torch.Tensor, part: Part | None) -> Iterator[Bl
             yield Block(name, offsets, part.shape, view)
 
 
-class BlockSavePlanner(DefaultSavePlanner):
-    """Writes blocks; no two ranks may hand over the same."""
-
-    def __init__(self, blocks: Iterable[Block]) -> None:
-        super().__init__(flatten_state_dict=False)
-        self._blocks = {block.id: block for block in blocks}
-
-    def create_local_plan(self) -> SavePlan:
-        self.plan = SavePlan([block.write_item for block in self._blocks.values()])
-        return self.plan
-
-    def lookup_object(self, index: MetadataIndex) -> torch.Tensor:
-        return self._blocks[index].tensor
-
-
-class BlockWriter(FileSystemWriter):
-    """Writes the blocks of a rank to one file, and says what the disk said when it fails."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder, per_thread_copy_ahead=0)  # what it is given is in host memory
-
-    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        try:
-            return super().write_data(plan, planner)
-        except RuntimeError as error:
-            # On its way out of a full disk, torch's archive writer fails in another way, and that is what it raises.
-            cause: BaseException | None = error
-            while cause is not None and not isinstance(cause, OSError):
-                cause = cause.__context__
-            raise cause or error from None
-
-    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        super().finish(metadata, results)
-        write_index(Path(self.path), metadata)
-
-
-class BlockLoadPlanner(DefaultLoadPlanner):
-    """Fills blocks in place, from whatever pieces were written; types are converted."""
-
-    def __init__(self, blocks: Iterable[Block]) -> None:
-        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
-        self._blocks = {block.id: block for block in blocks}
-
-    def create_local_plan(self) -> LoadPlan:
-        assert self.metadata is not None
-        items = []
-        for block in self._blocks.values():
-            stored = self.metadata.state_dict_metadata[block.name]
-            assert isinstance(stored, TensorStorageMetadata)
-            items += create_read_items_for_chunk_list(block.name, stored, [block.chunk])
-        return LoadPlan(items)
-
-    def lookup_tensor(self, index: MetadataIndex) -> torch.Tensor:
-        return self._blocks[index].tensor
-
-
-class SafeReader(FileSystemReader):
-    """DCP's reader, with the index read as `read_index` does."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        self._folder = folder
-
-    def read_metadata(self, *_args: Any, **_kwargs: Any) -> Metadata:
-        found = read_index(self._folder)
-        found.storage_meta = StorageMeta(load_id=self.load_id)
-        return found
-
-
 @dataclass(frozen=True, slots=True)
-class _Piece:
+class Piece:
+    """Where a rectangle of a tensor lies, in the tensor and on disk."""
+
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
     file: str
@@ -172,102 +86,155 @@ class _Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class _Tensor:
+class Stored:
+    """A tensor of a checkpoint."""
+
     name: str
     dtype: str
     shape: tuple[int, ...]
-    pieces: tuple[_Piece, ...]
+    pieces: tuple[Piece, ...]
+
+    def empty(self) -> torch.Tensor:
+        """Room for it, to be filled."""
+        return torch.empty(self.shape, dtype=getattr(torch, self.dtype))
 
 
-@dataclass(frozen=True, slots=True)
-class _Index:
-    tensors: tuple[_Tensor, ...]
+def write_blocks(checkpoint: Path, rank: int, blocks: Iterable[Block]) -> tuple[str, list[Stored]]:
+    """Write the file of a rank; it is on disk when this returns.
+
+    Args:
+        checkpoint: An existing folder.
+        rank: Its number is in the file's name.
+        blocks: In host memory, each in its own storage.
+
+    Returns:
+        (name of the file, the blocks as tensors of one piece each).
+
+    Raises:
+        OSError, RuntimeError: it cannot be written; `reason_of` says why.
+    """
+    name, found = f"__{rank}_0.distcp", []
+    with open(checkpoint / name, "wb") as file:
+        for block in blocks:
+            begin, tensor = file.tell(), block.tensor
+            torch.save(tensor, file)
+            piece = Piece(block.offsets, tuple(tensor.shape), name, begin, file.tell() - begin)
+            found.append(Stored(block.name, str(tensor.dtype).removeprefix("torch."), block.shape, (piece,)))
+        file.flush()
+        os.fsync(file.fileno())
+    return name, found
 
 
-def write_index(checkpoint: Path, metadata: Metadata) -> None:
-    """Write what DCP says of tensors that it has written.
+def write_index(checkpoint: Path, found: Iterable[Stored]) -> None:
+    """Write what `write_blocks` has returned on all ranks, once for dflop and once for torch's own tools.
 
     Raises:
         OSError: it cannot be written.
     """
-    tensors = []
-    for name, stored in metadata.state_dict_metadata.items():
-        assert isinstance(stored, TensorStorageMetadata)
-        pieces = []
-        for chunk in stored.chunks:
-            place = metadata.storage_data[MetadataIndex(name, chunk.offsets)]
-            pieces.append(
-                _Piece(tuple(chunk.offsets), tuple(chunk.sizes), place.relative_path, place.offset, place.length)
-            )
-        dtype = str(stored.properties.dtype).removeprefix("torch.")
-        tensors.append(_Tensor(name, dtype, tuple(stored.size), tuple(pieces)))
-    write_json(checkpoint / INDEX, to_dict(_Index(tuple(tensors))))
+    parts = defaultdict(list)
+    for each in found:
+        parts[each.name].append(each)
+    tensors = [replace(of[0], pieces=tuple(piece for each in of for piece in each.pieces)) for of in parts.values()]
+    content = json.dumps({"tensors": [to_dict(tensor) for tensor in tensors]})
+    files.replace(checkpoint / INDEX, content, is_durable=True)
+    files.replace(checkpoint / ".metadata", pickle.dumps(_metadata(tensors)), is_durable=True)
 
 
-def read_index(checkpoint: Path) -> Metadata:
-    """The index of a checkpoint folder.
+def _metadata(tensors: Iterable[Stored]) -> Metadata:
+    found = Metadata({}, storage_data={})
+    for tensor in tensors:
+        properties = TensorProperties(dtype=getattr(torch, tensor.dtype))
+        chunks = [ChunkStorageMetadata(torch.Size(p.offsets), torch.Size(p.sizes)) for p in tensor.pieces]
+        found.state_dict_metadata[tensor.name] = TensorStorageMetadata(properties, torch.Size(tensor.shape), chunks)
+        for piece in tensor.pieces:
+            place = _StorageInfo(piece.file, piece.begin, piece.num_bytes)
+            found.storage_data[MetadataIndex(tensor.name, piece.offsets)] = place
+    return found
+
+
+def read_index(checkpoint: Path) -> dict[str, Stored]:
+    """The tensors of a checkpoint by name.
 
     Raises:
-        TrainError: it names something other than tensors in the checkpoint's files, or is damaged.
+        TrainError: the index names something other than tensors in the checkpoint's files, or is damaged.
         OSError: it cannot be read.
     """
     raw = (checkpoint / INDEX).read_bytes()
+    sizes_bytes = {path.name: path.stat().st_size for path in checkpoint.glob("__*.distcp") if path.is_file()}
     try:
-        return _built(from_dict(_Index, parse_json(raw)), checkpoint)
-    except (ValueError, TypeError) as error:
+        tensors = {found.name: found for found in (from_dict(Stored, each) for each in parse_json(raw)["tensors"])}
+        for tensor in tensors.values():
+            _check(tensor, sizes_bytes)
+    except (ValueError, TypeError, KeyError) as error:
         reason = str(error) if isinstance(error, _UnfitError) else "it is damaged"
         raise TrainError(
             f"the index of the checkpoint is refused: {reason}",
             where=str(checkpoint / INDEX),
             hint="dflop loads checkpoints that dflop has written; weights from elsewhere: model.weights, safetensors",
         ) from None
+    return tensors
 
 
 class _UnfitError(ValueError):
     """An index that says something no writer of ours would."""
 
 
-def _built(index: _Index, folder: Path) -> Metadata:
-    """Torch's records of what an index says.
+def _check(tensor: Stored, sizes_bytes: Mapping[str, int]) -> None:
+    """A tensor is all of its pieces, and none is larger than its bytes: what it says is what loading will take."""
+    name, dtype = tensor.name, getattr(torch, tensor.dtype, None)
+    if not isinstance(dtype, torch.dtype):
+        raise _UnfitError(f"`{tensor.dtype}` is not an element type")
+    if not all(0 <= size < 1 << 63 for size in tensor.shape):
+        raise _UnfitError("a size is invalid")
+    if sum(math.prod(piece.sizes) for piece in tensor.pieces) != math.prod(tensor.shape):
+        raise _UnfitError(f"the pieces of `{name}` do not cover it")
+    for piece in tensor.pieces:
+        if piece.file not in sizes_bytes:
+            raise _UnfitError(f"`{piece.file}` is not a tensor file of the checkpoint")
+        if min(*piece.offsets, *piece.sizes, piece.begin, piece.num_bytes, 0) < 0 or any(
+            offset + size > whole for offset, size, whole in zip(piece.offsets, piece.sizes, tensor.shape, strict=True)
+        ):
+            raise _UnfitError("a piece lies outside its tensor")
+        if piece.begin + piece.num_bytes > sizes_bytes[piece.file]:
+            raise _UnfitError(f"`{name}` lies beyond the end of {piece.file}")
+        if piece.num_bytes < math.prod(piece.sizes) * dtype.itemsize:
+            raise _UnfitError(f"`{name}` is larger than what is stored of it")
 
-    A tensor is all of its pieces, and none is larger than its bytes: what it says is what loading will take.
+
+def fill(checkpoint: Path, index: Mapping[str, Stored], blocks: Iterable[Block]) -> None:
+    """Fill blocks in place, from whatever pieces were written; types are converted.
+
+    Raises:
+        Exception: of torch, of pickle or of the disk, where a file is not what the index says; see `reason_of`.
     """
-    places: dict[MetadataIndex, _StorageInfo] = {}
-    tensors: dict[str, TensorStorageMetadata] = {}
-    sizes_bytes: dict[str, int] = {}
-    for tensor in index.tensors:
-        name, dtype = tensor.name, getattr(torch, tensor.dtype, None)
-        if not isinstance(dtype, torch.dtype):
-            raise _UnfitError(f"`{tensor.dtype}` is not an element type")
-        if not all(0 <= size < 1 << 63 for size in tensor.shape):
-            raise _UnfitError("a size is invalid")
-        if sum(math.prod(piece.sizes) for piece in tensor.pieces) != math.prod(tensor.shape):
-            raise _UnfitError(f"the pieces of `{name}` do not cover it")
-        for piece in tensor.pieces:
-            if piece.file not in sizes_bytes:
-                sizes_bytes[piece.file] = _size_bytes(folder, piece.file)
-            _check(piece, tensor, dtype.itemsize, sizes_bytes[piece.file])
-            place = _StorageInfo(piece.file, piece.begin, piece.num_bytes)
-            places[MetadataIndex(name, torch.Size(piece.offsets))] = place
-        chunks = [ChunkStorageMetadata(torch.Size(p.offsets), torch.Size(p.sizes)) for p in tensor.pieces]
-        tensors[name] = TensorStorageMetadata(TensorProperties(dtype=dtype), torch.Size(tensor.shape), chunks)
-    return Metadata(state_dict_metadata=dict(tensors), storage_data=places)
+    for block in blocks:
+        for piece in index[block.name].pieces:
+            of_block = zip(block.offsets, block.tensor.shape, strict=True)
+            of_piece = zip(piece.offsets, piece.sizes, strict=True)
+            spans = [(max(a, b), min(a + m, b + n)) for (a, m), (b, n) in zip(of_block, of_piece, strict=True)]
+            if all(first < end for first, end in spans):
+                content = _read(checkpoint, piece)
+                block.tensor[_cut(spans, block.offsets)].copy_(content[_cut(spans, piece.offsets)])
 
 
-def _size_bytes(folder: Path, file: str) -> int:
-    if not _DATA_FILE.fullmatch(file):
-        raise _UnfitError(f"`{file}` is not a tensor file")
-    if not (folder / file).is_file():
-        raise _UnfitError(f"`{file}` is not a file of the checkpoint")
-    return (folder / file).stat().st_size
+def _cut(spans: Iterable[tuple[int, int]], offsets: Iterable[int]) -> tuple[slice, ...]:
+    return tuple(slice(first - offset, end - offset) for (first, end), offset in zip(spans, offsets, strict=True))
 
 
-def _check(piece: _Piece, tensor: _Tensor, value_bytes: int, file_bytes: int) -> None:
-    if min(*piece.offsets, *piece.sizes, piece.begin, piece.num_bytes, 0) < 0 or any(
-        offset + size > whole for offset, size, whole in zip(piece.offsets, piece.sizes, tensor.shape, strict=True)
-    ):
-        raise _UnfitError("a piece lies outside its tensor")
-    if piece.begin + piece.num_bytes > file_bytes:
-        raise _UnfitError(f"`{tensor.name}` lies beyond the end of {piece.file}")
-    if piece.num_bytes < math.prod(piece.sizes) * value_bytes:
-        raise _UnfitError(f"`{tensor.name}` is larger than what is stored of it")
+def _read(checkpoint: Path, piece: Piece) -> torch.Tensor:
+    with open(checkpoint / piece.file, "rb") as file:
+        file.seek(piece.begin)
+        content = torch.load(io.BytesIO(file.read(piece.num_bytes)), map_location="cpu", weights_only=True)
+    if not isinstance(content, torch.Tensor) or content.shape != piece.sizes:
+        raise ValueError(f"{piece.file} is not what the index says")
+    return content
+
+
+def reason_of(error: BaseException) -> str:
+    """One line: what the disk said, where it was the disk; a full one makes torch's writer fail in another way, too."""
+    cause: BaseException | None = error
+    while cause is not None and not (isinstance(cause, OSError) and cause.errno is not None):
+        cause = cause.__context__
+    if isinstance(cause, OSError) and cause.errno is not None:
+        return os.strerror(cause.errno)
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -8,17 +8,15 @@ its checksums before anything is loaded, and the one before it is loaded instead
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.metadata import MetadataIndex
-from torch.distributed.checkpoint.utils import _DistWrapper
+import torch
+import torch.distributed as dist
 
 from dflop.errors import TrainError
 from dflop.files import TMP_PREFIX
@@ -26,13 +24,14 @@ from dflop.models.build import Stage
 from dflop.parallel.part import Part
 from dflop.parallel.topology import Groups
 from dflop.train import checkpoint_state, manifest
-from dflop.train.blocks import Block, BlockLoadPlanner, BlockSavePlanner, BlockWriter, SafeReader
-from dflop.train.checkpoint_state import HostCopies
-from dflop.train.optim import Optimizer
+from dflop.train.blocks import Block, BlockId, Stored, fill, read_index, reason_of, write_blocks, write_index
+from dflop.train.checkpoint_state import HostCopies, share_out
+from dflop.train.optim import Optimizer, State
 
-
-def _say(error: TrainError) -> None:
-    print(error, file=sys.stderr, flush=True)
+T = TypeVar("T")
+R = TypeVar("R")
+_Written = tuple[str, manifest.FileState, list[Stored], int]
+"""(file of a rank, its state, what is in it, number that the rank's random generators are seeded by)."""
 
 
 class Checkpointer:
@@ -57,18 +56,15 @@ class Checkpointer:
         sharded: Mapping[str, Part],
         *,
         keep: int,
-        on_failure: Callable[[TrainError], None] = _say,
+        on_failure: Callable[[TrainError], None] = lambda error: None,
     ) -> None:
         self._folder, self._stages, self._optimizer, self._keep = folder, stages, optimizer, keep
         self._parts, self._group, self._on_failure = sharded, groups.checkpoint, on_failure
         self._rank, self._num_ranks = self._group.rank(), self._group.size()
-        # What fails on one rank raises on all.
-        self._ranks = _DistWrapper(self._group, use_dist=True, coordinator_rank=0)
         # Ranks of a tensor-parallel group must draw the same random numbers.
         self._random_rank = self._rank - groups.tensor.rank()
         self._host = HostCopies()
-        self._mine: frozenset[MetadataIndex] | None = None
-        self._random_ranks: list[int] = []
+        self._mine: set[BlockId] | None = None
         self._writing: threading.Thread | None = None
         self._failure: TrainError | None = None
 
@@ -81,21 +77,12 @@ class Checkpointer:
         """
         self.close()
         self._failure = None  # has been told; this is the next try
-        blocks = [
-            *checkpoint_state.model_blocks(self._stages, self._parts),
-            *checkpoint_state.optimizer_blocks(self._optimizer.state(), self._parts),
-            *checkpoint_state.rng_blocks(self._rank, checkpoint_state.rng_state()),
-        ]
+        blocks = self._blocks(self._optimizer.state(), checkpoint_state.rng_state())
         if self._mine is None:
-            self._mine = checkpoint_state.share_out(blocks, self._group)
-            self._random_ranks = self._ranks.all_gather("checkpoint", lambda: self._random_rank)
-        copies = self._host.copy(block for block in blocks if block.id in self._mine)
-        about = {
-            **meta,
-            "next_step": next_step,
-            "name": manifest.name_of(next_step),
-            "random_ranks": self._random_ranks,
-        }
+            shares = self._together(lambda: {block.id: block.tensor.nbytes for block in blocks}, share_out)
+            self._mine = shares[self._rank]
+        copies = self._host.copy([block for block in blocks if block.id in self._mine])
+        about = {**meta, "next_step": next_step, "name": manifest.name_of(next_step)}
         self._writing = threading.Thread(target=self._write, args=(copies, about), name="checkpoint", daemon=True)
         self._writing.start()
 
@@ -120,8 +107,8 @@ class Checkpointer:
             TrainError: there are checkpoints but all are damaged, or the one to load belongs to another model.
         """
         self.close()
-        self._ranks.broadcast("checkpoint", lambda: manifest.sweep(self._folder))
-        names = self._ranks.broadcast("checkpoint", lambda: manifest.candidates(self._folder))
+        self._together(lambda: None, lambda _: manifest.sweep(self._folder))
+        names = self._together(lambda: None, lambda _: manifest.candidates(self._folder))
         meta, damaged = manifest.newest_sound(self._folder, names, self._problem)
         for problem in damaged if self._rank == 0 else ():
             print(f"checkpoint {problem}; using the one before it", file=sys.stderr, flush=True)
@@ -138,7 +125,7 @@ class Checkpointer:
 
     def take_back(self, meta: Mapping[str, Any]) -> None:
         """Make a checkpoint the newest, for all who look for one from now on: those that are newer are damaged."""
-        self._ranks.broadcast("checkpoint", lambda: manifest.keep_older(self._folder, meta["name"], self._keep))
+        self._together(lambda: None, lambda _: manifest.keep_older(self._folder, meta["name"], self._keep))
 
     def close(self) -> None:
         """Wait until nothing is being written, whatever becomes of it."""
@@ -150,72 +137,85 @@ class Checkpointer:
         """Body of the thread."""
         temporary = self._folder / f"{TMP_PREFIX}{about['name']}"
         try:
-            self._ranks.broadcast("checkpoint", lambda: self._make(temporary))
-            planner = BlockSavePlanner(copies)
-            dcp.save({}, storage_writer=BlockWriter(temporary), planner=planner, process_group=self._group)
-            states = self._ranks.all_gather("checkpoint", lambda: self._states_of_files(temporary))
-            files = {name: of_file for found in states for name, of_file in found.items()}
-            self._ranks.broadcast("checkpoint", lambda: manifest.publish(temporary, about, files, self._keep))
-        except (Exception, dcp.CheckpointException) as error:  # nobody is there to catch it: whoever waits is told
+            self._together(
+                lambda: self._write_mine(temporary, copies), lambda written: self._publish(temporary, about, written)
+            )
+        except Exception as error:  # nobody is there to catch it: whoever waits is told
             where = str(self._folder / str(about["name"]))
-            self._failure = TrainError(f"cannot write checkpoint: {_reason(error)}", where=where)
+            self._failure = TrainError(f"cannot write checkpoint: {reason_of(error)}", where=where)
             if self._rank == 0:
                 shutil.rmtree(temporary, ignore_errors=True)
             self._on_failure(self._failure)
 
-    def _make(self, temporary: Path) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        manifest.sweep(self._folder)
-        temporary.mkdir()
+    def _write_mine(self, folder: Path, copies: Sequence[Block]) -> _Written:
+        folder.mkdir(parents=True, exist_ok=True)
+        name, tensors = write_blocks(folder, self._rank, copies)
+        return name, manifest.file_state(folder / name), tensors, self._random_rank
 
-    def _states_of_files(self, folder: Path) -> dict[str, manifest.FileState]:
-        """Of the files this rank has written; rank 0 wrote the index, too."""
-        mine = [*folder.glob(f"__{self._rank}_*"), *([folder / manifest.INDEX] if self._rank == 0 else [])]
-        return {path.name: manifest.file_state(path) for path in mine}
+    def _publish(self, folder: Path, about: Mapping[str, Any], written: Sequence[_Written]) -> None:
+        write_index(folder, [tensor for _, _, tensors, _ in written for tensor in tensors])
+        states = {name: state for name, state, _, _ in written}
+        states[manifest.INDEX] = manifest.file_state(folder / manifest.INDEX)
+        random_ranks = [number for _, _, _, number in written]
+        manifest.publish(folder, {**about, "random_ranks": random_ranks}, states, self._keep)
 
     def _problem(self, checkpoint: Path) -> str:
         """What is wrong with a checkpoint, equal on all ranks; each reads its share of the files."""
         share = slice(self._rank, None, self._num_ranks)
-        problems = self._ranks.all_gather("check", lambda: manifest.checkpoint_problem(checkpoint, share))
-        return next(filter(None, problems), "")
+        return self._together(
+            lambda: manifest.checkpoint_problem(checkpoint, share), lambda problems: next(filter(None, problems), "")
+        )
 
     def _load(self, checkpoint: Path, meta: Mapping[str, Any]) -> None:
-        reader = SafeReader(checkpoint)
-        stored = checkpoint_state.shapes_in(reader.read_metadata())
-        model = list(checkpoint_state.model_blocks(self._stages, self._parts))
-        held = self._ranks.all_gather("checkpoint", lambda: {block.name: block.shape for block in model})
-        if problem := checkpoint_state.name_problem({n: shape for names in held for n, shape in names.items()}, stored):
-            raise TrainError(problem, where=str(checkpoint), hint=f"to start over, move {self._folder} away")
+        stored = read_index(checkpoint)
+        prefix = checkpoint_state.OPTIMIZER
         wanted = {
-            name: {
-                key: tensor for key, tensor in tensors.items() if f"{checkpoint_state.OPTIMIZER}/{name}/{key}" in stored
-            }
+            name: {key: tensor for key, tensor in tensors.items() if f"{prefix}/{name}/{key}" in stored}
             for name, tensors in self._optimizer.state().items()
         }
-        # Under another plan, ranks that must draw alike now may have drawn differently.
-        is_same_world = meta.get("random_ranks") == self._ranks.all_gather("checkpoint", lambda: self._random_rank)
-        random = checkpoint_state.empty_rng(stored, self._rank) if is_same_world else {}
-        blocks = [
-            *model,
-            *checkpoint_state.optimizer_blocks(wanted, self._parts),
-            *checkpoint_state.rng_blocks(self._rank, random),
-        ]
+        random = checkpoint_state.empty_rng(stored, self._rank)
+        blocks = self._blocks(wanted, random)
+        shapes, random_ranks = self._together(
+            lambda: ({block.name: block.shape for block in blocks}, self._random_rank),
+            lambda ranks: ({n: shape for shapes, _ in ranks for n, shape in shapes.items()}, [r for _, r in ranks]),
+        )
+        if problem := checkpoint_state.name_problem(shapes, stored):
+            raise TrainError(problem, where=str(checkpoint), hint=f"to start over, move {self._folder} away")
         try:
-            dcp.load({}, storage_reader=reader, planner=BlockLoadPlanner(blocks), process_group=self._group)
-        except (OSError, dcp.CheckpointException) as error:
-            raise TrainError(f"cannot load checkpoint: {_reason(error)}", where=str(checkpoint)) from error
+            self._together(lambda: fill(checkpoint, stored, blocks), lambda _: None)
+        except RuntimeError as error:
+            raise TrainError(f"cannot load checkpoint: {reason_of(error)}", where=str(checkpoint)) from error
         self._optimizer.load_state(wanted)
-        if random:
+        # Under another plan, ranks that must draw alike now may have drawn differently.
+        if random and meta.get("random_ranks") == random_ranks:
             checkpoint_state.restore_rng(random)
         else:
             checkpoint_state.reseed(int(meta.get("seed", 0)), int(meta["next_step"]), self._random_rank)
 
+    def _blocks(self, optimizer: State, rng: Mapping[str, torch.Tensor]) -> list[Block]:
+        return checkpoint_state.state_blocks(self._stages, optimizer, rng, self._rank, self._parts)
 
-def _reason(error: BaseException) -> str:
-    """One line; of an error that DCP collected, the first rank's."""
-    if isinstance(error, dcp.CheckpointException):
-        rank, (cause, _) = min(error.failures.items())
-        return f"rank {rank}: {_reason(cause)}"
-    if isinstance(error, OSError) and error.errno is not None:
-        return os.strerror(error.errno)
-    return (str(error).splitlines() or [type(error).__name__])[0]
+    def _together(self, on_each: Callable[[], T], on_first: Callable[[list[T]], R]) -> R:
+        """What rank 0 makes of what every rank returns; collective.
+
+        Raises:
+            RuntimeError: one of them failed; every rank raises it, with the rank and the reason.
+        """
+        found: list[Any] = [None] * self._num_ranks
+        dist.gather_object(self._attempt(on_each), found if self._rank == 0 else None, group=self._group, group_dst=0)
+        answer: list[Any] = [None]
+        if self._rank == 0:
+            failed = [result for result in found if result[1]]
+            answer = [failed[0] if failed else self._attempt(lambda: on_first([value for value, _ in found]))]
+        dist.broadcast_object_list(answer, group=self._group, group_src=0)
+        result: tuple[R, str] = answer[0]
+        if result[1]:
+            raise RuntimeError(result[1])
+        return result[0]
+
+    def _attempt(self, work: Callable[[], Any]) -> tuple[Any, str]:
+        """(what work returns, why it failed)."""
+        try:
+            return work(), ""
+        except Exception as error:
+            return None, f"rank {self._rank}: {reason_of(error)}"

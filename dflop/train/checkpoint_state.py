@@ -7,66 +7,59 @@ from __future__ import annotations
 
 import json
 import random
-import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
-from torch.distributed.checkpoint.planner import SavePlan
 
 from dflop.errors import TrainError
 from dflop.models.build import Stage
 from dflop.models.weights import some_of
 from dflop.parallel.part import Part
-from dflop.train.blocks import Block, SafeReader, blocks_of
+from dflop.train.blocks import Block, BlockId, Stored, blocks_of, fill, read_index, reason_of
+from dflop.train.optim import State
 
-MODEL, OPTIMIZER, RNG = "model", "optimizer", "rng"
-_PREFIX = f"{MODEL}/"
-
-
-def model_blocks(stages: Iterable[Stage], parts: Mapping[str, Part]) -> Iterator[Block]:
-    """Parameters of a rank's stages, views of the live ones."""
-    for stage in stages:
-        for name, p in stage.names.items():
-            yield from blocks_of(f"{MODEL}/{name}", p, parts.get(name))
+OPTIMIZER, RNG = "optimizer", "rng"
+_PREFIX = "model/"
 
 
-def optimizer_blocks(
-    state: Mapping[str, Mapping[str, torch.Tensor]], parts: Mapping[str, Part]
-) -> Iterator[Block]:  # fmt: skip
-    """Optimizer state by parameter; of a part, what has the part's shape is cut like it, a count of steps is not."""
-    for name, tensors in state.items():
+def state_blocks(
+    stages: Iterable[Stage], optimizer: State, rng: Mapping[str, torch.Tensor], rank: int, parts: Mapping[str, Part]
+) -> list[Block]:
+    """All of a rank's state as views of the live tensors.
+
+    Args:
+        stages: Holders of the parameters.
+        optimizer: As `Optimizer.state` returns it. Of a part, what has the part's shape is cut like it, a count of
+            steps is not.
+        rng: As `rng_state` returns it.
+        rank: Whose random generators those are.
+        parts: What the rank holds of the parameters that it does not hold whole.
+    """
+    model = {name: p for stage in stages for name, p in stage.names.items()}
+    found = [blocks_of(f"{_PREFIX}{name}", p, parts.get(name)) for name, p in model.items()]
+    for name, tensors in optimizer.items():
         for key, tensor in tensors.items():
-            yield from blocks_of(f"{OPTIMIZER}/{name}/{key}", tensor, parts.get(name) if tensor.dim() else None)
+            part = parts.get(name) if tensor.dim() else None
+            found.append(blocks_of(f"{OPTIMIZER}/{name}/{key}", tensor, part))
+    found += [blocks_of(f"{RNG}/{rank}/{key}", tensor, None) for key, tensor in rng.items()]
+    return list(chain(*found))
 
 
-def rng_blocks(rank: int, state: Mapping[str, torch.Tensor]) -> Iterator[Block]:
-    """States of random generators, as `rng_state` returns them."""
-    for key, tensor in state.items():
-        yield from blocks_of(f"{RNG}/{rank}/{key}", tensor, None)
-
-
-def shapes_in(metadata: Metadata) -> dict[str, torch.Size]:
-    """Shapes of all tensors in a checkpoint, by name."""
-    found = metadata.state_dict_metadata
-    return {name: tensor.size for name, tensor in found.items() if isinstance(tensor, TensorStorageMetadata)}
-
-
-def name_problem(shapes: Mapping[str, tuple[int, ...]], stored: Mapping[str, torch.Size]) -> str:
+def name_problem(shapes: Mapping[str, tuple[int, ...]], stored: Mapping[str, Stored]) -> str:
     """What tells a checkpoint's parameters from the model's, naming a few; empty where they are the same.
 
     Args:
-        shapes: Of the whole model, over all ranks.
-        stored: Of the checkpoint.
+        shapes: Of what all ranks hold, by name in the checkpoint.
+        stored: The checkpoint's tensors.
     """
-    held = {name.removeprefix(_PREFIX): shape for name, shape in shapes.items()}
-    kept = {name.removeprefix(_PREFIX): tuple(shape) for name, shape in stored.items() if name.startswith(_PREFIX)}
+    held = {name.removeprefix(_PREFIX): shape for name, shape in shapes.items() if name.startswith(_PREFIX)}
+    kept = {name.removeprefix(_PREFIX): of.shape for name, of in stored.items() if name.startswith(_PREFIX)}
     found = [
         some_of(held.keys() - kept.keys(), "missing from it"),
         some_of(kept.keys() - held.keys(), "unknown to the model"),
@@ -81,59 +74,52 @@ def read_model(checkpoint: Path) -> dict[str, torch.Tensor]:
     Raises:
         TrainError: it cannot be read.
     """
-    reader = SafeReader(checkpoint)
     try:
-        found = reader.read_metadata().state_dict_metadata
-        tensors = {
-            name: torch.empty(stored.size, dtype=stored.properties.dtype)
-            for name, stored in found.items()
-            if name.startswith(_PREFIX) and isinstance(stored, TensorStorageMetadata)
-        }
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that there are no other processes
-            dcp.load(dict(tensors), storage_reader=reader, no_dist=True)
-    except (OSError, dcp.CheckpointException) as error:
-        raise TrainError(f"cannot read checkpoint: {error}", where=str(checkpoint)) from error
+        stored = read_index(checkpoint)
+        tensors = {name: of.empty() for name, of in stored.items() if name.startswith(_PREFIX)}
+        fill(checkpoint, stored, [block for name, tensor in tensors.items() for block in blocks_of(name, tensor, None)])
+    except TrainError:
+        raise
+    except Exception as error:
+        raise TrainError(f"cannot read checkpoint: {reason_of(error)}", where=str(checkpoint)) from error
     return {name.removeprefix(_PREFIX): tensor for name, tensor in tensors.items()}
 
 
-def share_out(blocks: Sequence[Block], group: dist.ProcessGroup) -> frozenset[MetadataIndex]:
-    """Which of its blocks a rank writes: every block is written by one of those that hold a copy; collective.
-
-    DCP would choose, too, but only when all of them have been copied to host memory.
+def share_out(held: Sequence[Mapping[BlockId, int]]) -> list[set[BlockId]]:
+    """Per rank, which of its blocks it writes: of those that hold a block it is the one that has least to write.
 
     Args:
-        blocks: What this rank holds.
-        group: All ranks that hold any.
+        held: Per rank, bytes of the blocks that it holds.
     """
-    held = [SavePlan([])] * group.size()
-    dist.all_gather_object(held, SavePlan([block.write_item for block in blocks]), group=group)
-    shared, _ = DefaultSavePlanner(flatten_state_dict=False).create_global_plan(held)
-    return frozenset(item.index for item in shared[group.rank()].items)
+    holders: dict[BlockId, list[int]] = defaultdict(list)
+    for rank, blocks in enumerate(held):
+        for block in blocks:
+            holders[block].append(rank)
+    written: list[set[BlockId]] = [set() for _ in held]
+    written_bytes = [0] * len(held)
+    for block, ranks in holders.items():
+        rank = min(ranks, key=written_bytes.__getitem__)
+        written[rank].add(block)
+        written_bytes[rank] += held[rank][block]
+    return written
 
 
 class HostCopies:
     """Host memory for blocks, allocated once and used again by every copy."""
 
     def __init__(self) -> None:
-        self._buffers: dict[MetadataIndex, torch.Tensor] = {}
+        self._buffers: dict[BlockId, torch.Tensor] = {}
 
-    def copy(self, blocks: Iterable[Block]) -> list[Block]:
+    def copy(self, blocks: Sequence[Block]) -> list[Block]:
         """The blocks with their content as of now; the former copies are overwritten."""
-        copies, devices = [], set()
         for block in blocks:
-            buffer = self._buffers.get(block.id)
-            if buffer is None:
-                shape, is_cuda = block.tensor.shape, block.tensor.is_cuda
-                buffer = torch.empty(shape, dtype=block.tensor.dtype, pin_memory=is_cuda)
-                self._buffers[block.id] = buffer
-            buffer.copy_(block.tensor, non_blocking=True)
-            if block.tensor.is_cuda:
-                devices.add(block.tensor.device)
-            copies.append(Block(block.name, block.offsets, block.shape, buffer))
-        for device in devices:
+            tensor = block.tensor
+            if block.id not in self._buffers:
+                self._buffers[block.id] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+            self._buffers[block.id].copy_(tensor, non_blocking=True)
+        for device in {block.tensor.device for block in blocks if block.tensor.is_cuda}:
             torch.cuda.synchronize(device)
-        return copies
+        return [replace(block, tensor=self._buffers[block.id]) for block in blocks]
 
 
 def rng_state() -> dict[str, torch.Tensor]:
@@ -150,14 +136,10 @@ def rng_state() -> dict[str, torch.Tensor]:
     return found
 
 
-def empty_rng(stored: Mapping[str, torch.Size], rank: int) -> dict[str, torch.Tensor]:
+def empty_rng(stored: Mapping[str, Stored], rank: int) -> dict[str, torch.Tensor]:
     """Room for the states that a checkpoint has of a rank's generators."""
     prefix = f"{RNG}/{rank}/"
-    return {
-        name.removeprefix(prefix): torch.empty(size, dtype=torch.uint8)
-        for name, size in stored.items()
-        if name.startswith(prefix)
-    }
+    return {name.removeprefix(prefix): of.empty() for name, of in stored.items() if name.startswith(prefix)}
 
 
 def restore_rng(state: Mapping[str, torch.Tensor]) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dflop import files
 from dflop.files import TMP_PREFIX, fsync
 from dflop.records import parse_json
 
@@ -35,7 +36,7 @@ def name_of(next_step: int) -> str:
 
 def read_latest(folder: Path) -> dict[str, Any] | None:
     """What the run says of the newest checkpoint in `folder` that has all its files, or None."""
-    return newest_sound(folder, problem_of=lambda path: checkpoint_problem(path, problem_of=size_problem))[0]
+    return newest_sound(folder, problem_of=lambda path: checkpoint_problem(path, reads=False))[0]
 
 
 def candidates(folder: Path) -> list[str]:
@@ -53,14 +54,14 @@ def read_manifest(checkpoint: Path) -> tuple[dict[str, Any], dict[str, FileState
         content = parse_json((checkpoint / MANIFEST).read_bytes())
         # The folder's name, whatever the file says: it is what is loaded next.
         meta = {"next_step": 0, **content["meta"], "name": checkpoint.name}
-        files = {name: (int(size), int(crc)) for name, (size, crc) in content["files"].items()}
+        states = {name: (int(size), int(crc)) for name, (size, crc) in content["files"].items()}
     except OSError as error:
         raise ValueError(f"{MANIFEST}: {error.strerror or error}") from None
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
         raise ValueError(f"{MANIFEST} is damaged") from None
-    if any(name in ("", ".", "..") or Path(name).name != name for name in files):
+    if any(name in ("", ".", "..") or Path(name).name != name for name in states):
         raise ValueError(f"{MANIFEST} names files outside the checkpoint")
-    return meta, files
+    return meta, states
 
 
 def file_state(path: Path) -> FileState:
@@ -77,40 +78,31 @@ def file_state(path: Path) -> FileState:
     return num_bytes, crc
 
 
-def size_problem(path: Path, expected: FileState) -> str:
-    """Why a file cannot be the one that was written, as far as its size tells; empty where it can."""
-    try:
-        found = path.stat()
-    except OSError as error:
-        return f"{path.name}: {error.strerror or error}"
-    if not stat.S_ISREG(found.st_mode):
-        return f"{path.name} is not a regular file"  # reading a pipe would wait for ever
-    return "" if found.st_size == expected[0] else f"{path.name} has {found.st_size} bytes instead of {expected[0]}"
-
-
-def content_problem(path: Path, expected: FileState) -> str:
-    """As `size_problem`, after reading all of it."""
-    try:
-        return size_problem(path, expected) or ("" if file_state(path) == expected else f"{path.name} has changed")
-    except OSError as error:
-        return f"{path.name}: {error.strerror or error}"
-
-
-def checkpoint_problem(
-    checkpoint: Path, share: slice = slice(None), problem_of: Callable[[Path, FileState], str] = content_problem
-) -> str:
+def checkpoint_problem(checkpoint: Path, share: slice = slice(None), *, reads: bool = True) -> str:
     """Why a checkpoint is not what was written; empty where it is, as far as a share of its files tells.
 
-    One that leaves the index of tensors out of its manifest vouches for none.
+    One that leaves the index of tensors out of its manifest vouches for none. Without `reads` only sizes are looked at.
     """
     try:
-        _, files = read_manifest(checkpoint)
+        _, states = read_manifest(checkpoint)
     except ValueError as error:
         return str(error)
-    if INDEX not in files:
+    if INDEX not in states:
         return f"{MANIFEST} does not list {INDEX}"
-    problems = (problem_of(checkpoint / name, files[name]) for name in sorted(files)[share])
+    problems = (_file_problem(checkpoint / name, states[name], reads) for name in sorted(states)[share])
     return next(filter(None, problems), "")
+
+
+def _file_problem(path: Path, expected: FileState, reads: bool) -> str:
+    try:
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):
+            return f"{path.name} is not a regular file"  # reading a pipe would wait for ever
+        if found.st_size != expected[0]:
+            return f"{path.name} has {found.st_size} bytes instead of {expected[0]}"
+        return f"{path.name} has changed" if reads and file_state(path) != expected else ""
+    except OSError as error:
+        return f"{path.name}: {error.strerror or error}"
 
 
 def newest_sound(
@@ -132,39 +124,25 @@ def newest_sound(
     return None, damaged
 
 
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write a file that is on disk when this returns.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    with open(path, "w", encoding="utf-8") as file:
-        json.dump(value, file)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def publish(temporary: Path, meta: Mapping[str, Any], files: Mapping[str, FileState], keep: int) -> None:
+def publish(temporary: Path, meta: Mapping[str, Any], states: Mapping[str, FileState], keep: int) -> None:
     """Make a written folder the newest checkpoint, and delete what is more than `keep`.
 
     Args:
         temporary: Beside the checkpoints, complete but for the manifest.
         meta: What the run says of it; `name` is the one it gets.
-        files: Its files.
+        states: Of its files.
         keep: Checkpoints that stay, this one among them.
 
     Raises:
         OSError: the disk is full or failing; the checkpoints before it are as they were.
     """
     folder, name = temporary.parent, str(meta["name"])
-    write_json(temporary / MANIFEST, {"meta": dict(meta), "files": dict(files)})
-    fsync(temporary)
-    if (folder / name).exists():
-        os.replace(folder / name, folder / f"{TMP_PREFIX}old-{name}")
+    content = json.dumps({"meta": dict(meta), "files": dict(states)})
+    files.replace(temporary / MANIFEST, content, is_durable=True)
+    shutil.rmtree(folder / name, ignore_errors=True)  # damaged: training has gone back before it
     os.replace(temporary, folder / name)
     fsync(folder)
     keep_older(folder, name, keep)
-    sweep(folder)
 
 
 def keep_older(folder: Path, name: str, keep: int) -> None:

@@ -9,7 +9,6 @@ import dataclasses
 
 import pytest
 import torch
-from torch.distributed.checkpoint import FileSystemReader
 
 from dflop.cost.curve import ZERO, edge_part
 from dflop.jobs.configured_model import full_config
@@ -21,7 +20,8 @@ from dflop.steps.planning import bound_family
 from dflop.store.ingest import ingest
 from dflop.store.reader import Reader
 from dflop.store.spool import SpoolWriter
-from dflop.train.checkpoint_state import OPTIMIZER, read_model, shapes_in
+from dflop.train.blocks import read_index
+from dflop.train.checkpoint_state import OPTIMIZER, read_model
 from dflop.train.manifest import name_of, read_latest
 from tests.builders import make_table
 from tests.jobs.training import TABLES, fresh, give_plan, log_of, losses_of, run_ranks, set_config, train
@@ -91,7 +91,7 @@ def test_each_stage_trains_what_it_does_not_freeze_under_a_plan_of_its_own(stage
     aligned = weights_at(run, FIRST_STEPS)
     changed = {n for n, w in aligned.items() if not torch.equal(w, before[n])}
     assert changed == {n for n in aligned if not is_frozen(n, family, FROZEN)}
-    stored = shapes_in(FileSystemReader(run.checkpoints / name_of(FIRST_STEPS)).read_metadata())
+    stored = read_index(run.checkpoints / name_of(FIRST_STEPS))
     assert {n.split("/")[1] for n in stored if n.startswith(f"{OPTIMIZER}/")} == changed, "states of what trains alone"
 
     give_plan(run, replicas())

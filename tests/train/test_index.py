@@ -5,27 +5,36 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import resource
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.metadata import MetadataIndex, StorageMeta
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 from dflop.errors import TrainError
 from dflop.files import TMP_PREFIX
 from dflop.train import checkpoint_state, manifest
-from dflop.train.blocks import BlockSavePlanner, BlockWriter, SafeReader, blocks_of, read_index
+from dflop.train.blocks import blocks_of, fill, read_index, reason_of, write_blocks, write_index
 from dflop.train.manifest import INDEX
 
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+
 TENSORS = {"model/w": torch.arange(12.0).reshape(3, 4), "optimizer/w/step": torch.tensor(2.0), "rng/0/t": torch.ones(5)}
+
+
+def write(folder, tensors):
+    """What one rank writes that holds all of them."""
+    blocks = [block for name, tensor in tensors.items() for block in blocks_of(name, tensor, None)]
+    write_index(folder, write_blocks(folder, 0, blocks)[1])
 
 
 @pytest.fixture
 def checkpoint(tmp_path):
     """A folder as `Checkpointer` writes it."""
     folder = tmp_path / TMP_PREFIX
-    blocks = [block for name, tensor in TENSORS.items() for block in blocks_of(name, tensor, None)]
-    dcp.save({}, storage_writer=BlockWriter(folder), planner=BlockSavePlanner(blocks), no_dist=True)
+    folder.mkdir()
+    write(folder, TENSORS)
     return announced(folder, tmp_path)
 
 
@@ -43,22 +52,47 @@ def changed(checkpoint, change):
     (checkpoint / INDEX).write_text(json.dumps(content))
 
 
-def test_it_says_what_torch_reads(checkpoint):
-    with open(checkpoint / ".metadata", "rb") as file:
+def test_torchs_own_tools_read_it(checkpoint):
+    found = {name: torch.zeros_like(tensor) for name, tensor in TENSORS.items()}
+    dcp.load(found, checkpoint_id=checkpoint, no_dist=True)
+    assert all(torch.equal(found[name], tensor) for name, tensor in TENSORS.items())
+
+
+def test_checkpoints_of_the_first_versions_are_read(tmp_path):
+    """Torch wrote the files then, and the index was made from what it said of them."""
+    planner = DefaultSavePlanner(flatten_state_dict=False)
+    dcp.save(dict(TENSORS), checkpoint_id=tmp_path, planner=planner, no_dist=True)
+    with open(tmp_path / ".metadata", "rb") as file:
         theirs = pickle.load(file)
-    ours = read_index(checkpoint)
-    assert ours.state_dict_metadata == theirs.state_dict_metadata
-    assert ours.storage_data == theirs.storage_data
-    reader = SafeReader(checkpoint)
-    assert reader.read_metadata().storage_meta == StorageMeta(load_id=reader.load_id)
-    assert torch.equal(checkpoint_state.read_model(checkpoint)["w"], TENSORS["model/w"])
+    dtypes = {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in TENSORS.items()}
+    index = [
+        {"name": at.fqn, "dtype": dtypes[at.fqn], "shape": list(TENSORS[at.fqn].shape), "pieces": [
+            {"offsets": list(at.offset), "sizes": list(TENSORS[at.fqn].shape), "file": place.relative_path,
+             "begin": place.offset, "num_bytes": place.length}]}
+        for at, place in theirs.storage_data.items()
+    ]  # fmt: skip
+    (tmp_path / INDEX).write_text(json.dumps({"tensors": index}))
+    found = {name: torch.zeros_like(tensor) for name, tensor in TENSORS.items()}
+    fill(tmp_path, read_index(tmp_path), [b for name, tensor in found.items() for b in blocks_of(name, tensor, None)])
+    assert all(torch.equal(found[name], tensor) for name, tensor in TENSORS.items())
+
+
+def test_a_file_that_finds_no_room_fails_for_that_reason(tmp_path):
+    """Torch's archives fail in words of their own once the disk has."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
+    try:
+        with pytest.raises((OSError, RuntimeError)) as caught:
+            write(tmp_path, {"model/w": torch.zeros(1 << 20)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert reason_of(caught.value) == "File too large"
 
 
 def test_every_element_type_of_weights(tmp_path):
     dtypes = (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool, torch.float8_e4m3fn)
     tensors = {f"model/{n}": torch.zeros(3, 2).to(dtype) for n, dtype in enumerate(dtypes)}
-    blocks = [block for name, tensor in tensors.items() for block in blocks_of(name, tensor, None)]
-    dcp.save({}, storage_writer=BlockWriter(tmp_path), planner=BlockSavePlanner(blocks), no_dist=True)
+    write(tmp_path, tensors)
     assert [tensor.dtype for tensor in checkpoint_state.read_model(tmp_path).values()] == list(dtypes)
 
 
@@ -110,7 +144,7 @@ A_PETABYTE = (1 << 24, 1 << 24)
         (lambda tensor: tensor.update(dtype="load"), "`load` is not an element type"),
         (place(file="../../etc/passwd"), "`../../etc/passwd` is not a tensor file"),
         (place(file="/etc/passwd"), "`/etc/passwd` is not a tensor file"),
-        (place(file="__7_0.distcp"), "`__7_0.distcp` is not a file of the checkpoint"),
+        (place(file="__7_0.distcp"), "`__7_0.distcp` is not a tensor file of the checkpoint"),
         (place(begin=1 << 40), "`model/w` lies beyond the end of __0_0.distcp"),
         (place(begin=-1), "a piece lies outside its tensor"),
         (place(offsets=[1, 0]), "a piece lies outside its tensor"),
@@ -163,14 +197,13 @@ def test_a_pipe_in_place_of_a_file_is_not_waited_for(checkpoint):
 
 def test_tensors_are_read_weights_only(checkpoint):
     """The bytes of a tensor are a pickle, too; torch's restricted unpickler reads it."""
-    index = read_index(checkpoint)
-    where = index.storage_data[MetadataIndex("model/w", torch.Size([0, 0]))]
-    path = checkpoint / where.relative_path
+    (where,) = read_index(checkpoint)["model/w"].pieces
+    path = checkpoint / where.file
     raw, target = bytearray(path.read_bytes()), checkpoint.parent / "ran"
     torch.save(Runs(os.mkdir, str(target)), checkpoint.parent / "hostile")
     hostile = (checkpoint.parent / "hostile").read_bytes()
-    assert len(hostile) <= where.length
-    raw[where.offset : where.offset + len(hostile)] = hostile
+    assert len(hostile) <= where.num_bytes
+    raw[where.begin : where.begin + len(hostile)] = hostile
     path.write_bytes(raw)
 
     def moved(tensor):
