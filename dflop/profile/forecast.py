@@ -1,22 +1,23 @@
 """What a profile would do, without doing it: which probes, and how long where cost tables are at hand.
 
-Tables may be analytic or those of an earlier profile. Groups are those of the profile, in its order, and keep to the
-budget by the same rule. Tables also say, roughly, which groups do not fit into a device's memory: weights,
-gradients and what the backward pass needs.
+Tables may be analytic or those of an earlier profile. The profile's own loop runs over its own groups, with seconds
+that the tables predict. They also say, roughly, which groups do not fit into a device's memory: weights, gradients and
+what the backward pass needs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dflop.cost.curve import evaluate
 from dflop.models import load_family
 from dflop.models.family import Family
 from dflop.models.ways import TRAIN, Way
-from dflop.profile.groups import ProbeGroup, load_on, probe_groups
-from dflop.profile.profiler import next_group, num_runs, used_modules
-from dflop.records import CostTable, ModuleLoad, SampleShape
+from dflop.profile.groups import load_on, probe_groups
+from dflop.profile.profiler import used_modules
+from dflop.profile.sweeps import sweep
+from dflop.records import CostTable, CostTerms, ModuleLoad, SampleShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,48 +81,49 @@ def plan_probes(
             table = known.get((module, tp, way.is_frozen, way.recompute))
             probes = [
                 [
-                    _planned(table, module, way, tp, n, group, load_on(cut, module, group), num_runs(num_repeats))
+                    PlannedProbe(module, way, tp, n, g.kind, len(g.samples), load_on(cut, module, g), None)
                     for n, cut in zip(depths, shallow, strict=True)
                 ]
-                for group in groups
+                for g in groups
             ]
-            if table is not None and memory_bytes is not None:
-                probes = [of for of in probes if all(_bytes(table, p) <= memory_bytes for p in of)]
-            planned += [p for of in _within(probes, share_s) for p in of]
+            sizes = [g.load.num_tokens for g in groups]
+            planned += _swept(probes, sizes, share_s, num_repeats, table, memory_bytes)
     return planned
 
 
-def _within(groups: Sequence[Sequence[PlannedProbe]], share_s: float) -> list[Sequence[PlannedProbe]]:
-    """The groups that a profile takes in this time, in order; unknown seconds count as none."""
-    left, taken, spent_s = list(groups), list[Sequence[PlannedProbe]](), 0.0
-    while left:
-        seconds = [sum(p.seconds or 0.0 for p in group) for group in left]
-        sizes, done = ([group[0].load.num_tokens for group in some] for some in (left, taken))
-        index = next_group(seconds, sizes, done, share_s - spent_s)
-        if index is None:
-            break
-        spent_s += seconds[index]
-        taken.append(left.pop(index))
-    return taken
+def _swept(
+    probes: Sequence[Sequence[PlannedProbe]], sizes: Sequence[int], share_s: float, num_repeats: int,
+    table: CostTable | None, memory_bytes: int | None,
+) -> list[PlannedProbe]:  # fmt: skip
+    """Those that would be taken of one module in one way, given those of every group and the groups' tokens."""
+    num_runs: dict[int, int] = {}
 
+    def visit(index: int, num_timed: int) -> float | None:
+        if table and memory_bytes and any(_bytes(table, p) > memory_bytes for p in probes[index]):
+            return None
+        if num_timed:
+            num_runs[index] = num_runs.get(index, 0) + 1 + num_timed
+        return (1 + num_timed) * sum(_seconds(table, p) for p in probes[index]) if table else 0.0
 
-def _planned(
-    table: CostTable | None, module: str, way: Way, tp: int, num_layers: int, group: ProbeGroup, load: ModuleLoad,
-    num_runs: int,
-) -> PlannedProbe:  # fmt: skip
-    seconds = None if table is None else num_runs * _seconds(table, load, num_layers)
-    return PlannedProbe(module, way, tp, num_layers, group.kind, len(group.samples), load, seconds)
+    sweep(sizes, share_s, num_repeats, visit)
+    return [
+        replace(p, seconds=runs * _seconds(table, p) if table else None)
+        for index, runs in num_runs.items()
+        for p in probes[index]
+    ]
 
 
 def _bytes(table: CostTable, probe: PlannedProbe) -> float:
     """Weights, their gradients and activations."""
     weights = probe.num_layers * table.layer_param_bytes + table.edge_param_bytes
+    return (1 if probe.way.is_frozen else 2) * weights + _cost(table.activation_bytes, probe)
+
+
+def _seconds(table: CostTable, probe: PlannedProbe) -> float:
+    """Of one run, forward and backward."""
+    return _cost(table.forward_s, probe) + _cost(table.backward_s, probe)
+
+
+def _cost(terms: CostTerms, probe: PlannedProbe) -> float:
     load = (probe.load.num_items, probe.load.num_tokens, probe.load.sum_sq_tokens)
-    kept = float(evaluate(table.activation_bytes, load, probe.num_layers, True))
-    return (1 if probe.way.is_frozen else 2) * weights + kept
-
-
-def _seconds(table: CostTable, load: ModuleLoad, num_layers: int) -> float:
-    parts = (load.num_items, load.num_tokens, load.sum_sq_tokens)
-    phases = (table.forward_s, table.backward_s)
-    return sum(float(evaluate(terms, parts, num_layers, True)) for terms in phases)
+    return float(evaluate(terms, load, probe.num_layers, True))

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from dflop.cost.link_costs import ALL_GATHER, ALL_REDUCE, P2P
-from dflop.profile.timing import half_iqr
+from dflop.profile.timing import half_iqr, of_first_rank
 from dflop.records import LinkMeasurement
 
 SIZES_BYTES = tuple(1 << k for k in range(10, 27, 2))
@@ -65,7 +65,7 @@ def profile_links(
         started = time.perf_counter()
         for done, num_bytes in enumerate(sizes_bytes):
             left_s = share_s - (time.perf_counter() - started)
-            if not _agree(done < MIN_SIZES or left_s > 0, members):
+            if not of_first_rank(done < MIN_SIZES or left_s > 0, members.group):
                 break
             exchange = _operation(op, members, num_bytes, device)
             seconds = _time(exchange, members, device, left_s / len(sizes_bytes))
@@ -134,7 +134,7 @@ def _time(operation: Callable[[], None], members: _Members, device: torch.device
     _once(operation, members, device)  # connections are made by the first
     first_s = _once(operation, members, device)
     num_repeats = min(MAX_REPEATS, max(MIN_REPEATS, int(share_s / max(first_s, 1e-9))))
-    return [_once(operation, members, device) for _ in range(int(_agree(num_repeats, members)))]
+    return [_once(operation, members, device) for _ in range(of_first_rank(num_repeats, members.group))]
 
 
 def _once(operation: Callable[[], None], members: _Members, device: torch.device) -> float:
@@ -146,10 +146,3 @@ def _once(operation: Callable[[], None], members: _Members, device: torch.device
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter() - started
-
-
-def _agree(value: int | bool, members: _Members) -> int | bool:
-    """The first member's value on all of them."""
-    shared: list[int | bool] = [value]
-    dist.broadcast_object_list(shared, src=members.ranks[0], group=members.group)
-    return shared[0]

@@ -16,6 +16,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -87,31 +88,15 @@ class ModuleProbe:
         self._module, self._num_layers, self._settings, self._device = module, num_layers, settings, device
         self._dtype = dtype
         self._rng = np.random.default_rng(settings.seed)
-        self._optimizer_s: float | None = None
-        self._flush: CacheFlush | None = None
 
-    def warm_up(self, group: ProbeGroup) -> Measurement | None:
-        """Run a group once, so that every allocation has its size before anything is kept.
+    @cached_property
+    def _flush(self) -> CacheFlush:
+        return CacheFlush(self._device)
 
-        Returns:
-            None, or the row with status `oom` where the group does not fit.
-        """
-        try:
-            self._backward(self._prepare(group)())
-        except (MemoryError, RuntimeError) as error:
-            self._free_after(error)
-            return self._row(group, num_repeats=0, status="oom")
-        return None
-
-    def measure(self, group: ProbeGroup) -> Measurement:
-        """Median forward and backward seconds and saved bytes of one packed group; status `oom` where it does not fit.
-
-        Raises:
-            RuntimeError: anything but a lack of memory; that, too, where tensor-parallel ranks probe together.
-        """
-        visits = GroupVisits([self], group)
-        visits.visit(self._settings.num_repeats)
-        return visits.rows()[0]
+    @cached_property
+    def _optimizer_s(self) -> float:
+        """Behind any group's backward pass, which leaves gradients."""
+        return optimizer_step_s(self._stage.names.values(), self._device, self._settings.num_repeats)
 
     def _start(self, group: ProbeGroup) -> tuple[Callable[[], torch.Tensor], _Run]:
         """A forward on new inputs, run once, and everything about the group but its seconds."""
@@ -125,17 +110,12 @@ class ModuleProbe:
         return forward, _Run(has_backward, activation_bytes, peak_bytes, [])
 
     def _repeat(self, forward: Callable[[], torch.Tensor], run: _Run) -> None:
-        if self._flush is None:
-            self._flush = CacheFlush(self._device)
         if self._group is not None:
             dist.barrier(group=self._group)
         by_wall = self._group is not None
         run.timings.append(time_phases(forward, self._backward, self._device, flush=self._flush, by_wall=by_wall))
 
     def _finish(self, group: ProbeGroup, run: _Run) -> Measurement:
-        if self._optimizer_s is None:  # once per probe: it does not depend on the group
-            params = self._stage.names.values()
-            self._optimizer_s = optimizer_step_s(params, self._device, self._settings.num_repeats)
         forward_s = [forward for forward, _ in run.timings]
         backward_s = [backward if run.has_backward else 0.0 for _, backward in run.timings]
         return self._row(
@@ -162,8 +142,6 @@ class ModuleProbe:
             raise error
         # The frames of the failed run hold its tensors.
         error.__traceback__ = None
-        for parameter in self._stage.parameters():
-            parameter.grad = None
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -231,12 +209,13 @@ class GroupVisits:
         self._too_large: list[Measurement] = []
 
     def visit(self, num_repeats: int) -> None:
-        """Run the group on new inputs, untimed, and then that many times.
+        """Run the group on new inputs, untimed, and then that many times; of a visit without repeats nothing is kept.
 
         Raises:
             RuntimeError: anything but a lack of memory; that, too, where tensor-parallel ranks probe together.
         """
-        is_first = not self._runs
+        if is_first := not any(run.timings for run in self._runs.values()):
+            self._runs.clear()
         forwards: dict[ModuleProbe, Callable[[], torch.Tensor]] = {}
         with no_garbage_collection():
             try:

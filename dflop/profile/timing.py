@@ -16,16 +16,17 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 CPU_CACHE_BYTES = 16 << 20
 """More than the caches that belong to one core; the one shared by all is everybody's at all times."""
-
-
 GRADIENT = 1e-3
 """What the optimizer is timed with. Not zero: a CPU takes far longer over roots of zeros, twice over the whole step."""
+Value = TypeVar("Value", int, float)
 
 
 class CacheFlush:
@@ -142,3 +143,12 @@ def half_iqr(values: Iterable[float]) -> float:
     """Half the interquartile range: a spread that one outlier does not move."""
     low, high = np.percentile(list(values), [25, 75])
     return float(high - low) / 2
+
+
+def of_first_rank(value: Value, ranks: dist.ProcessGroup | None) -> Value:
+    """The first rank's value on all of them; None: this process is alone."""
+    if ranks is None:
+        return value
+    shared = [value]
+    dist.broadcast_object_list(shared, group=ranks, group_src=0)
+    return shared[0]

@@ -28,6 +28,7 @@ from dflop.records import LLM, Measurement, ModuleSpec
 from dflop.store import schema
 from tests.gpu.drawn import make_shapes, settings_of, token_config
 from tests.gpu.subject import Subject
+from tests.profile.measuring import measure
 
 HEADS = {
     "qwen2.5-7b": (28, 4, 128, True), "siglip-so400m": (16, 16, 72, False), "internvit-300m": (16, 16, 64, False),
@@ -216,7 +217,7 @@ def memory(subject: Subject, deadline_s: float) -> Iterator[Mapping[str, Any]]:
                 probe = ModuleProbe(
                     family, token_config(family), module, num_layers, settings, subject.device, way=WAYS[way]
                 )
-                rows = [probe.measure(group) for group in groups]
+                rows = [measure(probe, group, settings.num_repeats) for group in groups]
                 for row in beside_data_sheet(rows, family.specs()):
                     yield {"way": way, **row}
 

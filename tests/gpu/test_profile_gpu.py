@@ -13,6 +13,7 @@ from dflop.profile.probe import ModuleProbe, ProbeSettings
 from dflop.profile.profiler import profile_model
 from dflop.profile.timing import time_phases
 from dflop.records import LLM
+from tests.profile.measuring import measure
 from tests.train import synthetic
 
 MODULES = ("vision", "audio", LLM)
@@ -57,7 +58,7 @@ def test_every_module_gets_a_cost_table(cuda):
 @pytest.mark.parametrize("module", MODULES)
 @pytest.mark.parametrize("way", WAYS.values(), ids=lambda w: w.name)
 def test_peak_holds_weights_gradients_and_activations(cuda, module, way):
-    m = new_probe(cuda, module, 2, way).measure(group_of(module))
+    m = measure(new_probe(cuda, module, 2, way), group_of(module))
     gradient_bytes = 0 if way.is_frozen else m.param_bytes
     assert m.status == "ok"
     assert m.peak_bytes >= m.param_bytes + gradient_bytes + m.activation_bytes
@@ -77,15 +78,15 @@ def test_events_see_kernels_and_not_only_their_launch(cuda):
 
 def test_a_group_that_does_not_fit_is_a_row(cuda):
     probe, group = new_probe(cuda, LLM), group_of(LLM)
-    before = probe.measure(group)
+    before = measure(probe, group)
     forward = probe._stage.forward
 
     def too_large(*args):
         torch.empty(1 << 50, dtype=torch.uint8, device=cuda)
 
     probe._stage.forward = too_large
-    row = probe.measure(group)
+    row = measure(probe, group)
     assert (row.status, row.forward_s, row.num_tokens) == ("oom", 0.0, group.load.num_tokens)
     probe._stage.forward = forward
-    after = probe.measure(group)
+    after = measure(probe, group)
     assert (after.status, after.activation_bytes) == ("ok", before.activation_bytes)

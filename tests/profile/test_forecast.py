@@ -9,7 +9,7 @@ from dflop.models import load_family
 from dflop.models.ways import TRAIN, WAYS
 from dflop.profile.forecast import plan_probes
 from dflop.profile.groups import probe_groups
-from dflop.profile.profiler import MIN_GROUPS
+from dflop.profile.sweeps import MIN_GROUPS
 from dflop.records import LLM, ModuleLoad
 from tests.builders import make_table
 from tests.profile.test_probe import profile

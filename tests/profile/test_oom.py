@@ -9,6 +9,7 @@ from dflop.profile import profiler
 from dflop.profile.groups import make_group, probe_groups
 from dflop.profile.probe import ModuleProbe, is_out_of_memory
 from dflop.records import LLM
+from tests.profile.measuring import measure
 from tests.profile.test_probe import new_probe, profile, users
 from tests.train.synthetic import make_shapes
 
@@ -39,16 +40,15 @@ def test_a_group_that_does_not_fit_is_a_row_and_the_next_one_is_measured(error):
     probe = new_probe(LLM, 1)
     samples = users(LLM, 4)
     small, large = make_group("single", samples[:1], LLM), make_group("random", samples, LLM)
-    expected = probe.measure(small)
+    expected = measure(probe, small)
     limit_tokens(probe, large.load.num_tokens - 1, error)
-    for found in (probe.warm_up(large), probe.measure(large)):
+    for num_repeats in (0, 2):
+        found = measure(probe, large, num_repeats)
         assert (found.status, found.num_tokens, found.num_repeats) == ("oom", large.load.num_tokens, 0)
         assert (found.forward_s, found.backward_s, found.activation_bytes) == (0.0, 0.0, 0)
         assert (found.group, found.param_bytes) == ("random", expected.param_bytes)
-        assert all(p.grad is None for p in probe._stage.parameters()), "gradients are given back"
-    after = probe.measure(small)
+    after = measure(probe, small)
     assert (after.status, after.activation_bytes) == ("ok", expected.activation_bytes)
-    assert probe.warm_up(small) is None
 
 
 def test_a_real_allocation_that_fails_is_recognised():
@@ -61,9 +61,9 @@ def test_other_errors_go_on():
     probe = new_probe(LLM, 1)
     limit_tokens(probe, 0, RuntimeError("shapes do not match"))
     group = make_group("single", users(LLM, 1), LLM)
-    for attempt in (probe.measure, probe.warm_up):
+    for num_repeats in (0, 2):
         with pytest.raises(RuntimeError, match="shapes"):
-            attempt(group)
+            measure(probe, group, num_repeats)
 
 
 def limited_profile(monkeypatch, num_probes, num_fitting, depths):

@@ -10,8 +10,10 @@ from dflop.errors import DataError
 from dflop.models.ways import TRAIN, WAYS
 from dflop.profile.groups import POOL_FACTOR, drawn_groups, make_group, probe_groups
 from dflop.profile.probe import ModuleProbe, ProbeSettings
-from dflop.profile.profiler import MIN_GROUPS, profile_model
+from dflop.profile.profiler import profile_model
+from dflop.profile.sweeps import MIN_GROUPS
 from dflop.records import LLM
+from tests.profile.measuring import measure
 from tests.train.synthetic import TOKEN_IDS, family, make_shapes
 
 SETTINGS = ProbeSettings("key", "cpu: test", "torch test", "float32", num_repeats=2)
@@ -37,7 +39,7 @@ def users(module, count):
 @pytest.mark.parametrize("num_layers", [1, 2])
 def test_a_measurement_describes_what_was_run(module, num_layers):
     group = make_group("random", users(module, 3), module)
-    m = probe(module, num_layers).measure(group)
+    m = measure(probe(module, num_layers), group)
     assert (m.profile_key, m.hardware, m.software, m.dtype) == ("key", "cpu: test", "torch test", "float32")
     assert (m.module, m.num_layers, m.tp, m.group, m.num_repeats) == (module, num_layers, 1, "random", 2)
     assert (m.num_items, m.num_tokens) == (group.load.num_items, group.load.num_tokens)
@@ -50,7 +52,7 @@ def test_a_measurement_describes_what_was_run(module, num_layers):
 def test_squares_are_those_of_the_shallow_tower_that_was_timed():
     sample = next(s for s in make_shapes(60, seed=0) if any(i.grid[1] > 8 or i.grid[2] > 8 for i in s.items))
     group = make_group("single", [sample], "vision")
-    one, two = (probe("vision", n).measure(group) for n in (1, 2))
+    one, two = (measure(probe("vision", n), group) for n in (1, 2))
     assert one.sum_sq_tokens == sum(i.grid[0] * (i.grid[1] * i.grid[2]) ** 2 for i in group.items), "full attention"
     assert two.sum_sq_tokens == group.load.sum_sq_tokens, "one windowed layer, one full, as in the model"
     assert two.sum_sq_tokens < one.sum_sq_tokens
@@ -59,12 +61,12 @@ def test_squares_are_those_of_the_shallow_tower_that_was_timed():
 @pytest.mark.parametrize("module", ["audio", LLM])
 def test_activation_bytes_grow_alike_with_every_layer_and_double_with_the_samples(module):
     group = make_group("random", users(module, 3), module)
-    one, two, three = (probe(module, n).measure(group).activation_bytes for n in (1, 2, 3))
+    one, two, three = (measure(probe(module, n), group).activation_bytes for n in (1, 2, 3))
     assert two > one
     assert three - two == two - one
     sample = users(module, 1)
-    once = probe(module, 2).measure(make_group("single", sample, module))
-    twice = probe(module, 2).measure(make_group("random", sample * 2, module))
+    once = measure(probe(module, 2), make_group("single", sample, module))
+    twice = measure(probe(module, 2), make_group("random", sample * 2, module))
     assert twice.num_tokens == 2 * once.num_tokens
     assert twice.activation_bytes == pytest.approx(2 * once.activation_bytes, rel=0.01)
 

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
 
@@ -9,10 +7,9 @@ from dflop.profile.groups import make_group
 from dflop.profile.probe import ModuleProbe
 from dflop.profile.saved import saved_bytes
 from tests.models.tiny_families import CASES
+from tests.profile.measuring import measure
 from tests.profile.test_probe import SETTINGS
 from tests.train.test_parity_families import CaseSource
-
-ONE_REPEAT = dataclasses.replace(SETTINGS, num_repeats=1)
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
@@ -21,7 +18,8 @@ def test_every_module_is_probed_at_its_own_sizes(case):
     shapes = [source.shape(n) for n in range(len(case.samples))]
     for spec in case.family.specs():
         group = make_group("random", [s for s in shapes if s.load(spec.module).num_tokens], spec.module)
-        measured = ModuleProbe(case.family, ids, spec.module, 2, ONE_REPEAT, torch.device("cpu")).measure(group)
+        probe = ModuleProbe(case.family, ids, spec.module, 2, SETTINGS, torch.device("cpu"))
+        measured = measure(probe, group, num_repeats=1)
         assert measured.status == "ok"
         assert (measured.num_items, measured.num_tokens) == (group.load.num_items, group.load.num_tokens)
         assert measured.param_bytes == 4 * (2 * spec.num_layer_params + spec.num_edge_params)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+from types import SimpleNamespace
+
 import pytest
 import torch.distributed as dist
 from torch.utils.flop_counter import FlopCounterMode
 
 from dflop.models.ways import TRAIN, WAYS
+from dflop.profile import profiler
 from dflop.profile.groups import make_group
-from dflop.profile.profiler import MIN_GROUPS
+from dflop.profile.sweeps import MIN_GROUPS
 from dflop.records import LLM
+from tests.profile.measuring import measure
 from tests.profile.test_probe import MODULES, SETTINGS, new_probe, profile, users
 from tests.train import synthetic
 from tests.train.ranks import run_ranks
@@ -17,26 +22,26 @@ from tests.train.ranks import run_ranks
 FAMILY = synthetic.family(kv_heads=2)
 
 
-def measure(group, module, num_layers, way):
+def measured(group, module, num_layers, way):
     """(row, FLOP of a forward) of this process."""
     probe = new_probe(module, num_layers, way, model=FAMILY, group=group)
     samples = make_group("random", users(module, 3), module)
     forward = probe._prepare(samples)
     with FlopCounterMode(display=False) as counter:
         forward()
-    return probe.measure(samples), counter.get_total_flops()
+    return measure(probe, samples), counter.get_total_flops()
 
 
 CASES = [(LLM, 1, TRAIN), *((module, 2, way) for module in MODULES for way in (TRAIN, WAYS["recompute"]))]
 
 
 def measure_all(rank, folder):
-    return {(module, n, way.name): measure(dist.group.WORLD, module, n, way) for module, n, way in CASES}
+    return {(module, n, way.name): measured(dist.group.WORLD, module, n, way) for module, n, way in CASES}
 
 
 def test_two_ranks_share_a_module(tmp_path):
     both = run_ranks(measure_all, 2, tmp_path)
-    whole = {(module, n, way.name): measure(None, module, n, way) for module, n, way in CASES}
+    whole = {(module, n, way.name): measured(None, module, n, way) for module, n, way in CASES}
     for module, num_layers, way in CASES:
         alone, alone_flop = whole[module, num_layers, way.name]
         for rows in both:
@@ -61,10 +66,12 @@ def of_one_layer(measured):
 
 
 def profile_llm(rank, folder):
-    """Loads that a rank probed; the ranks' budgets differ, so that one alone would stop earlier."""
+    """Loads that a rank probed; for the second one every visit takes as long as the budget, so that it would stop."""
+    if rank:
+        profiler.time = SimpleNamespace(perf_counter=itertools.count(0.0, 1e9).__next__)
     shapes = synthetic.make_shapes(30, seed=1, kinds=("audio",))
     options = {"max_samples": 4, "only": LLM, "group": dist.group.WORLD}
-    rows, _ = profile(shapes, FAMILY, **options, budget_s=0.0 if rank else 1e9)
+    rows, _ = profile(shapes, FAMILY, **options)
     return [(m.module, m.num_layers, m.num_tokens, m.sum_sq_tokens, m.num_repeats, m.tp) for m in rows]
 
 
@@ -83,7 +90,7 @@ def fail(rank, folder):
 
     probe._stage.forward = run_out
     with pytest.raises(MemoryError):
-        probe.measure(make_group("single", users(LLM, 1), LLM))
+        measure(probe, make_group("single", users(LLM, 1), LLM))
     return True
 
 

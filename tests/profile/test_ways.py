@@ -7,6 +7,7 @@ from dflop.errors import ConfigError
 from dflop.models.ways import TRAIN, WAYS, apply_way, draws
 from dflop.profile.groups import make_group
 from dflop.records import LLM
+from tests.profile.measuring import measure
 from tests.profile.test_probe import MODULES, probe, users
 from tests.train.synthetic import HIDDEN_SIZE
 
@@ -14,7 +15,7 @@ FROZEN, RECOMPUTE = WAYS["frozen"], WAYS["recompute"]
 
 
 def measured(module, num_layers, way):
-    return probe(module, num_layers, way).measure(make_group("random", users(module, 3), module))
+    return measure(probe(module, num_layers, way), make_group("random", users(module, 3), module))
 
 
 @pytest.mark.parametrize("module", MODULES)

@@ -34,6 +34,7 @@ from dflop.profile.groups import make_group
 from dflop.profile.probe import ModuleProbe, ProbeSettings
 from dflop.records import LLM, CostTable, CostTerms, MediaItem, ModuleLoad, Plan, SampleShape
 from dflop.train.fsdp import sharded_modules
+from tests.profile.measuring import measure
 from tests.train import synthetic
 from tests.train.rank import Rank
 from tests.train.ranks import run_ranks
@@ -196,7 +197,7 @@ def _kept(used: Family, module: str, of: Layout, way: Way) -> CostTerms:
     ids = used.token_ids(synthetic.TOKEN_IDS)
     settings, cpu = ProbeSettings("", "", "", "bfloat16", num_repeats=1), torch.device("cpu")
     one, two = (
-        ModuleProbe(used, ids, module, depth, settings, cpu, way=way).measure(group).activation_bytes
+        measure(ModuleProbe(used, ids, module, depth, settings, cpu, way=way), group, num_repeats=1).activation_bytes
         / group.load.num_tokens
         for depth in (1, 2)
     )

@@ -1,4 +1,4 @@
-"""When which group is timed: a group's repeats in two sweeps, so that a slow spell of the machine is nobody's shape."""
+"""Which group is timed when: a group's repeats in two sweeps, so that a slow spell of the machine is nobody's shape."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from dflop.profile import probe as probe_module
-from dflop.profile.probe import ModuleProbe
-from dflop.profile.profiler import MIN_GROUPS, next_group
+from dflop.profile.probe import GroupVisits, ModuleProbe
+from dflop.profile.sweeps import MIN_GROUPS, next_group
 from tests.profile.test_probe import SETTINGS, profile
 from tests.train.synthetic import make_shapes
 
@@ -55,7 +55,8 @@ def test_repeats_are_spread_over_two_sweeps(monkeypatch, num_repeats, num_first)
     watch = Watch(monkeypatch)
     rows = probe_llm(num_repeats)
     assert [r.num_repeats for r in rows] == [num_repeats] * len(rows)
-    groups = [watch.started[2 * i][1] for i in range(2 * NUM_GROUPS)]
+    largest, *groups = [group for _, group in watch.started[:: len(DEPTHS)]]
+    assert largest.load.num_tokens == max(group.load.num_tokens for group in groups), "warms up"
     assert groups[:NUM_GROUPS] == groups[NUM_GROUPS:], "the second sweep goes over the same groups"
     visits = [num_first] * NUM_GROUPS + [num_repeats - num_first] * NUM_GROUPS
     assert [n for n, _ in watch.timed] == [n for times in visits for n in DEPTHS * times], "depths take turns"
@@ -74,7 +75,7 @@ def test_a_spent_budget_leaves_out_the_second_sweep_and_one_repeat_has_none(
     watch = Watch(monkeypatch)
     rows = probe_llm(num_repeats, budget_s=budget_s)
     assert [r.num_repeats for r in rows] == [num_done] * len(DEPTHS) * NUM_GROUPS
-    assert len(watch.started) == len(DEPTHS) * NUM_GROUPS
+    assert len(watch.started) == len(DEPTHS) * (1 + NUM_GROUPS)
 
 
 def test_what_fits_no_more_at_the_second_visit_keeps_its_rows(monkeypatch):
@@ -82,7 +83,7 @@ def test_what_fits_no_more_at_the_second_visit_keeps_its_rows(monkeypatch):
     noted_start = ModuleProbe._start
 
     def start(probe, group):
-        if len(watch.started) >= len(DEPTHS) * NUM_GROUPS:
+        if len(watch.started) >= len(DEPTHS) * (1 + NUM_GROUPS):
             raise MemoryError
         return noted_start(probe, group)
 
@@ -114,9 +115,16 @@ class Clock:
             self.now += self.loads[probe]
             run.timings.append((self.loads[probe] / 3, self.loads[probe] * 2 / 3))
 
+        visit = GroupVisits.visit
+
+        def without_warm_up(visits, num_repeats):
+            before = self.now
+            visit(visits, num_repeats)
+            self.now = self.now if num_repeats else before
+
+        monkeypatch.setattr(GroupVisits, "visit", without_warm_up)
         monkeypatch.setattr(ModuleProbe, "_start", start)
         monkeypatch.setattr(ModuleProbe, "_repeat", repeat)
-        monkeypatch.setattr(ModuleProbe, "warm_up", lambda probe, group: None)
         monkeypatch.setattr(probe_module, "optimizer_step_s", lambda *_: 0.0)
         monkeypatch.setattr("dflop.profile.profiler.time.perf_counter", lambda: self.now)
 
