@@ -15,7 +15,7 @@ from dflop.models.ways import WAYS, Way
 from dflop.profile.hardware import software_name
 from dflop.profile.link_probe import profile_links
 from dflop.profile.probe import ProbeSettings
-from dflop.profile.profiler import profile_model, used_modules
+from dflop.profile.profiler import profile_model
 from dflop.run.batches import profiled_ways
 from dflop.run.directory import family_of, open_run, tokenizer_of
 from dflop.run.messages import say
@@ -69,11 +69,7 @@ def _measure(
     config, shapes = run.config(), run.shapes()
     tokenizer, settings = tokenizer_of(config), config.model_profile
     family, device = family_of(config, tokenizer.vocab_size), take_device(config)
-    budget_s = settings.budget_s
-    if only is not None:
-        budget_s /= len(used_modules(family, shapes))
-    elif None not in doubts:
-        budget_s = min(budget_s, BUDGET_S / max(1, len(doubts)))
+    budget_s = settings.budget_s if None in doubts else min(settings.budget_s, BUDGET_S / max(1, len(doubts)))
     probes = ProbeSettings(
         profile_key=profile_key,
         hardware=hardware,

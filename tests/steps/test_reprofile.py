@@ -175,6 +175,15 @@ def test_a_job_times_what_is_doubtful_and_settles_it_once(run):
     assert consider(run, config, print) is None
 
 
+def test_a_job_of_one_module_shares_the_budget_out_once(run, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        model_profile, "profile_model", lambda *_, budget_s, only, **__: asked.append((budget_s, only)) or []
+    )
+    model_profile.main(str(run.path), "key", "cpu", "1", LLM)
+    assert asked == [(run.config().model_profile.budget_s, LLM)], "`profile_model` gives `only` its share"
+
+
 def test_a_run_that_may_only_advise_times_nothing(run):
     doubt_from(run, 100)
     assert doubtful(run, replan_as(run, mode="advise")) is None
