@@ -117,7 +117,8 @@ class Learner:
         measured_s = np.zeros((len(nodes), self._job.plan.num_microbatches))
         for times in seen:
             row = measured_s[position[self._nodes[times.rank]]]
-            row[list(times.compute_s)] = held_up.get(times.rank, 1.0) * np.array(list(times.compute_s.values()))
+            for k, seconds in times.compute_s:
+                row[k] = held_up.get(times.rank, 1.0) * seconds
         has_work = np.any([seconds.any(axis=2) for seconds in expected_s.values()], axis=0)
         node, microbatch = np.nonzero((measured_s > 0) & has_work)
         found = {module: seconds[node, microbatch] for module, seconds in expected_s.items()}

@@ -100,10 +100,8 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """What a rank says of itself, again and again."""
+    """What a rank says of itself, again and again; ages in it differ each time."""
 
-    number: int
-    """One more each time."""
     main: Spell
     feed: Spell
     was_hung_up_on: bool = False
@@ -127,8 +125,7 @@ class Judge:
 
     def hear(self, rank: int, sign: Sign, now_s: float) -> None:
         """Take note of the newest sign of a rank, which may be one that is known already."""
-        known = self._signs.get(rank)
-        if known is None or known.number != sign.number:
+        if self._signs.get(rank) != sign:
             self._signs[rank], self._heard_at_s[rank] = sign, now_s
 
     def verdict(self, now_s: float) -> Failure | None:

@@ -16,7 +16,18 @@ from datetime import timedelta
 
 from dflop.errors import TrainError
 from dflop.records import StepPlan
-from dflop.train.wire import ASKED, PlanMessage, Store, is_published, note, open_store, plan_key, publish, retire
+from dflop.train.wire import (
+    ASKED,
+    PlanMessage,
+    Store,
+    is_published,
+    note,
+    open_store,
+    plan_key,
+    publish,
+    published,
+    retire,
+)
 
 POLL_S = 0.005
 NUM_TIMED_STEPS = 8
@@ -100,7 +111,8 @@ class PlanSource:
                 where=f"rank {self._rank}",
                 hint="rank 0 publishes plans when the scheduler does not: look at its log first",
             ) from error
-        message = PlanMessage.decode(self._store.get(plan_key(step)))
+        message = published(self._store, step)
+        assert message is not None
         self._expected_step_s = message.step_plan.predicted_step_s
         if self._guard is not None:
             self._guard.on_plan(message.step_plan)
@@ -110,9 +122,9 @@ class PlanSource:
         """Plans of the steps right behind `step`, up to `num_steps`, that are there already; waits for nobody."""
         found = []
         for later in range(step + 1, step + 1 + num_steps):
-            if not is_published(self._store, later):
+            if (message := published(self._store, later)) is None:
                 break
-            found.append(PlanMessage.decode(self._store.get(plan_key(later))).step_plan)
+            found.append(message.step_plan)
         return found
 
     def _watch(self, guard: Guard, step: int) -> None:

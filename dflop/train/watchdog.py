@@ -63,7 +63,6 @@ class Watch:
         self._judge: Judge | None = None
         if rank == 0:
             self._judge = Judge(labels, time.monotonic(), stall_s=stall_s, gone_s=min(GONE_S, stall_s))
-        self._number = 0
         self._was_hung_up_on = False
         self._own: Failure | None = None
         self._leave_at_s = float("inf")
@@ -113,8 +112,7 @@ class Watch:
                 self._end(f"{self._labels[0]}, which hosts the job's key-value store, exited")
 
     def _round(self) -> None:
-        self._number += 1
-        sign = Sign(self._number, self._activities.main.spell(), self._activities.feed.spell(), self._was_hung_up_on)
+        sign = Sign(self._activities.main.spell(), self._activities.feed.spell(), self._was_hung_up_on)
         note(self._store, f"alive/{self._rank}", to_dict(sign))
         failure = self._own or self._judged()
         if failure is not None:

@@ -67,25 +67,17 @@ class RankTimes:
     step: int
     rank: int
     step_s: float
-    compute_s: Mapping[int, float]
-    """Forward and backward of every microbatch that the rank had work in."""
+    compute_s: tuple[tuple[int, float], ...]
+    """(microbatch, its forward and backward) of those that the rank had work in."""
     stretch: float = 1.0
     """Seconds that passed in them per compute second: more than 1 where the rank did not have its processor."""
 
     @classmethod
     def of(cls, seen: StepObservation) -> RankTimes:
         """The part of an observation."""
-        spans = {s.microbatch: s.forward_compute_s + s.backward_compute_s for s in seen.spans}
-        passed_s, compute_s = sum(s.forward_s + s.backward_s for s in seen.spans), sum(spans.values())
+        spans = tuple((s.microbatch, s.forward_compute_s + s.backward_compute_s) for s in seen.spans)
+        passed_s, compute_s = sum(s.forward_s + s.backward_s for s in seen.spans), sum(s for _, s in spans)
         return cls(seen.step, seen.rank, seen.step_s, spans, passed_s / compute_s if compute_s > 0 else 1.0)
-
-    def encode(self) -> str:
-        return json.dumps([self.step, self.rank, self.step_s, self.stretch, *self.compute_s.items()])
-
-    @classmethod
-    def decode(cls, text: str | bytes) -> RankTimes:
-        step, rank, step_s, stretch, *compute_s = json.loads(text)
-        return cls(step, rank, step_s, dict(compute_s), stretch)
 
 
 def open_store(host: str, port: int, *, is_server: bool, timeout_s: float) -> Store:
@@ -126,22 +118,17 @@ def listen(host: str, port: int) -> socket.socket:
     Raises:
         OSError: the port is taken.
     """
-    for family, address in _addresses(host):
+    found = []
+    with contextlib.suppress(OSError):  # a name that leads nowhere
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    for family, _, _, _, (address, *_) in found:
         with contextlib.suppress(OSError):
-            if host != LOOPBACK and address.startswith(("127.", "::1")):
+            if host != LOOPBACK and str(address).startswith(("127.", "::1")):
                 continue
             return socket.create_server((address, port), family=family, backlog=_BACKLOG)
     if socket.has_dualstack_ipv6():
         return socket.create_server(("", port), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True)
     return socket.create_server(("", port), backlog=_BACKLOG)
-
-
-def _addresses(host: str) -> list[tuple[socket.AddressFamily, str]]:
-    try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except OSError:
-        return []
-    return [(family, str(address[0])) for family, _, _, _, address in found]
 
 
 def plan_key(step: int) -> str:
@@ -195,7 +182,7 @@ def first_unpublished(store: Store, first: int, end: int) -> int:
 
 def send_times(store: Store, times: RankTimes) -> None:
     """Hand what a rank measured to the scheduler; never waits for it."""
-    store.set(_slot_key(times.step, times.rank), times.encode())
+    note(store, _slot_key(times.step, times.rank), to_dict(times))
 
 
 def take_times(store: Store, step: int, num_ranks: int) -> list[RankTimes] | None:
@@ -206,7 +193,7 @@ def take_times(store: Store, step: int, num_ranks: int) -> list[RankTimes] | Non
     keys = [_slot_key(step, rank) for rank in range(num_ranks)]
     if not store.check(keys):
         return None
-    found = [RankTimes.decode(text) for text in store.multi_get(keys)]
+    found = [from_dict(RankTimes, json.loads(text)) for text in store.multi_get(keys)]
     if any(times.step < step for times in found):
         return None
     for key, times in zip(keys, found, strict=True):

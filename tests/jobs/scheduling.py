@@ -44,7 +44,7 @@ def scheduler(run, mode=TRAIN):
 def observe(store, run, step):
     """All ranks report `step`, with nothing to learn from."""
     for rank in range(run.plan().num_processes):
-        wire.send_times(store, RankTimes(step, rank, 0.5, {}))
+        wire.send_times(store, RankTimes(step, rank, 0.5, ()))
 
 
 def observe_times(store, run, batch, step, slower):
@@ -53,7 +53,7 @@ def observe_times(store, run, batch, step, slower):
     expected_s = bucket_seconds(run.plan(), message.step_plan, batch, make_cost("vision"), {})
     for seat in seats(run.plan()):
         spans = expected_s.of((seat.module, seat.stage, seat.dp_rank))
-        seconds = {k: sum(slower[m] * s.sum() for m, s in of.items()) for k, of in enumerate(spans) if of}
+        seconds = tuple((k, sum(slower[m] * s.sum() for m, s in of.items())) for k, of in enumerate(spans) if of)
         wire.send_times(store, RankTimes(step, seat.rank, 0.5, seconds))
 
 

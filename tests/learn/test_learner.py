@@ -95,11 +95,11 @@ class Job:
             spans = truth.of((seat.module, seat.stage, seat.dp_rank))
             slow, since = self.slow_ranks.get(seat.rank, (1.0, 0))
             slow = slow if self.step >= since else 1.0
-            seconds = {
-                k: slow * self.rng.lognormal(0, NOISE_FRAC) * sum(float(s @ factors[m]) for m, s in of.items())
+            seconds = tuple(
+                (k, slow * self.rng.lognormal(0, NOISE_FRAC) * sum(float(s @ factors[m]) for m, s in of.items()))
                 for k, of in enumerate(spans)
                 if of
-            }
+            )
             found.append(RankTimes(self.step, seat.rank, STEP_S, seconds, self.held_up.get(seat.rank, 1.0)))
         return found
 
@@ -211,7 +211,7 @@ def test_the_first_step_of_a_start_unknown_plans_and_a_state_that_is_none_teach_
     job = Job(tmp_path, levels={LLM: 3.0}, first_step=7).run(1)
     assert job.rows == []
     before = job.learner.state()
-    assert job.learner.observe(8, [RankTimes(8, 0, 1.0, {0: 5.0})], 9, 1000.0) == []
+    assert job.learner.observe(8, [RankTimes(8, 0, 1.0, ((0, 5.0),))], 9, 1000.0) == []
     assert job.learner.state() == before
     for state in ({}, {"version": 0, "full": 1}, {"corrections": {LLM: 2.0}}):
         factors = Job(tmp_path, learned=state).run(1).learner.factors
@@ -239,5 +239,5 @@ def test_it_can_be_taken_out_of_its_hands(tmp_path):
 def test_what_holds_nobody_up(stretches):
     found = Stalls()
     for step, of_ranks in enumerate(stretches):
-        found.observe([RankTimes(step, rank, 1.0, {0: 0.1}, stretch) for rank, stretch in enumerate(of_ranks)])
+        found.observe([RankTimes(step, rank, 1.0, ((0, 0.1),), stretch) for rank, stretch in enumerate(of_ranks)])
     assert set(found.factors().values()) <= {1.0}

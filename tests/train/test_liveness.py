@@ -16,7 +16,7 @@ def make_judge(now_s: float = 0.0) -> Judge:
 def sign(
     number: int, mode: Mode = Mode.WORKS, age_s: float = 0.1, *, feed: Spell = IDLE, hung_up: bool = False
 ) -> Sign:
-    return Sign(number, Spell(f"{mode} {number}", mode, age_s), feed, hung_up)
+    return Sign(Spell(f"{mode} {number}", mode, age_s), feed, hung_up)
 
 
 @pytest.mark.parametrize("mode", [Mode.WORKS, Mode.MAY_LAST])
@@ -72,7 +72,7 @@ def test_the_rank_that_works_is_stuck_not_those_that_wait_for_it(thread):
     judge, stuck = make_judge(), Spell("step 3, media x.jpg", Mode.WORKS, 65.0, "feed.py:12")
     judge.hear(0, sign(1, Mode.WAITS, 64.0), 0.0)
     judge.hear(1, sign(1, Mode.WAITS, 63.0), 0.0)
-    own = Sign(1, stuck, IDLE) if thread == "main" else sign(1, Mode.WAITS, 64.0, feed=stuck)
+    own = Sign(stuck, IDLE) if thread == "main" else sign(1, Mode.WAITS, 64.0, feed=stuck)
     judge.hear(2, own, 0.0)
     found = judge.verdict(1.0)
     assert found == Failure(2, "rank 2 is stuck: step 3, media x.jpg, for 1 min 5 s, at feed.py:12")

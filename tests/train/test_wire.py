@@ -16,7 +16,7 @@ def message(step, policy="balanced"):
 
 
 def times(step, rank):
-    return RankTimes(step, rank, 0.5, {0: 0.1, 2: 1 / 3})
+    return RankTimes(step, rank, 0.5, ((0, 0.1), (2, 1 / 3)))
 
 
 def send(store, step, rank):
@@ -50,7 +50,7 @@ def test_what_is_sent_of_an_observation_is_the_computing():
         step_s=9.0, busy_s=1.0, data_wait_s=0.0, schedule_wait_s=0.0, reduce_s=0.0, optimizer_s=0.0, loss=1.0,
         grad_norm=1.0, num_supervised_tokens=10, observed_at_s=1.0, spans=(span,),
     )  # fmt: skip
-    assert RankTimes.of(seen) == RankTimes(4, 1, 9.0, {3: 0.625}, stretch=8.8)
+    assert RankTimes.of(seen) == RankTimes(4, 1, 9.0, ((3, 0.625),), stretch=8.8)
 
 
 def test_what_was_overwritten_is_missing_and_its_successor_is_left_alone(store):
