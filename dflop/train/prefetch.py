@@ -17,7 +17,6 @@ import contextlib
 import io
 import os
 import pickle
-import queue
 import signal
 import socket
 import subprocess
@@ -79,10 +78,8 @@ class Prefetcher:
         self._begun: dict[int, dict[Key, Future[np.ndarray]]] = {}
         self._ahead_bytes: dict[int, int] = {}
         self._threads = ThreadPoolExecutor(num_workers, thread_name_prefix="decode")
-        # A fixed number of places for processes; one is empty until it is needed and after a death.
-        self._places: queue.LifoQueue[_Worker | None] = queue.LifoQueue()
-        for _ in range(num_workers):
-            self._places.put(None)
+        self._own = threading.local()
+        """Of each of the threads, `worker`, once it was needed."""
         self._alive: set[_Worker] = set()
         self._closing = threading.Lock()
         self._is_closed = False
@@ -125,26 +122,25 @@ class Prefetcher:
         self._threads.shutdown(wait=True, cancel_futures=True)
 
     def _decode(self, wanted: Wanted) -> np.ndarray:
+        request = wanted.sample_index, wanted.media, wanted.level
         for is_last_try in (False, True):
-            worker = self._places.get()
+            worker = getattr(self._own, "worker", None) or self._start()
             try:
-                worker = worker or self._start()
-                return worker.decode(wanted)
-            except _DiedError as death:
-                if worker is not None:
-                    self._alive.discard(worker)
-                worker = None
+                answer = worker.ask(request, self._timeout_s + _GRACE_S)
+            except subprocess.CalledProcessError as death:
+                self._own.worker = None
+                self._alive.discard(worker)
                 if self._is_closed:
                     raise TrainError("decoding stopped: the job is ending") from None
-                if death.exit_code == -signal.SIGALRM:
+                if death.returncode == -signal.SIGALRM:
                     raise MediaError(f"not decoded within {seconds(self._timeout_s)}") from None
                 if is_last_try:
                     # Once may be bad luck, of whoever is the largest when memory runs out.
-                    raise MediaError(f"its decoder died twice: {_cause(death.exit_code)}") from None
+                    raise MediaError(f"its decoder died twice: {_cause(death.returncode)}") from None
                 path = printable(wanted.media.path)
-                print(f"decoder of {path} died: {_cause(death.exit_code)}; retrying", file=sys.stderr)
-            finally:
-                self._places.put(worker)
+                print(f"decoder of {path} died: {_cause(death.returncode)}; retrying", file=sys.stderr)
+            else:
+                return _array(answer, wanted)
         raise AssertionError("unreachable")
 
     def _start(self) -> _Worker:
@@ -153,16 +149,28 @@ class Prefetcher:
                 raise TrainError("decoding stopped: the job is ending")
             worker = _Worker()
             self._alive.add(worker)
-        worker.begin(self._reader, self._timeout_s)
+        try:
+            worker.ask((self._reader, self._timeout_s), _START_TIMEOUT_S)
+        except subprocess.CalledProcessError as death:
+            raise TrainError(
+                f"a decode worker does not start: {_cause(death.returncode)}",
+                hint="its own error is above, on stderr; train.num_workers=0 decodes without workers",
+            ) from None
+        self._own.worker = worker
         return worker
 
 
-class _DiedError(Exception):
-    """A worker process ended."""
-
-    def __init__(self, exit_code: int) -> None:
-        super().__init__(exit_code)
-        self.exit_code = exit_code
+def _array(answer: Any, wanted: Wanted) -> np.ndarray:
+    if isinstance(answer, np.ndarray):
+        return answer
+    kind, text = answer
+    if kind == "bad":
+        raise MediaError(text)
+    raise TrainError(
+        f"reading `{wanted.media.path}` failed: {text.strip().splitlines()[-1]}",
+        where=f"annotation row {wanted.sample_index}",
+        hint=f"program error, not a bad file:\n{text}",
+    )
 
 
 class _Worker:
@@ -179,41 +187,12 @@ class _Worker:
                 pass_fds=(theirs.fileno(),), env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
             )  # fmt: skip
 
-    def begin(self, reader: Reader, timeout_s: float) -> None:
-        """Hand over the reader.
+    def ask(self, message: Any, within_s: float) -> Any:
+        """Its answer.
 
         Raises:
-            TrainError: the process ends before it has it.
+            subprocess.CalledProcessError: it has ended, or was made to after so many seconds.
         """
-        try:
-            self._ask((reader, timeout_s), _START_TIMEOUT_S)
-        except _DiedError as death:
-            raise TrainError(
-                f"a decode worker does not start: {_cause(death.exit_code)}",
-                hint="its own error is above, on stderr; train.num_workers=0 decodes without workers",
-            ) from None
-        self._answers_within_s = timeout_s + _GRACE_S
-
-    def decode(self, wanted: Wanted) -> np.ndarray:
-        answer = self._ask((wanted.sample_index, wanted.media, wanted.level), self._answers_within_s)
-        if isinstance(answer, np.ndarray):
-            return answer
-        kind, text = answer
-        if kind == "bad":
-            raise MediaError(text)
-        raise TrainError(
-            f"reading `{wanted.media.path}` failed: {text.strip().splitlines()[-1]}",
-            where=f"annotation row {wanted.sample_index}",
-            hint=f"program error, not a bad file:\n{text}",
-        )
-
-    def kill(self) -> None:
-        """End the process, whatever it is doing."""
-        self._process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_GRACE_S)
-
-    def _ask(self, message: Any, within_s: float) -> Any:
         self._socket.settimeout(within_s)
         try:
             _send(self._file, message)
@@ -226,7 +205,13 @@ class _Worker:
         self._socket.close()
         with contextlib.suppress(OSError):  # a request that was not sent
             self._file.close()
-        raise _DiedError(exit_code)
+        raise subprocess.CalledProcessError(exit_code, self._process.args)
+
+    def kill(self) -> None:
+        """End the process, whatever it is doing."""
+        self._process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_GRACE_S)
 
 
 def _cause(exit_code: int) -> str:

@@ -47,6 +47,6 @@ def test_the_scheduler_beside_rank_0(hostile, tmp_path, monkeypatch):
 
 def test_a_decoding_worker(hostile):
     worker = _Worker()
-    worker.begin(length_hint, 30.0)  # answers, so it has imported what it needs
+    worker.ask((length_hint, 30.0), 120.0)  # answers, so it has imported what it needs
     worker.kill()
     assert not hostile.exists()
