@@ -163,42 +163,42 @@ def read_index(checkpoint: Path) -> dict[str, Stored]:
     sizes_bytes = {path.name: path.stat().st_size for path in checkpoint.glob("__*.distcp") if path.is_file()}
     try:
         tensors = {found.name: found for found in (from_dict(Stored, each) for each in parse_json(raw)["tensors"])}
-        for tensor in tensors.values():
-            _check(tensor, sizes_bytes)
-    except (ValueError, TypeError, KeyError) as error:
-        reason = str(error) if isinstance(error, _UnfitError) else "it is damaged"
+        problem = next((each for tensor in tensors.values() for each in _problems(tensor, sizes_bytes)), "")
+    except (ValueError, TypeError, KeyError):
+        problem = "it is damaged"
+    if problem:
         raise TrainError(
-            f"the index of the checkpoint is refused: {reason}",
+            f"the index of the checkpoint is refused: {problem}",
             where=str(checkpoint / INDEX),
             hint="dflop loads checkpoints that dflop has written; weights from elsewhere: model.weights, safetensors",
-        ) from None
+        )
     return tensors
 
 
-class _UnfitError(ValueError):
-    """An index that says something no writer of ours would."""
+def _problems(tensor: Stored, sizes_bytes: Mapping[str, int]) -> Iterator[str]:
+    """What no writer of ours would say of a tensor.
 
-
-def _check(tensor: Stored, sizes_bytes: Mapping[str, int]) -> None:
-    """A tensor is all of its pieces, and none is larger than its bytes: what it says is what loading will take."""
+    A tensor is all of its pieces, and none is larger than its bytes: what the index says is what loading will take.
+    """
     name, dtype = tensor.name, getattr(torch, tensor.dtype, None)
     if not isinstance(dtype, torch.dtype):
-        raise _UnfitError(f"`{tensor.dtype}` is not an element type")
+        yield f"`{tensor.dtype}` is not an element type"
+        return
     if not all(0 <= size < 1 << 63 for size in tensor.shape):
-        raise _UnfitError("a size is invalid")
+        yield "a size is invalid"
     if sum(math.prod(piece.sizes) for piece in tensor.pieces) != math.prod(tensor.shape):
-        raise _UnfitError(f"the pieces of `{name}` do not cover it")
+        yield f"the pieces of `{name}` do not cover it"
     for piece in tensor.pieces:
-        if piece.file not in sizes_bytes:
-            raise _UnfitError(f"`{piece.file}` is not a tensor file of the checkpoint")
         if min(*piece.offsets, *piece.sizes, piece.begin, piece.num_bytes, 0) < 0 or any(
             offset + size > whole for offset, size, whole in zip(piece.offsets, piece.sizes, tensor.shape, strict=True)
         ):
-            raise _UnfitError("a piece lies outside its tensor")
-        if piece.begin + piece.num_bytes > sizes_bytes[piece.file]:
-            raise _UnfitError(f"`{name}` lies beyond the end of {piece.file}")
+            yield "a piece lies outside its tensor"
+        if piece.file not in sizes_bytes:
+            yield f"`{piece.file}` is not a tensor file of the checkpoint"
+        elif piece.begin + piece.num_bytes > sizes_bytes[piece.file]:
+            yield f"`{name}` lies beyond the end of {piece.file}"
         if piece.num_bytes < math.prod(piece.sizes) * dtype.itemsize:
-            raise _UnfitError(f"`{name}` is larger than what is stored of it")
+            yield f"`{name}` is larger than what is stored of it"
 
 
 def fill(checkpoint: Path, index: Mapping[str, Stored], blocks: Iterable[Block]) -> None:

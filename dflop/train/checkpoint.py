@@ -25,7 +25,7 @@ from dflop.parallel.part import Part
 from dflop.parallel.topology import Groups
 from dflop.train import checkpoint_state, manifest
 from dflop.train.blocks import Block, BlockId, Stored, fill, read_index, reason_of, write_blocks, write_index
-from dflop.train.checkpoint_state import HostCopies, share_out
+from dflop.train.checkpoint_state import copy_to_host, host_memory, share_out
 from dflop.train.optim import Optimizer, State
 
 T = TypeVar("T")
@@ -63,8 +63,8 @@ class Checkpointer:
         self._rank, self._num_ranks = self._group.rank(), self._group.size()
         # Ranks of a tensor-parallel group must draw the same random numbers.
         self._random_rank = self._rank - groups.tensor.rank()
-        self._host = HostCopies()
-        self._mine: set[BlockId] | None = None
+        self._host: dict[BlockId, torch.Tensor] | None = None
+        """Copies of the blocks that this rank writes; allocated once."""
         self._writing: threading.Thread | None = None
         self._failure: TrainError | None = None
 
@@ -78,10 +78,10 @@ class Checkpointer:
         self.close()
         self._failure = None  # has been told; this is the next try
         blocks = self._blocks(self._optimizer.state(), checkpoint_state.rng_state())
-        if self._mine is None:
-            shares = self._together(lambda: {block.id: block.tensor.nbytes for block in blocks}, share_out)
-            self._mine = shares[self._rank]
-        copies = self._host.copy([block for block in blocks if block.id in self._mine])
+        if self._host is None:
+            mine = self._together(lambda: {block.id: block.tensor.nbytes for block in blocks}, share_out)[self._rank]
+            self._host = host_memory(block for block in blocks if block.id in mine)
+        copies = copy_to_host(blocks, self._host)
         about = {**meta, "next_step": next_step, "name": manifest.name_of(next_step)}
         self._writing = threading.Thread(target=self._write, args=(copies, about), name="checkpoint", daemon=True)
         self._writing.start()

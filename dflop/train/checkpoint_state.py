@@ -104,22 +104,21 @@ def share_out(held: Sequence[Mapping[BlockId, int]]) -> list[set[BlockId]]:
     return written
 
 
-class HostCopies:
-    """Host memory for blocks, allocated once and used again by every copy."""
+def host_memory(blocks: Iterable[Block]) -> dict[BlockId, torch.Tensor]:
+    """Room for a copy of each block; pinned where the block is on a GPU."""
+    return {
+        block.id: torch.empty(block.tensor.shape, dtype=block.tensor.dtype, pin_memory=block.tensor.is_cuda)
+        for block in blocks
+    }
 
-    def __init__(self) -> None:
-        self._buffers: dict[BlockId, torch.Tensor] = {}
 
-    def copy(self, blocks: Sequence[Block]) -> list[Block]:
-        """The blocks with their content as of now; the former copies are overwritten."""
-        for block in blocks:
-            tensor = block.tensor
-            if block.id not in self._buffers:
-                self._buffers[block.id] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-            self._buffers[block.id].copy_(tensor, non_blocking=True)
-        for device in {block.tensor.device for block in blocks if block.tensor.is_cuda}:
-            torch.cuda.synchronize(device)
-        return [replace(block, tensor=self._buffers[block.id]) for block in blocks]
+def copy_to_host(blocks: Sequence[Block], memory: Mapping[BlockId, torch.Tensor]) -> list[Block]:
+    """The blocks that there is memory for, with their content as of now; what was there is overwritten."""
+    mine = [block for block in blocks if block.id in memory]
+    copies = [replace(block, tensor=memory[block.id].copy_(block.tensor, non_blocking=True)) for block in mine]
+    for device in {block.tensor.device for block in mine if block.tensor.is_cuda}:
+        torch.cuda.synchronize(device)
+    return copies
 
 
 def rng_state() -> dict[str, torch.Tensor]:

@@ -16,7 +16,7 @@ from dflop.parallel.topology import make_groups
 from dflop.records import LLM
 from dflop.train.blocks import blocks_of, fill, read_index, write_blocks, write_index
 from dflop.train.checkpoint import Checkpointer
-from dflop.train.checkpoint_state import HostCopies, read_model
+from dflop.train.checkpoint_state import copy_to_host, host_memory, read_model
 from dflop.train.optim import Optimizer, OptimizerSettings
 from tests.train import synthetic
 from tests.train.rank import Rank, weights_come_late
@@ -160,7 +160,7 @@ def test_parts_of_fused_matrices_are_put_together_and_taken_apart_again(tmp_path
     assert [part.ranges for part in parts] == [((0, 2), (4, 6), (8, 10)), ((2, 4), (6, 8), (10, 12))]
     blocks = [block for part in parts for block in blocks_of("model/w", part.of(whole), part)]
     assert len({block.offsets for block in blocks}) == 6
-    write_index(tmp_path, write_blocks(tmp_path, 0, HostCopies().copy(blocks))[1])
+    write_index(tmp_path, write_blocks(tmp_path, 0, copy_to_host(blocks, host_memory(blocks)))[1])
     assert torch.equal(read_model(tmp_path)["w"], whole)
     loaded = torch.zeros(6, 2)
     fill(tmp_path, read_index(tmp_path), blocks_of("model/w", loaded, parts[1]))
