@@ -16,6 +16,7 @@ import json
 import math
 import os
 import pickle
+import zipfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -224,7 +225,12 @@ def _cut(spans: Iterable[tuple[int, int]], offsets: Iterable[int]) -> tuple[slic
 def _read(checkpoint: Path, piece: Piece) -> torch.Tensor:
     with open(checkpoint / piece.file, "rb") as file:
         file.seek(piece.begin)
-        content = torch.load(io.BytesIO(file.read(piece.num_bytes)), map_location="cpu", weights_only=True)
+        archive = io.BytesIO(file.read(piece.num_bytes))
+    with zipfile.ZipFile(archive) as entries:
+        if sum(entry.file_size for entry in entries.infolist()) > piece.num_bytes:
+            raise ValueError(f"{piece.file} is compressed")  # torch would unpack whatever that makes
+    archive.seek(0)
+    content = torch.load(archive, map_location="cpu", weights_only=True)
     if not isinstance(content, torch.Tensor) or content.shape != piece.sizes:
         raise ValueError(f"{piece.file} is not what the index says")
     return content

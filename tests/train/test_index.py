@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import resource
+import zipfile
 
 import pytest
 import torch
@@ -213,3 +214,17 @@ def test_tensors_are_read_weights_only(checkpoint):
     with pytest.raises(TrainError, match="cannot read checkpoint"):
         checkpoint_state.read_model(checkpoint)
     assert not target.exists()
+
+
+def test_a_compressed_tensor_is_not_unpacked(tmp_path):
+    """Of zeros it may be a thousand times as large as its file."""
+    write(tmp_path, {"model/w": torch.zeros(4)})
+    torch.save(torch.zeros(1_000_000)[:4], tmp_path / "stored")
+    with zipfile.ZipFile(tmp_path / "stored") as stored, zipfile.ZipFile(
+        tmp_path / "__0_0.distcp", "w", zipfile.ZIP_DEFLATED
+    ) as packed:  # fmt: skip
+        for entry in stored.infolist():
+            packed.writestr(entry.filename, stored.read(entry))
+    changed(tmp_path, place(num_bytes=(tmp_path / "__0_0.distcp").stat().st_size))
+    with pytest.raises(TrainError, match=r"cannot read checkpoint: __0_0\.distcp is compressed"):
+        checkpoint_state.read_model(tmp_path)
