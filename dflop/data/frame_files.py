@@ -15,8 +15,9 @@ import numpy.typing as npt
 from dflop.data.annotations import BadSample, confine, printable
 from dflop.data.decode import decode_image
 from dflop.data.frame_folders import MEDIA, PICTURES, FrameList
-from dflop.data.headers import BadMedia, MediaHeader, MediaSource, read_header
+from dflop.data.headers import BadMedia, MediaSource, read_header
 from dflop.data.media_value import Attached
+from dflop.models.media import MediaHeader
 
 _UNEVEN = 2
 """Numbers of a folder that step so many times as far at one place as at another have one missing between them."""

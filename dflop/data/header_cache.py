@@ -20,8 +20,9 @@ import polars as pl
 from dflop import files
 from dflop.data.annotations import MediaRef
 from dflop.data.frame_files import header_of_source
-from dflop.data.headers import BadMedia, MediaHeader, read_header
+from dflop.data.headers import BadMedia, read_header
 from dflop.data.mixture import Dataset
+from dflop.models.media import MediaHeader
 
 _VERSION = 3
 """Raise when headers are read differently: cached ones then no longer match."""

@@ -18,7 +18,6 @@ import struct
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -30,6 +29,7 @@ from PIL import Image, UnidentifiedImageError
 
 from dflop.data.display import OddAngle, states_a_turn, turn_of
 from dflop.data.packets import after_mp3_tag, count_audio, count_video, states_audio_length
+from dflop.models.media import MediaHeader
 
 MediaSource = Path | BinaryIO
 """A file, or one already open (bytes inside a container, in memory or not), which whoever reads it closes."""
@@ -54,17 +54,6 @@ class BadMedia(ValueError):
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
-
-
-@dataclass(frozen=True, slots=True)
-class MediaHeader:
-    """Size of one media item; fields a kind does not have are 0 (`num_frames` is 1 for an image)."""
-
-    kind: str
-    width_px: int
-    height_px: int
-    num_frames: int
-    duration_s: float
 
 
 def read_header(kind: str, source: MediaSource) -> MediaHeader:

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from dflop.data.annotations import AnnotatedSample, BadSample, MediaRef
-from dflop.data.headers import BadMedia, MediaHeader
+from dflop.data.headers import BadMedia
 from dflop.data.tokens import ChatTokenizer, EncodedSample
-from dflop.models.media import Layout, MediaRules, Placement
+from dflop.models.media import Layout, MediaHeader, MediaRules, Placement
 from dflop.records import MediaItem, QuarantinedSample, SampleShape
 
 OVERLONG_STEPS = ("shrink", "truncate")
@@ -122,15 +122,7 @@ def place(rules: MediaRules, header: MediaHeader, num_images: int, level: int) -
     Raises:
         ValueError: the family's processor would refuse the item.
     """
-    return rules.place(
-        header.kind,
-        width_px=header.width_px,
-        height_px=header.height_px,
-        num_frames=header.num_frames,
-        duration_s=header.duration_s,
-        num_images=num_images,
-        level=level,
-    )
+    return rules.place(header, num_images, level)
 
 
 def header_of(item: MediaItem) -> MediaHeader:
@@ -167,12 +159,9 @@ def _shrunk(draft: _Draft, encoded: EncodedSample, rules: ShapeRules) -> tuple[_
 
 def _of(draft: _Draft, encoded: EncodedSample, rules: ShapeRules, num_cut_tokens: int = 0) -> SampleShape:
     items = tuple(
-        MediaItem(
-            ref.kind, ref.path, header.width_px, header.height_px, header.num_frames, header.duration_s,
-            p.module, p.grid, p.num_tokens, p.sum_sq_tokens, p.num_rows,
-        )
-        for ref, header, p in zip(draft.sample.media, draft.headers, draft.placements, strict=True)
-    )  # fmt: skip
+        header.item(ref.path, placed)
+        for ref, header, placed in zip(draft.sample.media, draft.headers, draft.placements, strict=True)
+    )
     return SampleShape(
         profile_key=rules.profile_key,
         sample_index=draft.sample.sample_index,

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import polars as pl
 
-from dflop.data.headers import MediaHeader
 from dflop.data.shapes import ShapeRules, place, too_small
 from dflop.errors import ConfigError, DataError
+from dflop.models.media import MediaHeader
 
 ASSUMED_FPS = 30.0
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dflop.errors import ConfigError, did_you_mean
+from dflop.records import MediaItem
 
 MIN_COUNT, MAX_COUNT = 2**-20, 2**32
 """Nothing a model's config states comes near them, and products of a few stay what a float can hold."""
@@ -35,19 +36,23 @@ how many pad tokens follow."""
 
 
 @dataclass(frozen=True, slots=True)
-class MediaSize:
-    """What decides a media item's placement: its header, and how many images its sample has."""
+class MediaHeader:
+    """Size of one media item; fields a kind does not have are 0."""
 
+    kind: str
+    """`image`, `video` or `audio`."""
     width_px: int
-    """0 for audio."""
     height_px: int
-    """0 for audio."""
     num_frames: int
-    """Frames in the container; 1 for an image, 0 for audio."""
+    """Frames in the container; 1 for an image."""
     duration_s: float
-    """0 for an image."""
-    num_images: int
-    """Some families treat several images differently from one."""
+
+    def item(self, path: str, placed: Placement) -> MediaItem:
+        """The item of a sample that it becomes."""
+        return MediaItem(
+            self.kind, path, self.width_px, self.height_px, self.num_frames, self.duration_s,
+            placed.module, placed.grid, placed.num_tokens, placed.sum_sq_tokens, placed.num_rows,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,37 +172,23 @@ class MediaRules(abc.ABC):
         payload = json.dumps([self.name, self.hf_config, self.media], sort_keys=True, default=str)
         return hashlib.sha256(payload.encode()).hexdigest()[:16]
 
-    def place(
-        self,
-        kind: str,
-        *,
-        width_px: int,
-        height_px: int,
-        num_frames: int,
-        duration_s: float,
-        num_images: int = 1,
-        level: int = 0,
-    ) -> Placement:
-        """Placement of a media item of the given header size.
+    def place(self, header: MediaHeader, num_images: int = 1, level: int = 0) -> Placement:
+        """Placement of a media item.
 
         Args:
-            kind: `image`, `video` or `audio`.
-            width_px: As in `MediaSize`, and those that follow.
-            height_px: See there.
-            num_frames: See there.
-            duration_s: See there.
-            num_images: See there.
+            header: Of the item.
+            num_images: Of its sample; some families treat several images differently from one.
             level: How many times the limits of `shrinkable` are halved.
 
         Raises:
             ValueError: the family's processor would refuse the item; the message is the quarantine reason.
         """
-        if kind not in self.media_tokens:
-            raise ValueError(f"{self.name} does not support {kind}")
-        return self._place(kind, MediaSize(width_px, height_px, num_frames, duration_s, num_images), level)
+        if header.kind not in self.media_tokens:
+            raise ValueError(f"{self.name} does not support {header.kind}")
+        return self._place(header, num_images, level)
 
     @abc.abstractmethod
-    def _place(self, kind: str, size: MediaSize, level: int) -> Placement:
+    def _place(self, header: MediaHeader, num_images: int, level: int) -> Placement:
         """`place` of a kind that the family takes."""
 
     def frame_indices(self, num_frames: int, duration_s: float, level: int = 0) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ import numpy as np
 from dflop.errors import ConfigError
 from dflop.models.arrays import patchify
 from dflop.models.family import Family, Grid
-from dflop.models.media import MediaSize, MediaTokens, Placement
+from dflop.models.media import MediaHeader, MediaTokens, Placement
 from dflop.models.native import (
     IMAGE_LIMITS,
     IMAGE_SETTINGS,
@@ -53,18 +53,18 @@ class NativeFamily(Family):
                 where="model.hf_config.vision_config.window_size",
             )
 
-    def _place(self, kind: str, size: MediaSize, level: int) -> Placement:
-        limits, prefix, grid_t = self.limits(level), "" if kind == "image" else "video_", 1
+    def _place(self, header: MediaHeader, num_images: int, level: int) -> Placement:
+        limits, prefix, grid_t = self.limits(level), "" if header.kind == "image" else "video_", 1
         min_pixels, max_pixels = limits[f"{prefix}min_pixels"], limits[f"{prefix}max_pixels"]
-        if kind == "video":
-            num_sampled = num_even_samples(size.num_frames, size.duration_s, limits)
+        if header.kind == "video":
+            num_sampled = num_even_samples(header.num_frames, header.duration_s, limits)
             if limits["cap_pixels_per_frame"]:
                 budget = int(limits["max_video_tokens"] * self.factor_px**2 * 0.9)
                 share = budget * TEMPORAL_PATCH_FRAMES // num_sampled
                 max_pixels = max(min(max_pixels, share), int(min_pixels * 1.05))
             grid_t = num_sampled // TEMPORAL_PATCH_FRAMES
-        size_px = smart_resize(size.height_px, size.width_px, self.factor_px, min_pixels, max_pixels)
-        return self._place_patches(kind, grid_t, size_px)
+        size_px = smart_resize(header.height_px, header.width_px, self.factor_px, min_pixels, max_pixels)
+        return self._place_patches(header.kind, grid_t, size_px)
 
     def _place_patches(self, kind: str, grid_t: int, size_px: tuple[int, int]) -> Placement:
         """Placement of `grid_t` temporal patches of frames resized to (height, width) `size_px`."""

@@ -10,7 +10,7 @@ import numpy as np
 from dflop.errors import ConfigError
 from dflop.models.arrays import tile_pixels
 from dflop.models.family import Family, Grid
-from dflop.models.media import Layout, MediaSize, Placement
+from dflop.models.media import Layout, MediaHeader, Placement
 from dflop.models.tiles import Size
 from dflop.records import MediaItem
 
@@ -79,11 +79,11 @@ class TiledFamily(Family):
         )
 
 
-def check_not_empty(size: MediaSize) -> None:
+def check_not_empty(header: MediaHeader) -> None:
     """Refuse a picture without pixels.
 
     Raises:
         ValueError: it is one.
     """
-    if min(size.height_px, size.width_px) < 1:
-        raise ValueError(f"size {size.width_px}x{size.height_px} is empty")
+    if min(header.height_px, header.width_px) < 1:
+        raise ValueError(f"size {header.width_px}x{header.height_px} is empty")

@@ -19,6 +19,7 @@ from dflop.data.tokens import ChatTokenizer
 from dflop.errors import ConfigError, DflopError, did_you_mean
 from dflop.jobs.curves import check_trackers
 from dflop.models.family import Family
+from dflop.models.media import MediaHeader
 from dflop.plan.candidates import check_processes
 from dflop.records import LLM
 from dflop.run.batches import stages_of
@@ -85,7 +86,7 @@ def modules_named(family: Family, config: Config) -> tuple[str, ...]:
     with open(annotations, "rb") as f:
         content = f.read(_SCAN_BYTES)
     kinds = [kind for kind in family.media_tokens if f'"{kind}'.encode() in content]
-    placed = {family.place(k, width_px=224, height_px=224, num_frames=8, duration_s=1.0).module for k in kinds}
+    placed = {family.place(MediaHeader(k, 224, 224, 8, 1.0)).module for k in kinds}
     return tuple(m for m in family.modules if m == LLM or m in placed)
 
 

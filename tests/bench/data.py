@@ -36,7 +36,6 @@ from dflop.data.size_table import profile_sizes, read_sizes
 from dflop.data.tokens import ChatTokenizer
 from dflop.models import load_family
 from dflop.models.media import MediaRules
-from dflop.records import MediaItem
 from tests.bench.command import keep_to, options
 from tests.bench.figures import Figure, finish
 from tests.bench.markdown import table
@@ -204,10 +203,8 @@ def decode_per_sample(kind: str, files: Sequence[Path]) -> float:
 
 def _decode_frames(family: Any, path: Path) -> None:
     h = read_header("video", path)
-    size = {"width_px": h.width_px, "height_px": h.height_px, "num_frames": h.num_frames, "duration_s": h.duration_s}
-    placed = family.place("video", **size)
     frames = decode_video(path, family.frame_indices(h.num_frames, h.duration_s))
-    item = MediaItem("video", "", *size.values(), placed.module, placed.grid, 0, 0, 0)
+    item = h.item("", family.place(h))
     family.array_of(item, [resize(frames, *family.frame_sizes_px(item))])
 
 

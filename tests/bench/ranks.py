@@ -21,6 +21,7 @@ from ruamel.yaml import YAML
 from dflop.cost.fit import fit_cost_tables
 from dflop.cost.link_costs import fit_link_costs
 from dflop.cost.model import CostModel
+from dflop.data.shapes import header_of
 from dflop.models import load_family
 from dflop.models.build import IGNORE_LABEL
 from dflop.models.family import Family
@@ -127,10 +128,7 @@ class MadeUpSource(SyntheticSource):
         return TokenizedSample(np.asarray(ids), labels, tuple(positions))
 
     def _layout(self, shape: SampleShape, item: MediaItem) -> tuple[str | int, ...]:
-        return self._family.place(
-            item.kind, width_px=item.width_px, height_px=item.height_px, num_frames=item.num_frames,
-            duration_s=item.duration_s, num_images=len(shape.items),
-        ).layout  # fmt: skip
+        return self._family.place(header_of(item), len(shape.items)).layout
 
     def array(self, sample_index: int, item: int) -> np.ndarray:
         media = self._shapes[sample_index].items[item]

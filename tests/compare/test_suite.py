@@ -19,6 +19,7 @@ from dflop.compare.suite.suite_page import suite_page
 from dflop.compare.suite.unseen_batches import bound_of_plan_s, bound_s, judge
 from dflop.compare.trainers import COLUMNS, NAMES, comparison_rows, data_page
 from dflop.cost.devices import A100
+from dflop.data.shapes import header_of
 from dflop.errors import ConfigError
 from dflop.plan.baselines.layers import even_chain
 from dflop.plan.candidates import Candidate
@@ -70,15 +71,9 @@ def test_equal_seeds_draw_equal_samples_whose_items_are_placed_by_the_rules_of_t
         assert sample.num_llm_tokens == sample.num_text_tokens + sum(i.num_rows for i in sample.items) <= 16_384
         assert 0 < sample.num_supervised_tokens <= sample.num_text_tokens
         placed = [
-            [
-                family.place(
-                    i.kind, width_px=i.width_px, height_px=i.height_px, num_frames=i.num_frames,
-                    duration_s=i.duration_s, num_images=len(sample.items), level=level,
-                )
-                for i in sample.items
-            ]
+            [family.place(header_of(i), len(sample.items), level) for i in sample.items]
             for level in range(family.max_level + 1)
-        ]  # fmt: skip
+        ]
         assert [(i.num_tokens, i.num_rows) for i in sample.items] in [
             [(p.num_tokens, p.num_rows) for p in level] for level in placed
         ]

@@ -15,7 +15,7 @@ from dflop.data.dataset_profile import DatasetRef
 from dflop.data.demo_text import train_tokenizer
 from dflop.data.tokens import ChatTokenizer, EncodedSample
 from dflop.models.family import Family
-from dflop.models.media import Layout, MediaSize, MediaTokens, Placement
+from dflop.models.media import Layout, MediaHeader, MediaTokens, Placement
 from dflop.records import ModuleSpec
 
 WriteRows = Callable[..., DatasetRef]
@@ -38,16 +38,17 @@ class TinyFamily(Family):
     media_defaults = {"fps": 2.0, "max_px": 100_000}
     shrinkable = {"max_px": 28}
 
-    def _place(self, kind: str, size: MediaSize, level: int) -> Placement:
-        wrap = self.media_tokens[kind].wrap
-        if kind == "audio":
-            rows = math.ceil(size.duration_s * 25)
+    def _place(self, header: MediaHeader, num_images: int, level: int) -> Placement:
+        wrap = self.media_tokens[header.kind].wrap
+        if header.kind == "audio":
+            rows = math.ceil(header.duration_s * 25)
             return Placement("audio", (rows * 2, 0, 0), rows * 2, (rows * 2) ** 2, rows, wrap(rows))
-        if min(size.width_px, size.height_px) < 2:
-            raise ValueError(f"{size.width_px} x {size.height_px} px is smaller than a patch")
+        if min(header.width_px, header.height_px) < 2:
+            raise ValueError(f"{header.width_px} x {header.height_px} px is smaller than a patch")
         side = self.limits(level)["max_px"]
-        across, down = math.ceil(min(size.width_px, side) / 28), math.ceil(min(size.height_px, side) / 28)
-        times = 1 if kind == "image" else math.ceil(len(self.frame_indices(size.num_frames, size.duration_s)) / 2)
+        across, down = math.ceil(min(header.width_px, side) / 28), math.ceil(min(header.height_px, side) / 28)
+        frames = () if header.kind == "image" else self.frame_indices(header.num_frames, header.duration_s)
+        times = max(1, math.ceil(len(frames) / 2))
         tokens = times * across * down
         return Placement(
             "vision", (times, down, across), tokens * 4, times * (across * down * 4) ** 2, tokens, wrap(tokens)

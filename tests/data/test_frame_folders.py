@@ -23,11 +23,11 @@ from dflop.data.annotations import BadSample, MediaRef
 from dflop.data.decode import decode_image, decode_video
 from dflop.data.frame_files import header_of_source
 from dflop.data.header_cache import HeaderCache
-from dflop.data.headers import BadMedia, MediaHeader, read_header
+from dflop.data.headers import BadMedia, read_header
 from dflop.data.load_media import load_item
 from dflop.data.mixture import Dataset, make_entry
 from dflop.models import load_family
-from dflop.records import MediaItem
+from dflop.models.media import MediaHeader
 from tests.data.containers import jsonl_of, write_tar
 from tests.data.helpers import chat, parse_row
 
@@ -85,9 +85,7 @@ def item_of(row: dict[str, Any], root: Path, family: Any, path: Path) -> tuple[M
     dataset = Dataset.open([make_entry(str(path), root, folder=path.parent)])
     (ref,) = dataset.sample(0).media
     h = HeaderCache(dataset).read(0, ref)
-    size = {"width_px": h.width_px, "height_px": h.height_px, "num_frames": h.num_frames, "duration_s": h.duration_s}
-    placed = family.place("video", **size)
-    item = MediaItem("video", ref.path, *size.values(), "vision", placed.grid, 1, 1, placed.num_rows)
+    item = h.item(ref.path, family.place(h))
     return h, load_item(dataset.open_media(0, MediaRef("video", item.path)), item, family)
 
 

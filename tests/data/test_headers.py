@@ -13,7 +13,8 @@ from PIL import Image
 
 from dflop.data import headers
 from dflop.data.decode import decode_image, decode_video
-from dflop.data.headers import BadMedia, MediaHeader, open_container, read_header
+from dflop.data.headers import BadMedia, open_container, read_header
+from dflop.models.media import MediaHeader
 
 
 def test_sizes_of_each_kind_and_no_other(media_root):

@@ -11,7 +11,6 @@ from dflop.data import load_media
 from dflop.data.decode import decode_frames, decode_video
 from dflop.data.headers import read_header
 from dflop.models import load_family
-from dflop.records import MediaItem
 from tests.data.media_files import write_clip
 
 
@@ -20,9 +19,7 @@ def test_a_video_is_made_small_frame_by_frame_and_equals_all_at_once(tmp_path, m
     """Full-size frames alive at once are counted: all of a long video in HD would be gigabytes."""
     path = write_clip(tmp_path / "x.mp4", 40)
     family, header = load_family(name, {}, limits), read_header("video", path)
-    size = {"width_px": 64, "height_px": 48, "num_frames": 40, "duration_s": header.duration_s}
-    placed = family.place("video", **size)
-    item = MediaItem("video", "x", *size.values(), placed.module, placed.grid, 0, 0, 0)
+    item = header.item("x", family.place(header))
     alive: list[int] = []
 
     def counted(*given):

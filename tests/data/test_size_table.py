@@ -8,9 +8,9 @@ import polars as pl
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dflop.data.headers import MediaHeader
 from dflop.data.shapes import ShapeRules, place
 from dflop.data.size_table import ASSUMED_FPS, profile_sizes, read_sizes
+from dflop.models.media import MediaHeader
 from dflop.records import SampleShape, from_dict, to_dict
 
 SCHEMA = {

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from dflop.models.family import Family
+from dflop.models.media import MediaHeader
 from dflop.profile.groups import ProbeGroup, make_group
 from dflop.profile.hardware import hardware_name, software_name
 from dflop.profile.probe import ProbeSettings
@@ -66,11 +67,5 @@ def place(
     num_images: int, level: int = 0,
 ) -> MediaItem:  # fmt: skip
     """A media item as the family sees it."""
-    p = family.place(
-        kind, width_px=width_px, height_px=height_px, num_frames=num_frames, duration_s=duration_s,
-        num_images=num_images, level=level,
-    )  # fmt: skip
-    return MediaItem(
-        kind, "", width_px, height_px, num_frames, duration_s, p.module, p.grid, p.num_tokens, p.sum_sq_tokens,
-        p.num_rows,
-    )  # fmt: skip
+    header = MediaHeader(kind, width_px, height_px, num_frames, duration_s)
+    return header.item("", family.place(header, num_images, level))

@@ -10,6 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dflop.models import load_family
+from dflop.models.media import MediaHeader
 from tests.models.placing import item_of, place_image
 from tests.models.video_checks import (
     SMALL_CLIPS,
@@ -188,7 +189,7 @@ def test_what_no_processor_takes_is_refused(name):
     if name == "Omni":
         return
     with pytest.raises(ValueError, match=f"{rules.name} does not support audio"):
-        rules.place("audio", width_px=0, height_px=0, num_frames=0, duration_s=1.0)
+        rules.place(MediaHeader("audio", 0, 0, 0, 1.0))
     for duration_s in (0.0, -1.0, float("nan"), float("inf")) if name == "2.5" else ():
         with pytest.raises(ValueError, match=r"video of 8 frames lasts .* s; no frame rate"):
             rules.frame_indices(8, duration_s)

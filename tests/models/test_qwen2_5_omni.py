@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from dflop.errors import ConfigError
 from dflop.models import load_family
+from dflop.models.media import MediaHeader
 from tests.train.synthetic import HF_CONFIG
 
 NAME = "qwen2_5_omni_thinker"
@@ -17,7 +18,7 @@ TINY, FULL = load_family(NAME, HF_CONFIG, {}), load_family(NAME, {}, {})
 
 
 def place_audio(family, duration_s):
-    return family.place("audio", width_px=0, height_px=0, num_frames=0, duration_s=duration_s)
+    return family.place(MediaHeader("audio", 0, 0, 0, duration_s))
 
 
 @settings(max_examples=40)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 
 from dflop.models import load_family
+from dflop.models.media import MediaHeader
 
 NAME = "qwen2_audio"
 RULES = load_family(NAME, {}, {})
@@ -18,7 +19,7 @@ RATE_HZ = 16_000
 
 
 def place(rules, duration_s, kind="audio"):
-    return rules.place(kind, width_px=0, height_px=0, num_frames=0, duration_s=duration_s)
+    return rules.place(MediaHeader(kind, 0, 0, 0, duration_s))
 
 
 @pytest.fixture(scope="module")

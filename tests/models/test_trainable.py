@@ -16,8 +16,8 @@ from dflop.data.demo_media import write_video
 from dflop.data.load_media import load_item, resize
 from dflop.models import load_family
 from dflop.models.arrays import SAMPLE_RATE_HZ, log_mel, patchify
+from dflop.models.media import MediaHeader
 from dflop.models.pixels import CLIP, HALF, IMAGENET
-from dflop.records import MediaItem
 from tests.models.placing import item_of, place_frames, place_image
 
 
@@ -26,13 +26,8 @@ def items_of(family, folder, sizes):
     for number, (width, height) in enumerate(sizes):
         noise = np.random.default_rng(number).integers(0, 256, (height, width, 3), dtype=np.uint8)
         Image.fromarray(noise).save(folder / f"{number}.png")
-        placed = family.place(
-            "image", width_px=width, height_px=height, num_frames=1, duration_s=0.0, num_images=len(sizes)
-        )
-        yield MediaItem(
-            "image", f"{number}.png", width, height, 1, 0.0, placed.module, placed.grid, placed.num_tokens,
-            placed.sum_sq_tokens, placed.num_rows,
-        )  # fmt: skip
+        header = MediaHeader("image", width, height, 1, 0.0)
+        yield header.item(f"{number}.png", family.place(header, len(sizes)))
 
 
 def tiles_of(family, folder, sizes):
@@ -81,9 +76,9 @@ def test_a_sample_that_was_made_smaller_has_the_tiles_of_its_level(tmp_path):
     family = load_family("internvl", {}, {})
     Image.new("RGB", (1600, 1200)).save(tmp_path / "0.png")
     for level in range(family.max_level + 1):
-        placed = family.place("image", width_px=1600, height_px=1200, num_frames=1, duration_s=0.0, level=level)
-        item = MediaItem("image", "0.png", 1600, 1200, 1, 0.0, "vision", placed.grid, 1, 1, 1)
-        assert load_item(tmp_path / "0.png", item, family, level).shape[0] == placed.grid[0]
+        header = MediaHeader("image", 1600, 1200, 1, 0.0)
+        item = header.item("0.png", family.place(header, level=level))
+        assert load_item(tmp_path / "0.png", item, family, level).shape[0] == item.grid[0]
 
 
 @pytest.mark.parametrize("name", ["internvl", "llava_onevision"])
@@ -91,8 +86,8 @@ def test_every_frame_of_a_video_is_a_tile(name, tmp_path):
     family = load_family(name, {}, {"video_frames": 3})
     frames = [np.full((48, 64, 3), 20 * i, np.uint8) for i in range(7)]
     write_video(frames, tmp_path / "v.mp4", Fraction(7))
-    placed = family.place("video", width_px=64, height_px=48, num_frames=7, duration_s=1.0)
-    item = MediaItem("video", "v.mp4", 64, 48, 7, 1.0, "vision", placed.grid, 1, 1, placed.num_rows)
+    header = MediaHeader("video", 64, 48, 7, 1.0)
+    item = header.item("v.mp4", family.place(header))
     array = load_item(tmp_path / "v.mp4", item, family)
     assert array.shape == (3, 3, family.tile_px, family.tile_px)
     means = array.mean(axis=(1, 2, 3))
@@ -114,7 +109,7 @@ def test_pixels_equal_the_processor(name, patch_px, colours, size):
         image_mean=colours.mean, image_std=colours.std,
     )  # fmt: skip
     expected = processor(images=image, input_data_format="channels_last", return_tensors="np")
-    placed = family.place("image", width_px=width, height_px=height, num_frames=1, duration_s=0.0)
+    placed = family.place(MediaHeader("image", width, height, 1, 0.0))
     assert placed.grid == tuple(expected["image_grid_thw"][0])
     item = item_of(placed, "image", width, height)
     array = family.array_of(item, [resize(image[None], *family.frame_sizes_px(item))])
@@ -129,7 +124,7 @@ def test_a_window_of_audio_equals_the_processor(duration_s):
     waveform = np.random.default_rng(1).normal(0, 0.1, num_samples).astype(np.float32)
     extract = transformers.WhisperFeatureExtractor(feature_size=128)
     made = extract(waveform, sampling_rate=SAMPLE_RATE_HZ, return_attention_mask=True, return_tensors="np")
-    placed = family.place("audio", width_px=0, height_px=0, num_frames=0, duration_s=duration_s)
+    placed = family.place(MediaHeader("audio", 0, 0, 0, duration_s))
     array = family.array_of(item_of(placed, "audio"), [waveform])
     assert array.shape == family.array_shape("audio", placed.grid) == made["input_features"].shape
     np.testing.assert_allclose(array, made["input_features"], atol=1e-5)
@@ -144,7 +139,7 @@ def test_what_cannot_be_placed_is_refused(name):
     with pytest.raises(ValueError, match="no frames"):
         place_frames(rules, 0)
     with pytest.raises(ValueError, match="does not support audio"):
-        rules.place("audio", width_px=0, height_px=0, num_frames=0, duration_s=1.0)
+        rules.place(MediaHeader("audio", 0, 0, 0, 1.0))
 
 
 FAMILY = load_family("qwen2_5_omni_thinker", {}, {"max_pixels": 64 * 28 * 28})
@@ -215,7 +210,7 @@ def test_audio_equals_the_processor_that_pads_to_300_s(seconds):
     padded = extractor(
         clip, sampling_rate=SAMPLE_RATE_HZ, padding="max_length", return_attention_mask=True, return_tensors="np"
     )
-    num_frames = FAMILY.place("audio", width_px=0, height_px=0, num_frames=0, duration_s=seconds).grid[0]
+    num_frames = FAMILY.place(MediaHeader("audio", 0, 0, 0, seconds)).grid[0]
     assert num_frames == padded["attention_mask"].sum()
     mel = log_mel(clip, num_frames=num_frames, num_mel_bins=128)
     assert mel.dtype == np.float32

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from dflop.data.demo_text import SPECIAL_TOKENS, train_tokenizer
 from dflop.data.tokens import ChatTokenizer
 from dflop.models import load_family
+from dflop.models.media import MediaHeader
 from tests.data.helpers import encode, parse_row
 
 # In the manner of the published templates of each family.
@@ -112,10 +113,10 @@ def options_of(case, rules):
 
 def header(kind, size):
     if kind == "audio":
-        return {"width_px": 0, "height_px": 0, "num_frames": 0, "duration_s": size / 16_000}
+        return MediaHeader(kind, 0, 0, 0, size / 16_000)
     if kind == "image":
-        return {"width_px": size[0], "height_px": size[1], "num_frames": 1, "duration_s": 0.0}
-    return {"width_px": size[2], "height_px": size[3], "num_frames": size[0], "duration_s": size[0] / size[1]}
+        return MediaHeader(kind, *size, 1, 0.0)
+    return MediaHeader(kind, size[2], size[3], size[0], size[0] / size[1])
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -146,7 +147,7 @@ def test_token_ids_and_places_of_media_equal_the_processor(ask_processor, tmp_pa
             messages += [{"role": "assistant", "content": [{"type": "text", "text": answer}]}]
         sample = parse_row({"messages": messages}, 0)
         num_images = sum(kind == "image" for kind, _ in given)
-        layouts = [rules.place(kind, **header(kind, size), num_images=num_images).layout for kind, size in given]
+        layouts = [rules.place(header(kind, size), num_images).layout for kind, size in given]
         ours.check(sample)
         sizes = {key: [size for kind, size in given if key.startswith(kind)] for key in ("images", "videos", "audio")}
         said = ask_processor(

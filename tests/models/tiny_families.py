@@ -13,7 +13,7 @@ import torch
 from dflop.models import load_family
 from dflop.models.build import IGNORE_LABEL
 from dflop.models.family import Family
-from dflop.models.media import Layout
+from dflop.models.media import Layout, MediaHeader
 from dflop.models.random_weights import build_model
 from dflop.records import MediaItem
 
@@ -115,14 +115,9 @@ class Case:
         return plain.train()
 
     def item(self, media: Media, *, num_images: int = 1, level: int = 0) -> tuple[MediaItem, Layout]:
-        kind, width, height, num_frames, duration_s = media
-        size = {"width_px": width, "height_px": height, "num_frames": num_frames, "duration_s": duration_s}
-        placed = self.family.place(kind, **size, num_images=num_images, level=level)
-        item = MediaItem(
-            kind=kind, path="", **size, module=placed.module, grid=placed.grid, num_tokens=placed.num_tokens,
-            sum_sq_tokens=placed.sum_sq_tokens, num_rows=placed.num_rows,
-        )  # fmt: skip
-        return item, placed.layout
+        header = MediaHeader(*media)
+        placed = self.family.place(header, num_images, level)
+        return header.item("", placed), placed.layout
 
     def array(self, item: MediaItem, seed: object) -> torch.Tensor:
         rng = np.random.default_rng(seed)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dflop.models.media import Layout, MediaRules, Placement
+from dflop.models.media import Layout, MediaHeader, MediaRules, Placement
 
 Ask = Callable[..., dict[str, Any]]
 
@@ -29,9 +29,7 @@ SMALL_CLIPS = [
 def place_video(
     rules: MediaRules, width: int, height: int, num_frames: int, duration_s: float, level: int = 0
 ) -> Placement:
-    return rules.place(
-        "video", width_px=width, height_px=height, num_frames=num_frames, duration_s=duration_s, level=level
-    )
+    return rules.place(MediaHeader("video", width, height, num_frames, duration_s), level=level)
 
 
 def processor_options(rules: MediaRules, level: int = 0) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from dflop.cost.model import CostModel
 from dflop.cost.towers import tables_for
 from dflop.models import load_family, loss_size, offload
 from dflop.models.family import Family
+from dflop.models.media import MediaHeader
 from dflop.models.random_weights import build_model
 from dflop.models.ways import Way
 from dflop.parallel.topology import seats
@@ -156,12 +157,8 @@ def _per_microbatch(plan: Plan) -> int:
 
 
 def _item(kind: str) -> MediaItem:
-    size = dict(width_px=140, height_px=84, num_frames=1, duration_s=1.0 if kind == "audio" else 0.0)
-    placed = synthetic.family().place(kind, **size)
-    return MediaItem(
-        kind=kind, path="", module=placed.module, grid=placed.grid, num_tokens=placed.num_tokens,
-        sum_sq_tokens=placed.sum_sq_tokens, num_rows=placed.num_rows, **size,
-    )  # fmt: skip
+    header = MediaHeader(kind, 140, 84, 1, 1.0 if kind == "audio" else 0.0)
+    return header.item("", synthetic.family().place(header))
 
 
 def predicted(of: Layout) -> list[dict[str, float]]:

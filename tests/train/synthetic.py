@@ -12,6 +12,7 @@ import torch
 
 from dflop.models import load_family
 from dflop.models.family import Family
+from dflop.models.media import MediaHeader
 from dflop.models.random_weights import build_model
 from dflop.records import LLM, MediaItem, ModulePlan, ModuleWork, ParallelSpec, Plan, SampleShape, StepPlan
 from dflop.train.feed import seconds_per_grid
@@ -98,12 +99,8 @@ def _make_item(kind: str, rng: np.random.Generator) -> MediaItem:
     width, height = (int(x) for x in rng.integers(30, 200, 2))
     num_frames = {"image": 1, "video": int(rng.integers(2, 60)), "audio": 0}[kind]
     duration_s = {"image": 0.0, "video": num_frames / 10, "audio": float(rng.uniform(0.2, 2.0))}[kind]
-    placed = family().place(kind, width_px=width, height_px=height, num_frames=num_frames, duration_s=duration_s)
-    return MediaItem(
-        kind=kind, path=f"{kind}.bin", width_px=width, height_px=height, num_frames=num_frames, duration_s=duration_s,
-        module=placed.module, grid=placed.grid, num_tokens=placed.num_tokens, sum_sq_tokens=placed.sum_sq_tokens,
-        num_rows=placed.num_rows,
-    )  # fmt: skip
+    header = MediaHeader(kind, width, height, num_frames, duration_s)
+    return header.item(f"{kind}.bin", family().place(header))
 
 
 class SyntheticSource:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dflop.models.family import Family
-from dflop.models.media import Placement
+from dflop.models.media import MediaHeader
 from dflop.records import MediaItem, SampleShape
 
 MIN_TEXT_TOKENS, MIN_SIDE_PX = 16, 56
@@ -140,14 +140,5 @@ def _size(source: Source, rng: np.random.Generator) -> tuple[int, int, int]:
 
 
 def _item(family: Family, kind: str, size: tuple[int, int, int], num_items: int, level: int) -> MediaItem:
-    width_px, height_px, num_frames = size
-    duration_s = 0.0 if kind == "image" else float(num_frames)
-    placed: Placement = family.place(
-        kind, width_px=width_px, height_px=height_px, num_frames=num_frames, duration_s=duration_s,
-        num_images=num_items, level=level,
-    )  # fmt: skip
-    return MediaItem(
-        kind=kind, path="", width_px=width_px, height_px=height_px, num_frames=num_frames, duration_s=duration_s,
-        module=placed.module, grid=placed.grid, num_tokens=placed.num_tokens, sum_sq_tokens=placed.sum_sq_tokens,
-        num_rows=placed.num_rows,
-    )  # fmt: skip
+    header = MediaHeader(kind, *size, 0.0 if kind == "image" else float(size[2]))
+    return header.item("", family.place(header, num_items, level))

@@ -19,7 +19,7 @@ from dflop.errors import ConfigError
 from dflop.models import counts
 from dflop.models.arrays import cut_tiles
 from dflop.models.family import Tower, complete_section
-from dflop.models.media import MIN_COUNT, Layout, MediaSize, MediaTokens, Placement
+from dflop.models.media import MIN_COUNT, Layout, MediaHeader, MediaTokens, Placement
 from dflop.models.pixels import IMAGENET
 from dflop.models.tiled_family import TiledFamily, check_not_empty
 from dflop.models.tiles import Size, closest_grid
@@ -93,15 +93,15 @@ class InternVl(TiledFamily):
     def token_ids(self, token_id: Mapping[str, int]) -> dict[str, int]:
         return {"image_token_id": token_id["<IMG_CONTEXT>"]}
 
-    def _place(self, kind: str, size: MediaSize, level: int) -> Placement:
-        check_not_empty(size)
-        if kind == "video":
-            num_tiles = self._num_sampled(size.num_frames, level)
+    def _place(self, header: MediaHeader, num_images: int, level: int) -> Placement:
+        check_not_empty(header)
+        if header.kind == "video":
+            num_tiles = self._num_sampled(header.num_frames, level)
             return self._place_tiles(num_tiles, num_tiles * self.rows_per_tile, self._frames_layout(num_tiles))
-        rows, columns = self._tile_grid((size.height_px, size.width_px), level)
+        rows, columns = self._tile_grid((header.height_px, header.width_px), level)
         num_tiles = rows * columns + (rows * columns > 1)
         num_rows = num_tiles * self.rows_per_tile
-        return self._place_tiles(num_tiles, num_rows, self.media_tokens[kind].wrap(num_rows))
+        return self._place_tiles(num_tiles, num_rows, self.media_tokens[header.kind].wrap(num_rows))
 
     def frame_indices(self, num_frames: int, duration_s: float, level: int = 0) -> tuple[int, ...]:
         num_sampled = self._num_sampled(num_frames, level)

@@ -20,7 +20,7 @@ from dflop.errors import ConfigError
 from dflop.models import counts
 from dflop.models.arrays import cut_tiles, pad_frame
 from dflop.models.family import Tower, complete_section
-from dflop.models.media import MediaSize, MediaTokens, Placement, check_like
+from dflop.models.media import MediaHeader, MediaTokens, Placement, check_like
 from dflop.models.pixels import HALF
 from dflop.models.tiled_family import TiledFamily, check_not_empty
 from dflop.models.tiles import Size, best_resolution
@@ -138,19 +138,19 @@ class LlavaOnevision(TiledFamily):
     def token_ids(self, token_id: Mapping[str, int]) -> dict[str, int]:
         return {"image_token_index": token_id["<image>"], "video_token_index": token_id["<video>"]}
 
-    def _place(self, kind: str, size: MediaSize, level: int) -> Placement:
-        check_not_empty(size)
-        if kind == "video":
-            num_tiles = self._num_sampled(size.num_frames, level)
+    def _place(self, header: MediaHeader, num_images: int, level: int) -> Placement:
+        check_not_empty(header)
+        if header.kind == "video":
+            num_tiles = self._num_sampled(header.num_frames, level)
             num_rows = num_tiles * math.ceil(self.side / 2) ** 2 + 1
-        elif size.num_images > 1:
+        elif num_images > 1:
             num_tiles, num_rows = 1, self.side**2 + 1
         else:
-            size_px = size.height_px, size.width_px
+            size_px = header.height_px, header.width_px
             fitted = best_resolution(size_px, self._pinpoints[min(level, len(self._pinpoints) - 1)])
             num_tiles = self._tiles[fitted] + 1
             num_rows = self.side**2 + self._num_fitted_rows(size_px, fitted)
-        return self._place_tiles(num_tiles, num_rows, self.media_tokens[kind].wrap(num_rows))
+        return self._place_tiles(num_tiles, num_rows, self.media_tokens[header.kind].wrap(num_rows))
 
     def frame_indices(self, num_frames: int, duration_s: float, level: int = 0) -> tuple[int, ...]:
         indices = np.linspace(0, num_frames - 1, self._num_sampled(num_frames, level), dtype=int)

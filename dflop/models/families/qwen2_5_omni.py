@@ -18,7 +18,7 @@ import numpy as np
 from dflop.models import counts
 from dflop.models.arrays import MEL_HOP_SAMPLES, SAMPLE_RATE_HZ, log_mel, mel_settings
 from dflop.models.family import Decoder, Grid, Tower
-from dflop.models.media import MediaSize, MediaTokens, Placement
+from dflop.models.media import MediaHeader, MediaTokens, Placement
 from dflop.models.native import IMAGE_LIMITS, IMAGE_SETTINGS, VIDEO_LIMITS, VIDEO_SAMPLING
 from dflop.models.native_family import NativeFamily
 from dflop.models.pixels import CLIP
@@ -83,10 +83,10 @@ class Qwen25OmniThinker(NativeFamily):
             counts.decoder(self._text, tied=tied),
         )
 
-    def _place(self, kind: str, size: MediaSize, level: int) -> Placement:
-        if kind == "audio":
-            return self._place_audio(size.duration_s)
-        return super()._place(kind, size, level)
+    def _place(self, header: MediaHeader, num_images: int, level: int) -> Placement:
+        if header.kind == "audio":
+            return self._place_audio(header.duration_s)
+        return super()._place(header, num_images, level)
 
     def _place_audio(self, duration_s: float) -> Placement:
         if duration_s > self.media["audio_max_s"]:

@@ -16,7 +16,7 @@ import numpy as np
 from dflop.models import counts
 from dflop.models.arrays import MEL_HOP_SAMPLES, SAMPLE_RATE_HZ, log_mel, mel_settings
 from dflop.models.family import Family, Grid, Tower
-from dflop.models.media import MediaSize, MediaTokens, Placement
+from dflop.models.media import MediaHeader, MediaTokens, Placement
 from dflop.records import LLM, MediaItem, ModuleSpec
 
 MEL_PER_POSITION = 2
@@ -59,20 +59,20 @@ class Qwen2Audio(Family):
     def token_ids(self, token_id: Mapping[str, int]) -> dict[str, int]:
         return {"audio_token_index": token_id["<|AUDIO|>"]}
 
-    def _place(self, kind: str, size: MediaSize, level: int) -> Placement:
+    def _place(self, header: MediaHeader, num_images: int, level: int) -> Placement:
         num_positions = self.configs["audio"]["max_source_positions"]
         window_samples = num_positions * MEL_PER_POSITION * MEL_HOP_SAMPLES
-        num_samples = round(size.duration_s * SAMPLE_RATE_HZ)
+        num_samples = round(header.duration_s * SAMPLE_RATE_HZ)
         if num_samples > window_samples and not self.media["audio_truncate"]:
             raise ValueError(
-                f"audio of {size.duration_s:.1f} s exceeds the encoder's {window_samples / SAMPLE_RATE_HZ:g} s and "
+                f"audio of {header.duration_s:.1f} s exceeds the encoder's {window_samples / SAMPLE_RATE_HZ:g} s and "
                 "audio_truncate is off"
             )
         num_mel = math.ceil(min(num_samples, window_samples) / MEL_HOP_SAMPLES)
         num_kept = (num_mel - 1) // MEL_PER_POSITION + 1
         num_rows = num_kept // 2
         if num_rows < 1:
-            raise ValueError(f"audio of {size.duration_s:.3f} s is shorter than one token")
+            raise ValueError(f"audio of {header.duration_s:.3f} s is shorter than one token")
         return Placement(
             module="audio",
             grid=(num_mel, 0, 0),

@@ -17,7 +17,7 @@ import numpy as np
 
 from dflop.models import counts
 from dflop.models.family import Decoder, Tower
-from dflop.models.media import Layout, MediaSize, Placement
+from dflop.models.media import Layout, MediaHeader, Placement
 from dflop.models.native import (
     IMAGE_LIMITS,
     IMAGE_SETTINGS,
@@ -90,15 +90,15 @@ class Qwen3Vl(NativeFamily):
             entries["deepstack_visual_indexes"] = [num_layers - 1] * self.num_deep
         return entries
 
-    def _place(self, kind: str, size: MediaSize, level: int) -> Placement:
-        if kind != "video":
-            return super()._place(kind, size, level)
-        limits, tokens = self.limits(level), self.media_tokens[kind]
-        frames = _sample(size.num_frames, size.duration_s, limits)
+    def _place(self, header: MediaHeader, num_images: int, level: int) -> Placement:
+        if header.kind != "video":
+            return super()._place(header, num_images, level)
+        limits, tokens = self.limits(level), self.media_tokens[header.kind]
+        frames = _sample(header.num_frames, header.duration_s, limits)
         grid_t = math.ceil(len(frames) / TEMPORAL_PATCH_FRAMES)
-        size_px = _resize_video(size.height_px, size.width_px, len(frames), self.factor_px, limits)
-        placed = self._place_patches(kind, grid_t, size_px)
-        fps = _frame_rate(size.num_frames, size.duration_s)
+        size_px = _resize_video(header.height_px, header.width_px, len(frames), self.factor_px, limits)
+        placed = self._place_patches(header.kind, grid_t, size_px)
+        fps = _frame_rate(header.num_frames, header.duration_s)
         patches = _layout(_pad(frames), fps, tokens.wrap(placed.num_rows // grid_t))
         return replace(placed, layout=(tokens.begin, *patches, tokens.end))
 

@@ -15,6 +15,7 @@ from dflop import resources
 from dflop.config import annotated, dump_config, load_config, load_mixture, load_problems, load_with_origins, shown_keys
 from dflop.models import FAMILIES, load_family
 from dflop.models.hub import TYPES, read_hub_model
+from dflop.models.media import MediaHeader
 from dflop.run.directory import dataset_ref
 from dflop.steps.preflight import problems
 from tests.fuzz import hostile
@@ -127,7 +128,7 @@ def _ask(family: Any) -> None:
     assert family.max_level < 100
     for kind in family.media_tokens:
         with contextlib.suppress(ValueError):
-            assert family.place(kind, width_px=640, height_px=480, num_frames=8, duration_s=4.0).num_rows > 0
+            assert family.place(MediaHeader(kind, 640, 480, 8, 4.0)).num_rows > 0
 
 
 _CONFIGS = [_as_yaml(one) for one in _configs()]

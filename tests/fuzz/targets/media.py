@@ -22,10 +22,10 @@ from dflop.data.chat import BUILT_IN, ChatTemplate
 from dflop.data.decode import decode_audio, decode_image, decode_video
 from dflop.data.demo_media import write_audio, write_video
 from dflop.data.formats.embedded import NamedBytes
-from dflop.data.headers import BadMedia, MediaHeader, read_header
+from dflop.data.headers import BadMedia, read_header
 from dflop.data.tokens import ChatTokenizer
 from dflop.models import FAMILIES, load_family
-from dflop.models.media import MediaRules
+from dflop.models.media import MediaHeader, MediaRules
 from tests.data.helpers import encode, make_tokenizer, parse_row
 from tests.fuzz import hostile
 from tests.fuzz.target import Target, attempt, check_reason, made
@@ -79,9 +79,8 @@ def _read(folder: Path, data: bytes, *, kinds: tuple[str, ...]) -> None:
 
 
 def _place(family: MediaRules, header: MediaHeader) -> None:
-    sizes = {"width_px": header.width_px, "height_px": header.height_px, "num_frames": header.num_frames}
     try:
-        placed = family.place(header.kind, **sizes, duration_s=header.duration_s)
+        placed = family.place(header)
     except ValueError:
         return
     assert min(placed.num_rows, placed.num_tokens) > 0
