@@ -13,7 +13,7 @@ from dflop.errors import Interrupted, LaunchError, PayloadError
 from dflop.launch import JobHandle, JobState, Journal, Resources, log_paths
 from dflop.launch.controller import watch
 from dflop.launch.local import LocalLauncher
-from dflop.launch.process import ProcessId
+from dflop.launch.process import ProcessId, kill_all
 from tests.launch.helpers import all_noted, end, is_gone, make_spec, pids_of_hang, run_job, until
 
 BOTH_WAYS = pytest.mark.parametrize("num_gpus", [1, 0], ids=["an import each", "one import"])
@@ -132,6 +132,15 @@ def test_cancel_ends_tasks_and_their_children(launcher, tmp_path):
     launcher.cancel(handle)
     with pytest.raises(LaunchError, match="cancelled"):
         launcher.collect(handle)
+
+
+def test_all_are_stopped_before_the_first_is_killed(monkeypatch):
+    """A rank that sees its peer go may have nothing left to wait for, and end as if all were well."""
+    sent: list[int] = []
+    monkeypatch.setattr(ProcessId, "send", lambda _, number: sent.append(number))
+    monkeypatch.setattr(ProcessId, "is_alive", False)
+    kill_all({ProcessId(1, 1), ProcessId(2, 2), ProcessId(3, 3)})
+    assert sent == [signal.SIGSTOP] * 3 + [signal.SIGKILL] * 3
 
 
 def test_a_job_past_its_time_limit_is_ended(launcher, tmp_path):

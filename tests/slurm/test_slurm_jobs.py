@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import os
 import signal
@@ -10,19 +9,14 @@ from pathlib import Path
 import pytest
 
 from dflop.config import SlurmConfig
-from dflop.errors import LaunchError
 from dflop.launch import (
     JobHandle,
-    JobSpec,
     JobState,
-    Journal,
     Resources,
-    adopt_or_submit_all,
     executor,
     log_paths,
-    run_jobs_async,
 )
-from dflop.launch.results import BATCH_LOG, submitted_in
+from dflop.launch.results import BATCH_LOG
 from dflop.launch.slurm import SlurmLauncher
 from tests.launch.helpers import end, make_spec, until
 from tests.slurm.faults import processes
@@ -65,19 +59,6 @@ def test_two_nodes_with_two_tasks_each(launcher, tmp_path, num_idle):
     assert {s["GREETING"] for s in seen} == {"it's $HOME"}
 
 
-@pytest.mark.lane("slurm-heart")
-def test_the_saved_script_does_the_same_work_by_hand(launcher, tmp_path):
-    handle = launcher.submit(make_spec(tmp_path / "job", "report", "x"))
-    script = tmp_path / "job" / "job.sbatch"
-    text = script.read_text()
-    assert text.startswith("#!/bin/bash\n# dflop job `report`: tests.launch.entries:report x  (key report)\n")
-    assert "gpus" not in text
-    job_id = ask_slurm("sbatch", "--parsable", str(script)).strip()
-    by_hand = JobHandle("slurm", job_id, "report", "report", handle.folder, 1, handle.submitted_at_s)
-    assert end(launcher, by_hand).state is JobState.DONE
-    assert launcher.collect(by_hand)[0]["word"] == "x"
-
-
 def test_a_killed_slurmstepd_does_not_keep_the_job_in_the_queue(launcher, tmp_path, monkeypatch):
     monkeypatch.setattr(executor, "LOOKS_EVERY_S", 1)
     monkeypatch.setattr(executor, "ENDS_WITHIN_S", 3)
@@ -91,32 +72,6 @@ def test_a_killed_slurmstepd_does_not_keep_the_job_in_the_queue(launcher, tmp_pa
     until(lambda: handle.job_id not in ask_slurm("squeue", "-h", "-o", "%i"), what="the job to leave the queue")
     assert launcher.collect(handle) == ["seen"] * 4
     assert "but srun waits; it is killed" in handle.path(BATCH_LOG).read_text()
-
-
-def fail_once(folder: Path, *names: str) -> list[JobSpec]:
-    """Elements of an array, of which `bad` fails the first time."""
-    return [
-        make_spec(
-            folder / "job", "fail_once", str(folder), name, name=f"test-array-{name}", key=name, array="test-array",
-            resources=Resources(time_limit_min=5),
-        )
-        for name in names
-    ]  # fmt: skip
-
-
-@pytest.mark.lane("slurm-heart")
-def test_an_array_keeps_what_was_done_and_starts_the_rest_again(launcher, tmp_path):
-    specs, journal = fail_once(tmp_path, "a", "bad", "c", "d"), Journal(tmp_path / "run", "test")
-
-    def together() -> list[list[object]]:
-        return asyncio.run(run_jobs_async(launcher, specs, journal, keep_done=True, poll_interval_s=0.1))
-
-    with pytest.raises(LaunchError, match=r"^1 of 4 jobs failed, the others keep running: .*bad luck"):
-        together()
-    assert together() == [["a"], ["bad"], ["c"], ["d"]]
-    first, second = sorted({r.job_id.split("_")[0] for r in journal.records()}, key=int)
-    assert {r.job_id for r in journal.records()} == {*(f"{first}_{n}" for n in range(4)), second}
-    assert [len((tmp_path / f"ran-{name}").read_text()) for name in ("a", "bad", "c", "d")] == [1, 2, 1, 1]
 
 
 def test_an_element_that_is_cancelled_while_it_waits_is_not_lost(cluster, tmp_path):
@@ -178,22 +133,6 @@ def test_a_queued_job_that_is_cancelled_or_told_to_stop_leaves_the_queue(launche
     act(launcher, handle)
     assert ask_slurm("squeue", "-h", "-j", handle.job_id) == ""
     launcher.interrupt(JobHandle("slurm", "4999999", "ghost", "k", tmp_path, 1, 0.0))
-
-
-def test_jobs_that_were_submitted_and_never_noted_are_adopted(launcher, tmp_path):
-    """Their driver died in between: an array and a job by itself."""
-    gate, journal = tmp_path / "gate", Journal(tmp_path / "run", "test")
-    specs = [
-        make_spec(tmp_path / "array", "wait_for", str(gate), name=f"w{n}", key=f"w{n}", array="w") for n in range(3)
-    ]
-    specs.append(make_spec(tmp_path / "a job", "wait_for", str(gate), resources=TWO_BY_TWO))
-    submitted = launcher.submit_all(specs)
-    later = SlurmLauncher(run_id="test", site=SlurmConfig(poll_interval_s=0.5, lost_after_s=3), results_timeout_s=5)
-    adopted = adopt_or_submit_all(later, specs, journal)
-    assert [h.job_id for h in adopted] == [h.job_id for h in submitted]
-    assert list(submitted_in({s.folder for s in specs}, journal.jobs())) == []
-    gate.touch()
-    assert {end(later, handle).state for handle in adopted} == {JobState.DONE}
 
 
 def test_a_job_slurm_never_heard_of_is_lost(launcher, tmp_path):
