@@ -3,11 +3,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from dflop.data.annotations import BadSample, MediaRef, Turn
-from dflop.data.keys import FOLLOWED
 from tests.data.helpers import chat, parse_row, sample_of
 
 TURNS = (Turn("user", "<image>\nhi"), Turn("assistant", "ok"))
@@ -215,44 +212,3 @@ def test_bad_rows_say_why(row, reason):
     with pytest.raises(BadSample) as caught:
         parse_row(row, 0)
     assert reason in caught.value.reason
-
-
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(), max_size=20),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
-    max_leaves=8,
-)
-part_values = st.fixed_dictionaries(
-    {"type": st.sampled_from(["text", "image", "video_url"]) | json_values},
-    optional={key: json_values for key in ("text", "image", "url", "video_url", "fps", "source", "bytes", "\ud800")},
-)
-turn_values = st.fixed_dictionaries(
-    {"from": st.sampled_from(["human", "gpt", "x"]) | json_values, "value": json_values | st.lists(part_values)},
-    optional={"loss": json_values, "weight": st.integers(0, 2), "tool_calls": json_values, "x": json_values},
-)
-
-
-ROW_KEYS = [*sorted(FOLLOWED["row"]), "tools", "url", "second_view", "\ud800"]
-
-
-@settings(max_examples=40)
-@given(
-    st.dictionaries(
-        st.sampled_from(ROW_KEYS),
-        json_values,
-    )
-    | st.builds(
-        lambda turns, image: {"conversations": turns, "image": image}, st.lists(turn_values), json_values | st.just("a")
-    )
-)
-def test_any_json_object_is_a_sample_or_bad(row):
-    try:
-        sample = parse_row(row, 0)
-    except BadSample as error:
-        sample_id, names = error.sample_id, [error.reason]
-    else:
-        sample_id, names = sample.sample_id, [ref.path for ref in sample.media]
-        pieces = [piece for turn in sample.turns for piece in turn.pieces()[1::2]]
-        assert pieces == [ref.kind for ref in sample.media], "a place for each item, and an item for each place"
-    assert sample_id.encode("utf-8") or row.get("id") == ""
-    assert all(names)

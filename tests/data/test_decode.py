@@ -58,13 +58,6 @@ def test_a_pgm_of_more_than_8_bits_is_scaled(tmp_path):
     assert decode_image(tmp_path / "x.pgm")[0, :, 0].tolist() == [0, 128, 255]
 
 
-def test_exif_orientation_is_applied(tmp_path):
-    exif = Image.Exif()
-    exif[0x0112] = 6  # shown turned a quarter to the right
-    Image.fromarray(np.array([[[1, 1, 1], [2, 2, 2]]], np.uint8)).save(tmp_path / "x.png", exif=exif)
-    assert decode_image(tmp_path / "x.png")[:, :, 0].tolist() == [[1], [2]]
-
-
 @pytest.mark.parametrize("suffix", [".png", ".jpg", ".webp", ".bmp"])
 def test_truncated_images_never_come_back_half_grey(tmp_path, suffix):
     whole, cut = tmp_path / f"whole{suffix}", tmp_path / f"cut{suffix}"

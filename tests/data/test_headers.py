@@ -4,17 +4,17 @@ import io
 import os
 import struct
 import warnings
-from pathlib import Path
 
 import av
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps
 
 from dflop.data import headers
 from dflop.data.decode import decode_image, decode_video
 from dflop.data.headers import BadMedia, open_container, read_header
 from dflop.models.media import MediaHeader
+from tests.data.media_files import write_clip, write_sound
 
 
 def test_sizes_of_each_kind_and_no_other(media_root):
@@ -33,10 +33,11 @@ def test_header_and_decode_agree_under_exif(tmp_path, orientation, suffix):
     exif = Image.Exif()
     exif[0x0112] = orientation
     path = tmp_path / f"turned{suffix}"
-    Image.new("RGB", (40, 20)).save(path, exif=exif)
+    Image.fromarray(np.arange(40 * 20 * 3, dtype=np.uint8).reshape(20, 40, 3)).save(path, exif=exif)
     header = read_header("image", path)
     assert (header.width_px, header.height_px) == ((20, 40) if orientation >= 5 else (40, 20))
-    assert decode_image(path).shape == (header.height_px, header.width_px, 3)
+    with Image.open(path) as stored:
+        assert np.array_equal(decode_image(path), np.asarray(ImageOps.exif_transpose(stored).convert("RGB")))
 
 
 def test_too_many_pixels_is_refused_without_a_warning(tmp_path, monkeypatch):
@@ -67,14 +68,8 @@ def test_the_cover_of_a_song_is_no_video(tmp_path):
     picture = b"\0image/png\0\3\0" + cover.getvalue()
     frame = b"APIC" + struct.pack(">I", len(picture)) + b"\0\0" + picture
     size = bytes(len(frame) >> shift & 127 for shift in (21, 14, 7, 0))  # seven bits each
-    with av.open(tmp_path / "plain.mp3", "w") as container:
-        stream = container.add_stream("mp3", rate=16000, layout="mono")
-        samples = np.zeros((1, 16000), np.int16)
-        sound = av.AudioFrame.from_ndarray(samples, "s16p", "mono")
-        sound.sample_rate = 16000
-        container.mux([*stream.encode(sound), *stream.encode(None)])
-    song = tmp_path / "song.mp3"
-    song.write_bytes(b"ID3\3\0\0" + size + frame + (tmp_path / "plain.mp3").read_bytes())
+    plain, song = write_sound(tmp_path / "plain.mp3", 1.0, "libmp3lame"), tmp_path / "song.mp3"
+    song.write_bytes(b"ID3\3\0\0" + size + frame + plain.read_bytes())
     with av.open(song) as container:
         assert len(container.streams.video) == 1
     assert read_header("audio", song).duration_s == pytest.approx(1.0, abs=0.1)
@@ -89,21 +84,11 @@ def test_playlists_are_not_followed(media_root):
         read_header("video", media_root / "list.ffconcat")
 
 
-def write_video(path: Path, width_px: int, height_px: int, codec: str = "mpeg4") -> Path:
-    with av.open(str(path), "w") as container:
-        stream = container.add_stream(codec, rate=5)
-        stream.width, stream.height, stream.pix_fmt = width_px, height_px, "yuv420p"
-        frame = av.VideoFrame.from_ndarray(np.zeros((height_px * 3 // 2, width_px), np.uint8), format="yuv420p")
-        for packet in [*stream.encode(frame), *stream.encode(None)]:
-            container.mux(packet)
-    return path
-
-
 def test_a_video_of_huge_frames_is_refused(tmp_path, monkeypatch):
-    path = write_video(tmp_path / "v.mp4", 256, 128)
-    assert read_header("video", path).width_px == 256
-    monkeypatch.setattr(headers, "MAX_FRAME_PIXELS", 256 * 128 - 1)
-    with pytest.raises(BadMedia, match="video of 256 x 128 px exceeds the limit of 32767 px per frame"):
+    path = write_clip(tmp_path / "v.mp4", 1)
+    assert read_header("video", path).width_px == 64
+    monkeypatch.setattr(headers, "MAX_FRAME_PIXELS", 64 * 48 - 1)
+    with pytest.raises(BadMedia, match="video of 64 x 48 px exceeds the limit of 3071 px per frame"):
         read_header("video", path)
     with pytest.raises(BadMedia):
         decode_video(path, [0])  # the decoder itself, whatever a header said
@@ -112,13 +97,7 @@ def test_a_video_of_huge_frames_is_refused(tmp_path, monkeypatch):
 @pytest.mark.parametrize("codec", ["pcm_s16le", "pcm_f32le", "adpcm_ms", "pcm_mulaw"])
 @pytest.mark.parametrize("num_list_bytes", [4, 30_000])
 def test_a_short_look_at_a_wav_finds_the_same(tmp_path, codec, num_list_bytes):
-    path = tmp_path / "a.wav"
-    with av.open(str(path), "w") as out:
-        stream = out.add_stream(codec, rate=16_000, layout="mono")
-        samples = np.random.default_rng(0).integers(-9000, 9000, (1, 40_000)).astype(np.int16)
-        frame = av.AudioFrame.from_ndarray(samples, format="s16", layout="mono")
-        frame.rate = 16_000
-        out.mux(stream.encode(frame) + stream.encode(None))
+    path = write_sound(tmp_path / "a.wav", 2.5, codec)
     content = path.read_bytes()
     chunk = b"LIST" + num_list_bytes.to_bytes(4, "little") + bytes(num_list_bytes)
     riff = (len(content) + len(chunk) - 8).to_bytes(4, "little")

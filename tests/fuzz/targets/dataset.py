@@ -5,6 +5,7 @@ A row is never lost: it is in the profile or in quarantine, with a reason of one
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import io
 import json
@@ -18,7 +19,9 @@ import pyarrow.parquet as pq
 import zstandard
 from hypothesis import strategies as st
 
+from dflop.data.annotations import BadSample
 from dflop.data.dataset_profile import DatasetRef, profile_shard, profile_sizes_shard
+from dflop.data.keys import FOLLOWED
 from dflop.records import QuarantinedSample, SampleShape
 from dflop.store import schema
 from tests.data.containers import write_tar
@@ -65,6 +68,12 @@ def _profile(folder: Path, path: Path) -> None:
     opened = attempt(dataset.open)
     if opened is None:
         return
+    for index in range(len(opened)):
+        with contextlib.suppress(BadSample):
+            sample = opened.sample(index)
+            places = [piece for turn in sample.turns for piece in turn.pieces()[1::2]]
+            assert places == [ref.kind for ref in sample.media], "a place for each item, and an item for each place"
+            assert all(ref.path for ref in sample.media)
     shards = [attempt(profile_shard, dataset, rules(), shard, 2) for shard in (0, 1)]
     assert None not in shards, "a file that opens can be profiled"
     shapes, bad = ([row for shard in shards if shard for row in shard[kind]] for kind in (0, 1))
@@ -127,6 +136,7 @@ def _files(suffix: str, *sound: bytes) -> Strategy:
 
 
 _ROW, _LINES = hostile.one_broken(ROWS), _lines(ROWS)
+_KEYED = st.dictionaries(st.sampled_from(sorted(FOLLOWED["row"])), hostile.VALUES, max_size=6)
 _TEXTS = (_LINES, json.dumps(list(ROWS), indent=1).encode(), b"[" * 3000, b'{"a":' * 3000,
           _LINES.replace(b"rgb.png", b"\\ud800"), b"1e999\n-0\n" + b"9" * 5000 + b"\n")  # fmt: skip
 _ZSTD = zstandard.ZstdCompressor().compress(_LINES)
@@ -144,7 +154,9 @@ _PARQUET = _files(
 )  # fmt: skip
 
 
-def _target(name: str, what: str, examples: Strategy, write: Callable[[Path, Any], Path | None]) -> Target:
+def _target(
+    name: str, what: str, examples: Strategy, write: Callable[[Path, Any], Path | None], **options: Any
+) -> Target:  # fmt: skip
     """Profiles what examples are written as."""
 
     def check(folder: Path, example: Any) -> None:
@@ -154,13 +166,13 @@ def _target(name: str, what: str, examples: Strategy, write: Callable[[Path, Any
         if (path := write(work, example)) is not None:
             _profile(folder, path)
 
-    return Target(name, what, examples, check, prepare)
+    return Target(name, what, examples, check, prepare, **options)
 
 
 TARGETS = (
     _target("rows", "rows of JSON Lines in every spelling, values of any type",
-            st.lists(st.one_of(_ROW, _ROW, hostile.VALUES), min_size=1, max_size=8),
-            lambda work, rows: _write_bytes(work, (".jsonl", _lines(rows)))),
+            st.lists(st.one_of(_ROW, _ROW, _KEYED, hostile.VALUES), min_size=1, max_size=8),
+            lambda work, rows: _write_bytes(work, (".jsonl", _lines(rows))), quick=24),
     _target("rows-bytes", "bytes of JSON and JSON Lines files broken",
             _files(".jsonl", *_TEXTS) | _files(".json", *_TEXTS), _write_bytes),
     _target("rows-compressed", "gzip and zstandard files broken",
