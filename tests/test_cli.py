@@ -14,11 +14,10 @@ import pytest
 from cyclopts import App
 
 from dflop import cli
-from dflop.records import RunRecord
-from dflop.store.ingest import ingest
-from dflop.store.spool import SpoolWriter
 from tests.forked import run_module
 from tests.jobs.configs import write_config
+from tests.store.asking import fill
+from tests.store.conftest import Make
 
 HEAVY = ("torch", "prefect", "cvxpy", "duckdb", "polars", "pyarrow", "transformers", "matplotlib", "scipy", "numpy")
 
@@ -98,12 +97,7 @@ def test_run_refuses_an_unknown_key_and_leaves_no_trace(tmp_path):
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory) -> Path:
-    root = tmp_path_factory.mktemp("cli") / "store"
-    with SpoolWriter(root, "demo-1", "flow") as spool:
-        for state, at_s in (("running", 1000.0), ("done", 2000.0)):
-            spool.append(RunRecord("demo-1", "demo, small", "key", state, "cpu", "torch", "abc", "/runs/demo-1", at_s))
-    ingest(root)
-    return root
+    return fill(tmp_path_factory.mktemp("cli") / "store", Make.run(), Make.run("done", 2000.0))
 
 
 STATES = "select name, state, observed_at_s from run_record order by observed_at_s"
@@ -111,7 +105,7 @@ STATES = "select name, state, observed_at_s from run_record order by observed_at
 
 def test_sql_takes_parameters(store, tmp_path):
     query = "select count(*) as n from run_record where state = $state and run_id = $run"
-    args = ("--param", "state=done", "--param", "run=demo-1", "--format", "json")
+    args = ("--param", "state=done", "--param", "run=run", "--format", "json")
     done = dflop("sql", query, "--store", store, *args, cwd=tmp_path)
     assert json.loads(done.stdout) == {"n": 1}
 

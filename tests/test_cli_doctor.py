@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from dflop.store.ingest import ingest
-from tests.doctor.test_profile_store import overwrite, write
+from tests.doctor.test_profile_store import overwrite
 from tests.jobs.configs import make_dataset, write_config
+from tests.store.asking import fill
+from tests.store.conftest import Make
 from tests.test_cli import dflop
 
 
@@ -17,8 +18,7 @@ from tests.test_cli import dflop
 def folder(tmp_path: Path) -> Path:
     make_dataset(tmp_path)
     write_config(tmp_path)
-    write(tmp_path / "store")
-    ingest(tmp_path / "store")
+    fill(tmp_path / "store", Make.run())
     return tmp_path
 
 

@@ -12,9 +12,9 @@ import pytest
 from dflop.store import live, settings
 from dflop.store.ingest import freshen, ingest
 from dflop.store.snapshot import read_current
-from dflop.store.spool import SpoolWriter
 from tests.builders import make_decision
 from tests.jobs.configs import write_config
+from tests.store.asking import write
 from tests.story import story
 from tests.test_cli import dflop
 
@@ -22,17 +22,10 @@ RUN = "demo-1"
 KINDS = ["run", "plan", "job", "correction", "correction", "rescale", "scheduler_late", "slow_rank", "drift_shapes"]
 
 
-def spool(store: Path, *records: object, producer: str = "p") -> None:
-    with SpoolWriter(store, RUN, producer) as writer:
-        for record in records:
-            writer.append(record)
-
-
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
-    root = tmp_path / "store"
-    spool(root, *story(RUN))
-    return root
+    write(tmp_path / "store", *story(RUN), run_id=RUN)
+    return tmp_path / "store"
 
 
 @pytest.fixture
@@ -50,7 +43,7 @@ def test_a_run_directory_finds_its_store_and_brings_its_rows_in(store: Path, run
     assert "vision tp1 pp1 dp1 | llm tp1 pp1 dp3, 4 microbatches: 1.5 s a step" in done.stdout
     assert done.stdout.index("slow rank") < done.stdout.index("drift shapes") < done.stdout.index("0:01:13")
     assert "No events" not in done.stdout
-    spool(store, make_decision("rescale", "done", run_id=RUN, detail="x1.30", observed_at_s=1200.0))
+    write(store, make_decision("rescale", "done", run_id=RUN, detail="x1.30", observed_at_s=1200.0), run_id=RUN)
     assert "x1.30" in dflop("history", run_dir, cwd=store.parent).stdout
 
 
@@ -65,12 +58,13 @@ def test_programs_get_json_and_csv_and_prefect_markdown(store: Path) -> None:
     assert [row["elapsed_s"] for row in rows] == [str(row["elapsed_s"]) for row in found]
     shown = dflop(*given, "--format", "markdown", cwd=store.parent).stdout
     assert shown.startswith("## History\n")
+    assert "| 0:00:40 | 20 | slow rank | noticed | rank 2: 30 % slower than its peers on host1 |" in shown
     assert len([line for line in shown.splitlines() if line.startswith("| 0:")]) == len(found)
 
 
 def test_a_store_that_somebody_is_at_is_left_alone(store: Path) -> None:
     ingest(store)
-    spool(store, make_decision("reprofile", "done", run_id=RUN, observed_at_s=1200.0), producer="q")
+    write(store, make_decision("reprofile", "done", observed_at_s=1200.0), run_id=RUN, producer="q")
     with live.hold(store):
         assert freshen(store, RUN) == 1
         assert freshen(store, "another") == 0
@@ -86,7 +80,7 @@ def test_a_store_that_somebody_is_at_is_left_alone(store: Path) -> None:
 
 def test_no_node_builds_a_live_database_to_tell_a_history(store: Path) -> None:
     ingest(store)
+    write(store, make_decision("rescale", "done", observed_at_s=1200.0), run_id=RUN, producer="q")
     settings.init(store, live=store.parent / "elsewhere")
-    spool(store, make_decision("rescale", "done", run_id=RUN, observed_at_s=1200.0), producer="q")
     assert freshen(store, RUN) == 1
     assert not (store.parent / "elsewhere").exists()

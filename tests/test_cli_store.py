@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -15,19 +16,19 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from dflop.records import RunRecord
 from dflop.store.ingest import ingest
 from dflop.store.snapshot import read_current
-from dflop.store.spool import SpoolWriter, list_files
+from dflop.store.spool import list_files
 from tests.forked import Program, run_module
 from tests.launch.helpers import until
+from tests.store import asking
+from tests.store.conftest import Make
 from tests.test_cli import assert_refused, dflop, python_path
 
 
 def write(root: Path, *names: str) -> None:
     for i, name in enumerate(names):
-        with SpoolWriter(root, "demo-1", "flow") as spool:
-            spool.append(RunRecord("demo-1", name, "key", "done", "cpu", "torch", "abc", "/runs/demo-1", 1000.0 + i))
+        asking.write(root, dataclasses.replace(Make.run("done", 1000.0 + i), name=name))
 
 
 @pytest.fixture
@@ -61,7 +62,7 @@ def test_a_store_is_set_up_and_kept(tmp_path: Path) -> None:
 
 
 def test_verify_fails_with_exit_code_1_and_names_the_file(store: Path) -> None:
-    next((store / "spool/run_record/demo-1").iterdir()).unlink()
+    next((store / "spool/run_record/run").iterdir()).unlink()
     code, out, err = run(store, "verify")
     assert code == 1
     assert "is in the database, but neither in the spool nor in the archive" in out
@@ -88,7 +89,7 @@ def test_compact_and_gc_say_what_they_would_do_before_they_do_it(store: Path) ->
     assert re.fullmatch(r"3 files of 1 runs became 1, [\d.]+ KiB became [\d.]+ KiB", said)
     assert list(list_files(store)) == []
     assert run(store, "verify")[1] == "ok"
-    old = store / "spool/run_record/demo-1/.tmp-host-1-x"
+    old = store / "spool/run_record/run/.tmp-host-1-x"
     old.write_bytes(b"half")
     os.utime(old, (1.0, 1.0))
     assert run(store, "gc", "--dry-run")[1].startswith("1 files, ")

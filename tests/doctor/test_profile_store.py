@@ -12,23 +12,14 @@ import pytest
 
 from dflop.doctor.finding import FAIL, OK, SKIP, Finding
 from dflop.doctor.profile_store import profile_store
-from dflop.records import RunRecord
 from dflop.store import live
-from dflop.store.ingest import ingest
-from dflop.store.spool import SpoolWriter
-
-
-def write(root: Path) -> None:
-    with SpoolWriter(root, "demo-1", "flow") as spool:
-        spool.append(RunRecord("demo-1", "a", "key", "done", "cpu", "torch", "abc", "/runs/demo-1", 1000.0))
+from tests.store.asking import fill
+from tests.store.conftest import Make
 
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("sound") / "store"
-    write(root)
-    ingest(root)
-    return root
+    return fill(tmp_path_factory.mktemp("sound") / "store", Make.run())
 
 
 @pytest.fixture

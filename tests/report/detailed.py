@@ -182,7 +182,7 @@ def detailed(plan: Plan = SPLIT, *, num_steps: int = 24, num_batches: int = 4, r
         history=(
             HistoryEntry(0.0, None, None, "run", "demo", "running", None, None, "dflop abc", NOON),
             HistoryEntry(75.0, 9, 1, "slow_rank", "rank 2", "noticed", None, None, "30 % slower on <b>host1</b>", NOON),
-            HistoryEntry(80.0, 12, 1, "plan", "plan-0", "chosen", None, None, "another layout", NOON),
+            HistoryEntry(3725.4, 12, 1, "plan", "plan-0", "chosen", None, None, "another layout", NOON),
         ),
         facts=(("model", "tiny"), ("dataset", "/data/<script>.jsonl")),
         compare_plans=tuple(plans),

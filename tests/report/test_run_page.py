@@ -76,7 +76,7 @@ def test_hostile_shapes_decisions_and_configurations_are_text(full: str, run: Ru
         "1.30x", "cfgkey", "2x core", "torch 2", "abc123", "store snapshot", 'dflop sql "select * from v_run_summary"',
         "model FLOPs utilisation", "fastest of 38 layouts", "vision tp1 measured", "4 more",
         "Error by size of the microbatch", "Slow ranks", "512.0 MiB", "tensors, measured",
-        "hours of processes", "read by train", "snapshot 3, revision rev",
+        "hours of processes", "read by train", "snapshot 3, revision rev", "1:02:05",
     )  # fmt: skip
     assert [text for text in (*hostile, *sections) if text not in page.text] == []
     assert {section.id for section in run_page(run).sections} <= set(page.ids)

@@ -17,12 +17,11 @@ from dflop.errors import ConfigError, DataError
 from dflop.records import LLM, Correction, ProfileRecord, to_dict
 from dflop.sampler.costs_of_media import media_costs
 from dflop.sampler.costs_of_samples import SampleCosts, sample_costs, sample_costs_from_store, sample_costs_from_tables
-from dflop.store.ingest import ingest
-from dflop.store.spool import SpoolWriter
 from tests.builders import make_corrections, make_sample, make_table, random_batch
 from tests.data.containers import jsonl_of
 from tests.data.helpers import chat
 from tests.models.tiny_families import CASES
+from tests.store.asking import fill
 
 TABLES = [make_table(LLM, per_token_s=3e-5), make_table("vision"), make_table("audio")]
 KEYS = {"data": "data", TABLES[0].profile_key: "model"}
@@ -81,13 +80,6 @@ def test_a_file_that_holds_no_tables_is_refused(tmp_path):
         sample_costs_from_tables(tmp_path / "plan.json", random_batch(2))
 
 
-def store(folder, process, *records):
-    with SpoolWriter(folder, "run", process) as spool:
-        for record in records:
-            spool.append(record)
-    ingest(folder)
-
-
 def seconds_of(module, tables, shapes, **how):
     """What one module takes of every sample: the others take nothing."""
     free = {"fixed_s": 0.0, "per_token_s": 0.0, "per_sq_token_s": 0.0, "edge_per_token_s": 0.0}
@@ -97,10 +89,10 @@ def seconds_of(module, tables, shapes, **how):
 
 def test_a_store_gives_the_same_costs_and_the_corrections_in_force(tmp_path):
     shapes = random_batch(20, seed=3)
-    store(tmp_path, "p", *shapes[::-1], *TABLES, *PROFILES)
+    fill(tmp_path, *shapes[::-1], *TABLES, *PROFILES)
     plain, by_tables = sample_costs_from_store(tmp_path), sample_costs_from_tables(TABLES, shapes)
     assert plain.key == by_tables.key
-    store(tmp_path, "q", Correction("run", 3, LLM, TABLES[0].table_id, 2.0, 0.1, 8, time.time()))
+    fill(tmp_path, Correction("run", 3, LLM, TABLES[0].table_id, 2.0, 0.1, 8, time.time()), producer="q")
     corrected = sample_costs_from_store(tmp_path, data_profile="da", model_profile=TABLES[0].profile_key)
     assert corrected.seconds == pytest.approx(plain.seconds + seconds_of(LLM, TABLES, shapes))
     with pytest.raises(DataError, match="no data profile"):
@@ -116,7 +108,7 @@ def test_corrections_by_size_count_sample_by_sample_in_the_state_a_module_is_in(
         *make_corrections("vision", (2.0, 9.0), (100,), table_id=frozen.table_id),
         *make_corrections("vision", (5.0, 5.0), (100,), table_id=trained.table_id, is_in_force=False, level=4.0),
     ]
-    store(tmp_path, "p", *shapes, *tables, *PROFILES, *rows)
+    fill(tmp_path, *shapes, *tables, *PROFILES, *rows)
     for way, times in ((("vision",), 2.0), ((), 4.0)):
         found = sample_costs_from_store(tmp_path, frozen=way).seconds
         llm_s, vision_s = (seconds_of(module, tables, shapes, frozen=way) for module in (LLM, "vision"))

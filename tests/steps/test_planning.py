@@ -27,13 +27,12 @@ from dflop.run.plan_scope import PlanBasis, basis_of, planned_steps, scenario_ba
 from dflop.steps.planning import plan_run
 from dflop.steps.reporting import plan_page
 from dflop.store.console import query
-from dflop.store.ingest import ingest
-from dflop.store.spool import SpoolWriter
 from dflop.train.stages import make_stages
 from tests.builders import make_cluster, make_corrections, make_sample
 from tests.jobs.configs import make_config
 from tests.jobs.training import fresh, set_config
 from tests.models.tiny_families import CASES, Case
+from tests.store.asking import fill
 
 NUM_PROCESSES, NUM_MICROBATCHES, BATCH_SIZE = 8, 2, 16
 UNLIKE = ("Qwen3-VL", "Qwen2-Audio", "InternVL with InternViT-6B")
@@ -151,10 +150,7 @@ def test_a_plan_is_made_with_what_earlier_runs_learnt_and_says_so(planned, tmp_p
     rows = make_corrections(
         "llm", (1.5, 3.0), (middle,), run_id="earlier", table_id="llm-tp1", observed_at_s=time.time()
     )
-    with SpoolWriter(config.store, "earlier", "by-hand") as spool:
-        for row in rows:
-            spool.append(row)
-    ingest(config.store)
+    fill(config.store, *rows, run_id="earlier")
     corrected = plan_run(run, config, "model", lambda line: None)[0]
     assert corrected.predicted_step_s > 1.4 * plain.predicted_step_s
     assert "Costs include corrections from earlier steps: `llm` " in corrected.reason
@@ -194,9 +190,7 @@ def test_a_run_plans_for_the_largest_sample_of_its_data_and_names_one_that_nothi
     config = run.config()
     huge = dataclasses.replace(make_sample(5000, 10**7), profile_key=run.profile_key(), sample_id="a whole book")
     assert "Not every sample fits" not in plan_run(run, config, "model", lambda line: None)[0].reason
-    with SpoolWriter(config.store, "later", "by-hand") as spool:
-        spool.append(huge)
-    ingest(config.store)
+    fill(config.store, huge, run_id="later")
     lines = list[str]()
     plan = plan_run(run, config, "model", lines.append)[0]
     assert "Not every sample fits: sample `a whole book` with 10M tokens in `llm`, where a microbatch" in plan.reason

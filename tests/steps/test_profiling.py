@@ -16,11 +16,11 @@ from dflop.run.directory import RunDir
 from dflop.steps import planning, profiling
 from dflop.steps.follow import Listener
 from dflop.store.reader import Reader
-from dflop.store.spool import SpoolWriter
 from tests.builders import make_probe, make_specs, make_table, random_batch
 from tests.jobs.configs import make_config
 from tests.jobs.made import run_of
 from tests.jobs.played import PlayedLauncher
+from tests.store.asking import write
 
 ENOUGH, ONE_SIZE, TOO_LARGE = "enough", "one size", "too large"
 Rows = Callable[[str], str]
@@ -47,10 +47,8 @@ class Prober(PlayedLauncher):
         tp, *which = spec.args[3:]
         self.jobs.append((tp, *which[:1], *(["other groups"] if which[1:] not in ([], ["0"]) else [])))
         of = spec.args[4:5] or [s.module for s in planning.used_modules(planning.bound_family(None), self.run.shapes())]
-        with SpoolWriter(self.run.config().store, self.run.run_id, spec.name) as spool:
-            for module in of:
-                for row in rows_of(module, self.rows(module)):
-                    spool.append(row)
+        rows = (row for module in of for row in rows_of(module, self.rows(module)))
+        write(self.run.config().store, *rows, run_id=self.run.run_id, producer=spec.name)
         return super().submit(spec)
 
 
@@ -114,7 +112,6 @@ def test_a_module_that_earlier_data_had_nothing_for_is_probed_when_data_has(begi
 def test_tables_without_their_probes_are_good_enough(begin):
     run = begin("first-1")
     table = with_table_id(dataclasses.replace(make_table("llm"), profile_key="key"))
-    with SpoolWriter(run.config().store, run.run_id, "fit") as spool:
-        spool.append(table)
-        spool.append(ProfileRecord("key", "model", run.run_id, "{}", 8, 0, 1.0, 1.0))
+    record = ProfileRecord("key", "model", run.run_id, "{}", 8, 0, 1.0, 1.0)
+    write(run.config().store, table, record, run_id=run.run_id)
     assert profile(run, lambda module: ENOUGH)[0] == []

@@ -21,9 +21,9 @@ from dflop.steps.progress import progress_of, restart_cost_s
 from dflop.steps.replanning import advise_now, apply, consider
 from dflop.store.ingest import ingest
 from dflop.store.reader import Reader
-from dflop.store.spool import SpoolWriter
 from tests.builders import make_decision
 from tests.jobs.training import fresh, set_config
+from tests.store.asking import fill
 
 NUM_STEPS, NUM_SEEN = 400, 30
 STEP_S = 2.0
@@ -43,17 +43,13 @@ def trained(planned, tmp_path_factory) -> RunDir:
         "plan.top=2",
         "plan.num_scenarios=1",
     )
-    with SpoolWriter(run.config().store, run.run_id, "by-hand") as spool:
-        spool.append(job(run, "job-1", "queued", STARTED_S))
-        spool.append(job(run, "job-1", "running", STARTED_S + 30))
-        for step in range(NUM_SEEN):
-            for rank, module in enumerate(("vision", LLM)):
-                spool.append(observation(run, step, rank, module))
-        for rank, duration_s in enumerate((CHECKPOINT_S, 0.5)):
-            spool.append(
-                RankSpan(run.run_id, 1, 20, rank, LLM, 0, 0, 0, "checkpoint", -1, 0.0, duration_s, 0)
-            )  # fmt: skip
-    ingest(run.config().store)
+    write(
+        run,
+        *(job(run, "job-1", state, STARTED_S + at_s) for state, at_s in (("queued", 0), ("running", 30))),
+        *(observation(run, step, rank, m) for step in range(NUM_SEEN) for rank, m in enumerate(("vision", LLM))),
+        *(RankSpan(run.run_id, 1, 20, rank, LLM, 0, 0, 0, "checkpoint", -1, 0.0, s, 0)
+          for rank, s in enumerate((CHECKPOINT_S, 0.5))),
+    )  # fmt: skip
     return run
 
 
@@ -85,10 +81,7 @@ def store_of(run: RunDir) -> Path:
 
 
 def write(run: RunDir, *rows: object) -> None:
-    with SpoolWriter(store_of(run), run.run_id, "by-hand-too") as spool:
-        for row in rows:
-            spool.append(row)
-    ingest(store_of(run))
+    fill(store_of(run), *rows, run_id=run.run_id, producer="by-hand")
 
 
 def rules(run: RunDir, **changes: object) -> Config:

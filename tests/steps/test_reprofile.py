@@ -20,9 +20,9 @@ from dflop.steps.replanning import consider
 from dflop.steps.reprofile import doubtful, settle
 from dflop.store.ingest import ingest
 from dflop.store.reader import Reader
-from dflop.store.spool import SpoolWriter
 from tests.builders import make_decision, make_probe, make_sample, make_specs, make_table
 from tests.jobs.training import fresh, set_config
+from tests.store.asking import fill, write
 
 TABLE = make_table(LLM, source="measured", per_sq_token_s=0.0)
 LONG = Doubt(LLM, 1, False, False, ((600, ALL_TOKENS),), 1.8)
@@ -116,11 +116,9 @@ def run(planned, tmp_path) -> RunDir:
 
 def doubt_from(run: RunDir, num_tokens: int) -> None:
     """Steps have shown that samples take longer from so many tokens on."""
-    with SpoolWriter(run.config().store, run.run_id, "by-hand") as spool:
-        spool.append(dataclasses.replace(drift(), run_id=run.run_id))
-        for row in (correction(1.0, 0, num_tokens), correction(1.8, num_tokens, ALL_TOKENS)):
-            spool.append(dataclasses.replace(row, run_id=run.run_id, table_id=f"{LLM}-tp1"))
-    ingest(run.config().store)
+    rows = (correction(1.0, 0, num_tokens), correction(1.8, num_tokens, ALL_TOKENS))
+    seen = (dataclasses.replace(row, run_id=run.run_id, table_id=f"{LLM}-tp1") for row in rows)
+    fill(run.config().store, dataclasses.replace(drift(), run_id=run.run_id), *seen, run_id=run.run_id)
 
 
 def replan_as(run: RunDir, **changes: object) -> Config:
@@ -140,9 +138,7 @@ def test_a_job_times_what_is_doubtful_and_settles_it_once(run):
         for t in run.cost_tables()
     ]  # fmt: skip
     run.write_plan(run.plan(), tables)
-    with SpoolWriter(config.store, run.run_id, "tables") as spool:
-        for table in tables:
-            spool.append(table)
+    write(config.store, *tables, run_id=run.run_id, producer="tables")
     lengths = sorted(s.num_llm_tokens for s in run.shapes())
     middle = lengths[len(lengths) // 2]
     doubt_from(run, middle)

@@ -19,12 +19,12 @@ from dflop.steps import planning
 from dflop.steps.planning import bound_family
 from dflop.store.ingest import ingest
 from dflop.store.reader import Reader
-from dflop.store.spool import SpoolWriter
 from dflop.train.blocks import read_index
 from dflop.train.checkpoint_state import OPTIMIZER, read_model
 from dflop.train.manifest import name_of, read_latest
 from tests.builders import make_table
 from tests.jobs.training import TABLES, fresh, give_plan, log_of, losses_of, run_ranks, set_config, train
+from tests.store.asking import fill
 from tests.train.parity import is_frozen
 from tests.train.synthetic import make_inline_plan, make_plan
 
@@ -136,10 +136,7 @@ def test_every_stage_is_planned_with_the_costs_and_the_memory_of_what_it_trains(
         ),
         LLM: make_table(LLM, table_id="llm-frozen", is_frozen=True, backward_s=TABLES[LLM, 1, False].forward_s),
     }
-    with SpoolWriter(config.store, run.run_id, "more") as spool:
-        for table in frozen.values():
-            spool.append(table)
-    ingest(config.store)
+    fill(config.store, *frozen.values(), run_id=run.run_id, producer="more")
     found = {}
     for first in (0, FIRST_STEPS, 0):
         best = planning.plan_run(run, config, "model", lambda _: None, from_step=first)[0]
