@@ -29,7 +29,7 @@ from dflop.records import (
     Plan,
     RankFactor,
     SampleShape,
-)
+)  # fmt: skip
 
 KINDS = {"vision": "image", "audio": "audio"}
 
@@ -40,20 +40,11 @@ def make_sample(
     """Sample with `media` = (module, tokens) per item; an item hands a quarter of its tokens to the LLM."""
     items = tuple(
         MediaItem(
-            kind=KINDS.get(module, "image"),
-            path=f"{index}-{i}",
-            width_px=1,
-            height_px=1,
-            num_frames=1,
-            duration_s=0.0,
-            module=module,
-            grid=(1, 1, tokens),
-            num_tokens=tokens,
-            sum_sq_tokens=tokens**2,
-            num_rows=max(1, tokens // 4),
+            KINDS.get(module, "image"), f"{index}-{i}", 1, 1, 1, 0.0, module, (1, 1, tokens),
+            num_tokens=tokens, sum_sq_tokens=tokens**2, num_rows=max(1, tokens // 4),
         )
         for i, (module, tokens) in enumerate(media)
-    )
+    )  # fmt: skip
     rows = sum(item.num_rows for item in items)
     return SampleShape(
         "data", index, f"s{index}", num_text_tokens, num_supervised_tokens, num_text_tokens + rows, items
@@ -91,47 +82,20 @@ def curves(max_knots: int = 4) -> st.SearchStrategy[CostTerms]:
 
 
 def make_table(
-    module: str,
-    *,
-    tp: int = 1,
-    fixed_s: float = 1e-3,
-    per_token_s: float = 1e-5,
-    per_sq_token_s: float = 1e-9,
-    edge_per_token_s: float = 1e-5,
-    activation_bytes_per_token: float = 1e4,
-    **changes: Any,
-) -> CostTable:
+    module: str, *, tp: int = 1, fixed_s: float = 1e-3, per_token_s: float = 1e-5, per_sq_token_s: float = 1e-9,
+    edge_per_token_s: float = 1e-5, activation_bytes_per_token: float = 1e4, **changes: Any,
+) -> CostTable:  # fmt: skip
     """Table whose backward costs twice its forward; `changes` replace fields of it."""
-
-    def terms(factor: float) -> CostTerms:
-        return CostTerms(
-            factor * fixed_s,
-            factor * per_token_s,
-            factor * per_sq_token_s,
-            factor * fixed_s,
-            factor * edge_per_token_s,
-            0.0,
-        )
-
-    table = CostTable(
-        table_id=f"{module}-tp{tp}",
-        profile_key="model",
-        module=module,
-        hardware="test",
-        software="test",
-        dtype="float32",
-        tp=tp,
-        source="analytic",
-        num_layers=4,
-        forward_s=terms(1.0),
-        backward_s=terms(2.0),
-        activation_bytes=CostTerms(0.0, activation_bytes_per_token, 0.0, 0.0, activation_bytes_per_token, 0.0),
-        layer_param_bytes=4_000_000,
-        edge_param_bytes=8_000_000,
-        num_measurements=12,
-        median_error_frac=0.01,
-        p95_error_frac=0.03,
+    forward, backward = (
+        CostTerms(*(factor * s for s in (fixed_s, per_token_s, per_sq_token_s, fixed_s, edge_per_token_s)), 0.0)
+        for factor in (1.0, 2.0)
     )
+    kept = CostTerms(0.0, activation_bytes_per_token, 0.0, 0.0, activation_bytes_per_token, 0.0)
+    table = CostTable(
+        f"{module}-tp{tp}", "model", module, "test", "test", "float32", tp, "analytic", 4, forward, backward, kept,
+        layer_param_bytes=4_000_000, edge_param_bytes=8_000_000, num_measurements=12, median_error_frac=0.01,
+        p95_error_frac=0.03,
+    )  # fmt: skip
     return dataclasses.replace(table, **changes)
 
 
@@ -148,27 +112,12 @@ def make_probe(
     key, load = {"tp": truth.tp, "recompute": truth.recompute}, (truth.module, items, tokens, sum_sq)
     forward_s, backward_s = model.module_seconds(*load, num_layers=num_layers, edge=True, **key)
     return Measurement(
-        profile_key=truth.profile_key,
-        module=truth.module,
-        hardware=truth.hardware,
-        software="sw",
-        dtype=truth.dtype,
-        tp=truth.tp,
-        num_layers=num_layers,
-        group="random",
-        num_items=items,
-        num_tokens=tokens,
-        sum_sq_tokens=sum_sq,
-        forward_s=float(forward_s) * noise,
-        backward_s=float(backward_s) * noise,
-        forward_spread_s=0.0,
-        backward_spread_s=0.0,
-        num_repeats=3,
+        truth.profile_key, truth.module, truth.hardware, "sw", truth.dtype, truth.tp, num_layers, "random",
+        items, tokens, sum_sq, float(forward_s) * noise, float(backward_s) * noise, 0.0, 0.0, num_repeats=3,
         param_bytes=model.param_bytes(truth.module, num_layers, edge=True, **key),
         activation_bytes=int(model.activation_bytes(*load, num_layers=num_layers, edge=True, **key)),
-        is_frozen=truth.is_frozen,
-        recompute=truth.recompute,
-    )
+        is_frozen=truth.is_frozen, recompute=truth.recompute,
+    )  # fmt: skip
 
 
 def make_corrections(
@@ -180,16 +129,7 @@ def make_corrections(
     """
     mean = sum(factors) / len(factors)
     base = Correction(
-        run_id="run",
-        effective_step=1,
-        module=module,
-        table_id=f"{module}-tp1",
-        factor=1.0,
-        residual_frac=0.1,
-        num_observations=8,
-        observed_at_s=1000.0,
-        sd_frac=0.02,
-        level=mean if level is None else level,
+        "run", 1, module, f"{module}-tp1", 1.0, 0.1, 8, 1000.0, sd_frac=0.02, level=mean if level is None else level
     )
     bounds = zip((0, *edges), (*edges, ALL_TOKENS), factors, strict=True)
     return [
@@ -200,43 +140,18 @@ def make_corrections(
 
 def make_rank_factor(rank: int, factor: float, **changes: Any) -> RankFactor:
     """Factor of a rank of the LLM's first stage that holds data-parallel rank `rank`, in force."""
-    base = RankFactor(
-        "run",
-        0,
-        1,
-        rank,
-        LLM,
-        0,
-        rank,
-        f"host{rank // 2}",
-        factor,
-        sd_frac=0.01,
-        is_in_force=True,
-        observed_at_s=1000.0,
-    )
+    seat = ("run", 0, 1, rank, LLM, 0, rank, f"host{rank // 2}")
+    base = RankFactor(*seat, factor, sd_frac=0.01, is_in_force=True, observed_at_s=1000.0)
     return dataclasses.replace(base, **changes)
 
 
 def make_decision(kind: str, verdict: str, subject: str = LLM, *, step: int = 10, **changes: Any) -> Decision:
     """A decision with nothing reckoned; `changes` replace fields of it."""
-    nan = float("nan")
+    seconds = (float("nan"),) * 4
     base = Decision(
-        run_id="run",
-        attempt=0,
-        step=step,
-        kind=kind,
-        subject=subject,
-        verdict=verdict,
-        measured=nan,
-        expected=nan,
-        gain_s=nan,
-        cost_s=nan,
-        num_steps_left=0,
-        plan_id="plan0",
-        new_plan_id="",
-        detail=f"{subject}: {kind}",
-        observed_at_s=1000.0 + step,
-    )
+        "run", 0, step, kind, subject, verdict, *seconds, num_steps_left=0, plan_id="plan0", new_plan_id="",
+        detail=f"{subject}: {kind}", observed_at_s=1000.0 + step,
+    )  # fmt: skip
     return dataclasses.replace(base, **changes)
 
 
@@ -259,23 +174,13 @@ def make_specs(*encoders: str, num_layers: int = 4, max_pp: int = 4) -> tuple[Mo
     """Specs of `encoders` (pp 1 only) and the LLM."""
     return tuple(
         ModuleSpec(
-            module=module,
-            num_layers=num_layers,
-            hidden_size=64,
-            num_heads=4,
-            num_kv_heads=4,
-            head_dim=16,
-            mlp_width=256,
-            num_norm_values=512,
-            num_layer_params=1_000_000,
-            num_edge_params=2_000_000,
-            max_pp=max_pp if module == LLM else 1,
-            tp_choices=(1,),
-            vocab_size=15_625 if module == LLM else 0,
+            module, num_layers, hidden_size=64, num_heads=4, num_kv_heads=4, head_dim=16, mlp_width=256,
+            num_norm_values=512, num_layer_params=1_000_000, num_edge_params=2_000_000,
+            max_pp=max_pp if module == LLM else 1, tp_choices=(1,), vocab_size=15_625 if module == LLM else 0,
             num_entry_params=1_000_000,
         )
         for module in (*encoders, LLM)
-    )
+    )  # fmt: skip
 
 
 def make_cluster(num_processes: int = 4, *, num_cores: int = 2, memory_bytes: int = 2**34) -> ClusterSpec:
@@ -298,14 +203,9 @@ def make_plan(
 
 
 def make_inline_plan(
-    dp: int,
-    *,
-    pp: int = 1,
-    tp: int = 1,
-    modules: Sequence[str] = ("vision", LLM),
-    num_microbatches: int = 4,
+    dp: int, *, pp: int = 1, tp: int = 1, modules: Sequence[str] = ("vision", LLM), num_microbatches: int = 4,
     global_batch_size: int = 16,
-) -> Plan:
+) -> Plan:  # fmt: skip
     """Inline layout of `modules` (LLM last), 4 layers each, the chain cut evenly by count, the rest on the first."""
     chain = np.repeat(np.arange(len(modules)), 4)
     stages = np.array_split(chain, pp)
@@ -317,20 +217,7 @@ def make_inline_plan(
 
 
 def _plan(layout: str, modules: Sequence[ModulePlan], num_microbatches: int, global_batch_size: int) -> Plan:
+    seconds = (0.0,) * 5
     return Plan(
-        plan_id="plan",
-        run_id="run",
-        candidate_rank=0,
-        layout=layout,
-        modules=tuple(modules),
-        num_microbatches=num_microbatches,
-        global_batch_size=global_batch_size,
-        formula_step_s=0.0,
-        predicted_step_s=0.0,
-        baseline_step_s=0.0,
-        sync_s=0.0,
-        uniform_step_s=0.0,
-        table_ids=(),
-        snapshot_seq=0,
-        reason="",
+        "plan", "run", 0, layout, tuple(modules), num_microbatches, global_batch_size, *seconds, (), 0, reason=""
     )

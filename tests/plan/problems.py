@@ -13,19 +13,11 @@ from tests.builders import make_cluster, make_specs, make_table, random_batch
 
 
 def make_problem(
-    *encoders: str,
-    num_processes: int = 4,
-    num_nodes: int = 1,
-    memory_bytes: int = 2**34,
-    tps: tuple[int, ...] = (1,),
-    links: Sequence[LinkCost] = (),
-    optimizer_s_per_param: float = 0.0,
-    frozen: bool = False,
-    dtype: str = "bfloat16",
-    max_pp: int | None = None,
-    batches: Sequence[Sequence[SampleShape]] = (),
-    **space: object,
-) -> Problem:
+    *encoders: str, num_processes: int = 4, num_nodes: int = 1, memory_bytes: int = 2**34,
+    tps: tuple[int, ...] = (1,), links: Sequence[LinkCost] = (), optimizer_s_per_param: float = 0.0,
+    frozen: bool = False, dtype: str = "bfloat16", max_pp: int | None = None,
+    batches: Sequence[Sequence[SampleShape]] = (), **space: object,
+) -> Problem:  # fmt: skip
     """Modules of four layers, with and without recomputation, on `num_processes` processes of each node.
 
     Recomputing takes a third more time and keeps a tenth of a layer's activations. `space` are fields of `SearchSpace`.
@@ -40,29 +32,19 @@ def make_problem(
         for recompute in (False, True):
             kept = CostTerms(0.0, 1e3 if recompute else 1e4, 0.0, 0.0, 1e4, 0.0)
             table = make_table(
-                module,
-                dtype=dtype,
-                recompute=recompute,
-                is_frozen=is_frozen,
+                module, dtype=dtype, recompute=recompute, is_frozen=is_frozen, activation_bytes=kept,
                 optimizer_s_per_param=0.0 if is_frozen else optimizer_s_per_param,
-                activation_bytes=kept,
-            )
-            table = dataclasses.replace(table, table_id=f"{table.table_id}-{recompute}")
+                table_id=f"{module}-tp1-{recompute}",
+            )  # fmt: skip
             if recompute:
                 backward = dataclasses.replace(table.backward_s, layer_per_token=3e-5)
                 table = dataclasses.replace(table, backward_s=backward)
             tables.append(table)
     cluster = make_cluster(num_processes, memory_bytes=memory_bytes)
-    return Problem(
-        run_id="run",
-        specs=specs,
-        cluster=dataclasses.replace(cluster, num_nodes=num_nodes, num_cores_per_node=num_processes),
-        cost=CostModel(tables, specs=specs, links=links, extrapolate=True),
-        batches=tuple(batches) or tuple(random_batch(24, encoders=encoders, seed=seed) for seed in range(2)),
-        global_batch_size=24,
-        snapshot_seq=3,
-        space=SearchSpace(**space),  # type: ignore[arg-type]  # keywords of a test
-    )
+    cluster = dataclasses.replace(cluster, num_nodes=num_nodes, num_cores_per_node=num_processes)
+    cost = CostModel(tables, specs=specs, links=links, extrapolate=True)
+    drawn = tuple(batches) or tuple(random_batch(24, encoders=encoders, seed=seed) for seed in range(2))
+    return Problem("run", specs, cluster, cost, drawn, 24, snapshot_seq=3, space=SearchSpace(**space))
 
 
 def baseline_problem(*encoders: str, **changes: Any) -> Problem:
