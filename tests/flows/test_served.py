@@ -24,7 +24,7 @@ from dflop.run import lifecycle, stray_servers
 from dflop.run.directory import RunDir
 from dflop.run.status import jobs_of
 from tests.jobs.training import fresh, planned_run, profiled, set_config
-from tests.launch.helpers import is_gone, live, until
+from tests.launch.helpers import Background, is_gone, live, until
 from tests.test_cli import python_path
 from tests.test_cli_train import training
 
@@ -83,6 +83,12 @@ class Server:
                 time.sleep(3)
         raise AssertionError("the last answer is returned or raised")
 
+    def prefect(self, *args: str) -> None:
+        """A command of Prefect's, which succeeds."""
+        command = [sys.executable, "-m", "prefect", "--no-prompt", *args]
+        done = subprocess.run(command, cwd=ROOT, env=self.env, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
     def flow_run(self, run_id: str) -> dict[str, Any]:
         found: dict[str, Any] = self.call(f"/flow_runs/{run_id}")
         return found
@@ -119,33 +125,11 @@ def run(planned: RunDir, tmp_path: Path) -> RunDir:
     return fresh(planned, tmp_path)
 
 
-@contextlib.contextmanager
-def background(
-    server: Server, *command: str, log: Path, cwd: Path = ROOT, **env: str
-) -> Iterator[subprocess.Popen[bytes]]:
-    """A process beside the server, told to stop in the end."""
-    with log.open("w") as out:
-        process = subprocess.Popen(
-            [sys.executable, "-m", *command], cwd=cwd, env={**server.env, **env}, stdout=out, stderr=out,
-            start_new_session=True,
-        )  # fmt: skip
-    try:
-        yield process
-    finally:
-        if process.poll() is None:
-            process.terminate()
-            try:
-                process.wait(60)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-
-
 @pytest.fixture
 def served(server: Server, tmp_path: Path) -> Iterator[Path]:
     """Log of `dflop serve`, once the flows are there."""
     log = tmp_path / "serve.log"
-    with background(server, "dflop.cli", "serve", "--name", tmp_path.name, log=log):
+    with Background("dflop.cli", "serve", "--name", tmp_path.name, log=log, **server.env):
         until(lambda: has_deployment(server, f"dflop-report/{tmp_path.name}"), what="deployments", limit_s=180)
         yield log
 
@@ -206,14 +190,9 @@ def test_a_server_that_is_killed_and_comes_back_does_not_end_the_run(server, ser
 def test_deployments_of_prefect_yaml_run_in_a_process_worker(server, run, tmp_path):
     set_config(run, "train.num_steps=12")
 
-    def prefect(*args: str) -> None:
-        command = [sys.executable, "-m", "prefect", "--no-prompt", *args]
-        done = subprocess.run(command, cwd=ROOT, env=server.env, capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout + done.stderr
-
-    prefect("work-pool", "create", "dflop", "--type", "process")
-    prefect("deploy", "--all")
-    prefect("work-queue", "set-concurrency-limit", "runs", "1", "--pool", "dflop")
+    server.prefect("work-pool", "create", "dflop", "--type", "process")
+    server.prefect("deploy", "--all")
+    server.prefect("work-queue", "set-concurrency-limit", "runs", "1", "--pool", "dflop")
     found = server.call("/deployments/name/dflop-pipeline/team")
     assert found["parameters"] == {}, "a default path would leave the form for `config` without effect"
     assert found["work_queue_name"] == "runs"
@@ -222,7 +201,7 @@ def test_deployments_of_prefect_yaml_run_in_a_process_worker(server, run, tmp_pa
     assert (schedule["active"], schedule["parameters"]) == (False, {"config_path": "configs/demo.yaml"})
     assert "Config" in found["parameter_openapi_schema"]["definitions"]
     log = tmp_path / "worker.log"
-    with background(server, "prefect", "worker", "start", "--pool", "dflop", log=log):
+    with Background("prefect", "worker", "start", "--pool", "dflop", log=log, **server.env):
         first = server.begin("dflop-pipeline/team", run=str(run.path))
         training(run)
         second = server.begin("dflop-report/team", run=str(run.path))  # in no queue behind the run it is about

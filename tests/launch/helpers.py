@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import json
 import os
@@ -86,6 +87,16 @@ class Background:
     def kill(self) -> None:
         self.process.kill()
         self.process.wait(20)
+
+    def __enter__(self) -> Background:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Tells it to stop, and kills it where it does not."""
+        self.process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(60)
+        self.kill()
 
 
 def end(launcher: Launcher, handle: JobHandle) -> JobStatus:

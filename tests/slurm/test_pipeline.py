@@ -9,7 +9,6 @@ import contextlib
 import itertools
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -23,8 +22,8 @@ from dflop.records import JobRecord
 from dflop.run import lifecycle
 from dflop.run.directory import RunDir, open_run
 from dflop.store import console
-from tests.flows.test_served import Server, background, ended
-from tests.launch.helpers import REPO, until
+from tests.flows.test_served import Server, ended
+from tests.launch.helpers import REPO, Background, until
 from tests.slurm.faults import end_of, make_environment, write_config
 
 NEEDS_CLUSTER_ALONE = True  # one shard on each node
@@ -85,16 +84,13 @@ def pipelines(cluster: None, folder: Path, server: Server) -> Pipelines:
     )  # fmt: skip
     make_environment(folder, **{name: server.env[name] for name in ("PYTHONPATH", "PREFECT_HOME", "PREFECT_API_URL")})
     logs = {name: folder / f"{name}.log" for name in ("first", "inside", "worker")}
-    with background(server, "dflop.cli", "run", "run.yaml", log=logs["first"], cwd=folder) as first:
+    with Background("dflop.cli", "run", "run.yaml", log=logs["first"], cwd=folder, **server.env) as first:
         server.call("/work_pools/", "POST", name="dflop", type="process")
-        prefect(server, "deploy", "--all")
-        assert first.wait(600) == 0, logs["first"].read_text()
-    with background(server, "prefect", "worker", "start", "--pool", "dflop", log=logs["worker"]):
-        overrides = json.dumps(["name=worker"])
-        prefect(
-            server, "deployment", "run", "dflop-pipeline/team",
-            "--param", f"config_path={folder / 'run.yaml'}", "--param", f"overrides={overrides}",
-        )  # fmt: skip
+        server.prefect("deploy", "--all")
+        assert first.process.wait(600) == 0, first.output
+    with Background("prefect", "worker", "start", "--pool", "dflop", log=logs["worker"], **server.env):
+        given = (f"config_path={folder / 'run.yaml'}", f"overrides={json.dumps(['name=worker'])}")
+        server.prefect("deployment", "run", "dflop-pipeline/team", *(w for g in given for w in ("--param", g)))
         # The worker's run takes longest to begin; behind it the other one begins while it is at work, on any machine.
         until(lambda: [*(folder / "runs").glob("worker-*")], what="the worker's run to begin", limit_s=300)
         overrides = ("name=inside", "compare.num_batches=1", "compare.num_repeats=1")
@@ -112,12 +108,6 @@ def pipelines(cluster: None, folder: Path, server: Server) -> Pipelines:
         {name: log.read_text() for name, log in logs.items()},
         {name: states.get(run.run_id, "") for name, run in found.items()},
     )
-
-
-def prefect(server: Server, *args: str) -> None:
-    command = [sys.executable, "-m", "prefect", "--no-prompt", *args]
-    done = subprocess.run(command, cwd=REPO, env=server.env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def sbatch(folder: Path, log: Path, *args: str) -> str:

@@ -16,13 +16,8 @@ from dflop.store.console import query
 from dflop.views.run_results import load_summary, write_report
 
 
-@pytest.fixture
-def run(finished: RunDir) -> RunDir:
-    return finished
-
-
-def test_everything_that_a_page_shows_is_there(run: RunDir) -> None:
-    summary = load_summary(run)
+def test_everything_that_a_page_shows_is_there(finished: RunDir) -> None:
+    summary = load_summary(finished)
     assert summary.comparison is not None
     pair = summary.comparison.typical_pair()
     assert pair is not None
@@ -36,21 +31,21 @@ def test_everything_that_a_page_shows_is_there(run: RunDir) -> None:
     assert summary.history
 
 
-def test_the_report_is_written_with_all_of_it_that_can_be_read(run: RunDir, tmp_path: Path) -> None:
-    write_report(run)
-    text = run.report_file.read_text()
+def test_the_report_is_written_with_all_of_it_that_can_be_read(finished: RunDir, tmp_path: Path) -> None:
+    write_report(finished)
+    text = finished.report_file.read_text()
     assert "<title>0: vision pp0 dp0: forward of microbatch 0" in text
     assert "costs</dt><dd>vision tp1 analytic" in text
-    copy = RunDir(tmp_path / run.run_id)
-    shutil.copytree(run.path, copy.path)
+    copy = RunDir(tmp_path / finished.run_id)
+    shutil.copytree(finished.path, copy.path)
     (copy.path / "cost_tables.json").write_text("{")
     assert load_summary(copy).cost_sources == ()
 
 
-def test_the_card_the_verdict_the_page_and_sql_tell_one_speedup_with_one_interval(run: RunDir) -> None:
-    summary, store = write_report(run), run.config().store
+def test_the_card_the_verdict_the_page_and_sql_tell_one_speedup_with_one_interval(finished: RunDir) -> None:
+    summary, store = write_report(finished), finished.config().store
     card = {label: f"{value} ({remark})" for label, value, remark in key_numbers(summary)}
-    page = run.report_file.read_text()
+    page = finished.report_file.read_text()
     columns, found = query(store, "from v_run_summary")
     row = dict(zip(columns, found[0], strict=True))
     assert query(store, "select * exclude (run_id, baseline, num_batches) from v_speedup")[1] == [

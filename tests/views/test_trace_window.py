@@ -22,13 +22,8 @@ from tests.report.detailed import SPLIT
 NUM_STEPS = 6
 
 
-@pytest.fixture
-def run(finished: RunDir) -> RunDir:
-    return finished
-
-
-def rows(run: RunDir, sql: str, **params: Any) -> list[tuple]:
-    return console.query(run.config().store, sql, params or None)[1]
+def rows(finished: RunDir, sql: str, **params: Any) -> list[tuple]:
+    return console.query(finished.config().store, sql, params or None)[1]
 
 
 def events(path: Path) -> list[dict[str, Any]]:
@@ -47,11 +42,11 @@ def totals(found: list[dict[str, Any]], *names: str) -> dict[tuple[int, int, str
     return dict(total)
 
 
-def test_a_run_has_its_trace_beside_its_report_and_every_slice_is_a_row_of_the_store(run: RunDir) -> None:
-    made = write_trace(run)
-    assert made.path == run.path / "trace.json"
+def test_a_run_has_its_trace_beside_its_report_and_every_slice_is_a_row_of_the_store(finished: RunDir) -> None:
+    made = write_trace(finished)
+    assert made.path == finished.path / "trace.json"
     assert (made.first_step, made.last_step, made.num_steps, made.num_predicted) == (0, 5, NUM_STEPS, NUM_STEPS)
-    assert not [path for path in run.path.iterdir() if path.name.endswith(".tmp")]
+    assert not [path for path in finished.path.iterdir() if path.name.endswith(".tmp")]
     found = events(made.path)
     assert (len(found), made.path.stat().st_size) == (made.num_events, made.num_bytes)
     sql = (
@@ -59,7 +54,7 @@ def test_a_run_has_its_trace_beside_its_report_and_every_slice_is_a_row_of_the_s
         "from step_observation where run_id = $run_id"
     )
     wanted = {}
-    for rank, step, forward_s, backward_s in rows(run, sql, run_id=run.run_id):
+    for rank, step, forward_s, backward_s in rows(finished, sql, run_id=finished.run_id):
         wanted[rank, step, "forward"], wanted[rank, step, "backward"] = forward_s, backward_s
     assert totals(found, "forward", "backward") == pytest.approx(wanted, abs=1e-7)
     assert len(wanted) == 2 * NUM_STEPS * SPLIT.num_processes
@@ -69,7 +64,7 @@ def test_a_run_has_its_trace_beside_its_report_and_every_slice_is_a_row_of_the_s
         "select rank, step, name, sum(duration_s) from rank_span "
         "where run_id = $run_id and list_contains($names, name) group by all having sum(duration_s) > 1e-9"
     )
-    wanted = {row[:3]: row[3] for row in rows(run, sql, run_id=run.run_id, names=list(names))}
+    wanted = {row[:3]: row[3] for row in rows(finished, sql, run_id=finished.run_id, names=list(names))}
     told = totals(found, *names)
     traced = {key: seconds for key, seconds in told.items() if key[1] % TRACE_EVERY == 0}
     assert traced == pytest.approx(wanted, abs=1e-7)
@@ -78,7 +73,7 @@ def test_a_run_has_its_trace_beside_its_report_and_every_slice_is_a_row_of_the_s
 
     predicted = {e["args"]["step"]: e["args"]["pipeline_s"] for e in found if "pipeline_s" in e.get("args", {})}
     sql = "select distinct step, predicted_step_s from step_plan where run_id = $run_id"
-    assert predicted == pytest.approx(dict(rows(run, sql, run_id=run.run_id)))
+    assert predicted == pytest.approx(dict(rows(finished, sql, run_id=finished.run_id)))
 
 
 def test_a_window_names_steps_that_were_observed() -> None:
