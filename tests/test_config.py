@@ -209,14 +209,11 @@ def test_the_example_of_a_slurm_cluster_has_every_key(config_file):
         ("extra={output: /tmp/x}", "`output` is computed by dflop"),
         ("extra={no_requeue: ''}", "`no_requeue` is computed by dflop"),
         ("extra={--mem: 1G}", "`--mem` is no long option of sbatch; leave the dashes out"),
-        ('extra={reservation: "a\\nb"}', "one line"),
-        ('partition="a\\nb"', "one line"),
-        ("gpus=all", "'gpus-per-node', 'gres' or 'none'"),
-        ("container={image: ''}", "at least 1 character"),
-        ("container={image: x, runtime: docker}", "'apptainer' or 'pyxis'"),
-        ("signal_delay_s=0", "(got 0)"),
+        ('extra={reservation: "a\\nb"}', "one line"), ('partition="a\\nb"', "one line"),
+        ("gpus=all", "'gpus-per-node', 'gres' or 'none'"), ("container={image: ''}", "at least 1 character"),
+        ("container={image: x, runtime: docker}", "'apptainer' or 'pyxis'"), ("signal_delay_s=0", "(got 0)"),
     ],
-)
+)  # fmt: skip
 def test_what_would_bend_a_batch_script_is_refused(config_file, slurm, what):
     assert what in error_of(config_file, f"cluster.slurm.{slurm}").what
 

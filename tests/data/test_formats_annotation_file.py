@@ -75,17 +75,12 @@ def test_list_index_agrees_with_parsing(elements, indent, ascii, window):
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("{}", "got dict"),
-        ("{}\n{}\n", r"name it \.jsonl"),
-        ("", "got nothing"),
-        ('[{"a": 1}, {"b"', "byte 10"),
-        ('[{"a": 1},]', "not a JSON document"),
-        ('[{"a": 1}', "file ends within the list"),
-        ('[{"a": 1} {}]', "expected a comma, not '{'"),
-        ("[1] 2", "more data after the list"),
+        ("{}", "got dict"), ("{}\n{}\n", r"name it \.jsonl"), ("", "got nothing"), ('[{"a": 1}, {"b"', "byte 10"),
+        ('[{"a": 1},]', "not a JSON document"), ('[{"a": 1}', "file ends within the list"),
+        ('[{"a": 1} {}]', "expected a comma, not '{'"), ("[1] 2", "more data after the list"),
         ("[" * 100_000, "recursion"),
     ],
-)
+)  # fmt: skip
 @pytest.mark.parametrize("window", [3, 2**22])
 def test_broken_lists_say_where(tmp_path, monkeypatch, text, reason, window):
     monkeypatch.setattr(json_rows, "_WINDOW_BYTES", window)

@@ -76,15 +76,10 @@ def test_bytes_count_wherever_they_stand_and_path_is_a_name_only(tmp_path, media
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("thumbnail", b"x"),
-        ("depth", {"bytes": b"x", "path": None}),
-        ("image_2", "b.png"),
-        ("views", ["a.png", "b.png"]),
-        ("jpg", b"x"),
-        ("rejected", "worse"),
-        ("fps", 2.0),
+        ("thumbnail", b"x"), ("depth", {"bytes": b"x", "path": None}), ("image_2", "b.png"),
+        ("views", ["a.png", "b.png"]), ("jpg", b"x"), ("rejected", "worse"), ("fps", 2.0),
     ],
-)
+)  # fmt: skip
 def test_columns_that_hold_media_or_change_what_is_learnt_are_a_reason(tmp_path, name, value):
     path = table_of(tmp_path, messages=[talk("hi", "ok")] * 2, image=["a.png"] * 2, **{name: [value, None]}).path
     with pytest.raises(BadSample, match=f"`{name}`"):

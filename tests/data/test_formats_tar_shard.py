@@ -64,13 +64,10 @@ def test_metadata_of_a_crawl_is_not_a_conversation(tmp_path, members):
 @pytest.mark.parametrize(
     ("named", "order"),
     [
-        (["b.png", "a.jpg"], "BA"),
-        (["s/k.b.png", "s/k.a.jpg"], "BA"),
-        (["k.b.png"], "B"),
-        (["images/1.jpg", "images/2.jpg"], "AB"),
-        (None, "AB"),
+        (["b.png", "a.jpg"], "BA"), (["s/k.b.png", "s/k.a.jpg"], "BA"), (["k.b.png"], "B"),
+        (["images/1.jpg", "images/2.jpg"], "AB"), (None, "AB"),
     ],
-)
+)  # fmt: skip
 def test_files_a_row_names_are_found_among_its_members(tmp_path, named, order):
     row = chat("x", "y", images=named)
     shard = one_row(tmp_path, {"s/k.a.jpg": b"A", "s/k.json": as_json(row), "s/k.b.png": b"B"})

@@ -99,16 +99,10 @@ NO_XING = {"write_xing": "0"}
 @pytest.mark.parametrize(
     ("name", "codec", "options"),
     [
-        ("a.aac", "aac", {}),
-        ("a.mp3", "libmp3lame", {}),
-        ("a.mp3", "libmp3lame", NO_XING),
-        ("a.flac", "flac", {}),
-        ("a.wav", "pcm_s16le", {}),
-        ("a.mka", "libopus", {}),
-        ("a.mka", "aac", {}),
-        ("a.ts", "aac", {}),
+        ("a.aac", "aac", {}), ("a.mp3", "libmp3lame", {}), ("a.mp3", "libmp3lame", NO_XING), ("a.flac", "flac", {}),
+        ("a.wav", "pcm_s16le", {}), ("a.mka", "libopus", {}), ("a.mka", "aac", {}), ("a.ts", "aac", {}),
     ],
-)
+)  # fmt: skip
 def test_a_sound_lasts_as_long_as_decoding_says(tmp_path, name, codec, options):
     quality = 500 if codec == "libmp3lame" else 0
     path = write_sound(tmp_path / name, 5.0, codec, quiet_s=4.0, quality=quality, **options)

@@ -7,19 +7,11 @@ import pytest
 from dflop.launch.commands import client_environment, is_away, job_environment, run_command
 
 INSIDE_A_JOB = {
-    "HOME": "/home/a",
-    "PREFECT_API_AUTH_STRING": "admin:secret",
-    "SUBMITIT_EXECUTOR": "slurm",
-    "SLURM_CPUS_PER_TASK": "3",
-    "SLURM_TRES_PER_TASK": "cpu:7",
-    "SLURM_MEM_PER_NODE": "4096",
-    "SBATCH_EXPORT": "NONE",
-    "SBATCH_TIMELIMIT": "1",
-    "SRUN_CPUS_PER_TASK": "3",
-    "SLURM_CONF": "/etc/slurm/slurm.conf",
-    "SLURM_JWT": "token",
+    "HOME": "/home/a", "PREFECT_API_AUTH_STRING": "admin:secret", "SUBMITIT_EXECUTOR": "slurm",
+    "SLURM_CPUS_PER_TASK": "3", "SLURM_TRES_PER_TASK": "cpu:7", "SLURM_MEM_PER_NODE": "4096", "SBATCH_EXPORT": "NONE",
+    "SBATCH_TIMELIMIT": "1", "SRUN_CPUS_PER_TASK": "3", "SLURM_CONF": "/etc/slurm/slurm.conf", "SLURM_JWT": "token",
     "SLURM_CLUSTERS": "big",
-}
+}  # fmt: skip
 
 
 def test_a_job_submitted_from_a_job_gets_nothing_of_it_but_what_clients_need():

@@ -20,18 +20,10 @@ from dflop.launch.tail import LogTail
 from tests.launch.helpers import REPO, make_spec
 
 PLACE = {
-    "SUBMITIT_EXECUTOR": "slurm",
-    "SLURM_JOB_ID": "905",
-    "SLURM_ARRAY_JOB_ID": "7",
-    "SLURM_ARRAY_TASK_ID": "3",
-    "SLURM_PROCID": "1",
-    "SLURM_NTASKS": "2",
-    "SLURM_LOCALID": "1",
-    "SLURM_NODEID": "0",
-    "SLURM_STEP_TASKS_PER_NODE": "2",
-    "SLURM_STEP_NODELIST": "node1",
-    "MASTER_ADDR": "node1",
-}
+    "SUBMITIT_EXECUTOR": "slurm", "SLURM_JOB_ID": "905", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3",
+    "SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_LOCALID": "1", "SLURM_NODEID": "0",
+    "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_STEP_NODELIST": "node1", "MASTER_ADDR": "node1",
+}  # fmt: skip
 
 
 def run_task(folder: Path, entry: str, *args: str, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -83,26 +75,16 @@ def test_a_task_that_ends_itself_leaves_its_exit_code_only(tmp_path):
 
 # What srun --ntasks=3 set for the last task of a job on two nodes.
 LAST_OF_THREE = {
-    "SLURM_JOB_ID": "40",
-    "SLURM_STEP_TASKS_PER_NODE": "2,1",
-    "SLURM_NTASKS": "3",
-    "SLURM_PROCID": "2",
-    "SLURM_LOCALID": "0",
-    "SLURM_NODEID": "1",
-    "MASTER_ADDR": "node2-ib0",
-}
+    "SLURM_JOB_ID": "40", "SLURM_STEP_TASKS_PER_NODE": "2,1", "SLURM_NTASKS": "3", "SLURM_PROCID": "2",
+    "SLURM_LOCALID": "0", "SLURM_NODEID": "1", "MASTER_ADDR": "node2-ib0",
+}  # fmt: skip
 
 
 def test_slurms_words_become_torchs():
     expected = {
-        "RANK": "2",
-        "WORLD_SIZE": "3",
-        "LOCAL_RANK": "0",
-        "LOCAL_WORLD_SIZE": "1",
-        "NODE_RANK": "1",
-        "MASTER_ADDR": "node2-ib0",
-        "MASTER_PORT": "12040",
-    }
+        "RANK": "2", "WORLD_SIZE": "3", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "NODE_RANK": "1",
+        "MASTER_ADDR": "node2-ib0", "MASTER_PORT": "12040",
+    }  # fmt: skip
     assert srun_environment(LAST_OF_THREE) == expected
     chosen = {"MASTER_PORT": "29500"}
     assert srun_environment({**LAST_OF_THREE, **chosen}) == expected | chosen

@@ -222,12 +222,9 @@ def test_of_two_jobs_with_one_id_the_later_one_is_asked_for(slurm, watcher, job)
 @pytest.mark.parametrize(
     ("job_id", "jobs"),
     [
-        ("123", ("123",)),
-        ("123_[0-8:4]", ("123_0", "123_4", "123_8")),
-        ("123_[]", ("123",)),
-        ("het+1", ("het+1",)),
+        ("123", ("123",)), ("123_[0-8:4]", ("123_0", "123_4", "123_8")), ("123_[]", ("123",)), ("het+1", ("het+1",)),
     ],
-)
+)  # fmt: skip
 def test_elements_that_share_a_line_are_told_apart(job_id, jobs):
     assert expand(job_id) == jobs
 
@@ -298,11 +295,10 @@ def test_states_keep_slurms_word_where_ours_says_less(state, reason, expected):
         ("PartitionTimeLimit", "its time limit is above the partition's: lower cluster.slurm.time_limit_min"),
         ("BadConstraints", "no node has the requested resources"),
         ("QOSMaxGRESPerJob", "its account or QOS does not allow that much per job"),
-        ("launch failed requeued held", "its launch failed and it is held"),
-        ("Priority", ""),
+        ("launch failed requeued held", "its launch failed and it is held"), ("Priority", ""),
         ("QOSMaxJobsPerUserLimit", ""),
     ],
-)
+)  # fmt: skip
 def test_a_job_that_can_never_start_says_so_and_why(reason, why):
     (row,) = read_rows(f"0|7|PENDING|5|N/A||{reason}|x", NOON_S)
     assert row.status.reason.startswith(f"{reason}: it will never start, {why}" if why else reason)

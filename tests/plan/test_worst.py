@@ -49,12 +49,10 @@ def test_a_plan_holds_a_sample_that_no_batch_drew(layout, name):
 @pytest.mark.parametrize(
     ("layout", "name", "module", "num_tokens"),
     [
-        ("split", "text", LLM, "20k"),
-        ("inline", "text", LLM, "20k"),
-        ("split", "image", "vision", "20k"),
+        ("split", "text", LLM, "20k"), ("inline", "text", LLM, "20k"), ("split", "image", "vision", "20k"),
         ("inline", "many images", "vision", "21k"),
     ],
-)
+)  # fmt: skip
 def test_a_sample_that_nothing_holds_is_named_in_the_plan_and_its_limits(layout, name, module, num_tokens):
     problem = with_worst(150_000_000, HUGE[name], make_sample(903, 50), layouts=(layout,))
     plan, lines = planned(problem)

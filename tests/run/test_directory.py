@@ -70,12 +70,10 @@ def test_only_a_run_directory_is_opened(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "read"),
     [
-        ("plan.json", RunDir.plan),
-        ("cost_tables.json", RunDir.cost_tables),
-        ("shapes.parquet", RunDir.shapes),
+        ("plan.json", RunDir.plan), ("cost_tables.json", RunDir.cost_tables), ("shapes.parquet", RunDir.shapes),
         ("shapes.parquet", RunDir.profile_key),
     ],
-)
+)  # fmt: skip
 def test_a_missing_or_damaged_file_is_named_with_what_to_do(run, name, read):
     with pytest.raises(ConfigError, match="the run has no ") as caught:
         read(run)

@@ -116,27 +116,17 @@ def names(tmp_path) -> dict[str, Any]:
             return torch.optim.AdamW(self.parameters(), lr=1e-2)
 
     dataset, model = make_dataset(), make_model()
+    arguments = {"output_dir": str(tmp_path), "use_cpu": True, "num_train_epochs": 1, "report_to": [],
+                 "save_strategy": "no", "disable_tqdm": True}  # fmt: skip
+    options = {"accelerator": "cpu", "devices": 1, "max_epochs": 1, "logger": False, "enable_checkpointing": False,
+               "enable_progress_bar": False, "enable_model_summary": False}  # fmt: skip
     return {
-        "dataset": dataset,
-        "lengths": [len(s["input_ids"]) for s in dataset],
-        "num_supervised": [num_supervised(s) for s in dataset],
-        "collate": collate,
-        "fetch": lambda indices: collate([dataset[i] for i in indices]),
-        "model": model,
-        "optimizer": torch.optim.AdamW(model.parameters(), lr=1e-2),
-        "DataLoader": DataLoader,
-        "Trainer": Trainer,
-        "TrainingArguments": TrainingArguments,
-        "arguments": {
-            "output_dir": str(tmp_path), "use_cpu": True, "num_train_epochs": 1, "report_to": [], "save_strategy": "no",
-            "disable_tqdm": True,
-        },
-        "pl": pl,
-        "MyModule": MyModule,
-        "options": {
-            "accelerator": "cpu", "devices": 1, "max_epochs": 1, "logger": False, "enable_checkpointing": False,
-            "enable_progress_bar": False, "enable_model_summary": False,
-        },
+        "dataset": dataset, "lengths": [len(s["input_ids"]) for s in dataset],
+        "num_supervised": [num_supervised(s) for s in dataset], "collate": collate,
+        "fetch": lambda indices: collate([dataset[i] for i in indices]), "model": model,
+        "optimizer": torch.optim.AdamW(model.parameters(), lr=1e-2), "DataLoader": DataLoader, "Trainer": Trainer,
+        "TrainingArguments": TrainingArguments, "arguments": arguments, "pl": pl, "MyModule": MyModule,
+        "options": options,
     }  # fmt: skip
 
 

@@ -56,22 +56,17 @@ def linear_steps(draw: st.DrawFn, *, is_capped: bool = True) -> LinearStep:
     media = np.array([row(st.integers(0, 50)) for _ in range(max(len(encoder_pp), int(is_inline)))], dtype=np.int64)
     cap = draw(st.integers(int(tokens.max()), int(tokens.sum())))
     return LinearStep(
-        num_slots=num_slots,
-        num_ranks=num_ranks,
-        chain_s=chain_s,
+        num_slots=num_slots, num_ranks=num_ranks, chain_s=chain_s, tokens=tokens, window=window, cap_tokens=cap,
         chain_slowness=np.array(draw(st.lists(SLOWNESS, min_size=chain_s[:, :1].size * num_ranks,
             max_size=chain_s[:, :1].size * num_ranks))).reshape(-1, num_ranks),
         slot_s=np.array(slot_s, dtype=float).reshape(-1, num_samples),
         largest_s=np.array([[n and draw(EIGHTHS) * 2 for n in items] for items in num_items for _ in range(2)]).reshape(
             -1, num_samples
         ),
-        tokens=tokens,
         num_items=np.array(num_items, dtype=np.int64).reshape(-1, num_samples),
         pipe_pp=np.array([*encoder_pp, pp], dtype=np.int64),
         stage_parts=tuple(parts),
         num_after=np.array([*(pp + left for n in encoder_pp for left in reversed(range(n))), *reversed(range(pp))]),
-        cap_tokens=cap,
-        window=window,
         cap_in_flight_tokens=draw(st.integers(int(tokens.max()), window * cap)) if is_capped else window * cap,
         media_tokens=media.reshape(-1, num_samples),
         cap_media_tokens=np.array(
@@ -104,24 +99,12 @@ def llm_step(seconds, tokens, *, num_slots: int, num_ranks: int = 1, pp: int = 1
     seconds, tokens, total = np.array(seconds, dtype=float), np.array(tokens), int(np.sum(tokens))
     nothing, no_items = np.zeros((0, len(tokens))), np.zeros((0, len(tokens)), dtype=np.int64)
     return LinearStep(
-        num_slots=num_slots,
-        num_ranks=num_ranks,
-        chain_s=seconds[None],
-        chain_slowness=np.ones((1, num_ranks)),
-        slot_s=nothing,
-        largest_s=nothing,
-        tokens=tokens,
-        num_items=no_items,
-        pipe_pp=np.array([pp]),
-        stage_parts=((Part(0, fixed_s, 0.25),),) * pp,
-        num_after=np.arange(pp)[::-1].copy(),
-        cap_tokens=total,
-        window=pp,
-        cap_in_flight_tokens=pp * total,
-        media_tokens=no_items,
-        cap_media_tokens=np.zeros(0, dtype=np.int64),
-        is_inline=False,
-    )
+        num_slots=num_slots, num_ranks=num_ranks, chain_s=seconds[None], chain_slowness=np.ones((1, num_ranks)),
+        slot_s=nothing, largest_s=nothing, tokens=tokens, num_items=no_items, pipe_pp=np.array([pp]),
+        stage_parts=((Part(0, fixed_s, 0.25),),) * pp, num_after=np.arange(pp)[::-1].copy(), cap_tokens=total,
+        window=pp, cap_in_flight_tokens=pp * total, media_tokens=no_items,
+        cap_media_tokens=np.zeros(0, dtype=np.int64), is_inline=False,
+    )  # fmt: skip
 
 
 def stage_durations(plan: Plan, items, owners, cost):

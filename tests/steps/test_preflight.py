@@ -44,15 +44,14 @@ def test_missing_files_are_named_with_their_key(tmp_path, key):
     [
         ("model.family=llava", "unknown model family `llava`"),
         ("model.media={max_pixel: 1}", "unknown media limit `max_pixel`"),
-        ("model.frozen=[visio]", "unknown module `visio`"),
-        ("model.frozen=[vision, audio, llm]", "nothing to train"),
+        ("model.frozen=[visio]", "unknown module `visio`"), ("model.frozen=[vision, audio, llm]", "nothing to train"),
         ("stages=[{name: a, num_steps: 2}, {name: a}]", "two stages are named `a`"),
         ("stages=[{name: a, num_steps: 2}, {name: b, num_steps: 2}]", "the last stage takes the remaining steps"),
         ("stages=[{name: a}, {name: b}]", "stage `a` has no number of steps"),
         ("stages=[{name: a, num_steps: 40}, {name: b}]", "no step remains of 40"),
         ("stages=[{name: a, frozen: [vision, audio, llm]}]", "nothing to train"),
     ],
-)
+)  # fmt: skip
 def test_what_no_job_could_run_with_is_refused(tmp_path, override, what):
     make_dataset(tmp_path)
     with pytest.raises(ConfigError, match=what):

@@ -73,7 +73,7 @@ def test_a_part_that_ends_well_leaves_the_run_ready_for_the_next_or_done(run, do
         (ZeroDivisionError("a fault of ours"), False, lifecycle.FAILED),
         (asyncio.CancelledError(), False, lifecycle.INTERRUPTED),
     ],
-)
+)  # fmt: skip
 def test_how_a_driver_ends_is_noted(run, error, is_done, state):
     with pytest.raises(type(error)):
         drive(run, error, done=is_done)

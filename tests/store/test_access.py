@@ -127,15 +127,12 @@ def test_the_log_of_a_killed_ingester_is_the_groups(place, make, monkeypatch) ->
 @pytest.mark.parametrize(
     ("name", "mode", "words"),
     [
-        ("live/dflop.duckdb", 0o644, "may not write"),
-        ("ingest.lock", 0o644, "may not write"),
-        ("store.json", 0o600, "may not read"),
-        ("INGEST.lease", 0o2755, "may not write in"),
-        ("snapshots", 0o2755, "may not write in"),
-        ("live", 0o2700, "may not enter"),
+        ("live/dflop.duckdb", 0o644, "may not write"), ("ingest.lock", 0o644, "may not write"),
+        ("store.json", 0o600, "may not read"), ("live", 0o2700, "may not enter"),
+        ("INGEST.lease", 0o2755, "may not write in"), ("snapshots", 0o2755, "may not write in"),
         (".", 0o2750, "may not write in"),
     ],
-)
+)  # fmt: skip
 def test_what_a_member_kept_to_himself_is_named_and_opened_by_init(place, make, name, mode, words) -> None:
     root = of_alice(place / "store", make)
     (root / name).chmod(mode)

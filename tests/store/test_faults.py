@@ -87,14 +87,9 @@ def stored_steps(root: Path) -> list[int]:
 
 @pytest.mark.parametrize(
     "trap",
-    [
-        "os.link = die",
-        "os.link = after(os.link)",
-        "files.fsync = die",
-        "spool.encode = die",
-        "os.fsync = after(os.fsync)",
-    ],
-)
+    ["os.link = die", "files.fsync = die", "spool.encode = die", "os.link = after(os.link)",
+     "os.fsync = after(os.fsync)"],
+)  # fmt: skip
 def test_a_killed_writer_loses_nothing_it_acknowledged(tmp_path: Path, python, trap: str) -> None:
     printed = python(KILL + WRITE.format(trap=trap), tmp_path).ends(-signal.SIGKILL)
     acknowledged = int(printed.split()[-1])
@@ -108,20 +103,15 @@ def test_a_killed_writer_loses_nothing_it_acknowledged(tmp_path: Path, python, t
 @pytest.mark.parametrize(
     "trap",
     [
-        "live.insert_table = after(live.insert_table)",
-        "live.touch = die",
-        "quarantine.move = die",
-        "quarantine.move = after(quarantine.move)",
-        "quarantine.write_reason = after(quarantine.write_reason)",
-        "rollup.refresh = after(rollup.refresh)",
-        "snapshot.publish_if_stale = die",
-        "snapshot.copy_database = after(snapshot.copy_database)",
-        "publishes.append = die",
-        "publishes.append = after(publishes.append)",
-        "os.chmod = after(os.chmod)",
-        "snapshot.expired = die",
+        *(f"{call} = die" for call in (
+            "live.touch", "quarantine.move", "snapshot.publish_if_stale", "publishes.append", "snapshot.expired",
+        )),
+        *(f"{call} = after({call})" for call in (
+            "live.insert_table", "quarantine.move", "quarantine.write_reason", "rollup.refresh",
+            "snapshot.copy_database", "publishes.append", "os.chmod",
+        )),
     ],
-)
+)  # fmt: skip
 def test_a_killed_ingester_loses_nothing_and_repeats_nothing(tmp_path: Path, python, make, trap: str) -> None:
     for step in range(5):
         write(tmp_path, make.correction(step))

@@ -28,22 +28,13 @@ def observation(draw: st.DrawFn) -> r.StepObservation:
         r.MicrobatchSpan(i, 1, draw(st.integers(0, 500)), 9, *(draw(SECONDS) for _ in range(2)), 0, 1, 2, 1, *measured)
         for i, measured in enumerate(draw(st.lists(st.sampled_from([(0.0, 0.0), (0.5, 1.0), (1.0, 0.25)]), max_size=2)))
     )
-    return r.StepObservation(
-        draw(st.sampled_from(["a", "b", "b/compare"])),
-        draw(st.integers(0, 1)),
-        draw(st.integers(0, 2)),
-        draw(st.sampled_from(["arrival", "balanced"])),
-        draw(st.integers(0, 3)),
-        draw(st.sampled_from(["llm", "vision"])),
-        draw(st.integers(0, 1)),
-        draw(st.integers(0, 1)),
-        *(draw(SECONDS) for _ in range(7)),
-        draw(st.sampled_from([math.nan, 1.0, 2.0])),
-        draw(st.sampled_from([math.nan, 3.0])),
-        draw(st.integers(0, 99)),
-        draw(SECONDS),
-        spans,
-    )
+    few = st.integers(0, 1)
+    fields = (
+        st.sampled_from(["a", "b", "b/compare"]), few, st.integers(0, 2), st.sampled_from(["arrival", "balanced"]),
+        st.integers(0, 3), st.sampled_from(["llm", "vision"]), few, few, *(SECONDS for _ in range(7)),
+        st.sampled_from([math.nan, 1.0, 2.0]), st.sampled_from([math.nan, 3.0]), st.integers(0, 99), SECONDS,
+    )  # fmt: skip
+    return r.StepObservation(*map(draw, fields), spans)
 
 
 @st.composite
@@ -78,16 +69,9 @@ def steps_in_python(
     found = {}
     for key, group in groups.items():
         losses = [o.loss for o in group if o.num_supervised_tokens and not math.isnan(o.loss)]
-        found[key] = (
-            len(group),
-            max(o.step_s for o in group),
-            sum(o.busy_s for o in group),
-            max(losses, default=None),
-            max(
-                (sum(w.item_rows) for p in plans if (p.run_id, p.step) == (key[0], key[2]) for w in p.work),
-                default=None,
-            ),
-        )
+        rows = [sum(w.item_rows) for p in plans if (p.run_id, p.step) == (key[0], key[2]) for w in p.work]
+        seconds = max(o.step_s for o in group), sum(o.busy_s for o in group)
+        found[key] = len(group), *seconds, max(losses, default=None), max(rows, default=None)
     return found
 
 
@@ -103,15 +87,11 @@ def times_in_python(observed: list[r.StepObservation], spans: list[r.RankSpan]) 
         if step in step_s:
             groups[s.run_id, s.rank, s.name].append(s)
             traced[s.run_id, s.rank] |= {step} if s.name != "checkpoint" else set()
-    return {
-        key: (
-            len(traced[key[:2]]),
-            len(group),
-            sum(s.duration_s for s in group),
-            sum(step_s[step] for step in traced[key[:2]]),
-        )
-        for key, group in groups.items()
-    }
+    found = {}
+    for key, group in groups.items():
+        steps = traced[key[:2]]
+        found[key] = len(steps), len(group), sum(s.duration_s for s in group), sum(step_s[step] for step in steps)
+    return found
 
 
 PASSES = st.lists(st.lists(observation() | span() | step_plan(), max_size=8), min_size=1, max_size=3)

@@ -36,23 +36,12 @@ def split_plans(draw, degrees=(1, 2, 3, 4, 6, 8)) -> Plan:
     modules = []
     for name in (*draw(st.sampled_from([("vision",), ("vision", "audio"), ("audio",), ("radar", "vision")])), LLM):
         pp = draw(st.integers(1, 4))
-        modules.append(
-            module(
-                name,
-                draw(degree),
-                pp,
-                draw(degree),
-                layers_per_stage=tuple(draw(st.lists(st.integers(1, 4), min_size=pp, max_size=pp))),
-                recompute=draw(st.booleans()),
-                shard_optimizer=draw(st.booleans()),
-                max_tokens=draw(st.sampled_from([0, 4096])),
-            )
-        )
-    return split(
-        *modules,
-        num_microbatches=draw(st.sampled_from([1, 2, 3, 4])),
-        global_batch_size=draw(st.sampled_from([16, 24, 48, 96])),
-    )
+        layers = tuple(draw(st.lists(st.integers(1, 4), min_size=pp, max_size=pp)))
+        how = {"recompute": draw(st.booleans()), "shard_optimizer": draw(st.booleans())}
+        how["max_tokens"] = draw(st.sampled_from([0, 4096]))
+        modules.append(module(name, draw(degree), pp, draw(degree), layers_per_stage=layers, **how))
+    num_microbatches, size = draw(st.sampled_from([1, 2, 3, 4])), draw(st.sampled_from([16, 24, 48, 96]))
+    return split(*modules, num_microbatches=num_microbatches, global_batch_size=size)
 
 
 @st.composite

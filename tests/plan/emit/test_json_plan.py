@@ -62,16 +62,14 @@ def changed(path: tuple[str | int, ...], value: object) -> str:
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ("{", "not JSON"),
-        (changed(("version",), 2), "version 2"),
-        (changed(("modules", 1, "dp"), None), "'dp'"),
+        ("{", "not JSON"), (changed(("version",), 2), "version 2"), (changed(("modules", 1, "dp"), None), "'dp'"),
         (changed(("modules", 1, "tp"), 4), "stages have not dp x tp = "),
         (changed(("modules", 1, "first_rank"), 3), "stage 0 disagrees"),
         (changed(("modules", 1, "stages", 1, "end_layer"), "x"), "invalid literal"),
         (changed(("num_processes",), 11), "num_processes is 11, the modules have 10"),
         (changed(("simulated", "sync_s"), math.inf), "inf is not a time in seconds"),
     ],
-)
+)  # fmt: skip
 def test_what_is_not_a_plan_is_refused(text, what):
     with pytest.raises(ConfigError, match=what):
         read_plan(text)
