@@ -18,7 +18,7 @@ CONTRACTS, EXTRAS = PROJECT["tool"]["importlinter"]["contracts"], PROJECT["proje
 FILES = sorted(PACKAGE.rglob("*.py"))
 TORCH_FILES_OF_MODELS = {
     "autograd.py", "build.py", "fused.py", "loss.py", "slices.py", "attention.py", "encoders.py", "positions.py",
-    "ways.py", "weights.py", "hf_folder.py", "item_arithmetic.py", "taps.py", "random_weights.py", "pixels.py",
+    "ways.py", "weights.py", "item_arithmetic.py", "taps.py", "random_weights.py", "pixels.py",
     "offload.py",
 }  # fmt: skip
 

@@ -13,7 +13,7 @@ from dflop import files
 from dflop.config import Config
 from dflop.errors import ConfigError, TrainError
 from dflop.jobs.configured_model import full_config, untrained_weights
-from dflop.models.hf_folder import write_folder
+from dflop.models.weights import write_folder
 from dflop.run.directory import RunDir, family_of, tokenizer_of
 from dflop.train import checkpoint_state, manifest
 

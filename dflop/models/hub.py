@@ -40,11 +40,6 @@ class HubModel:
     """`bfloat16` or `float32`, as the weights are stored; half precision counts as bfloat16."""
 
     @property
-    def media(self) -> Mapping[str, Any]:
-        """Media limits that a file states."""
-        return {limit.key: limit.value for limit in self.settings.limits if limit.source}
-
-    @property
     def num_params(self) -> int:
         return sum(spec.num_layers * spec.num_layer_params + spec.num_edge_params for spec in self.family.specs())
 
@@ -69,8 +64,7 @@ def read_hub_model(path: Path) -> HubModel:
     hf_config = json.loads(json.dumps(hf_config, default=str))
     bare = _family(name, hf_config, {}, path)
     settings = read_settings(path.parent, bare)
-    media = {limit.key: limit.value for limit in settings.limits if limit.source}
-    return HubModel(_family(name, hf_config, media, path), hf_config, settings, _dtype(raw, stated))
+    return HubModel(_family(name, hf_config, settings.media, path), hf_config, settings, _dtype(raw, stated))
 
 
 def _family(name: str, hf_config: Mapping[str, Any], media: Mapping[str, Any], path: Path) -> Family:

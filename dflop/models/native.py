@@ -1,9 +1,8 @@
 """Native resolution: how the vision towers of the Qwen families take images and videos at nearly their own size.
 
 A picture keeps its aspect ratio; both sides become multiples of `patch_px * merge`, and its area is brought between
-two limits. `merge * merge` patches make one row for the LLM, two frames one temporal patch. `sample_evenly` follows
-Hugging Face's Qwen2-VL video processor, which Qwen2.5-VL and Qwen2.5-Omni use; a video's frames are taken at the start
-of equal intervals.
+two limits. `merge * merge` patches make one row for the LLM, two frames one temporal patch. `num_even_samples`
+follows Hugging Face's Qwen2-VL video processor, which Qwen2.5-VL and Qwen2.5-Omni use.
 """
 
 from __future__ import annotations
@@ -105,7 +104,7 @@ def check_aspect_ratio(height_px: int, width_px: int, scale: float = 1.0) -> Non
 
 
 def num_even_samples(num_frames: int, duration_s: float, limits: Mapping[str, Any]) -> int:
-    """How many frames `sample_evenly` takes: `video_fps` per second, within the limits, whole temporal patches.
+    """How many frames are taken of a video: `video_fps` per second, within the limits, whole temporal patches.
 
     A single frame is taken twice: Hugging Face's sampling fails on it, its padding of unsampled clips does that.
 
@@ -126,19 +125,6 @@ def num_even_samples(num_frames: int, duration_s: float, limits: Mapping[str, An
     if num_sampled < TEMPORAL_PATCH_FRAMES:
         raise ValueError(f"{num_frames} frames in {duration_s:g} s leave {num_sampled} after sampling")
     return num_sampled
-
-
-def sample_evenly(num_frames: int, duration_s: float, limits: Mapping[str, Any]) -> tuple[int, ...]:
-    """First frame of each of `num_even_samples` equal intervals.
-
-    Hugging Face computes the same in floating point: for about one pair of numbers in twenty that yields one more
-    index, just past the video, which is left out here; in videos of more than 32 000 frames it may round an index up.
-
-    Raises:
-        ValueError: as `num_even_samples`.
-    """
-    num_sampled = num_even_samples(num_frames, duration_s, limits)
-    return tuple(i * num_frames // num_sampled for i in range(num_sampled))
 
 
 def sum_sq_cut(length: int, piece: int) -> int:

@@ -29,22 +29,14 @@ _SOURCES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Limit:
-    """A media limit of a model."""
-
-    key: str
-    value: Any
-    source: str
-    """File and entry that state it; empty: none does, the value is the family's default."""
-
-
-@dataclass(frozen=True, slots=True)
 class Settings:
     """What the settings in a model's folder mean for a family."""
 
-    limits: tuple[Limit, ...]
-    """Every limit of the family."""
-    not_followed: tuple[str, ...]
+    media: Mapping[str, Any]
+    """Limits that are stated."""
+    sources: Mapping[str, str]
+    """The file and entry that state each of them."""
+    not_followed: tuple[str, ...] = ()
     """Entries that say something else than the family does, a line each."""
 
 
@@ -58,15 +50,15 @@ def read_settings(folder: Path, family: MediaRules) -> Settings:
     Raises:
         ConfigError: a file of settings is no JSON object, or an entry is nothing that transformers takes.
     """
-    stated: dict[str, Limit] = {}
+    media: dict[str, Any] = {}
+    sources: dict[str, str] = {}
     not_followed: list[str] = []
     for kind in family.media_tokens:
         source, settings = _settings_of(folder, kind)
-        for limit in _stated(settings, source, family.settings.get(kind, {}), family):
-            stated[limit.key] = limit
+        for key, value, place in _stated(settings, source, family.settings.get(kind, {}), family):
+            media[key], sources[key] = value, place
         not_followed += _differences(settings, source, family, kind)
-    limits = (stated.get(key, Limit(key, value, "")) for key, value in family.media_defaults.items())
-    return Settings(tuple(limits), tuple(dict.fromkeys(not_followed)))
+    return Settings(media, sources, tuple(dict.fromkeys(not_followed)))
 
 
 def read_object(path: Path, what: str) -> dict[str, Any]:
@@ -110,14 +102,15 @@ def _settings_of(folder: Path, kind: str) -> tuple[str, Mapping[str, Any]]:
 
 def _stated(
     settings: Mapping[str, Any], source: str, entries: Mapping[str, str], family: MediaRules
-) -> Iterator[Limit]:
+) -> Iterator[tuple[str, Any, str]]:
+    """(limit, value, where it is stated)."""
     size = settings.get("size")
     edges = {f"size.{edge}": value for edge, value in size.items()} if isinstance(size, dict) else {}
     found = {entry: value for entry, value in {**edges, **settings}.items() if value is not None}
     for entry, key in entries.items():
         if entry in found:
             check_like(found[entry], family.media_defaults[key], f"{source}{entry}")
-            yield Limit(key, found[entry], f"{source}{entry}")
+            yield key, found[entry], f"{source}{entry}"
         elif (
             size is not None
             and entry.startswith("size.")

@@ -16,6 +16,7 @@ from dflop.models import counts
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 """Entries of configs whose layers have experts."""
 _MIN_COMMON = 4
+_SEE = ("internvl", "llava_onevision", "qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 _QUANTIZED = ("quantization_config", "compression_config")
 _OWN_CODE = {"internvl_chat": "internvl", "llava": "llava_onevision", "llava_qwen": "llava_onevision"}
 """Types of releases with code of their own that also come in transformers' form -> that form's type."""
@@ -65,7 +66,7 @@ def unsupported(kind: str, stated: Mapping[str, Any], types: Mapping[str, Any], 
         return ConfigError(f"models of type `{kind}` are not known", where=str(path), hint=did_you_mean(kind, types))
     inner = stated.get("thinker_config")
     whole = {**stated, **inner} if isinstance(inner, Mapping) else stated
-    nearest, why = _CLOSEST.get(kind) or (_nearest(kind, whole, types), "; ".join(_reasons(whole)))
+    nearest, why = _CLOSEST.get(kind) or (_nearest(kind, whole), "; ".join(_reasons(whole)))
     return ConfigError(
         f"models of type `{kind}` are not supported: {why}",
         where=str(path),
@@ -73,18 +74,15 @@ def unsupported(kind: str, stated: Mapping[str, Any], types: Mapping[str, Any], 
     )
 
 
-def _nearest(kind: str, whole: Mapping[str, Any], types: Mapping[str, Any]) -> str:
+def _nearest(kind: str, whole: Mapping[str, Any]) -> str:
     """Of the families with as many encoders, the one whose name begins alike."""
     sees, hears = "vision_config" in whole or "vision" in kind, "audio_config" in whole
     if sees and hears:
         return "qwen2_5_omni"
     if hears:
         return "qwen2_audio"
-    candidates = [
-        name for name in types if name in ("internvl", "llava_onevision", "qwen2_vl", "qwen2_5_vl", "qwen3_vl")
-    ]
-    alike = [name for name in candidates if _common(name, kind) >= _MIN_COMMON]
-    return max(alike, key=lambda name: _common(name, kind), default="llava_onevision")
+    nearest = max(_SEE, key=lambda name: _common(name, kind))
+    return nearest if _common(nearest, kind) >= _MIN_COMMON else "llava_onevision"
 
 
 def _common(one: str, other: str) -> int:

@@ -1,4 +1,4 @@
-"""Weights in a Hugging Face folder: a model whose parameters take no memory yet, and the tensors to fill them with.
+"""Hugging Face folders: a model whose parameters take no memory yet, the tensors to fill them with, a folder written.
 
 Folders name tensors as they were named when the family was published; how those names map to the model's own is
 transformers' knowledge, and asked of it.
@@ -17,7 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from dflop.errors import ConfigError
+from dflop.errors import ConfigError, TrainError
 from dflop.models.build import construct
 from dflop.models.family import Family
 
@@ -165,6 +165,33 @@ class WeightFolder:
             where=str(self._path),
             hint="compare model.hf_config with the folder's config.json",
         )
+
+
+def write_folder(
+    family: Family, hf_config: Mapping[str, Any], weights: Mapping[str, torch.Tensor], folder: Path,
+    *, max_shard_bytes: int,
+) -> None:  # fmt: skip
+    """Write a folder that `from_pretrained` loads: tied weights once, names those of the family's published folders.
+
+    Args:
+        family: Names the transformers classes.
+        hf_config: Keyword arguments of the config class, token ids included.
+        weights: Every parameter by global name, in the type it is to have in the folder.
+        folder: Made if need be.
+        max_shard_bytes: A larger model becomes several files and an index.
+
+    Raises:
+        TrainError: the weights are not this model's.
+    """
+    model: Any = build_empty(family, hf_config, next(iter(weights.values())).dtype)
+    expected = dict(model.named_parameters())
+    if different := some_of(expected.keys() ^ weights.keys(), "parameters are not both in model and checkpoint"):
+        raise TrainError(different)
+    model.save_pretrained(folder, state_dict=dict(weights), max_shard_size=max_shard_bytes)
+    for path in folder.glob("*.safetensors"):
+        path.chmod((folder / "config.json").stat().st_mode)  # safetensors lets nobody else read what it writes
+    # Made up from defaults: nobody has said how the model is to generate.
+    (folder / "generation_config.json").unlink(missing_ok=True)
 
 
 def _renaming(model: Any, names: Collection[str]) -> Any:

@@ -21,7 +21,7 @@ from dflop.doctor.this_machine import find_gpus, memory_bytes
 from dflop.errors import ConfigError
 from dflop.models import load_family
 from dflop.models.hub import HubModel, read_hub_model
-from dflop.models.processor_settings import Limit, Settings
+from dflop.models.processor_settings import Settings
 from dflop.starter.dataset import WITHOUT_RATE, FoundDataset, find_dataset
 from dflop.steps.planned_cluster import SAMPLES_PER_GPU
 
@@ -82,10 +82,8 @@ def _section(path: Path) -> HubModel:
     """The model that a YAML file describes, as a `model` section would."""
     section = load_model(path)
     family = load_family(section.family, section.hf_config, section.media)
-    limits = (
-        Limit(k, section.media.get(k, v), path.name * (k in section.media)) for k, v in family.media_defaults.items()
-    )
-    return HubModel(family, section.hf_config, Settings(tuple(limits), ()), section.dtype)
+    settings = Settings(section.media, dict.fromkeys(section.media, path.name))
+    return HubModel(family, section.hf_config, settings, section.dtype)
 
 
 class _Writer:
@@ -112,7 +110,9 @@ class _Writer:
         )
         self.batch_size, self.batch_note = self._batch()
         self.not_taken = {k: n for k, n in dataset.kinds.items() if k not in model.family.media_tokens}
-        self.defaults = [x for x in model.settings.limits if not x.source]
+        limits, self.sources = model.family.media, model.settings.sources
+        self.stated = {key: value for key, value in limits.items() if key in self.sources}
+        self.defaults = {key: value for key, value in limits.items() if key not in self.sources}
 
     def _batch(self) -> tuple[int, str]:
         """Samples of a global batch, as many for every process, and what that is made for."""
@@ -150,9 +150,8 @@ class _Writer:
         if self.named:
             tokens = ", ".join(f"{token} in {count}" for token, count in self.named.items())
             yield f"special tokens in texts of the rows sampled, added to dataset.special_tokens: {tokens}"
-        for limit in self.model.settings.limits:
-            if limit.source:
-                yield f"model.media.{limit.key}: {limit.value}, {limit.source}"
+        for key, value in self.stated.items():
+            yield f"model.media.{key}: {value}, {self.sources[key]}"
 
     def to_edit(self) -> Iterator[str]:
         data = self.dataset
@@ -161,7 +160,7 @@ class _Writer:
             yield f"dataset.tokenizer: {path}{self.tokenizer.problem}"
         if self.tokenizer.path is not None and not self.tokenizer.has_template:
             yield f"dataset.chat_template: no file states one; `{self.tokenizer.template}` is assumed"
-        if defaults := ", ".join(f"{x.key} {x.value}" for x in self.defaults):
+        if defaults := ", ".join(f"{key} {value}" for key, value in self.defaults.items()):
             yield f"model.media: not in the model's own settings, the family's defaults are used: {defaults}"
         for entry in self.model.settings.not_followed:
             yield f"model: {entry}"
@@ -221,12 +220,11 @@ class _Writer:
         yield "  # frozen: [vision.tower]   # modules that do not train; `stages:` trains in parts"
         yield "  hf_config:   # where it differs from transformers' defaults"
         yield from (f"    {line}" for line in dump_yaml(dict(self.model.hf_config)).splitlines())
-        if self.model.media:
+        if self.stated:
             yield "  media:"
-            for limit in self.model.settings.limits:
-                if limit.source:
-                    yield f"    {limit.key}: {json.dumps(limit.value)}   # {_comment(limit.source)}"
-        if defaults := ", ".join(f"{x.key}: {x.value}" for x in self.defaults):
+        for key, value in self.stated.items():
+            yield f"    {key}: {json.dumps(value)}   # {_comment(self.sources[key])}"
+        if defaults := ", ".join(f"{key}: {value}" for key, value in self.defaults.items()):
             yield f"  # EDIT: limits that no file states, with this family's defaults: {defaults}"
 
     def _cluster(self) -> Iterator[str]:

@@ -12,8 +12,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from dflop.errors import ConfigError
-from dflop.models.hf_folder import write_folder
-from dflop.models.weights import WeightFolder, build_empty
+from dflop.models.weights import WeightFolder, build_empty, write_folder
 from dflop.parallel.part import even_part
 from dflop.records import LLM
 from dflop.train.checkpoint import Checkpointer

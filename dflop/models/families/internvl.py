@@ -21,8 +21,7 @@ from dflop.models.arrays import cut_tiles
 from dflop.models.family import Tower, complete_section
 from dflop.models.media import MIN_COUNT, Layout, MediaHeader, MediaTokens, Placement
 from dflop.models.pixels import IMAGENET
-from dflop.models.tiled_family import TiledFamily, check_not_empty
-from dflop.models.tiles import Size, closest_grid
+from dflop.models.tiled_family import Size, TiledFamily, check_not_empty, closest_grid
 from dflop.records import LLM, MediaItem, ModuleSpec
 
 _DEFAULTS = {"downsample_ratio": 0.5, "vision_feature_select_strategy": "default"}

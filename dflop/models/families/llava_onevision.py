@@ -22,8 +22,7 @@ from dflop.models.arrays import cut_tiles, pad_frame
 from dflop.models.family import Tower, complete_section
 from dflop.models.media import MediaHeader, MediaTokens, Placement, check_like
 from dflop.models.pixels import HALF
-from dflop.models.tiled_family import TiledFamily, check_not_empty
-from dflop.models.tiles import Size, best_resolution
+from dflop.models.tiled_family import Size, TiledFamily, best_resolution, check_not_empty
 from dflop.records import LLM, MediaItem, ModuleSpec
 
 _NO_VISION_CONFIG = {
