@@ -1,7 +1,7 @@
 """Tensors as rectangles of a whole, which is how a checkpoint stores them.
 
 A rank writes what it holds of a parameter together with where that lies in the whole: archives of `torch.save`, one
-behind the other in a file per rank, and an index that says where each piece is. Whoever reads takes what it needs from
+behind the other in a file per rank, and an index that says where each piece is. A reader takes what it needs from
 whatever pieces there are, however it is cut. No tensor is gathered for it.
 
 Torch's distributed checkpoint (DCP) has the same layout. Its own index, `.metadata`, is a pickle, and unpickling can
@@ -237,7 +237,7 @@ def _read(checkpoint: Path, piece: Piece) -> torch.Tensor:
 
 
 def reason_of(error: BaseException) -> str:
-    """One line: what the disk said, where it was the disk; a full one makes torch's writer fail in another way, too."""
+    """One line. Where a disk is full, torch's writer raises another error on its way out; the disk's is the reason."""
     cause: BaseException | None = error
     while cause is not None and not (isinstance(cause, OSError) and cause.errno is not None):
         cause = cause.__context__

@@ -140,7 +140,7 @@ class Checkpointer:
             self._together(
                 lambda: self._write_mine(temporary, copies), lambda written: self._publish(temporary, about, written)
             )
-        except Exception as error:  # nobody is there to catch it: whoever waits is told
+        except Exception as error:  # nobody is there to catch it: `wait` raises it
             where = str(self._folder / str(about["name"]))
             self._failure = TrainError(f"cannot write checkpoint: {reason_of(error)}", where=where)
             if self._rank == 0:

@@ -1,6 +1,6 @@
 """What ranks say of themselves, and from that: who keeps the others waiting.
 
-An `Activity` is set by the thread that does it. `Judge` is pure: signs and a clock in, a failure out.
+An `Activity` is set by the thread that does it. `Judge` is pure: signs and a clock in, the reason why the job ends out.
 """
 
 from __future__ import annotations
@@ -90,15 +90,6 @@ class Activities:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
-    """Why a job ends."""
-
-    rank: int
-    """Who is to blame; -1: nobody can say."""
-    what: str
-
-
-@dataclass(frozen=True, slots=True)
 class Sign:
     """What a rank says of itself, again and again; ages in it differ each time."""
 
@@ -128,34 +119,34 @@ class Judge:
         if self._signs.get(rank) != sign:
             self._signs[rank], self._heard_at_s[rank] = sign, now_s
 
-    def verdict(self, now_s: float) -> Failure | None:
-        """The failure that explains what is seen; None while all is well, or nobody can know better yet."""
+    def verdict(self, now_s: float) -> str:
+        """Who has failed, and how; empty while all is well, or nobody can know better yet."""
         limit_s = self._gone_s if any(s.was_hung_up_on for s in self._signs.values()) else self._stall_s
         silent = [rank for rank, at_s in self._heard_at_s.items() if now_s - at_s > limit_s]
         if silent:
             # The one that was heard least: others may have died of it.
             return self._gone(min(silent, key=lambda rank: self._heard_at_s[rank]))
         if len(self._signs) < len(self._labels) or not all(self._is_stuck(s.main) for s in self._signs.values()):
-            return None
+            return ""
         spells = [(rank, spell) for rank, sign in self._signs.items() for spell in (sign.main, sign.feed)]
         working = [(rank, spell) for rank, spell in spells if spell.mode == Mode.WORKS]
         if not working:
             return self._nobody_moves()
         rank, spell = max(working, key=lambda found: found[1].age_s)
         # All may wait for work that was begun a moment later than they began to wait.
-        return Failure(rank, f"{self._labels[rank]} is stuck: {spell}") if self._is_stuck(spell) else None
+        return f"{self._labels[rank]} is stuck: {spell}" if self._is_stuck(spell) else ""
 
     def _is_stuck(self, spell: Spell) -> bool:
         return spell.mode != Mode.MAY_LAST and spell.age_s > self._stall_s
 
-    def _gone(self, rank: int) -> Failure:
+    def _gone(self, rank: int) -> str:
         seen = f"last seen in {self._signs[rank].main.what}" if rank in self._signs else "never seen"
         why = "it was killed or stopped, or its node is gone"
-        return Failure(rank, f"{self._labels[rank]} sent no heartbeat: {why}; {seen}")
+        return f"{self._labels[rank]} sent no heartbeat: {why}; {seen}"
 
-    def _nobody_moves(self) -> Failure:
+    def _nobody_moves(self) -> str:
         named = [f"{self._labels[rank]}: {sign.main}" for rank, sign in sorted(self._signs.items())[:NUM_NAMED]]
-        return Failure(-1, "\n".join(["all ranks wait for each other:", *named]))
+        return "\n".join(["all ranks wait for each other:", *named])
 
 
 def _place(thread_id: int) -> str:

@@ -16,18 +16,8 @@ from datetime import timedelta
 
 from dflop.errors import TrainError
 from dflop.records import StepPlan
-from dflop.train.wire import (
-    ASKED,
-    PlanMessage,
-    Store,
-    is_published,
-    note,
-    open_store,
-    plan_key,
-    publish,
-    published,
-    retire,
-)
+from dflop.train import wire
+from dflop.train.wire import PlanMessage, Store
 
 POLL_S = 0.005
 NUM_TIMED_STEPS = 8
@@ -88,7 +78,7 @@ class PlanSource:
 
     def __init__(self, store: Store, rank: int, *, timeout_s: float, guard: Guard | None = None) -> None:
         # A connection of its own: one that waits for a plan would make every other user of it wait too.
-        self._store = open_store(store.host, store.port, is_server=False, timeout_s=timeout_s)
+        self._store = wire.open_store(store.host, store.port, is_server=False, timeout_s=timeout_s)
         self._rank, self._timeout_s, self._guard = rank, timeout_s, guard
         self._expected_step_s = 0.0
 
@@ -104,14 +94,14 @@ class PlanSource:
         if self._guard is not None:
             self._watch(self._guard, step)
         try:
-            self._store.wait([plan_key(step)], timedelta(seconds=self._timeout_s))
+            self._store.wait([wire.plan_key(step)], timedelta(seconds=self._timeout_s))
         except RuntimeError as error:
             raise TrainError(
                 f"no plan for step {step} after {self._timeout_s:g} s",
                 where=f"rank {self._rank}",
                 hint="rank 0 publishes plans when the scheduler does not: look at its log first",
             ) from error
-        message = published(self._store, step)
+        message = wire.published(self._store, step)
         assert message is not None
         self._expected_step_s = message.step_plan.predicted_step_s
         if self._guard is not None:
@@ -122,26 +112,26 @@ class PlanSource:
         """Plans of the steps right behind `step`, up to `num_steps`, that are there already; waits for nobody."""
         found = []
         for later in range(step + 1, step + 1 + num_steps):
-            if (message := published(self._store, later)) is None:
+            if (message := wire.published(self._store, later)) is None:
                 break
             found.append(message.step_plan)
         return found
 
     def _watch(self, guard: Guard, step: int) -> None:
         """Wait for the scheduler as long as that is free, then publish a quick plan."""
-        retire(self._store, step - 2)  # every rank has run it
-        note(self._store, ASKED, step)
+        wire.retire(self._store, step - 2)  # every rank has run it
+        wire.note(self._store, wire.ASKED, step)
         asked_at_s = time.monotonic()
         patience_s = guard.patience.asked(asked_at_s, self._expected_step_s)
         quick: PlanMessage | None = None
-        while not is_published(self._store, step):
+        while not wire.is_published(self._store, step):
             # Made before it is needed: when patience ends it is there.
             quick = quick or guard.quick_plan(step)
             waited_s = time.monotonic() - asked_at_s
             is_alive = guard.scheduler_is_alive()
             if is_alive and waited_s < patience_s:
                 time.sleep(POLL_S)
-            elif publish(self._store, quick):
+            elif wire.publish(self._store, quick):
                 if is_alive:
                     guard.on_late(step, waited_s)
                 return

@@ -1,7 +1,7 @@
 """Why a job ends, known to every rank within seconds.
 
     alive/<rank>   its newest `Sign`
-    failed         the first `Failure`; the first writer wins, everybody prints it and ends
+    failed         why the job ends; the first writer wins, everybody prints it and ends
     heard/<rank>   it has
 
 A rank that raises says so. One that was killed or stopped falls silent, one that is stuck is seen to be, and rank 0
@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 
 from dflop.errors import DflopError, is_echo
 from dflop.records import from_dict, to_dict
-from dflop.train.liveness import Activities, Failure, Judge, Sign
+from dflop.train.liveness import Activities, Judge, Sign
 from dflop.train.signals import leave
 from dflop.train.wire import Store, note, noted, open_store
 
@@ -64,7 +64,8 @@ class Watch:
         if rank == 0:
             self._judge = Judge(labels, time.monotonic(), stall_s=stall_s, gone_s=min(GONE_S, stall_s))
         self._was_hung_up_on = False
-        self._own: Failure | None = None
+        self._own = ""
+        """Why this rank has failed."""
         self._leave_at_s = float("inf")
         self._num_quiet_beats = 0
         self._closed, self._wake, self._told = threading.Event(), threading.Event(), threading.Event()
@@ -96,7 +97,7 @@ class Watch:
             self._wake.set()
             self._told.wait(ECHO_S)
         self._leave_at_s = time.monotonic() + EXIT_S
-        self._own = Failure(self._rank, self._describe(error))
+        self._own = self._describe(error)
         self._wake.set()
         self._told.wait(TELL_S + BEAT_S)
 
@@ -114,21 +115,20 @@ class Watch:
     def _round(self) -> None:
         sign = Sign(self._activities.main.spell(), self._activities.feed.spell(), self._was_hung_up_on)
         note(self._store, f"alive/{self._rank}", to_dict(sign))
-        failure = self._own or self._judged()
-        if failure is not None:
-            self._store.compare_set("failed", "", json.dumps(to_dict(failure)))
-        if first := noted(self._store, "failed", None):
-            self._hear(from_dict(Failure, first))
+        if failure := self._own or self._judged():
+            self._store.compare_set("failed", "", json.dumps(failure))
+        if first := noted(self._store, "failed", ""):
+            self._hear(first)
 
-    def _judged(self) -> Failure | None:
+    def _judged(self) -> str:
         if self._judge is None:
-            return None
+            return ""
         for rank in range(len(self._labels)):
             if sign := noted(self._store, f"alive/{rank}", None):
                 self._judge.hear(rank, from_dict(Sign, sign), time.monotonic())
         return self._judge.verdict(time.monotonic())
 
-    def _hear(self, failure: Failure) -> None:
+    def _hear(self, failure: str) -> None:
         self._store.set(f"heard/{self._rank}", "")
         if self._rank == 0:
             keys = [f"heard/{rank}" for rank in range(len(self._labels))]
@@ -138,13 +138,13 @@ class Watch:
         if failure == self._own:
             self._told.set()
         else:
-            self._end(failure.what)
+            self._end(failure)
 
     def _guard(self) -> None:
         while not self._closed.wait(BEAT_S):
             # Beats, not a clock: a process that was stopped and goes on must not think that it is the others who were.
             self._num_quiet_beats += 1
-            if self._own is None and self._num_quiet_beats * BEAT_S > self._stall_s:
+            if not self._own and self._num_quiet_beats * BEAT_S > self._stall_s:
                 silence = f"has not responded for {self._stall_s:g} s"
                 self._end(f"{self._labels[0]}, which hosts the job's key-value store, {silence}")
             if time.monotonic() > self._leave_at_s:

@@ -60,7 +60,7 @@ def test_torchs_own_tools_read_it(checkpoint):
 
 
 def test_checkpoints_of_the_first_versions_are_read(tmp_path):
-    """Torch wrote the files then, and the index was made from what it said of them."""
+    """Torch wrote the files then, and the index was made from torch's records of them."""
     planner = DefaultSavePlanner(flatten_state_dict=False)
     dcp.save(dict(TENSORS), checkpoint_id=tmp_path, planner=planner, no_dist=True)
     with open(tmp_path / ".metadata", "rb") as file:
@@ -79,7 +79,7 @@ def test_checkpoints_of_the_first_versions_are_read(tmp_path):
 
 
 def test_a_file_that_finds_no_room_fails_for_that_reason(tmp_path):
-    """Torch's archives fail in words of their own once the disk has."""
+    """Torch's writer then raises an error that names no disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
     try:
