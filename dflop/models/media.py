@@ -185,6 +185,8 @@ class MediaRules(abc.ABC):
         """
         if header.kind not in self.media_tokens:
             raise ValueError(f"{self.name} does not support {header.kind}")
+        if header.kind != "audio" and min(header.width_px, header.height_px) < 1:
+            raise ValueError(f"size {header.width_px}x{header.height_px} is empty")
         return self._place(header, num_images, level)
 
     @abc.abstractmethod

@@ -15,7 +15,7 @@ import numpy as np
 from dflop.errors import ConfigError
 from dflop.models.arrays import tile_pixels
 from dflop.models.family import Family, Grid
-from dflop.models.media import Layout, MediaHeader, Placement
+from dflop.models.media import Layout, Placement
 from dflop.records import MediaItem
 
 Size = tuple[int, int]
@@ -84,16 +84,6 @@ class TiledFamily(Family):
             num_rows=num_rows,
             layout=layout,
         )
-
-
-def check_not_empty(header: MediaHeader) -> None:
-    """Refuse a picture without pixels.
-
-    Raises:
-        ValueError: it is one.
-    """
-    if min(header.height_px, header.width_px) < 1:
-        raise ValueError(f"size {header.width_px}x{header.height_px} is empty")
 
 
 def best_resolution(size_px: Size, resolutions_px: Sequence[Size]) -> Size:

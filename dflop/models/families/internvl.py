@@ -21,7 +21,7 @@ from dflop.models.arrays import cut_tiles
 from dflop.models.family import Tower, complete_section
 from dflop.models.media import MIN_COUNT, Layout, MediaHeader, MediaTokens, Placement
 from dflop.models.pixels import IMAGENET
-from dflop.models.tiled_family import Size, TiledFamily, check_not_empty, closest_grid
+from dflop.models.tiled_family import Size, TiledFamily, closest_grid
 from dflop.records import LLM, MediaItem, ModuleSpec
 
 _DEFAULTS = {"downsample_ratio": 0.5, "vision_feature_select_strategy": "default"}
@@ -93,7 +93,6 @@ class InternVl(TiledFamily):
         return {"image_token_id": token_id["<IMG_CONTEXT>"]}
 
     def _place(self, header: MediaHeader, num_images: int, level: int) -> Placement:
-        check_not_empty(header)
         if header.kind == "video":
             num_tiles = self._num_sampled(header.num_frames, level)
             return self._place_tiles(num_tiles, num_tiles * self.rows_per_tile, self._frames_layout(num_tiles))

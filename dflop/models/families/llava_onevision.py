@@ -22,7 +22,7 @@ from dflop.models.arrays import cut_tiles, pad_frame
 from dflop.models.family import Tower, complete_section
 from dflop.models.media import MediaHeader, MediaTokens, Placement, check_like
 from dflop.models.pixels import HALF
-from dflop.models.tiled_family import Size, TiledFamily, best_resolution, check_not_empty
+from dflop.models.tiled_family import Size, TiledFamily, best_resolution
 from dflop.records import LLM, MediaItem, ModuleSpec
 
 _NO_VISION_CONFIG = {
@@ -138,7 +138,6 @@ class LlavaOnevision(TiledFamily):
         return {"image_token_index": token_id["<image>"], "video_token_index": token_id["<video>"]}
 
     def _place(self, header: MediaHeader, num_images: int, level: int) -> Placement:
-        check_not_empty(header)
         if header.kind == "video":
             num_tiles = self._num_sampled(header.num_frames, level)
             num_rows = num_tiles * math.ceil(self.side / 2) ** 2 + 1

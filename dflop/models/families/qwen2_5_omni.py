@@ -1,7 +1,7 @@
 """Qwen2.5-Omni thinker: a native-resolution vision tower and a chunked audio tower feeding a Qwen2.5 decoder.
 
 Images, videos and audio follow the Hugging Face processors exactly (tests hold them equal), for videos with
-`do_sample_frames` at two frames a second, the rate that processor assumes; the rules are in `native.py`. Audio becomes
+`do_sample_frames` at two frames a second, the rate that processor assumes (rules: `native_family.py`). Audio becomes
 10 ms mel frames, cut into chunks of `2 * n_window`; the published processor drops what is beyond 300 s, `audio_max_s`
 refuses such audio. Attention runs per frame (or per window) in the vision tower and per chunk in the audio tower,
 hence the sums of squares.
@@ -19,8 +19,7 @@ from dflop.models import counts
 from dflop.models.arrays import MEL_HOP_SAMPLES, SAMPLE_RATE_HZ, log_mel, mel_settings
 from dflop.models.family import Decoder, Grid, Tower
 from dflop.models.media import MediaHeader, MediaTokens, Placement
-from dflop.models.native import IMAGE_LIMITS, IMAGE_SETTINGS, VIDEO_LIMITS, VIDEO_SAMPLING
-from dflop.models.native_family import NativeFamily
+from dflop.models.native_family import IMAGE_SETTINGS, VIDEO_SAMPLING, NativeFamily
 from dflop.models.pixels import CLIP
 from dflop.records import LLM, MediaItem, ModuleSpec
 
@@ -34,7 +33,7 @@ class Qwen25OmniThinker(NativeFamily):
         "video": MediaTokens("<|vision_bos|>", "<|VIDEO|>", "<|vision_eos|>"),
         "audio": MediaTokens("<|audio_bos|>", "<|AUDIO|>", "<|audio_eos|>"),
     }
-    media_defaults = {**IMAGE_LIMITS, **VIDEO_LIMITS, "audio_max_s": 300.0}
+    media_defaults = {**NativeFamily.media_defaults, "audio_max_s": 300.0}
     # Transformers' processor of this family gives videos its own size, whatever the settings state.
     settings = {"image": IMAGE_SETTINGS, "video": VIDEO_SAMPLING, "audio": {"chunk_length": "audio_max_s"}}
     config_class = "Qwen2_5OmniThinkerConfig"

@@ -2,7 +2,7 @@
 
 Images and videos follow the Hugging Face processors exactly (tests hold them equal), for videos with
 `do_sample_frames`: two frames a second, the rate of the published models, where the processor's class has none. The
-rules themselves are in `native.py`.
+rules themselves are in `native_family.py`.
 """
 
 from __future__ import annotations

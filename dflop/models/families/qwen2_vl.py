@@ -1,6 +1,6 @@
 """Qwen2-VL: a native-resolution vision tower that attends over whole frames, feeding a Qwen2 decoder.
 
-Media are those of Qwen2.5-VL (`native.py`). The tower differs from its: LayerNorm, a plain MLP, no windows, and
+Media are those of Qwen2.5-VL (`native_family.py`). The tower differs from its: LayerNorm, a plain MLP, no windows, and
 `embed_dim` for its width where `hidden_size` is that of the LLM; so do positions, where every temporal patch counts one
 however long it lasts.
 """

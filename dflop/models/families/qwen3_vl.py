@@ -18,16 +18,15 @@ import numpy as np
 from dflop.models import counts
 from dflop.models.family import Decoder, Tower
 from dflop.models.media import Layout, MediaHeader, Placement
-from dflop.models.native import (
-    IMAGE_LIMITS,
+from dflop.models.native_family import (
     IMAGE_SETTINGS,
     TEMPORAL_PATCH_FRAMES,
     VIDEO_SAMPLING,
     VIDEO_SIZE,
+    NativeFamily,
     check_aspect_ratio,
     smart_resize,
 )
-from dflop.models.native_family import NativeFamily
 from dflop.models.pixels import HALF
 from dflop.records import LLM, ModuleSpec
 
@@ -45,19 +44,14 @@ class Qwen3Vl(NativeFamily):
 
     name = "qwen3_vl"
     media_defaults = {
-        **IMAGE_LIMITS,
-        "video_fps": 2.0,
-        "video_min_frames": 4,
-        "video_max_frames": 768,
+        **NativeFamily.media_defaults,
         "video_min_pixels": 32 * 32 * 128,
         "video_max_pixels": 32 * 32 * 768,
-        "cap_pixels_per_frame": False,
         "max_video_tokens": 768,
     }
     settings = {"image": IMAGE_SETTINGS, "video": {**VIDEO_SIZE, **VIDEO_SAMPLING}}
     shrinkable = {
-        "max_pixels": 56 * 56,
-        "video_max_frames": 4,
+        **NativeFamily.shrinkable,
         "video_min_pixels": 32 * 32 * 4,
         "video_max_pixels": 32 * 32 * 4,
     }
@@ -146,7 +140,7 @@ def _resize_video(
     if limits["cap_pixels_per_frame"]:
         of_frame = min(limits["max_video_tokens"] * factor_px**2, max_pixels // num_sampled)
         max_pixels = max(of_frame, int(min_pixels * 1.05)) * num_sampled
-    scale = max(1.0, factor_px / max(1, min(height_px, width_px)))  # no side below one row
+    scale = max(1.0, factor_px / min(height_px, width_px))  # no side below one row
     check_aspect_ratio(height_px, width_px, scale)
     # Rounded half to even, so an odd number of frames counts as one more or one less.
     num_counted = round(num_sampled / TEMPORAL_PATCH_FRAMES) * TEMPORAL_PATCH_FRAMES
