@@ -3,8 +3,6 @@
 No package is needed for that; the browser is Debian's `chromium` (or any of `NAMES`).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import queue

@@ -5,8 +5,6 @@ that exceeds the budget fails with the advice where it belongs. Processes that l
 whose parent ended) are not seen.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Random shapes, cost tables and plans, for the tests of the pure rooms. Everything is a function of its seed."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from typing import Any

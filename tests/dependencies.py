@@ -6,8 +6,6 @@ that dflop imports, in a process of their own in which Python's audit hooks tell
 of a name.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

@@ -1,7 +1,5 @@
 """Programs forked from a server that has imported torch, transformers and dflop once: they begin at once."""
 
-from __future__ import annotations
-
 import atexit
 import multiprocessing
 import os

@@ -4,8 +4,6 @@ A test belongs to `make test` unless it is marked `@pytest.mark.lane("name")`; `
 and nothing else, `--lane all` runs everything. A test that is named by its node id runs in any case.
 """
 
-from __future__ import annotations
-
 import pytest
 
 LANES = {

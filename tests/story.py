@@ -1,7 +1,5 @@
 """A run in which everything was noticed and decided once, for the tests of what tells it."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

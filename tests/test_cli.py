@@ -1,7 +1,5 @@
 """The command line as a person meets it: its own process, real exit codes, stdout and stderr."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """`dflop config` as a person uses it: its own process, problems as lines that an editor can jump to."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """`dflop profile`, `dflop cost`, `dflop plan` and `dflop compare` as a person uses them."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

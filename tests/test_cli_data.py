@@ -1,7 +1,5 @@
 """`dflop data` as a person uses it: profile a dataset on this machine, look at it, compare two."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`dflop doctor` as a person meets it: its own process, a line or an object per finding, its exit code."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

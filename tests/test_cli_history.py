@@ -1,7 +1,5 @@
 """`dflop history` as a person meets it: its own process, data on stdout, talk on stderr."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """`dflop init` as a new user meets it: a model's config.json, a folder of data, and what is still to be done."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

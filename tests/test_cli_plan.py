@@ -1,7 +1,5 @@
 """`dflop plan` as a person uses it: explanations, pictures, files for other trainers, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

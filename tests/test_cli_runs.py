@@ -1,7 +1,5 @@
 """`dflop runs`, `cancel`, `reap` and `train` as a person meets them, on run directories without any job."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """What `dflop run` and `dflop serve` say of the Prefect server: one error, in seconds, without a traceback."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os

@@ -1,7 +1,5 @@
 """Every command that follows jobs, told to stop by SIGTERM while its jobs wait in a queue, leaves none behind."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

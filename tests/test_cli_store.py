@@ -1,7 +1,5 @@
 """`dflop store` and `dflop sql` as an operator uses them: real processes, exit codes, what is on stdout and stderr."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

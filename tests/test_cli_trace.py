@@ -1,7 +1,5 @@
 """`dflop trace` and `dflop report` as a person meets them: their own process, data on stdout, talk on stderr."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`dflop train` and who drives: killed and adopted, refused, cancelled, told to stop; without any Prefect."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Help, usage errors and completion: what a person sees who does not know the commands yet."""
 
-from __future__ import annotations
-
 import io
 import subprocess
 import sys

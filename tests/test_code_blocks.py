@@ -1,7 +1,5 @@
 """Examples in the documents work: commands parse, YAML has keys that exist, SQL runs on a store, Python compiles."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

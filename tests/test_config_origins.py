@@ -1,7 +1,5 @@
 """Where values come from: lines of keys, `config show`, several errors at once, and the schema for editors."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

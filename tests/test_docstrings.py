@@ -1,7 +1,5 @@
 """Docstrings of public functions name the errors that their own code raises."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from pathlib import Path

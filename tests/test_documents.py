@@ -1,8 +1,6 @@
 """The documents stay true: the links, anchors, paths, tests, make targets and tables they name exist; the doors and the
 schema they draw are those of the code."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The complete examples: each is valid as shipped, says what to edit, and can be planned from data sheets anywhere."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

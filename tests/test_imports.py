@@ -1,7 +1,5 @@
 """Which package may import which package and library: the table is in pyproject.toml, see ARCHITECTURE.md."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

@@ -3,8 +3,6 @@
 `dflop train` needs no Prefect server: each costs 10 to 20 s of processor time.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """docs/security.md stays true: each of its rules has a test that exists, and what has no other test is tested here."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os

@@ -1,7 +1,5 @@
 """Every finding of ruff or mypy that is suppressed says why: behind the code on its line, or in a comment above."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

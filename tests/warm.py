@@ -1,7 +1,5 @@
 """Compiles the kernels of the scheduler where tests and their jobs find them: `python -m tests.warm`."""
 
-from __future__ import annotations
-
 import os
 
 from dflop.launch.kernels import kernel_environment

@@ -6,8 +6,6 @@ last. Figures go to `tests/bench/results/<machine>/<part>-<date>.json`. Without 
 the machine. `python -m tests.bench.pages` then puts the figures into the documents.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import shutil

@@ -5,8 +5,6 @@ lost to the planner proper is lost to not knowing how samples differ. Memory is 
 such a plan learns of it with the first step that fails.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What the command lines of benchmarks share: their options, and the process that they want to be."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

@@ -5,8 +5,6 @@ global batch with what it learnt from the steps before, under its own plans. A p
 truth; regret is what that exceeds the plan of an oracle by, who knows the truth.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence

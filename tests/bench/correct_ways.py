@@ -4,8 +4,6 @@ Batches of half texts, the rest pictures and a few videos, are on made-up curves
 grows with size; the encoder is scaled to 0.9 of the LLM's seconds, as a good plan has it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

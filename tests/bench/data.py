@@ -7,8 +7,6 @@ it, the demo dataset's, which are tiny: the bounds are for media as they are); F
 `dflop/data/size_table.py`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import pydoc_data.topics

@@ -13,8 +13,6 @@ seed share weights, plan and processes: they are one observation, and the interv
 --full, which has no interval, and with --media two of the four pairs of data and processes.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json

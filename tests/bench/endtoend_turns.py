@@ -10,8 +10,6 @@ there, so that nothing is left to do in the turn of another job. With `given` th
 directory.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

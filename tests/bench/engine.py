@@ -5,8 +5,6 @@ Measured is the step time of Hugging Face alone in two data-parallel processes o
 vision | llm, in arrival order and scheduled); all take the same arrays, made beforehand, and a step each in turn.
 """
 
-from __future__ import annotations
-
 import copy
 import time
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Figures of a benchmark: a time, its bound, and the obvious other way of doing the same, timed in the same run."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

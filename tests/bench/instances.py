@@ -3,8 +3,6 @@
 Sizes of samples come from a table of real ones, kinds in stated shares, or are generated.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -4,8 +4,6 @@ Ranks and scheduler do what they do in any run; the flow is left out. As the sch
 `take_given_steps` this file publishes the plans of `give_steps`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import signal

@@ -4,8 +4,6 @@ CPU seconds of this process and of the Slurm clients it calls, compared with the
 and a waiter each. `tests/slurm/cluster.sh up` starts a Slurm. Ends with 1 when a state is lost.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import resource

@@ -4,8 +4,6 @@ Planned with and without it, on fewer batches and nominees than a suite's, where
 simulated steps on these batches. A lever is withheld as what layers or the loss would keep, or as a choice of the plan.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

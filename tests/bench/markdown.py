@@ -1,7 +1,5 @@
 """Tables and numbers as documents want them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 

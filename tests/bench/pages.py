@@ -4,8 +4,6 @@ A document has `<!-- table NAME -->` and, some lines below, `<!-- end -->`; what
 result of the machine that `SHOWN` names, with a line that says which.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

@@ -4,8 +4,6 @@ With --full a part is measured whole. Without, it runs with fewer seeds or rows 
 take 20 minutes on two cores, or it is left out. Results of a subset have a name of their own and stand in no document.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -5,8 +5,6 @@ and 16 GPUs; the planner's plan against the best of all feasible candidates, sim
 Costs are those of data sheets, samples are drawn: nothing here is a real machine's step.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from dataclasses import replace

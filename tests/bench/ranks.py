@@ -3,8 +3,6 @@
 Inputs are made before a step is timed: decoding ahead would compete with the step for its core.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import sys

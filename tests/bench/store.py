@@ -4,8 +4,6 @@ Every figure stands with its bound. Rows are generated (their number is what mat
 but the operating system's pages.
 """
 
-from __future__ import annotations
-
 import tempfile
 import time
 from collections.abc import Callable, Iterator

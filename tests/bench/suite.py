@@ -4,8 +4,6 @@ What `dflop compare --suite` does, with this checkout's commit in the figures, a
 is not slower than any that the engine could run, too.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import tempfile

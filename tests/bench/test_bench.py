@@ -1,7 +1,5 @@
 """Documents say what the results say."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.bench.figures import RESULTS, ROOT

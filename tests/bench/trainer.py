@@ -4,8 +4,6 @@ A small Llama on texts whose lengths have a tail, padded. Before, some steps at 
 norms of `BalancedTrainer` against Trainer's own order of the same global batches.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from pathlib import Path

@@ -5,8 +5,6 @@ Runs are played until there are `--runs` or `--minutes` are over; the table goes
 should. Then the campaign ends with 1.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import os

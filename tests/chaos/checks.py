@@ -1,7 +1,5 @@
 """What has to hold of a run when it is over, whatever was done to it: one line for everything that does not."""
 
-from __future__ import annotations
-
 import math
 import os
 import subprocess

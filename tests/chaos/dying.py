@@ -4,8 +4,6 @@ PLACE is `module:function:when:nth`, before or behind the n-th call: `dflop.stor
 What a kill from outside would hit once in ten thousand times is hit each time. Its last words say that it got there.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import os

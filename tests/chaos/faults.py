@@ -1,7 +1,5 @@
 """The faults of a run on one machine, as a table: name, moment, what happens, how the command may end because of it."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from dataclasses import dataclass

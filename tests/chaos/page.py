@@ -1,7 +1,5 @@
 """The table of the fault campaign, from its JSON."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from typing import Any
 

@@ -1,7 +1,5 @@
 """One run of the campaign while it is played: its commands, its processes, and what an operator sees of them."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random

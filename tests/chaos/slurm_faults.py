@@ -3,8 +3,6 @@
 Drivers die there, too: those faults of `faults.py` that know no launcher are drawn as well.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 from collections.abc import Callable, Iterator

@@ -4,8 +4,6 @@ Two processes of this machine, pictures and texts, one picture missing and one c
 Everything else is as a user has it: profile, plan, train, compare, report, by `dflop train FILE`.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Mapping

@@ -3,8 +3,6 @@
 Paths are patterns below the folder of a run; of several files the newest is struck.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

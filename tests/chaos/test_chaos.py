@@ -1,7 +1,5 @@
 """What a campaign draws from: faults are drawn again by their seed, and places to die at exist."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The suites: mixtures by the families' rules, the bound, paired comparison, tables, on small clusters."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 

@@ -1,7 +1,5 @@
 """Drifts of costs and of shapes: silent for long while nothing changes, quick when something does."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """The filter against the textbook, and what it does that the textbook does not."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """What microbatches of a rank share in a step is told from what stays."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

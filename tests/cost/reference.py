@@ -1,7 +1,5 @@
 """The cost of one load, written as the docstring of `CostTerms` says it: what the vectorised code is held to."""
 
-from __future__ import annotations
-
 from dflop.records import CostTerms
 
 

@@ -1,7 +1,5 @@
 """The closed form against the tensors that real layers keep, counted on the CPU."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any

@@ -1,7 +1,5 @@
 """Curves through probes of a layer whose cost is smooth and not a line."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Who may ask for what was never probed: the planner and the scheduler may, and the planner says so."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,5 @@
 """FLOPs of a batch against torch's own counter, which watches layers of real size run on the meta device."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from dflop.cost.devices import A100, H100, H200

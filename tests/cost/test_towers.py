@@ -1,7 +1,5 @@
 """Costs of an encoder of which no more than the projector trains."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 

@@ -1,7 +1,5 @@
 """The tiny family, a tokenizer that fits it, tiny media, and a small demo dataset."""
 
-from __future__ import annotations
-
 import json
 import os
 from fractions import Fraction

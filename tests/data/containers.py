@@ -1,7 +1,5 @@
 """Training data in containers, written with libraries other than the ones that read them."""
 
-from __future__ import annotations
-
 import io
 import json
 import tarfile

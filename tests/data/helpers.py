@@ -1,7 +1,5 @@
 """A family small enough to check by hand, and one-line rows."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path

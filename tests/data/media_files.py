@@ -1,7 +1,5 @@
 """Small videos and sounds of the kinds whose headers do not say what a decoder gives."""
 
-from __future__ import annotations
-
 import struct
 from pathlib import Path
 from typing import Any

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from dflop.data.annotations import BadSample, Turn, confine

@@ -1,7 +1,5 @@
 """Chat templates: rendered once per sequence of roles, whatever the template does."""
 
-from __future__ import annotations
-
 import json
 
 import jinja2

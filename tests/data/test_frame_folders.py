@@ -1,7 +1,5 @@
 """Videos that lie as pictures: read as a video file of the same frames would be, or a reason that says what lacks."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import io

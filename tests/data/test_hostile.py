@@ -1,7 +1,5 @@
 """Real broken files and rows: each ends as a shape or as a quarantine row with a reason, none as an exception."""
 
-from __future__ import annotations
-
 import json
 
 from dflop.data.dataset_profile import DatasetRef, profile_shard

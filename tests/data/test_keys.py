@@ -1,7 +1,5 @@
 """Keys that are followed, ignored, refused by name, or counted; media whose bytes stand in a row."""
 
-from __future__ import annotations
-
 import base64
 import json
 from pathlib import Path

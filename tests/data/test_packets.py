@@ -1,7 +1,5 @@
 """What the profile says of a file is what decoding gives, where headers lie or guess."""
 
-from __future__ import annotations
-
 import struct
 import tempfile
 from pathlib import Path

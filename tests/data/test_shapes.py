@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from dflop.data.annotations import AnnotatedSample, BadSample
 from dflop.data.dataset_profile import DatasetRef
 from dflop.data.header_cache import HeaderCache

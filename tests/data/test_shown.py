@@ -1,7 +1,5 @@
 """Templates that look into their texts: token ids equal those of transformers, or the conversation is refused."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

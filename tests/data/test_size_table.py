@@ -1,7 +1,5 @@
 """A table of sizes gives, column by column, what walking over it row by row gives."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import polars as pl

@@ -1,7 +1,5 @@
 """A folder's file system: what works here, and what is said where it does not."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from dflop.doctor import installed
 from dflop.doctor.finding import FAIL, OK, SKIP, WARN
 

@@ -1,7 +1,5 @@
 """What is said of a store: sound, broken in each of its parts, in use."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """What is said of a Slurm, with clients that answer as they do at sites."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """GPUs, torch and flash-attn: what is told of each combination, with stand-ins for what this machine lacks."""
 
-from __future__ import annotations
-
 import subprocess
 
 import pytest

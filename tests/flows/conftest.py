@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import logging
 import uuid
 from collections.abc import Callable, Iterator

@@ -3,8 +3,6 @@
 Prefect is imported in functions: it takes a second, of every collection of tests.
 """
 
-from __future__ import annotations
-
 import asyncio
 import importlib
 import sys

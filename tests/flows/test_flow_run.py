@@ -1,7 +1,5 @@
 """What parameters of a flow mean, and what a flow offers, without any server."""
 
-from __future__ import annotations
-
 import asyncio
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Flows on a Prefect server; steps of a run are played. Everything that needs the server is here: it costs 20 s."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

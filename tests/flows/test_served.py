@@ -1,7 +1,5 @@
 """Flows on a server of their own: served, started by its API, killed under them, cancelled; and by prefect.yaml."""
 
-from __future__ import annotations
-
 import contextlib
 import http
 import json

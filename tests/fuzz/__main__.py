@@ -4,8 +4,6 @@ Every target runs in its own process for an equal share of the time. A crash is 
 command that runs it again, and kept in `.fuzz`: the next campaign begins with it. Ends with 1 where there is one.
 """
 
-from __future__ import annotations
-
 import argparse
 import signal
 import sys

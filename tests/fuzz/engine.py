@@ -5,8 +5,6 @@ with them the next time. Here is what it has not: an alarm that ends an example 
 bounds, which dies with its stacks where the time goes in a library that does not come back to Python.
 """
 
-from __future__ import annotations
-
 import contextlib
 import faulthandler
 import itertools

@@ -3,8 +3,6 @@
 Most come from something sound with a few places broken: text that is noise from end to end stops at the first check.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import math

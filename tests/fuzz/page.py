@@ -1,7 +1,5 @@
 """What fuzzing found, in a sentence of a page."""
 
-from __future__ import annotations
-
 from typing import Any
 
 

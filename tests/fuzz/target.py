@@ -5,8 +5,6 @@ exception, a hang, or a broken promise that the target looks at itself (a row lo
 refused), which it says with `assert`.
 """
 
-from __future__ import annotations
-
 import atexit
 import functools
 import shutil

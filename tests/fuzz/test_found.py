@@ -4,8 +4,6 @@ They go through the checks of their targets, with a few other examples, the same
 below. `make fuzz` looks for more.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import json

@@ -1,7 +1,5 @@
 """Entries of the jobs that the launch tests run; imported in the tasks, never by pytest."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

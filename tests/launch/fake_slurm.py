@@ -5,8 +5,6 @@ Every client is this file, called as `python fake_slurm.py FOLDER CLIENT ARGS...
 one holds the lock. No queue: what is not held starts at once. Nothing is imported that takes time to start.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import io

@@ -1,7 +1,5 @@
 """The batch script: what it says, in which dialect, and that a shell reads what was meant."""
 
-from __future__ import annotations
-
 import dataclasses
 import shlex
 import subprocess

@@ -1,7 +1,5 @@
 """Jobs import nothing from the folder they are started in: it may be a dataset's, and hold a `json.py`."""
 
-from __future__ import annotations
-
 from operator import length_hint
 
 import pytest

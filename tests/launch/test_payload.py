@@ -1,7 +1,5 @@
 """What a task of a Slurm job does, started as srun would start it, and how it learns its place."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import subprocess

@@ -1,7 +1,5 @@
 """Why a job ended: the words of tasks, of srun and of the batch script, whichever says most."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import pickle

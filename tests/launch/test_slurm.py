@@ -3,8 +3,6 @@
 tests/slurm has the same on a real one.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

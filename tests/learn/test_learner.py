@@ -1,7 +1,5 @@
 """What the scheduler learns of a job whose truth is known: its ranks take what they are made to take."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 

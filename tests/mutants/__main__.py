@@ -5,8 +5,6 @@ failed run once more without any fault: one that fails there, too, has noticed n
 was caught.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import json

@@ -4,8 +4,6 @@ One TOML file per part of the product. Every fault changes what a user can notic
 product alone, before any test was looked at: else the sample would say nothing.
 """
 
-from __future__ import annotations
-
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path

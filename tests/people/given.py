@@ -1,7 +1,5 @@
 """What people bring along: photos with captions and a model's folder, texts for a Trainer, a run of last night."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import sys

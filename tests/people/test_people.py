@@ -3,8 +3,6 @@
 `-s` shows what each prints, as the person sees it.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Small planning problems."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from typing import Any

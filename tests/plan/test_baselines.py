@@ -1,7 +1,5 @@
 """Uniform plans, tuned and default."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

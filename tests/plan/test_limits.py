@@ -1,7 +1,5 @@
 """What a plan uses of every limit, and who set the limit."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

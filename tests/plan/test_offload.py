@@ -1,7 +1,5 @@
 """Activations on the host: only behind passes that hide their copies, only as many as the host holds."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

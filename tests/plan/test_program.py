@@ -1,7 +1,5 @@
 """The program against trying every choice, on random tables."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

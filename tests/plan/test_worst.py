@@ -1,7 +1,5 @@
 """Memory is judged by the largest samples of the data, whatever the batches drew."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 

@@ -4,8 +4,6 @@ What Perfetto's importer says to a trace that breaks these rules: slices that ov
 arrows without a slice at either end are dropped, and NaN is no JSON at all.
 """
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from typing import Any

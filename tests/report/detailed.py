@@ -3,8 +3,6 @@
 What ranks measured is the simulation under noisy seconds, so starts, waits and reductions fit together.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from datetime import datetime

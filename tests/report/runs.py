@@ -1,7 +1,5 @@
 """Constructed steps whose numbers can be checked by hand."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Sequence

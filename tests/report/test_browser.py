@@ -3,8 +3,6 @@
 Skipped only where no browser is installed; CI installs one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Traces: valid, and every slice is a row of what was recorded or of the simulation of what was predicted."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter, defaultdict
 from collections.abc import Container, Sequence

@@ -1,7 +1,5 @@
 """An explanation as people read it: every number with its unit, nothing cut off, simulated and with its source."""
 
-from __future__ import annotations
-
 import io
 import json
 from dataclasses import replace

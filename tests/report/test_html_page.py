@@ -1,7 +1,5 @@
 """Pages as such: what is allowed in them, and that all that a page of a comparison has is shown as text."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import re

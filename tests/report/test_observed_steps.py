@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from dflop.report.observed_steps import measured_steps

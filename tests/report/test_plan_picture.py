@@ -1,7 +1,5 @@
 """Pictures of simulated steps: what runs is drawn when it runs."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

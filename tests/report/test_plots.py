@@ -1,7 +1,5 @@
 """Drawings as parts of a page: valid, the same each time, without styles, and with ids of their own."""
 
-from __future__ import annotations
-
 import re
 import xml.etree.ElementTree as ET
 

@@ -1,7 +1,5 @@
 """The simulator run again on what ranks recorded: the same step that the scheduler had predicted."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Plots of how a run went: what they are given is in them, and they are there only where there is something to show."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """Pictures of the suites: what is given is in them, and nothing else is drawn."""
 
-from __future__ import annotations
-
 import math
 
 from PIL import Image

@@ -1,7 +1,5 @@
 """The timeline of a batch: every span is a bar in its place, with what was predicted below it."""
 
-from __future__ import annotations
-
 import re
 from html import unescape
 

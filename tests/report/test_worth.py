@@ -1,7 +1,5 @@
 """What balancing is worth, by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """slurm/train.sbatch as a shell runs it, with commands that only say what they were asked."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Cancelling with real jobs of this machine, and with clients of Slurm that are shell scripts."""
 
-from __future__ import annotations
-
 import dataclasses
 import socket
 from pathlib import Path

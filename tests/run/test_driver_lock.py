@@ -1,7 +1,5 @@
 """Two nodes are two values of the machine's boot id, as in the tests of the lease."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

@@ -1,7 +1,5 @@
 """What the batch sampler promises: every sample once, the same global batches for anyone, state in a few integers."""
 
-from __future__ import annotations
-
 import dataclasses
 import pickle
 import threading

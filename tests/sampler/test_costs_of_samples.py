@@ -1,7 +1,5 @@
 """Costs of samples, from a function, from tables and from a store."""
 
-from __future__ import annotations
-
 import json
 import time
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Which rank a sampler deals to is looked up when an iteration begins, and compared with what is given."""
 
-from __future__ import annotations
-
 import contextlib
 
 import pytest

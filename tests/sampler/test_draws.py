@@ -1,7 +1,5 @@
 """An epoch that is left or resumed: what the loop has counts, however far a loader has drawn ahead."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import json

@@ -1,7 +1,5 @@
 """What waiting costs, estimated from a file of lengths: `dflop sampler estimate`."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

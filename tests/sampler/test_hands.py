@@ -1,7 +1,5 @@
 """Loaders and trainers that would lose, repeat or mix up samples are refused before the first batch."""
 
-from __future__ import annotations
-
 import dataclasses
 import sys
 from types import SimpleNamespace

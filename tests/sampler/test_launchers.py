@@ -4,8 +4,6 @@ As a program, `python -m tests.sampler.test_launchers FOLDER [NUM_NODES]`, this 
 docs/sampler.md for any launcher: every rank leaves the samples that it trained.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

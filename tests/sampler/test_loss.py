@@ -1,7 +1,5 @@
 """Exact loss scaling, and the check a user can run on their own model."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Numbers that people give are looked at: what is none, or cannot be, names its argument."""
 
-from __future__ import annotations
-
 from decimal import Decimal
 from fractions import Fraction
 

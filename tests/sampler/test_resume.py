@@ -3,8 +3,6 @@
 Trainers are imported in functions: that takes seconds, of every collection of tests.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

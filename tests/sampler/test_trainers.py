@@ -1,7 +1,5 @@
 """Two processes under the trainers people use: the gradient of every step is that of its samples one at a time."""
 
-from __future__ import annotations
-
 import os
 import socket
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A tiny decoder with random weights, texts of very different lengths, and its gradient one sample at a time."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -4,8 +4,6 @@ Run as `python -m tests.sampler.trainers FOLDER` with MASTER_ADDR and MASTER_POR
 trainers are imported, which takes longer than all that is trained.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import multiprocessing

@@ -1,7 +1,5 @@
 """Random plans with a batch; random linear steps, of eighths of seconds: orders of summation do not matter."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import strategies as st
 

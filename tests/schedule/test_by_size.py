@@ -1,7 +1,5 @@
 """Corrections by size of item: what every microbatch is predicted to take, against a sum over its items by hand."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

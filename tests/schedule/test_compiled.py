@@ -1,7 +1,5 @@
 """With compiled kernels, and with the same as plain Python where there is no time to load a compiler."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from typing import Any

@@ -1,7 +1,5 @@
 """Pure data parallelism: what is promised about any global batch, and what is reached on lengths as they occur."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import example, given, settings

@@ -4,8 +4,6 @@ Small steps on small budgets. `make test` plays some; the ten thousand of the la
 Examples are the same in every run.
 """
 
-from __future__ import annotations
-
 import functools
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Microbatches that are padded: exact cuts, caps, and what they gain."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Slow ranks: the judge makes them slow, and every way of packing gives them less."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

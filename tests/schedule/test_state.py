@@ -1,7 +1,5 @@
 """Moves keep what the search knows about an assignment: sums and largest items are those of the samples themselves."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st

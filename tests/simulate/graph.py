@@ -5,8 +5,6 @@ hold items of its own samples, and an encoder rank's backward only for the LLM r
 rank with nothing to do for a microbatch passes over it. Ranks that share out parameters meet in every microbatch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Brings a real Slurm up for the tests in this folder (see cluster.sh), once, and down again if it was down before."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

@@ -4,8 +4,6 @@
 rest behind every step: while a test waits for Slurm, they would fill the machine with steps that nobody looks at.
 """
 
-from __future__ import annotations
-
 import asyncio
 import sys
 import time

@@ -1,7 +1,5 @@
 """What the tests of faults share: a run with a rank on each of two nodes that trains for as long as they like."""
 
-from __future__ import annotations
-
 import contextlib
 import shlex
 import subprocess

@@ -1,7 +1,5 @@
 """A cluster with accounts, and one whose accounts are gone: jobs are followed all the same."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Iterator
 

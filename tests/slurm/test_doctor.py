@@ -1,7 +1,5 @@
 """`dflop doctor` on a real Slurm: four nodes of 4 CPUs, 6000 MB and 2 GPUs."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Iterator
 

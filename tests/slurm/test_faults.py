@@ -3,8 +3,6 @@
 Each test takes the run as the one before left it.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

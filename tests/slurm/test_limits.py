@@ -1,7 +1,5 @@
 """Training against its time limit: a checkpoint before it, another start, and nothing lost or repeated."""
 
-from __future__ import annotations
-
 import math
 import sys
 from collections import Counter

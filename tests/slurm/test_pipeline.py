@@ -3,8 +3,6 @@
 The first run profiles. The other two start at once, in the same store, and find what it has measured.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json

@@ -1,7 +1,5 @@
 """The sampler under srun on two nodes, made before Lightning knows of the other one."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -3,8 +3,6 @@
 A whole pipeline is in test_pipeline.py, training in test_training.py.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

@@ -3,8 +3,6 @@
 Each test takes the run as the one before left it. A driver that profiles, plans and trains: test_pipeline.py.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """What is found at a path: the file with rows, its format, and the folder of its media."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

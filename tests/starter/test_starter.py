@@ -1,7 +1,5 @@
 """What `dflop init` finds at a path, or says is wrong with it in one line; videos that lie as frames are counted."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

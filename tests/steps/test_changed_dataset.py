@@ -1,7 +1,5 @@
 """A dataset that changes while a run goes through it: the order of samples hangs on which of them there are."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path

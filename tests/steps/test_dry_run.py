@@ -1,7 +1,5 @@
 """What would be submitted is what is submitted: both are rendered by the same code, and nothing is written."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Which plan comes next, whoever has died meanwhile. Jobs are played; `test_replanning.py` runs real ones."""
 
-from __future__ import annotations
-
 import pytest
 
 from dflop.errors import ConfigError

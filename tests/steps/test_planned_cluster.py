@@ -1,7 +1,5 @@
 """What a plan without a run is for: nodes and memory of a data sheet are not those of this machine."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

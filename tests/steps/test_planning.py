@@ -1,7 +1,5 @@
 """What the planner may choose for a family is what the engine can build: every seat of every plan, of tiny models."""
 
-from __future__ import annotations
-
 import dataclasses
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A model profile is done when it determines every cost table that the run needs, and not before."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 from collections.abc import Callable

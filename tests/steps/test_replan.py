@@ -1,7 +1,5 @@
 """When another plan is worth a restart: on a planned run whose rows are written by hand."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

@@ -1,7 +1,5 @@
 """A run whose mixture changes midway: that is noticed, planned anew, and the run goes on under the other plan."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Sizes that predictions are doubtful about: found in rows, timed by a real job, judged against the table."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 

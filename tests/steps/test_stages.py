@@ -3,8 +3,6 @@
 That each stage trains as in Hugging Face, its optimizer and its learning rate begin anew: `tests/train/`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,5 @@
 """A training job and what is done while it runs: decisions, rows, sizes timed again. Jobs are played."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

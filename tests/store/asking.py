@@ -1,7 +1,5 @@
 """Records into a store, and questions to it."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os

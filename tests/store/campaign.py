@@ -7,8 +7,6 @@ checksum of its id. The parent forks its children before anything has started a 
 milliseconds; it prints how many of each it has killed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

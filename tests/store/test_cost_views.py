@@ -1,7 +1,5 @@
 """What modules and links cost, asked in SQL: the same numbers as from `dflop/cost`, corrections included."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any

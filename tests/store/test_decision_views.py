@@ -1,7 +1,5 @@
 """What a run learnt and decided, asked in SQL, against values worked out by hand."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

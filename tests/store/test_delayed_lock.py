@@ -5,8 +5,6 @@ works from a header that somebody else has replaced meanwhile, and overwrites wh
 lock is taken before DuckDB sees the file. `strace` makes the delay real: it holds DuckDB's `fcntl` call back.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -26,8 +26,6 @@ The faults a store must survive, and the tests that make them happen:
     F18  fork after connect                  test_a_fork_under_an_open_database_harms_neither_side
 """
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import os

@@ -1,7 +1,5 @@
 """Versions and damage: what is bad, what is old, and what is only too new."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pyarrow as pa

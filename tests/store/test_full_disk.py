@@ -1,7 +1,5 @@
 """A disk that is really full: a tmpfs of a few megabytes, filled to the brim at the worst moments."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Views, macros and queries over the history of several runs, against values worked out by hand or in Python."""
 
-from __future__ import annotations
-
 import dataclasses
 import statistics
 from pathlib import Path

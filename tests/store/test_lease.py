@@ -1,7 +1,5 @@
 """Two nodes are two values of the machine's boot id: what the lease goes by."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """Rebuild, verify, compact, gc: whatever is lost or tidied up, the rows stay the rows."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import time

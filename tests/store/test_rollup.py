@@ -1,7 +1,5 @@
 """Roll-ups are kept run by run as files arrive; at any moment they are what one pass over everything would give."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """A run's speed-up has one definition, `v_speedup`; that of simulated steps, which are in no store, equals it."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Spool files and databases of earlier versions hold their rows for ever, in the columns of today."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import shutil

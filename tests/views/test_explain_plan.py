@@ -1,7 +1,5 @@
 """Explanations agree with the plan they explain, name the stage that is full, and plan anew where they say so."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """What a report is given of a run, out of a store."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

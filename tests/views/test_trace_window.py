@@ -1,7 +1,5 @@
 """`dflop trace` out of a store: which steps, and that every slice is one of its rows."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections import Counter

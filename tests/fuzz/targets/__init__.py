@@ -1,7 +1,5 @@
 """Every door to the outside, by name. A new one is a `Target` in one of these files."""
 
-from __future__ import annotations
-
 from tests.fuzz.target import Target
 from tests.fuzz.targets import configuration, dataset, media, runs, screen, store
 

@@ -1,7 +1,5 @@
 """Configurations and models: YAML, `--set`, mixtures, the files a configuration names, `config.json` of a model."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import io

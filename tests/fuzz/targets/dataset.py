@@ -3,8 +3,6 @@
 A row is never lost: it is in the profile or in quarantine, with a reason of one line, and both can be stored.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import io

@@ -4,8 +4,6 @@ A file has a size or a reason; what has a size decodes to that size or has a rea
 why not.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What a run leaves on disk and what its launcher hears: plans, costs, state, checkpoints, answers of Slurm."""
 
-from __future__ import annotations
-
 import io
 import json
 import shutil

@@ -1,7 +1,5 @@
 """The screen: command lines that nobody would type, and what people see of words that strangers chose."""
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import functools

@@ -3,8 +3,6 @@
 A spool file is in the tables or in quarantine with its reason, and one that is damaged costs no other one anything.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Whether a MIMO configuration is valid, told from its text alone: nothing here knows a plan or the emitter's code."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Random plans of both layouts, for the tests of the emitters."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 
