@@ -123,11 +123,9 @@ def copy_to_host(blocks: Sequence[Block], memory: Mapping[BlockId, torch.Tensor]
 
 def rng_state() -> dict[str, torch.Tensor]:
     """States of torch's, numpy's and Python's global generators, and of CUDA's where there is one, as bytes."""
-    numpy_state: Any = np.random.get_state()  # noqa: NPY002, what libraries draw from without being asked
-    kind, keys, *rest = numpy_state
     found = {
         "torch": torch.get_rng_state(),
-        "numpy": _to_bytes([kind, keys.tolist(), *rest]),
+        "numpy": _to_bytes(np.random.get_state()),  # noqa: NPY002, what libraries draw from without being asked
         "python": _to_bytes(random.getstate()),
     }
     if torch.cuda.is_available():
@@ -160,7 +158,7 @@ def reseed(seed: int, step: int, rank: int) -> None:
 
 
 def _to_bytes(value: Any) -> torch.Tensor:
-    return torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+    return torch.frombuffer(bytearray(json.dumps(value, default=np.ndarray.tolist).encode()), dtype=torch.uint8)
 
 
 def _from_bytes(content: torch.Tensor) -> Any:
