@@ -15,8 +15,8 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 CONTRACTS, EXTRAS = PROJECT["tool"]["importlinter"]["contracts"], PROJECT["project"]["optional-dependencies"]
 FILES = sorted(PACKAGE.rglob("*.py"))
 TORCH_FILES_OF_MODELS = {
-    "autograd.py", "build.py", "fused.py", "loss.py", "slices.py", "attention.py", "encoders.py", "positions.py",
-    "ways.py", "weights.py", "item_arithmetic.py", "taps.py", "random_weights.py", "pixels.py",
+    "autograd.py", "build.py", "fused.py", "loss.py", "attention.py", "encoders.py", "positions.py", "ways.py",
+    "weights.py", "item_arithmetic.py", "random_weights.py", "pixels.py",
     "offload.py",
 }  # fmt: skip
 

@@ -45,7 +45,7 @@ def make_trainer(
     if device.type == "cuda":  # gloo has connected all ranks by now
         connect(groups, plan, device)
     stages, sharded = build_stages(config, family, tokenizer, seat, groups.tensor, device)
-    trains = prepare_stages(stages, plan, seat, family, frozen=frozen)
+    trains = prepare_stages(stages, plan, seat, frozen=frozen)
     parts = {**sharded, **shard_parameters(stages, groups, sharded)}
     rates = OptimizerSettings(config.train.learning_rate, config.train.weight_decay)
     optimizer = make_optimizer(plan, seat, stages, groups, rates)

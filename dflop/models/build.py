@@ -23,8 +23,6 @@ from dflop.models.fused import fuse
 from dflop.models.item_arithmetic import ARITHMETIC, Arguments
 from dflop.models.loss import HeadLoss, head_loss
 from dflop.models.positions import POSITIONS, MediaPosition
-from dflop.models.slices import ENTRIES, Enter, Leave, TowerSlice
-from dflop.models.taps import taken_states
 from dflop.records import LLM
 
 IGNORE_LABEL = -100
@@ -80,23 +78,19 @@ class Stage(nn.Module):
 
 
 class EncoderStage(Stage):
-    """An encoder with its projector, or some of its layers: packed items in, rows for the LLM out.
+    """An encoder with its projector: packed items in, rows for the LLM out.
 
     Args:
-        model: Full model; its tower is cut in place unless all layers are kept.
+        model: Full model.
         tower: Where the encoder sits.
-        layers: Global indices of the layers to keep, `[first, end)`; None: all.
     """
 
-    def __init__(self, model: nn.Module, tower: Tower, layers: tuple[int, int] | None = None) -> None:
+    def __init__(self, model: nn.Module, tower: Tower) -> None:
         path = _located(model, tower.path)
-        module: Any = model.get_submodule(path)
-        depth = len(module.get_submodule(tower.layers))
-        self_layers = layers or (0, depth)
         kept = (path, *tower.extras)
-        names = {n: p for n, p in model.named_parameters() if any(n == k or n.startswith(f"{k}.") for k in kept)}
-        super().__init__({n: p for n, p in names.items() if _is_held(n, path, module, tower, self_layers, depth)})
-        self.is_first, self.is_last = self_layers[0] == 0, self_layers[1] == depth
+        super().__init__(
+            {n: p for n, p in model.named_parameters() if any(n == k or n.startswith(f"{k}.") for k in kept)}
+        )
         self._tower_path = path
         parent, _, name = path.rpartition(".")
         # A copy that shares what makes rows and lets go of the rest.
@@ -109,9 +103,7 @@ class EncoderStage(Stage):
         self.shell = shell
         self.name = name
         self._encode = ENCODERS[tower.call]
-        attention.use(module, attention.AUTO, cuts_itself=tower.call in CUT_THEMSELVES)
-        is_whole, taken = self.is_first and self.is_last, taken_states(model.config)
-        self._slice = None if is_whole else TowerSlice(module, tower, self_layers, taken, self.dtype)
+        attention.use(self.module, attention.AUTO, cuts_itself=tower.call in CUT_THEMSELVES)
 
     @property
     def module(self) -> nn.Module:
@@ -122,7 +114,7 @@ class EncoderStage(Stage):
     @property
     def layers(self) -> list[nn.Module]:
         found: Any = self.module.get_submodule(self.tower.layers)
-        return [layer for layer in found if not isinstance(layer, (Enter, Leave))]
+        return list(found)
 
     @property
     def projector(self) -> dict[str, nn.Parameter]:
@@ -135,13 +127,6 @@ class EncoderStage(Stage):
         self.requires_grad_(False)
         for parameter in self.projector.values():
             parameter.requires_grad_(True)
-        if self._slice is not None:
-            self._slice.detaches = True
-
-    def carry_shape(self, sizes: torch.Tensor) -> tuple[int, int]:
-        """`[rows, width]` of what the stage before hands over for items of these sizes."""
-        assert self._slice is not None
-        return self._slice.carry_shape(sizes)
 
     def arithmetic(self, sizes: torch.Tensor) -> Arguments:
         """What the tower works out from the sizes of packed items, on the host as these are."""
@@ -149,33 +134,25 @@ class EncoderStage(Stage):
         return make(self.module, sizes) if make else {}
 
     def forward(
-        self, data: torch.Tensor | None, sizes: torch.Tensor, carry: torch.Tensor | None = None,
-        arithmetic: Arguments | None = None,
+        self, data: torch.Tensor, sizes: torch.Tensor, arithmetic: Arguments | None = None
     ) -> torch.Tensor:  # fmt: skip
         """Encode packed items.
 
         Args:
-            data: Items' arrays concatenated along `tower.data_axis`; pixels may be uint8. None off the first stage.
+            data: Items' arrays concatenated along `tower.data_axis`; pixels may be uint8.
             sizes: int64 `[items, n]` on the host, what `Family.item_size` says of each.
-            carry: What the stage before handed over, of `carry_shape`; None on the first.
             arithmetic: What `arithmetic` made of the sizes; None: it is made now.
 
         Returns:
-            On the last stage `[rows, width]` in item order; `width` is the LLM's hidden size, times more where the
-            family's decoder takes deep features. Else what the next stage takes.
+            `[rows, width]` in item order; `width` is the LLM's hidden size, times more where the family's decoder
+            takes deep features.
         """
-        if data is not None:
-            colours = self.tower.colours if data.dtype == torch.uint8 else None
-            data = data.to(self.dtype) if colours is None else colours.normalised(data, self.dtype)
+        colours = self.tower.colours if data.dtype == torch.uint8 else None
+        data = data.to(self.dtype) if colours is None else colours.normalised(data, self.dtype)
         device = next(iter(self.names.values())).device
         made = self.arithmetic(sizes) if arithmetic is None else arithmetic
         made = {n: x.to(device, non_blocking=True) if isinstance(x, torch.Tensor) else x for n, x in made.items()}
-        if self._slice is None:
-            assert data is not None
-            return self._encode(self.shell, self.module, data, sizes, made)
-        return self._slice.run(
-            lambda given: self._encode(self.shell, self.module, given, sizes, made), data, carry, sizes
-        )
+        return self._encode(self.shell, self.module, data, sizes, made)
 
 
 class LlmStage(Stage):
@@ -342,20 +319,6 @@ def cut_stage(model: nn.Module, family: Family, module: str, layers: tuple[int, 
         raise ConfigError(f"layers [{layers[0]}, {layers[1]}) of `{module}`, which has {depth}")
     if module == LLM:
         return LlmStage(model, family, layers)
-    return EncoderStage(model, family.towers[module], layers)
-
-
-def _is_held(name: str, path: str, module: Any, tower: Tower, layers: tuple[int, int], depth: int) -> bool:
-    """Whether a stage with these layers holds an encoder's parameter."""
-    first, end = layers
-    if not name.startswith(f"{path}."):
-        return end == depth  # projector, newline
-    relative = name.removeprefix(f"{path}.")
-    if relative.startswith(f"{tower.layers}."):
-        return first <= int(relative.removeprefix(f"{tower.layers}.").partition(".")[0]) < end
-    if relative.partition(".")[0] in ENTRIES[tower.call]:
-        return first == 0
-    if relative.startswith("deepstack_merger_list."):
-        behind: int = module.deepstack_visual_indexes[int(relative.split(".")[1])]
-        return first <= behind < end
-    return end == depth
+    if layers != (0, depth):
+        raise ConfigError(f"layers [{layers[0]}, {layers[1]}) of `{module}`: an encoder's {depth} stay on one stage")
+    return EncoderStage(model, family.towers[module])

@@ -231,7 +231,7 @@ def _encoder(
     """
     norms, degrees = 2 * _NORM * h, _degrees(heads, heads, mlp)
     return ModuleSpec(
-        module, depth, h, heads, heads, h // heads, mlp, norms, layer, entry + behind, depth, degrees,
+        module, depth, h, heads, heads, h // heads, mlp, norms, layer, entry + behind, 1, degrees,
         num_entry_params=entry, num_projector_matrix_params=largest, num_input_values=inputs,
     )  # fmt: skip
 

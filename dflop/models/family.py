@@ -140,10 +140,6 @@ class Family(MediaRules):
         """What may be frozen: modules, and `<encoder>.tower`, which leaves the encoder's projector to train."""
         return (*self.modules, *(tower_of(module) for module in self.towers))
 
-    def projector_layers(self, module: str) -> tuple[int, ...]:
-        """Layers of an encoder behind which parameters of its projector are, the last one among them."""
-        return (next(spec.num_layers for spec in self.specs() if spec.module == module) - 1,)
-
     def item_size(self, item: MediaItem) -> tuple[int, ...]:
         """What the tower must know of an item besides its array; as many numbers for every item of a module."""
         return item.grid

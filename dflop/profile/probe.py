@@ -158,7 +158,7 @@ class ModuleProbe:
         sizes = torch.tensor([family.item_size(item) for item in items])
         assert isinstance(stage, EncoderStage)
         arithmetic = stage.arithmetic(sizes)
-        return lambda: stage(data, sizes, None, arithmetic)
+        return lambda: stage(data, sizes, arithmetic)
 
     def _prepare_llm(self, group: ProbeGroup) -> Callable[[], torch.Tensor]:
         stage, device = self._stage, self._device

@@ -24,7 +24,7 @@ class ModuleSpec:
     num_edge_params: int
     """Parameters outside the layers (embeddings, patch embedding, projector, head), a tied head counted once."""
     max_pp: int
-    """Deepest pipeline the engine can cut the module into."""
+    """Deepest pipeline the engine can cut the module into; an encoder stays on one stage."""
     tp_choices: tuple[int, ...]
     """Tensor-parallel degrees that the engine can share it out to."""
     num_entry_layers: int = 1

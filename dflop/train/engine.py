@@ -169,7 +169,7 @@ class Engine:
                 assert given.llm is not None, "a rank with LLM layers has input"
                 carry[LLM] = self._decode(part, stage, given.llm, carry, rows, healthy, num_loss_tokens)
             elif isinstance(stage, EncoderStage) and part.module in given.encoders:
-                carry[part.module] = self._encode(part, stage, given.encoders[part.module], carry)
+                carry[part.module] = self._encode(part.module, stage, given.encoders[part.module])
         self._marks.append(self._clock.mark())
         state.outputs = self._ways_out(k, given, carry)
         self._in_flight[k] = state
@@ -178,14 +178,12 @@ class Engine:
                 whole = output.tensor.detach()
                 self._send(whole if way.rows is None else whole.index_select(0, way.rows), way, is_forward=True)
 
-    def _encode(
-        self, part: SeatPart, stage: EncoderStage, given: EncoderInput, carry: dict[str, torch.Tensor]
-    ) -> torch.Tensor:
-        data = None if given.data is None else self._here(given.data)
-        out: torch.Tensor = stage(data, given.sizes, carry.pop(part.module, None), given.arithmetic)
-        if part.is_last and len(out) != given.num_rows:
+    def _encode(self, module: str, stage: EncoderStage, given: EncoderInput) -> torch.Tensor:
+        assert given.data is not None, "a rank with an encoder has its input"
+        out: torch.Tensor = stage(self._here(given.data), given.sizes, given.arithmetic)
+        if len(out) != given.num_rows:
             raise TrainError(
-                f"`{part.module}` produced {len(out)} rows, the plan expects {given.num_rows}",
+                f"`{module}` produced {len(out)} rows, the plan expects {given.num_rows}",
                 hint="the family's rule and the Hugging Face module disagree about these item sizes",
             )
         return out
@@ -222,8 +220,7 @@ class Engine:
                 way = _Way(self._next, self._tag(k, crossing.module), crossing.needs_grad)
                 leave(crossing.module, [way] if len(carry[crossing.module]) else [])
         for module, encoder in given.encoders.items():
-            part = self._seat.part(module)
-            if part is not None and part.is_last and not self._plan.is_inline:
+            if not self._plan.is_inline:
                 tag, grad = self._tag(k, module), self._rows_need_grad[module]
                 # Rows go in their order, so who takes as many as there are takes them as they lie: no copy.
                 taken = [(t.peers, None if len(t.rows) == encoder.num_rows else t.rows) for t in encoder.transfers]
@@ -271,13 +268,7 @@ class Engine:
             assert isinstance(llm, LlmStage)
             return None if given.llm is None else (llm.num_rows(len(given.llm.input_ids)), self._hidden_size)
         encoder = given.encoders.get(crossing.module)
-        if encoder is None:
-            return None
-        if crossing.is_rows:
-            return encoder.num_rows, self._row_width
-        stage = self._stage_of[crossing.module]
-        assert isinstance(stage, EncoderStage)
-        return stage.carry_shape(encoder.sizes)
+        return None if encoder is None else (encoder.num_rows, self._row_width)
 
     def _row_ways(self, k: int, given: MicrobatchInput) -> Iterator[tuple[torch.Tensor, Shape, _Way]]:
         part = self._seat.part(LLM)

@@ -113,20 +113,20 @@ class Feed:
         )
 
     def _encoder_input(self, step_plan: StepPlan, module: str, k: int, bad: Bad) -> EncoderInput | None:
-        work, part = step_plan.of(module), self._seat.part(module)
+        work, stage, made = step_plan.of(module), self._stages.get(module), None
         items = work.owner[k][self._seat.dp_rank]
         if not items:
             return None
-        media = [self._media(step_plan, work, item)[1] for item in items]
-        data = self._packed(step_plan, work, items, bad) if part is not None and part.is_first else None
+        num_rows = sum(work.item_rows[i] for i in items)
+        sizes = torch.tensor([self._family.item_size(self._media(step_plan, work, item)[1]) for item in items])
+        if self._seat.part(module) is None:
+            return EncoderInput(None, sizes, None, num_rows, ())
+        data = self._packed(step_plan, work, items, bad)
         self._activity.works("its data")
-        sends = self._sends(step_plan, module, k) if part is not None and part.is_last else ()
-        sizes = torch.tensor([self._family.item_size(m) for m in media])
-        stage, made = self._stages.get(module), None
         if isinstance(stage, EncoderStage):
             made = stage.arithmetic(sizes)
             made = {n: self._placed(x) if isinstance(x, torch.Tensor) else x for n, x in made.items()}
-        return EncoderInput(data, sizes, made, sum(work.item_rows[i] for i in items), sends)
+        return EncoderInput(data, sizes, made, num_rows, self._sends(step_plan, module, k))
 
     def _packed(self, step_plan: StepPlan, work: ModuleWork, items: Sequence[int], bad: Bad) -> torch.Tensor:
         """Arrays of some items side by side; zeros for those that cannot be had, which are noted in `bad`."""
@@ -169,7 +169,7 @@ class Feed:
         """Media that this rank's encoder stages take, by (module, item), in the order in which they do."""
         found = {}
         for k in range(step_plan.num_microbatches):
-            for part in (p for p in self._seat.parts if p.module != LLM and p.is_first):
+            for part in (p for p in self._seat.parts if p.module != LLM):
                 work = step_plan.of(part.module)
                 for item in work.owner[k][self._seat.dp_rank]:
                     index, media = self._media(step_plan, work, item)
@@ -277,11 +277,10 @@ class Feed:
         return MicrobatchInput(encoders, llm)
 
     def _encoder_filler(self, step_plan: StepPlan, module: str) -> EncoderInput:
-        work, part = step_plan.of(module), self._seat.part(module)
+        work = step_plan.of(module)
         item = min(range(len(work.item_rows)), key=work.item_rows.__getitem__)
         _, media = self._media(step_plan, work, item)
-        is_first = part is not None and part.is_first
-        data = torch.zeros(self._family.array_shape(module, media.grid)) if is_first else None
+        data = torch.zeros(self._family.array_shape(module, media.grid)) if self._seat.part(module) else None
         return EncoderInput(data, torch.tensor([self._family.item_size(media)]), None, work.item_rows[item], ())
 
     def _llm_filler(self) -> LlmInput:

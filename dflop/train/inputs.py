@@ -58,15 +58,15 @@ class EncoderInput:
     """One encoder's part of a microbatch."""
 
     data: torch.Tensor | None
-    """Packed items; None off the encoder's first stage."""
+    """Packed items; None where the rank does not hold the encoder."""
     sizes: torch.Tensor
     """int64 `[items, n]`: `Family.item_size` of each; stays on the host."""
     arithmetic: Arguments | None
-    """What the stage works out from the sizes; None where the rank holds no layer of the encoder."""
+    """What the encoder works out from the sizes; None where it is not made ahead."""
     num_rows: int
     """That the items become for the LLM."""
     transfers: tuple[Transfer, ...]
-    """Where the rows go, on the last stage of a split plan."""
+    """Where the rows go, in a split plan."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,8 @@ Route(source, target) = the items both own, in the source's packed order. Becaus
 StepPlan, messages carry no header, need no handshake, and are not sent at all when empty. Pure Python; the property
 that matters (every row sent once and received once) is tested without any process.
 
-In a split plan a boundary between stages cuts one module, and its hidden states cross. In an inline plan it may also be
-crossed by the finished rows of encoders, on their way to the stage where the LLM begins.
+Only the LLM is cut into stages: its hidden states cross the boundaries between them. In an inline plan the rows of
+encoders may cross boundaries, too, on their way to the stage where the LLM begins.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ class Crossing:
     """One tensor that crosses a boundary in every microbatch that has work for its module."""
 
     module: str
-    is_rows: bool
-    """Finished rows of an encoder; else hidden states between two of the module's layers."""
+    """The LLM, whose hidden states cross, or an encoder, whose rows do."""
     needs_grad: bool
     """Whether anything that trains is behind it."""
 
@@ -47,9 +46,8 @@ def crossings(plan: Plan, seat: Seat, stage: int, trains: Trains) -> tuple[Cross
     found = []
     for module in modules:
         done, left = sum(module.layers_per_stage[:stage]), sum(module.layers_per_stage[stage:])
-        is_rows = module.module != LLM and done > 0 and not left and stage <= llm_begins
-        if (done and left) or is_rows:
-            found.append(Crossing(module.module, is_rows, needs_grad(plan, module.module, stage, trains)))
+        if done and (left or (module.module != LLM and stage <= llm_begins)):
+            found.append(Crossing(module.module, needs_grad(plan, module.module, stage, trains)))
     return tuple(found)
 
 

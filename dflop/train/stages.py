@@ -16,7 +16,7 @@ from dflop.models.weights import Weights, materialise
 from dflop.parallel.part import Part
 from dflop.parallel.tensor import shard_stage
 from dflop.parallel.topology import Seat
-from dflop.records import ModulePlan, Plan
+from dflop.records import Plan
 from dflop.train.routes import Trains
 
 
@@ -65,16 +65,13 @@ def fill_stages(
             p.detach().copy_(given)
 
 
-def prepare_stages(
-    stages: Sequence[Stage], plan: Plan, seat: Seat, family: Family, *, frozen: Collection[str]
-) -> Trains:
+def prepare_stages(stages: Sequence[Stage], plan: Plan, seat: Seat, *, frozen: Collection[str]) -> Trains:
     """Set a rank's stages up to run as the plan and the configuration say.
 
     Args:
         stages: One per part of the seat.
         plan: Says whose layers run again in the backward pass, or send to the host what they save.
         seat: The rank's place.
-        family: Of the model.
         frozen: Modules whose weights do not train, or `<encoder>.tower`s; those that the plan lacks are passed over, as
             the data may have nothing for an encoder.
 
@@ -97,17 +94,7 @@ def prepare_stages(
             assert isinstance(stage, EncoderStage)
             stage.freeze_tower()
     return {
-        (module.module, number): _trains(module, number, family, frozen)
+        (module.module, number): num_layers > 0 and module.module not in frozen
         for module in plan.modules
-        for number in range(module.parallel.pp)
+        for number, num_layers in enumerate(module.layers_per_stage)
     }
-
-
-def _trains(module: ModulePlan, stage: int, family: Family, frozen: Collection[str]) -> bool:
-    """Whether a stage of a module has parameters that train."""
-    first, end = sum(module.layers_per_stage[:stage]), sum(module.layers_per_stage[: stage + 1])
-    if first == end or module.module in frozen:
-        return False
-    if tower_of(module.module) not in frozen:
-        return True
-    return any(first <= layer < end for layer in family.projector_layers(module.module))

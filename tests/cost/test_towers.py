@@ -14,7 +14,7 @@ from dflop.models.random_weights import build_model
 from dflop.profile.saved import saved_bytes
 from dflop.records import LLM
 from tests.builders import make_table
-from tests.models.test_slices import items_of
+from tests.models.test_encoders import items_of
 from tests.models.tiny_families import CASES
 
 TRAINED = make_table("vision", source="measured", optimizer_s_per_param=1e-9)

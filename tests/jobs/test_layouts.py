@@ -23,7 +23,7 @@ NUM_STEPS, NUM_MICROBATCHES = 6, 4
 TOLERANCE = 1e-4
 SPLIT, REPLICAS = "split", "inline dp2, ZeRO-1"
 NAMES = (
-    REPLICAS, "inline pp2, a stage of both, recomputed", "vision pp2 | llm tp2",
+    REPLICAS, "inline pp2, a stage of both, recomputed", "vision dp2 | llm tp2",
     "vision dp2 | llm pp2, recomputed, ZeRO-1", "vision dp2 | llm tp2 dp2, FSDP2",
 )  # fmt: skip
 
@@ -43,7 +43,7 @@ def plan_of(run: RunDir, name: str) -> Plan:
         NAMES[1]: all_of(
             make_inline_plan([{"vision": 4, LLM: 2}, {LLM: 4}], dp=1, num_microbatches=m), recompute=True
         ),
-        NAMES[2]: make_plan({"vision": (2, 1), LLM: (1, 1, 2)}, num_microbatches=m, of=family),
+        NAMES[2]: make_plan({"vision": (1, 2), LLM: (1, 1, 2)}, num_microbatches=m, of=family),
         NAMES[3]: all_of(
             make_plan({"vision": (1, 2), LLM: (2, 1)}, num_microbatches=3, of=family),
             recompute=True, shard_optimizer=True,

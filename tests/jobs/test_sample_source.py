@@ -110,9 +110,9 @@ def llm_stage(written, tokenizer_path):
 
 
 PLANS = {
-    "split": make_plan({"vision": (2, 2), "audio": (1, 1), LLM: (2, 2)}, num_microbatches=3),
-    "split, tensor parallel": make_plan({"vision": (1, 1, 2), "audio": (2, 1), LLM: (1, 1, 2)}, num_microbatches=2),
-    "inline": make_inline_plan([{"vision": 2, "audio": 1}, {"audio": 1, LLM: 2}, {LLM: 2}], dp=2, num_microbatches=2),
+    "split": make_plan({"vision": (1, 2), "audio": (1, 1), LLM: (2, 2)}, num_microbatches=3),
+    "split, tensor parallel": make_plan({"vision": (1, 1, 2), "audio": (1, 1), LLM: (1, 1, 2)}, num_microbatches=2),
+    "inline": make_inline_plan([{"vision": 2}, {"audio": 2, LLM: 2}, {LLM: 2}], dp=2, num_microbatches=2),
 }
 
 

@@ -45,6 +45,11 @@ def test_layers_that_a_module_does_not_have_are_refused(module, layers):
         cut_stage(tiny_model(), family(), module, layers)
 
 
+def test_an_encoder_is_not_cut():
+    with pytest.raises(ConfigError, match=r"layers \[1, 2\) of `vision`: an encoder's 2 stay on one stage"):
+        cut_stage(tiny_model(), family(), "vision", (1, 2))
+
+
 @pytest.mark.parametrize(("module", "layers"), [("vision", (0, 2)), (LLM, (1, 3))])
 def test_cutting_frees_the_rest_of_the_model(module, layers):
     model = tiny_model()

@@ -12,13 +12,20 @@ from ruamel.yaml import YAML
 from dflop.errors import ConfigError
 from dflop.models import counts, load_family
 from dflop.models.family import Family
-from dflop.models.slices import ENTRIES
 from dflop.records import LLM, ModuleSpec
 from tests.models.tiny_families import CASES, LLAVA, TEXT
 from tests.train.synthetic import HF_CONFIG
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "models"
 REAL_SIZE = sorted(path.stem for path in CONFIGS.glob("*.yaml") if path.stem != "tiny_omni")
+ENTRIES = {
+    "native": ("patch_embed", "pos_embed"),
+    "mel": ("conv1", "conv2"),
+    "windows": ("conv1", "conv2", "embed_positions"),
+    "tiles": ("embeddings",),
+    "anyres": ("embeddings",),
+}
+"""Per way of calling a tower, the modules in front of its layers; a tower may lack some."""
 PUBLISHED = {
     "internvl2_5_8b": 8.08e9,
     "internvl2_5_78b": 78.4e9,

@@ -11,7 +11,7 @@ import torch
 from dflop.models.build import LlmStage, Stage, cut_stage
 from dflop.models.family import Family
 from dflop.records import LLM
-from tests.models.test_slices import items_of
+from tests.models.test_encoders import items_of
 from tests.models.tiny_families import CASES, MROPE
 from tests.train import synthetic
 

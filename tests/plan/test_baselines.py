@@ -21,28 +21,32 @@ from tests.plan.problems import baseline_problem, tiles_the_cluster
 def test_even_layers_put_the_remainder_first():
     assert even_layers(7, 3) == (3, 2, 2)
     specs = make_specs("vision", "audio")
-    assert even_chain(specs, 5) == {"vision": (3, 1, 0, 0, 0), "audio": (0, 2, 2, 0, 0), LLM: (0, 0, 0, 2, 2)}
+    assert even_chain(specs, 5) == {"vision": (4, 0, 0, 0, 0), "audio": (4, 0, 0, 0, 0), LLM: (0, 1, 1, 1, 1)}
 
 
-@given(st.lists(st.integers(1, 40), min_size=1, max_size=3), st.integers(1, 12))
-def test_even_chain_keeps_every_layer_in_order(depths, pp):
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=3), st.integers(1, 12), st.integers(1, 3))
+def test_even_chain_keeps_encoders_whole_and_shares_out_the_llm(depths, pp, num_entry_layers):
     names = ("vision", "audio", LLM)[-len(depths) :]
-    spec = make_specs()[0]
+    spec = dataclasses.replace(make_specs()[0], num_entry_layers=min(num_entry_layers, depths[-1]))
     specs = [dataclasses.replace(spec, module=name, num_layers=n) for name, n in zip(names, depths, strict=True)]
-    pp = min(pp, sum(depths))
+    pp = min(pp, depths[-1])
     chain = even_chain(specs, pp)
-    assert [sum(chain[s.module]) for s in specs] == depths
-    assert tuple(map(sum, zip(*chain.values(), strict=True))) == even_layers(sum(depths), pp)
-    holders = [stage for name in names for stage, n in enumerate(chain[name]) if n]
-    assert holders == sorted(holders)
+    *encoders, (first, *others) = (chain[name] for name in names)
+    assert encoders == [(n, *[0] * (pp - 1)) for n in depths[:-1]]
+    assert first + sum(others) == depths[-1]
+    assert min(others, default=1) > 0
+    assert max(others, default=0) - min(others, default=0) <= 1
+    share = even_layers(sum(depths), pp)[0]
+    wanted = max(0, share - sum(depths[:-1]))
+    assert first == (0 if encoders and wanted < num_entry_layers else wanted) or num_entry_layers > depths[-1]
 
 
 # Uniform plans
 
 
-@pytest.mark.parametrize("encoders", [("vision",), ("vision", "audio")])
-def test_uniform_plans_tile_the_cluster_and_fit(encoders):
-    problem = baseline_problem(*encoders, memory_bytes=135 * 2**20)
+@pytest.mark.parametrize(("encoders", "memory_mib"), [(("vision",), 135), (("vision", "audio"), 220)])
+def test_uniform_plans_tile_the_cluster_and_fit(encoders, memory_mib):
+    problem = baseline_problem(*encoders, memory_bytes=memory_mib * 2**20)
     found = uniform_plans(problem)
     assert len({p.plan_id for p in found}) == len(found) > 20
     kinds = set()
@@ -77,7 +81,7 @@ def test_uniform_plans_cut_no_module_into_more_stages_than_it_can_be():
 
 
 def test_tuned_uniform_is_the_fastest_of_all_by_simulation():
-    problem = baseline_problem()
+    problem = baseline_problem(tps=(1, 2, 4))
     asked = []
 
     def step_s(plan):
@@ -88,7 +92,7 @@ def test_tuned_uniform_is_the_fastest_of_all_by_simulation():
     everything = uniform_plans(problem)
     assert step_s(best) == min(arrival_step_s(problem, plan) for plan in everything)
     assert MIN_SIMULATED <= len(asked) - 1 <= len(everything)
-    assert best == tuned_uniform(baseline_problem(), step_s)
+    assert best == tuned_uniform(baseline_problem(tps=(1, 2, 4)), step_s)
 
 
 def test_no_uniform_plan_fits():

@@ -44,7 +44,7 @@ from tests.train.synthetic import SyntheticSource, assign, halves, make_inline_p
 NUM_RANKS, NUM_MICROBATCHES, SAMPLES_PER_MICROBATCH = 4, 6, 2
 PARTS = ("weights", "gradients", "optimizer", "kept", "peak")
 WIDTH, ENCODER_WIDTH = 128, 96
-CHAIN = [{"vision": 4, "audio": 1}, {"audio": 1, LLM: 4}]
+CHAIN = [{"vision": 4}, {"audio": 2, LLM: 4}]
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def inline(stages: Sequence[dict[str, int]], *, dp: int, tp: int = 1) -> Plan:
 def layouts() -> dict[str, Layout]:
     """Layouts of `NUM_RANKS` ranks by name."""
     both, three = {"vision": 4, LLM: 4}, {"vision": 4, "audio": 2, LLM: 4}
-    cut = [{"vision": 3}, {"vision": 1, LLM: 1}, {LLM: 2}, {LLM: 1}]
+    cut = [{"vision": 4}, {LLM: 1}, {LLM: 2}, {LLM: 1}]
     return {
         "inline dp 4": layout(inline([both], dp=4)),
         "inline dp 4, ZeRO-1": layout(inline([both], dp=4), shard_optimizer=True),
@@ -96,12 +96,12 @@ def layouts() -> dict[str, Layout]:
         "inline tp 2 dp 2, tied": layout(inline([both], dp=2, tp=2), is_tied=True),
         "inline pp 4": layout(inline(cut, dp=1)),
         "inline pp 2 dp 2, three modules, ZeRO-1": layout(inline(CHAIN, dp=2), shard_optimizer=True),
-        "split pp 2 and pp 2, recomputed": layout(split({"vision": (2, 1), LLM: (2, 1)}), recompute=True),
+        "split dp 2 and pp 2, recomputed": layout(split({"vision": (1, 2), LLM: (2, 1)}), recompute=True),
         "inline dp 4, frozen tower, three modules": layout(inline([three], dp=4), frozen=("vision.tower",)),
-        "split pp 2 and pp 2": layout(split({"vision": (2, 1), LLM: (2, 1)})),
+        "split dp 2 and pp 2": layout(split({"vision": (1, 2), LLM: (2, 1)})),
         "split tp 2 and tp 2": layout(split({"vision": (1, 1, 2), LLM: (1, 1, 2)})),
         "split dp 2 and pp 2, frozen encoder": layout(split({"vision": (1, 2), LLM: (2, 1)}), frozen=("vision",)),
-        "split pp 2 and dp 2, frozen LLM": layout(split({"vision": (2, 1), LLM: (1, 2)}), frozen=(LLM,)),
+        "split dp 2 and dp 2, frozen LLM": layout(split({"vision": (1, 2), LLM: (1, 2)}), frozen=(LLM,)),
         "split three modules, pp 2, tied": layout(
             split({"vision": (1, 1), "audio": (1, 1), LLM: (2, 1)}), is_tied=True
         ),

@@ -17,7 +17,7 @@ SUBJECT = Omni(num_steps=1, kv_heads=2)
 LAYOUTS = {
     "vision + llm": (make_plan({"vision": (1, 1), LLM: (1, 1)}, num_microbatches=4), ("image", "video")),
     "inline pp2": (
-        make_inline_plan([{"vision": 2, "audio": 1}, {"audio": 1, LLM: 4}], dp=1, num_microbatches=4),
+        make_inline_plan([{"vision": 2}, {"audio": 2, LLM: 4}], dp=1, num_microbatches=4),
         ("image", "video", "audio"),
     ),
     "inline dp2": (

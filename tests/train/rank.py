@@ -43,7 +43,7 @@ class Rank:
                 connect(self.groups, plan, torch.device(device))
             for stage in self.stages:
                 stage.to(device)
-        trains = prepare_stages(self.stages, plan, self.seat, family, frozen=frozen)
+        trains = prepare_stages(self.stages, plan, self.seat, frozen=frozen)
         for part, stage in zip(self.seat.parts, self.stages, strict=True):
             m, flags = plan.module(part.module), [layer.gradient_checkpointing for layer in stage.layers]
             num_offloaded = m.offloaded[self.seat.stage] if m.offloaded else 0

@@ -28,29 +28,29 @@ PLANS = {
     "one process": make_inline_plan([{"vision": 2, "audio": 2, LLM: 4}], dp=1, num_microbatches=1),
     "split pp2": make_plan({"vision": (1, 1), "audio": (1, 1), LLM: (2, 1)}, num_microbatches=1),
     "split tp2 pp2": make_plan({"vision": (1, 1, 2), "audio": (1, 1), LLM: (2, 1, 2)}, num_microbatches=1),
-    "encoder pp2, dp2": make_plan({"vision": (2, 1), "audio": (1, 1), LLM: (1, 2)}, num_microbatches=1),
+    "split dp2": make_plan({"vision": (1, 2), "audio": (1, 1), LLM: (1, 2)}, num_microbatches=1),
     "inline pp2 tp2": make_inline_plan([{"vision": 2, "audio": 2, LLM: 1}, {LLM: 3}], dp=1, tp=2, num_microbatches=1),
     "inline dp3": make_inline_plan([{"vision": 2, "audio": 2, LLM: 4}], dp=3, num_microbatches=1),
     "inline dp4": make_inline_plan([{"vision": 2, "audio": 2, LLM: 4}], dp=4, num_microbatches=1),
     "inline tp2 dp2": make_inline_plan([{"vision": 2, "audio": 2, LLM: 4}], dp=2, tp=2, num_microbatches=1),
 }
 ROUND_TRIPS = [
-    ("split tp2 pp2", "", "encoder pp2, dp2", "states", True),
-    ("encoder pp2, dp2", "states", "inline dp3", "parameters", False),
+    ("split tp2 pp2", "", "split dp2", "states", True),
+    ("split dp2", "states", "inline dp3", "parameters", False),
     ("inline dp3", "parameters", "inline pp2 tp2", "", False),
     ("inline tp2 dp2", "parameters", "inline dp4", "in twos", False),
 ]
 """Saved as, what its replicas share out (optimizer states, parameters, nothing); the same of the loader; tied."""
 OTHERS = [
     ("split pp2", "", "inline pp2 tp2", "", True),
-    ("encoder pp2, dp2", "states", "split tp2 pp2", "", False),
+    ("split dp2", "states", "split tp2 pp2", "", False),
     ("split tp2 pp2", "", "inline dp3", "states", False),
-    ("inline dp3", "parameters", "encoder pp2, dp2", "", False),
+    ("inline dp3", "parameters", "split dp2", "", False),
     ("one process", "", "inline dp3", "parameters", False),
     ("inline dp4", "in twos", "inline tp2 dp2", "parameters", False),
     ("inline dp3", "parameters", "inline dp4", "in twos", True),
     ("split tp2 pp2", "", "one process", "", True),
-    ("inline pp2 tp2", "", "encoder pp2, dp2", "", False),
+    ("inline pp2 tp2", "", "split dp2", "", False),
     ("inline dp3", "states", "split pp2", "", False),
 ]
 

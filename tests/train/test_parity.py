@@ -22,9 +22,9 @@ from tests.train.synthetic import ALL, assign, halves, make_inline_plan, make_pl
 NUM_MICROBATCHES, NUM_STEPS = 4, 2
 IMAGES, MEDIA = ("image", "video"), ("image", "video", "audio")
 ENDS = ({"vision": 2, "audio": 2, LLM: 1}, {LLM: 3})
-MIXED = ({"vision": 2, "audio": 1}, {"audio": 1, LLM: 4})
+MIXED = ({"vision": 2}, {"audio": 2, LLM: 4})
 ONE = ({"vision": 2, "audio": 2, LLM: 4},)
-SPLIT = {"vision": (2, 1), LLM: (2, 1)}
+SPLIT = {"vision": (1, 1), LLM: (2, 1)}
 
 
 @dataclass(frozen=True)
@@ -75,13 +75,13 @@ class Layout:
 
 
 LAYOUTS = {
-    "vision + audio pp2 + llm dp2": Layout({"vision": (1, 1), "audio": (2, 1), LLM: (1, 2)}),
+    "vision + audio + llm dp2": Layout({"vision": (1, 1), "audio": (1, 1), LLM: (1, 2)}),
     "vision dp2 + llm dp2 tp2, tied": Layout({"vision": (1, 2), LLM: (1, 2, 2)}, tied=True),
     "vision tp2 + llm pp2, tied": Layout({"vision": (1, 1, 2), LLM: (2, 1)}, tied=True),
     "inline tp2": Layout(({"vision": 2, LLM: 4},), tp=2),
     "inline pp3, rows pass through": Layout(({"vision": 2}, {"audio": 2}, {LLM: 4})),
     "inline pp2 dp2, mixed stages": Layout(MIXED, dp=2),
-    "vision pp2 + llm pp2, vision frozen": Layout(SPLIT, frozen=("vision",)),
+    "vision + llm pp2, vision frozen": Layout(SPLIT, frozen=("vision",)),
     "inline pp2, mixed stage, projectors alone train": Layout(
         MIXED, recompute=(LLM,), frozen=("vision.tower", "audio.tower", LLM)
     ),
@@ -98,11 +98,10 @@ LAYOUTS = {
 OTHERS = {
     "vision + llm": Layout({"vision": (1, 1), LLM: (1, 1)}),
     "vision dp2 + llm pp2": Layout({"vision": (1, 2), LLM: (2, 1)}),
-    "vision pp2 + llm dp2": Layout({"vision": (2, 1), LLM: (1, 2)}),
+    "vision + llm dp2": Layout({"vision": (1, 1), LLM: (1, 2)}),
     "vision dp3 + llm": Layout({"vision": (1, 3), LLM: (1, 1)}),
     "vision + llm pp3": Layout({"vision": (1, 1), LLM: (3, 1)}),
     "vision tp2 + llm dp2": Layout({"vision": (1, 1, 2), LLM: (1, 2)}),
-    "vision pp2 dp2 + llm pp2": Layout({"vision": (2, 2), LLM: (2, 1)}),
     "vision + audio + llm pp2, tied": Layout(
         {"vision": (1, 1), "audio": (1, 1), LLM: (2, 1)}, tied=True, kinds=("image", "audio")
     ),
@@ -111,10 +110,10 @@ OTHERS = {
     "inline pp2 dp2, tied": Layout(ENDS, dp=2, tied=True),
     "inline pp2, mixed stage, recomputed": Layout(MIXED, recompute=("vision", "audio", LLM)),
     "inline pp2, mixed stage, half recomputed": Layout(MIXED, recompute=("vision", "audio", LLM), half=True),
-    "vision pp2 + llm pp2, llm frozen and recomputed": Layout(SPLIT, recompute=(LLM,), frozen=(LLM,)),
+    "vision + llm pp2, llm frozen and recomputed": Layout(SPLIT, recompute=(LLM,), frozen=(LLM,)),
     "inline pp2, mixed stage, encoders frozen": Layout(MIXED, recompute=(LLM,), frozen=("vision", "audio")),
     "inline pp2, mixed stage, llm and audio frozen": Layout(MIXED, recompute=("vision",), frozen=("audio", LLM)),
-    "vision pp2 + llm pp2, tower frozen and recomputed": Layout(SPLIT, recompute=("vision",), frozen=("vision.tower",)),
+    "vision + llm pp2, tower frozen and recomputed": Layout(SPLIT, recompute=("vision",), frozen=("vision.tower",)),
     "vision dp4 + llm tp2 dp2, sharded, tied": Layout({"vision": (1, 4), LLM: (1, 2, 2)}, sharded=2, tied=True),
     "inline pp2 tp2 dp2, sharded, tied ends": Layout(ENDS, dp=2, tp=2, sharded=ALL, tied=True, kinds=IMAGES),
     "inline tp2 dp4, sharded in twos": Layout(({"vision": 2, LLM: 4},), tp=2, dp=4, sharded=2),

@@ -136,9 +136,7 @@ def suite_specs(family: Family) -> tuple[ModuleSpec, ...]:
     which need it most.
     """
     return tuple(
-        spec
-        if spec.module == LLM
-        else dataclasses.replace(spec, max_pp=spec.num_layers, tp_choices=tuple(sorted({*spec.tp_choices, *TPS})))
+        spec if spec.module == LLM else dataclasses.replace(spec, tp_choices=tuple(sorted({*spec.tp_choices, *TPS})))
         for spec in family.specs()
     )
 

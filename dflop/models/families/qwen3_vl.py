@@ -73,10 +73,6 @@ class Qwen3Vl(NativeFamily):
         tied = bool(self.hf_config.get("tie_word_embeddings", False))
         return counts.qwen3_vision(self.vision), counts.decoder(self._text, tied=tied, num_entry_layers=entry)
 
-    def projector_layers(self, module: str) -> tuple[int, ...]:
-        deep = self.vision["deepstack_visual_indexes"]
-        return tuple(sorted({*deep, *super().projector_layers(module)}))
-
     def shallow_entries(self, module: str, num_layers: int) -> dict[str, Any]:
         entries = super().shallow_entries(module, num_layers)
         if module == "vision":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 
 from dflop.records import ModuleSpec
@@ -15,14 +14,16 @@ def even_layers(num_layers: int, pp: int) -> tuple[int, ...]:
 
 
 def even_chain(specs: Sequence[ModuleSpec], pp: int) -> dict[str, tuple[int, ...]]:
-    """Layers per module and stage when all modules, one behind the other, are one chain of layers."""
-    stages = even_layers(sum(spec.num_layers for spec in specs), pp)
-    stage_ends = [0, *itertools.accumulate(stages)]
-    module_ends = [0, *itertools.accumulate(spec.num_layers for spec in specs)]
-    return {
-        spec.module: tuple(
-            max(0, min(stage_end, end) - max(stage_start, start))
-            for stage_start, stage_end in itertools.pairwise(stage_ends)
-        )
-        for spec, (start, end) in zip(specs, itertools.pairwise(module_ends), strict=True)
-    }
+    """Layers per module and stage of one chain: encoders whole on the first stage, with fewer of the LLM's layers.
+
+    The first stage takes what its even share of all layers leaves the LLM; the other stages share the rest evenly.
+    """
+    *encoders, llm = specs
+    num_before = sum(spec.num_layers for spec in encoders)
+    share = -(-(num_before + llm.num_layers) // pp)
+    on_first = llm.num_layers if pp == 1 else max(0, share - num_before)
+    if encoders and on_first < llm.num_entry_layers:
+        on_first = 0
+    rest = even_layers(llm.num_layers - on_first, pp - 1) if pp > 1 else ()
+    whole = {spec.module: (spec.num_layers, *[0] * (pp - 1)) for spec in encoders}
+    return {**whole, llm.module: (on_first, *rest)}

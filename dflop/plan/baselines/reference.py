@@ -150,10 +150,12 @@ def reference_layouts(
 def _degrees(module: ReferenceModule, num_devices: int, max_dp: int) -> Ints:
     """`[K, 3]`: every (tp, pp, dp) on exactly `num_devices`, ascending."""
     spec = module.spec
+    # The released code cuts encoders, too, which this engine does not.
+    deepest = spec.max_pp if spec.vocab_size else spec.num_layers
     found = [
         (tp, pp, num_devices // (tp * pp))
         for tp in sorted(module.rates)
-        for pp in range(1, min(spec.max_pp, spec.num_layers, num_devices // tp, MAX_PP) + 1)
+        for pp in range(1, min(deepest, num_devices // tp, MAX_PP) + 1)
         if num_devices % (tp * pp) == 0 and num_devices // (tp * pp) <= max_dp
     ]
     return np.array(found, dtype=np.int64).reshape(-1, 3)

@@ -1,8 +1,8 @@
-"""Megatron-style plans: one (tp, pp, dp) for the whole model, layers cut by count, encoders in the first stages.
+"""Megatron-style plans: one (tp, pp, dp) for the whole model, layers cut by count, encoders on the first stage.
 
 Every device is used and data is not looked at. Replicas share out the optimizer's states where that is allowed, for it
-saves memory and costs no time; layers recompute where memory asks for it. A module is cut where the
-engine can cut it: a uniform plan is one that can run here.
+saves memory and costs no time; layers recompute where memory asks for it. The LLM is cut where the engine can cut it:
+a uniform plan is one that can run here.
 """
 
 from __future__ import annotations
@@ -102,11 +102,10 @@ def _common_tps(problem: Problem) -> list[int]:
 
 
 def _degrees(problem: Problem, tps: Iterable[int]) -> Iterator[ParallelSpec]:
-    """Degrees that use every process, with no more replicas than samples and stages than layers; pp ascending."""
+    """Degrees that use every process, with no more replicas than samples, or stages than the LLM's layers."""
     num_processes = problem.cluster.num_processes
-    num_layers = sum(spec.num_layers for spec in problem.specs)
     for tp in tps:
-        for pp in range(1, min(num_layers, num_processes // tp) + 1):
+        for pp in range(1, min(problem.specs[-1].num_layers, num_processes // tp) + 1):
             dp, rest = divmod(num_processes, tp * pp)
             chain = even_chain(problem.specs, pp)
             can_run = all(can_cut(spec, chain[spec.module]) for spec in problem.specs)
