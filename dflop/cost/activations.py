@@ -10,8 +10,7 @@ all query and key heads and I that of the MLP; the classic sum for GPT layers is
     plain MLP    2 I before the activation; in Whisper's layers 2 I behind it, too
     and what stands in `ModuleSpec.num_norm_values` of norms of query and key and of layer scales
 
-Ranks of a tensor-parallel group share all of that in an LLM (`parallel/tokens.py`); in an encoder each of them keeps
-whole what norms and residuals keep.
+Ranks of a tensor-parallel group share all of that (`parallel/tokens.py`).
 
 With frozen weights no Linear of an LLM keeps its input: that leaves what norms, attention and activation functions
 need; nothing behind a frozen encoder wants a gradient. A layer that recomputes keeps its input, 2 h.
@@ -23,21 +22,15 @@ from __future__ import annotations
 from dflop.records import LLM, ModuleSpec
 
 
-def layer_bytes_per_token(spec: ModuleSpec, *, is_frozen: bool = False, recompute: bool = False) -> tuple[float, float]:
-    """(whole, split): bytes per token and layer that every tensor-parallel rank keeps, and that the ranks share."""
+def layer_bytes_per_token(spec: ModuleSpec, *, is_frozen: bool = False, recompute: bool = False) -> float:
+    """Bytes per token and layer that the tensor-parallel ranks share."""
     if is_frozen and spec.module != LLM:
-        return 0.0, 0.0
+        return 0.0
     if recompute:
-        outside, inside = 2.0 * spec.hidden_size, 0.0
-    else:
-        outside, inside = (1.0 if is_frozen else 2.0) * spec.num_norm_values, _inside(spec)
-    return (0.0, outside + inside) if spec.module == LLM else (outside, inside)
-
-
-def _inside(spec: ModuleSpec) -> float:
-    """Of attention and MLP."""
+        return 2.0 * spec.hidden_size
     attention = 4.0 * (spec.query_width + spec.key_width) + 4.0 * spec.num_heads
-    return attention + 2.0 * spec.num_mlp_tensors * spec.mlp_width
+    mlp = 2.0 * spec.num_mlp_tensors * spec.mlp_width
+    return (1.0 if is_frozen else 2.0) * spec.num_norm_values + attention + mlp
 
 
 def edge_bytes(spec: ModuleSpec, *, is_frozen: bool = False) -> tuple[float, float]:

@@ -79,7 +79,6 @@ def _table(
         curve.combine([(1.0, _layer(work, device, passes * launches_s)), (1.0, edge), (1.0, exchange)])
         for work, passes, edge, exchange in zip((once, again), (1, 1 + recompute), edges, messages, strict=True)
     )
-    whole, split = layer_bytes_per_token(spec, is_frozen=is_frozen, recompute=recompute)
     edge_per_token, edge_per_item = edge_bytes(spec, is_frozen=is_frozen)
     accuracy = device.accuracy if spec.module == LLM else ENCODERS
     return with_table_id(
@@ -97,7 +96,7 @@ def _table(
             backward_s=backward,
             activation_bytes=dataclasses.replace(
                 curve.ZERO,
-                layer_per_token=whole + split / tp,
+                layer_per_token=layer_bytes_per_token(spec, is_frozen=is_frozen, recompute=recompute) / tp,
                 edge_per_token=edge_per_token,
                 edge_per_item=edge_per_item,
             ),

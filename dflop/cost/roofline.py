@@ -64,17 +64,11 @@ class Work:
 
 
 def layer_work(spec: ModuleSpec, tp: int = 1) -> Work:
-    """A forward pass over one layer.
-
-    Of what is moved, `tp` ranks share what is as wide as heads and MLP, and in an LLM norms and residuals, too.
-    """
-    whole = 2.0 * spec.hidden_size
-    split = spec.query_width + spec.key_width + spec.mlp_width * (1 + spec.is_gated_mlp)
-    share = 1 / tp if spec.module == LLM else (whole + split / tp) / (whole + split)
+    """A forward pass over one layer, which `tp` ranks share."""
     return Work(
         matmul_flops=2.0 * spec.num_layer_params / tp,
         attention_flops=(2.0 if spec.module == LLM else 4.0) * spec.query_width / tp,
-        hidden_bytes=BYTES_PER_VALUE * spec.hidden_size * share,
+        hidden_bytes=BYTES_PER_VALUE * spec.hidden_size / tp,
     )
 
 

@@ -1,12 +1,12 @@
 """The cost of a module at a tensor-parallel degree nobody measured, from its table at tp 1.
 
-Layers are cut as `dflop/models/splits.py` says: matmuls and attention heads over the ranks, norms and residuals
-over them in an LLM and on every rank in an encoder, one all-reduce of the hidden states behind attention and one behind
-the MLP, in each direction; an LLM's backward pass gathers what enters the two once more (`parallel/tokens.py`). So the
-terms that grow with the load are divided by the degree, as far as the device's roofline has the ranks share them, the
-fixed ones stay, and all-reduces are added where a link is known. An LLM's head is cut, too, and the seconds of its edge
-are divided with it; an encoder's edge stays whole, and so do an edge's parameters, for the embedding is, and what it
-keeps, hidden states. What narrower matmuls lose is not charged: a measured table replaces all of it.
+The ranks share matmuls and attention heads (`dflop/models/splits.py`), and the tokens of norms and residuals
+(`parallel/tokens.py`). Per layer and direction they exchange as much as in two all-reduces of the hidden states, and
+the backward pass gathers what enters attention and MLP once more. So the terms that grow with the load are divided by
+the degree, the fixed ones stay, and all-reduces are added where a link is known. An LLM's head is cut, too, and the
+seconds of its edge are divided with it; an encoder's edge stays whole, and so do an edge's parameters, for the
+embedding is, and what it keeps, hidden states. What narrower matmuls lose is not charged: a measured table replaces all
+of it.
 """
 
 from __future__ import annotations
@@ -14,34 +14,15 @@ from __future__ import annotations
 import dataclasses
 
 from dflop.cost import curve
-from dflop.cost.activations import layer_bytes_per_token
-from dflop.cost.devices import find_device
 from dflop.cost.identity import bytes_per_value, with_table_id
 from dflop.cost.link_costs import ALL_REDUCE, LinkModel
-from dflop.cost.roofline import layer_work
-from dflop.errors import CostError
 from dflop.records import LLM, CostTable, CostTerms, ModuleSpec
 
 LAYER_ALL_REDUCES = 2
 """Per pass, of the hidden states; two all-gathers are one."""
 EDGE_ALL_REDUCES = (2, 1)
-"""Of an LLM's head: forward, of 3 float32 numbers per token; backward, of the hidden states. On top of each comes an
-all-gather where shares of tokens are put together, half of one."""
-
-
-def speedup(spec: ModuleSpec, tp: int, hardware: str) -> float:
-    """How much faster `tp` ranks are at what is linear in tokens, messages apart; `tp` times where no data sheet is."""
-    try:
-        device = find_device(hardware)
-    except CostError:
-        return float(tp)
-    return layer_work(spec).seconds_per_token(device) / layer_work(spec, tp).seconds_per_token(device)
-
-
-def replicated_frac(spec: ModuleSpec, *, recompute: bool) -> float:
-    """Part of a layer's activation bytes that every rank keeps whole: in an encoder what norms are given and make."""
-    whole, split = layer_bytes_per_token(spec, recompute=recompute)
-    return whole / (whole + split)
+"""Of an LLM's head: forward, of 3 float32 numbers per token; backward, of the hidden states. In every module comes an
+all-gather on top where shares of tokens are put together, half of one."""
 
 
 def all_reduces(
@@ -60,16 +41,15 @@ def all_reduces(
             layer_per_token=num_layer * hidden_s,
             layer_per_sq_token=0.0,
             edge_fixed=has_head * num_edge * latency_s,
-            edge_per_token=has_head * (num_edge * edge_token_s + hidden_s / 2),
+            edge_per_token=has_head * num_edge * edge_token_s + hidden_s / 2,
             edge_per_item=0.0,
         )
 
     forward, backward = EDGE_ALL_REDUCES
-    gathered_again = 1 if spec.module == LLM else 0
     # Recomputation runs the forward pass of the layers again, its all-reduces included.
     return (
         terms(LAYER_ALL_REDUCES, forward, numbers_s),
-        terms((1 + recompute) * LAYER_ALL_REDUCES + gathered_again, backward, hidden_s),
+        terms((1 + recompute) * LAYER_ALL_REDUCES + 1, backward, hidden_s),
     )
 
 
@@ -79,27 +59,19 @@ def derive_table(base: CostTable, tp: int, spec: ModuleSpec, links: LinkModel) -
     Args:
         base: The table at tp 1, frozen or recomputed as the result shall be.
         tp: Degree; the ranks are taken to sit on one node.
-        spec: Hidden size, and the split of activation bytes.
+        spec: Says the hidden size.
         links: All-reduces; left out where it knows none.
     """
     cuts_edge = spec.module == LLM
 
     def cut(terms: CostTerms) -> CostTerms:
         """Terms that grow with the load, divided; fixed ones as they were."""
-        divided = curve.combine([(1.0 / faster, terms)], [1.0 / tp if cuts_edge else 1.0])
-        return dataclasses.replace(
-            divided,
-            layer_fixed=terms.layer_fixed,
-            layer_per_sq_token=terms.layer_per_sq_token / tp,
-            edge_fixed=terms.edge_fixed,
-        )
+        divided = curve.combine([(1.0 / tp, terms)], [1.0 / tp if cuts_edge else 1.0])
+        return dataclasses.replace(divided, layer_fixed=terms.layer_fixed, edge_fixed=terms.edge_fixed)
 
-    faster = speedup(spec, tp, base.hardware)
     forward, backward = all_reduces(spec, tp, links, bytes_per_value(base.dtype), recompute=base.recompute)
     if curve.layer_part(base.backward_s) == curve.ZERO:  # under these layers nothing trains
-        backward = curve.edge_part(backward)
-    kept = replicated_frac(spec, recompute=base.recompute)
-    share = kept + (1.0 - kept) / tp
+        backward = curve.edge_part(backward) if cuts_edge else curve.ZERO
     return with_table_id(
         dataclasses.replace(
             base,
@@ -107,7 +79,7 @@ def derive_table(base: CostTable, tp: int, spec: ModuleSpec, links: LinkModel) -
             source="derived",
             forward_s=curve.combine([(1.0, cut(base.forward_s)), (1.0, forward)]),
             backward_s=curve.combine([(1.0, cut(base.backward_s)), (1.0, backward)]),
-            activation_bytes=curve.combine([(share, base.activation_bytes)], [1.0]),
+            activation_bytes=curve.combine([(1.0 / tp, base.activation_bytes)], [1.0]),
             layer_param_bytes=-(-base.layer_param_bytes // tp),
         )
     )

@@ -117,6 +117,15 @@ class EncoderStage(Stage):
         return list(found)
 
     @property
+    def taken_states(self) -> frozenset[int]:
+        """Numbers of hidden states that are taken by more than the next layer; number i is what enters layer i."""
+        depth = len(self.layers)
+        wanted = getattr(self.shell.config, "vision_feature_layer", -1)
+        states = [wanted] if isinstance(wanted, int) else wanted
+        deep = getattr(self.module, "deepstack_visual_indexes", ())
+        return frozenset({0, depth, *(n % (depth + 1) for n in states), *(i + 1 for i in deep)})
+
+    @property
     def projector(self) -> dict[str, nn.Parameter]:
         """Parameters, by global name, of what turns hidden states of the tower into rows: those not in `x.tower`."""
         inside = tuple(f"{self._tower_path}.{name}." for name in self.tower.projector)

@@ -48,7 +48,8 @@ def mel(tower: Any, sizes: torch.Tensor) -> Arguments:
     return {
         "chunk_lengths": chunks,
         "chunks": lengths,
-        "valid_indices": hf.get_valid_indices(chunks),
+        "valid_indices": (valid := hf.get_valid_indices(chunks)),
+        "num_tokens": len(valid),
         "pool_indices": hf.get_pool_indices(frames),
         **_boundaries("cu_seqlens", "max_seqlen", hf.get_audio_cu_seqlens(chunks)),
     }

@@ -1,7 +1,7 @@
-"""The two operators of tensor parallelism: each is a sum over the ranks in one direction, the identity in the other.
+"""Messages between ranks under autograd, and where a message between two ranks must lie.
 
-And where a message between two ranks must lie. Both operators sum in place and in the type of the tensor. A tensor
-without elements is not exchanged: the ranks of a group have the same input, so it is empty on all of them.
+Sums are formed in place and in the type of the tensor. A tensor without elements is not exchanged: the ranks of a group
+have the same input, so it is empty on all of them.
 """
 
 from __future__ import annotations
@@ -35,16 +35,6 @@ def all_reduce(values: torch.Tensor, group: dist.ProcessGroup, *, maximum: bool 
 def exchanged(tensor: torch.Tensor, there: Exchange, back: Exchange) -> torch.Tensor:
     """`there` of a tensor, whose gradient is `back` of the result's."""
     return applied(_Exchanged, tensor, there, back)
-
-
-def sum_forward(partial: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """Sum over the ranks; the gradient, whole on every rank, passes as it is.
-
-    Args:
-        partial: A tensor made for this call, which no backward pass needs: it is overwritten.
-        group: Ranks that hold the other summands.
-    """
-    return exchanged(partial, lambda values: all_reduce(values, group), lambda grad: grad)
 
 
 def sum_backward(whole: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:

@@ -1,17 +1,15 @@
 """Tensor parallelism of a stage, after Megatron-LM (arXiv 1909.08053, section 3), for Hugging Face's own modules.
 
 Every rank of the group gets the same input and computes the same output, but holds only its part of the matrices that
-a `TensorSplit` names. All other parameters are whole on every rank. In front of column-split Linears stands an identity
-whose backward sums the gradient over the ranks, one for query, key and value together and one for gate and up; behind a
-row-split Linear stands a sum over the ranks whose backward is the identity. Per layer of attention and MLP and per
-microbatch the ranks exchange, each time the hidden states `[tokens, hidden]` in their own type:
+a `TensorSplit` names. All other parameters are whole on every rank. Between attentions and MLPs the ranks share the
+tokens (`tokens.py`). Per layer of attention and MLP and per microbatch they exchange, each time the hidden states
+`[tokens, hidden]` in their own type:
 
-- forward: 2 all-reduces, behind the attention's output and behind the MLP's;
-- backward: 2 all-reduces, at the input of the attention and at that of the MLP.
+- forward: 2 all-gathers in front of column-split Linears, one for query, key and value together and one for gate and
+  up, and 2 reduce-scatters behind the row-split ones;
+- backward: the same the other way round, and the 2 all-gathers once more.
 
-So in encoders. In an LLM the ranks share the tokens between those operators, too (`tokens.py`): each all-reduce becomes
-a reduce-scatter and an all-gather, and the backward pass has 2 all-gathers more. Recomputed layers run what they
-exchange forward again. Dropout is equal on all ranks only if their random states are.
+Recomputed layers run what they exchange forward again. Dropout is equal on all ranks only if their random states are.
 """
 
 from __future__ import annotations
@@ -26,11 +24,19 @@ import torch.nn.functional as F
 from torch import nn
 
 from dflop.errors import ConfigError
-from dflop.models.build import LlmStage, Stage
+from dflop.models.build import EncoderStage, LlmStage, Stage
 from dflop.models.splits import TensorSplit, split_of
-from dflop.parallel.exchange import sum_backward, sum_forward
 from dflop.parallel.part import Part, even_part
-from dflop.parallel.tokens import enter, leave, num_shared, share_tokens, sum_and_share
+from dflop.parallel.tokens import (
+    TowerTokens,
+    Whole,
+    decoder_tokens,
+    enter,
+    leave,
+    num_shared,
+    share_tokens,
+    sum_and_share,
+)
 from dflop.parallel.vocab import Replaced, keep_part, shard_head
 
 
@@ -56,12 +62,18 @@ def shard_stage(stage: Stage, group: dist.ProcessGroup) -> dict[str, Part]:
     head = stage.head if isinstance(stage, LlmStage) else None
     if head is not None and head.out_features < group.size():
         raise _cannot(f"a vocabulary of {head.out_features}", group.size())
-    layers = stage.layers
-    split = split_of(layers[0])
-    replaced = shard_layers(layers, split, group, shares_tokens=isinstance(stage, LlmStage))
-    partial = {p for layer in layers for p in _between(layer, split).values()}
+    layers, tower = stage.layers, TowerTokens(group)
+    whole_of = tower.whole if isinstance(stage, EncoderStage) else decoder_tokens
+    replaced = shard_layers(layers, split_of(layers[0]), group, whole_of)
+    partial = {p for layer in layers for p in layer.parameters()}
+    if isinstance(stage, EncoderStage):
+        for number in stage.taken_states:
+            if number < len(layers):
+                tower.enter(layers[number])
+            if number:
+                tower.leave(layers[number - 1])
     if isinstance(stage, LlmStage):
-        partial = {p for part in (*layers, stage.decoder.norm) for p in part.parameters()}
+        partial |= set(stage.decoder.norm.parameters())
         stage.num_rows = functools.partial(num_shared, num_ranks=group.size())
         stage.enter, stage.leave = functools.partial(enter, group=group), functools.partial(leave, group=group)
         if head is not None:
@@ -74,7 +86,7 @@ def shard_stage(stage: Stage, group: dist.ProcessGroup) -> dict[str, Part]:
 
 
 def shard_layers(
-    layers: Iterable[nn.Module], split: TensorSplit, group: dist.ProcessGroup, *, shares_tokens: bool
+    layers: Iterable[nn.Module], split: TensorSplit, group: dist.ProcessGroup, whole_of: Whole
 ) -> Replaced:
     """Cut the Linears that `split` names in every layer, in place.
 
@@ -82,7 +94,7 @@ def shard_layers(
         layers: Nothing is changed unless all of them can be cut.
         split: Names relative to a layer.
         group: Ranks that hold the parts, in the order of the parts.
-        shares_tokens: Whether each rank is given its share of the tokens, and gives that.
+        whole_of: Tokens of all ranks as a layer takes them.
 
     Returns:
         What took the place of what, and which part of it that is.
@@ -109,54 +121,36 @@ def shard_layers(
             holder, attribute = _holder(layer, name)
             row = getattr(holder, attribute)
             replaced |= keep_part(row, "weight", even_part(row.weight.shape, 1, 1, rank, degree))
-            setattr(holder, attribute, RowSplitLinear(row.weight, row.bias, group, shares_tokens=shares_tokens))
-        _join_inputs(layer, split, group, shares_tokens=shares_tokens)
+            setattr(holder, attribute, RowSplitLinear(row.weight, row.bias, group))
+        for module in _entrances(layer, split):
+            share_tokens(module, group, whole_of)
     return replaced
 
 
 class RowSplitLinear(nn.Linear):
-    """Linear over this rank's part of the input features; the output is summed over the ranks, the bias added once.
+    """Linear over this rank's part of the input features; the output is summed over the ranks and shared out by tokens.
 
     Args:
         weight: `[out, in / degree]`.
-        bias: `[out]`, whole; or None.
+        bias: `[out]`, whole; or None. Each rank adds it to its tokens.
         group: Ranks that hold the other parts.
-        shares_tokens: Whether the sum is shared out by tokens.
     """
 
-    def __init__(
-        self, weight: nn.Parameter, bias: nn.Parameter | None, group: dist.ProcessGroup, *, shares_tokens: bool
-    ) -> None:
+    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, group: dist.ProcessGroup) -> None:
         super().__init__(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
         self.weight = weight
         if bias is not None:
             self.bias = bias
         self._group = group
-        self._sum = sum_and_share if shares_tokens else sum_forward
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """`[..., in / degree]` to `[..., out]`, of all tokens or this rank's share."""
+        """`[..., tokens, in / degree]` to `[..., share of the tokens, out]`."""
         return self.sum_parts(F.linear(input, self.weight))
 
     def sum_parts(self, part: torch.Tensor) -> torch.Tensor:
-        """`[..., out]` of this rank's inputs to that of all; `part` is overwritten."""
-        out = self._sum(part, self._group)
+        """`[..., tokens, out]` of this rank's inputs to that of all, of this rank's share of the tokens."""
+        out = sum_and_share(part, self._group)
         return out if self.bias is None else out + self.bias
-
-
-def _join_inputs(layer: nn.Module, split: TensorSplit, group: dist.ProcessGroup, *, shares_tokens: bool) -> None:
-    """Sum gradients at the input of each module that holds column-split Linears, once for all of them."""
-
-    def join(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        if args:
-            return (sum_backward(args[0], group), *args[1:]), kwargs
-        return args, {**kwargs, "hidden_states": sum_backward(kwargs["hidden_states"], group)}
-
-    for module in _entrances(layer, split):
-        if shares_tokens:
-            share_tokens(module, group)
-        else:
-            module.register_forward_pre_hook(join, with_kwargs=True)
 
 
 def _entrances(layer: nn.Module, split: TensorSplit) -> list[nn.Module]:

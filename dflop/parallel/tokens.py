@@ -6,16 +6,21 @@ share, padded to shares of one size. What enters an attention or MLP is gathered
 out: together that moves the bytes of the all-reduce that it replaces. The gathered tensor is let go of and gathered
 again for the backward pass, which is one all-gather more for each of the two. Norms see a rank's own tokens, so that
 their gradients are sums over the ranks, formed once per step (`Stage.partial`).
+
+An LLM's stages hand shares to one another. An encoder's layers are given shares by hooks of the first layer, and give
+back whole hidden states behind the last, and where a projector takes those of an inner layer.
 """
 
 from __future__ import annotations
 
 import types
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from torch import nn
 
 from dflop.models.autograd import applied
 from dflop.parallel.exchange import exchanged
@@ -24,21 +29,23 @@ _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 _reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 
 
-def share_tokens(module: Any, group: dist.ProcessGroup) -> None:
+Whole = Callable[[torch.Tensor, Mapping[str, Any]], torch.Tensor]
+"""Gathered shares, and what a layer is called with, to the tokens without padding in the shape that the layer takes."""
+
+
+def share_tokens(module: Any, group: dist.ProcessGroup, whole_of: Whole) -> None:
     """Let a module of column- and row-split Linears be given a rank's share of the tokens; it is run with all of them.
 
     Args:
-        module: An attention, which is given positions of all tokens and hence no padding, or an MLP. Frozen or not by
-            now: Linears that do not train need what they are given once.
+        module: An attention or an MLP. Frozen or not by now: Linears that do not train need what they are given once.
         group: Ranks that hold the other shares.
+        whole_of: `decoder_tokens`, or that of a `TowerTokens`.
     """
     run = module.forward
 
     def forward(_: Any, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         whole = exchanged(hidden_states, lambda share: _gathered(share, group), lambda grad: _summed(grad, group))
-        positions = kwargs.get("position_embeddings")
-        given = whole if positions is None else whole[..., : positions[0].shape[-2], :]
-        out = run(given, *args, **kwargs)
+        out = run(whole_of(whole, kwargs), *args, **kwargs)
         if not (whole.requires_grad and any(p.requires_grad for p in module.parameters())):
             return out
         first, *others = out if isinstance(out, tuple) else (out,)
@@ -49,12 +56,61 @@ def share_tokens(module: Any, group: dist.ProcessGroup) -> None:
     module.forward = types.MethodType(forward, module)
 
 
+def decoder_tokens(whole: torch.Tensor, called_with: Mapping[str, Any]) -> torch.Tensor:
+    """Of a decoder, `[..., tokens, width]`: attention is given positions of all tokens, an MLP may keep the padding."""
+    positions = called_with.get("position_embeddings")
+    num_tokens = called_with.get("num_tokens") if positions is None else positions[0].shape[-2]
+    return whole if num_tokens is None else whole[..., :num_tokens, :]
+
+
+class TowerTokens:
+    """How ranks share the tokens between the layers of an encoder, those of its items one behind the other.
+
+    Args:
+        group: Ranks that share the tokens.
+    """
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+        self._num_per_item = 0
+        """Tokens of an item, of a tower whose items are a dimension: always as many."""
+
+    def enter(self, layer: nn.Module) -> None:
+        """Let a layer be given whole hidden states, of which it takes this rank's share."""
+        layer.register_forward_pre_hook(self._share)
+
+    def leave(self, layer: nn.Module) -> None:
+        """Let a layer give whole hidden states."""
+        layer.register_forward_hook(self._put_together, with_kwargs=True)
+
+    def whole(self, gathered: torch.Tensor, called_with: Mapping[str, Any]) -> torch.Tensor:
+        """As `Whole`."""
+        if not self._num_per_item:
+            return decoder_tokens(gathered, called_with)
+        rows = gathered.flatten(0, -2)
+        num_items = len(rows) // self._num_per_item
+        return rows[: num_items * self._num_per_item].view(num_items, self._num_per_item, -1)
+
+    def _share(self, _layer: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
+        whole, *others = given
+        share = enter(whole.flatten(0, -2), self._group)
+        if whole.dim() > 2:
+            self._num_per_item, share = whole.shape[-2], share[None]
+            assert self._num_per_item >= self._group.size(), "padding must be less than the tokens of an item"
+        return share, *others
+
+    def _put_together(self, _layer: nn.Module, _given: Any, called_with: Mapping[str, Any], out: Any) -> Any:
+        share, *others = out if isinstance(out, tuple) else (out,)
+        rows = share.flatten(0, -2)
+        whole = self.whole(leave(rows, len(rows) * self._group.size(), self._group), called_with)
+        return (whole, *others) if isinstance(out, tuple) else whole
+
+
 def sum_and_share(partial: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """`[..., tokens, width]`, a summand on each rank, to this rank's share of the tokens of the sum."""
-    num_tokens = partial.shape[-2]
-    return exchanged(
-        partial, lambda part: _summed(part, group), lambda grad: _gathered(grad, group)[..., :num_tokens, :]
-    )
+    """`[..., tokens, width]`, a summand on each rank, to this rank's share of the tokens of the sum, a batch of one."""
+    rows = partial.flatten(0, -2)[None] if partial.dim() > 2 else partial
+    num_tokens = rows.shape[-2]
+    return exchanged(rows, lambda part: _summed(part, group), lambda grad: _gathered(grad, group)[..., :num_tokens, :])
 
 
 def enter(whole: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:

@@ -185,15 +185,16 @@ def _layer_at_work(spec: ModuleSpec, table: CostTable, params: StageParams, toke
     """
     weight_bytes = bytes_per_value(table.dtype)
     if not trains_layers(table) and table.module != LLM:
-        shared = 2 * (spec.query_width + spec.key_width) + 2 * spec.num_mlp_tensors * spec.mlp_width
-        return weight_bytes * (spec.num_input_values + 2 * spec.num_norm_values + shared / tp) * tokens
+        shared = 2 * (spec.query_width + spec.key_width + spec.num_norm_values + spec.num_mlp_tensors * spec.mlp_width)
+        num_gathered = 2 * spec.hidden_size * (tp > 1)
+        return weight_bytes * (spec.num_input_values + shared / tp + num_gathered) * tokens
     inside = weight_bytes * spec.mlp_width / tp * tokens
     trained, most = params.matrix * trains_layers(table), 2 + spec.is_gated_mlp
     found: Floats = np.maximum(
         most * inside + weight_bytes * trained, (most - 1) * inside + _gradient_bytes(table) * trained
     )
     # What enters an attention or MLP, gathered, and the gradient of what leaves it.
-    gathered = 2 * weight_bytes * spec.hidden_size * tokens * (tp > 1 and spec.module == LLM)
+    gathered = 2 * weight_bytes * spec.hidden_size * tokens * (tp > 1)
     return found + gathered
 
 

@@ -30,7 +30,7 @@ from dflop.plan.candidates import Bools, Candidates
 from dflop.plan.memory import FLOAT32_BYTES
 from dflop.plan.space import Problem
 from dflop.plan.stage_params import first_and_last, stage_params
-from dflop.records import LLM, ModulePlan, ModuleSpec
+from dflop.records import ModulePlan, ModuleSpec
 from dflop.schedule.items import Ints
 
 BUCKET_BYTES = 64 << 20
@@ -166,7 +166,7 @@ def chain_sync_s(
         trained, owned = params.trained(table), params.least_owned(table, replicas)
         first, last = first_and_last(of_module)
         tied = (first ^ last) * spec.is_tied * (trained > 0) * spec.num_entry_params
-        norms = 2 * spec.hidden_size * of_module * trains_layers(table) * (tp > 1 and spec.module == LLM)
+        norms = 2 * spec.hidden_size * of_module * trains_layers(table) * (tp > 1)
         entry = (params.entry - first * tied) * trains_layers(table)
         early = trained - tied - norms - entry
         passes_s = _passes_s(problem, spec, of_module, of_again, num_microbatches * dp, tp=tp) * ~is_sharded

@@ -59,7 +59,7 @@ def _unfused(spec: ModuleSpec, table: CostTable) -> tuple[float, float]:
 def _whole_tokens(spec: ModuleSpec, table: CostTable) -> tuple[float, float]:
     """Every rank keeps the norms and residuals of all tokens."""
     outside = 2.0 * (spec.hidden_size if table.recompute else spec.num_norm_values)
-    return (spec.module == LLM) * outside * (1 - 1 / table.tp), 0.0
+    return outside * (1 - 1 / table.tp), 0.0
 
 
 LEVERS = {

@@ -84,6 +84,7 @@ STACKS = {
     "Qwen3 tied": decoder("Qwen3-VL", tied=True),
     "Qwen2.5-VL text": decoder("Qwen2.5-VL", rope_parameters=MROPE | {"mrope_section": [1, 1, 1]}),
     "SigLIP": encoder("LLaVA-OneVision"),
+    "SigLIP, inner states": encoder("LLaVA-OneVision with Llama"),
     "InternVL": encoder("InternVL"),
     "Qwen2.5-VL vision": encoder("Qwen2.5-VL", num_heads=4),
     "Qwen2-VL vision": encoder("Qwen2-VL"),

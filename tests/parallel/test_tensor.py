@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from dflop.errors import ConfigError
 from dflop.models.splits import split_of
+from dflop.models.ways import Way, apply_way
 from dflop.parallel import tokens
 from dflop.parallel.tensor import shard_stage
 from dflop.parallel.vocab import vocab_share
@@ -24,6 +25,7 @@ ALL = [(name, 2) for name in STACKS] + [(n, 4) for n in ("Llama", "Qwen3", "Qwen
 QUICK = {
     ("Llama", 2), ("Qwen3", 2), ("Qwen3 tied", 2), ("Qwen2.5-VL vision", 4), ("SigLIP", 2), ("InternVL", 2),
     ("Qwen3-VL vision", 2), ("Qwen2-Audio", 2), ("Omni vision", 2),
+    ("SigLIP, inner states", 2),
 }  # fmt: skip
 """Every way of cutting a layer once; the others are in a lane."""
 each_case = pytest.mark.parametrize(
@@ -46,7 +48,7 @@ def worker(rank, _folder, name, recompute):
     stage = stack.build()
     parts = shard_stage(stage, dist.group.WORLD)
     if recompute:
-        stage.decoder.gradient_checkpointing_enable()
+        apply_way(stage, Way(recompute=True))
 
     def counted(send):
         def count(*args, **kwargs):
@@ -110,10 +112,11 @@ def test_output_loss_and_every_gradient_equal_one_process(run, name, degree):
     assert_parity(run(name, degree), name, degree)
 
 
-def test_recomputed_layers_give_the_same_gradients(run):
-    assert_parity(run("Qwen3", 2, True), "Qwen3", 2)
+@pytest.mark.parametrize("name", ["Qwen3", "Omni vision", "Omni audio", "Qwen2-Audio", "SigLIP, inner states"])
+def test_recomputed_layers_give_the_same_gradients(run, name):
+    assert_parity(run(name, 2, True), name, 2)
     # What is recomputed is exchanged again.
-    assert run("Qwen3", 2, True)[0].num_sent > run("Qwen3", 2)[0].num_sent
+    assert run(name, 2, True)[0].num_sent > run(name, 2)[0].num_sent
 
 
 def assert_parity(ranks, name, degree):
@@ -151,10 +154,14 @@ def test_what_is_whole_stays_equal_to_the_last_bit(run, name, degree):
 @each_case
 def test_ranks_exchange_no_more_often_than_documented(run, name, degree):
     stack = STACKS[name]
-    is_llm = stack.module == LLM
-    # Per layer and direction twice, or in two halves, and gathered again; where tokens are shared at both ends once;
-    # for the loss twice, for the head and a tied embedding once.
-    num_sent = (10 if is_llm else 4) * stack.depth + 5 * is_llm + (name == "Qwen3 tied")
+    # Per layer and direction twice in two halves, and gathered again twice.
+    num_sent = 10 * stack.depth
+    if stack.module == LLM:
+        # Where tokens are shared at both ends once; for the loss twice, for the head and a tied embedding once.
+        num_sent += 5 + (name == "Qwen3 tied")
+    else:
+        # Into the first layers and out of the last, and so around the others whose hidden states a projector takes.
+        num_sent += 2 * (len(stack.build().taken_states) - 1)
     assert run(name, degree)[0].num_sent == num_sent * NUM_MICROBATCHES
 
 

@@ -23,7 +23,7 @@ from tests.builders import make_decision
 from tests.jobs.training import fresh, set_config
 from tests.store.asking import fill
 
-NUM_STEPS, NUM_SEEN = 400, 30
+NUM_STEPS, NUM_SEEN = 1200, 30
 STEP_S = 2.0
 STARTED_S, START_UP_S, CHECKPOINT_S = 1_700_000_000.0, 9.0, 1.5
 
@@ -111,7 +111,7 @@ def test_a_plan_that_saves_more_than_a_restart_costs_runs_from_now_on(run):
     assert found.cost_s == pytest.approx(START_UP_S + CHECKPOINT_S + LOCAL_POLL_S)
     assert found.gain_s > found.cost_s
     assert "vision changed" in found.detail
-    assert "370 steps left save" in found.detail
+    assert "1170 steps left save" in found.detail
     assert len(said) == 1
     # Nothing is changed until the job has ended.
     assert run.plan() == old
@@ -139,7 +139,7 @@ def test_a_plan_that_saves_more_than_a_restart_costs_runs_from_now_on(run):
     [
         ({"restart_cost_s": 1e6}, "stay", "a restart costs 277 h"),
         ({"min_gain_frac": 0.99}, "stay", "less than 99.0 %"),
-        ({"mode": "advise"}, "advised", "370 steps left save"),
+        ({"mode": "advise"}, "advised", "1170 steps left save"),
     ],
 )
 def test_rules_under_which_the_run_stays_until_there_is_another_reason(run, changes, verdict, words):

@@ -30,7 +30,7 @@ def split_plan() -> Plan:
 
 def inline_plan() -> Plan:
     """Two stages; the second holds half of the encoder and the LLM."""
-    return make_inline_plan([{"vision": 1}, {"vision": 1, LLM: 4}], dp=1, num_microbatches=2)
+    return make_inline_plan([{"vision": 2, LLM: 1}, {LLM: 3}], dp=1, num_microbatches=2)
 
 
 def sharded_plan() -> Plan:
