@@ -24,6 +24,7 @@ from dflop.errors import CostError
 from dflop.models.ways import WAYS
 from dflop.plan.space import Problem
 from dflop.profile.forecast import PlannedProbe, plan_probes
+from dflop.profile.groups import used_modules
 from dflop.records import ClusterSpec, CostTable, Plan, ProfileRecord, SampleShape
 from dflop.run.batches import profiled_ways, stages_of
 from dflop.run.directory import RunDir
@@ -126,7 +127,7 @@ def _outlook(run: RunDir, profile_key: str, device: str, cluster: ClusterSpec) -
     batches = sample_batches(shapes, config.plan.global_batch_size, config.plan.num_scenarios, config.train.seed)
     problem = Problem(
         run_id=run.run_id,
-        specs=planning.used_modules(planning.bound_family(config), (*shapes, *worst)),
+        specs=used_modules(planning.bound_family(config), (*shapes, *worst)),
         cluster=cluster,
         cost=cost.extrapolating(),
         batches=tuple(batches),

@@ -14,8 +14,7 @@ from dflop.cost.curve import evaluate
 from dflop.models import load_family
 from dflop.models.family import Family
 from dflop.models.ways import TRAIN, Way
-from dflop.profile.groups import load_on, probe_groups
-from dflop.profile.profiler import used_modules
+from dflop.profile.groups import load_on, probe_groups, used_modules
 from dflop.profile.sweeps import sweep
 from dflop.records import CostTable, CostTerms, ModuleLoad, SampleShape
 
@@ -74,7 +73,7 @@ def plan_probes(
     used = used_modules(family, shapes)
     share_s = budget_s / (len(used) * len(ways))
     planned: list[PlannedProbe] = []
-    for module in used:
+    for module in (spec.module for spec in used):
         groups = probe_groups(shapes, module, num_groups=num_probes, max_samples=max_samples, seed=seed)
         shallow = [load_family(family.name, family.shallow(module, n), family.media) for n in depths]
         for way in ways:

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dflop.errors import DataError
 from dflop.models.family import Family
-from dflop.records import LLM, MediaItem, ModuleLoad, SampleShape
+from dflop.records import LLM, MediaItem, ModuleLoad, ModuleSpec, SampleShape
 
 KINDS = ("random", "length_sorted", "tile_sorted", "single")
 POOL_FACTOR = 4
@@ -36,6 +37,18 @@ class ProbeGroup:
     items: tuple[MediaItem, ...]
     """Items of the probed encoder; empty for the LLM."""
     load: ModuleLoad
+
+
+def used_modules(family: Family, shapes: Sequence[SampleShape]) -> tuple[ModuleSpec, ...]:
+    """Modules the data brings work to, in the family's order; an encoder nobody uses gets no process.
+
+    Raises:
+        DataError: there are none.
+    """
+    used = tuple(spec for spec in family.specs() if any(s.load(spec.module).num_tokens for s in shapes))
+    if not used:
+        raise DataError("no sample brings work to the model", hint="the dataset has no valid sample")
+    return used
 
 
 def probe_groups(

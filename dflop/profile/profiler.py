@@ -13,10 +13,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dflop.errors import DataError
 from dflop.models.family import Family
 from dflop.models.ways import TRAIN, Way
-from dflop.profile.groups import probe_groups
+from dflop.profile.groups import probe_groups, used_modules
 from dflop.profile.probe import GroupVisits, ModuleProbe, ProbeSettings
 from dflop.profile.sweeps import sweep
 from dflop.profile.timing import of_first_rank
@@ -62,10 +61,10 @@ def profile_model(
     """
     used = used_modules(family, shapes)
     share_s = budget_s / (len(used) * len(ways))
-    specs = {spec.module: spec for spec in family.specs()}
     tp = 1 if group is None else group.size()
-    for module in used if only is None else [m for m in used if m == only]:
-        if tp not in specs[module].tp_choices:
+    for spec in used if only is None else [s for s in used if s.module == only]:
+        module = spec.module
+        if tp not in spec.tp_choices:
             progress(f"{module}: {tp} tensor-parallel ranks cannot split it, skipped")
             continue
         for way in ways:
@@ -82,18 +81,6 @@ def profile_model(
             num_too_large = sum(row.status == "oom" for row in rows)
             too_large = f", {num_too_large} out of memory" if num_too_large else ""
             progress(f"{name}: {len(rows) - num_too_large} probes{too_large}")
-
-
-def used_modules(family: Family, shapes: Sequence[SampleShape]) -> list[str]:
-    """Modules with any work in `shapes`, in the family's order.
-
-    Raises:
-        DataError: there are none.
-    """
-    used = [m for m in family.modules if any(s.load(m).num_tokens for s in shapes)]
-    if not used:
-        raise DataError("no sample to profile the model with", hint="the dataset has no valid sample")
-    return used
 
 
 def _visit(groups: Sequence[GroupVisits], ranks: dist.ProcessGroup | None, index: int, num_timed: int) -> float | None:

@@ -19,6 +19,7 @@ from dflop.errors import DflopError, redacted
 from dflop.launch import JobSpec
 from dflop.launch.executor import SCRIPT, Executor, batches
 from dflop.launch.slurm import comment_of
+from dflop.profile.groups import used_modules
 from dflop.run import lifecycle
 from dflop.run.batches import COMPARE, TRAIN
 from dflop.run.directory import RunDir, dataset_ref, family_of
@@ -74,7 +75,7 @@ def _groups(run: RunDir, config: Config, notes: list[str]) -> list[list[JobSpec]
     def modules() -> tuple[str, ...]:
         """Of the run's samples, or as far as a look at the annotations tells."""
         if (run.path / "shapes.parquet").is_file():
-            return tuple(spec.module for spec in planning.used_modules(family, run.shapes()))
+            return tuple(spec.module for spec in used_modules(family, run.shapes()))
         return preflight.modules_named(family, config)
 
     data_key = _or(notes, "DATA_PROFILE_KEY", lambda: profile_key(dataset_ref(config), family_of(config)))

@@ -20,6 +20,7 @@ from dflop.plan.drafts import holding
 from dflop.plan.search import Planned, optimize
 from dflop.plan.space import Problem, SearchSpace
 from dflop.plan.worst import without_beyond
+from dflop.profile.groups import used_modules
 from dflop.profile.hardware import PROBES_VERSION, hardware_name, software_name
 from dflop.records import (
     CostTable,
@@ -30,7 +31,6 @@ from dflop.records import (
     ModuleSpec,
     Plan,
     PlanProgram,
-    SampleShape,
 )
 from dflop.run.batches import profiled_ways, stage_at
 from dflop.run.directory import RunDir, family_of, tokenizer_of
@@ -80,11 +80,6 @@ def search_space(config: Config) -> SearchSpace:
         host_bytes_per_s=wanted.offload_gb_per_s * 1e9,
         microbatches=wanted.microbatch_choices,
     )
-
-
-def used_modules(family: Family, shapes: Sequence[SampleShape]) -> tuple[ModuleSpec, ...]:
-    """Modules the data brings work to; an encoder nobody uses gets no process."""
-    return tuple(s for s in family.specs() if any(x.load(s.module).num_tokens for x in shapes))
 
 
 @dataclass(frozen=True, slots=True)

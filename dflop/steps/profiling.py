@@ -14,6 +14,7 @@ from dflop.data.distribution import summary_text
 from dflop.data.size_table import check_overlong
 from dflop.errors import DataError
 from dflop.launch import JobSpec, Launcher
+from dflop.profile.groups import used_modules
 from dflop.records import ModuleSpec, ProfileRecord, QuarantinedSample
 from dflop.run.batches import TRAIN
 from dflop.run.directory import RunDir, dataset_ref, family_of
@@ -194,7 +195,7 @@ def is_profiled(run: RunDir) -> bool:
 
 
 def _specs(run: RunDir) -> tuple[ModuleSpec, ...]:
-    return planning.used_modules(planning.bound_family(run.config()), run.shapes())
+    return used_modules(planning.bound_family(run.config()), run.shapes())
 
 
 def stored_profile(store: Path, key: str) -> ProfileRecord | None:

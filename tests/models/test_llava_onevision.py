@@ -185,7 +185,9 @@ def test_the_last_level_is_the_smallest():
 
 
 def test_default_resolutions_equal_hugging_face_and_their_limit_is_the_largest():
-    assert [list(p) for p in FULL._pinpoints[0]] == transformers.LlavaOnevisionConfig().image_grid_pinpoints
+    assert [
+        list(p) for p in FULL.fixed_settings("image")["image_grid_pinpoints"]
+    ] == transformers.LlavaOnevisionConfig().image_grid_pinpoints
     assert {name: rules.media["max_tiles"] for name, rules in RULES.items()} == {
         "released": 36, "tiny": 36, "even side": 9, "never one tile": 4, "ribbons": 40,
     }  # fmt: skip

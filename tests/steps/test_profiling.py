@@ -9,6 +9,7 @@ import pytest
 
 from dflop.cost.identity import with_table_id
 from dflop.launch import JobHandle, JobSpec, JobState
+from dflop.profile.groups import used_modules
 from dflop.records import Measurement, ProfileRecord
 from dflop.run.directory import RunDir
 from dflop.steps import planning, profiling
@@ -44,7 +45,7 @@ class Prober(PlayedLauncher):
     def submit(self, spec: JobSpec) -> JobHandle:
         tp, *which = spec.args[3:]
         self.jobs.append((tp, *which[:1], *(["other groups"] if which[1:] not in ([], ["0"]) else [])))
-        of = spec.args[4:5] or [s.module for s in planning.used_modules(planning.bound_family(None), self.run.shapes())]
+        of = spec.args[4:5] or [s.module for s in used_modules(planning.bound_family(None), self.run.shapes())]
         rows = (row for module in of for row in rows_of(module, self.rows(module)))
         write(self.run.config().store, *rows, run_id=self.run.run_id, producer=spec.name)
         return super().submit(spec)

@@ -75,8 +75,6 @@ class LlavaOnevision(TiledFamily):
         super().__init__(hf_config, media)
         self.configs = {"vision": vision, **self.configs}
         self._check_least(self.shrinkable)
-        levels = range(self.max_level + 1)
-        self._pinpoints = [[p for p, n in self._tiles.items() if n <= self.limits(i)["max_tiles"]] for i in levels]
 
     def fixed_settings(self, kind: str) -> Mapping[str, Any]:
         pinpoints = {"image_grid_pinpoints": list(self._tiles)} if kind == "image" else {}
@@ -145,7 +143,8 @@ class LlavaOnevision(TiledFamily):
             num_tiles, num_rows = 1, self.side**2 + 1
         else:
             size_px = header.height_px, header.width_px
-            fitted = best_resolution(size_px, self._pinpoints[min(level, len(self._pinpoints) - 1)])
+            max_tiles = self.limits(level)["max_tiles"]
+            fitted = best_resolution(size_px, [p for p, n in self._tiles.items() if n <= max_tiles])
             num_tiles = self._tiles[fitted] + 1
             num_rows = self.side**2 + self._num_fitted_rows(size_px, fitted)
         return self._place_tiles(num_tiles, num_rows, self.media_tokens[header.kind].wrap(num_rows))
