@@ -44,12 +44,7 @@ def test_a_profile_is_made_once_and_shown(folder: Path, key: str) -> None:
     assert profile(folder) == key  # found, not made again
     show = data(folder, "show", key[:6])
     assert show.returncode == 0, show.stderr
-    shown = (
-        f"profile {key}",
-        "24 samples, 0 of them shortened, 0 skipped",
-        "single_image",
-        "darker is more samples",
-    )
+    shown = (f"profile {key}", "24 samples, 0 of them shortened, 0 skipped", "single_image", "darker is more samples")
     assert [words for words in shown if words not in show.stdout] == []
     rows = [json.loads(line) for line in data(folder, "show", key, "--format", "json").stdout.splitlines()]
     assert [r["num_samples"] for r in rows if (r["group"], r["module"]) == ("all", "llm")] == [24]

@@ -5,16 +5,7 @@ from pathlib import Path
 import pytest
 
 from dflop.errors import InfrastructureError, LaunchError
-from dflop.launch import (
-    Change,
-    JobHandle,
-    JobSpec,
-    JobState,
-    JobStatus,
-    Journal,
-    run_jobs_async,
-    wait,
-)
+from dflop.launch import Change, JobHandle, JobSpec, JobState, JobStatus, Journal, run_jobs_async, wait
 from dflop.launch.commands import ControllerAway
 from dflop.launch.job import Launcher
 from dflop.launch.local import LocalLauncher

@@ -56,12 +56,7 @@ def slurm() -> FakeSlurm:
 
 @pytest.fixture
 def watcher(slurm: FakeSlurm) -> Watcher:
-    return Watcher(
-        poll_interval_s=30,
-        lost_after_s=100,
-        command=slurm,
-        now=lambda: NOON_S + slurm.now_s,
-    )
+    return Watcher(poll_interval_s=30, lost_after_s=100, command=slurm, now=lambda: NOON_S + slurm.now_s)
 
 
 @pytest.fixture

@@ -7,15 +7,7 @@ from dflop.cost.link_costs import ALL_REDUCE
 from dflop.models.loss_size import loss_peak_bytes
 from dflop.plan import sync
 from dflop.plan.candidates import Candidate
-from dflop.plan.drafts import (
-    SLACK,
-    chain_peaks,
-    fits,
-    inline_draft,
-    largest_loads,
-    split_draft,
-    with_less_recomputed,
-)
+from dflop.plan.drafts import SLACK, chain_peaks, fits, inline_draft, largest_loads, split_draft, with_less_recomputed
 from dflop.plan.space import Problem
 from dflop.records import LLM, ParallelSpec, Plan
 from tests.builders import make_link, make_sample

@@ -11,16 +11,7 @@ from dflop.launch import JobHandle, Journal
 from dflop.run.directory import RunDir
 from tests.jobs.training import fresh, losses_of, run_ranks, set_config
 from tests.launch.helpers import until
-from tests.slurm.faults import (
-    Drivers,
-    gets_on,
-    observations,
-    run_on_two_nodes,
-    shown,
-    slurm,
-    strays,
-    train_job,
-)
+from tests.slurm.faults import Drivers, gets_on, observations, run_on_two_nodes, shown, slurm, strays, train_job
 
 NUM_STOPS = 2
 

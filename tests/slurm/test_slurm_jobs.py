@@ -7,13 +7,7 @@ from pathlib import Path
 import pytest
 
 from dflop.config import SlurmConfig
-from dflop.launch import (
-    JobHandle,
-    JobState,
-    Resources,
-    executor,
-    log_paths,
-)
+from dflop.launch import JobHandle, JobState, Resources, executor, log_paths
 from dflop.launch.results import BATCH_LOG
 from dflop.launch.slurm import SlurmLauncher
 from tests.launch.helpers import end, make_spec, until

@@ -13,14 +13,7 @@ import pytest
 from dflop.run.directory import RunDir
 from tests.jobs.training import set_config
 from tests.launch.helpers import REPO, parent_of, until
-from tests.slurm.faults import (
-    end_of,
-    make_environment,
-    observations,
-    processes,
-    run_on_two_nodes,
-    shown,
-)
+from tests.slurm.faults import end_of, make_environment, observations, processes, run_on_two_nodes, shown
 
 NUM_RANKS = 4
 

@@ -37,11 +37,7 @@ def test_advice_alone_stops_nobody(make_run, monkeypatch, verdict):
 
 @pytest.mark.parametrize(
     ("state", "verdict", "error"),
-    [
-        (JobState.INTERRUPTED, "", Interrupted),
-        (JobState.FAILED, "done", LaunchError),
-        (JobState.DONE, "done", None),
-    ],
+    [(JobState.INTERRUPTED, "", Interrupted), (JobState.FAILED, "done", LaunchError), (JobState.DONE, "done", None)],
 )
 def test_a_job_that_ends_as_it_is_asked_to_make_way_ends_the_run(run, monkeypatch, state, verdict, error):
     """Somebody else stops it, it fails, or it has trained its last step."""
