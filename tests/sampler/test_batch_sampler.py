@@ -152,13 +152,11 @@ def test_a_sampler_travels_to_other_processes():
 @pytest.mark.parametrize(
     ("given", "word"),
     [
-        ({"num_microbatches": 2, "max_tokens": 5}, "both given"),
-        ({"sync": "steps"}, "unknown sync"),
-        ({"rank": 2, "world": 2}, "rank 2 is none of 2"),
-        ({"world": 40}, r"32 sample\(s\) for 40 rank\(s\)"),
+        ({"num_microbatches": 2, "max_tokens": 5}, "both given"), ({"sync": "steps"}, "unknown sync"),
+        ({"rank": 2, "world": 2}, "rank 2 is none of 2"), ({"world": 40}, r"32 sample\(s\) for 40 rank\(s\)"),
         ({"size": 300, "drop_last": True}, "drop_last leaves nothing"),
     ],
-)
+)  # fmt: skip
 def test_contradictions_are_told_before_the_first_step(given, word):
     with pytest.raises(ConfigError, match=word):
         make(**given)
@@ -169,11 +167,6 @@ def test_whoever_would_shard_the_batches_again_is_told():
 
     with pytest.raises(ConfigError, match=r"accelerator\.prepare"):
         BatchSamplerShard(make(), num_processes=2, process_index=0)
-
-
-def test_positions_are_those_of_the_dataset_where_a_profile_left_samples_out():
-    costs = dataclasses.replace(sample_costs([5, 6, 7]), index=np.array([1, 4, 9]))
-    assert sorted(i for m in make(size=3, lengths=costs) for i in m) == [1, 4, 9]
 
 
 def test_mixture_weights_draw_a_sample_more_often():

@@ -6,7 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from dflop.errors import ConfigError, StoreError
-from dflop.store import console, snapshot
+from dflop.store import console
 from tests.store.asking import fill
 
 
@@ -113,12 +113,6 @@ def test_an_endless_query_is_stopped(store: Path) -> None:
     ):
         with pytest.raises(StoreError, match=r"stopped after 0\.1 s"):
             console.query(store, sql, timeout_s=0.1)
-
-
-def test_memory_is_bounded(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(snapshot.READ_CONFIG, "memory_limit", "64MiB")
-    with pytest.raises(StoreError, match="Out of Memory"):
-        console.query(store, "select list(a) from range(2000000000) as r(a)")
 
 
 def test_named_queries_have_true_headers_and_run(store: Path) -> None:
