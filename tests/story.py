@@ -28,6 +28,9 @@ def story(run_id: str = "run") -> list[Any]:
     def state(name: str, at_s: float) -> RunRecord:
         return RunRecord(run_id, "demo", "key", name, "8x test", "torch", "abc", f"/runs/{run_id}", at_s)
 
+    def read(seq: int, at_s: float) -> RunInput:
+        return RunInput(run_id, "plan", 0, seq, "rev", "data", "model", (f"{LLM}-tp1",), at_s)
+
     def job(name: str, at_s: float, *, attempt: int = 0, job_name: str = "train", reason: str = "") -> JobRecord:
         return JobRecord(run_id, job_name, "k", "slurm", f"1{attempt}", name, reason, "/runs", 4, attempt, at_s)
 
@@ -37,31 +40,20 @@ def story(run_id: str = "run") -> list[Any]:
 
     reckoned = {"num_steps_left": 60, "cost_s": 20.0}
     return [
-        state("done", 1100.0),
-        state("running", 1000.0),
-        *(
-            RunInput(run_id, "plan", 0, seq, "rev", "data", "model", (f"{LLM}-tp1",), at_s)
-            for seq, at_s in ((1, 1001.0), (2, 1073.0))
-        ),
-        *plans_of_story(run_id),
-        make_table(LLM),
-        job("running", 1012.0),
-        job("running", 1012.0),
-        job("running", 1003.0, job_name="data"),
-        job("interrupted", 1072.0, reason="asked to stop"),
-        job("running", 1075.0, attempt=1),
-        *corrected(run_id, (1.0, 1.0, 1.0), 1020.0, 5, level=1.0, is_in_force=False),
+        state("done", 1100.0), state("running", 1000.0), *(read(seq, at_s) for seq, at_s in ((1, 1001.0), (2, 1073.0))),
+        *plans_of_story(run_id), make_table(LLM), job("running", 1012.0), job("running", 1012.0),
+        job("running", 1003.0, job_name="data"), job("interrupted", 1072.0, reason="asked to stop"),
+        job("running", 1075.0, attempt=1), *corrected(run_id, (1.0, 1.0, 1.0), 1020.0, 5, level=1.0, is_in_force=False),
         *corrected(run_id, (1.0, 1.1, 2.2), 1030.0, 10, level=1.1),
         *corrected(run_id, (1.002, 1.1, 2.21), 1031.0, 11, level=1.101),
         decided("rescale", "done", "llm", 1030.0, 10, "llm: cost correction x1.10 measured / predicted, before: x1.00"),
         RunEvent(run_id, "train", 0, 12, "scheduler_late", "quick plan after 80 ms", 1035.0),
-        make_rank_factor(2, 1.3, run_id=run_id),
-        make_rank_factor(3, 1.01, run_id=run_id),
+        make_rank_factor(2, 1.3, run_id=run_id), make_rank_factor(3, 1.01, run_id=run_id),
         decided("slow_rank", "noticed", "rank 2", 1040.0, 20, "30 % slower than its peers on host1", measured=1.3),
         decided("drift_shapes", "noticed", "vision", 1050.0, 30, "1.9 s a batch, 0.8 s when planned", measured=1.9),
         decided("replan", "stay", "plan1", 1055.0, 32, "12 s to gain", gain_s=12.0, new_plan_id="plan1", **reckoned),
         decided("replan", "done", "plan1", 1070.0, 40, "54 s to gain", gain_s=54.0, new_plan_id="plan1", **reckoned),
-    ]
+    ]  # fmt: skip
 
 
 def corrected(run_id: str, factors: tuple[float, ...], at_s: float, step: int, **changes: Any) -> list[Any]:

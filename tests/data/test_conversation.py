@@ -80,16 +80,9 @@ def test_files_named_in_place_leave_the_others_their_order():
 
 
 def test_missing_placeholders_go_to_the_front_of_the_first_user_turn():
-    row = {
-        "image": ["1.png", "2.png"],
-        "audio": "a.wav",
-        "messages": [
-            {"role": "system", "content": "be brief"},
-            {"role": "user", "content": "and <image>?"},
-            {"role": "assistant", "content": "ok"},
-        ],
-    }
-    sample = parse_row(row, 0)
+    said = {"system": "be brief", "user": "and <image>?", "assistant": "ok"}
+    messages = [{"role": role, "content": text} for role, text in said.items()]
+    sample = parse_row({"image": ["1.png", "2.png"], "audio": "a.wav", "messages": messages}, 0)
     assert [t.text for t in sample.turns] == ["be brief", "<image>\n<audio>\nand <image>?", "ok"]
     assert [ref.path for ref in sample.media] == ["1.png", "a.wav", "2.png"]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import json
 import os
 import subprocess
@@ -26,16 +25,9 @@ REPO = Path(__file__).parents[2]
 def make_spec(folder: Path, function: str, *args: str, num_tasks: int = 1, **fields: Any) -> JobSpec:
     """Spec of a job that runs a function of entries.py."""
     env = {"PYTHONPATH": str(REPO), **fields.pop("env", {})}
-    spec = JobSpec(
-        name=function,
-        entry=f"tests.launch.entries:{function}",
-        args=args,
-        key=function,
-        folder=folder,
-        resources=Resources(tasks_per_node=num_tasks),
-        env=env,
-    )
-    return dataclasses.replace(spec, **fields)
+    given = {"name": function, "key": function, "entry": f"tests.launch.entries:{function}"}
+    given["resources"] = Resources(tasks_per_node=num_tasks)
+    return JobSpec(folder=folder, args=args, env=env, **given | fields)
 
 
 def until(find: Callable[[], T | None], *, what: str, limit_s: float = 60.0) -> T:

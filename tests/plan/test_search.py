@@ -22,18 +22,9 @@ BATCHES = tuple(random_batch(24, seed=seed) for seed in range(2))
 
 def plans(progress=None, top=6, **changes) -> tuple[Plan, ...]:
     space = SearchSpace(layouts=changes.pop("layouts", ("split",)), microbatches=changes.pop("microbatches", (2, 4)))
-    arguments = {
-        "run_id": "run",
-        "specs": make_specs(*ENCODERS),
-        "cluster": make_cluster(4),
-        "cost": make_cost(*ENCODERS),
-        "batches": BATCHES,
-        "global_batch_size": 24,
-        "snapshot_seq": 3,
-        "space": space,
-    } | changes
-    problem = Problem(**arguments | {"cost": arguments["cost"].extrapolating()})
-    return plan_problem(problem, top=top, progress=progress)
+    cost = changes.pop("cost", make_cost(*ENCODERS)).extrapolating()
+    problem = Problem("run", make_specs(*ENCODERS), make_cluster(4), cost, BATCHES, 24, snapshot_seq=3, space=space)
+    return plan_problem(dataclasses.replace(problem, **changes), top=top, progress=progress)
 
 
 def test_plans_are_ranked_placed_and_explained():

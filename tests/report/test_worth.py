@@ -48,17 +48,10 @@ def test_without_a_comparison_the_planned_speedup_counts_and_what_is_slower_neve
 
 
 def test_spent_once_is_all_but_training_and_comparing() -> None:
-    jobs = [
-        job("1", "data/0", "queued", 0),
-        job("1", "data/0", "done", 1000),
-        job("1", "data/0", "running", 100),
-        job("2", "model", "running", 0, num_tasks=2),
-        job("2", "model", "failed", 1800, num_tasks=2),
-        job("3", "run/train", "running", 0),
-        job("3", "run/train", "done", 9999),
-        job("4", "run/compare", "running", 0),
-        job("4", "run/compare", "done", 9999),
-        job("5", "data/1", "queued", 0),
-    ]
+    trained = [job(*of, state, at_s) for of in (("3", "run/train"), ("4", "run/compare"))
+               for state, at_s in (("running", 0), ("done", 9999))]  # fmt: skip
+    jobs = [*(job("1", "data/0", state, at_s) for state, at_s in (("queued", 0), ("done", 1000), ("running", 100))),
+            *(job("2", "model", state, at_s, num_tasks=2) for state, at_s in (("running", 0), ("failed", 1800))),
+            *trained, job("5", "data/1", "queued", 0)]  # fmt: skip
     assert once_hours(jobs) == pytest.approx((4 * 900 + 2 * 1800) / 3600)
     assert once_hours([]) == 0

@@ -31,16 +31,8 @@ def test_lengths_and_costs_of_any_file(tmp_path):
         assert (costs is not None) == (path.suffix == ".parquet")
     (tmp_path / "c.csv").write_text("seconds\n0.5\n1.5\n")
     assert read_lengths(tmp_path / "c.csv")[1].tolist() == [0.5, 1.5]
-    for name, text in (
-        ("a.txt", "1 x"),
-        ("a.txt", ""),
-        ("a.txt", "-1"),
-        ("a.txt", "nan"),
-        ("a.csv", "\n1"),
-        ("a.csv", ""),
-        ("a.csv", "0,3\n1,5"),
-        ("a.csv", "0.5,3\nx,5"),
-    ):
+    bad = {"a.txt": ("1 x", "", "-1", "nan"), "a.csv": ("\n1", "", "0,3\n1,5", "0.5,3\nx,5")}
+    for name, text in ((name, text) for name, texts in bad.items() for text in texts):
         (tmp_path / name).write_text(text)
         with pytest.raises(ConfigError, match=r"cannot be read|no numbers"):
             read_lengths(tmp_path / name)
