@@ -166,16 +166,13 @@ SHOWN = {
     "PREFECT_API_AUTH_STRING='admin:a b' x": "PREFECT_API_AUTH_STRING=*** x",
     "docker://u:pw@registry/x": "docker://u:***@registry/x",
     "postgresql+asyncpg://prefect:pw@db:5432/x": "postgresql+asyncpg://prefect:***@db:5432/x",
-    "HF_TOKEN=abc": "HF_TOKEN=***",
-    "key hf_abcdefghijklmnopqrst": "key ***",
-    "Authorization: Basic dXNlcjpwYXNz": "Authorization: Basic ***",
-    "SLURM_JWT=ey.j.z": "SLURM_JWT=***",
+    "HF_TOKEN=abc": "HF_TOKEN=***", "key hf_abcdefghijklmnopqrst": "key ***",
+    "Authorization: Basic dXNlcjpwYXNz": "Authorization: Basic ***", "SLURM_JWT=ey.j.z": "SLURM_JWT=***",
     "login --token abc": "login --token ***",
     "num_tokens: 5, pad_token='<pad>', max_llm_tokens=8192": "num_tokens: 5, pad_token='<pad>', max_llm_tokens=8192",
-    "http://127.0.0.1:4200/api": "http://127.0.0.1:4200/api",
-    "profile_key: deadbeef": "profile_key: deadbeef",
+    "http://127.0.0.1:4200/api": "http://127.0.0.1:4200/api", "profile_key: deadbeef": "profile_key: deadbeef",
     "me@host:/data": "me@host:/data",
-}
+}  # fmt: skip
 
 
 def test_an_error_shows_no_secret():

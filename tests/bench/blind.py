@@ -67,11 +67,6 @@ def mean_loads(real: ScenarioLoads) -> MeanLoads:
     if real.module == LLM:
         total[2] = total[1] ** 2 / num_units
     return MeanLoads(
-        module=real.module,
-        total=total,
-        longest=total / num_units,
-        num_units=np.array([num_units], dtype=np.int64),
-        units=(),
-        lengths=(),
-        real=real,
-    )
+        module=real.module, total=total, longest=total / num_units, num_units=np.array([num_units], dtype=np.int64),
+        units=(), lengths=(), real=real,
+    )  # fmt: skip

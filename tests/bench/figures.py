@@ -62,15 +62,10 @@ def machine(*libraries: str) -> dict[str, object]:
     cpuinfo = Path("/proc/cpuinfo")
     models = re.findall(r"model name\s*: (.*)", cpuinfo.read_text()) if cpuinfo.is_file() else []
     return {
-        "cpu": models[0].strip() if models else platform.machine(),
-        "num_cores": os.cpu_count(),
-        "python": platform.python_version(),
-        **{name: version(name) for name in libraries},
-        "dflop": __version__,
-        "commit": commit,
-        "is_dirty": is_dirty,
-        "date": time.strftime("%Y-%m-%d", time.gmtime()),
-    }
+        "cpu": models[0].strip() if models else platform.machine(), "num_cores": os.cpu_count(),
+        "python": platform.python_version(), **{name: version(name) for name in libraries}, "dflop": __version__,
+        "commit": commit, "is_dirty": is_dirty, "date": time.strftime("%Y-%m-%d", time.gmtime()),
+    }  # fmt: skip
 
 
 def revision() -> tuple[str | None, bool | None]:

@@ -19,17 +19,11 @@ from tests.bench.figures import RESULTS, ROOT
 
 XEON, EPYC = "2-core-intel-xeon", "2-core-amd-epyc"
 SHOWN = (
-    ("schedule-real", XEON, "tests.bench.schedule"),
-    ("engine", XEON, "tests.bench.engine"),
-    ("data", XEON, "tests.bench.data"),
-    ("suite", EPYC, "tests.bench.suite"),
-    ("correct", EPYC, "tests.bench.correct"),
-    ("trainer", EPYC, "tests.bench.trainer"),
-    ("endtoend", EPYC, "tests.bench.endtoend"),
-    ("chaos", EPYC, "tests.chaos.page"),
-    ("chaos-slurm", EPYC, "tests.chaos.page"),
-    ("fuzz", EPYC, "tests.fuzz.page"),
-)
+    ("schedule-real", XEON, "tests.bench.schedule"), ("engine", XEON, "tests.bench.engine"),
+    ("data", XEON, "tests.bench.data"), ("suite", EPYC, "tests.bench.suite"), ("correct", EPYC, "tests.bench.correct"),
+    ("trainer", EPYC, "tests.bench.trainer"), ("endtoend", EPYC, "tests.bench.endtoend"),
+    ("chaos", EPYC, "tests.chaos.page"), ("chaos-slurm", EPYC, "tests.chaos.page"), ("fuzz", EPYC, "tests.fuzz.page"),
+)  # fmt: skip
 """(part, machine whose newest result is shown, module with `tables(content)`: Markdown by name)."""
 BLOCK = re.compile(r"^(<!-- table (?P<name>[\w-]+) -->\n)(?P<text>.*?)^(<!-- end -->)$", re.DOTALL | re.MULTILINE)
 MARKER = re.compile(r"^<!-- (?:table |end -->)", re.MULTILINE)

@@ -88,13 +88,10 @@ def test_samples_add_up():
 @pytest.mark.parametrize(
     ("hardware", "dtype", "peak"),
     [
-        ("cuda: NVIDIA H200", "bfloat16", 989.5e12),
-        ("NVIDIA A100-SXM4-80GB", "bfloat16", 312e12),
-        ("cuda: NVIDIA H100 80GB HBM3", "float32", math.nan),
-        ("cuda: NVIDIA H100 PCIe", "bfloat16", math.nan),
-        ("cuda: NVIDIA H100 80GB HBM3 MIG 1g.10gb", "bfloat16", math.nan),
-        ("cpu: AMD EPYC 9R14", "bfloat16", math.nan),
+        ("cuda: NVIDIA H200", "bfloat16", 989.5e12), ("NVIDIA A100-SXM4-80GB", "bfloat16", 312e12),
+        ("cuda: NVIDIA H100 80GB HBM3", "float32", math.nan), ("cuda: NVIDIA H100 PCIe", "bfloat16", math.nan),
+        ("cuda: NVIDIA H100 80GB HBM3 MIG 1g.10gb", "bfloat16", math.nan), ("cpu: AMD EPYC 9R14", "bfloat16", math.nan),
     ],
-)
+)  # fmt: skip
 def test_a_peak_is_what_a_data_sheet_says_or_unknown(hardware, dtype, peak):
     assert peak_flops_per_s(hardware, dtype) == pytest.approx(peak, nan_ok=True)

@@ -63,12 +63,10 @@ def parquet_of(rows: list[dict[str, Any]], media_root: Path, path: Path, *, embe
         {
             "id": [row["id"] for row in rows],
             "conversations": pa.array([row["conversations"] for row in rows], pa.list_(turn)),
-            "images": column("image"),
-            "video": column("video"),
-            "audios": column("audio"),
+            "images": column("image"), "video": column("video"), "audios": column("audio"),
             "split": ["train"] * len(rows),
         }
-    )
+    )  # fmt: skip
     pq.write_table(table, path, row_group_size=row_group_size)
     return path
 

@@ -52,13 +52,9 @@ class Job:
         tables = table_ids or {m.module: f"table of {m.module}" for m in plan.modules}
         self.learner = Learner(
             make_config(folder, *overrides),
-            JobFacts("run", 1, self.plan, tables, 100, lambda rank: f"node-{rank // 4}", COST, None),
-            SHAPES,
-            first_step=first_step,
-            earlier=earlier or {},
-            learned=learned,
-            usual=usual,
-        )
+            JobFacts("run", 1, self.plan, tables, 100, lambda rank: f"node-{rank // 4}", COST, None), SHAPES,
+            first_step=first_step, earlier=earlier or {}, learned=learned, usual=usual,
+        )  # fmt: skip
         self.step = first_step
         self.rng = np.random.default_rng(0)
         self.rows = []
@@ -226,14 +222,11 @@ def test_it_can_be_taken_out_of_its_hands(tmp_path):
 @pytest.mark.parametrize(
     "stretches",
     [
-        [(1.6, 1.6, 1.6)] * NUM_STALLED,
-        [(1, 3), (1, 1), (1, 1), (1, 4), (1, 1), (1, 1), (1, 5)],
-        [(1.0, 1.09)] * NUM_STALLED,
-        [(1, 2), (1, 2)],
-        [(1.0, 2.0)] * NUM_STALLED + [(1.0, 1.0)] * NUM_STALLED,
+        [(1.6, 1.6, 1.6)] * NUM_STALLED, [(1, 3), (1, 1), (1, 1), (1, 4), (1, 1), (1, 1), (1, 5)],
+        [(1.0, 1.09)] * NUM_STALLED, [(1, 2), (1, 2)], [(1.0, 2.0)] * NUM_STALLED + [(1.0, 1.0)] * NUM_STALLED,
     ],
     ids=["to all", "now and then", "hardly", "in few steps", "long ago"],
-)
+)  # fmt: skip
 def test_what_holds_nobody_up(stretches):
     found = Stalls()
     for step, of_ranks in enumerate(stretches):

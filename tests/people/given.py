@@ -57,15 +57,13 @@ def configuration_of_last_night(folder: Path) -> Path:
         "model": str(NARROW_OMNI),
         "cluster": {"name": "here", "backend": "local", "num_processes_per_node": 2, "memory_per_process_gib": 3},
         "dataset": {
-            "annotations": "data/annotations.jsonl",
-            "media_root": "data/media",
-            "tokenizer": "data/tokenizer.json",
+            "annotations": "data/annotations.jsonl", "media_root": "data/media", "tokenizer": "data/tokenizer.json",
         },
         "model_profile": {"budget_s": 5, "num_repeats": 1, "num_probes": 8},
         "plan": {"global_batch_size": 10, "microbatch_choices": [2], "num_scenarios": 2, "layouts": ["inline"]},
         "train": {"num_steps": 20, "checkpoint_every": 50},
         "compare": {"num_batches": 0},
-    }
+    }  # fmt: skip
     (folder / "night.yaml").write_text(json.dumps(config))
     return folder / "night.yaml"
 

@@ -19,12 +19,10 @@ def bad(index: int, phase: str, path: str = "a.mp4") -> QuarantinedSample:
 @pytest.mark.parametrize(
     ("quarantined", "num_lost"),
     [
-        ([], 0),
-        ([bad(1, "profile"), bad(2, "profile")], 0),
-        ([bad(1, "profile"), bad(7, "train")], 1),
+        ([], 0), ([bad(1, "profile"), bad(2, "profile")], 0), ([bad(1, "profile"), bad(7, "train")], 1),
         ([bad(7, "train", "b.mp4"), bad(3, "train"), bad(7, "train", "c.mp4")], 2),
     ],
-)
+)  # fmt: skip
 def test_a_run_that_lost_what_the_profile_called_good_says_so_and_warns(quarantined, num_lost) -> None:
     plan = make_plan({"vision": 2, "llm": 1})
     found = RunSummary(run=make_run(), cluster=make_cluster(), plan=plan, train=[], quarantined=quarantined)

@@ -144,15 +144,11 @@ def crowds(draw):
     paces = draw(st.sampled_from([(1,), (1024, 1331), tuple(range(1000, 1040))]))
     by_slot = draw(st.booleans())
     return RankProblem(
-        weights=rng.integers(0, draw(st.sampled_from([3, 1 << 40])), num),
-        tokens=rng.integers(1, 8, num),
-        num_ranks=num_ranks,
-        num_cells=num_ranks * num_slots if by_slot else num_ranks,
-        num_buckets=num_ranks * num_slots,
-        cap=cap,
-        fixed=draw(st.sampled_from([0, 1, 1 << 30])),
+        weights=rng.integers(0, draw(st.sampled_from([3, 1 << 40])), num), tokens=rng.integers(1, 8, num),
+        num_ranks=num_ranks, num_cells=num_ranks * num_slots if by_slot else num_ranks,
+        num_buckets=num_ranks * num_slots, cap=cap, fixed=draw(st.sampled_from([0, 1, 1 << 30])),
         pace=rng.choice(np.array(paces), num_ranks),
-    )
+    )  # fmt: skip
 
 
 def greedy_slowly(p: RankProblem, weights, num_cells, pace):

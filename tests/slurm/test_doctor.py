@@ -44,18 +44,16 @@ def test_a_real_cluster_is_told_and_nothing_is_submitted(partitions, tmp_path):
     ("override", "key"),
     [
         ("slurm.partition=nowhere", "cluster.slurm.partition"),
-        ("slurm.partition=short", "cluster.slurm.time_limit_min"),
-        ("slurm.partition=small", "cluster.num_nodes"),
+        ("slurm.partition=short", "cluster.slurm.time_limit_min"), ("slurm.partition=small", "cluster.num_nodes"),
         ("slurm.partition=closed", "cluster.slurm.partition"),
         ("memory_per_process_gib=8", "cluster.memory_per_process_gib"),
         ("slurm.extra={mem: 900T}", "cluster.slurm.extra"),
         ("slurm.extra={mem-per-cpu: 600M}", "cluster.slurm.ask_for_memory"),
-        ("slurm.extra={mem_per_gpu: 600M}", "cluster.slurm.ask_for_memory"),
-        ("num_nodes=5", "cluster.num_nodes"),
+        ("slurm.extra={mem_per_gpu: 600M}", "cluster.slurm.ask_for_memory"), ("num_nodes=5", "cluster.num_nodes"),
         ("num_processes_per_node=5", "cluster.num_processes_per_node"),
         ("slurm.extra={gpus_per_node: '3'}", "cluster.num_processes_per_node"),
     ],
-)
+)  # fmt: skip
 def test_what_would_not_start_is_a_failure_that_names_the_key(partitions, tmp_path, override, key):
     failed = [finding for finding in examined(tmp_path, override) if finding.status == FAIL]
     assert any(key in finding.advice for finding in failed), failed

@@ -19,22 +19,19 @@ GIB, H100, H200 = 2**30, DEVICES["h100"].memory_bytes, DEVICES["h200"].memory_by
 @pytest.mark.parametrize(
     ("configured", "options", "nodes", "memory_bytes"),
     [
-        (HERE, {"device": "h100", "gpus": 64}, (8, 8), H100),
-        (HERE, {"device": "h100", "gpus": 4}, (1, 4), H100),
+        (HERE, {"device": "h100", "gpus": 64}, (8, 8), H100), (HERE, {"device": "h100", "gpus": 4}, (1, 4), H100),
         (HERE, {"device": "h200"}, (1, 2), H200),
-        (HERE, {"device": "h100", "gpus": 64, "gpus_per_node": 4}, (16, 4), H100),
-        (HERE, {"gpus": 8}, (4, 2), 3 * GIB),
+        (HERE, {"device": "h100", "gpus": 64, "gpus_per_node": 4}, (16, 4), H100), (HERE, {"gpus": 8}, (4, 2), 3 * GIB),
         (HERE, {"gpus": 8, "gpus_per_node": 8}, (1, 8), 3 * GIB),
         (HERE, {"device": "h100", "gpus": 64, "overrides": ("cluster.num_processes_per_node=2",)}, (32, 2), H100),
         (HERE, {"device": "h100", "gpus": 8, "overrides": ("cluster.memory_per_process_gib=3",)}, (1, 8), 3 * GIB),
-        (LOCAL_GPUS, {"device": "h100", "gpus": 64}, (8, 8), 24 * GIB),
-        (SITE, {"device": "h100"}, (4, 4), 64 * GIB),
+        (LOCAL_GPUS, {"device": "h100", "gpus": 64}, (8, 8), 24 * GIB), (SITE, {"device": "h100"}, (4, 4), 64 * GIB),
         (SITE, {"device": "h100", "gpus": 64}, (16, 4), 64 * GIB),
         (SITE, {"device": "h200", "gpus": 16, "gpus_per_node": 8}, (2, 8), 64 * GIB),
         ((*SITE, "cluster.memory_per_process_gib=200"), {"device": "h200"}, (4, 4), H200),
         ((*SITE, "cluster.device=cpu"), {"device": "a100", "gpus": 16}, (2, 8), DEVICES["a100"].memory_bytes),
     ],
-)
+)  # fmt: skip
 def test_nodes_and_memory(tmp_path, configured, options, nodes, memory_bytes):
     lines = list[str]()
     found = planned_cluster(make_config(tmp_path, *configured), lines.append, **options)

@@ -20,22 +20,13 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_history_is_everything_in_order(told: Path) -> None:
     found = named(told, "history", run_id="run")
     assert [(row["elapsed_s"], row["kind"], row["subject"], row["verdict"]) for row in found] == [
-        (0.0, "run", "demo", "running"),
-        (1.0, "plan", "plan0", "chosen"),
-        (12.0, "job", "train", "running"),
-        (20.0, "correction", "llm", "done"),
-        (30.0, "correction", "llm", "done"),
-        (30.0, "rescale", "llm", "done"),
-        (35.0, "scheduler_late", "train", "survived"),
-        (40.0, "slow_rank", "rank 2", "noticed"),
-        (50.0, "drift_shapes", "vision", "noticed"),
-        (55.0, "replan", "plan1", "stay"),
-        (70.0, "replan", "plan1", "done"),
-        (72.0, "job", "train", "interrupted"),
-        (73.0, "plan", "plan1", "chosen"),
-        (75.0, "job", "train", "running"),
-        (100.0, "run", "demo", "done"),
-    ]
+        (0.0, "run", "demo", "running"), (1.0, "plan", "plan0", "chosen"), (12.0, "job", "train", "running"),
+        (20.0, "correction", "llm", "done"), (30.0, "correction", "llm", "done"), (30.0, "rescale", "llm", "done"),
+        (35.0, "scheduler_late", "train", "survived"), (40.0, "slow_rank", "rank 2", "noticed"),
+        (50.0, "drift_shapes", "vision", "noticed"), (55.0, "replan", "plan1", "stay"),
+        (70.0, "replan", "plan1", "done"), (72.0, "job", "train", "interrupted"), (73.0, "plan", "plan1", "chosen"),
+        (75.0, "job", "train", "running"), (100.0, "run", "demo", "done"),
+    ]  # fmt: skip
     done = next(row for row in found if row["verdict"] == "done" and row["kind"] == "replan")
     assert (done["step"], done["attempt"], done["gain_s"], done["cost_s"]) == (40, 0, 54.0, 20.0)
     assert [row["step"] for row in found if row["kind"] == "plan"] == [None, 40]

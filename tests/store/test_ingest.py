@@ -42,15 +42,11 @@ def with_metadata(path: Path, metadata: dict[bytes, bytes]) -> None:
 
 def test_bad_files_are_quarantined_and_neighbours_are_not(tmp_path: Path, make) -> None:
     reasons = {
-        "truncated": "Parquet magic bytes not found",
-        "empty": "Parquet file size is 0 bytes",
-        "damaged": "",
-        "no-metadata": "dflop.kind in the file is None",
-        "no-column": "do not match schema version",
-        "of-another": "dflop.seq in the file is b'7'",
-        "nulls": "hold nulls",
+        "truncated": "Parquet magic bytes not found", "empty": "Parquet file size is 0 bytes", "damaged": "",
+        "no-metadata": "dflop.kind in the file is None", "no-column": "do not match schema version",
+        "of-another": "dflop.seq in the file is b'7'", "nulls": "hold nulls",
         "no-version": "schema version in the file is '0'",
-    }
+    }  # fmt: skip
     write(tmp_path, make.correction(0), producer="a")
     path = {name: write(tmp_path, make.correction(1), producer=name) for name in reasons}
     write(tmp_path, make.correction(2), producer="z")

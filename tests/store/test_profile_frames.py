@@ -6,14 +6,8 @@ from dflop.store.profile_frames import profile_frame
 from tests.builders import make_sample
 from tests.store.asking import fill
 
-GROUPS = {
-    "text": [],
-    "single_image": ["image"],
-    "multi_image": ["image", "image"],
-    "video": ["video", "video"],
-    "audio": ["audio"],
-    "mixed": ["image", "audio"],
-}
+GROUPS = {"text": [], "single_image": ["image"], "multi_image": ["image", "image"], "video": ["video", "video"],
+          "audio": ["audio"], "mixed": ["image", "audio"]}  # fmt: skip
 
 
 def test_a_profile_is_a_row_per_sample_with_its_group_and_its_load_of_every_module(tmp_path: Path) -> None:

@@ -52,26 +52,16 @@ def _a_run(make) -> list[Any]:
     peaks = ((0, 2, "allocated", 900), (1, 2, "allocated", 100), (1, 3, "allocated", 150), (1, 3, "process", 700))
     bad = r.QuarantinedSample("data", 3, "id3", "profile", "3.png", "truncated")
     return [
-        make.run("running", 1000.0),
-        make.run("done", 1060.0),
+        make.run("running", 1000.0), make.run("done", 1060.0),
         r.JobRecord("run", "train", "key", "local", "17", "running", "", "/runs/run", 2, 0, 1010.0),
-        r.JobRecord("run", "train", "key", "local", "17", "done", "", "/runs/run", 2, 0, 1050.0),
-        make.plan(rank=0),
-        make.plan(rank=1),
-        make.shape(0, tokens=4, num_images=2),
-        make.shape(0, tokens=4, num_images=2),
-        make.shape(1, tokens=6, num_images=0),
-        bad,
-        dataclasses.replace(bad, phase="train", run_id="run", step=1),
-        make.cost_table("llm"),
-        make.cost_table("vision"),
-        make.correction(1, factor=1.5),
+        r.JobRecord("run", "train", "key", "local", "17", "done", "", "/runs/run", 2, 0, 1050.0), make.plan(rank=0),
+        make.plan(rank=1), make.shape(0, tokens=4, num_images=2), make.shape(0, tokens=4, num_images=2),
+        make.shape(1, tokens=6, num_images=0), bad, dataclasses.replace(bad, phase="train", run_id="run", step=1),
+        make.cost_table("llm"), make.cost_table("vision"), make.correction(1, factor=1.5),
         make.correction(2, factor=2.0),
         *(r.RankMemory("run", attempt, 1, rank, kind=kind, peak_bytes=n, **seat) for attempt, rank, kind, n in peaks),
-        r.ProfileRecord("data", "data", "run", "{}", 90, 1, 1.0, 2.0),
-        *steps,
-        *compared,
-    ]
+        r.ProfileRecord("data", "data", "run", "{}", 90, 1, 1.0, 2.0), *steps, *compared,
+    ]  # fmt: skip
 
 
 def at(num_seconds: float) -> datetime:

@@ -31,18 +31,15 @@ def problems_of(text: str, *, world_size: int, num_llm_layers: int) -> list[str]
     types = [config["_target_"].split(".")[-1], *(m["_target_"].split(".")[-1] for m in modules.values())]
     broken = {
         "types": types != ["MegatronMIMOParallelismConfig", *["ModuleParallelismConfig"] * len(modules)],
-        "language": "language" not in modules,
-        "tp": any(bin(n).count("1") != 1 for n in tp.values()),
-        "dp": any(a % b and b % a for a, b in itertools.combinations(dp.values(), 2)),
-        "cp": set(cp.values()) != {1},
+        "language": "language" not in modules, "tp": any(bin(n).count("1") != 1 for n in tp.values()),
+        "dp": any(a % b and b % a for a, b in itertools.combinations(dp.values(), 2)), "cp": set(cp.values()) != {1},
         "dense": {*ep.values(), *etp.values()} != {1},
         "encoder pp": any(n > 1 for name, n in pp.items() if name != "language"),
         "ranks": sorted(taken) != list(range(world_size)),
         "microbatches": batch % size != 0 or any(size % n for n in dp.values()),
-        "layers": layers_of(document, num_llm_layers) is None,
-        "recompute": recompute_of(document) is None,
+        "layers": layers_of(document, num_llm_layers) is None, "recompute": recompute_of(document) is None,
         "zero1": switches not in ({True}, {False}),
-    }
+    }  # fmt: skip
     return [rule for rule, is_broken in broken.items() if is_broken]
 
 
