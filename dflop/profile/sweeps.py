@@ -31,15 +31,16 @@ def sweep(sizes: Sequence[int], share_s: float, num_repeats: int, visit: Visit) 
         num_repeats: Timed runs per group.
         visit: Runs a group. What is as large as one that does not fit is not visited.
     """
-    left = [*range(len(sizes))]
-    while left and visit(largest := max(left, key=lambda i: sizes[i]), 0) is None:
+    left, run_s = [*range(len(sizes))], None
+    while left and (run_s := visit(largest := max(left, key=lambda i: sizes[i]), 0)) is None:
         left = [i for i in left if sizes[i] < sizes[largest]]
     num_first = -(-num_repeats // 2)
+    most_s = (run_s or 0.0) * (num_first + 1)
     num_again = num_repeats - num_first
     first_share_s = share_s * (num_first + 1) / (num_repeats + min(num_repeats, 2))
     took_s: dict[int, float] = {}
     while left:
-        expected_s = _expected_s([sizes[i] for i in left], {sizes[i]: s for i, s in took_s.items()})
+        expected_s = _expected_s([sizes[i] for i in left], {sizes[i]: s for i, s in took_s.items()}, most_s)
         done = [sizes[i] for i in took_s]
         found = next_group(expected_s, [sizes[i] for i in left], done, first_share_s - sum(took_s.values()))
         if found is None:
@@ -71,9 +72,14 @@ def next_group(seconds: Sequence[float], sizes: Sequence[int], done: Collection[
     return next(affordable, cheapest[0] if cheapest else None)
 
 
-def _expected_s(sizes: Sequence[int], took_s: dict[int, float]) -> list[float]:
-    """Of groups of these sizes: between what other sizes took, and by the tokens beyond the largest of them."""
+def _expected_s(sizes: Sequence[int], took_s: dict[int, float], most_s: float) -> list[float]:
+    """Of groups of these sizes: between what other sizes took, and by the tokens beyond the largest of them.
+
+    None takes longer than the largest does, `most_s`: where all sizes so far took what launching kernels takes, tokens
+    say too much.
+    """
     if not took_s:
         return [0.0] * len(sizes)
     tokens, seconds = np.array(sorted(took_s.items())).T
-    return list(np.interp(sizes, tokens, seconds) * np.maximum(1.0, np.array(sizes) / tokens[-1]))
+    found = np.interp(sizes, tokens, seconds) * np.maximum(1.0, np.array(sizes) / tokens[-1])
+    return list(np.minimum(found, most_s))

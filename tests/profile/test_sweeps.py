@@ -10,7 +10,7 @@ import pytest
 
 from dflop.profile import probe as probe_module
 from dflop.profile.probe import GroupVisits, ModuleProbe
-from dflop.profile.sweeps import MIN_GROUPS, next_group
+from dflop.profile.sweeps import MIN_GROUPS, next_group, sweep
 from tests.profile.test_probe import SETTINGS, profile
 from tests.train.synthetic import make_shapes
 
@@ -100,7 +100,7 @@ class Clock:
     """Time that only probes take: a fixed part and so much per token and layer, of every run, timed or not."""
 
     def __init__(self, monkeypatch):
-        self.now = 0.0
+        self.now = self.warm_up_s = 0.0
         self.loads = {}
 
         def run_s(probe, group):
@@ -117,29 +117,45 @@ class Clock:
 
         visit = GroupVisits.visit
 
-        def without_warm_up(visits, num_repeats):
+        def noted_visit(visits, num_repeats):
             before = self.now
             visit(visits, num_repeats)
-            self.now = self.now if num_repeats else before
+            self.warm_up_s += 0.0 if num_repeats else self.now - before
 
-        monkeypatch.setattr(GroupVisits, "visit", without_warm_up)
+        monkeypatch.setattr(GroupVisits, "visit", noted_visit)
         monkeypatch.setattr(ModuleProbe, "_start", start)
         monkeypatch.setattr(ModuleProbe, "_repeat", repeat)
         monkeypatch.setattr(probe_module, "optimizer_step_s", lambda *_: 0.0)
         monkeypatch.setattr("dflop.profile.profiler.time.perf_counter", lambda: self.now)
+
+    def spent_s(self):
+        """Since it was last asked, without warming up, which no budget counts."""
+        spent_s, self.now, self.warm_up_s = self.now - self.warm_up_s, 0.0, 0.0
+        return spent_s
 
 
 def test_large_groups_do_not_overrun_the_budget(monkeypatch):
     clock = Clock(monkeypatch)
     options = {"num_probes": 18, "max_samples": 24}
     probe_llm(3, **options)
-    all_of_it_s, clock.now = clock.now, 0.0
+    all_of_it_s = clock.spent_s()
     budget_s = all_of_it_s / 10
     rows = probe_llm(3, **options, budget_s=budget_s)
     assert len(rows) >= len(DEPTHS) * MIN_GROUPS
-    assert clock.now <= 1.05 * budget_s
-    assert clock.now >= 0.5 * budget_s, "what there is to spend is spent"
+    assert 0.5 * budget_s <= clock.spent_s() <= 1.05 * budget_s, "what there is to spend is spent"
     assert len({r.num_tokens for r in rows}) >= 4
+
+
+def test_where_small_groups_take_what_launching_does_the_largest_is_still_affordable():
+    sizes, visited = [10, 8000, 20, 30, 40, 50, 60, 500], []
+
+    def visit(index, num_timed):
+        if num_timed:
+            visited.append(sizes[index])
+        return (1 + num_timed) * max(1.0, sizes[index] / 1000)
+
+    sweep(sizes, 150.0, 1, visit)
+    assert visited == sizes, "800 times the tokens take 8 times as long, which the warm-up showed"
 
 
 def test_of_the_cheapest_groups_those_of_a_new_size_come_first():
@@ -154,9 +170,9 @@ def test_a_module_probed_alone_has_its_share_of_the_budget(monkeypatch):
     shapes = make_shapes(60, seed=1, kinds=("image",))
     options = {"num_probes": 18, "max_samples": 12, "only": "llm"}
     profile(shapes, **options)
-    all_of_it_s, clock.now = clock.now, 0.0
+    all_of_it_s = clock.spent_s()
     profile(shapes, **options, budget_s=all_of_it_s)
-    assert clock.now <= 0.55 * all_of_it_s, "the other half is the encoder's, whose job may run at the same time"
+    assert clock.spent_s() <= 0.55 * all_of_it_s, "the other half is the encoder's, whose job may run at the same time"
 
 
 def test_modules_that_so_many_ranks_cannot_share_are_left_out():
