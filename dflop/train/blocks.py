@@ -1,12 +1,11 @@
-"""Tensors as rectangles of a whole, which is how a checkpoint stores them.
+"""Tensors as rectangles of a whole, which is how torch's distributed checkpoint (DCP) writes and reads them.
 
-A rank writes what it holds of a parameter together with where that lies in the whole: archives of `torch.save`, one
-behind the other in a file per rank, and an index that says where each piece is. A reader takes what it needs from
-whatever pieces there are, however it is cut. No tensor is gathered for it.
+A rank hands over what it holds of a parameter together with where that lies in the whole; DCP puts the pieces together
+for a reader, however that is cut. No tensor is gathered for it.
 
-Torch's distributed checkpoint (DCP) has the same layout. Its own index, `.metadata`, is a pickle, and unpickling can
-run any code that a file names. dflop writes it for torch's own tools and never reads it: it reads the same index from
-JSON, checks it against the files of the folder, and reads the tensors with `weights_only`.
+DCP pickles its index, `.metadata`, and unpickling can run any code that a file names. dflop writes it for torch's
+own tools and never reads it. It reads the same index from JSON, checks it against the files of the folder, and then
+builds torch's records from it. torch reads the tensors with `weights_only`.
 """
 
 from __future__ import annotations
@@ -15,31 +14,26 @@ import io
 import json
 import math
 import os
-import pickle
 import zipfile
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.filesystem import _StorageInfo
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    TensorProperties,
-    TensorStorageMetadata,
-)
+from torch.distributed.checkpoint.metadata import MetadataIndex, TensorProperties
+from torch.distributed.checkpoint.planner import TensorWriteData, WriteItemType
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
 
 from dflop import files
 from dflop.errors import TrainError
 from dflop.parallel.part import Part
 from dflop.records import from_dict, parse_json, to_dict
 from dflop.train.manifest import INDEX
-
-BlockId = tuple[str, tuple[int, ...]]
-"""(name, offsets): the same on every rank that holds a copy of a block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +48,19 @@ class Block:
     """The content; a view of what the rank holds."""
 
     @property
-    def id(self) -> BlockId:
-        return self.name, self.offsets
+    def id(self) -> MetadataIndex:
+        """The same on every rank that holds a copy of the block."""
+        return MetadataIndex(self.name, self.offsets)
+
+    @property
+    def chunk(self) -> dcp.ChunkStorageMetadata:
+        return dcp.ChunkStorageMetadata(torch.Size(self.offsets), self.tensor.shape)
+
+    @property
+    def write_item(self) -> dcp.WriteItem:
+        properties = TensorProperties.create_from_tensor(self.tensor)
+        data = TensorWriteData(self.chunk, properties, torch.Size(self.shape))
+        return dcp.WriteItem(self.id, WriteItemType.SHARD, tensor_data=data)
 
 
 def blocks_of(name: str, tensor: torch.Tensor, part: Part | None) -> Iterator[Block]:
@@ -73,6 +78,78 @@ def blocks_of(name: str, tensor: torch.Tensor, part: Part | None) -> Iterator[Bl
     for offsets, view in part.pieces(tensor):
         if view.numel():  # more ranks than rows leave some without any
             yield Block(name, offsets, part.shape, view)
+
+
+class BlockSavePlanner(dcp.DefaultSavePlanner):
+    """Writes blocks; of those that several ranks hand over DCP takes one."""
+
+    def __init__(self, blocks: Iterable[Block]) -> None:
+        super().__init__(flatten_state_dict=False)
+        self._blocks = {block.id: block for block in blocks}
+
+    def create_local_plan(self) -> dcp.SavePlan:
+        self.plan = dcp.SavePlan([block.write_item for block in self._blocks.values()])
+        return self.plan
+
+    def lookup_object(self, index: MetadataIndex) -> torch.Tensor:
+        return self._blocks[index].tensor
+
+
+class BlockLoadPlanner(dcp.DefaultLoadPlanner):
+    """Fills blocks in place, from whatever pieces were written; types are converted."""
+
+    def __init__(self, blocks: Iterable[Block]) -> None:
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+        self._blocks = {block.id: block for block in blocks}
+
+    def create_local_plan(self) -> dcp.LoadPlan:
+        assert self.metadata is not None
+        items = []
+        for block in self._blocks.values():
+            stored = self.metadata.state_dict_metadata[block.name]
+            assert isinstance(stored, dcp.TensorStorageMetadata)
+            items += create_read_items_for_chunk_list(block.name, stored, [block.chunk])
+        return dcp.LoadPlan(items)
+
+    def lookup_tensor(self, index: MetadataIndex) -> torch.Tensor:
+        return self._blocks[index].tensor
+
+
+class BlockWriter(dcp.FileSystemWriter):
+    """DCP's writer, which leaves the index in JSON, too, and says why the disk refused a file."""
+
+    def write_data(self, plan: dcp.SavePlan, planner: dcp.SavePlanner) -> Future[list[WriteResult]]:
+        try:
+            return super().write_data(plan, planner)
+        except Exception as error:
+            raise RuntimeError(reason_of(error)) from None  # what led to an error does not travel to other ranks
+
+    def finish(self, metadata: dcp.Metadata, results: list[list[WriteResult]]) -> None:
+        super().finish(metadata, results)
+        content = json.dumps({"tensors": [to_dict(stored) for stored in _stored(metadata)]})
+        files.replace(Path(self.path) / INDEX, content, is_durable=True)
+
+
+class SafeReader(dcp.FileSystemReader):
+    """DCP's reader, with the index of `read_index` instead of the pickled one; it refuses compressed archives."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.index = read_index(folder)
+
+    def read_metadata(self, *_args: Any, **_kwargs: Any) -> dcp.Metadata:
+        return _metadata(self.index.values())
+
+    def read_data(self, plan: dcp.LoadPlan, planner: dcp.LoadPlanner) -> Future[None]:
+        for index in {item.storage_index for item in plan.items}:
+            at = self.storage_data[index]
+            with open(Path(self.path) / at.relative_path, "rb") as file:
+                file.seek(at.offset)
+                archive = io.BytesIO(file.read(at.length))
+            with zipfile.ZipFile(archive) as entries:
+                if sum(entry.file_size for entry in entries.infolist()) > at.length:
+                    raise ValueError(f"{at.relative_path} is compressed")  # torch would unpack whatever that makes
+        return super().read_data(plan, planner)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,53 +177,22 @@ class Stored:
         return torch.empty(self.shape, dtype=getattr(torch, self.dtype))
 
 
-def write_blocks(checkpoint: Path, rank: int, blocks: Iterable[Block]) -> tuple[str, list[Stored]]:
-    """Write the file of a rank; it is on disk when this returns.
-
-    Args:
-        checkpoint: An existing folder.
-        rank: Its number is in the file's name.
-        blocks: In host memory, each in its own storage.
-
-    Returns:
-        (name of the file, the blocks as tensors of one piece each).
-
-    Raises:
-        OSError, RuntimeError: it cannot be written; `reason_of` says why.
-    """
-    name, found = f"__{rank}_0.distcp", []
-    with open(checkpoint / name, "wb") as file:
-        for block in blocks:
-            begin, tensor = file.tell(), block.tensor
-            torch.save(tensor, file)
-            piece = Piece(block.offsets, tuple(tensor.shape), name, begin, file.tell() - begin)
-            found.append(Stored(block.name, str(tensor.dtype).removeprefix("torch."), block.shape, (piece,)))
-        file.flush()
-        os.fsync(file.fileno())
-    return name, found
+def _stored(metadata: dcp.Metadata) -> Iterator[Stored]:
+    for name, tensor in metadata.state_dict_metadata.items():
+        assert isinstance(tensor, dcp.TensorStorageMetadata)
+        pieces = []
+        for chunk in tensor.chunks:
+            at = metadata.storage_data[MetadataIndex(name, chunk.offsets)]
+            pieces.append(Piece(tuple(chunk.offsets), tuple(chunk.sizes), at.relative_path, at.offset, at.length))
+        yield Stored(name, str(tensor.properties.dtype).removeprefix("torch."), tuple(tensor.size), tuple(pieces))
 
 
-def write_index(checkpoint: Path, found: Iterable[Stored]) -> None:
-    """Write what `write_blocks` has returned on all ranks, once for dflop and once for torch's own tools.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    parts = defaultdict(list)
-    for each in found:
-        parts[each.name].append(each)
-    tensors = [replace(of[0], pieces=tuple(piece for each in of for piece in each.pieces)) for of in parts.values()]
-    content = json.dumps({"tensors": [to_dict(tensor) for tensor in tensors]})
-    files.replace(checkpoint / INDEX, content, is_durable=True)
-    files.replace(checkpoint / ".metadata", pickle.dumps(_metadata(tensors)), is_durable=True)
-
-
-def _metadata(tensors: Iterable[Stored]) -> Metadata:
-    found = Metadata({}, storage_data={})
+def _metadata(tensors: Iterable[Stored]) -> dcp.Metadata:
+    found = dcp.Metadata({}, storage_data={})
     for tensor in tensors:
         properties = TensorProperties(dtype=getattr(torch, tensor.dtype))
-        chunks = [ChunkStorageMetadata(torch.Size(p.offsets), torch.Size(p.sizes)) for p in tensor.pieces]
-        found.state_dict_metadata[tensor.name] = TensorStorageMetadata(properties, torch.Size(tensor.shape), chunks)
+        chunks = [dcp.ChunkStorageMetadata(torch.Size(p.offsets), torch.Size(p.sizes)) for p in tensor.pieces]
+        found.state_dict_metadata[tensor.name] = dcp.TensorStorageMetadata(properties, torch.Size(tensor.shape), chunks)
         for piece in tensor.pieces:
             place = _StorageInfo(piece.file, piece.begin, piece.num_bytes)
             found.storage_data[MetadataIndex(tensor.name, piece.offsets)] = place
@@ -202,45 +248,17 @@ def _problems(tensor: Stored, sizes_bytes: Mapping[str, int]) -> Iterator[str]:
             yield f"`{name}` is larger than what is stored of it"
 
 
-def fill(checkpoint: Path, index: Mapping[str, Stored], blocks: Iterable[Block]) -> None:
-    """Fill blocks in place, from whatever pieces were written; types are converted.
-
-    Raises:
-        Exception: of torch, of pickle or of the disk, where a file is not what the index says; see `reason_of`.
-    """
-    for block in blocks:
-        for piece in index[block.name].pieces:
-            of_block = zip(block.offsets, block.tensor.shape, strict=True)
-            of_piece = zip(piece.offsets, piece.sizes, strict=True)
-            spans = [(max(a, b), min(a + m, b + n)) for (a, m), (b, n) in zip(of_block, of_piece, strict=True)]
-            if all(first < end for first, end in spans):
-                content = _read(checkpoint, piece)
-                block.tensor[_cut(spans, block.offsets)].copy_(content[_cut(spans, piece.offsets)])
-
-
-def _cut(spans: Iterable[tuple[int, int]], offsets: Iterable[int]) -> tuple[slice, ...]:
-    return tuple(slice(first - offset, end - offset) for (first, end), offset in zip(spans, offsets, strict=True))
-
-
-def _read(checkpoint: Path, piece: Piece) -> torch.Tensor:
-    with open(checkpoint / piece.file, "rb") as file:
-        file.seek(piece.begin)
-        archive = io.BytesIO(file.read(piece.num_bytes))
-    with zipfile.ZipFile(archive) as entries:
-        if sum(entry.file_size for entry in entries.infolist()) > piece.num_bytes:
-            raise ValueError(f"{piece.file} is compressed")  # torch would unpack whatever that makes
-    archive.seek(0)
-    content = torch.load(archive, map_location="cpu", weights_only=True)
-    if not isinstance(content, torch.Tensor) or content.shape != piece.sizes:
-        raise ValueError(f"{piece.file} is not what the index says")
-    return content
-
-
 def reason_of(error: BaseException) -> str:
-    """One line. Where a disk is full, torch's writer raises another error on its way out; the disk's is the reason."""
+    """One line. Where a disk is full, torch's writer raises another error on its way out; the disk's is the reason.
+
+    Of an error that DCP collected it is the first rank's.
+    """
+    if isinstance(error, dcp.CheckpointException):
+        rank, (first, _) = min(error.failures.items())
+        return f"rank {rank}: {reason_of(first)}"
     cause: BaseException | None = error
-    while cause is not None and not (isinstance(cause, OSError) and cause.errno is not None):
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno is not None:
+            return os.strerror(cause.errno)
         cause = cause.__context__
-    if isinstance(cause, OSError) and cause.errno is not None:
-        return os.strerror(cause.errno)
     return (str(error).splitlines() or [type(error).__name__])[0]

@@ -17,6 +17,8 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from dflop.errors import TrainError
 from dflop.files import TMP_PREFIX
@@ -24,14 +26,14 @@ from dflop.models.build import Stage
 from dflop.parallel.part import Part
 from dflop.parallel.topology import Groups
 from dflop.train import checkpoint_state, manifest
-from dflop.train.blocks import Block, BlockId, Stored, fill, read_index, reason_of, write_blocks, write_index
-from dflop.train.checkpoint_state import copy_to_host, host_memory, share_out
+from dflop.train.blocks import Block, BlockLoadPlanner, BlockSavePlanner, BlockWriter, SafeReader, reason_of
+from dflop.train.checkpoint_state import copy_to_host, host_memory
 from dflop.train.optim import Optimizer, State
 
 T = TypeVar("T")
 R = TypeVar("R")
-_Written = tuple[str, manifest.FileState, list[Stored], int]
-"""(file of a rank, its state, what is in it, number that the rank's random generators are seeded by)."""
+_Written = tuple[dict[str, manifest.FileState], int]
+"""(files of a rank by name, number that its random generators are seeded by)."""
 
 
 class Checkpointer:
@@ -63,7 +65,7 @@ class Checkpointer:
         self._rank, self._num_ranks = self._group.rank(), self._group.size()
         # Ranks of a tensor-parallel group must draw the same random numbers.
         self._random_rank = self._rank - groups.tensor.rank()
-        self._host: dict[BlockId, torch.Tensor] | None = None
+        self._host: dict[MetadataIndex, torch.Tensor] | None = None
         """Copies of the blocks that this rank writes; allocated once."""
         self._writing: threading.Thread | None = None
         self._failure: TrainError | None = None
@@ -79,7 +81,10 @@ class Checkpointer:
         self._failure = None  # has been told; this is the next try
         blocks = self._blocks(self._optimizer.state(), checkpoint_state.rng_state())
         if self._host is None:
-            mine = self._together(lambda: {block.id: block.tensor.nbytes for block in blocks}, share_out)[self._rank]
+            # Which rank writes what several hold. `dcp.save` would choose, too, but only of what has been copied.
+            planner = BlockSavePlanner(blocks)
+            shares = self._together(planner.create_local_plan, lambda held: planner.create_global_plan(held)[0])
+            mine = {item.index for item in shares[self._rank].items}
             self._host = host_memory(block for block in blocks if block.id in mine)
         copies = copy_to_host(blocks, self._host)
         about = {**meta, "next_step": next_step, "name": manifest.name_of(next_step)}
@@ -137,26 +142,24 @@ class Checkpointer:
         """Body of the thread."""
         temporary = self._folder / f"{TMP_PREFIX}{about['name']}"
         try:
-            self._together(
-                lambda: self._write_mine(temporary, copies), lambda written: self._publish(temporary, about, written)
-            )
-        except Exception as error:  # nobody is there to catch it: `wait` raises it
+            writer = BlockWriter(temporary, per_thread_copy_ahead=0)  # all of it is in host memory
+            dcp.save({}, storage_writer=writer, planner=BlockSavePlanner(copies), process_group=self._group)
+            self._together(lambda: self._written(temporary), lambda written: self._publish(temporary, about, written))
+        except (Exception, dcp.CheckpointException) as error:  # nobody is there to catch it: `wait` raises it
             where = str(self._folder / str(about["name"]))
             self._failure = TrainError(f"cannot write checkpoint: {reason_of(error)}", where=where)
             if self._rank == 0:
                 shutil.rmtree(temporary, ignore_errors=True)
             self._on_failure(self._failure)
 
-    def _write_mine(self, folder: Path, copies: Sequence[Block]) -> _Written:
-        folder.mkdir(parents=True, exist_ok=True)
-        name, tensors = write_blocks(folder, self._rank, copies)
-        return name, manifest.file_state(folder / name), tensors, self._random_rank
+    def _written(self, folder: Path) -> _Written:
+        files = {path.name: manifest.file_state(path) for path in folder.glob(f"__{self._rank}_*")}
+        return files, self._random_rank
 
     def _publish(self, folder: Path, about: Mapping[str, Any], written: Sequence[_Written]) -> None:
-        write_index(folder, [tensor for _, _, tensors, _ in written for tensor in tensors])
-        states = {name: state for name, state, _, _ in written}
+        states = {name: state for files, _ in written for name, state in files.items()}
         states[manifest.INDEX] = manifest.file_state(folder / manifest.INDEX)
-        random_ranks = [number for _, _, _, number in written]
+        random_ranks = [number for _, number in written]
         manifest.publish(folder, {**about, "random_ranks": random_ranks}, states, self._keep)
 
     def _problem(self, checkpoint: Path) -> str:
@@ -167,7 +170,8 @@ class Checkpointer:
         )
 
     def _load(self, checkpoint: Path, meta: Mapping[str, Any]) -> None:
-        stored = read_index(checkpoint)
+        reader = SafeReader(checkpoint)
+        stored = reader.index
         prefix = checkpoint_state.OPTIMIZER
         wanted = {
             name: {key: tensor for key, tensor in tensors.items() if f"{prefix}/{name}/{key}" in stored}
@@ -182,8 +186,8 @@ class Checkpointer:
         if problem := checkpoint_state.name_problem(shapes, stored):
             raise TrainError(problem, where=str(checkpoint), hint=f"to start over, move {self._folder} away")
         try:
-            self._together(lambda: fill(checkpoint, stored, blocks), lambda _: None)
-        except RuntimeError as error:
+            dcp.load({}, storage_reader=reader, planner=BlockLoadPlanner(blocks), process_group=self._group)
+        except dcp.CheckpointException as error:
             raise TrainError(f"cannot load checkpoint: {reason_of(error)}", where=str(checkpoint)) from error
         self._optimizer.load_state(wanted)
         # Under another plan, ranks that must draw alike now may have drawn differently.

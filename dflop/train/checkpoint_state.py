@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections import defaultdict
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -16,12 +16,14 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from dflop.errors import TrainError
 from dflop.models.build import Stage
 from dflop.models.weights import some_of
 from dflop.parallel.part import Part
-from dflop.train.blocks import Block, BlockId, Stored, blocks_of, fill, read_index, reason_of
+from dflop.train.blocks import Block, SafeReader, Stored, blocks_of, reason_of
 from dflop.train.optim import State
 
 OPTIMIZER, RNG = "optimizer", "rng"
@@ -75,36 +77,17 @@ def read_model(checkpoint: Path) -> dict[str, torch.Tensor]:
         TrainError: it cannot be read.
     """
     try:
-        stored = read_index(checkpoint)
-        tensors = {name: of.empty() for name, of in stored.items() if name.startswith(_PREFIX)}
-        fill(checkpoint, stored, [block for name, tensor in tensors.items() for block in blocks_of(name, tensor, None)])
-    except TrainError:
-        raise
-    except Exception as error:
+        reader = SafeReader(checkpoint)
+        tensors = {name: of.empty() for name, of in reader.index.items() if name.startswith(_PREFIX)}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that there are no other processes
+            dcp.load(dict(tensors), storage_reader=reader, no_dist=True)
+    except (OSError, dcp.CheckpointException) as error:
         raise TrainError(f"cannot read checkpoint: {reason_of(error)}", where=str(checkpoint)) from error
     return {name.removeprefix(_PREFIX): tensor for name, tensor in tensors.items()}
 
 
-def share_out(held: Sequence[Mapping[BlockId, int]]) -> list[set[BlockId]]:
-    """Per rank, which of its blocks it writes: of those that hold a block it is the one that has least to write.
-
-    Args:
-        held: Per rank, bytes of the blocks that it holds.
-    """
-    holders: dict[BlockId, list[int]] = defaultdict(list)
-    for rank, blocks in enumerate(held):
-        for block in blocks:
-            holders[block].append(rank)
-    written: list[set[BlockId]] = [set() for _ in held]
-    written_bytes = [0] * len(held)
-    for block, ranks in holders.items():
-        rank = min(ranks, key=written_bytes.__getitem__)
-        written[rank].add(block)
-        written_bytes[rank] += held[rank][block]
-    return written
-
-
-def host_memory(blocks: Iterable[Block]) -> dict[BlockId, torch.Tensor]:
+def host_memory(blocks: Iterable[Block]) -> dict[MetadataIndex, torch.Tensor]:
     """Room for a copy of each block; pinned where the block is on a GPU."""
     return {
         block.id: torch.empty(block.tensor.shape, dtype=block.tensor.dtype, pin_memory=block.tensor.is_cuda)
@@ -112,7 +95,7 @@ def host_memory(blocks: Iterable[Block]) -> dict[BlockId, torch.Tensor]:
     }
 
 
-def copy_to_host(blocks: Sequence[Block], memory: Mapping[BlockId, torch.Tensor]) -> list[Block]:
+def copy_to_host(blocks: Sequence[Block], memory: Mapping[MetadataIndex, torch.Tensor]) -> list[Block]:
     """The blocks that there is memory for, with their content as of now; what was there is overwritten."""
     mine = [block for block in blocks if block.id in memory]
     copies = [replace(block, tensor=memory[block.id].copy_(block.tensor, non_blocking=True)) for block in mine]

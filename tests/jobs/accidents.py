@@ -26,11 +26,12 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+from torch.distributed.checkpoint import FileSystemWriter
+
 from dflop.jobs import supervisor, train
 from dflop.jobs.sample_source import DatasetSource
 from dflop.records import StepObservation
 from dflop.run.batches import TRAIN
-from dflop.train import checkpoint
 from dflop.train.engine import Engine
 from dflop.train.wire import open_store, plan_key
 
@@ -38,15 +39,15 @@ STEP, MICROBATCH = 3, 1
 LIMIT_S = 120
 
 
-def before(owner: Any, name: str, act: Callable[..., None]) -> None:
-    """Act, with all arguments but the first, before each call of a method or a module's function."""
-    called = getattr(owner, name)
+def before(cls: type[Any], name: str, act: Callable[..., None]) -> None:
+    """Act, with the arguments of the method, before each of its calls."""
+    method = getattr(cls, name)
 
-    def disturbed(first: Any, *args: Any, **kwargs: Any) -> Any:
+    def disturbed(self: Any, *args: Any, **kwargs: Any) -> Any:
         act(*args)
-        return called(first, *args, **kwargs)
+        return method(self, *args, **kwargs)
 
-    setattr(owner, name, disturbed)
+    setattr(cls, name, disturbed)
 
 
 class Nth:
@@ -122,7 +123,7 @@ ACCIDENTS: dict[str, Callable[[], None]] = {
     "stuck": lambda: in_forward(hang),
     "unread": lambda: before(DatasetSource, "array", Nth(STEP, hang)),
     "early": early,
-    "full": lambda: before(checkpoint, "write_blocks", Nth(0, no_space)),
+    "full": lambda: before(FileSystemWriter, "write_data", Nth(0, no_space)),
     "scheduler-killed": scheduler_killed,
     "scheduler-mute": scheduler_mute,
 }

@@ -18,10 +18,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 
 from dflop.data.sample_order import SampleOrder
 from dflop.records import Plan, SampleShape, StepObservation
-from dflop.train import checkpoint
 from dflop.train.checkpoint import Checkpointer
 from dflop.train.loop import Hooks, LoopSettings, Trainer
 from dflop.train.plan_source import PlanMessage
@@ -194,9 +194,9 @@ def _moments(job: Job, kill: Kill | None) -> Callable[[str], None]:
             (job.folder / HALF_WRITTEN).write_text(" ".join(p.name for p in job.checkpoints.glob(".tmp-*")))
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def write_blocks(*args: Any) -> Any:
+    def write_data(*args: Any, **kwargs: Any) -> Any:
         at("files begun")
-        result = written(*args)
+        result = written(*args, **kwargs)
         at("files written")
         return result
 
@@ -205,8 +205,8 @@ def _moments(job: Job, kill: Kill | None) -> Callable[[str], None]:
             at("rename")
         renamed(source, target)
 
-    written, renamed = checkpoint.write_blocks, os.replace
-    checkpoint.write_blocks, os.replace = write_blocks, replace  # in this process
+    written, renamed = dcp.FileSystemWriter.write_data, os.replace
+    dcp.FileSystemWriter.write_data, os.replace = write_data, replace  # in this process
     return at
 
 

@@ -15,7 +15,6 @@ from dflop.errors import TrainError
 from dflop.models.build import Stage
 from dflop.parallel.topology import make_groups
 from dflop.records import LLM
-from dflop.train import checkpoint
 from dflop.train.checkpoint import Checkpointer
 from dflop.train.manifest import read_latest
 from dflop.train.optim import Optimizer, OptimizerSettings
@@ -65,13 +64,13 @@ def test_only_the_newest_are_kept(one_rank, tmp_path):
 
 def test_training_changes_weights_while_the_old_ones_are_written(one_rank, tmp_path, monkeypatch):
     """The writer is held up until training has gone on; the next save waits for it."""
-    may_write, write = threading.Event(), checkpoint.write_blocks
+    may_write, write = threading.Event(), torch.distributed.checkpoint.filesystem.FileSystemWriter.write_data
 
     def held_up(*args, **kwargs):
         assert may_write.wait(60)
         return write(*args, **kwargs)
 
-    monkeypatch.setattr(checkpoint, "write_blocks", held_up)
+    monkeypatch.setattr("torch.distributed.checkpoint.filesystem.FileSystemWriter.write_data", held_up)
     stage, checkpointer = small(tmp_path / "c", value=1.0)
     checkpointer.save(1, {})
     stage.names["w"].data.fill_(2.0)
@@ -159,7 +158,7 @@ def test_a_checkpoint_of_another_model_is_refused(one_rank, tmp_path, other, tol
     assert told in str(caught.value)
 
 
-@pytest.mark.parametrize("place", ["write_blocks", "write_index"])
+@pytest.mark.parametrize("place", ["write_data", "finish"])
 def test_a_full_disk_costs_one_checkpoint_and_not_the_run(one_rank, tmp_path, monkeypatch, place):
     told = []
     stage, checkpointer = saved(tmp_path, 1, on_failure=told.append)
@@ -168,7 +167,7 @@ def test_a_full_disk_costs_one_checkpoint_and_not_the_run(one_rank, tmp_path, mo
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(checkpoint, place, full)
+        patched.setattr(f"torch.distributed.checkpoint.filesystem.FileSystemWriter.{place}", full)
         stage.names["w"].data.fill_(2.0)
         checkpointer.save(2, {})
         checkpointer.close()
@@ -186,14 +185,14 @@ def suffer(rank, folder):
     stage, checkpointer = small(folder / "c", num_ranks=3, rank=rank, value=1.0, size=1000)
     checkpointer.save(1, {})
     checkpointer.wait()
-    told = ""
+    writer, told = torch.distributed.checkpoint.filesystem.FileSystemWriter, ""
 
     def full(*args, **kwargs):
         raise OSError(28, "No space left on device")
 
     with pytest.MonkeyPatch.context() as patched:
         if rank == 1:
-            patched.setattr(checkpoint, "write_blocks", full)
+            patched.setattr(writer, "write_data", full)
         checkpointer.save(2, {})
         try:
             checkpointer.wait()

@@ -11,12 +11,11 @@ import zipfile
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 from dflop.errors import TrainError
 from dflop.files import TMP_PREFIX
 from dflop.train import checkpoint_state, manifest
-from dflop.train.blocks import blocks_of, fill, read_index, reason_of, write_blocks, write_index
+from dflop.train.blocks import BlockSavePlanner, BlockWriter, SafeReader, blocks_of, read_index, reason_of
 from dflop.train.manifest import INDEX
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -27,14 +26,13 @@ TENSORS = {"model/w": torch.arange(12.0).reshape(3, 4), "optimizer/w/step": torc
 def write(folder, tensors):
     """What one rank writes that holds all of them."""
     blocks = [block for name, tensor in tensors.items() for block in blocks_of(name, tensor, None)]
-    write_index(folder, write_blocks(folder, 0, blocks)[1])
+    dcp.save({}, storage_writer=BlockWriter(folder), planner=BlockSavePlanner(blocks), no_dist=True)
 
 
 @pytest.fixture
 def checkpoint(tmp_path):
     """A folder as `Checkpointer` writes it."""
     folder = tmp_path / TMP_PREFIX
-    folder.mkdir()
     write(folder, TENSORS)
     return announced(folder, tmp_path)
 
@@ -53,29 +51,30 @@ def changed(checkpoint, change):
     (checkpoint / INDEX).write_text(json.dumps(content))
 
 
-def test_torchs_own_tools_read_it(checkpoint):
+def test_it_says_what_torch_reads(checkpoint):
+    with open(checkpoint / ".metadata", "rb") as file:
+        theirs = pickle.load(file)
+    ours = SafeReader(checkpoint).read_metadata()
+    assert ours.state_dict_metadata == theirs.state_dict_metadata
+    assert ours.storage_data == theirs.storage_data
     found = {name: torch.zeros_like(tensor) for name, tensor in TENSORS.items()}
     dcp.load(found, checkpoint_id=checkpoint, no_dist=True)
     assert all(torch.equal(found[name], tensor) for name, tensor in TENSORS.items())
+    assert torch.equal(checkpoint_state.read_model(checkpoint)["w"], TENSORS["model/w"])
 
 
-def test_checkpoints_of_the_first_versions_are_read(tmp_path):
-    """Torch wrote the files then, and the index was made from torch's records of them."""
-    planner = DefaultSavePlanner(flatten_state_dict=False)
-    dcp.save(dict(TENSORS), checkpoint_id=tmp_path, planner=planner, no_dist=True)
-    with open(tmp_path / ".metadata", "rb") as file:
-        theirs = pickle.load(file)
-    dtypes = {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in TENSORS.items()}
-    index = [
-        {"name": at.fqn, "dtype": dtypes[at.fqn], "shape": list(TENSORS[at.fqn].shape), "pieces": [
-            {"offsets": list(at.offset), "sizes": list(TENSORS[at.fqn].shape), "file": place.relative_path,
-             "begin": place.offset, "num_bytes": place.length}]}
-        for at, place in theirs.storage_data.items()
-    ]  # fmt: skip
-    (tmp_path / INDEX).write_text(json.dumps({"tensors": index}))
-    found = {name: torch.zeros_like(tensor) for name, tensor in TENSORS.items()}
-    fill(tmp_path, read_index(tmp_path), [b for name, tensor in found.items() for b in blocks_of(name, tensor, None)])
-    assert all(torch.equal(found[name], tensor) for name, tensor in TENSORS.items())
+def test_a_file_of_plain_archives_is_read(tmp_path):
+    """What dflop wrote in November 2026, with `torch.save`."""
+    index = []
+    with open(tmp_path / "__0_0.distcp", "wb") as file:
+        for row, half in enumerate(TENSORS["model/w"].split((1, 2))):
+            begin = file.tell()
+            torch.save(half.clone(), file)
+            at = {"offsets": [row, 0], "sizes": list(half.shape), "file": "__0_0.distcp"}
+            index.append({**at, "begin": begin, "num_bytes": file.tell() - begin})
+    tensor = {"name": "model/w", "dtype": "float32", "shape": [3, 4], "pieces": index}
+    (tmp_path / INDEX).write_text(json.dumps({"tensors": [tensor]}))
+    assert torch.equal(checkpoint_state.read_model(tmp_path)["w"], TENSORS["model/w"])
 
 
 def test_a_file_that_finds_no_room_fails_for_that_reason(tmp_path):
@@ -83,11 +82,11 @@ def test_a_file_that_finds_no_room_fails_for_that_reason(tmp_path):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
     try:
-        with pytest.raises((OSError, RuntimeError)) as caught:
+        with pytest.raises(dcp.CheckpointException) as caught:
             write(tmp_path, {"model/w": torch.zeros(1 << 20)})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert reason_of(caught.value) == "File too large"
+    assert reason_of(caught.value) == "rank 0: File too large"
 
 
 def test_every_element_type_of_weights(tmp_path):
@@ -226,5 +225,5 @@ def test_a_compressed_tensor_is_not_unpacked(tmp_path):
         for entry in stored.infolist():
             packed.writestr(entry.filename, stored.read(entry))
     changed(tmp_path, place(num_bytes=(tmp_path / "__0_0.distcp").stat().st_size))
-    with pytest.raises(TrainError, match=r"cannot read checkpoint: __0_0\.distcp is compressed"):
+    with pytest.raises(TrainError, match=r"cannot read checkpoint: rank 0: __0_0\.distcp is compressed"):
         checkpoint_state.read_model(tmp_path)
