@@ -342,7 +342,7 @@ def _distinct(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
 
 
 def peak_of(step: Callable[[], None]) -> int:
-    """Most bytes that a step had of torch's allocator at once, beyond those from before, without copies of gloo's threads."""
+    """Most bytes that a step had of torch's allocator at once on top of those before it; without gloo's own copies."""
     with torch.profiler.profile(profile_memory=True) as profile:
         step()
     events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
