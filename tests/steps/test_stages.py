@@ -44,9 +44,10 @@ def staged(planned, tmp_path_factory) -> RunDir:
     return run
 
 
-def split_plan(run: RunDir, pp: int = 1) -> Plan:
+def split_plan(run: RunDir, num_each: int = 1) -> Plan:
+    """So many processes for either module: replicas of the encoder, stages of the LLM."""
     family = bound_family(run.config())
-    return make_plan({"vision": (pp, 1), LLM: (pp, 1)}, num_microbatches=4, of=family)
+    return make_plan({"vision": (1, num_each), LLM: (num_each, 1)}, num_microbatches=4, of=family)
 
 
 def replicas() -> Plan:
@@ -82,7 +83,7 @@ def test_each_stage_trains_what_it_does_not_freeze_under_a_plan_of_its_own(stage
     before = first_weights(run)
     family = bound_family(run.config())
 
-    give_plan(run, split_plan(run, pp=2))
+    give_plan(run, split_plan(run, num_each=2))
     train(run)
     assert read_latest(run.checkpoints)["next_step"] == FIRST_STEPS
     assert sorted(losses_of(run)) == list(range(FIRST_STEPS))
