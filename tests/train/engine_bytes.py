@@ -9,6 +9,7 @@ import copy
 import itertools
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -29,6 +30,7 @@ from dflop.models.family import Family
 from dflop.models.media import MediaHeader
 from dflop.models.random_weights import build_model
 from dflop.models.ways import Way
+from dflop.parallel import tokens
 from dflop.parallel.topology import seats
 from dflop.plan import memory
 from dflop.plan.memory import StageBytes, in_flight, stage_bytes
@@ -227,8 +229,20 @@ def _in_chunks(find: Callable[[Layout], Any], of: Layout) -> Any:
         patch.object(offload, "LEAST_BYTES", 1 << 10),
         patch.object(offload, "host_like", _host_like),
         patch.object(memory, "NUM_WAITING", 0),  # a CPU's copies are there at once
+        patch.object(tokens, "_all_gather", _settled(tokens._all_gather)),
+        patch.object(tokens, "_reduce_scatter", _settled(tokens._reduce_scatter)),
     ):
         return find(of)
+
+
+def _settled(exchange: Callable[..., Any]) -> Callable[..., None]:
+    """The exchange, and a moment for gloo's threads to let go of its tensors."""
+
+    def run(*given: Any, **options: Any) -> None:
+        exchange(*given, **options)
+        time.sleep(0.001)
+
+    return run
 
 
 def _host_like(tensor: torch.Tensor) -> torch.Tensor:
