@@ -1,4 +1,4 @@
-"""What families have in common that cut images into square tiles, each a sequence of its own in the tower.
+"""What families share that cut images into square tiles: the tower takes every tile as a separate sequence.
 
 The grid of tiles follows from an image's header alone, in microseconds. Both rules compare floating-point numbers for
 equality, so the order of operations matters: tests hold them equal to the Hugging Face processors over drawn sizes.

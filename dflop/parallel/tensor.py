@@ -30,10 +30,10 @@ from dflop.parallel.part import Part, even_part
 from dflop.parallel.tokens import (
     TowerTokens,
     Whole,
-    decoder_tokens,
     enter,
     leave,
     num_shared,
+    packed_tokens,
     share_tokens,
     sum_and_share,
 )
@@ -63,7 +63,7 @@ def shard_stage(stage: Stage, group: dist.ProcessGroup) -> dict[str, Part]:
     if head is not None and head.out_features < group.size():
         raise _cannot(f"a vocabulary of {head.out_features}", group.size())
     layers, tower = stage.layers, TowerTokens(group)
-    whole_of = tower.whole if isinstance(stage, EncoderStage) else decoder_tokens
+    whole_of = tower.whole if isinstance(stage, EncoderStage) else packed_tokens
     replaced = shard_layers(layers, split_of(layers[0]), group, whole_of)
     partial = {p for layer in layers for p in layer.parameters()}
     if isinstance(stage, EncoderStage):

@@ -22,13 +22,12 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
+from dflop.errors import ConfigError
 from dflop.models.autograd import applied
 from dflop.parallel.exchange import exchanged
 
 _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 _reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
-
-
 Whole = Callable[[torch.Tensor, Mapping[str, Any]], torch.Tensor]
 """Gathered shares, and what a layer is called with, to the tokens without padding in the shape that the layer takes."""
 
@@ -39,7 +38,7 @@ def share_tokens(module: Any, group: dist.ProcessGroup, whole_of: Whole) -> None
     Args:
         module: An attention or an MLP. Frozen or not by now: Linears that do not train need what they are given once.
         group: Ranks that hold the other shares.
-        whole_of: `decoder_tokens`, or that of a `TowerTokens`.
+        whole_of: `packed_tokens`, or that of a `TowerTokens`.
     """
     run = module.forward
 
@@ -56,8 +55,11 @@ def share_tokens(module: Any, group: dist.ProcessGroup, whole_of: Whole) -> None
     module.forward = types.MethodType(forward, module)
 
 
-def decoder_tokens(whole: torch.Tensor, called_with: Mapping[str, Any]) -> torch.Tensor:
-    """Of a decoder, `[..., tokens, width]`: attention is given positions of all tokens, an MLP may keep the padding."""
+def packed_tokens(whole: torch.Tensor, called_with: Mapping[str, Any]) -> torch.Tensor:
+    """Of layers that take one sequence, `[..., tokens, width]`.
+
+    Attention is called with positions or the number of tokens; an MLP may keep the padding.
+    """
     positions = called_with.get("position_embeddings")
     num_tokens = called_with.get("num_tokens") if positions is None else positions[0].shape[-2]
     return whole if num_tokens is None else whole[..., :num_tokens, :]
@@ -86,7 +88,7 @@ class TowerTokens:
     def whole(self, gathered: torch.Tensor, called_with: Mapping[str, Any]) -> torch.Tensor:
         """As `Whole`."""
         if not self._num_per_item:
-            return decoder_tokens(gathered, called_with)
+            return packed_tokens(gathered, called_with)
         rows = gathered.flatten(0, -2)
         num_items = len(rows) // self._num_per_item
         return rows[: num_items * self._num_per_item].view(num_items, self._num_per_item, -1)
@@ -96,7 +98,11 @@ class TowerTokens:
         share = enter(whole.flatten(0, -2), self._group)
         if whole.dim() > 2:
             self._num_per_item, share = whole.shape[-2], share[None]
-            assert self._num_per_item >= self._group.size(), "padding must be less than the tokens of an item"
+            if self._num_per_item < self._group.size():  # padding could not be told from an item
+                message = (
+                    f"{self._group.size()} tensor-parallel ranks cannot share items of {self._num_per_item} tokens"
+                )
+                raise ConfigError(message, where="plan", hint="use a smaller tp")
         return share, *others
 
     def _put_together(self, _layer: nn.Module, _given: Any, called_with: Mapping[str, Any], out: Any) -> Any:

@@ -50,8 +50,8 @@ def _module_problems(m: ModulePlan, spec: ModuleSpec) -> Iterator[str]:
         yield f"`{m.module}` has {spec.num_layers} layers for {m.parallel.pp} stages, the plan says {list(layers)}"
     elif not can_cut(spec, layers):
         together = f", the first with {spec.num_entry_layers} layers" if spec.num_entry_layers > 1 else ""
-        stages = "be on one stage" if spec.max_pp == 1 else f"be cut into {spec.max_pp} stages at most"
-        yield f"`{m.module}` can {stages}{together}; the plan has {list(layers)}"
+        limit = "must stay on one stage" if spec.max_pp == 1 else f"can be cut into {spec.max_pp} stages at most"
+        yield f"`{m.module}` {limit}{together}; the plan has {list(layers)}"
 
 
 def _chain_problems(plan: Plan) -> Iterator[str]:

@@ -208,3 +208,10 @@ def test_parts_keep_what_is_frozen_and_let_the_whole_go():
             assert linear.weight.shape == (linear.out_features, linear.in_features)
     # The head; in a layer seven weights and the biases of query, key and value.
     assert len(parts) == 1 + STACKS["Qwen3"].depth * (7 + 3)
+
+
+def test_items_of_fewer_tokens_than_ranks_are_refused():
+    layer = torch.nn.Identity()
+    tokens.TowerTokens(stand_in(4)).enter(layer)
+    with pytest.raises(ConfigError, match="4 tensor-parallel ranks cannot share items of 3 tokens"):
+        layer(torch.zeros(2, 3, 8))

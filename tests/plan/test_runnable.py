@@ -59,6 +59,12 @@ def test_first_layers_that_belong_together_are_not_parted():
     check_plan(SPLIT, ENTRY)
 
 
+def test_an_encoder_that_is_cut_is_named():
+    specs = (dataclasses.replace(SPECS[0], max_pp=1), SPECS[1])
+    with pytest.raises(ConfigError, match=r"`vision` must stay on one stage; the plan has \[3, 1\]"):
+        check_plan(MIXED, specs)
+
+
 def test_everything_that_is_wrong_is_said_at_once():
     plan = changed(changed(SPLIT, LLM, layers_per_stage=(1, 1)), "vision", parallel=ParallelSpec(8, 1, 2))
     with pytest.raises(ConfigError, match=r"`vision` cannot be split.*; `llm` has 4 layers"):
