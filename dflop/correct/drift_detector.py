@@ -1,8 +1,8 @@
 """What has changed since a plan was made: how long modules take for the same work, and what work batches bring.
 
 **Costs**: the estimator's factor of a module, or of a size relative to its module, differs significantly from that
-which plans use, in several steps in a row. **Shapes**: the median of what the last batches brought differs from the
-batches of the plan.
+which plans use, in several steps in a row. **Shapes**: the last batches bring other work than the batches of the plan
+did, by Student's test of two means.
 
 What is in force at the start is no drift, nor is, after an alarm, what was found.
 """
@@ -25,13 +25,12 @@ DRIFT_COST, DRIFT_SHAPES = "drift_cost", "drift_shapes"
 WORTH_KNOWING, NUM_SD, NUM_STEPS = 0.15, 3.0, 4
 """A factor has changed when it differs from the plans' by this ratio and this many standard deviations, for this many
 steps in a row."""
-SHIFT_WORTH_KNOWING, NUM_SD_SHIFT, NUM_RECENT = 0.13, 5.0, 9
-"""The median of so many batches has moved when it differs by this part of a batch's seconds, or of a module's, and by
-this many standard deviations."""
-LEAST_SD_FRAC = 0.02
-"""Of a batch's seconds: smaller differences between batches count as none."""
-MEDIAN_TO_MEAN_VAR = 1.57
-"""Variance of a median in that of a mean, about."""
+SHIFT_WORTH_KNOWING, NUM_SD_SHIFT = 0.13, 5.0
+"""The mean of the last batches has moved when it differs by this part of a batch's seconds, or of a module's, and is as
+unlikely as so many standard deviations are where these are known."""
+NUM_RECENT, NUM_LATER = 9, 5
+"""Batches that are compared with those of the plan, and the last ones of them, which tell what is new: the others may
+be from before the change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +142,7 @@ def usual_of(seconds: Floats, shares: Floats) -> Usual:
 
 
 class ShapeDrift:
-    """Notices that batches bring other work than those that a plan was made for: by the median of the last ones.
+    """Notices that batches bring other work than those that a plan was made for.
 
     Args:
         edges: Of the buckets, per module.
@@ -158,11 +157,10 @@ class ShapeDrift:
         ]
         # Seconds are worth knowing about as a part of the whole batch's.
         self._unit_s = max(sum(of.mean_s for of in known), 1e-12)
-        self._expected = np.concatenate([[of.mean_s / self._unit_s for of in known], *(of.shares for of in known)])
-        sd = np.concatenate([[of.sd_s / self._unit_s for of in known], *(of.share_sds for of in known)])
-        num_batches = np.array([usual[m].num_batches for m in (*self._modules, *(m for m, _ in self._places))])
-        sd = np.maximum(sd, LEAST_SD_FRAC) * np.sqrt(MEDIAN_TO_MEAN_VAR / NUM_RECENT + 1 / num_batches)
-        self._limit = np.maximum(SHIFT_WORTH_KNOWING, NUM_SD_SHIFT * sd)
+        self._mean = np.concatenate([[of.mean_s / self._unit_s for of in known], *(of.shares for of in known)])
+        self._sd = np.concatenate([[of.sd_s / self._unit_s for of in known], *(of.share_sds for of in known)])
+        modules = (*self._modules, *(m for m, _ in self._places))
+        self._num = np.array([float(usual[m].num_batches) for m in modules])
         self._recent: deque[Floats] = deque(maxlen=NUM_RECENT)
 
     def observe(self, seconds: Mapping[str, float], shares: Mapping[str, Floats]) -> list[Found]:
@@ -174,18 +172,34 @@ class ShapeDrift:
         """
         found = [seconds.get(m, 0.0) / self._unit_s for m in self._modules]
         found += [float(shares[m][bucket]) if m in shares else math.nan for m, bucket in self._places]
-        self._recent.append(np.where(np.isfinite(found), found, self._expected))
-        away = np.abs(np.median(self._recent, axis=0) - self._expected) / self._limit
-        if len(self._recent) < NUM_RECENT or away.max() <= 1:
+        self._recent.append(np.where(np.isfinite(found), found, self._mean))
+        if len(self._recent) < NUM_RECENT:
+            return []
+        recent = np.array(self._recent)
+        later = recent[-NUM_LATER:]
+        shift = np.abs(later.mean(axis=0) - self._mean)
+        shift[np.abs(recent.mean(axis=0) - self._mean) <= self._limit(recent)] = 0
+        if shift.max(initial=0) <= SHIFT_WORTH_KNOWING:
             return []
         # More work for a module moves shares, too: seconds go first.
-        of_seconds = away[: len(self._modules)]
-        series = int(np.argmax(of_seconds if of_seconds.max() > 1 else away))
-        before = float(self._expected[series])
-        # The older ones may be from before the change. What was found is taken for granted from now on.
-        self._expected[series] = after = float(np.median(np.array(self._recent)[NUM_RECENT // 2 :, series]))
+        of_seconds = shift[: len(self._modules)]
+        series = int(np.argmax(of_seconds if of_seconds.max() > SHIFT_WORTH_KNOWING else shift))
+        before = float(self._mean[series])
+        # What was found is taken for granted from now on.
+        self._mean[series] = after = float(later[:, series].mean())
+        self._sd[series], self._num[series] = later[:, series].std(ddof=1), NUM_LATER
         self._recent.clear()
         return [self._told(series, after, before)]
+
+    def _limit(self, recent: Floats) -> Floats:
+        """`[series]`: how far the mean of the last batches may be from the plan's by chance.
+
+        The variance is of both: those few that the plan was made for may be alike by chance.
+        """
+        degrees = self._num + NUM_RECENT - 2
+        squares = (self._num - 1) * self._sd**2 + (NUM_RECENT - 1) * recent.var(axis=0, ddof=1)
+        deviation: Floats = np.sqrt(squares / degrees * (1 / self._num + 1 / NUM_RECENT))
+        return student_quantile(degrees) * deviation
 
     def _told(self, series: int, after: float, before: float) -> Found:
         if series < len(self._modules):
@@ -196,5 +210,12 @@ class ShapeDrift:
             module, bucket = self._places[series - len(self._modules)]
             subject, what = subject_of(module, bucket, self._edges[module]), "of the module's seconds"
             figures = f"{after:.1%}", f"{before:.1%}"
-        detail = f"{subject}: {figures[0]} {what} in the last {NUM_RECENT}, {figures[1]} in the batches of the plan"
+        detail = f"{subject}: {figures[0]} {what} in the last {NUM_LATER} batches, {figures[1]} in those of the plan"
         return Found(DRIFT_SHAPES, subject, after, before, detail)
+
+
+def student_quantile(degrees: Floats) -> Floats:
+    """What `NUM_SD_SHIFT` is where the deviation is estimated with so many degrees of freedom (Wallace, 1959)."""
+    normal = NUM_SD_SHIFT * (8 * degrees + 3) / (8 * degrees + 1)
+    found: Floats = np.sqrt(degrees * np.expm1(normal**2 / degrees))
+    return found

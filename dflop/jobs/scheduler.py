@@ -41,6 +41,9 @@ IDLE_S = 0.02
 SHARED_CORES_EFFORT = Effort(max_simulations=10_000)
 """Where ranks compute on all cores and every second of the search is one of theirs: a fraction of the time, and all but
 half a percent of the gain."""
+NUM_USUAL = 32
+"""Batches of a plan's steps from which what is usual is known: those few that it was ranked on say little of how much
+batches differ."""
 NOTE_EVERY_STEPS = 10
 """What is learnt is noted for a later start, where there was nothing to tell of it in between."""
 
@@ -94,7 +97,8 @@ class Scheduler:
         basis = basis_of(run)
         ids, num_steps = {t.module: t.table_id for t in tables}, len(self._steps)
         facts = JobFacts(self._run_id, attempt, plan, ids, num_steps, host_of, self._cost, self._concurrency)
-        usual = scenario_batches(config, shapes, basis.from_step, basis.num_steps) if mode == TRAIN else ()
+        planned = basis.from_step, basis.num_steps
+        usual = scenario_batches(config, shapes, *planned, NUM_USUAL) if mode == TRAIN else ()
         self._learner = Learner(
             config, facts, shapes, first_step=self._first, earlier=earlier, learned=learned, usual=usual
         )

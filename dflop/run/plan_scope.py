@@ -63,17 +63,21 @@ def planned_steps(config: Config, from_step: int | None) -> tuple[int, int]:
     return first, min(horizon, left) if horizon else left
 
 
-def scenario_batches(config: Config, shapes: Sequence[SampleShape], from_step: int, num_steps: int) -> Batches:
+def scenario_batches(
+    config: Config, shapes: Sequence[SampleShape], from_step: int, num_steps: int, num_batches: int | None = None
+) -> Batches:
     """Global batches that stand for steps: those that the run will draw, evenly spread, or (of 0 steps) random ones.
+
+    At most `num_batches`, or as many as the configuration's `plan.num_scenarios`.
 
     Raises:
         DataError: there are no shapes.
     """
+    num_batches = num_batches or config.plan.num_scenarios
     if not num_steps:
-        plan = config.plan
-        return tuple(sample_batches(shapes, plan.global_batch_size, plan.num_scenarios, config.train.seed))
+        return tuple(sample_batches(shapes, config.plan.global_batch_size, num_batches, config.train.seed))
     drawn = GlobalBatches(config, shapes)
-    count = min(config.plan.num_scenarios, num_steps)
+    count = min(num_batches, num_steps)
     steps = [from_step + (2 * i + 1) * num_steps // (2 * count) for i in range(count)]
     found = [tuple(drawn.at(step)) for step in steps]
     # The last batch of an epoch may be a small one, which says little about a step.

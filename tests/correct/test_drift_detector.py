@@ -1,9 +1,22 @@
 """Drifts of costs and of shapes: silent for long while nothing changes, quick when something does."""
 
+from statistics import NormalDist
+
 import numpy as np
 import pytest
+from scipy.special import stdtrit
 
-from dflop.correct.drift_detector import CostDrift, Found, ShapeDrift, Usual, module_of, usual_of
+from dflop.correct.drift_detector import (
+    NUM_RECENT,
+    NUM_SD_SHIFT,
+    CostDrift,
+    Found,
+    ShapeDrift,
+    Usual,
+    module_of,
+    student_quantile,
+    usual_of,
+)  # fmt: skip
 from dflop.correct.estimate import Estimator
 from dflop.records import LLM, Factors, ModuleFactors
 from tests.correct.times import StageTime, as_arrays
@@ -108,15 +121,15 @@ def test_neither_slow_ranks_nor_stragglers_are_drifts(num_ranks):
         assert drift.observe(times) == []
 
 
-def batches(rng, num, *, media=1.0):
-    """Seconds per module and shares per bucket of some global batches."""
+def batches(rng, num, *, media=1.0, evenness=20.0):
+    """Seconds per module and shares per bucket of some global batches; of uneven ones few buckets have any."""
     for _ in range(num):
         seconds = {"vision": media * rng.normal(2.0, 0.2), LLM: rng.normal(5.0, 0.4)}
-        yield seconds, {m: rng.dirichlet(np.full(len(EDGES[m]) + 1, 20.0)) for m in EDGES}
+        yield seconds, {m: rng.dirichlet(np.full(len(EDGES[m]) + 1, evenness)) for m in EDGES}
 
 
-def usual(rng) -> dict[str, Usual]:
-    seen = list(batches(rng, 64))
+def usual(rng, num=64, **kwargs) -> dict[str, Usual]:
+    seen = list(batches(rng, num, **kwargs))
     return {m: usual_of(np.array([s[m] for s, _ in seen]), np.array([p[m] for _, p in seen])) for m in EDGES}
 
 
@@ -130,6 +143,23 @@ def test_more_media_are_noticed_and_then_taken_for_granted():
     assert [(f.kind, f.subject) for f in found] == [("drift_shapes", "vision")]
     assert found[0].measured == pytest.approx(4.0, rel=0.1)
     assert found[0].expected == pytest.approx(2.0, rel=0.1)
+
+
+@pytest.mark.parametrize("num_batches", [3, 10, 32])
+def test_batches_of_few_samples_differ_and_that_is_no_drift(num_batches):
+    """Each has work in some buckets alone, and others than those few batches that the plan was made for."""
+    false_alarms = 0
+    for seed in range(30):
+        rng = np.random.default_rng(seed)
+        drift = ShapeDrift(EDGES, usual(rng, num_batches, evenness=0.2))
+        false_alarms += any(drift.observe(*batch) for batch in batches(rng, 100, evenness=0.2))
+    assert false_alarms <= 1
+
+
+@pytest.mark.parametrize(("degrees", "error"), [(7, 0.04), (15, 0.01), (39, 0.001)])
+def test_quantiles_are_students(degrees, error):
+    exact = -stdtrit(degrees, NormalDist().cdf(-NUM_SD_SHIFT))
+    assert student_quantile(np.array([degrees])) == pytest.approx([exact], rel=error)
 
 
 def test_other_sizes_in_the_same_seconds_are_noticed():
@@ -150,5 +180,5 @@ def test_work_for_a_module_that_had_none_is_noticed():
     drift = ShapeDrift(EDGES, usual_)
     for _ in range(10):
         assert drift.observe({LLM: 5.0}, {}) == []
-    found = [f for _ in range(8) for f in drift.observe({LLM: 5.0, "vision": 3.0}, {})]
+    found = [f for _ in range(NUM_RECENT) for f in drift.observe({LLM: 5.0, "vision": 3.0}, {})]
     assert [(f.subject, f.measured, f.expected) for f in found] == [("vision", pytest.approx(3.0), 0.0)]

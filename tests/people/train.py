@@ -21,3 +21,4 @@ arguments = TrainingArguments(
     save_strategy="no", report_to=[], disable_tqdm=True, ddp_find_unused_parameters=False,
 )  # fmt: skip
 Trainer(LlamaForCausalLM(config), arguments, collate, rows).train()
+torch.distributed.destroy_process_group()  # at exit gloo's threads may abort the process

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import itertools
 import sys
 import tempfile
@@ -357,6 +358,7 @@ def _distinct(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
 
 def peak_of(step: Callable[[], None]) -> int:
     """Most bytes that a step had of torch's allocator at once on top of those before it; without gloo's own copies."""
+    gc.collect()  # what earlier layouts left would be let go of during the step
     with torch.profiler.profile(profile_memory=True) as profile:
         step()
     events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
