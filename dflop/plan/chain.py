@@ -125,7 +125,8 @@ class Chain:
             limit_s: Formula value of what is worth a look.
 
         Returns:
-            The choices that fit, and the one with the most replicas, which needs the least memory, if none does.
+            The choices that fit, and, where that with the most replicas fits only with layers that run again, or does
+            not fit, that choice: other cuts may be faster. Its formula value is without such layers if it fits with.
         """
         cluster, batch = self.problem.cluster, self.problem.global_batch_size
         most = min(batch // self.num_microbatches, cluster.num_processes // (self.tp * pp))
@@ -145,13 +146,15 @@ class Chain:
         found = self._choices(layers, again, dp, shards)
         if not fit.any():
             return [], found[-1]
+        plain = self._choices(layers[:, -1:], np.zeros_like(again[:, -1:]), dp[-1:], shards[-1:])[0]
+        uneven = plain if pp > 1 and again[:, -1].any() else None
         some = fit & again.any(axis=(0, 2)) & (again < layers).any(axis=(0, 2))
         if not some.any():
-            return list(itertools.compress(found, fit)), None
+            return list(itertools.compress(found, fit)), uneven
         # Where memory is full the scheduler has no choice left, so the same chains with all layers recomputed are kept.
         some[some] = ~self._is_over(layers[:, some], layers[:, some], dp[some], shards[some]).any(axis=1)
         roomy = self._choices(layers[:, some], layers[:, some], dp[some], shards[some]) if some.any() else []
-        return [*itertools.compress(found, fit), *roomy], None
+        return [*itertools.compress(found, fit), *roomy], uneven
 
     def within_memory(self, choice: ChainChoice) -> ChainChoice | None:
         """The fastest cuts of a chain of which every stage fits; None when there are none."""

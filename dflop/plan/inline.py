@@ -30,8 +30,8 @@ def inline_choices(
     """Inline drafts that fit in memory with their formula value, best first, fewer processes first among equals.
 
     Every tp, pp and dp on at most all processes; as many layers recompute as it takes to fit, or all of them, and
-    parameters are shared where that saves some of it. Layers are cut by time; where no number of replicas fits so, by
-    time within the memory, with the most replicas.
+    parameters are shared where that saves some of it. Layers are cut by time; where the most replicas fit so only with
+    layers that run again, or not at all, by the time with such layers, too.
 
     Args:
         problem: What to plan for.
@@ -50,7 +50,7 @@ def inline_choices(
             for kind in range(NUM_SHARD_CHOICES):
                 fitting, best = chain.choices(pp, kind, without=without, limit_s=limit_s)
                 found += fitting
-                if best is not None and not fits_so:
+                if best is not None and (fitting or not fits_so):
                     tight.append((chain, best))
                 fits_so = fits_so or bool(fitting)
                 without |= {c.parallel.dp for c in fitting if not c.num_recomputed}
@@ -67,7 +67,7 @@ def inline_choices(
         within = held[key]
         if within is not None and choice is not most[key]:
             within = chain.within_memory(choice)
-        if within is not None and within.formula_s <= limit_s:
+        if within is not None and within.formula_s <= limit_s and within not in kept:
             kept = _kept([*kept, within], top)
     return [(c.formula_s, _draft(problem, num_microbatches, c)) for c in kept]
 
