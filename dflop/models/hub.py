@@ -114,7 +114,9 @@ def _differing(config: Any) -> dict[str, Any]:
         section = getattr(config, key, None)
         if isinstance(section, PreTrainedConfig):
             if key.endswith("_config"):
-                found[key] = {"model_type": section.model_type, **_differing(section)}
+                # transformers 4 wrote the model's name into its tower.
+                kind = type(section).model_type if section.model_type == config.model_type else section.model_type
+                found[key] = {"model_type": kind, **_differing(section)}
         elif key not in _NOISE and not key.startswith("_") and not key.endswith(("_token_id", "_token_index")):
             is_plain = key == "layer_types" and set(value or ()) <= {"full_attention"}
             if value != default.get(key) and not is_plain:

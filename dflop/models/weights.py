@@ -22,8 +22,8 @@ from dflop.models.build import construct
 from dflop.models.family import Family
 
 _NUM_NAMED = 3
-_NEVER_NEEDED = r"rotary_emb\.inv_freq"
-"""Tables that old releases wrote although they follow from the configuration."""
+_NEVER_NEEDED = r"rotary_emb\.inv_freq|^(talker|token2wav)\."
+"""Tables that old releases wrote although they follow from the configuration, and what Qwen2.5-Omni speaks with."""
 
 
 def build_empty(family: Family, hf_config: Mapping[str, Any], dtype: torch.dtype) -> nn.Module:

@@ -126,7 +126,8 @@ class BlockWriter(dcp.FileSystemWriter):
 
     def finish(self, metadata: dcp.Metadata, results: list[list[WriteResult]]) -> None:
         super().finish(metadata, results)
-        content = json.dumps({"tensors": [to_dict(stored) for stored in _stored(metadata)]})
+        places = {result.index: result.storage_data for of_rank in results for result in of_rank}
+        content = json.dumps({"tensors": [to_dict(stored) for stored in _stored(metadata, places)]})
         files.replace(Path(self.path) / INDEX, content, is_durable=True)
 
 
@@ -177,12 +178,12 @@ class Stored:
         return torch.empty(self.shape, dtype=getattr(torch, self.dtype))
 
 
-def _stored(metadata: dcp.Metadata) -> Iterator[Stored]:
+def _stored(metadata: dcp.Metadata, places: Mapping[MetadataIndex, _StorageInfo]) -> Iterator[Stored]:
     for name, tensor in metadata.state_dict_metadata.items():
         assert isinstance(tensor, dcp.TensorStorageMetadata)
         pieces = []
         for chunk in tensor.chunks:
-            at = metadata.storage_data[MetadataIndex(name, chunk.offsets)]
+            at = places[MetadataIndex(name, chunk.offsets)]
             pieces.append(Piece(tuple(chunk.offsets), tuple(chunk.sizes), at.relative_path, at.offset, at.length))
         yield Stored(name, str(tensor.properties.dtype).removeprefix("torch."), tuple(tensor.size), tuple(pieces))
 
