@@ -13,7 +13,7 @@ IS_ELSEWHERE := $(shell [ -z "$(MADE_IN)" ] || [ "$(MADE_IN)" = "$(CURDIR)" ] ||
 
 LANES := layouts jobs kills instances served browser people slurm
 
-.PHONY: help setup clients references demo test test-all coverage test-gpu test-duckdb2 mutants check format bench chaos fuzz docs clean $(LANES:%=lane-%)
+.PHONY: help setup clients references demo test test-all coverage test-gpu test-duckdb2 test-oldest mutants check format bench chaos fuzz docs clean $(LANES:%=lane-%)
 help:
 	@echo "make setup     .venv with dflop and everything the demo and the tests need"
 	@echo "make demo      train on real media through every part of the system (a few minutes, CPU only)"
@@ -21,6 +21,7 @@ help:
 	@echo "make test      the tests to run before a push (minutes, two cores)"
 	@echo "make lane-NAME the tests to run before a change of a package lands: $(LANES)"
 	@echo "make test-duckdb2  the store's tests once more, on duckdb 2"
+	@echo "make test-oldest   the engine's tests once more, on the oldest torch and transformers"
 	@echo "make test-all  all of these, and the mutants (hours)"
 	@echo "make coverage  make test once more, and the lines of dflop/ that it runs"
 	@echo "make mutants   48 faults put into the code: which of them do tests catch?"
@@ -66,7 +67,7 @@ lane-served lane-slurm: WORKERS := 0
 $(LANES:%=lane-%): lane-%: setup clients references
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder --lane=$*
 
-test-all: test $(LANES:%=lane-%) test-duckdb2 mutants
+test-all: test $(LANES:%=lane-%) test-duckdb2 test-oldest mutants
 
 # Other versions of duckdb, outside the environment: what people's shells open our snapshots with.
 clients: $(VENV)/clients/1.4 $(VENV)/clients/1.5 $(VENV)/clients/2.0
@@ -93,6 +94,14 @@ $(VENV)/clients/zensical: $(VENV)/.ready
 
 test-duckdb2: setup $(VENV)/clients/2.0
 	PYTHONPATH=$(VENV)/clients/2.0 $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder tests/store
+
+# The oldest torch and transformers that pyproject.toml allows, outside the environment (3 GB, with CUDA's libraries).
+$(VENV)/clients/oldest: $(VENV)/.ready
+	$(BIN)/pip install -q --upgrade --target $@ torch==2.11.0 'transformers==5.17.*'
+	@touch $@
+
+test-oldest: setup $(VENV)/clients/oldest
+	PYTHONPATH=$(VENV)/clients/oldest $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder tests/parallel tests/train tests/gpu
 
 fuzz: MINUTES ?= 10
 fuzz: SEED ?= 1

@@ -206,9 +206,10 @@ def refusal(small, folder):
 def test_weights_of_another_model_are_refused_by_name(small, folder, tmp_path):
     names = sorted(load_file(folder / "model.safetensors"))
     change(folder, lambda t: t.pop(names[0]))
-    assert "1 missing from it, e.g. `model.audio_tower." in refusal(small, folder)
+    ours = next(name for name in small[2] if name.endswith(names[0]))
+    assert f"1 missing from it, e.g. `{ours}`" in refusal(small, folder)
     change(folder, lambda t: t.update({names[0]: torch.zeros(3)}))
-    assert "1 of another shape, e.g. `model.audio_tower." in refusal(small, folder)
+    assert f"1 of another shape, e.g. `{ours}`" in refusal(small, folder)
     change(folder, lambda t: t.update({"model.layers.7.mlp.up_proj.weight": torch.zeros(3)}))
     assert "1 unknown to the model, e.g. `model.layers.7.mlp.up_proj.weight`" in refusal(small, folder)
     shutil.rmtree(folder)
