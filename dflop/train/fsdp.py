@@ -17,6 +17,7 @@ where there are media.
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import torch
@@ -45,6 +46,8 @@ def shard_parameters(stages: Sequence[Stage], groups: Groups, cut: Mapping[str, 
     """
     found: dict[str, Part] = {}
     if groups.shards is not None:
+        # An LLM stage returns the only row of its batch; nothing writes into it.
+        warnings.filterwarnings("ignore", r"FSDP2-wrapped module \(.*\) returned a view")
         for stage in stages:
             if any(p.requires_grad for p in stage.names.values()):
                 found |= _shard(stage, groups.shards, cut)
