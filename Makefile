@@ -95,7 +95,7 @@ $(VENV)/clients/zensical: $(VENV)/.ready
 test-duckdb2: setup $(VENV)/clients/2.0
 	PYTHONPATH=$(VENV)/clients/2.0 $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder tests/store
 
-# The oldest torch and transformers that pyproject.toml allows, outside the environment (3 GB, with CUDA's libraries).
+# The oldest torch and transformers that pyproject.toml allows, outside the environment (5 GB of disk, with CUDA's libraries).
 $(VENV)/clients/oldest: $(VENV)/.ready
 	$(BIN)/pip install -q --upgrade --target $@ torch==2.11.0 'transformers==5.17.*'
 	@touch $@

@@ -98,7 +98,7 @@ class TowerTokens:
         share = enter(whole.flatten(0, -2), self._group)
         if whole.dim() > 2:
             self._num_per_item, share = whole.shape[-2], share[None]
-            if self._num_per_item < self._group.size():  # padding could not be told from an item
+            if self._num_per_item < self._group.size():  # padding would count as an item
                 message = (
                     f"{self._group.size()} tensor-parallel ranks cannot share items of {self._num_per_item} tokens"
                 )

@@ -146,8 +146,9 @@ class Chain:
         found = self._choices(layers, again, dp, shards)
         if not fit.any():
             return [], found[-1]
-        plain = self._choices(layers[:, -1:], np.zeros_like(again[:, -1:]), dp[-1:], shards[-1:])[0]
-        uneven = plain if pp > 1 and again[:, -1].any() else None
+        uneven = None
+        if pp > 1 and again[:, -1].any():
+            uneven = self._choices(layers[:, -1:], np.zeros_like(again[:, -1:]), dp[-1:], shards[-1:])[0]
         some = fit & again.any(axis=(0, 2)) & (again < layers).any(axis=(0, 2))
         if not some.any():
             return list(itertools.compress(found, fit)), uneven

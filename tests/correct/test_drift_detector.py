@@ -16,7 +16,7 @@ from dflop.correct.drift_detector import (
     module_of,
     student_quantile,
     usual_of,
-)  # fmt: skip
+)
 from dflop.correct.estimate import Estimator
 from dflop.records import LLM, Factors, ModuleFactors
 from tests.correct.times import StageTime, as_arrays
