@@ -149,6 +149,8 @@ class RunRecord:
     code_rev: str
     run_dir: str
     observed_at_s: float
+    owner: str = ""
+    """`user@host` that began it; empty in rows from before owners were recorded."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
+import pwd
+import secrets
 import socket
 import subprocess
 import time
@@ -23,6 +24,8 @@ from dflop.run.messages import Say
 from dflop.store.spool import SpoolWriter, next_seq
 
 BEGINS_WITHIN_S = 60.0
+ID_LETTERS, NUM_ID_LETTERS = "bcdfghjkmnpqrstvwxz", 5
+"""At the end of an id: no vowels, so that they spell nothing."""
 RUNNING, DONE, FAILED, INTERRUPTED = "running", "done", "failed", "interrupted"
 CANCELLED = "cancelled"
 _JOURNAL = "journal"
@@ -47,11 +50,11 @@ def begin(config: Config, say: Say = lambda _: None, *, trains: bool = True) -> 
     is_busy = LaunchError(what, where=str(folder), hint="try again; is the file system slow?")
     with driver_lock.locked(folder / f".begin-{os.getuid()}.lock", lambda: is_busy, BEGINS_WITHIN_S):
         if (found := unfinished(config)) is None:
-            run = RunDir(_new_folder(folder, f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"))
+            run = RunDir(_new_folder(folder, config.name))
             files.replace(run.config_file, dump_config(absolute(config)), is_durable=True)
             # From here on it is found again, whatever becomes of this process; what is resolved has another key.
-            facts = {"run_id": run.run_id, "config_key": config.key, "backend": config.cluster.backend}
-            run.write_state(facts | {"trains": trains, "state": READY, "at_s": time.time()})
+            facts = {"run_id": run.run_id, "owner": owner(), "config_key": config.key, "trains": trains}
+            run.write_state(facts | {"backend": config.cluster.backend, "state": READY, "at_s": time.time()})
             return run, False
     driver_lock.check_free(found, say)
     return found, True
@@ -67,14 +70,26 @@ def is_finished(run: RunDir) -> bool:
     return run.state().get("state") == DONE
 
 
+def new_id(name: str) -> str:
+    """An id that no other run has, in whatever folder and of whatever user it begins in the same second."""
+    letters = "".join(secrets.choice(ID_LETTERS) for _ in range(NUM_ID_LETTERS))
+    return f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{letters}"
+
+
+def owner() -> str:
+    """Who begins or drives runs in this process: `user@host`; the number of a user without a name."""
+    uid = os.geteuid()
+    with contextlib.suppress(KeyError):
+        return f"{pwd.getpwuid(uid).pw_name}@{socket.gethostname()}"
+    return f"uid{uid}@{socket.gethostname()}"
+
+
 def _new_folder(parent: Path, name: str) -> Path:
-    """A folder nobody else has: runs of several configurations may begin within one second."""
-    for number in itertools.count(1):
-        folder = parent / (name if number == 1 else f"{name}-{number}")
+    while True:
+        folder = parent / new_id(name)
         with contextlib.suppress(FileExistsError):
             folder.mkdir(mode=0o700)
             return folder
-    raise AssertionError("unreachable")
 
 
 def unfinished(config: Config) -> RunDir | None:
@@ -94,7 +109,7 @@ def note(run: RunDir, state: str) -> None:
         hardware = hardware_name("cpu")
     record = RunRecord(
         run.run_id, config.name, key_of(run), state, hardware, software_name(), code_revision(), str(run.path),
-        time.time(),
+        time.time(), str(run.state().get("owner", "")),
     )  # fmt: skip
     with SpoolWriter(config.store, run.run_id, "flow") as spool:
         spool.append(record)

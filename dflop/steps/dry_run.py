@@ -7,7 +7,6 @@ Batch scripts are rendered by the code that submits them. What is not known befo
 from __future__ import annotations
 
 import shlex
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,7 +60,7 @@ def dry_run(config: Config) -> DryRun:
         run, config = found, found.config()
     else:
         config = lifecycle.absolute(config)
-        run = RunDir(config.runs / f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}")
+        run = RunDir(config.runs / lifecycle.new_id(config.name))
     notes = ["finished profiles, shards and modules in the store are not submitted again"]
     groups = _groups(run, config, notes)
     jobs = [job for group in groups for job in _shown(run, config, group)]

@@ -70,6 +70,7 @@ def _with_places(table: pa.Table, **constants: object) -> pa.Table:
 
 
 UPGRADES: dict[str, tuple[Upgrade, ...]] = {
+    "run_record": (_with(owner=""),),
     "sample_shape": (_with(media_level=0, num_cut_tokens=0, weight=1.0),),
     "measurement": (_with(is_frozen=False, recompute=False, peak_bytes=0, optimizer_s=0.0, status="ok"),),
     "cost_table": (

@@ -8,6 +8,7 @@ select
     software,
     code_rev,
     run_dir,
+    owner,
     utc(min(observed_at_s) over (partition by run_id)) as started_at,
     utc(observed_at_s) as observed_at
 from run_record

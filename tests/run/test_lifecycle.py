@@ -1,4 +1,7 @@
 import os
+import pwd
+import re
+import secrets
 import socket
 import stat
 import threading
@@ -13,9 +16,10 @@ from dflop.launch.job import JobHandle, JobState, JobStatus
 from dflop.records import JobRecord, RunRecord
 from dflop.run import lifecycle
 from dflop.run.driver_lock import drive_alone
+from dflop.run.find import all_runs, find_run
 from dflop.store.spool import SpoolWriter
 from tests.jobs.configs import make_config
-from tests.jobs.made import make_run
+from tests.jobs.made import begun_at, make_run
 from tests.store.spooled import read_spool
 
 
@@ -52,14 +56,52 @@ def test_an_unfinished_run_of_the_same_configuration_is_taken_up_again(tmp_path,
     assert (second.path == first.path) == is_resumed
 
 
-def test_runs_that_begin_in_the_same_second_get_folders_of_their_own_and_the_newest_is_taken_up(tmp_path, monkeypatch):
+def test_runs_that_begin_in_the_same_second_have_different_ids_in_every_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(time, "strftime", lambda _: "20260101-000000")
-    begun = [lifecycle.begin(make_config(tmp_path, f"train.seed={seed}"))[0] for seed in range(3)]
-    assert [r.run_id for r in begun] == [f"small-20260101-000000{s}" for s in ("", "-2", "-3")]
-    assert [r.config().train.seed for r in begun] == [0, 1, 2]
-    config = begun[0].config()
+    folders = ("runs=a", "runs=b", "runs=a", "runs=c")
+    monkeypatch.chdir(tmp_path)
+    begun = [lifecycle.begin(make_config(tmp_path, f, f"train.seed={seed}"))[0] for seed, f in enumerate(folders)]
+    assert len({run.run_id for run in begun}) == len(begun)
+    assert all(re.fullmatch(r"small-20260101-000000-[b-z]{5}", run.run_id) for run in begun)
+    assert [find_run(run.run_id[:-1], run.path.parent) for run in begun] == begun, "by the beginning of an id, too"
+    for run in begun:
+        lifecycle.note(run, lifecycle.RUNNING)
+    records = read_spool(tmp_path / "store", RunRecord)
+    assert {(r.run_id, r.run_dir, r.owner) for r in records} == {
+        (run.run_id, str(run.path), run.state()["owner"]) for run in begun
+    }
+
+
+def test_the_newest_run_is_the_one_that_began_last_whatever_its_letters(tmp_path, monkeypatch):
+    letters = iter("zzzzzmmmmmbbbbb")
+    monkeypatch.setattr(secrets, "choice", lambda _: next(letters))
+    monkeypatch.setattr(time, "strftime", lambda _: "20260101-000000")
+    begun = [
+        begun_at(lifecycle.begin(make_config(tmp_path, f"train.seed={seed}"))[0], 1000.0 + seed) for seed in range(3)
+    ]
+    assert [run.run_id[-5:] for run in begun] == ["zzzzz", "mmmmm", "bbbbb"]
+    folder = begun[0].path.parent
+    assert (all_runs(folder), find_run("latest", folder)) == (begun[::-1], begun[-1])
+
+
+def test_two_runs_never_share_a_folder_even_with_the_same_letters(tmp_path, monkeypatch):
+    letters = iter("bbbbbbbbbbccccc")
+    monkeypatch.setattr(secrets, "choice", lambda _: next(letters))
+    monkeypatch.setattr(time, "strftime", lambda _: "20260101-000000")
+    begun = [lifecycle.begin(make_config(tmp_path, f"train.seed={seed}"))[0] for seed in range(2)]
+    assert [run.run_id[-5:] for run in begun] == ["bbbbb", "ccccc"]
+
+
+@pytest.mark.parametrize(("uid", "name"), [(os.geteuid(), pwd.getpwuid(os.geteuid()).pw_name), (123456, "uid123456")])
+def test_a_run_has_the_name_of_its_owner_or_the_number_of_one_without(config, monkeypatch, uid, name):
+    monkeypatch.setattr(lifecycle.os, "geteuid", lambda: uid)
+    assert lifecycle.owner() == f"{name}@{socket.gethostname()}"
+
+
+def test_the_newest_unfinished_run_of_a_configuration_is_taken_up(tmp_path, config):
+    first, _ = lifecycle.begin(config)
     for day in ("2", "3"):
-        make_run(tmp_path, f"small-2026010{day}-000000", lifecycle.FAILED, config_key=lifecycle.key_of(begun[0]))
+        make_run(tmp_path, f"small-2026010{day}-000000", lifecycle.FAILED, config_key=lifecycle.key_of(first))
     assert lifecycle.unfinished(config).run_id == "small-20260103-000000"
 
 

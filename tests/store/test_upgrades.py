@@ -34,6 +34,8 @@ def measurement() -> r.Measurement:
 def record_of(kind: str, make: Any) -> Any:
     if kind == "plan":
         return dataclasses.replace(make.plan(), sync_s=0.0, uniform_step_s=math.nan)
+    if kind == "run_record":
+        return make.run("done", 1.0)
     if kind == "correction":
         return make.correction(3, 1.25)  # of every size, in force, its own level
     return {"sample_shape": lambda: make.shape(0), "measurement": measurement, "cost_table": make.cost_table}[kind]()
@@ -60,6 +62,8 @@ def first_version(kind: str, table: pa.Table) -> pa.Table:
             table, "is_frozen", "recompute", "min_tokens", "max_tokens", "max_mean_length", "noise_frac",
             "optimizer_s_per_param",
         )  # fmt: skip
+    if kind == "run_record":
+        return without(table, "owner")
     if kind == "correction":
         return without(table, "min_tokens", "max_tokens", "sd_frac", "is_in_force", "level")
     if kind == "measurement":
