@@ -254,6 +254,7 @@ class _Rank:
 
     def _not_saved(self, error: TrainError) -> None:
         """Of every rank, the thread that writes calls this; one of them is enough for the store."""
+        self.activities.note(error)
         if self.seat.rank == 0:
             self._event(self.activities.main.step, "checkpoint_failed", str(error))
         else:

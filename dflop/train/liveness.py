@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from types import FrameType
 
+from dflop.errors import is_echo
 from dflop.units import seconds
 
 NUM_NAMED = 8
@@ -87,6 +88,25 @@ class Activities:
     """The one that computes."""
     feed: Activity = field(default_factory=Activity)
     """The one that prepares the step ahead."""
+    _lost_peer: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def has_lost_peer(self) -> bool:
+        """Whether any thread of the rank has seen a peer close its connection."""
+        return self._lost_peer.is_set()
+
+    def note(self, error: BaseException) -> bool:
+        """Note an error of any thread of the rank at once; True where it only says that a peer closed its connection.
+
+        The thread that computes may wait for its device then, and ask another thread for its result a step later.
+        """
+        cause: BaseException | None = error
+        while cause is not None:
+            if is_echo(str(cause)):
+                self._lost_peer.set()
+                return True
+            cause = cause.__cause__
+        return False
 
 
 @dataclass(frozen=True, slots=True)

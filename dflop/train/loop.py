@@ -142,7 +142,7 @@ class Trainer:
 
     def _run(self, first: int, ahead: ThreadPoolExecutor) -> None:
         last, main = self.settings.num_steps, self.activities.main
-        pending: Future[_ReadyStep] | None = ahead.submit(self._prepare, first) if first < last else None
+        pending = self._begin(first, ahead) if first < last else None
         for step in range(first, last):
             assert pending is not None
             main.step = step
@@ -150,7 +150,7 @@ class Trainer:
             waiting_since = time.perf_counter()
             ready = pending.result()
             data_wait_s = time.perf_counter() - waiting_since
-            pending = ahead.submit(self._prepare, step + 1) if step + 1 < last else None
+            pending = self._begin(step + 1, ahead) if step + 1 < last else None
             must_stop, is_late = self._step(step, ready, data_wait_s)
             gc.collect(1)
             is_last = step + 1 == last
@@ -176,6 +176,17 @@ class Trainer:
             duration_s = time.perf_counter() - began
             span = Span("checkpoint", WHOLE_STEP, began - self._started_at_s, duration_s)
             self.hooks.on_spans(next_step - 1, [span])
+
+    def _begin(self, step: int, ahead: ThreadPoolExecutor) -> Future[_ReadyStep]:
+        """Prepare a step in the feed thread, which reports a lost peer at once: this thread may wait for its device."""
+
+        def note_failure(future: Future[_ReadyStep]) -> None:
+            if not future.cancelled() and (error := future.exception()):
+                self.activities.note(error)
+
+        future = ahead.submit(self._prepare, step)
+        future.add_done_callback(note_failure)
+        return future
 
     def _prepare(self, step: int) -> _ReadyStep:
         feed = self.activities.feed

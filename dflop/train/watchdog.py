@@ -21,7 +21,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 
-from dflop.errors import DflopError, is_echo
+from dflop.errors import DflopError
 from dflop.records import from_dict, to_dict
 from dflop.train.liveness import Activities, Judge, Sign
 from dflop.train.signals import leave
@@ -63,7 +63,6 @@ class Watch:
         self._judge: Judge | None = None
         if rank == 0:
             self._judge = Judge(labels, time.monotonic(), stall_s=stall_s, gone_s=min(GONE_S, stall_s))
-        self._was_hung_up_on = False
         self._own = ""
         """Why this rank has failed."""
         self._leave_at_s = float("inf")
@@ -92,8 +91,7 @@ class Watch:
 
         If it is known already that another rank was first, or that is found out now, this ends the process.
         """
-        if _is_echo(error):
-            self._was_hung_up_on = True
+        if self._activities.note(error):
             self._wake.set()
             self._told.wait(ECHO_S)
         self._leave_at_s = time.monotonic() + EXIT_S
@@ -113,7 +111,7 @@ class Watch:
                 self._end(f"{self._labels[0]}, which hosts the job's key-value store, exited")
 
     def _round(self) -> None:
-        sign = Sign(self._activities.main.spell(), self._activities.feed.spell(), self._was_hung_up_on)
+        sign = Sign(self._activities.main.spell(), self._activities.feed.spell(), self._activities.has_lost_peer)
         note(self._store, f"alive/{self._rank}", to_dict(sign))
         if failure := self._own or self._judged():
             self._store.compare_set("failed", "", json.dumps(failure))
@@ -169,11 +167,3 @@ class Watch:
             trace = "".join(traceback.format_exception(error)).rstrip().splitlines()
             lines += [f"  | {line}" for line in trace[-NUM_TRACE_LINES:]]
         return "\n".join(lines)
-
-
-def _is_echo(error: BaseException | None) -> bool:
-    while error is not None:
-        if is_echo(str(error)):
-            return True
-        error = error.__cause__
-    return False

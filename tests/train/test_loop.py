@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
+import threading
 
 import numpy as np
 import pytest
@@ -12,10 +14,12 @@ from hypothesis import strategies as st
 from dflop.errors import Interrupted
 from dflop.records import LLM
 from dflop.train.checkpoint import Checkpointer
+from dflop.train.liveness import Activities
 from dflop.train.loop import Hooks, LoopSettings, learning_rate
 from dflop.train.manifest import read_latest
 from dflop.train.plan_source import PlanMessage
 from dflop.train.prefetch import MediaError
+from dflop.train.watchdog import Watch
 from tests.train import synthetic
 from tests.train.rank import Rank, weights_come_late
 from tests.train.ranks import run_ranks
@@ -136,6 +140,58 @@ def test_all_ranks_stop_behind_the_step_in_which_one_is_told_to_with_the_same_we
     (steps, weights), (others, same) = run_ranks(stop_rank_1_in_step_1, 2, tmp_path)
     assert steps == others == [0, 1]
     assert all(torch.equal(p, same[n]) for n, p in weights.items())
+
+
+@pytest.mark.parametrize(
+    ("error", "is_lost"),
+    [
+        (RuntimeError("[gloo] Connection closed by peer [10.0.0.2]:4711"), True),
+        (RuntimeError("NCCL error: ncclRemoteError: remote process exited"), True),
+        (OSError("no such file"), False),
+    ],
+)
+def test_a_lost_peer_is_noted_by_the_feed_thread_while_the_main_thread_waits_for_its_device(
+    one_rank, monkeypatch, error, is_lost
+):
+    shapes, failed = text_shapes(2), threading.Event()
+    trainer, _, _ = make_trainer(0, {LLM: (1, 1)}, shapes, SyntheticSource(shapes))
+    get, seen = trainer.plans.get, []
+
+    def lose_peer(step):
+        if step == 1:
+            raise error
+        return get(step)
+
+    def wait_for_device(*_args, **_options):
+        assert failed.wait(60)
+        seen.append(trainer.activities.has_lost_peer)
+        raise Interrupted("the device is free")
+
+    class Noting(Activities):
+        def note(self, error):
+            found = super().note(error)
+            failed.set()
+            return found
+
+    trainer.activities = Noting()
+    monkeypatch.setattr(trainer.plans, "get", lose_peer)
+    monkeypatch.setattr(trainer.engine, "run", wait_for_device)
+    with pytest.raises(Interrupted):
+        trainer.run()
+    assert seen == [is_lost]
+
+
+def test_a_heartbeat_says_that_a_peer_was_lost(store):
+    """That is what makes rank 0 look closer: seconds of silence are enough then."""
+    for rank, was_lost in ((0, False), (1, True)):
+        activities = Activities()
+        if was_lost:
+            activities.note(RuntimeError("Broken pipe"))
+        watch = Watch(store, rank, ["rank 0", "rank 1"], activities, stall_s=60)
+        watch.start()
+        store.wait([f"alive/{rank}"])
+        watch.close()
+        assert json.loads(store.get(f"alive/{rank}"))["was_hung_up_on"] == was_lost
 
 
 def test_observations_say_what_was_planned_and_what_happened(one_rank):
