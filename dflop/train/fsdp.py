@@ -17,6 +17,7 @@ where there are media.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
@@ -28,6 +29,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from dflop.models.build import LlmStage, Stage
+from dflop.parallel.exchange import message_device
 from dflop.parallel.part import Part
 from dflop.parallel.topology import Groups, Seat, rank_of
 from dflop.records import LLM, Plan
@@ -63,9 +65,12 @@ def _shard(stage: Stage, shards: dist.ProcessGroup, cut: Mapping[str, Part]) -> 
     device = next(iter(stage.names.values())).device.type
     mesh = DeviceMesh.from_group(shards, device)
     policy = _in_float32(trained.values())
-    for layer in stage.layers:
-        if any(p.requires_grad for p in layer.parameters()):
-            fully_shard(layer, mesh=mesh, mp_policy=policy)
+    trained_layers = [layer for layer in stage.layers if any(p.requires_grad for p in layer.parameters())]
+    units = [fully_shard(layer, mesh=mesh, mp_policy=policy) for layer in trained_layers]
+    # torch prefetches in the order of forward passes, which it forgets when a backward pass ends: in a pipeline, other
+    # microbatches are in flight then, and their backward passes would wait for every layer's all-gather.
+    for previous, unit in itertools.pairwise(units):
+        unit.set_modules_to_backward_prefetch([previous])
     # What is outside the layers, an embedding or a head, is gathered once for all of its uses in a microbatch.
     fully_shard(stage, mesh=mesh, mp_policy=policy, reshard_after_forward=False, ignored_params=whole)
     for method in ("embed", "loss") if isinstance(stage, LlmStage) else ():
@@ -128,11 +133,13 @@ def sum_with_other_end(gradient: torch.Tensor, plan: Plan, seat: Seat, groups: G
     llm = plan.module(LLM)
     ends = [stage for stage, n in enumerate(llm.layers_per_stage) if n]
     other = rank_of(llm, ends[-1] if seat.stage == ends[0] else ends[0], seat.dp_rank, seat.tp_rank)
-    theirs = torch.empty_like(gradient)
+    assert groups.tied is not None
+    ours = gradient.to(message_device(gradient.device, groups.tied))
+    theirs = torch.empty_like(ours)
     exchange = [
-        dist.P2POp(dist.isend, gradient, other, groups.tied),
+        dist.P2POp(dist.isend, ours, other, groups.tied),
         dist.P2POp(dist.irecv, theirs, other, groups.tied),
     ]
     for work in dist.batch_isend_irecv(exchange):
         work.wait()
-    gradient.add_(theirs)
+    gradient.add_(theirs.to(gradient.device))

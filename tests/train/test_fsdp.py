@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from functools import cache
+from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
+from dflop.parallel.topology import seat_of
 from dflop.records import LLM
+from dflop.train import fsdp
+from dflop.train.fsdp import sharded_modules
 from tests.train.parity import Omni
 from tests.train.rank import Rank
 from tests.train.ranks import run_ranks
@@ -69,3 +74,64 @@ def test_a_rank_keeps_its_rows_and_nothing_else(runs):
             assert tuple(p.shape) == (end - first, *whole[name][1:])
             half = -(-whole[name][0] // 2)
             assert (first, end) == ((0, half), (half, whole[name][0]))[rank]
+
+
+class NotedGather:
+    """torch's own all-gather, which notes when it begins."""
+
+    def __init__(self, events):
+        self._events = events
+
+    def allocate(self, size, *, dtype, device):
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(self, output_tensor, input_tensor, group, async_op=False):
+        self._events.append("gather")
+        return dist.all_gather_into_tensor(output_tensor, input_tensor, group=group, async_op=async_op)
+
+
+def layers_with_prefetch(rank, folder):
+    """Of every backward pass, layers that run while the next one's weights come; by order of passes."""
+    plan = sharing(make_inline_plan([{"vision": 2, LLM: 4}], dp=2, num_microbatches=3), 2)
+    it = Rank(rank, plan, IMAGES.family, IMAGES.build())
+    stage, tokens, found = it.stage_of[LLM], torch.arange(8), {}
+    events, in_flight = [], []
+    for unit in sharded_modules(stage):
+        unit.set_custom_all_gather(NotedGather(events))
+    for layer in stage.layers:
+        layer.mlp.register_full_backward_pre_hook(lambda *_: events.append("layer"))
+    for order in ("FBFBFB", "FFBFBB", "FFFBBB"):
+        found[order] = []
+        for action in order:
+            if action == "F":
+                hidden = stage.embed(tokens, [], [])
+                in_flight.append(stage(hidden, stage.positions(tokens, []), torch.tensor([0, 8], dtype=torch.int32)))
+                continue
+            events.clear()
+            in_flight.pop(0).sum().backward()
+            gathers = [events[:i].count("gather") for i, event in enumerate(events) if event == "layer"]
+            needed = [gathers[-1] - n for n in reversed(range(len(gathers)))]
+            found[order].append(sum(begun > n for begun, n in zip(gathers, needed, strict=True)))
+    return found
+
+
+def test_weights_of_the_next_layer_come_while_a_layer_runs_back_in_every_order_of_a_pipeline(tmp_path):
+    for found in run_ranks(layers_with_prefetch, 2, tmp_path):
+        assert found == {key: [3, 3, 3] for key in ("FBFBFB", "FFBFBB", "FFFBBB")}, "3 of 4 layers have a next one"
+
+
+def test_rows_of_a_tied_embedding_are_exchanged_where_their_group_can_read_them(one_rank, monkeypatch):
+    """gloo reads host memory only, and ranks that share a GPU use it."""
+    plan = make_inline_plan([{"vision": 2, LLM: 2}, {LLM: 2}], dp=1, num_microbatches=2)
+    groups, where = SimpleNamespace(tied=one_rank), []
+
+    def exchange(tensors):
+        where.extend(tensor.device.type for tensor in tensors)
+        raise InterruptedError
+
+    monkeypatch.setattr(fsdp, "message_device", lambda device, group: torch.device("meta"))
+    monkeypatch.setattr(dist, "P2POp", lambda op, tensor, peer, group: tensor)
+    monkeypatch.setattr(dist, "batch_isend_irecv", exchange)
+    with pytest.raises(InterruptedError):
+        fsdp.sum_with_other_end(torch.ones(2), plan, seat_of(plan, 0), groups)
+    assert where == ["meta", "meta"]
