@@ -220,8 +220,8 @@ class _Rank:
             first_step=self.stage.first_step if self.mode == TRAIN else 0,
         )
         hooks = Hooks(
-            self._observed, self._bad_sample, self._before_checkpoint, self._checkpoint_meta, self.stop.is_set,
-            on_fall_back=self._fell_back, on_spans=self.telemetry.traced,
+            self._observed, self._bad_sample, lambda next_step: self.spool.flush(), self._checkpoint_meta,
+            self.stop.is_set, on_fall_back=self._fell_back, on_spans=self.telemetry.traced,
         )  # fmt: skip
         return make_trainer(
             self.config, self.plan, self.seat, self.device, family, tokenizer, self.shapes, frozen=self.stage.frozen,
@@ -272,9 +272,6 @@ class _Rank:
             # A signal to all processes of the job has ended it, too.
             if not self.stop.is_set():
                 self.supervisor.tend(seen.step, self._event)
-
-    def _before_checkpoint(self, next_step: int) -> None:
-        self.spool.flush()
 
     def _checkpoint_meta(self) -> dict[str, Any]:
         return {"seed": self.config.train.seed, "learned": wire.noted(self.store, wire.LEARNED, {})}

@@ -215,6 +215,9 @@ class LlmStage(Stage):
         self._spec = spec
         self.tied = tied
         self.is_first, self.is_last = self_is_first, self_is_last
+        if spec.num_deep_features:
+            # Hugging Face's own indexes with a mask on the device, so the host waits; here every token has a row.
+            decoder._deepstack_process = lambda hidden, _mask, features: hidden + features
         self.decoder = decoder
         self.hidden_size: int = decoder.config.hidden_size
         self.row_width = self.hidden_size * (1 + spec.num_deep_features)
@@ -277,10 +280,7 @@ class LlmStage(Stage):
     def _deep(self, hidden: torch.Tensor) -> dict[str, Any]:
         """Arguments of the decoder for deep features, which stand beside the embeddings."""
         _, *features = hidden.split(self.hidden_size, dim=1)
-        if not features:
-            return {}
-        everywhere = torch.ones(1, len(hidden), dtype=torch.bool, device=hidden.device)
-        return {"visual_pos_masks": everywhere, "deepstack_visual_embeds": features}
+        return {"deepstack_visual_embeds": features} if features else {}
 
     def loss(
         self, hidden: torch.Tensor, where: torch.Tensor, targets: torch.Tensor, num_tokens: int = 1

@@ -6,13 +6,17 @@ import copy
 import gc
 import weakref
 from collections import Counter
+from functools import partial
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from dflop.errors import ConfigError
 from dflop.models.build import cut_stage
+from dflop.models.ways import Way, apply_way
 from dflop.records import LLM
+from tests.models.tiny_families import CASES
 from tests.train.synthetic import family, tiny_model
 
 EMBEDDING = "model.language_model.embed_tokens.weight"
@@ -63,3 +67,42 @@ def test_cutting_frees_the_rest_of_the_model(module, layers):
     gc.collect()
     assert [r() for r in rest] == [None] * len(rest)
     assert stage.names
+
+
+class ByMask(TorchDispatchMode):
+    """Counts operations whose result has a size that only the device knows: on a GPU the host waits for each."""
+
+    def __init__(self):
+        super().__init__()
+        self.num_calls = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        indices = args[1] if func.overloadpacket in (torch.ops.aten.index, torch.ops.aten.index_put_) else ()
+        masks = [index for index in indices if index is not None and index.dtype == torch.bool]
+        self.num_calls += bool(masks) or func.overloadpacket == torch.ops.aten.nonzero
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_deep_features_are_added_without_an_index_by_mask_and_as_hugging_face_does(recompute):
+    case = CASES["Qwen3-VL"]
+    tokens, rows, num_calls, results = torch.arange(12), torch.tensor([2, 3, 4, 7]), [], []
+    everywhere = torch.ones(1, len(tokens), dtype=torch.bool)
+    for by_mask in (False, True):
+        stage = cut_stage(case.build(), case.family, LLM, (0, 3))
+        apply_way(stage, Way(recompute=recompute))
+        features = torch.randn(len(rows), stage.row_width, generator=torch.Generator().manual_seed(1))
+        features.requires_grad_()
+        if by_mask:
+            add = partial(type(stage.decoder)._deepstack_process, stage.decoder)
+            stage.decoder._deepstack_process = lambda hidden, _, deep, add=add: add(hidden, everywhere, deep)
+        with ByMask() as mode:
+            hidden = stage.embed(tokens, [features], [rows])
+            boundaries = torch.tensor([0, 12], dtype=torch.int32)
+            loss = stage(hidden, stage.positions(tokens, []), boundaries).square().sum()
+            loss.backward()
+        num_calls.append(mode.num_calls)
+        results.append([loss, features.grad, *(p.grad for p in stage.parameters())])
+    assert num_calls[0] == 0 < num_calls[1]
+    assert len(results[0]) > 20
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(*results, strict=True))
