@@ -1,21 +1,38 @@
 """Curves of a job in the trackers a person asked for: TensorBoard, Weights & Biases, MLflow; each package is optional.
 
 Only rank 0 writes them. A compute node often has no way out, so all three write into the run directory unless the
-tracker's own environment variables (`WANDB_MODE`, `MLFLOW_TRACKING_URI`) name a server.
+tracker's own environment variables (`WANDB_MODE`, `MLFLOW_TRACKING_URI`) name a server. Clients of a server that is
+away retry for minutes, so each tracker has a thread, and what a job waits for it at its end has a bound.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
+import math
 import os
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from dflop.config import Config
 from dflop.errors import ConfigError
+from dflop.run.messages import say
+from dflop.units import seconds
+
+_Point = tuple[int, Mapping[str, float], float]
+"""Arguments of `Tracker.add`."""
+
+PATIENCE_S = 300.0
+"""How long a tracker may take for one point, or to open, before it is dropped: W&B gives up after 90 s by itself."""
+CLOSE_S = 10.0
+"""How long the end of a job waits for all its trackers."""
+MAX_WAITING = 1000
+"""Points that may wait for a tracker."""
 
 
 class Tracker(Protocol):
@@ -89,15 +106,12 @@ class _MLflow:
         run = found[0] if found else self._client.create_run(experiment, run_name=run_id)
         self._id = run.info.run_id
         self._client.update_run(self._id, status="RUNNING")
-        self._flush: Callable[[], object] = lambda: None
 
     def add(self, step: int, values: Mapping[str, float], at_s: float) -> None:
         points = [self._metric(name, value, round(at_s * 1000), step) for name, value in values.items()]
-        if (sending := self._client.log_batch(self._id, metrics=points, synchronous=False)) is not None:
-            self._flush = sending.wait
+        self._client.log_batch(self._id, metrics=points)
 
     def close(self) -> None:
-        self._flush()
         self._client.set_terminated(self._id)
 
 
@@ -122,31 +136,80 @@ def check_trackers(config: Config, where: str) -> None:
 
 
 class Curves:
-    """Sends points to every tracker; one that fails is dropped with a line on stderr, and training continues."""
+    """Hands points to every tracker, each in a thread; one that fails, or does not answer, is dropped with a line."""
 
-    def __init__(self, names: Sequence[str], folder: Path, run_id: str, first_step: int) -> None:
-        self._open: dict[str, Tracker] = {}
-        for name in names:
-            with self._dropped_on_error(name):
-                self._open[name] = TRACKERS[name](folder / name, run_id, first_step)
+    def __init__(
+        self, names: Sequence[str], folder: Path, run_id: str, first_step: int, *, patience_s: float = PATIENCE_S,
+        close_s: float = CLOSE_S,
+    ) -> None:  # fmt: skip
+        self._close_s = close_s
+        opened_by = {name: functools.partial(TRACKERS[name], folder / name, run_id, first_step) for name in names}
+        self._open = {name: _Feed(name, open_it, patience_s) for name, open_it in opened_by.items()}
+
+    @property
+    def has_dropped(self) -> bool:
+        """Whether a tracker was dropped: its client may keep the interpreter from ending."""
+        return any(feed.is_dropped for feed in self._open.values())
 
     def add(self, step: int, values: Mapping[str, float], at_s: float) -> None:
-        """Append one point to every curve at a Unix time; `/` in their names groups them."""
-        for name, tracker in list(self._open.items()):
-            with self._dropped_on_error(name):
-                tracker.add(step, values, at_s)
+        """Append one point to every curve at a Unix time; `/` in their names groups them. Returns at once."""
+        for feed in self._open.values():
+            feed.put((step, values, at_s))
 
     def close(self) -> None:
-        """Write what is left; nothing can be added then."""
-        for name, tracker in list(self._open.items()):
-            with self._dropped_on_error(name):
-                tracker.close()
-        self._open.clear()
+        """Let trackers write what is left; returns after at most the bound."""
+        for feed in self._open.values():
+            feed.put(None)
+        end_s = time.monotonic() + self._close_s
+        for feed in self._open.values():
+            feed.join(max(end_s - time.monotonic(), 0.0))
 
-    @contextlib.contextmanager
-    def _dropped_on_error(self, name: str) -> Iterator[None]:
+
+class _Feed:
+    """The thread that opens, feeds and closes one tracker."""
+
+    def __init__(self, name: str, open_it: Callable[[], Tracker], patience_s: float) -> None:
+        self._name, self._open_it, self._patience_s = name, open_it, patience_s
+        self._points: queue.Queue[_Point | None] = queue.Queue(MAX_WAITING)
+        self._asked_at_s = time.monotonic()
+        """When the tracker was asked for what it is doing; infinity while it has nothing to do."""
+        self.is_dropped = False
+        self._thread = threading.Thread(target=self._run, name=f"curves-{name}", daemon=True)
+        self._thread.start()
+
+    def put(self, point: _Point | None) -> None:
+        """Queue a point, or the end of them; returns at once."""
+        if (waited_s := time.monotonic() - self._asked_at_s) > self._patience_s:
+            self._drop(f"no answer for {seconds(waited_s)}")
         try:
-            yield
+            self._points.put_nowait(point)
+        except queue.Full:
+            self._drop(f"{MAX_WAITING} points wait for it")
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the end of the thread; a tracker that needs longer is dropped."""
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            self._drop("no answer at the end of the job, its last points may be missing")
+
+    def _run(self) -> None:
+        try:
+            tracker = self._open_it()
+            while (point := self._next()) is not None:
+                tracker.add(*point)
+            if not self.is_dropped:
+                tracker.close()
         except Exception as error:  # whatever a tracker raises must not end the training
-            self._open.pop(name, None)
-            print(f"{name} gets no more curves of this job, training continues: {error}", file=sys.stderr, flush=True)
+            self._drop(str(error))
+
+    def _next(self) -> _Point | None:
+        self._asked_at_s = math.inf
+        point = None if self.is_dropped else self._points.get()
+        self._asked_at_s = time.monotonic()
+        return point
+
+    def _drop(self, reason: str) -> None:
+        if not self.is_dropped:
+            self.is_dropped = True
+            with contextlib.suppress(OSError):  # a full disk under the log must not end the training
+                say(f"{self._name} gets no more curves of this job, training continues: {reason}")

@@ -91,7 +91,7 @@ class Telemetry:
         self._run, self._config, self._seat = run, config, seat
         self._run_id, self._attempt, self._spool = run_id, attempt, spool
         self._speed: SpeedCounter | None = None
-        self._curves: Curves | None = None
+        self.curves: Curves | None = None
         labels = {"run_id": run_id, "module": seat.module, "stage": str(seat.stage), "rank": str(seat.rank)}
         file = run.path / "metrics" / f"rank-{seat.rank}.prom"
         if config.train.metrics_dir is not None:  # which runs share
@@ -146,14 +146,14 @@ class Telemetry:
         self._tell_memory()
         self._peak_memory = None
         self._metrics.close()
-        if self._curves is not None:
-            self._curves.close()
+        if self.curves is not None:
+            self.curves.close()
 
     def _draw(self, seen: StepObservation, speed: Speed, idle_frac: float) -> None:
         if not self._config.train.report_to:
             return
-        if self._curves is None:
-            self._curves = Curves(self._config.train.report_to, self._run.path, self._run_id, seen.step)
+        if self.curves is None:
+            self.curves = Curves(self._config.train.report_to, self._run.path, self._run_id, seen.step)
         curves = {
             **({"train/loss": seen.loss} if seen.num_supervised_tokens else {}),
             "train/grad_norm": seen.grad_norm,
@@ -164,7 +164,7 @@ class Telemetry:
             "speed/llm_tokens_per_s": speed.tokens_per_s,
             **speed.utilisation("speed/mfu_frac"),
         }
-        self._curves.add(seen.step, curves, seen.observed_at_s)
+        self.curves.add(seen.step, curves, seen.observed_at_s)
 
     def _tell_memory(self) -> None:
         """Leave the most memory so far in the store, if it has become more."""

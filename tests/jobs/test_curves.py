@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
+import socket
 import struct
 import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from dflop.errors import ConfigError
-from dflop.jobs.curves import TRACKERS, Curves, check_trackers
+from dflop.jobs.curves import MAX_WAITING, TRACKERS, Curves, check_trackers
 from tests.jobs.configs import make_config
 
 LOSSES = {0: 8.5, 1: 7.0, 2: 6.25, 3: 6.0}
@@ -65,24 +69,119 @@ def test_a_job_that_is_started_again_goes_on_with_its_curves(tmp_path, monkeypat
     assert read(tmp_path) == LOSSES
 
 
-def test_a_tracker_that_fails_gets_no_more_and_the_others_do(tmp_path, monkeypatch, capsys):
-    class Failing:
-        def __init__(self, folder: Path, run_id: str, first_step: int) -> None:
-            pass
+class Fake:
+    """A tracker that fails, or hangs until it is let go, in one of its three calls."""
 
-        def add(self, step, values, at_s) -> None:
-            raise RuntimeError("the server is gone")
+    def __init__(self, where: str, act: Callable[[], None]) -> None:
+        self.where, self.act, self.calls = where, act, list[str]()
 
-        def close(self) -> None:
-            raise AssertionError("it was dropped")
+    def __call__(self, folder: Path, run_id: str, first_step: int) -> Fake:
+        self._at("open")
+        return self
 
-    monkeypatch.setitem(TRACKERS, "wandb", Failing)
-    curves = Curves(["wandb", "tensorboard"], tmp_path, "run-1", 0)
+    def add(self, step: int, values: Mapping[str, float], at_s: float) -> None:
+        self._at("add")
+
+    def close(self) -> None:
+        self._at("close")
+
+    def _at(self, call: str) -> None:
+        self.calls.append(call)
+        if call == self.where:
+            self.act()
+
+
+def fails() -> None:
+    raise RuntimeError("the server is gone")
+
+
+class Hang:
+    """What a server that accepts and never answers does to its client."""
+
+    def __init__(self) -> None:
+        self.has_begun, self._is_over = threading.Event(), threading.Event()
+
+    def __call__(self) -> None:
+        self.has_begun.set()
+        self._is_over.wait()
+
+    def end(self) -> None:
+        self._is_over.set()
+        for thread in threading.enumerate():
+            if thread.name == "curves-wandb":
+                thread.join()
+
+
+@pytest.fixture
+def hang() -> Iterator[Hang]:
+    hang = Hang()
+    yield hang
+    hang.end()
+
+
+DROPPED = "wandb gets no more curves of this job, training continues: "
+CALLS = {"open": ["open"], "add": ["open", "add"], "close": ["open", *["add"] * len(LOSSES), "close"]}
+
+
+@pytest.mark.parametrize("where", CALLS)
+def test_a_tracker_that_fails_gets_no_more_and_the_others_do(tmp_path, monkeypatch, capsys, where):
+    fake = Fake(where, fails)
+    monkeypatch.setitem(TRACKERS, "wandb", fake)
+    curves = Curves(["wandb", "tensorboard"], tmp_path, "run-1", 0, close_s=60)
     for step, loss in LOSSES.items():
         curves.add(step, {"train/loss": loss}, 1e9 + step)
     curves.close()
-    assert of_tensorboard(tmp_path) == LOSSES
-    assert capsys.readouterr().err == "wandb gets no more curves of this job, training continues: the server is gone\n"
+    assert (of_tensorboard(tmp_path), fake.calls) == (LOSSES, CALLS[where])
+    assert capsys.readouterr().err == DROPPED + "the server is gone\n"
+    assert curves.has_dropped
+
+
+@pytest.mark.parametrize("where", CALLS)
+def test_a_tracker_that_hangs_holds_up_neither_steps_nor_the_end(tmp_path, monkeypatch, capsys, hang, where):
+    fake = Fake(where, hang)
+    monkeypatch.setitem(TRACKERS, "wandb", fake)
+    curves = Curves(["wandb"], tmp_path, "run-1", 0, close_s=0)
+    for step in LOSSES:
+        curves.add(step, {}, 1e9)
+    if where != "close":
+        hang.has_begun.wait()
+    curves.close()
+    curves.close()
+    assert capsys.readouterr().err == DROPPED + "no answer at the end of the job, its last points may be missing\n"
+    hang.end()
+    assert "close" not in fake.calls or where == "close", "a tracker that was dropped gets nothing"
+    assert capsys.readouterr().err == ""
+
+
+def test_a_tracker_that_hangs_is_dropped_when_patience_or_room_ends(tmp_path, monkeypatch, capsys, hang):
+    monkeypatch.setitem(TRACKERS, "wandb", Fake("add", hang))
+    patient, impatient = (
+        Curves(["wandb"], tmp_path, "run-1", 0, patience_s=patience_s, close_s=0) for patience_s in (math.inf, 0)
+    )
+    patient.add(0, {}, 1e9)
+    hang.has_begun.wait()
+    for step in range(1, MAX_WAITING + 1):
+        patient.add(step, {}, 1e9)
+    assert not patient.has_dropped
+    patient.add(MAX_WAITING + 1, {}, 1e9)
+    assert capsys.readouterr().err == f"{DROPPED}{MAX_WAITING} points wait for it\n"
+    hang.has_begun.clear()
+    impatient.add(0, {}, 1e9)
+    hang.has_begun.wait()
+    impatient.add(1, {}, 1e9)
+    assert capsys.readouterr().err.startswith(DROPPED + "no answer for ")
+
+
+def test_a_server_that_accepts_and_never_answers_keeps_nobody(tmp_path, monkeypatch, capsys):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{server.getsockname()[1]}")
+        monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+        curves = Curves(["mlflow"], tmp_path, "run-1", 0, close_s=0)
+        with server.accept()[0] as client:
+            client.recv(1)
+            curves.add(0, {"train/loss": 1.0}, 1e9)
+            curves.close()
+            assert capsys.readouterr().err.startswith("mlflow gets no more curves of this job, training continues: ")
 
 
 def test_a_tracker_that_is_not_installed_is_named_before_anything_starts(tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -22,13 +23,15 @@ pytestmark = [pytest.mark.lane("jobs"), pytest.mark.timeout(300)]
 def train(planned, tmp_path) -> Callable[..., RunDir]:
     """Trains a copy of the run, undisturbed or with an accident, to its end."""
 
-    def run(*accident: str, num_steps: int = NUM_STEPS, num_workers: int = 0) -> RunDir:
+    def run(*accident: str, num_steps: int = NUM_STEPS, num_workers: int = 0, report_to: str = "") -> RunDir:
         copy = fresh(planned, tmp_path / "-".join(("run", *accident, str(num_workers))))
-        set_config(copy, f"train.num_steps={num_steps}", f"train.num_workers={num_workers}", "train.prefetch_steps=3")
+        set_config(copy, f"train.num_steps={num_steps}", f"train.num_workers={num_workers}", "train.prefetch_steps=3",
+                   f"train.report_to=[{report_to}]")  # fmt: skip
         entry = ["tests.jobs.accidents", *accident, "0", str(copy.path)]
         ended = run_ranks(copy, *(entry if accident else ["dflop.jobs.train", str(copy.path), "train"]))
         assert ended.codes == (0, 0), "\n".join(ended.stderr)
         assert "attention: sdpa" in ended.stderr[0]
+        assert ended.stderr[0].count("gets no more curves of this job, training continues: ") == bool(report_to)
         for _, kind, detail in events(copy):
             assert f"{kind.replace('_', ' ')}: {detail}" in ended.stderr[0]
         return copy
@@ -98,3 +101,11 @@ def test_a_job_trains_the_same_with_decode_workers_and_leaves_out_the_same_sampl
     assert losses_of(with_workers) == pytest.approx(losses_of(plain), rel=1e-4)
     assert left_out(with_workers) == left_out(plain)
     assert set(left_out(plain).values()) == set(broken.items())
+
+
+def test_a_tracker_whose_server_never_answers_does_not_keep_a_job_from_ending(train, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as server:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        for variable, value in (("WANDB_BASE_URL", url), ("WANDB_MODE", "online"), ("WANDB_API_KEY", "0" * 40)):
+            monkeypatch.setenv(variable, value)
+        assert sorted(losses_of(train(num_steps=5, report_to="wandb"))) == list(range(5))
