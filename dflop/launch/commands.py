@@ -76,22 +76,29 @@ def run_command(
         return subprocess.CompletedProcess(args, 127, "", f"{args[0]}: {error.strerror}")
 
 
+def on_cluster(cluster: str) -> list[str]:
+    """Options with which a client asks one of several clusters; none where there is only one."""
+    return ["-M", cluster] if cluster else []
+
+
 def scancel(*job_ids: str, options: Sequence[str] = ()) -> None:
-    """End jobs, or what the options say; those that have ended are left alone.
+    """End jobs (`12`, `12_3;cluster`), or what the options say; those that have ended are left alone.
 
     Raises:
+        ControllerAway: nobody answered.
         LaunchError: scancel failed.
     """
-    if not job_ids:
-        return
-    command = ["scancel", *options, *job_ids]
-    done = run_command(command)
-    # scancel writes one line for each job that has ended.
-    problems = [line for line in done.stderr.splitlines() if line.strip()]
-    has_ended = bool(problems) and all(any(ended in line for ended in _HAS_ENDED) for line in problems)
-    if done.returncode != 0 and not has_ended:
-        more = f" and {len(job_ids) - 1} more" if len(job_ids) > 1 else ""
-        raise LaunchError(f"scancel of job {job_ids[0]}{more} failed: {done.stderr.strip()}", hint=" ".join(command))
+    for cluster in dict.fromkeys(job_id.partition(";")[2] for job_id in job_ids):
+        numbers = [number for number, _, of in (job_id.partition(";") for job_id in job_ids) if of == cluster]
+        command = ["scancel", *on_cluster(cluster), *options, *numbers]
+        done = run_command(command)
+        # scancel writes one line for each job that has ended.
+        problems = [line for line in done.stderr.splitlines() if line.strip()]
+        has_ended = bool(problems) and all(any(ended in line for ended in _HAS_ENDED) for line in problems)
+        if done.returncode != 0 and not has_ended:
+            more = f" and {len(numbers) - 1} more" if len(numbers) > 1 else ""
+            kind = ControllerAway if is_away(done.stderr) else LaunchError
+            raise kind(f"scancel of job {numbers[0]}{more} failed: {done.stderr.strip()}", hint=" ".join(command))
 
 
 def client_environment(environ: Mapping[str, str]) -> dict[str, str]:

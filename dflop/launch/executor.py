@@ -28,13 +28,13 @@ from submitit.slurm.slurm import SlurmExecutor, SlurmJob
 from dflop.config import ContainerConfig, SlurmConfig
 from dflop.errors import Interrupted, LaunchError, printable
 from dflop.launch.commands import ControllerAway, is_away, job_environment, keys_of_refusal, last_line, run_command
-from dflop.launch.job import JobSpec
+from dflop.launch.job import SCRIPT, JobSpec, submission_folder
 from dflop.launch.payload import NUM_CHANCES, START_LINE, STOPS_VARIABLE, task_environment
-from dflop.launch.results import BATCH_LOG, INTERRUPTED
+from dflop.launch.results import BATCH_LOG, CLUSTER, INTERRUPTED
 from dflop.launch.watcher import EXIT
 
-SCRIPT, MAKE_WAY, STOPS = "job.sbatch", "make_way", "stops"
-"""The last script, to be submitted by hand; suffixes of files of a job that was told to stop for good, or stopped."""
+MAKE_WAY, STOPS = "make_way", "stops"
+"""Suffixes of files of a job that was told to stop for good, or stopped."""
 LOOKS_EVERY_S, ENDS_WITHIN_S = 15, 60
 """How often the script looks whether every task has left its result, and how long all of them may take to end then."""
 SUBMIT_TIMEOUT_S = 600  # sbatch itself tries again while the controller is busy
@@ -68,7 +68,7 @@ class Executor(SlurmExecutor):
 
     def __init__(self, specs: Sequence[JobSpec], site: SlurmConfig, comment: str) -> None:
         spec, r = specs[0], specs[0].resources
-        super().__init__(spec.folder, python=_python(site.container, has_gpus=r.gpus_per_node > 0))
+        super().__init__(submission_folder(spec.folder), python=_python(site.container, has_gpus=r.gpus_per_node > 0))
         self.specs = specs
         self.job_name = spec.array if len(specs) > 1 else spec.name
         log = f"{self.folder}/{'%A_%a' if len(specs) > 1 else '%j'}_{BATCH_LOG}"
@@ -135,27 +135,27 @@ class Executor(SlurmExecutor):
     @staticmethod
     def _get_job_id_from_submission_command(string: bytes | str) -> str:
         # With several clusters `123;name`; plugins of a site may talk before it.
-        found = re.search(r"^(\d+)(;.*)?$", last_line(str(string)))
-        return found[1] if found else ""
+        found = re.search(r"^\d+(;\S+)?$", last_line(str(string)))
+        return found[0] if found else ""
 
     def _submit_command(self, command: str) -> SlurmJob[Any]:
         # submitit's own prints what sbatch says, and hands it what a surrounding job left in the environment.
-        uid = uuid.uuid4().hex
-        script, text = self.folder / f".submission_file_{uid}.sh", self._make_submission_file_text(command, uid)
+        script, text = self.folder / SCRIPT, self._make_submission_file_text(command, "")
         script.write_text(text)
         environment = job_environment(os.environ, self.options())
         done = run_command(self._make_submission_command(script), environment, timeout_s=SUBMIT_TIMEOUT_S)
-        job_id = self._get_job_id_from_submission_command(done.stdout) if done.returncode == 0 else ""
-        if not job_id:
-            script.replace(self.folder / SCRIPT)
+        said = self._get_job_id_from_submission_command(done.stdout) if done.returncode == 0 else ""
+        if not said:
             raise self._refusal(done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}")
-        job: SlurmJob[Any] = SlurmJob(self.folder, job_id, range(self._num_tasks()))
-        job.paths.move_temporary_file(script, "submission_file", keep_as_symlink=True)
-        (self.folder / SCRIPT).write_text(text.replace(f"\n{_AGAIN}\n", f"\n{_AGAIN}{job_id}\n"))
-        return job
+        job_id, _, cluster = said.partition(";")
+        if cluster:
+            (self.folder / CLUSTER).write_text(cluster)
+        script.write_text(text.replace(f"\n{_AGAIN}\n", f"\n{_AGAIN}{job_id}\n"))
+        return SlurmJob(self.folder, job_id, range(self._num_tasks()))
 
     def _internal_process_submissions(self, delayed_submissions: list[DelayedSubmission]) -> list[Job[Any]]:
         # submitit's own makes arrays with an executor and jobs of its own classes, which lack what is overridden here.
+        self.folder.mkdir(mode=0o700, exist_ok=True)
         pickles = [self.folder / f"{uuid.uuid4().hex}.pkl" for _ in delayed_submissions]
         try:
             for submission, path in zip(delayed_submissions, pickles, strict=True):
@@ -163,11 +163,6 @@ class Executor(SlurmExecutor):
             first = self._submit_command(self._submitit_command_str)
             ids = [f"{first.job_id}_{n}" for n in range(len(pickles))] if len(pickles) > 1 else [first.job_id]
             jobs: list[Job[Any]] = [SlurmJob(self.folder, job_id, range(self._num_tasks())) for job_id in ids]
-            # Ids come again: what another job with this one has left, but for its logs, is not this one's.
-            for path in self.folder.glob(f"{first.job_id}_*"):
-                is_older = os.lstat(path).st_mtime < os.stat(pickles[0]).st_mtime
-                if path.suffix not in (".out", ".err", ".log") and is_older:
-                    path.unlink(missing_ok=True)
             for job, path in zip(jobs, pickles, strict=True):
                 job.paths.move_temporary_file(path, "submitted_pickle")
             return jobs
@@ -222,9 +217,9 @@ def _setup(spec: JobSpec, folder: Path) -> list[str]:
         f'echo "{START_LINE}$((${{SLURM_RESTART_COUNT:-0}} + 1)) of job $job on $SLURM_JOB_NODELIST"',
         "# The job whose work is done again by hand.", _AGAIN,
         '[ -z "$again" ] || ln -sf "$again${element}_submitted.pkl" "$folder/${job}_submitted.pkl"',
-        "# What a start before this one has left, or another job with this id.",
+        "# What a start before this one has left.",
         f'rm -f "$folder/$job"_*_result.pkl* "$folder/${{job}}_{EXIT}" "$folder/${{job}}_{INTERRUPTED}"',
-        f'((${{SLURM_RESTART_COUNT:-0}})) || rm -f "$folder/${{job}}_{STOPS}"',
+        "unset SLURM_CLUSTERS  # commands of this script ask the cluster that runs it",
         "# Here and not in the tasks: in a container there may be no scontrol.",
         'export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
         *(f"export {name}={shlex.quote(value)}" for name, value in sorted(task_environment(spec).items())),

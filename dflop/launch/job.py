@@ -1,12 +1,14 @@
 """A job as a value: what to run, on what, how to find it again, and what became of it; and what a launcher can do.
 
 A payload is named, never shipped: `entry` is `module:function` and `args` are strings. A `JobHandle` is all that
-another process needs to watch, cancel or collect the job; the rest lies in its folder, under submitit's names. Job ids
-come again (a Slurm controller that lost its state counts from 1): a job is its id and its time of submission.
+another process needs to watch, cancel or collect the job; the rest lies in its folder, under submitit's names. Numbers
+come again (a Slurm controller that lost its state counts from 1) and names change, so a job is its `JobId`, and each
+submission to Slurm has a folder that no other one writes to: clocks of nodes decide nothing.
 """
 
 from __future__ import annotations
 
+import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -19,8 +21,10 @@ from dflop.errors import LaunchError
 
 CHECKPOINTED = "its state is on disk"
 """Why a job is INTERRUPTED."""
-SKEW_S = 60.0
-"""By which clocks of nodes may differ, where these and not the file server's say how old a file is."""
+SCRIPT = "job.sbatch"
+"""Batch script of a submission to Slurm, in its folder."""
+SUBMITTED = "_submitted.pkl"
+"""Suffix of the pickle of a submitted job; its id comes before."""
 
 
 class JobState(StrEnum):
@@ -116,36 +120,57 @@ class JobSpec:
     """Told to stop, it leaves a checkpoint and a line (`note_stop`), and goes on from there when it starts again."""
 
 
+class JobId(NamedTuple):
+    """What identifies a job, and no one can change."""
+
+    cluster: str
+    """Of several Slurm clusters, the one that accepted the job; empty: the only one."""
+    number: str
+    """`12`, an array element `12_3`, a local job's hash."""
+    submitted_at_s: float
+
+    def __str__(self) -> str:
+        return f"{self.number};{self.cluster}" if self.cluster else self.number  # as `sbatch --parsable` writes it
+
+
 @dataclass(frozen=True, slots=True)
 class JobHandle:
     """A submitted job, as anyone can find it again."""
 
     backend: str
     job_id: str
+    """`JobId.number`."""
     name: str
+    """For people; it may be another one in the queue."""
     key: str
     folder: Path
+    """On Slurm of this submission alone."""
     num_tasks: int
     submitted_at_s: float
-    """When its pickle was written: everything that it leaves is younger."""
+    """By the clock of the machine that submitted it."""
+    cluster: str = ""
+
+    @property
+    def id(self) -> JobId:
+        return JobId(self.cluster, self.job_id, self.submitted_at_s)
+
+    @property
+    def script(self) -> str:
+        """Path of its batch script, which is of this submission alone and which Slurm lets nobody change."""
+        return str(self.folder / SCRIPT)
 
     def path(self, suffix: str) -> Path:
-        """File of this job; the job id leads the name, so that submissions can share a folder."""
+        """File of this job; the job id leads the name, so that array elements and local jobs can share a folder."""
         return self.folder / f"{self.job_id}_{suffix}"
 
-    def is_ours(self, changed_at_s: float) -> bool:
-        """Whether a file under our id can be this job's, by the time of its last change."""
-        return changed_at_s >= self.submitted_at_s - SKEW_S
-
     def read(self, suffix: str) -> bytes | None:
-        """Content of a file of this job; None where there is none, or one of an older job with the same id.
+        """Content of a file of this job; None where there is none.
 
         A file that a network file system cannot show just now (a stale handle) is one that is not there yet.
         """
         for _ in range(3):
             try:
-                path = self.path(suffix)
-                return path.read_bytes() if self.is_ours(path.stat().st_mtime) else None
+                return self.path(suffix).read_bytes()
             except FileNotFoundError:
                 return None
             except OSError:
@@ -166,6 +191,13 @@ class LogPaths(NamedTuple):
 def log_paths(handle: JobHandle, rank: int = 0) -> LogPaths:
     """Where the task of global rank `rank` writes its stdout and stderr (submitit's names)."""
     return LogPaths(handle.path(f"{rank}_log.out"), handle.path(f"{rank}_log.err"))
+
+
+def submission_folder(folder: Path) -> Path:
+    """Where the next submission from a job folder goes: `0`, `1`, ...; the last one again if no job came of it."""
+    numbers = [int(path.name) for path in folder.absolute().glob("*/") if re.fullmatch(r"[0-9]{1,9}", path.name)]
+    last = folder.absolute() / str(max(numbers, default=0))
+    return folder.absolute() / str(max(numbers) + 1) if any(last.glob(f"*{SUBMITTED}")) else last
 
 
 def make_folder(folder: Path) -> Path:

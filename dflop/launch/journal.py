@@ -1,8 +1,8 @@
 """What became of the jobs of a run, for people and for the next driver.
 
 `<run_dir>/jobs.jsonl` holds one `JobRecord` per submission and change of state; `dflop runs` and the store read it.
-Which jobs there are is in their folders, too (`submitted_in`), so what a crash keeps from being noted is found. A job
-is known by its id and its time of submission, which is that of its first record. What is noted together is a single
+Which jobs there are is in their folders, too (`submitted_in`), so what a crash keeps from being noted is found. The
+first record of a job has its time of submission. What is noted together is a single
 write followed by fsync (a few ms), so a crash can tear only the last line; what was read once is kept.
 """
 
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dflop.errors import LaunchError
-from dflop.launch.job import JobHandle, JobState, JobStatus
+from dflop.launch.job import JobHandle, JobId, JobState, JobStatus
 from dflop.records import JobRecord, from_dict, parse_json, to_dict
 
 _MAX_LINE_BYTES = 1 << 16
@@ -40,21 +40,23 @@ class Journal:
         """Note new states of jobs; a state that a job already has is not noted again."""
         rows, jobs, now_s = [], self.jobs(), time.time()
         for handle, status in changes:
-            _, last = jobs.get((handle.job_id, handle.submitted_at_s), (handle, None))
+            _, last = jobs.get(handle.id, (handle, None))
             if last is None or last.state != status.state:
                 rows.append(self._row(handle, status, last.attempt if last else 0, now_s))
         self._append(rows)
 
-    def jobs(self) -> dict[tuple[str, float], tuple[JobHandle, JobRecord]]:
-        """Every job, by id and time of submission, with the last that was noted of it; in the order of submission."""
-        found: dict[tuple[str, float], tuple[JobHandle, JobRecord]] = {}
+    def jobs(self) -> dict[JobId, tuple[JobHandle, JobRecord]]:
+        """Every job, with the last that was noted of it; in the order of submission."""
+        found: dict[JobId, tuple[JobHandle, JobRecord]] = {}
         handles: dict[tuple[str, str, int], JobHandle] = {}
         for r in self.records():
             job = r.job_key, r.job_id, r.attempt
             if job not in handles:
-                folder, at_s = Path(r.folder), r.observed_at_s
-                handles[job] = JobHandle(r.backend, r.job_id, r.job_name, r.job_key, folder, r.num_tasks, at_s)
-            found[r.job_id, handles[job].submitted_at_s] = handles[job], r
+                (number, _, cluster), folder = r.job_id.partition(";"), Path(r.folder)
+                handles[job] = JobHandle(
+                    r.backend, number, r.job_name, r.job_key, folder, r.num_tasks, r.observed_at_s, cluster
+                )
+            found[handles[job].id] = handles[job], r
         return found
 
     def latest(self) -> dict[str, tuple[JobHandle, JobState]]:
@@ -93,7 +95,7 @@ class Journal:
 
     def _row(self, handle: JobHandle, status: JobStatus, attempt: int, at_s: float) -> JobRecord:
         return JobRecord(
-            run_id=self.run_id, job_name=handle.name, job_key=handle.key, backend=handle.backend, job_id=handle.job_id,
+            run_id=self.run_id, job_name=handle.name, job_key=handle.key, backend=handle.backend, job_id=str(handle.id),
             state=status.state.value, reason=status.reason, folder=str(handle.folder), num_tasks=handle.num_tasks,
             attempt=attempt, observed_at_s=at_s,
         )  # fmt: skip

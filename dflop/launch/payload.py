@@ -13,8 +13,9 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from dflop.errors import LaunchError
@@ -36,6 +37,7 @@ class Payload:
 
     backend: str
     spec: JobSpec
+    submitted_at_s: float = field(default_factory=time.time)
 
     def __call__(self) -> Any:
         """Run this task; its return value becomes the task's result."""

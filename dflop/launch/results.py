@@ -11,18 +11,19 @@ import contextlib
 import os
 import pickle
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from dflop.errors import DflopError, InfrastructureError, Interrupted, LaunchError, PayloadError, is_echo
-from dflop.launch.job import CHECKPOINTED, JobHandle, JobState, JobStatus, log_paths
+from dflop.launch.job import CHECKPOINTED, SUBMITTED, JobHandle, JobState, JobStatus, log_paths
 from dflop.launch.payload import Payload
 
 TAIL_LINES = 20
 BATCH_LOG, INTERRUPTED = "batch.log", "interrupted"
 """Suffixes of a job's files: what its batch script and srun say; why it ended with its state on disk, if it did."""
-_SUBMITTED = "_submitted.pkl"
+CLUSTER = "cluster"
+"""File of a submission folder: which of several Slurm clusters accepted the jobs."""
 _SIGNAL_9 = (
     "signal 9 is usually the kernel's out-of-memory killer (see dmesg): use fewer tokens per microbatch or more memory"
 )
@@ -83,19 +84,22 @@ def handle_of(path: Path) -> JobHandle:
 
     A driver that dies behind that leaves a job that the next one finds; before that, one that finds no work.
     """
-    payload, job_id = payload_of(path), path.name.removesuffix(_SUBMITTED)
-    spec, at_s = payload.spec, os.lstat(path).st_mtime  # of a job that was submitted by hand the pickle is a link
-    return JobHandle(payload.backend, job_id, spec.name, spec.key, path.parent, spec.resources.num_tasks, at_s)
+    payload, job_id, cluster = payload_of(path), path.name.removesuffix(SUBMITTED), ""
+    spec, at_s = payload.spec, payload.submitted_at_s
+    with contextlib.suppress(FileNotFoundError):
+        cluster = (path.parent / CLUSTER).read_text()
+    return JobHandle(payload.backend, job_id, spec.name, spec.key, path.parent, spec.resources.num_tasks, at_s, cluster)
 
 
-def submitted_in(folders: Iterable[Path], known: Collection[tuple[str, float]]) -> Iterator[JobHandle]:
-    """Jobs that were submitted from these folders, but for those of known id and time of submission; oldest first."""
-    pickles = [path for folder in {*folders} for path in folder.absolute().glob(f"*{_SUBMITTED}")]
-    for at_s, path in sorted((os.lstat(path).st_mtime, path) for path in pickles):
-        if (path.name.removesuffix(_SUBMITTED), at_s) not in known:
+def submitted_in(folders: Iterable[Path], known: Iterable[JobHandle]) -> list[JobHandle]:
+    """Jobs that were submitted from these folders, but for the known ones; oldest first."""
+    found, skipped = list[JobHandle](), {handle.path("submitted.pkl") for handle in known}
+    for folder in {*folders}:
+        for path in folder.absolute().glob(f"**/*{SUBMITTED}"):
             # Cut off by a full disk, of another version, gone meanwhile: nobody's.
             with contextlib.suppress(OSError, EOFError, pickle.UnpicklingError, AttributeError, ImportError):
-                yield handle_of(path)
+                found += [] if path in skipped else [handle_of(path)]
+    return sorted(found, key=lambda handle: (handle.submitted_at_s, len(handle.job_id), handle.job_id))
 
 
 def result_path(handle: JobHandle, rank: int) -> Path:
@@ -105,9 +109,7 @@ def result_path(handle: JobHandle, rank: int) -> Path:
 
 def has_all_results(handle: JobHandle) -> bool:
     """Every task has returned or raised. One `stat` per task."""
-    with contextlib.suppress(OSError):  # a stale handle, too
-        return all(handle.is_ours(os.stat(result_path(handle, r)).st_mtime) for r in range(handle.num_tasks))
-    return False
+    return all(os.path.exists(result_path(handle, rank)) for rank in range(handle.num_tasks))
 
 
 def is_done(handle: JobHandle) -> bool:

@@ -91,7 +91,7 @@ class SlurmLauncher(Launcher):
         return [JobStatus(JobState.DONE) if h in done else explained(h, seen[h]) for h in handles]
 
     def cancel(self, *handles: JobHandle) -> None:
-        scancel(*(handle.job_id for handle in handles))
+        scancel(*(str(handle.id) for handle in self.watcher.not_anothers(handles)))
 
     def interrupt(self, handle: JobHandle) -> None:
         # The signal reaches the tasks and not the batch script, which goes by a mark and does not start them again.
@@ -99,8 +99,8 @@ class SlurmLauncher(Launcher):
             handle.path(MAKE_WAY).touch()
         except OSError as error:
             raise LaunchError(f"cannot signal {handle}: {error.strerror}", where=str(handle.folder)) from error
-        scancel(handle.job_id, options=("--state=PENDING",))
-        scancel(handle.job_id, options=("--signal=USR2",))
+        for option in ("--state=PENDING", "--signal=USR2"):
+            scancel(*(str(job.id) for job in self.watcher.not_anothers([handle])), options=(option,))
 
     def collect(self, handle: JobHandle) -> list[Any]:
         status, deadline = self.poll(handle), time.monotonic() + self.results_timeout_s

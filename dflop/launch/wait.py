@@ -87,7 +87,8 @@ def adopt_or_submit_all(
         ControllerAway: nobody answered.
     """
     keys = {spec.key for spec in specs} - {key for key, (_, state) in journal.latest().items() if not state.is_final}
-    unnoted = submitted_in({s.folder for s in specs}, journal.jobs()) if keys else ()
+    noted = (handle for handle, _ in journal.jobs().values())
+    unnoted = submitted_in({s.folder for s in specs}, noted) if keys else ()
     journal.submitted(*(handle for handle in unnoted if handle.key in keys))
     known = journal.latest()
     latest = [known[spec.key] for spec in specs if spec.key in known]
@@ -99,6 +100,9 @@ def adopt_or_submit_all(
         done = (handle for handle, state in latest if state is JobState.DONE)
         handles |= {handle.key: handle for handle in done if has_all_results(handle)}
     missing = [spec for spec in specs if spec.key not in handles]
+    # Slurm may know a lost job again by now: never two jobs of one work.
+    lost = [handle for handle, state in journal.latest().values() if state is JobState.LOST]
+    launcher.cancel(*(h for h in lost if h.backend == launcher.backend and h.key in {spec.key for spec in missing}))
     submitted = launcher.submit_all(missing) if missing else []
     journal.submitted(*submitted)
     handles |= {handle.key: handle for handle in submitted}

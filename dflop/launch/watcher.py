@@ -4,7 +4,8 @@ One `squeue` for all jobs, at most every `poll_interval_s`; it also shows jobs t
 default). Jobs it does not know are looked up in `sacct`, where accounting works (only an end is believed, as accounting
 keeps jobs as running that nobody runs), then in the exit file that their batch script left. A job nobody knows is LOST,
 but only after a grace: controllers restart and lag. A failing squeue changes nothing: no news is not bad news. Ids come
-again, so a row is about a job if its name and its time of submission say so, too.
+again, and people and plugins rename jobs, so a row is about a job if it runs the job's script, whose path is of one
+submission and cannot be changed, or, where a site submits a copy, if its time of submission fits.
 """
 
 from __future__ import annotations
@@ -12,23 +13,24 @@ from __future__ import annotations
 import os
 import pwd
 import re
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from dflop.launch.commands import Command, last_line, run_command
+from dflop.launch.commands import Command, last_line, on_cluster, run_command
 from dflop.launch.job import JobHandle, JobState, JobStatus
 from dflop.launch.results import BATCH_LOG
 
 EXIT = "exit"
 """Suffix of a job's file: the exit code of its batch script, once that has ended."""
-SQUEUE_FORMAT = "RestartCnt:|,JobArrayID:|,State:|,SubmitTime:|,StartTime:|,NodeList:|,Reason:|,Name:|"
-SACCT_FORMAT = "JobID,State,Submit,Start,NodeList,Reason,JobName"
+SQUEUE_FORMAT = "RestartCnt:|,JobArrayID:|,State:|,SubmitTime:|,StartTime:|,NodeList:|,Reason:|,Command:|"
+SACCT_FORMAT = "JobID,State,Submit,Start,NodeList,Reason,SubmitLine"
 SACCT_RETRY_S = 600
-SKEW_S = 600
-"""By which the clock of the controller and ours may differ."""
+SKEW_S = 1200
+"""By which the clock of the controller and ours may differ, with the time that sbatch may take."""
 ON_NODES = " on "
 """Between the reason of a failure and the nodes it happened on."""
 _WORDS = {
@@ -82,8 +84,8 @@ class Watcher:
     ) -> None:  # fmt: skip
         self.poll_interval_s, self.lost_after_s, self._command, self._now = poll_interval_s, lost_after_s, command, now
         self._lock, self._asked_at_s = threading.RLock(), float("-inf")
-        self._jobs: dict[str, JobHandle] = {}
-        """By id, those that are asked for; of two with one id, the later one."""
+        self._jobs: dict[tuple[str, str], JobHandle] = {}
+        """By cluster and number, those that are asked for; of two alike, the later one."""
         self._statuses: dict[JobHandle, JobStatus] = {}
         self._missing_since_s: dict[JobHandle, float] = {}
         self._sacct_retry_at_s = float("-inf")
@@ -93,9 +95,9 @@ class Watcher:
         """Watch jobs of which something is known, so that nobody need be asked now, or ever if they have ended."""
         with self._lock:
             for handle in handles:
-                known = self._jobs.get(handle.job_id)
+                known = self._jobs.get(handle.id[:2])
                 if known is None or known.submitted_at_s <= handle.submitted_at_s:
-                    self._jobs[handle.job_id] = handle
+                    self._jobs[handle.id[:2]] = handle
                 self._statuses[handle] = JobStatus(state, reason)
 
     def statuses(self, handles: Sequence[JobHandle]) -> list[JobStatus]:
@@ -107,13 +109,29 @@ class Watcher:
                 self._ask()
             return [self._statuses[handle] for handle in handles]
 
+    def not_anothers(self, handles: Sequence[JobHandle]) -> list[JobHandle]:
+        """Those whose id is not another job's by now, as far as squeue says."""
+        return [
+            job
+            for jobs in by_cluster(handles).values()
+            for rows in [_by_id(read_rows(self._squeue(jobs).stdout, self._now()))]
+            for job in jobs
+            if job.job_id not in rows or rows[job.job_id].is_about(job)
+        ]
+
+    def _squeue(self, jobs: Sequence[JobHandle]) -> subprocess.CompletedProcess[str]:
+        command = ["squeue", *on_cluster(jobs[0].cluster), "-h", "-a", "-r", "-t", "all", "-O", SQUEUE_FORMAT, "-j"]
+        return self._command([*command, _ids(jobs)])
+
     def _ask(self) -> None:
         """About all jobs that have not ended."""
         live = [job for job in self._jobs.values() if not self._statuses[job].state.is_final]
-        self._asked_at_s = now_s = self._now()
-        if not live:
-            return
-        done = self._command(["squeue", "-h", "-a", "-r", "-t", "all", "-O", SQUEUE_FORMAT, "-j", _ids(live)])
+        self._asked_at_s = self._now()
+        for jobs in by_cluster(live).values():
+            self._ask_cluster(jobs)
+
+    def _ask_cluster(self, live: Sequence[JobHandle]) -> None:
+        done, now_s = self._squeue(live), self._now()
         # With one unknown id squeue fails, with several it exits 0 and says the same words.
         if done.returncode != 0 and "Invalid job id" not in done.stderr:
             self._silent_since_s = self._silent_since_s or now_s
@@ -135,7 +153,7 @@ class Watcher:
 
     def _match(self, jobs: Sequence[JobHandle], rows: Iterable[Row]) -> list[JobHandle]:
         """Notes what rows say about jobs; returns those that no row is about."""
-        known = {job_id: row for row in rows for job_id in row.job_ids}
+        known = _by_id(rows)
         about = {job: row for job in jobs if (row := known.get(job.job_id)) is not None and row.is_about(job)}
         for job, row in about.items():
             self._missing_since_s.pop(job, None)
@@ -156,10 +174,11 @@ class Watcher:
     def _ask_sacct(self, jobs: Sequence[JobHandle]) -> Iterator[Row]:
         if not jobs or self._now() < self._sacct_retry_at_s:
             return
-        done = self._command(["sacct", "-X", "-n", "-P", "-o", SACCT_FORMAT, "-j", _ids(jobs)])
+        command = ["sacct", *on_cluster(jobs[0].cluster), "-X", "-n", "-P", "-o", SACCT_FORMAT, "-j", _ids(jobs)]
+        done = self._command(command)
         if done.returncode == 0:
             # It does not say how often a job was requeued, which is of no interest once it has ended.
-            yield from read_rows(re.sub("^", "0|", done.stdout, flags=re.MULTILINE), self._now())
+            yield from read_rows(re.sub("^", "|", done.stdout, flags=re.MULTILINE), self._now())
         else:
             self._sacct_retry_at_s = self._now() + SACCT_RETRY_S
 
@@ -171,27 +190,29 @@ class Row(NamedTuple):
     status: JobStatus
     submitted_at_s: float | None
     """By the controller's clock; of a requeued job, when that was. None: not said."""
-    name: str
-    """Empty: not said."""
+    script: str
+    """Path of its batch script, or (sacct) the command that submitted it; empty: not said."""
+    is_first_start: bool
 
     def is_about(self, job: JobHandle) -> bool:
         """Whether it is about a job whose id it has: another one may have had the id before, or have it now."""
-        is_old = self.submitted_at_s is not None and self.submitted_at_s < job.submitted_at_s - SKEW_S
-        is_named = job.name.startswith(self.name) if "_" in job.job_id else self.name in ("", job.name)
-        return is_named and not is_old
+        if self.script.endswith(job.script) or self.submitted_at_s is None:
+            return True
+        later_s = self.submitted_at_s - job.submitted_at_s
+        return later_s >= -SKEW_S and (later_s <= SKEW_S or not self.is_first_start)
 
 
 def read_rows(text: str, now_s: float) -> Iterator[Row]:
     """Rows of `squeue -h -O SQUEUE_FORMAT`, or as of sacct behind a zero; `now_s` is the time."""
     for line in text.splitlines():
-        fields = line.strip().removesuffix("|").split("|", 7)
+        fields = line.strip().split("|", 7)
         if len(fields) == 8:
-            restarts, job_id, state, submitted, starts, nodes, reason, name = fields
+            restarts, job_id, state, submitted, starts, nodes, reason, script = fields
             more = f", requeued {'once' if restarts == '1' else f'{restarts} times'}" if restarts.strip("0") else ""
             at_s = epoch_s(starts) if state == "PENDING" else None
             more += f"; expected to start at {time_of_day(at_s, now_s)}" if at_s and at_s > now_s else ""
-            name = "" if name == "allocation" else name  # what sacct calls a job before its database knows the name
-            yield Row(expand(job_id), status_of(state, reason, nodes, more), epoch_s(submitted), name)
+            status, script = status_of(state, reason, nodes, more), script.removesuffix("|")
+            yield Row(expand(job_id), status, epoch_s(submitted), script, restarts == "0")
 
 
 def expand(job_id: str) -> tuple[str, ...]:
@@ -253,6 +274,18 @@ def _user(uid: str) -> str:
         return pwd.getpwuid(int(uid)).pw_name
     except (KeyError, ValueError, OverflowError):
         return f"user {uid[:20]}"
+
+
+def _by_id(rows: Iterable[Row]) -> dict[str, Row]:
+    return {job_id: row for row in rows for job_id in row.job_ids}
+
+
+def by_cluster(jobs: Iterable[JobHandle]) -> dict[str, list[JobHandle]]:
+    """Jobs by the Slurm cluster that accepted them."""
+    found: dict[str, list[JobHandle]] = {}
+    for job in jobs:
+        found.setdefault(job.cluster, []).append(job)
+    return found
 
 
 def _ids(jobs: Iterable[JobHandle]) -> str:

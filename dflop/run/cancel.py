@@ -1,7 +1,7 @@
 """Cancelling a run, and reaping jobs whose driver is gone: afterwards their queue is provably empty.
 
 The mark in the run directory comes first, so that a driver that lives, on whatever node, submits nothing more; it ends
-when it sees its job cancelled. On Slurm the queue itself is asked for jobs, by their comment: a driver that was killed
+when it sees its job cancelled. On Slurm the queue itself is asked for jobs, by their scripts: a driver that was killed
 between sbatch and journal leaves a job that only the queue knows. On this machine the journal knows all of them.
 """
 
@@ -69,9 +69,14 @@ def cancel_run(run: RunDir, say: Say, *, limit_s: float = LIMIT_S) -> list[str]:
 def _remaining(run: RunDir) -> list[QueuedJob]:
     """Jobs of a run that have not ended and are not about to."""
     if backend_of(run) == "slurm":
-        return [job for job in jobs_in_queue() if job.run_id == run.run_id and job.state != "completing"]
+        return [job for job in jobs_in_queue(_clusters(run)) if job.is_of(run) and job.state != "completing"]
     live = live_jobs(run, launcher_of(run, run.config()))
     return [QueuedJob(handle.job_id, run.run_id, status.state.value, handle.name) for handle, status in live]
+
+
+def _clusters(run: RunDir) -> set[str]:
+    """Slurm clusters that accepted jobs of a run."""
+    return {handle.cluster for handle, _ in Journal(run.path, run.run_id).jobs().values()}
 
 
 def reap(folder: Path, say: Say, *, dry_run: bool = False) -> list[tuple[QueuedJob, str]]:
@@ -84,8 +89,9 @@ def reap(folder: Path, say: Say, *, dry_run: bool = False) -> list[tuple[QueuedJ
     fate = "would be cancelled" if dry_run else "cancelled"
     found = [(job, fate) for run in known if driver_of(run) is None for job in _reap_run(run, say, dry_run)]
     if any(backend_of(run) == "slurm" for run in known):
-        ids = {run.run_id for run in known}
-        found += [(job, f"skipped: its run is not in {folder}") for job in jobs_in_queue() if job.run_id not in ids]
+        queued = jobs_in_queue({cluster for run in known for cluster in _clusters(run)})
+        strangers = [job for job in queued if not any(job.is_of(run) for run in known)]
+        found += [(job, f"skipped: its run is not in {folder}") for job in strangers]
     return found
 
 

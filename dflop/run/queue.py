@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from dflop.errors import LaunchError
 from dflop.launch import JobHandle, JobState, JobStatus, Journal, Launcher
-from dflop.launch.commands import COMMENT, run_command
+from dflop.launch.commands import COMMENT, on_cluster, run_command
+from dflop.launch.job import SCRIPT, JobId
 from dflop.run.directory import RunDir
 from dflop.run.driver_lock import driver_of
 from dflop.run.launcher import launcher_of
+
+_TAB = "\x1f"  # in no path, comment or name
+_FORMAT = _TAB.join(("%i", "%T", "%o", "%k", "%j"))
+_SCRIPT = rf"(/.+)/jobs/[^/]+/\d+/{re.escape(SCRIPT)}"
+"""Batch scripts of runs, after the run directory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,24 +32,32 @@ class QueuedJob:
     state: str
     """In the words of its scheduler, small."""
     name: str
+    run_path: str = ""
+    """Its run directory, as its script says; empty: it does not say."""
+
+    def is_of(self, run: RunDir) -> bool:
+        """By its script, which nobody can change; by its comment where it was submitted from elsewhere."""
+        return self.run_id == run.run_id and self.run_path in ("", str(run.path.absolute()))
 
 
-def jobs_in_queue() -> list[QueuedJob]:
-    """Jobs of this user that dflop has submitted and that have not ended.
+def jobs_in_queue(clusters: Collection[str] = ()) -> list[QueuedJob]:
+    """Jobs of this user that dflop has submitted, to the given Slurm clusters, and that have not ended.
 
     Raises:
         LaunchError: squeue does not answer.
     """
-    # The name comes last: it may hold anything.
-    done = run_command(["squeue", "-h", "-u", str(os.getuid()), "-o", "%i|%T|%k|%j"])
-    if done.returncode != 0:
-        raise LaunchError(f"`squeue` failed: {done.stderr.strip() or f'exit code {done.returncode}'}")
-    fields = [row.split("|", 3) for row in done.stdout.splitlines() if row.count("|") >= 3]
-    return [
-        QueuedJob(job_id, comment.removeprefix(COMMENT), state.lower(), name)
-        for job_id, state, comment, name in fields
-        if comment.startswith(COMMENT)
-    ]
+    found = []
+    for cluster in sorted({*clusters}) or [""]:
+        done = run_command(["squeue", *on_cluster(cluster), "-h", "-u", str(os.getuid()), "-o", _FORMAT])
+        if done.returncode != 0:
+            raise LaunchError(f"`squeue` failed: {done.stderr.strip() or f'exit code {done.returncode}'}")
+        for number, state, script, comment, name in (row.split(_TAB) for row in done.stdout.split("\n") if _TAB in row):
+            ours, job_id = re.fullmatch(_SCRIPT, script), str(JobId(cluster, number, 0.0))
+            if ours is not None:
+                found.append(QueuedJob(job_id, os.path.basename(ours[1]), state.lower(), name, ours[1]))
+            elif comment.startswith(COMMENT):
+                found.append(QueuedJob(job_id, comment.removeprefix(COMMENT), state.lower(), name))
+    return found
 
 
 def live_jobs(run: RunDir, launcher: Launcher) -> list[tuple[JobHandle, JobStatus]]:

@@ -16,7 +16,8 @@ from dflop.config import Config, shown_config
 from dflop.data.dataset_profile import profile_key
 from dflop.errors import DflopError, redacted
 from dflop.launch import JobSpec
-from dflop.launch.executor import SCRIPT, Executor, batches
+from dflop.launch.executor import Executor, batches
+from dflop.launch.job import SCRIPT
 from dflop.launch.slurm import comment_of
 from dflop.profile.groups import used_modules
 from dflop.run import lifecycle

@@ -123,7 +123,7 @@ class Play:
 
     def pid_files(self, job: str, pattern: str = "*_0.pid") -> list[Path]:
         """Files of a job's folder, those of the newest job last."""
-        found = self.run.job_folder(job).glob(pattern) if self.run else ()
+        found = self.run.job_folder(job).glob(f"**/{pattern}") if self.run else ()
         return sorted(found, key=lambda path: path.stat().st_mtime)
 
     def job_age_s(self, job: str) -> float:

@@ -91,9 +91,9 @@ def sbatch(folder, *args):
         for element in elements:
             job_id = base if element is None else f"{base}_{element}"
             jobs[job_id] = {
-                "name": options["job-name"], "comment": options.get("comment", ""), "script": text, "options": options,
-                "state": "PENDING", "reason": "JobHeldUser" if "hold" in options else "None", "restarts": 0,
-                "submit": int(time.time()), "base": base, "element": element, "code": 0,
+                "name": options["job-name"], "command": script, "comment": options.get("comment", ""), "script": text,
+                "options": options, "state": "PENDING", "reason": "JobHeldUser" if "hold" in options else "None",
+                "restarts": 0, "submit": int(time.time()), "base": base, "element": element, "code": 0,
                 "raw": str(900 + len(jobs)), "tasks": [], "pid": 0,
             }  # fmt: skip
             if "hold" not in options:
@@ -195,8 +195,11 @@ def squeue(folder, *args):
     if wanted and not rows:
         sys.exit("slurm_load_jobs error: Invalid job id specified")
     for job_id, job in rows.items():
-        if "-t" in args or job["state"] not in FINAL:
-            row = job["state"], job["submit"], "N/A", "localhost", job["reason"], job["name"]
+        if "-o" in args and job["state"] not in FINAL:
+            row = {"%i": job_id, "%T": job["state"], "%o": job["command"], "%k": job["comment"], "%j": job["name"]}
+            print(re.sub("%.", lambda match, row=row: row[match[0]], args[args.index("-o") + 1]))
+        elif "-o" not in args and ("-t" in args or job["state"] not in FINAL):
+            row = job["state"], job["submit"], "N/A", "localhost", job["reason"], job["command"]
             print(job["restarts"], job_id, *row, sep="|")
 
 
@@ -215,6 +218,9 @@ def scontrol(folder, *args):
                 f"JobId={job_id if not array else job['raw']} {array}JobName={job['name']} UserId=root(0) "
                 f"JobState={job['state']} Reason={job['reason']} Restarts={job['restarts']} SubmitTime={job['submit']}"
             )
+    elif args[0] == "update":
+        with Jobs(folder) as jobs:
+            jobs[args[1].partition("=")[2]] |= dict(arg.split("=", 1) for arg in args[2:])
     elif args[0] == "requeue":
         if os.path.exists(f"{folder}/no_requeue"):
             sys.exit("scontrol: error: Requested operation is presently disabled")
@@ -227,6 +233,8 @@ def scontrol(folder, *args):
 def scancel(folder, *args):
     number = next((getattr(signal, f"SIG{a[9:]}") for a in args if a.startswith("--signal=")), None)
     is_pending_only = "--state=PENDING" in args
+    if os.path.exists(f"{folder}/down"):
+        sys.exit("scancel: error: Unable to contact slurm controller (connect failure)")
     with Jobs(folder) as jobs:
         for wanted in (arg for arg in args if not arg.startswith("--")):
             found = {i: j for i, j in jobs.items() if wanted in (i, j["base"]) and j["state"] not in FINAL}

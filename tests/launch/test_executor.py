@@ -61,9 +61,9 @@ def test_what_a_training_job_asks_for_and_starts(tmp_path, monkeypatch):
     check_syntax(text)
     assert text.startswith(
         "#!/bin/bash\n# dflop job `run-train`: dflop.jobs.train:main /runs/run train  (key run/train)\n"
-        "# To run it again by hand: sbatch /runs/run/jobs/train/job.sbatch\n"
+        "# To run it again by hand: sbatch /runs/run/jobs/train/0/job.sbatch\n"
     )
-    log = "/runs/run/jobs/train/%j_batch.log"
+    log = "/runs/run/jobs/train/0/%j_batch.log"
     assert directives(text) == {
         "--job-name": "run-train", "--comment": "dflop:run", "--partition": "gpu", "--nodes": "2", "--ntasks": "3",
         "--ntasks-per-node": "2", "--cpus-per-task": "1", "--gpus-per-node": "2", "--mem": "3072M", "--time": "1",
@@ -74,9 +74,10 @@ def test_what_a_training_job_asks_for_and_starts(tmp_path, monkeypatch):
     setup, srun = text.index("\nmodule load cuda\n"), text.index("\nsrun ")
     assert setup < srun
     assert shlex.split(text[srun:].split("\n")[1]) == [
-        "srun", "--unbuffered", "--output", "/runs/run/jobs/train/%j_%t_log.out", "--error",
-        "/runs/run/jobs/train/%j_%t_log.err", "--kill-on-bad-exit=1", "--open-mode=append", "--cpus-per-task=1", "sh",
-        "-c", UNTIL_IT_LISTENS, "sh", sys.executable, "-P", "-u", "-m", "submitit.core._submit", "/runs/run/jobs/train",
+        "srun", "--unbuffered", "--output", "/runs/run/jobs/train/0/%j_%t_log.out", "--error",
+        "/runs/run/jobs/train/0/%j_%t_log.err", "--kill-on-bad-exit=1", "--open-mode=append", "--cpus-per-task=1", "sh",
+        "-c", UNTIL_IT_LISTENS, "sh", sys.executable, "-P", "-u", "-m", "submitit.core._submit",
+        "/runs/run/jobs/train/0",
     ]  # fmt: skip
 
 
@@ -86,7 +87,7 @@ def test_an_array_says_what_each_element_does(tmp_path):
     check_syntax(text)
     found = directives(text)
     assert (found["--job-name"], found["--array"]) == ("run-data", "0-2%2")
-    assert found["--output"] == f"{tmp_path}/%A_%a_batch.log"
+    assert found["--output"] == f"{tmp_path}/0/%A_%a_batch.log"
     assert "\n# dflop jobs `run-data`, an array of 3. What each element runs:\n" in text
     assert "\n#   1: dflop.jobs.data_profile:main /runs/run 1  (key k1)\n" in text
     assert "scontrol requeue" not in text, "nothing to go on from"
@@ -178,7 +179,7 @@ def test_jobs_that_are_not_alike_do_not_share_an_array(tmp_path):
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("said", "job_id"), [("12\n", "12"), ("lua: hello 3\n12;big\n", "12"), ("", ""), ("x 1", "")])
+@pytest.mark.parametrize(("said", "job_id"), [("12\n", "12"), ("lua 3\n12;big\n", "12;big"), ("", ""), ("x 1", "")])
 def test_what_sbatch_prints_ends_with_the_id(said, job_id):
     assert Executor._get_job_id_from_submission_command(said) == job_id
 
@@ -217,9 +218,9 @@ def test_a_folder_of_any_other_name_is_one_word_of_one_line(name):
     plain = render(spec_of(Path("/runs/r"), is_resumable=True))
     assert directives(text).keys() == directives(plain).keys()
     assert len(text.split("\n")) == len(plain.split("\n"))
-    assert directives(text)["--output"] == f"/runs/r{name}/%j_batch.log"
+    assert directives(text)["--output"] == f"/runs/r{name}/0/%j_batch.log"
     line = next(line for line in text.split("\n") if line.startswith("folder="))
-    assert shlex.split(line) == [f"folder=/runs/r{name}"]
+    assert shlex.split(line) == [f"folder=/runs/r{name}/0"]
 
 
 def test_a_signal_that_comes_early_waits_until_somebody_listens():

@@ -80,7 +80,7 @@ def test_an_id_that_comes_again_is_another_job(tmp_path):
     journal.submitted(now)
     journal.changes([(now, JobStatus(JobState.RUNNING))])
     assert live(Journal(tmp_path, "r1"), "k") == now
-    assert list(journal.jobs()) == [("7", 12.5), ("7", 99.5)]
+    assert list(journal.jobs()) == [("", "7", 12.5), ("", "7", 99.5)]
     journal.changes([(now, JobStatus(JobState.DONE))])
     assert [(r.attempt, r.state) for r in journal.records()[-2:]] == [(1, "running"), (1, "done")]
 

@@ -6,7 +6,6 @@ tests/slurm has the same on a real one.
 import dataclasses
 import json
 import os
-import pickle
 import stat
 import subprocess
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ from submitit.core.utils import JobPaths
 
 from dflop.config import SlurmConfig
 from dflop.errors import Interrupted, LaunchError
-from dflop.launch import JobHandle, JobState, Journal, Resources, adopt_or_submit_all, log_paths
+from dflop.launch import JobState, JobStatus, Journal, Resources, adopt_or_submit_all, log_paths
 from dflop.launch.commands import ControllerAway
 from dflop.launch.results import submitted_in
 from dflop.launch.slurm import SlurmLauncher
@@ -36,6 +35,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     folder = tmp_path / "slurm"
     monkeypatch.setenv("PATH", f"{fake_slurm.install(folder)}:{os.environ['PATH']}")
     yield folder
+    (folder / "down").unlink(missing_ok=True)
     subprocess.run([folder / "bin" / "scancel", *os.listdir(folder / "jobs")], capture_output=True, check=True)
 
 
@@ -81,15 +81,13 @@ def test_one_job_returns_its_values_and_its_saved_script_does_the_same_by_hand(l
     (call,) = calls(slurm, "sbatch")
     assert not {"SLURM_CPUS_PER_TASK", "PREFECT_API_AUTH_STRING"} & {*call["environment"]}
     saved = handle.folder / "job.sbatch"
-    assert set(saved.read_text().splitlines()) ^ set(handle.path("submission.sh").read_text().splitlines()) == {
-        "again=", f"again={handle.job_id}",
-    }  # fmt: skip
+    assert f"again={handle.job_id}" in saved.read_text().splitlines()
     done = subprocess.run(["sbatch", "--parsable", saved], capture_output=True, text=True, check=True)
     by_hand = dataclasses.replace(handle, job_id=done.stdout.strip())
     assert end(launcher, by_hand).state is JobState.DONE
     assert launcher.collect(by_hand)[0]["word"] == "hello"
     until(lambda: by_hand.read("exit"), what="the exit file")
-    assert [h.job_id for h in submitted_in([handle.folder], {(handle.job_id, handle.submitted_at_s)})] == ["102"]
+    assert [h.job_id for h in submitted_in([handle.folder], [handle])] == ["102"]
 
 
 def test_a_part_that_is_refused_takes_back_those_before_it(slurm, launcher, tmp_path):
@@ -97,7 +95,7 @@ def test_a_part_that_is_refused_takes_back_those_before_it(slurm, launcher, tmp_
     bad = make_spec(tmp_path / "bad", "report", "x", resources=Resources(partition="nowhere"))
     with pytest.raises(LaunchError, match="invalid partition specified: nowhere") as caught:
         launcher.submit_all([good, bad])
-    assert caught.value.where == str(tmp_path / "bad" / "job.sbatch")
+    assert caught.value.where == str(tmp_path / "bad" / "0" / "job.sbatch")
     with fake_slurm.Jobs(slurm) as jobs:
         (job,) = jobs.values()
     assert job["state"] == "CANCELLED"
@@ -109,8 +107,8 @@ def test_a_refusal_of_memory_names_the_setting(slurm, launcher, tmp_path):
     with pytest.raises(LaunchError, match="Memory specification") as caught:
         launcher.submit(spec)
     assert "cluster.slurm.ask_for_memory: false" in caught.value.hint
-    assert (tmp_path / "job" / "job.sbatch").exists()
-    assert list((tmp_path / "job").iterdir()) == [tmp_path / "job" / "job.sbatch"]
+    left = tmp_path / "job" / "0" / "job.sbatch"
+    assert list((tmp_path / "job").glob("**/*.*")) == [left], "the next submission uses the folder"
 
 
 def test_a_controller_that_is_away_refuses_nothing_and_what_it_took_before_is_adopted(slurm, launcher, tmp_path):
@@ -140,16 +138,12 @@ def test_a_job_goes_on_under_its_id_until_it_is_done(launcher, slurm, tmp_path):
     assert run_job(launcher, spec, journal, on_changes=lambda changes: seen.extend(str(s) for _, s in changes)) == [20]
     (job_id,) = {r.job_id for r in journal.records()}
     assert len(calls(slurm, "sbatch")) == 1
-    assert (tmp_path / "job" / f"{job_id}_stops").read_text() == "0 10\n10 20\n"
-    assert (tmp_path / "job" / f"{job_id}_batch.log").read_text().count("dflop: start ") == 3
+    assert (tmp_path / "job" / "0" / f"{job_id}_stops").read_text() == "0 10\n10 20\n"
+    assert (tmp_path / "job" / "0" / f"{job_id}_batch.log").read_text().count("dflop: start ") == 3
     assert seen[-1] == "done"
 
 
 def test_a_job_that_gets_nowhere_is_started_three_times(launcher, tmp_path):
-    """What another job with its id left does not count."""
-    (tmp_path / "job").mkdir()
-    (tmp_path / "job" / "101_stops").write_text("0 0\n0 0\n0 0\n")
-    (tmp_path / "job" / "101_make_way").touch()
     handle = launcher.submit(make_spec(tmp_path / "job", "work_on", str(tmp_path), "30", "0", is_resumable=True))
     assert handle.job_id == "101"
     found = end(launcher, handle)
@@ -171,21 +165,56 @@ def test_where_nothing_is_requeued_the_driver_is_told(launcher, slurm, tmp_path)
 
 
 def test_a_job_id_that_comes_again_is_another_job(launcher, slurm, tmp_path):
-    """Yesterday's job 101 is done and noted; today a controller that lost its state gives the id to the same work."""
+    """A controller that lost its state gives the id of a job that is done and noted to the same work a moment later."""
+    spec, journal = make_spec(tmp_path / "job", "report", "x"), Journal(tmp_path / "run", "r1")
+    (before,) = adopt_or_submit_all(launcher, [spec], journal)
+    end(launcher, before)
+    assert adopt_or_submit_all(launcher, [spec], journal) == [before], "it ended unseen"
+    journal.changes([(before, launcher.poll(before))])
+    until(lambda: fake_slurm.answer(slurm, ["squeue"]).stdout == "", what="the job to leave the queue")
+    (slurm / "jobs" / "101").unlink()
+    (now,) = adopt_or_submit_all(launcher, [dataclasses.replace(spec, resources=HELD)], journal)
+    assert (now.job_id, now == before) == ("101", False)
+    assert launcher.poll(now).state is JobState.QUEUED, "it has no results"
+    assert launcher.collect(before)[0]["word"] == "x"
+    assert live(journal, spec.key) == now
+
+
+@pytest.mark.parametrize("change", ["name", "comment", "partition"])
+def test_a_job_that_somebody_changes_while_it_waits_and_runs_is_still_the_job(launcher, slurm, tmp_path, change):
+    gate = tmp_path / "gate"
+    handle = launcher.submit(make_spec(tmp_path / "job", "wait_for", str(gate)))
+    subprocess.run(["scontrol", "update", f"jobid={handle.job_id}", f"{change}=proj42"], check=True)
+    until(lambda: launcher.poll(handle).state is JobState.RUNNING, what="the job to run")
+    later = make_launcher(slurm)
+    assert adopt_or_submit_all(later, [make_spec(tmp_path / "job", "wait_for", str(gate))], Journal(tmp_path, "r")) == [
+        handle
+    ]
+    gate.touch()
+    assert end(later, handle).state is JobState.DONE
+
+
+def test_a_job_that_was_lost_is_ended_before_another_one_is_submitted(launcher, slurm, tmp_path):
+    """The controller had forgotten it, and knows it again by now."""
+    spec, journal = make_spec(tmp_path / "job", "wait_for", str(tmp_path / "gate")), Journal(tmp_path / "run", "r1")
+    (first,) = adopt_or_submit_all(launcher, [spec], journal)
+    journal.changes([(first, JobStatus(JobState.LOST))])
+    (second,) = adopt_or_submit_all(launcher, [spec], journal)
+    with fake_slurm.Jobs(slurm) as jobs:
+        states = {job_id: job["state"] for job_id, job in jobs.items()}
+    assert (states[first.job_id], states[second.job_id]) == ("CANCELLED", "RUNNING")
+    (tmp_path / "gate").touch()
+    assert end(launcher, second).state is JobState.DONE
+
+
+def test_a_lost_job_whose_end_nobody_confirms_is_not_submitted_again(launcher, slurm, tmp_path):
     spec, journal = make_spec(tmp_path / "job", "report", "x", resources=HELD), Journal(tmp_path / "run", "r1")
-    (tmp_path / "job").mkdir()
-    result = tmp_path / "job" / "101_0_result.pkl"
-    result.write_bytes(pickle.dumps(("success", "yesterday's")))
-    yesterday = JobHandle("slurm", "101", spec.name, spec.key, tmp_path / "job", 1, result.stat().st_mtime - 86400)
-    journal.submitted(yesterday)
-    os.utime(result, (yesterday.submitted_at_s + 5,) * 2)
-    assert adopt_or_submit_all(launcher, [spec], journal) == [yesterday], "it ended unseen"
-    journal.changes([(yesterday, launcher.poll(yesterday))])
-    os.utime(result)  # had it ended a moment ago
-    (today,) = adopt_or_submit_all(launcher, [spec], journal)
-    assert (today.job_id, today == yesterday) == ("101", False)
-    assert launcher.poll(today).state is JobState.QUEUED
-    assert live(journal, spec.key) == today
+    (first,) = adopt_or_submit_all(launcher, [spec], journal)
+    journal.changes([(first, JobStatus(JobState.LOST))])
+    (slurm / "down").touch()
+    with pytest.raises(ControllerAway, match=f"scancel of job {first.job_id} failed"):
+        adopt_or_submit_all(launcher, [spec], journal)
+    assert len(calls(slurm, "sbatch")) == 1
 
 
 def test_of_a_driver_that_died_before_it_knew_the_id_the_job_ends_by_itself(launcher, tmp_path, monkeypatch):
@@ -201,7 +230,7 @@ def test_of_a_driver_that_died_before_it_knew_the_id_the_job_ends_by_itself(laun
     (handle,) = adopt_or_submit_all(launcher, [spec], journal)
     assert handle.job_id == "102"
     assert end(launcher, handle).state is JobState.DONE
-    assert not (tmp_path / "job" / "101_submitted.pkl").exists(), "it waits for what never comes"
+    assert not (tmp_path / "job" / "0" / "101_submitted.pkl").exists(), "it waits for what never comes"
 
 
 def test_a_queue_that_is_silent_is_said_and_nothing_is_lost(launcher, slurm, tmp_path):
@@ -227,9 +256,8 @@ def test_jobs_that_were_submitted_and_never_noted_are_adopted(launcher, slurm, t
     journal, later = Journal(tmp_path / "run", "r1"), make_launcher(slurm)
     handles = adopt_or_submit_all(later, specs, journal)
     assert [h == before for h, before in zip(handles, unnoted, strict=True)] == [True, True, False]
-    assert [(h.name, h.key, h.num_tasks, h.folder) for h in handles] == [
-        (s.name, s.key, s.num_tasks, s.folder) for s in unnoted
-    ]
+    assert [(h.name, h.key, h.num_tasks) for h in handles] == [(s.name, s.key, s.num_tasks) for s in unnoted]
+    assert [h.folder.name for h in handles] == ["0", "0", "1"]
     assert {r.job_id for r in journal.records()} == {h.job_id for h in (*handles, unnoted[2])}
     assert adopt_or_submit_all(later, specs[:2], journal) == handles[:2]
     (tmp_path / "gate").touch()

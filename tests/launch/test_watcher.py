@@ -1,3 +1,4 @@
+import dataclasses
 import os
 import pwd
 import subprocess
@@ -20,14 +21,19 @@ class FakeSlurm:
 
     def __init__(self) -> None:
         self.queue: dict[str, str] = {}
-        """state|reason by id, in squeue; with more fields behind, submission and name."""
+        """state|reason by id, in squeue; with more fields behind, submission and script."""
         self.accounting: dict[str, str] | None = None
         self.is_down = False
+        self.num_restarts = 0
+        self.cluster = ""
+        """The clients know jobs only if they are asked for this cluster."""
         self.calls: list[str] = []
         self.now_s = 0.0
 
     def __call__(self, args: Sequence[str]) -> subprocess.CompletedProcess[str]:
         self.calls.append(args[0])
+        if self.cluster and ["-M", self.cluster] != list(args[1:3]):
+            return subprocess.CompletedProcess(args, 1, "", "slurm_load_jobs error: Invalid job id specified")
         code, out, err = getattr(self, f"_{args[0]}")(args[-1].split(","))
         return subprocess.CompletedProcess(args, code, out, err)
 
@@ -39,8 +45,8 @@ class FakeSlurm:
 
     def _row(self, job_id: str, row: str) -> str:
         state, reason, *more = row.split("|")
-        submitted, name = more or (f"{NOON_S:.0f}", "job")
-        return f"0|{job_id}|{state}|{submitted}|N/A|n1|{reason}|{name}"
+        submitted, script = more or (f"{NOON_S:.0f}", "")
+        return f"{self.num_restarts}|{job_id}|{state}|{submitted}|N/A|n1|{reason}|{script}"
 
     def _sacct(self, ids: list[str]) -> tuple[int, str, str]:
         if self.accounting is None:
@@ -149,14 +155,50 @@ def test_a_controller_that_is_down_loses_nobody_and_its_silence_is_said(slurm, w
     assert "since 17:36: " in status(watcher, job("1")).reason, "a new silence"
 
 
-@pytest.mark.parametrize("row", [f"FAILED|None|{NOON_S - 86400:.0f}|job", f"RUNNING|None|{NOON_S:.0f}|somebody's"])
+@pytest.mark.parametrize(
+    "row", [f"FAILED|None|{NOON_S - 86400:.0f}|/tmp/copy", f"RUNNING|None|{NOON_S + 3600:.0f}|/home/else/job.sbatch"]
+)
 def test_another_job_with_the_same_id_is_not_ours(slurm, watcher, job, row):
     """Of a controller that began to count anew: it had the id before us, or has it now."""
     slurm.queue = {"7": row}
     found = status(watcher, job("7"))
     assert (found.state, "unknown to Slurm" in found.reason) == (JobState.QUEUED, True)
+    assert watcher.not_anothers([job("7"), job("8")]) == [job("8")], "whose scancel would end the other job"
     slurm.now_s = 120
     assert status(watcher, job("7")).state is JobState.LOST
+
+
+@pytest.mark.parametrize(
+    ("restarts", "submitted_s", "script"),
+    [
+        pytest.param(0, NOON_S, "/var/spool/copy", id="a site's sbatch submits a copy"),
+        pytest.param(0, NOON_S - 86400, "", id="clock of the controller a day behind"),
+        pytest.param(0, NOON_S + 86400, "", id="clock of the controller a day ahead"),
+        pytest.param(2, NOON_S + 7200, "/var/spool/copy", id="requeued hours later"),
+    ],
+)
+def test_a_job_is_itself_whatever_its_name_and_by_any_clock(slurm, watcher, job, restarts, submitted_s, script):
+    """squeue is not asked for names, comments or partitions, so nobody can change who a job is by changing those."""
+    slurm.num_restarts, slurm.queue = restarts, {"7": f"RUNNING|None|{submitted_s:.0f}|{script or job('7').script}"}
+    assert status(watcher, job("7")).state is JobState.RUNNING
+    assert watcher.not_anothers([job("7")]) == [job("7")]
+
+
+@pytest.mark.parametrize("line", ["sbatch --parsable {}", ""])
+def test_accounting_knows_a_job_by_the_command_that_submitted_it(slurm, watcher, job, line):
+    """Or by time, where it does not say."""
+    at_s = NOON_S - 86400 if line else NOON_S + 7200
+    slurm.accounting = {"7": f"COMPLETED|{at_s:.0f}|N/A|n1|None|{line.format(job('7').script)}"}
+    assert status(watcher, job("7")).state is JobState.DONE
+
+
+def test_jobs_of_several_clusters_are_asked_for_there(slurm, watcher, job):
+    there, elsewhere = dataclasses.replace(job("7"), cluster="c2"), dataclasses.replace(job("7"), cluster="c3")
+    slurm.cluster, slurm.queue = "c2", {"7": "RUNNING|None"}
+    found = watcher.statuses([there, elsewhere])
+    assert [(s.state, "unknown to Slurm" in s.reason) for s in found] == [
+        (JobState.RUNNING, False), (JobState.QUEUED, True),
+    ]  # fmt: skip
 
 
 def test_a_requeued_job_says_how_often_and_why_it_waits():
@@ -192,15 +234,14 @@ def test_an_element_that_had_begun_and_is_forgotten_is_not_called_cancelled(slur
     assert watcher.statuses(handles)[1].state is JobState.LOST
 
 
-def test_the_exit_file_is_asked_last_and_only_if_it_is_of_this_job_and_sacct_is_left_alone(slurm, watcher, job):
-    old, failed, done = job("7"), job("8", at_s=0.0), job("9", at_s=0.0)
-    for handle, code in ((old, 0), (failed, 3), (done, 0)):
+def test_the_exit_file_is_asked_last_and_sacct_is_left_alone(slurm, watcher, job):
+    without, failed, done = job("7"), job("8"), job("9")
+    for handle, code in ((failed, 3), (done, 0)):
         handle.path("exit").write_text(f"{code}\n")
-        os.utime(handle.path("exit"), (NOON_S - 3600, NOON_S - 3600))
-    found = watcher.statuses([old, failed, done])
+    found = watcher.statuses([without, failed, done])
     assert [s.state for s in found] == [JobState.QUEUED, JobState.FAILED, JobState.DONE]
     slurm.now_s = 30
-    watcher.statuses([old])
+    watcher.statuses([without])
     assert slurm.calls == ["squeue", "sacct", "squeue"], "which does not work here"
 
 
@@ -245,7 +286,7 @@ def test_squeue_says_why_a_job_waits_and_until_when():
     waits, array, runs = read_rows(text, NOON_S)
     assert waits.status == (JobState.QUEUED, "Resources; expected to start at 14:05")
     assert waits.status.gist == (JobState.QUEUED, "Resources")
-    assert (array.job_ids, array.name) == (("8_1", "8_2"), "run|with|bars")
+    assert (array.job_ids, array.script) == (("8_1", "8_2"), "run|with|bars")
     assert array.status == (JobState.QUEUED, "JobArrayTaskLimit")
     (late,) = read_rows(f"0|7|PENDING|1|{NOON_S - 60:.0f}||Priority|x", NOON_S)
     assert late.status.reason == "Priority", "a start that has passed is not expected"
@@ -259,13 +300,7 @@ def test_accounting_knows_who_cancelled_a_job():
     mine, theirs, waits = read_rows(text, NOON_S)
     assert mine.status == (JobState.CANCELLED, f"by {me}")
     assert theirs.status.reason == "by user 987654"
-    assert (waits.job_ids, waits.name) == (("9_0", "9_1"), "c|d")
-
-
-def test_accounting_that_has_not_heard_of_a_jobs_name_yet_says_none():
-    assert [
-        row.name for row in read_rows("0|7|COMPLETED|5|6|n1|None|allocation\n0|7|COMPLETED|5|6|n1|None|a\n", NOON_S)
-    ] == ["", "a"]
+    assert (waits.job_ids, waits.script) == (("9_0", "9_1"), "c|d")
 
 
 @pytest.mark.parametrize(

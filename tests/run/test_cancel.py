@@ -105,7 +105,7 @@ SQUEUE = "#!/bin/sh\ncat {queue}\n"
 SCANCEL = """#!/bin/sh
 echo "$@" >> {log}
 for id in "$@"; do
-  awk -F'|' -v id="$id" '$1 != id' {queue} > {queue}.new; mv {queue}.new {queue}
+  awk -F'\037' -v id="$id" '$1 != id' {queue} > {queue}.new; mv {queue}.new {queue}
 done
 """
 
@@ -129,28 +129,33 @@ SLURM = ("cluster.backend=slurm", "cluster.hardware=test", "cluster.device=cpu")
 def test_on_slurm_the_queue_is_the_truth_and_empty_afterwards(tmp_path, queue):
     run = make_run(tmp_path, "slurm-1", lifecycle.RUNNING, *SLURM)
     add_job(run, "train", JobState.RUNNING, job_id="7", backend="slurm")
-    queue.write_text(
-        "7|RUNNING|dflop:slurm-1|slurm-1-train\n"
-        "8_[0-3]|PENDING|dflop:slurm-1|slurm-1-data, which no journal knows\n"
-        "9|RUNNING|dflop:slurm-10|another run\n"
-        "10|RUNNING|(null)|nobody|else\n"
-        "11|COMPLETING|dflop:slurm-1|slurm-1-data\n"
+    script = run.job_folder("train") / "0" / "job.sbatch"
+    lines = (
+        f"7|RUNNING|{script}|dflop:slurm-1|slurm-1-train",
+        "8_[0-3]|PENDING|/var/spool/a copy|dflop:slurm-1|slurm-1-data, which no journal knows",
+        f"12|PENDING|{script}|(null)|proj42, of a site that writes its own comments",
+        "9|RUNNING|/tmp/x|dflop:slurm-10|another run",
+        "10|RUNNING|/tmp/x|(null)|nobody else",
+        f"11|COMPLETING|{script}|dflop:slurm-1|slurm-1-data",
+        "13|RUNNING|/elsewhere/runs/slurm-1/jobs/train/0/job.sbatch|dflop:slurm-1|a run of the same name",
     )
-    assert cancel_run(run, str) == ["7", "8_[0-3]"]
-    assert (tmp_path / "scancelled").read_text() == "7 8_[0-3]\n", "one command, and no more"
-    assert [line.split("|")[0] for line in queue.read_text().splitlines()] == ["9", "10", "11"]
+    queue.write_text("".join(f"{line}\n" for line in lines).replace("|", "\x1f"))
+    assert cancel_run(run, str) == ["7", "8_[0-3]", "12"]
+    assert (tmp_path / "scancelled").read_text() == "7 8_[0-3] 12\n", "one command, and no more"
+    assert [line.split("\x1f")[0] for line in queue.read_text().splitlines()] == ["9", "10", "11", "13"]
     assert run.state()["state"] == lifecycle.CANCELLED
 
 
 def test_reaping_a_queue_leaves_what_it_cannot_judge_and_fails_where_it_does_not_answer(tmp_path, queue):
     run = make_run(tmp_path, "slurm-1", lifecycle.RUNNING, *SLURM)
-    queue.write_text("7|RUNNING|dflop:slurm-1|slurm-1-train\n9|PENDING|dflop:elsewhere|e\n")
+    lines = "7|RUNNING|/x|dflop:slurm-1|slurm-1-train\n9|PENDING|/x|dflop:elsewhere|e\n"
+    queue.write_text(lines.replace("|", "\x1f"))
     found = reap(tmp_path / "runs", str)
     assert [(job.job_id, job.state, fate.split(":")[0]) for job, fate in found] == [
         ("7", "running", "cancelled"),
         ("9", "pending", "skipped"),
     ]
-    assert queue.read_text().startswith("9|")
+    assert queue.read_text().startswith("9\x1f")
     (tmp_path / "bin" / "squeue").write_text("#!/bin/sh\necho 'slurm_load_jobs error: Unable to contact' >&2; exit 1\n")
     with pytest.raises(LaunchError, match="`squeue` failed: slurm_load_jobs error"):
         cancel_run(run, str)

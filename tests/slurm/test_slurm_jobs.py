@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dflop.config import SlurmConfig
-from dflop.launch import JobHandle, JobState, Resources, executor, log_paths
+from dflop.launch import JobHandle, JobState, Journal, Resources, adopt_or_submit_all, executor, log_paths
 from dflop.launch.results import BATCH_LOG
 from dflop.launch.slurm import SlurmLauncher
 from tests.launch.helpers import end, make_spec, until
@@ -125,6 +125,28 @@ def test_a_queued_job_that_is_cancelled_or_told_to_stop_leaves_the_queue(launche
     act(launcher, handle)
     assert ask_slurm("squeue", "-h", "-j", handle.job_id) == ""
     launcher.interrupt(JobHandle("slurm", "4999999", "ghost", "k", tmp_path, 1, 0.0))
+
+
+@pytest.mark.lane("slurm-heart")
+def test_a_job_that_is_renamed_while_it_waits_and_runs_on_nodes_whose_clock_is_late_is_done(launcher, tmp_path):
+    """As a person who sorts the queue does, or job_submit.lua; the file system takes times from clients."""
+    gate, journal = tmp_path / "gate", Journal(tmp_path / "run", "test")
+    late = '(while sleep 0.02; do touch -d -5min "$folder/$job"_*_result.pkl; done 2>/dev/null) &'
+    resources = Resources(num_nodes=2, setup=(late,), extra={"hold": ""}, time_limit_min=5)
+    spec = make_spec(tmp_path / "job", "wait_for", str(gate), resources=resources)
+    (handle,) = adopt_or_submit_all(launcher, [spec], journal)
+    changes = ("jobname=proj42-a", "comment=billed to proj42", "partition=low")
+    ask_slurm("scontrol", "update", f"jobid={handle.job_id}", *changes)
+    assert launcher.poll(handle).state is JobState.QUEUED
+    ask_slurm("scontrol", "release", handle.job_id)
+    until(lambda: handle.path("0.pid").exists(), what="the tasks to begin")
+    ask_slurm("scontrol", "update", f"jobid={handle.job_id}", "jobname=b")
+    another = SlurmLauncher(run_id="test", site=SlurmConfig(poll_interval_s=0.5, lost_after_s=0.1))
+    assert adopt_or_submit_all(another, [spec], journal) == [handle], "another driver adopts it"
+    assert another.poll(handle).state is JobState.RUNNING
+    gate.touch()
+    assert (end(launcher, handle).state, launcher.collect(handle)) == (JobState.DONE, ["seen"] * 2)
+    assert [r.job_id for r in journal.records()] == [handle.job_id]
 
 
 def test_a_job_slurm_never_heard_of_is_lost(launcher, tmp_path):
