@@ -104,7 +104,7 @@ def compare(
         plan, step_s = found.plans.ours, found.steps[OURS].mean_s
         return AtBatch(outlook, found, plan, step_s, found.setting.workload.throughput(step_s, plan))
 
-    ranked = at_batches(run_driver(look_ahead(loaded, device, cluster, say)), loaded, sizes, look, say)
+    ranked = at_batches(run_driver(look_ahead(loaded, device, cluster, say)), sizes, look, say)
     outlook, contest = ranked[0].outlook, ranked[0].found
     if len(sizes) > 1:
         show_batches(ranked, wanted, say)

@@ -72,11 +72,11 @@ def plan(
     from dflop.errors import ConfigError
     from dflop.plan.emit import RULES, emitter
     from dflop.plan.robust import encoder_regrets
-    from dflop.plan.search import plan_problem
     from dflop.report.rows import print_rows
     from dflop.report.table_text import print_table
     from dflop.report.tables import plan_table, regret_text, throughput_text
     from dflop.steps.planned_cluster import planned_cluster
+    from dflop.steps.planning import find_plans
     from dflop.units import num_bytes
 
     say, wanted = talk(quiet), form_of(form, as_json)
@@ -96,15 +96,17 @@ def plan(
     loaded, _ = configured(config, data, say, gpus=gpus, overrides=overrides)
     cluster = planned_cluster(loaded, say, device=device, gpus=gpus, gpus_per_node=gpus_per_node, overrides=overrides)
 
+    def ruled(problem: Problem) -> Problem:
+        return replace(problem, space=replace(problem.space, rules=RULES.get(emit)))
+
     def look(outlook: Outlook) -> AtBatch[Sequence[Plan]]:
-        problem = replace(outlook.problem, space=replace(outlook.problem.space, rules=RULES.get(emit)))
-        plans = plan_problem(problem, top=loaded.plan.top, progress=say)
+        plans = find_plans(replace(outlook.task, problem=ruled(outlook.problem)), loaded, say).plans
         step_s = plans[0].predicted_step_s
         return AtBatch(outlook, plans, plans[0], step_s, outlook.workload.throughput(step_s, plans[0]))
 
-    ranked = at_batches(run_driver(look_ahead(loaded, device, cluster, say)), loaded, sizes, look, say)
+    ranked = at_batches(run_driver(look_ahead(loaded, device, cluster, say)), sizes, look, say)
     found, plans, speed = ranked[0].outlook, ranked[0].found, ranked[0].speed
-    problem = replace(found.problem, space=replace(found.problem.space, rules=RULES.get(emit)))
+    problem = ruled(found.problem)
     keep(found, plans, loaded.store)
     freshen(loaded.store, problem.run_id, say)
     nodes = f"{cluster.num_nodes} node{'s' * (cluster.num_nodes > 1)} of {cluster.num_processes_per_node}"

@@ -7,14 +7,12 @@ known here; so the smallest batch that is nearly as fast is named, too.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from dflop import units
 from dflop.compare.outlook import Outlook
-from dflop.config import Config
 from dflop.cost.throughput import Throughput
-from dflop.data.distribution import sample_batches
 from dflop.errors import InfeasiblePlanError
 from dflop.records import Plan
 from dflop.report.tables import Table, layout_text, make_table
@@ -40,7 +38,7 @@ class AtBatch(Generic[T]):
 
 
 def at_batches(
-    outlook: Outlook, config: Config, sizes: Sequence[int], look: Callable[[Outlook], AtBatch[T]], say: Say
+    outlook: Outlook, sizes: Sequence[int], look: Callable[[Outlook], AtBatch[T]], say: Say
 ) -> list[AtBatch[T]]:
     """What `look` finds at each global batch size, the fastest per token first; without sizes at the configured one.
 
@@ -53,10 +51,8 @@ def at_batches(
     for number, size in enumerate(sizes, 1):
         if len(sizes) > 1:
             say(f"global batch {number} of {len(sizes)}: {size} samples")
-        batches = tuple(sample_batches(outlook.shapes, size, config.plan.num_scenarios, config.train.seed))
-        problem = replace(outlook.problem, global_batch_size=size, batches=batches)
         try:
-            found.append(look(replace(outlook, problem=problem, workload=replace(outlook.workload, batches=batches))))
+            found.append(look(outlook.at(size)))
         except InfeasiblePlanError as error:
             if number == len(sizes) and not found:
                 raise

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,16 +16,13 @@ from dflop.config import Config
 from dflop.cost.analytic import analytic_cost_tables, analytic_link_costs
 from dflop.cost.devices import find_device
 from dflop.cost.flops import peak_flops_per_s
-from dflop.cost.model import CostModel
 from dflop.cost.throughput import Workload
-from dflop.cost.towers import tables_for
-from dflop.data.distribution import sample_batches
 from dflop.errors import CostError
 from dflop.models.ways import WAYS
 from dflop.plan.space import Problem
 from dflop.profile.forecast import PlannedProbe, plan_probes
 from dflop.profile.groups import used_modules
-from dflop.records import ClusterSpec, CostTable, Plan, ProfileRecord, SampleShape
+from dflop.records import ClusterSpec, CostTable, ModuleSpec, Plan, ProfileRecord, SampleShape
 from dflop.run.batches import profiled_ways, stages_of
 from dflop.run.directory import RunDir
 from dflop.run.launcher import reading_launcher_of
@@ -46,13 +43,24 @@ MAX_SAMPLES = 20_000
 class Outlook:
     """What a plan would be made for: data, cluster and costs of a configuration."""
 
-    problem: Problem
+    task: planning.Task
     shapes: tuple[SampleShape, ...]
     """Those that batches are drawn from."""
     source: str
-    """Of the costs: `measured on ...`, or of which data sheet and how far it is off."""
+    """Of the costs: `measured on ...`, or of which data sheet and how far it is off; and corrections in force."""
     workload: Workload
     """The problem's batches, an epoch of them being the dataset."""
+    make: Callable[[int], planning.Task]
+    """The task of another global batch size."""
+
+    @property
+    def problem(self) -> Problem:
+        return self.task.problem
+
+    def at(self, global_batch_size: int) -> Outlook:
+        """The same for another global batch size."""
+        task = self.make(global_batch_size)
+        return replace(self, task=task, workload=replace(self.workload, batches=task.problem.batches))
 
 
 async def look_ahead(config: Config, device: str, cluster: ClusterSpec, say: Say) -> Outlook:
@@ -67,7 +75,7 @@ async def look_ahead(config: Config, device: str, cluster: ClusterSpec, say: Say
     Raises:
         CostError: measured costs are wanted and the store has none, or an unknown device.
     """
-    return await _with_profile(config, "plan", say, lambda run, key: _outlook(run, key, device, cluster))
+    return await _with_profile(config, "plan", say, lambda run, key: _outlook(run, key, device, cluster, say))
 
 
 async def look_at_probes(config: Config, device: str, say: Say) -> list[PlannedProbe]:
@@ -118,61 +126,62 @@ def _probes(config: Config, profile_key: str, device: str) -> list[PlannedProbe]
     ]
 
 
-def _outlook(run: RunDir, profile_key: str, device: str, cluster: ClusterSpec) -> Outlook:
+def _outlook(run: RunDir, profile_key: str, device: str, cluster: ClusterSpec, say: Say) -> Outlook:
     config = run.config()
-    shapes, worst = _shapes(config, profile_key)
+    *earlier, last = stages_of(config)
+    if earlier:
+        say(f"planning for the last of {len(earlier) + 1} stages, `{last.name}`")
+    # Batches of given steps are drawn from all samples, random ones are as good from some.
+    is_drawn = bool(earlier) or config.plan.horizon_steps > 0
+    shapes, worst = _shapes(config, profile_key, None if is_drawn else MAX_SAMPLES)
     with Reader(config.store) as reader:
         (profile,) = reader.records(ProfileRecord, where={"profile_key": profile_key})
-    cost, source, hardware = _costs(config, device, cluster)
-    batches = sample_batches(shapes, config.plan.global_batch_size, config.plan.num_scenarios, config.train.seed)
-    problem = Problem(
-        run_id=run.run_id,
-        specs=used_modules(planning.bound_family(config), (*shapes, *worst)),
-        cluster=cluster,
-        cost=cost.extrapolating(),
-        batches=tuple(batches),
-        global_batch_size=config.plan.global_batch_size,
-        snapshot_seq=0,
-        space=planning.search_space(config),
-        worst_samples=tuple(worst),
-    )
+    specs = used_modules(planning.bound_family(config), (*shapes, *worst))
+    costs, source, hardware = _costs(run, config, specs, device, cluster, say)
+
+    def make(global_batch_size: int) -> planning.Task:
+        plan = config.plan.model_copy(update={"global_batch_size": global_batch_size})
+        sized, first = config.model_copy(update={"plan": plan}), last.first_step or None
+        return planning.planning_task(run.run_id, sized, specs, costs, shapes, worst, cluster=cluster, from_step=first)
+
+    task = make(config.plan.global_batch_size)
+    problem = task.problem
     workload = Workload(
         specs=problem.specs,
-        frozen=stages_of(config)[-1].frozen,
+        frozen=task.basis.frozen,
         batches=problem.batches,
         num_gpus=cluster.num_processes,
         peak_flops_per_s=peak_flops_per_s(hardware, "bfloat16" if device else config.model.dtype),
         num_samples=profile.num_rows,
     )
-    return Outlook(problem, tuple(shapes), source, workload)
+    source = "; ".join(filter(None, (source, task.corrections_text)))
+    return Outlook(task, tuple(shapes), source, workload, make)
 
 
-def _shapes(config: Config, profile_key: str) -> tuple[list[SampleShape], list[SampleShape]]:
+def _shapes(
+    config: Config, profile_key: str, max_samples: int | None = MAX_SAMPLES
+) -> tuple[list[SampleShape], list[SampleShape]]:
     """(drawn at random, the largest)."""
     with Reader(config.store) as reader:
-        return reader.shapes(profile_key, max_samples=MAX_SAMPLES), reader.largest_samples(profile_key)
+        return reader.shapes(profile_key, max_samples=max_samples), reader.largest_samples(profile_key)
 
 
-def _costs(config: Config, device: str, cluster: ClusterSpec) -> tuple[CostModel, str, str]:
+def _costs(
+    run: RunDir, config: Config, specs: Sequence[ModuleSpec], device: str, cluster: ClusterSpec, say: Say
+) -> tuple[planning.Costs, str, str]:
     """(costs, their source, hardware)."""
-    specs, frozen = planning.bound_family(config).specs(), stages_of(config)[-1].frozen
     if device:
         sheet, num_nodes = find_device(device), cluster.num_nodes + 1  # an explanation asks what one more would do
-        each = cluster.num_processes_per_node
+        each, family = cluster.num_processes_per_node, planning.bound_family(config)
         links = analytic_link_costs(sheet, num_nodes=num_nodes, num_processes_per_node=each, profile_key="")
-        tables, held = tables_for(analytic_cost_tables(specs, sheet, profile_key="", frozen=frozen), frozen)
-        cost = CostModel(tables, specs=specs, links=links, frozen=held)
-        return cost, sheet.source, sheet.name
+        frozen = stages_of(config)[-1].frozen
+        tables = analytic_cost_tables(family.specs(), sheet, profile_key="", frozen=frozen)
+        return planning.Costs(tables, links), sheet.source, sheet.name
     key, hardware, _ = planning.model_profile_key(config)
-    tables = []
-    if stored_profile(config.store, key) is not None:
-        with Reader(config.store) as reader:
-            tables, link_costs = reader.latest_cost_tables(key), reader.latest_link_costs(key)
-    if not tables:
+    if stored_profile(config.store, key) is None:
         raise CostError(
             f"the store has no cost tables of this model on {hardware}",
             where=str(config.store),
             hint="measure them: dflop profile CONFIG; or plan from a data sheet: --device h100",
         )
-    tables, held = tables_for(tables, frozen)
-    return CostModel(tables, specs=specs, links=link_costs, frozen=held), f"measured on {hardware}", hardware
+    return planning.cost_tables(run.run_id, config, key, specs, say), f"measured on {hardware}", hardware

@@ -113,6 +113,7 @@ class Scheduler:
     def serve(self, store: Store) -> None:
         """Publish the plan of every step, never more than `schedule_ahead` steps before it is needed."""
         end, ahead = len(self._steps), self._config.train.schedule_ahead
+        self._note_factors(store)  # of earlier runs: a fallback schedule of the first steps counts on them, too
         self._first = step = seen = wire.first_unpublished(store, self._first, end)
         making: deque[Future[PlanMessage]] = deque()
         with ThreadPoolExecutor(self._num_threads, thread_name_prefix="plan") as pool:
@@ -185,13 +186,16 @@ class Scheduler:
             return False
         rows = self._learner.observe(seen, found, min(next_step, len(self._steps)), time.time())
         self._tell(rows)
+        self._note_factors(store)
+        if rows or seen % NOTE_EVERY_STEPS == 0:
+            wire.note(store, wire.LEARNED, self._learner.state())
+        return True
+
+    def _note_factors(self, store: Store) -> None:
         factors = self._learner.factors
         if factors != self._noted:
             wire.note(store, wire.FACTORS, to_dict(factors))
             self._noted = factors
-        if rows or seen % NOTE_EVERY_STEPS == 0:
-            wire.note(store, wire.LEARNED, self._learner.state())
-        return True
 
     def _tell(self, rows: Iterable[Row]) -> None:
         for row in rows:

@@ -6,7 +6,8 @@ know, on disk every 15 s.
 
 Factors come back by three ways. Within a job, `Learner.factors` is part of every StepPlan. Into the next start of a
 scheduler, under another plan too, `learned_state.py` goes by the key-value store and by every checkpoint. Into later
-runs and into the planner, `cost_inputs.py` reads the store's corrections, decayed by age
-(`correct.half_life_days`), for the same cost tables. `remeasure.py` picks the sizes that predictions are doubtful
-about and judges what a new probe says.
+runs `cost_inputs.py` brings the store's corrections for the same cost tables, decayed by their age in the snapshot
+(`correct.half_life_days`): `factors_in_force` multiplies costs in plans, comparisons and the sampler; `earlier_runs`
+is what an estimator begins with, uncertainties included, so that it decides anew what to act on. `remeasure.py` picks
+the sizes that predictions are doubtful about and judges what a new probe says.
 """

@@ -9,6 +9,7 @@ from itertools import groupby
 
 from dflop.config import Config
 from dflop.correct.estimate import Prior
+from dflop.cost.model import CostModel
 from dflop.errors import StoreError
 from dflop.records import Correction, CostTable, ModuleFactors, Plan, RunInput
 from dflop.store.reader import Reader
@@ -42,21 +43,31 @@ def read_costs(config: Config, plan: Plan) -> tuple[list[CostTable], dict[str, P
             raise StoreError(what, where=f"{config.store}, snapshot {reader.seq}", hint="run `dflop store ingest`")
         frozen = {t.module for t in tables if t.is_frozen}
         sets = _correction_sets(reader, tables[0].profile_key, frozen)
-        return tables, earlier_runs(sets, config.correct.half_life_days, time.time()), reader.snapshot
+        return (
+            tables,
+            earlier_runs(sets, config.correct.half_life_days, reader.snapshot.published_at_s),
+            reader.snapshot,
+        )
 
 
-def planner_factors(
-    config: Config, reader: Reader, profile_key: str, now_s: float, frozen: Collection[str] = ()
+def factors_in_force(
+    reader: Reader, cost: CostModel, profile_key: str, half_life_days: float
 ) -> dict[str, ModuleFactors]:
-    """Factors that plans of a model are to be made with, per module that was ever corrected, if corrections are on.
+    """Factors on the predicted seconds of a cost model's tables, per module that was ever corrected.
 
-    What was learnt long before `now_s` counts for little. Modules with frozen weights have separate corrections.
+    Plans, comparisons and the sampler ask here. What was learnt long before the snapshot was published counts for
+    little: by its time and no clock, so that all who read one snapshot come to the same costs. Modules with frozen
+    weights have separate corrections.
     """
-    found = {}
-    for module, rows in _correction_sets(reader, profile_key, frozen).items() if config.correct.enabled else ():
-        kept = _kept(rows, config.correct.half_life_days, now_s)
+    found, profiled = {}, {table.module for table in cost.tables}
+    frozen = {table.module for table in cost.tables if table.is_frozen}
+    for module, rows in _correction_sets(reader, profile_key, frozen).items():
+        if module not in profiled:
+            continue
+        kept = _kept(rows, half_life_days, reader.snapshot.published_at_s)
         factors = tuple((row.factor if row.is_in_force else row.level) ** kept for row in rows)
-        found[module] = ModuleFactors(module, rows[0].level ** kept, tuple(row.min_tokens for row in rows[1:]), factors)
+        level = rows[0].level ** kept if len(rows) > 1 else factors[0]
+        found[module] = ModuleFactors(module, level, tuple(row.min_tokens for row in rows[1:]), factors)
     return found
 
 

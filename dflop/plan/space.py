@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from dflop.errors import InfeasiblePlanError
 from dflop.plan.scenarios import ScenarioLoads, scenario_loads
 from dflop.records import LLM, ClusterSpec, ModuleSpec, SampleShape
 from dflop.schedule.items import Ints, ModuleItems, module_items
+from dflop.schedule.levels import levelled
 
 USABLE_MEMORY_FRAC = 0.9
 """Of a device, at most: the rest is for workspaces, communication buffers and fragmentation."""
@@ -102,6 +103,10 @@ class Problem:
         assert self.specs[-1].module == LLM, f"the last of {[s.module for s in self.specs]} must be `{LLM}`"
         assert self.batches, "a plan needs at least one sampled batch"
         assert self.cost.extrapolate, "the cost model must extrapolate"
+
+    def levelled(self) -> Self:
+        """The same problem with corrections by size at the level of its batches, see `dflop/schedule/levels.py`."""
+        return replace(self, cost=levelled(self.cost, self.batches))
 
     @cached_property
     def loads(self) -> dict[str, ScenarioLoads]:

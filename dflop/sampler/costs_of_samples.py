@@ -8,22 +8,17 @@ have corrected since. Nothing of dflop's store, and no torch, is imported before
 from __future__ import annotations
 
 import hashlib
-import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from dflop.cost.model import CostModel, Floats
 from dflop.errors import ConfigError, DataError
-from dflop.records import LLM, CostTable, ModuleFactors, ModuleLoad, SampleShape, from_dict, parse_json
+from dflop.records import LLM, CostTable, ModuleLoad, SampleShape, from_dict, parse_json
 from dflop.sampler.numbers import finite_numbers, whole_numbers
-
-if TYPE_CHECKING:
-    from dflop.store.reader import Reader
 
 Ints = npt.NDArray[np.int64]
 Loads = Mapping[str, tuple[Ints, Ints, Ints]]
@@ -193,6 +188,7 @@ def sample_costs_from_store(
     frozen: Collection[str] | None = None,
     recompute: bool = False,
     tp: int = 1,
+    half_life_days: float = 14.0,
 ) -> SampleCosts:
     """Costs from the newest snapshot of a store: a data profile under the cost tables and corrections in force.
 
@@ -207,12 +203,14 @@ def sample_costs_from_store(
         frozen: Modules whose weights do not train.
         recompute: Whether layers run again in the backward pass.
         tp: Tensor-parallel ranks a replica consists of.
+        half_life_days: Age at which a correction counts half, as `correct.half_life_days` of a run.
 
     Raises:
         StoreError: there is no store, or it cannot be read.
         DataError: no such profile, or one without samples.
         CostError: no table for a module that samples need.
     """
+    from dflop.learn.cost_inputs import factors_in_force
     from dflop.store.profile_frames import find_profile
     from dflop.store.reader import Reader
 
@@ -225,7 +223,7 @@ def sample_costs_from_store(
         rows = reader.arrays("v_sample_load", columns, where=where)
         tables = reader.latest_cost_tables(model_key)
         model = CostModel(tables, frozen=frozen, extrapolate=True)
-        model = model.with_corrections(_factors_in_force(reader, model_key, model))
+        model = model.with_corrections(factors_in_force(reader, model, model_key, half_life_days))
         snapshot = reader.seq
     if not len(samples["sample_index"]):
         raise DataError(f"data profile {data_key} has no samples", where=str(store))
@@ -244,24 +242,6 @@ def sample_costs_from_store(
         fixed_s,
         f"snapshot {snapshot}, data profile {data_key}, model profile {model_key}",
     )
-
-
-def _factors_in_force(reader: Reader, profile_key: str, model: CostModel) -> dict[str, ModuleFactors]:
-    """What runs have learnt of each module in the state, frozen or trained, that the model has its table for.
-
-    As it was learnt, however long ago: a rank that asks later must not come to other costs.
-    """
-    found = {}
-    for is_frozen in (False, True):
-        modules = {t.module for t in model.tables if t.is_frozen == is_frozen}
-        rows = reader.corrections_in_force(profile_key, is_frozen=is_frozen)
-        for module, group in itertools.groupby(rows, lambda row: row.module):
-            if module in modules:
-                buckets = list(group)
-                factors = tuple(b.factor if b.is_in_force else b.level for b in buckets)
-                level = buckets[0].level if len(buckets) > 1 else factors[0]
-                found[module] = ModuleFactors(module, level, tuple(b.min_tokens for b in buckets[1:]), factors)
-    return found
 
 
 def _seconds(model: CostModel, loads: Loads, *, tp: int, recompute: bool) -> tuple[Floats, float]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -14,7 +13,7 @@ from dflop.cost.link_costs import fit_link_costs
 from dflop.cost.model import CostModel
 from dflop.cost.towers import tables_for
 from dflop.errors import StoreError
-from dflop.learn.cost_inputs import planner_factors, run_input
+from dflop.learn.cost_inputs import factors_in_force, run_input
 from dflop.models.family import Family
 from dflop.plan.drafts import holding
 from dflop.plan.search import Planned, optimize
@@ -23,6 +22,7 @@ from dflop.plan.worst import without_beyond
 from dflop.profile.groups import used_modules
 from dflop.profile.hardware import PROBES_VERSION, hardware_name, software_name
 from dflop.records import (
+    ClusterSpec,
     CostTable,
     LinkCost,
     LinkMeasurement,
@@ -31,12 +31,12 @@ from dflop.records import (
     ModuleSpec,
     Plan,
     PlanProgram,
+    SampleShape,
 )
 from dflop.run.batches import profiled_ways, stage_at
 from dflop.run.directory import RunDir, family_of, tokenizer_of
 from dflop.run.messages import Say
 from dflop.run.plan_scope import Batches, PlanBasis, factors_text, planned_steps, scenario_batches, write_basis
-from dflop.schedule.levels import levelled
 from dflop.steps.planned_cluster import batch_note
 from dflop.store.ingest import ingest
 from dflop.store.reader import Reader
@@ -110,17 +110,18 @@ class Costs:
 
     tables: list[CostTable]
     links: list[LinkCost]
-    snapshot: Current
+    profile_key: str = ""
+    """Model profile that they were measured for, whose corrections apply; empty: of a data sheet."""
+    snapshot: Current | None = None
     """Where they were read."""
 
 
-def cost_tables(run: RunDir, config: Config, profile_key: str, say: Say) -> Costs:
+def cost_tables(run_id: str, config: Config, profile_key: str, specs: Sequence[ModuleSpec], say: Say) -> Costs:
     """Cost tables and link costs of a finished model profile, fitted and stored first where there are none.
 
     Raises:
         StoreError: they cannot be written or read.
     """
-    specs = used_modules(bound_family(config), run.shapes())
     with Reader(config.store) as reader:
         tables, known = reader.latest_cost_tables(profile_key), reader.latest_link_costs(profile_key)
         fitted = {(table.module, table.tp) for table in tables}
@@ -128,10 +129,10 @@ def cost_tables(run: RunDir, config: Config, profile_key: str, say: Say) -> Cost
         probes = reader.records(Measurement, where=where | {"module": [spec.module for spec in specs]})
         measurements = [m for m in probes if (m.module, m.tp) not in fitted]
         if tables and not measurements:
-            return Costs(tables, known, reader.snapshot)
+            return Costs(tables, known, profile_key, reader.snapshot)
         links = [] if known else reader.records(LinkMeasurement, where=where)
     profiled = {m.module for m in measurements}
-    with SpoolWriter(config.store, run.run_id, "fit") as spool:
+    with SpoolWriter(config.store, run_id, "fit") as spool:
         for table in fit_cost_tables(measurements, [s for s in specs if s.module in profiled]):
             spool.append(table)
             say(
@@ -146,7 +147,7 @@ def cost_tables(run: RunDir, config: Config, profile_key: str, say: Say) -> Cost
         tables = reader.latest_cost_tables(profile_key)
         if not tables:
             raise StoreError("fitted cost tables are missing in the store", where=str(config.store))
-        return Costs(tables, reader.latest_link_costs(profile_key), reader.snapshot)
+        return Costs(tables, reader.latest_link_costs(profile_key), profile_key, reader.snapshot)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,39 +161,63 @@ class Task:
     later: Batches
     """Of steps behind a horizon, which a plan has to hold in memory; empty where it is for all that comes."""
 
+    @property
+    def corrections_text(self) -> str:
+        """Corrections in force, in a few words; empty where there are none to speak of."""
+        return factors_text({f.module: f for f in self.basis.factors})
 
-def planning_task(run: RunDir, config: Config, profile_key: str, say: Say, *, from_step: int | None = None) -> Task:
+
+def run_task(run: RunDir, config: Config, profile_key: str, say: Say, *, from_step: int | None = None) -> Task:
+    """What a run is to be planned for, as of `planning_task`: its shapes are in its directory."""
+    shapes = run.shapes()
+    with Reader(config.store) as reader:
+        worst = reader.largest_samples(run.profile_key())
+    specs = used_modules(bound_family(config), shapes)
+    costs = cost_tables(run.run_id, config, profile_key, specs, say)
+    return planning_task(run.run_id, config, specs, costs, shapes, worst, from_step=from_step)
+
+
+def planning_task(
+    run_id: str, config: Config, specs: Sequence[ModuleSpec], costs: Costs, shapes: Sequence[SampleShape],
+    worst: Sequence[SampleShape], *, cluster: ClusterSpec | None = None, from_step: int | None = None,
+) -> Task:  # fmt: skip
     """Costs as corrected by whatever has run so far, and batches of the steps that a plan is for.
 
-    The run's shapes are in its directory; a plan begins to run at `from_step`, or (None) before anything has run.
+    The problem of a configuration is made here alone: for runs, `dflop plan` and `dflop compare`.
+
+    Args:
+        run_id: Of the plans.
+        config: What to plan.
+        specs: Modules that the samples use.
+        costs: As measured or by a data sheet.
+        shapes: Samples that batches are drawn from.
+        worst: The largest samples of the data profile.
+        cluster: To plan for; None: that of the configuration.
+        from_step: Where a plan begins to run; None: before anything has run.
     """
-    costs = cost_tables(run, config, profile_key, say)
-    shapes, family = run.shapes(), bound_family(config)
     first, num_steps = planned_steps(config, from_step)
-    frozen = stage_at(config, first).frozen
-    batches = scenario_batches(config, shapes, first, num_steps)
-    tables, held = tables_for(costs.tables, frozen)
-    cost = CostModel(tables, specs=family.specs(), links=costs.links, frozen=held, extrapolate=True)
-    profiled = {table.module for table in cost.tables}
-    with Reader(config.store) as reader:
-        known = planner_factors(config, reader, profile_key, time.time(), held)
-        worst = reader.largest_samples(run.profile_key())
-    cost = levelled(cost.with_corrections({m: f for m, f in known.items() if m in profiled}), batches)
-    factors = tuple(f for f in cost.corrections.values() if isinstance(f, ModuleFactors))
+    stage = stage_at(config, first)
+    tables, held = tables_for(costs.tables, stage.frozen)
+    cost = CostModel(tables, specs=bound_family(config).specs(), links=costs.links, frozen=held, extrapolate=True)
+    if costs.profile_key and config.correct.enabled:
+        with Reader(config.store) as reader:
+            known = factors_in_force(reader, cost, costs.profile_key, config.correct.half_life_days)
+        cost = cost.with_corrections(known)
     problem = Problem(
-        run_id=run.run_id,
-        specs=used_modules(family, shapes),
-        cluster=config.cluster.spec(),
+        run_id=run_id,
+        specs=tuple(specs),
+        cluster=cluster or config.cluster.spec(),
         cost=cost,
-        batches=batches,
+        batches=scenario_batches(config, shapes, first, num_steps),
         global_batch_size=config.plan.global_batch_size,
-        snapshot_seq=costs.snapshot.seq,
+        snapshot_seq=costs.snapshot.seq if costs.snapshot else 0,
         space=search_space(config),
         worst_samples=tuple(worst),
-    )
-    left = stage_at(config, first).end_step - first
+    ).levelled()
+    factors = tuple(f for f in problem.cost.corrections.values() if isinstance(f, ModuleFactors))
+    left = stage.end_step - first
     later = scenario_batches(config, shapes, first, left) if 0 < num_steps < left else ()
-    return Task(problem, PlanBasis("", first, num_steps, frozen, factors), costs, later)
+    return Task(problem, PlanBasis("", first, num_steps, stage.frozen, factors), costs, later)
 
 
 def find_plans(task: Task, config: Config, say: Say) -> Planned:
@@ -204,8 +229,7 @@ def find_plans(task: Task, config: Config, say: Say) -> Planned:
     planned = optimize(task.problem, top=config.plan.top, progress=say)
     if task.later:
         planned = _holding_what_is_later(task, planned, config, say)
-    corrected = factors_text({f.module: f for f in task.basis.factors})
-    if not corrected:
+    if not (corrected := task.corrections_text):
         return planned
     best, *others = planned.plans
     return replace(planned, plans=(replace(best, reason=f"{best.reason} {corrected}"), *others))
@@ -242,6 +266,7 @@ def keep_plans(
             spool.append(plan)
         for program in programs:
             spool.append(replace(program, plan_id=plans[0].plan_id))
+        assert task.costs.snapshot is not None, "a run trains on measured costs"
         spool.append(run_input(run.run_id, "plan", 0, task.costs.snapshot, run.profile_key(), used))
 
 
@@ -253,10 +278,10 @@ def tables_of(plan: Plan, cost: CostModel) -> list[CostTable]:
 def plan_run(
     run: RunDir, config: Config, profile_key: str, say: Say, *, from_step: int | None = None
 ) -> tuple[Plan, ...]:
-    """Candidates, best first, as of `planning_task`; the best one in the run directory, all of them in the spool."""
+    """Candidates, best first, as of `run_task`; the best one in the run directory, all of them in the spool."""
     if note := batch_note(config, config.cluster.spec().num_processes):
         say(note)
-    task = planning_task(run, config, profile_key, say, from_step=from_step)
+    task = run_task(run, config, profile_key, say, from_step=from_step)
     planned = find_plans(task, config, say)
     keep_plans(run, config, task, planned.plans, planned.programs)
     return planned.plans

@@ -54,7 +54,8 @@ async def profile_modules(config: Config, say: Say) -> str:
         data = await profiling.profile_data(run, launcher, Listener(say))
         await asyncio.to_thread(profiling.take_samples, run, data, say)
         model = await profiling.profile_model(run, launcher, Listener(say))
-        await asyncio.to_thread(planning.cost_tables, run, run.config(), model.profile_key, say)
+        specs = profiling.specs_of(run)
+        await asyncio.to_thread(planning.cost_tables, run.run_id, run.config(), model.profile_key, specs, say)
         return model.profile_key
 
 

@@ -149,7 +149,7 @@ async def profile_model(run: RunDir, launcher: Launcher, to: Listener) -> Profil
     """
     config = run.config()
     key, hardware, inputs = await asyncio.to_thread(planning.model_profile_key, config)
-    specs = await asyncio.to_thread(_specs, run)
+    specs = await asyncio.to_thread(specs_of, run)
 
     async def measure(groups: Sequence[Sequence[JobSpec]], num_before: int = 0) -> ProfileRecord:
         to.say(f"profiling on {hardware}")
@@ -191,10 +191,11 @@ def is_profiled(run: RunDir) -> bool:
     """Whether the store has all measurements that the run needs; its samples are in the run directory."""
     config = run.config()
     key, *_ = planning.model_profile_key(config)
-    return stored_profile(config.store, key) is not None and not planning.profile_gaps(config, key, _specs(run))
+    return stored_profile(config.store, key) is not None and not planning.profile_gaps(config, key, specs_of(run))
 
 
-def _specs(run: RunDir) -> tuple[ModuleSpec, ...]:
+def specs_of(run: RunDir) -> tuple[ModuleSpec, ...]:
+    """Modules that the run's samples use."""
     return used_modules(planning.bound_family(run.config()), run.shapes())
 
 

@@ -24,7 +24,7 @@ from dflop.run.directory import RunDir
 from dflop.run.messages import Say
 from dflop.simulate.step import Node, step_nodes
 from dflop.steps.follow import poll_interval_s
-from dflop.steps.planning import Task, find_plans, keep_plans, planning_task
+from dflop.steps.planning import Task, find_plans, keep_plans, run_task
 from dflop.steps.progress import Progress, progress_of, restart_cost_s
 from dflop.store.reader import Reader
 from dflop.store.spool import SpoolWriter
@@ -119,7 +119,7 @@ def _advise(run: RunDir, config: Config, progress: Progress, noticed: Sequence[D
     if num_left <= 0:
         return Advice(decided(STAY, "replan check: keep current plan, no steps left"))
     key = run.cost_tables()[0].profile_key
-    task = planning_task(run, config, key, lambda _: None, from_step=progress.step + 1)
+    task = run_task(run, config, key, lambda _: None, from_step=progress.step + 1)
     try:
         planned = find_plans(task, config, lambda _: None)
     except InfeasiblePlanError as error:

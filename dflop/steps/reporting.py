@@ -90,7 +90,7 @@ def picture_of_plan(run: RunDir) -> str:
     """
     try:
         table, first = run.cost_tables()[0], basis_of(run).from_step or None
-        task = planning.planning_task(run, run.config(), table.profile_key, lambda _: None, from_step=first)
+        task = planning.run_task(run, run.config(), table.profile_key, lambda _: None, from_step=first)
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "plan.png"
             save_plan_picture(task.problem, run.plan(), f"measured on {table.hardware}", path)

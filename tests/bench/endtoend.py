@@ -136,7 +136,7 @@ def _of_seed(profiled: Profiled, folder: Path, seed: int, size: Size, num_proces
     settings = (f"train.seed={seed}", f"model.seed={seed}", f"train.num_steps={size.num_steps}")
     ours = configured(profiled.run, folder / OURS, *settings)
     config, began_s = ours.config(), time.perf_counter()
-    task = planning.planning_task(ours, config, profiled.key, say)
+    task = planning.run_task(ours, config, profiled.key, say)
     plan = planning.find_plans(task, config, say).plans[0]
     planning.keep_plans(ours, config, task, [plan])
     ingest(config.store)

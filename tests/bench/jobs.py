@@ -65,7 +65,7 @@ async def profiled_run(folder: Path, annotations: Path, num_processes: int, *ove
     with Reader(config.store) as reader:
         run.write_shapes(reader.shapes(data.profile_key))
     key = (await profiling.profile_model(run, launcher, Listener(say))).profile_key
-    cost = planning.cost_tables(run, config, key, say)
+    cost = planning.cost_tables(run.run_id, config, key, profiling.specs_of(run), say)
     return Profiled(run, key, cost, time.perf_counter() - began_s)
 
 

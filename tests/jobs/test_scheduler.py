@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from concurrent.futures import Future
 
 import pytest
@@ -15,7 +16,7 @@ from dflop.schedule.step_scheduler import schedule_step
 from dflop.store.reader import Reader
 from dflop.train import wire
 from dflop.train.wire import PlanMessage, publish
-from tests.builders import make_cost
+from tests.builders import make_corrections, make_cost
 from tests.jobs.scheduling import (
     AHEAD,
     NUM_STEPS,
@@ -29,6 +30,7 @@ from tests.jobs.scheduling import (
     serve,
 )
 from tests.jobs.training import fresh
+from tests.store.asking import fill
 from tests.store.spooled import read_spool
 
 
@@ -175,6 +177,21 @@ def test_corrections_outlive_the_scheduler_that_found_them(run, store):
     assert levels_of(first)["vision"] == pytest.approx(2.0, rel=0.1)
     second = Scheduler(run, run.config(), run.plan(), TRAIN, 1, 2, wire.noted(store, wire.LEARNED, {}))
     assert second._learner.factors == first._learner.factors
+
+
+def test_a_fallback_schedule_of_the_first_steps_knows_what_earlier_runs_learned(run, store):
+    class Noted(Exception):
+        pass
+
+    def found(store, *_):
+        (factors,) = from_dict(Factors, wire.noted(store, wire.FACTORS, {})).modules[-1:]
+        raise Noted(factors.module, round(factors.level, 3))
+
+    fill(run.config().store, *make_corrections(LLM, (2.0,), table_id=f"{LLM}-tp1", observed_at_s=time.time()))
+    service = scheduler(run)
+    before(service, "_begin", found)
+    with pytest.raises(Noted, match=r"llm.*2\.0"):
+        service.serve(store)
 
 
 def test_tables_that_are_not_in_the_store_are_named(run):

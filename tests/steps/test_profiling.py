@@ -75,7 +75,13 @@ def profile(run: RunDir, rows: Rows) -> tuple[list[tuple[str, ...]], list[str]]:
 
 
 def fit(run: RunDir) -> set[str]:
-    return {t.module for t in planning.cost_tables(run, run.config(), "key", lambda line: None).tables}
+    return set(tables_of(run))
+
+
+def tables_of(run: RunDir) -> dict[str, str]:
+    """Module to table id."""
+    found = planning.cost_tables(run.run_id, run.config(), "key", profiling.specs_of(run), lambda line: None)
+    return {t.module: t.table_id for t in found.tables}
 
 
 @pytest.mark.parametrize("lacking", [ONE_SIZE, TOO_LARGE])
@@ -101,7 +107,7 @@ def test_a_module_that_earlier_data_had_nothing_for_is_probed_when_data_has(begi
     jobs, lines = profile(second, lambda module: ENOUGH)
     assert jobs == [("1", "audio")]
     assert any("of `audio`, tp 1; it was not probed" in line for line in lines)
-    before = {t.module: t.table_id for t in planning.cost_tables(first, first.config(), "key", print).tables}
+    before = tables_of(first)
     assert fit(second) == {"llm", "vision", "audio"}
     with Reader(second.config().store) as reader:
         after = {t.module: t.table_id for t in reader.latest_cost_tables("key")}
