@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import astuple
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -180,14 +181,11 @@ def export(
 def _directory_of(name: str, runs: Path) -> RunDir | None:
     """The run directory that is meant; None: the name is for the store."""
     from dflop.errors import ConfigError
-    from dflop.run.directory import open_run
     from dflop.run.find import LATEST, find_run
 
-    if Path(name).is_dir():
-        return open_run(name)
     try:
         return find_run(name, runs)
     except ConfigError:
-        if name == LATEST:
+        if name == LATEST or os.path.isdir(name):
             raise
         return None

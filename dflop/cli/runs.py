@@ -28,16 +28,20 @@ def list_runs(
     as_json: Json = False,
     parsable: Annotated[bool, Parameter(help="Print only ids.")] = False,
 ) -> None:
-    """List runs, the newest first.
+    """List your runs, the newest first.
 
     `abandoned`: its driver was killed; dflop train RUN resumes it and adopts its jobs.
 
     Example: dflop runs list --json
     """
     from dflop.report.rows import print_rows
+    from dflop.run.find import left_out_text, look_into
     from dflop.run.status import RUN_COLUMNS, run_rows
 
-    rows = run_rows(runs, everything=everything)
+    found, left_out = look_into(runs)
+    if left_out:
+        say(left_out_text(left_out))
+    rows = run_rows(found, everything=everything)
     if parsable:
         for row in rows:
             print(row[RUN_COLUMNS.index("run")])

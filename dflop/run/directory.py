@@ -35,6 +35,10 @@ from dflop.models.family import Family
 from dflop.records import CostTable, Plan, SampleShape, from_dict, parse_json, to_dict
 from dflop.train.manifest import read_latest
 
+_STATE = {"run_id": str, "owner": str, "run_dir": str, "config_key": str, "backend": str, "state": str, "trains": bool,
+          "num_steps": int, "by": dict}  # fmt: skip
+"""Keys of run.json, each of which may be missing, and their types."""
+
 
 @dataclass(frozen=True, slots=True)
 class RunDir:
@@ -69,12 +73,25 @@ class RunDir:
         return load_config(self.config_file)
 
     def state(self) -> dict[str, Any]:
-        """Content of run.json; empty for a directory that is not a run."""
+        """Content of run.json; empty for a directory that has none.
+
+        Raises:
+            ConfigError: it is damaged, or cannot be read.
+        """
+        path = self.path / "run.json"
         try:
-            data = parse_json((self.path / "run.json").read_bytes())
-        except (OSError, ValueError):
+            data = parse_json(path.read_bytes())
+            if not isinstance(data, dict):
+                raise ValueError("an object is expected")
+            for name, kind in _STATE.items():
+                if not isinstance(data.get(name, kind()), kind):
+                    raise ValueError(f"`{name}` is {data[name]!r}")
+        except FileNotFoundError:
             return {}
-        return data if isinstance(data, dict) else {}
+        except (OSError, ValueError) as error:
+            hint = "restore the file, or begin another run: this one is not resumed"
+            raise ConfigError(f"run.json is damaged: {error}", where=str(path), hint=hint) from None
+        return data
 
     def write_state(self, state: Mapping[str, Any]) -> None:
         _write(self.path / "run.json", json.dumps(state, indent=2))

@@ -14,6 +14,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import stat
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ from pathlib import Path
 from dflop.errors import LaunchError, StoreError
 from dflop.run.directory import RunDir
 from dflop.run.messages import Say
+from dflop.run.ownership import user_name
 from dflop.store.lease import Claim, Lease, newest_claim
 from dflop.units import seconds
 
@@ -98,9 +100,10 @@ def locked(path: Path, refusal: Callable[[], LaunchError], timeout_s: float = _L
     """Hold a lock file for the length of the block; the kernel releases it, whatever kills this process.
 
     Raises:
-        LaunchError: `refusal`, where somebody else holds it for too long, or files cannot be locked there.
+        LaunchError: `refusal`, where somebody else holds it for too long; the file is another user's or a symbolic
+            link, or files cannot be locked there.
     """
-    fd, deadline_s = os.open(path, os.O_RDWR | os.O_CREAT, 0o600), time.monotonic() + timeout_s
+    fd, deadline_s = _open_own(path), time.monotonic() + timeout_s
     try:
         while not _is_ours(fd, path):
             if time.monotonic() >= deadline_s:
@@ -109,6 +112,25 @@ def locked(path: Path, refusal: Callable[[], LaunchError], timeout_s: float = _L
         yield
     finally:
         os.close(fd)
+
+
+def _open_own(path: Path) -> int:
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+        facts, problem = os.fstat(fd), ""
+    except OSError as error:
+        fd, problem = -1, error.strerror or str(error)
+        if not os.path.lexists(path):
+            hint = f"the folder belongs to {user_name(os.stat(path.parent).st_uid)}; name one that you may write to"
+            raise LaunchError(f"cannot make the lock file: {problem}", where=str(path), hint=hint) from None
+        facts = os.lstat(path)
+    if stat.S_ISREG(facts.st_mode) and facts.st_uid == os.geteuid() and not problem:
+        return fd
+    if fd >= 0:
+        os.close(fd)
+    kind = "file" if stat.S_ISREG(facts.st_mode) else "symbolic link" if stat.S_ISLNK(facts.st_mode) else "special file"
+    what = f"cannot use the lock file, a {kind} of {user_name(facts.st_uid)}{f': {problem}' * bool(problem)}"
+    raise LaunchError(what, where=str(path), hint="remove it, or ask its owner to")
 
 
 def _is_ours(fd: int, path: Path) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pwd
 import secrets
 import socket
 import subprocess
@@ -19,8 +18,9 @@ from dflop.profile.hardware import hardware_name, software_name
 from dflop.records import JobRecord, RunRecord
 from dflop.run import driver_lock
 from dflop.run.directory import RunDir
-from dflop.run.find import all_runs
+from dflop.run.find import all_runs, problem_of
 from dflop.run.messages import Say
+from dflop.run.ownership import this_user
 from dflop.store.spool import SpoolWriter, next_seq
 
 BEGINS_WITHIN_S = 60.0
@@ -41,20 +41,32 @@ def begin(config: Config, say: Say = lambda _: None, *, trains: bool = True) -> 
     is there to train, and not for a profile or a plan alone.
 
     Raises:
-        LaunchError: somebody drives that run, or files cannot be locked in the folder of runs.
+        LaunchError: somebody drives that run, or the folder of runs cannot be used: no lock, no owners, read-only.
     """
     folder = config.runs.absolute()
+    try:
+        return _begin(config, folder, say, trains)
+    except OSError as error:
+        what = f"cannot begin a run: {error.strerror}"
+        raise LaunchError(what, where=str(error.filename or folder), hint="name another folder as `runs`") from error
+
+
+def _begin(config: Config, folder: Path, say: Say, trains: bool) -> tuple[RunDir, bool]:
     folder.mkdir(parents=True, exist_ok=True)
     # Two drivers that look at once would both see no run, and make two.
     what = f"another process has been starting a run for {BEGINS_WITHIN_S:g} s"
     is_busy = LaunchError(what, where=str(folder), hint="try again; is the file system slow?")
-    with driver_lock.locked(folder / f".begin-{os.getuid()}.lock", lambda: is_busy, BEGINS_WITHIN_S):
+    with driver_lock.locked(folder / f".begin-{os.geteuid()}.lock", lambda: is_busy, BEGINS_WITHIN_S):
         if (found := unfinished(config)) is None:
             run = RunDir(_new_folder(folder, config.name))
             files.replace(run.config_file, dump_config(absolute(config)), is_durable=True)
             # From here on it is found again, whatever becomes of this process; what is resolved has another key.
-            facts = {"run_id": run.run_id, "owner": owner(), "config_key": config.key, "trains": trains}
-            run.write_state(facts | {"backend": config.cluster.backend, "state": READY, "at_s": time.time()})
+            facts = {"run_id": run.run_id, "owner": this_user(), "config_key": config.key, "trains": trains}
+            facts |= {"backend": config.cluster.backend, "run_dir": str(run.path)}
+            run.write_state(facts | {"state": READY, "at_s": time.time()})
+            if problem := problem_of(run.path):
+                hint = "put `runs` on a file system that keeps the owners and modes of files"
+                raise LaunchError(f"the new run cannot be used: {problem}", where=str(run.path), hint=hint)
             return run, False
     driver_lock.check_free(found, say)
     return found, True
@@ -76,14 +88,6 @@ def new_id(name: str) -> str:
     return f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{letters}"
 
 
-def owner() -> str:
-    """Who begins or drives runs in this process: `user@host`; the number of a user without a name."""
-    uid = os.geteuid()
-    with contextlib.suppress(KeyError):
-        return f"{pwd.getpwuid(uid).pw_name}@{socket.gethostname()}"
-    return f"uid{uid}@{socket.gethostname()}"
-
-
 def _new_folder(parent: Path, name: str) -> Path:
     while True:
         folder = parent / new_id(name)
@@ -103,6 +107,7 @@ def note(run: RunDir, state: str) -> None:
     config, by = run.config(), {"host": socket.gethostname(), "pid": os.getpid()}
     # Steps, too, for `dflop runs list`: to read a configuration takes a tenth of a second.
     now = {"state": state, "at_s": time.time(), "by": by, "num_steps": config.train.num_steps}
+    now["run_dir"] = str(run.path)  # it may have been moved
     run.write_state(run.state() | now)
     hardware = config.cluster.hardware
     if hardware == "auto" and config.cluster.device == "cpu":

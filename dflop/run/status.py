@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dflop.errors import ConfigError, did_you_mean
+from dflop.errors import ConfigError, DflopError, did_you_mean
 from dflop.launch import JobHandle, JobState, Journal, log_paths
 from dflop.launch.tail import last_lines
 from dflop.records import JobRecord
@@ -16,7 +17,6 @@ from dflop.run import lifecycle
 from dflop.run.batches import TRAIN
 from dflop.run.directory import RunDir
 from dflop.run.driver_lock import driver_of
-from dflop.run.find import all_runs
 
 RUN_COLUMNS = ("run", "state", "step", "num_steps", "jobs", "plan", "begun", "driver")
 JOB_COLUMNS = ("job", "id", "state", "reason", "attempt", "submitted", "took_s", "log")
@@ -49,12 +49,23 @@ def jobs_of(run: RunDir) -> list[JobView]:
     return [JobView(h.name.removeprefix(f"{run.run_id}-"), h, last, JobState(last.state)) for h, last in found]
 
 
-def run_rows(folder: Path, *, everything: bool = False) -> list[tuple[Any, ...]]:
-    """Rows of `RUN_COLUMNS`, the newest first; `everything`: also profiles or plans alone that have ended."""
+def run_rows(runs: Sequence[RunDir], *, everything: bool = False) -> list[tuple[Any, ...]]:
+    """Rows of `RUN_COLUMNS`; `everything`: also profiles or plans alone that have ended."""
     # A driver that was killed while it profiled may have left jobs, too.
-    states = ((run, run.state()) for run in all_runs(folder))
+    states = ((run, run.state()) for run in runs)
     found = [r for r, s in states if everything or s.get("trains", True) or s.get("state") == lifecycle.RUNNING]
-    return [tuple(run_facts(run).values()) for run in found]
+    return [_facts_or_problem(run) for run in found]
+
+
+def _facts_or_problem(run: RunDir) -> tuple[Any, ...]:
+    """One damaged run hides no other."""
+    try:
+        return tuple(run_facts(run).values())
+    except DflopError as error:
+        problem = f"damaged: {error.what}"
+    except OSError as error:  # it is being removed
+        problem = f"damaged: {error.strerror}"
+    return run.run_id, problem, *[None] * (len(RUN_COLUMNS) - 2)
 
 
 def run_facts(run: RunDir) -> dict[str, Any]:

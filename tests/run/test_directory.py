@@ -84,10 +84,24 @@ def test_a_missing_or_damaged_file_is_named_with_what_to_do(run, name, read):
         assert caught.value.hint.startswith("remove it: ")
 
 
-def test_a_folder_without_a_readable_state_is_no_run(run):
-    for content in (None, "", "{half"):
-        if content is not None:
-            (run.path / "run.json").write_text(content)
-        assert run.state() == {}
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ("", "Expecting value"), ("{half", "Expecting property name"), ("[]", "an object is expected"),
+        ('{"by": 3}', "`by` is 3"), ('{"state": null}', "`state` is None"), ('{"trains": "no"}', "`trains` is 'no'"),
+    ],
+)  # fmt: skip
+def test_a_damaged_state_is_named_and_an_old_one_may_lack_fields(run, content, problem):
+    for lacking in ({}, {"state": "done"}):
+        run.write_state(lacking)
+        assert run.state() == lacking
+    (run.path / "run.json").write_text(content)
+    with pytest.raises(ConfigError, match=f"run.json is damaged: .*{problem}") as caught:
+        run.state()
+    assert caught.value.where == str(run.path / "run.json")
+
+
+def test_a_run_may_have_no_samples(run):
+    assert run.state() == {}
     run.write_shapes([])
     assert (run.shapes(), run.profile_key()) == ([], "")

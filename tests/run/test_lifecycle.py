@@ -17,6 +17,7 @@ from dflop.records import JobRecord, RunRecord
 from dflop.run import lifecycle
 from dflop.run.driver_lock import drive_alone
 from dflop.run.find import all_runs, find_run
+from dflop.run.ownership import this_user
 from dflop.store.spool import SpoolWriter
 from tests.jobs.configs import make_config
 from tests.jobs.made import begun_at, make_run
@@ -93,9 +94,9 @@ def test_two_runs_never_share_a_folder_even_with_the_same_letters(tmp_path, monk
 
 
 @pytest.mark.parametrize(("uid", "name"), [(os.geteuid(), pwd.getpwuid(os.geteuid()).pw_name), (123456, "uid123456")])
-def test_a_run_has_the_name_of_its_owner_or_the_number_of_one_without(config, monkeypatch, uid, name):
-    monkeypatch.setattr(lifecycle.os, "geteuid", lambda: uid)
-    assert lifecycle.owner() == f"{name}@{socket.gethostname()}"
+def test_a_run_has_the_name_of_its_owner_or_the_number_of_one_without(monkeypatch, uid, name):
+    monkeypatch.setattr(os, "geteuid", lambda: uid)
+    assert this_user() == f"{name}@{socket.gethostname()}"
 
 
 def test_the_newest_unfinished_run_of_a_configuration_is_taken_up(tmp_path, config):

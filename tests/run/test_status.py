@@ -20,7 +20,7 @@ def test_runs_are_told_from_their_directories_alone(tmp_path):
     save_step(new, 12)
     add_job(new, "train", JobState.RUNNING)
     with drive_alone(new, print):
-        found = [dict(zip(RUN_COLUMNS, row, strict=True)) for row in run_rows(tmp_path / "runs")]
+        found = [dict(zip(RUN_COLUMNS, row, strict=True)) for row in run_rows(all_runs(tmp_path / "runs"))]
     assert [(f["run"], f["state"], f["step"], f["num_steps"], f["jobs"]) for f in found] == [
         ("new", "running", 12, 40, "train running"),
         ("old", "done", 40, 40, ""),
@@ -28,8 +28,8 @@ def test_runs_are_told_from_their_directories_alone(tmp_path):
     ]
     assert found[0]["driver"].startswith("process ")
     assert found[1]["driver"] == ""
-    assert len(run_rows(tmp_path / "runs", everything=True)) == 4
-    assert run_rows(tmp_path / "nowhere") == []
+    assert len(run_rows(all_runs(tmp_path / "runs"), everything=True)) == 4
+    assert run_rows(all_runs(tmp_path / "nowhere")) == []
 
 
 def test_the_log_of_training_knows_more_than_its_checkpoints(tmp_path):

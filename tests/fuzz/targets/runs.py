@@ -98,7 +98,7 @@ def _directory(run: RunDir, example: tuple[str, bytes]) -> None:
     (run.path / example[0]).write_bytes(example[1])
     journal = Journal(run.path, run.run_id)
     for ask, *words in (
-        (status.run_rows, run.path.parent), (status.job_rows, run), (status.log_files, run, "", 0),
+        (status.run_rows, [run]), (status.job_rows, run), (status.log_files, run, "", 0),
         (find_run, "small", run.path.parent), (run.config,), (run.plan,), (run.cost_tables,), (run.shapes,),
         (run.profile_key,), (run.state,), (basis_of, run), (journal.records,), (journal.latest,),
     ):  # fmt: skip
