@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from dflop import resources
 from dflop.config import Config, ContainerConfig, SlurmConfig, dump_config, load_config, load_mixture
+from dflop.config.sbatch_options import ALLOWED, COMPUTED, REFUSED, canonical
 from dflop.config.sections import ClusterConfig
 from dflop.errors import ConfigError
 
@@ -205,7 +206,17 @@ def test_the_example_of_a_slurm_cluster_has_every_key(config_file):
     ("slurm", "what"),
     [
         ("extra={output: /tmp/x}", "`output` is computed by dflop"),
-        ("extra={no_requeue: ''}", "`no_requeue` is computed by dflop"),
+        ("extra={no_requeue: ''}", "`no_requeue` is computed by dflop: see cluster.slurm.requeue"),
+        ("extra={gpus-per-task: '1'}", "`gpus-per-task` is refused: each task would see one GPU, number 0"),
+        ("extra={gpus_per_task: '1'}", "`gpus_per_task` is refused"), ("extra={ntasks-per-gpu: '1'}", "one GPU"),
+        ("extra={gpu-bind: single}", "one GPU"), ("extra={G: '8'}", "`G` is refused: jobs differ in size"),
+        ("extra={clusters: c2}", "export SLURM_CLUSTERS=NAME"), ("extra={M: c2}", "export SLURM_CLUSTERS=NAME"),
+        ("extra={cluster: c2}", "export SLURM_CLUSTERS=NAME"), ("extra={export: NONE}", "see cluster.slurm.setup"),
+        ("extra={D: /tmp}", "`D` is computed by dflop"), ("extra={W: ''}", "dflop reads the job's id"),
+        ("extra={reservatoin: r}", "no option of sbatch: did you mean `reservation`?"),
+        ("srun_args=['-n4']", "`-n4` of srun is refused: it would change which tasks run"),
+        ("srun_args=['--gpus-per-task=1']", "one GPU"), ("srun_args=['--export=NONE']", "--export=ALL,NAME=VALUE"),
+        ("srun_args=['-l']", "reads the logs"), ("srun_args=['--kill-on-bad-exit=0']", "waited for"),
         ("extra={--mem: 1G}", "`--mem` is no long option of sbatch; leave the dashes out"),
         ('extra={reservation: "a\\nb"}', "one line"), ('partition="a\\nb"', "one line"),
         ("gpus=all", "'gpus-per-node', 'gres' or 'none'"), ("container={image: ''}", "at least 1 character"),
@@ -214,6 +225,28 @@ def test_the_example_of_a_slurm_cluster_has_every_key(config_file):
 )  # fmt: skip
 def test_what_would_bend_a_batch_script_is_refused(config_file, slurm, what):
     assert what in error_of(config_file, f"cluster.slurm.{slurm}").what
+
+
+def test_options_that_sites_need_are_taken_by_any_name(config_file):
+    extra = "{w: node1, mem_per_cpu: 4G, gres: 'gpu:2', gpus-per-node: '2', exclusive: '', site-plugin-tmpfs: 1G}"
+    args = "['--cpu-bind=none', '--mpi', 'pmix', '--export=ALL,A=1', '--container-writable']"
+    config = load_config(config_file, [f"cluster.slurm.extra={extra}", f"cluster.slurm.srun_args={args}"])
+    assert list(config.cluster.slurm.extra) == [
+        "nodelist", "mem-per-cpu", "gres", "gpus-per-node", "exclusive", "site-plugin-tmpfs",
+    ]  # fmt: skip
+    assert len(config.cluster.slurm.srun_args) == 5
+
+
+def test_every_option_of_sbatch_is_known_once():
+    """Names of the manual of Slurm 22.05; tests/slurm asks the sbatch that is installed."""
+    manual = Path(__file__).with_name("launch").joinpath("sbatch_options.txt").read_text().split()
+    tables = (COMPUTED, REFUSED, ALLOWED)
+    known = [name for table in tables for name in table]
+    assert len(known) == len(set(known))
+    assert set(manual) <= set(known)
+    assert [canonical(name) for name in ("M", "gpus_per_task", "workdir", "mem")] == [
+        "clusters", "gpus-per-task", "chdir", "mem",
+    ]  # fmt: skip
 
 
 def test_an_option_is_said_in_one_place(config_file):

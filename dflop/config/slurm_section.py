@@ -7,14 +7,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
+from dflop.config import sbatch_options
 from dflop.config.section import Section
 from dflop.errors import printable
-
-OWN_OPTIONS = (
-    "array", "comment", "cpus-per-task", "error", "job-name", "nodes", "no-requeue", "ntasks", "ntasks-per-node",
-    "open-mode", "output", "parsable", "requeue", "signal", "test-only", "time", "wait", "wrap",
-)  # fmt: skip
-"""Options of sbatch that dflop computes, or that would make it misread sbatch's answer."""
 
 
 def _one_line(text: str) -> str:
@@ -68,7 +63,7 @@ class SlurmConfig(Section):
     setup: tuple[str, ...] = ()
     """Shell lines before the tasks start (`module load ...`, `source venv/bin/activate`); one that fails ends it."""
     extra: dict[str, str] = Field(default_factory=dict)
-    """Further sbatch options without dashes, e.g. `{reservation: r1, exclusive: ""}`."""
+    """Further sbatch options without dashes, e.g. `{reservation: r1, exclusive: ""}`, by their long or short names."""
     srun_args: tuple[Word, ...] = ()
     container: ContainerConfig | None = None
     poll_interval_s: float = Field(default=30, gt=0)
@@ -82,10 +77,17 @@ class SlurmConfig(Section):
         for name, value in extra.items():
             if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", name):
                 raise ValueError(f"`{name}` is no long option of sbatch; leave the dashes out")
-            if name.replace("_", "-") in OWN_OPTIONS:
-                raise ValueError(f"`{name}` is computed by dflop; it also computes {', '.join(OWN_OPTIONS)}")
+            if problem := sbatch_options.problem_of(sbatch_options.canonical(name)):
+                raise ValueError(f"`{name}` {problem}")
             _one_line(value)
-        return extra
+        return {sbatch_options.canonical(name): value for name, value in extra.items()}
+
+    @field_validator("srun_args")
+    @classmethod
+    def _are_srun_options(cls, words: tuple[str, ...]) -> tuple[str, ...]:
+        for problem in sbatch_options.srun_problems(words):
+            raise ValueError(problem)
+        return words
 
     @model_validator(mode="after")
     def _say_it_once(self) -> Any:

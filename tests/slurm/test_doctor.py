@@ -1,10 +1,12 @@
 """`dflop doctor` on a real Slurm: four nodes of 4 CPUs, 6000 MB and 2 GPUs."""
 
+import re
 import subprocess
 from collections.abc import Iterator
 
 import pytest
 
+from dflop.config.sbatch_options import ALLOWED, COMPUTED, REFUSED
 from dflop.doctor.finding import FAIL, OK, Finding
 from dflop.doctor.slurm_cluster import slurm
 from tests.jobs.configs import make_config
@@ -28,6 +30,12 @@ def partitions(cluster: None) -> Iterator[None]:
 
 def examined(folder, *overrides: str) -> list[Finding]:
     return list(slurm(make_config(folder, *(f"cluster.{override}" for override in (*SOUND, *overrides)))))
+
+
+@pytest.mark.lane("slurm-heart")
+def test_every_option_of_the_installed_sbatch_is_known(cluster):
+    shown = client("sbatch", "--help")
+    assert set(re.findall(r"--([a-z][a-z-]*[a-z])", shown)) - {*ALLOWED, *COMPUTED, *REFUSED} == set()
 
 
 def test_a_real_cluster_is_told_and_nothing_is_submitted(partitions, tmp_path):
