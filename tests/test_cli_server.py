@@ -157,3 +157,14 @@ def test_a_dry_run_prints_configuration_and_jobs_and_writes_nothing(folder):
         assert f"-{job}" in done.stdout
     assert "would begin run small-" in done.stderr
     assert sorted(folder.rglob("*")) == before
+
+
+@pytest.mark.parametrize("path", ["", "/nowhere", "{folder}"])
+def test_a_dry_run_for_a_cluster_needs_no_slurm_here(folder, path):
+    (folder / "sbatch").write_text("no program")
+    overrides = ("--set", "cluster.backend=slurm", "--set", "cluster.hardware=test")
+    done = dflop("run", "run.yaml", "--dry-run", *overrides, cwd=folder, PATH=path.format(folder=folder))
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+    assert done.stdout.count("#!/bin/bash\n") >= 4
+    refused = dflop("run", "run.yaml", *overrides, cwd=folder, PATH=path.format(folder=folder))
+    assert_refused(refused, 2, "backend `slurm` needs sbatch, which is not on PATH")

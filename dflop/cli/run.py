@@ -34,7 +34,7 @@ def run(config: ConfigFile, *, overrides: Overrides = (), dry_run: DryRun = Fals
     from dflop.steps.preflight import preflight
 
     loaded = load_with_origins(config, overrides)
-    preflight(loaded.config, loaded.origins)
+    preflight(loaded.config, loaded.origins, is_dry=dry_run)
     if dry_run:
         _show_dry_run(loaded.config)
         return

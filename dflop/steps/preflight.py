@@ -36,8 +36,10 @@ class Problem(NamedTuple):
     """Whether the configuration may be right, and only this machine is the wrong one."""
 
 
-def preflight(config: Config, config_file: Path | Origins) -> None:
+def preflight(config: Config, config_file: Path | Origins, *, is_dry: bool = False) -> None:
     """Check what a run will need; errors name the configuration's file and, with its `Origins`, the line.
+
+    A dry run needs nothing of this machine.
 
     Raises:
         ConfigError: unknown family, module or media limit, missing dataset, a tokenizer without the tokens of the
@@ -45,7 +47,8 @@ def preflight(config: Config, config_file: Path | Origins) -> None:
         InfeasiblePlanError: only layout `split` is allowed and there are fewer processes than modules the data needs.
     """
     for problem in problems(config, config_file):
-        raise problem.error
+        if not (is_dry and problem.is_of_machine):
+            raise problem.error
 
 
 def problems(config: Config, config_file: Path | Origins) -> Iterator[Problem]:
