@@ -12,20 +12,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from dflop.launch.refusals import KEYS
+
 SINFO = ("sinfo", "--noheader", "--exact", "--format=%P|%a|%l|%s|%D|%c|%m|%G|%t")
 """Partition, its state, limits of time and of nodes; nodes that are alike: how many, CPUs, MiB, GRES, state."""
 _OUT_OF_USE = ("down", "drain", "drng", "fail", "unk")
 _GPUS = r"\bgpu:(?:([^:(),]+):)?(\d+)(?=[(,]|$)"
 """(type, number) in `gpu:8`, `gpu:a100:8(S:0-1)`."""
-_KEYS = {
-    "partition": "cluster.slurm.partition",
-    "time": "cluster.slurm.time_limit_min",
-    "nodes": "cluster.num_nodes",
-    "cpus": "cluster.num_processes_per_node, cluster.num_cores_per_node; of the data profile data_profile.num_workers",
-    "memory": "cluster.memory_per_process_gib, cluster.num_processes_per_node, or cluster.slurm.ask_for_memory: false",
-    "gpus": "cluster.num_processes_per_node, cluster.slurm.gpu_type",
-}
-"""Of a configuration, by what they decide."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,15 +76,15 @@ def _in_partition(options: Mapping[str, str], groups: Sequence[NodeGroup]) -> It
     first, num_nodes = groups[0], _count(options.get("nodes", "1").partition("-")[0]) or 1
     name = f"partition `{first.partition}`"
     if first.state != "up":
-        yield Obstacle(f"{name} is {first.state}", f"{_KEYS['partition']}: choose another one, or ask the operator")
+        yield Obstacle(f"{name} is {first.state}", f"{KEYS['partition']}: choose another one, or ask the operator")
     if minutes(options.get("time", "")) > minutes(first.time_limit):
         what = f"the job asks for --time={options['time']}, {name} allows {first.time_limit}"
-        yield Obstacle(what, f"{_KEYS['time']}: lower it, or {_KEYS['partition']}: choose another one")
+        yield Obstacle(what, f"{KEYS['time']}: lower it, or {KEYS['partition']}: choose another one")
     total = sum(group.num_nodes for group in groups)
     if num_nodes > min(first.max_nodes, total):
         what = f"the job asks for {num_nodes} nodes, {name} "
         what += f"has {total}" if num_nodes > total else f"allows {first.max_nodes:g}"
-        yield Obstacle(what, f"{_KEYS['nodes']}: fewer, or {_KEYS['partition']}: choose another one")
+        yield Obstacle(what, f"{KEYS['nodes']}: fewer, or {KEYS['partition']}: choose another one")
         return
     yield from _of_nodes(options, groups, num_nodes, name)
 
@@ -112,17 +105,17 @@ def _of_nodes(options: Mapping[str, str], groups: Sequence[NodeGroup], num_nodes
     for key, unit, wanted, has in lacking:
         most = max(map(has, groups))
         what = f"the job asks for {wanted:g} {unit} on each of {num_nodes} nodes, those of {name} have {most:g}"
-        yield Obstacle(what, _KEYS[key])
+        yield Obstacle(what, KEYS[key])
     if lacking:
         return
     enough = [group for group in groups if all(has(group) >= wanted for *_, wanted, has in of_node)]
     total, usable = sum(g.num_nodes for g in enough), sum(g.num_nodes for g in enough if g.is_usable)
     if total < num_nodes:
         what = f"{num_nodes} nodes of {name} that have {cpus} CPUs, {memory:g} MiB and {gpus} GPUs: there are {total}"
-        yield Obstacle(what, f"{_KEYS['nodes']}: fewer, or {_KEYS['partition']}: choose another one")
+        yield Obstacle(what, f"{KEYS['nodes']}: fewer, or {KEYS['partition']}: choose another one")
     elif usable < num_nodes:
         what = f"{total - usable} of {total} nodes of {name} are down or drained; the job waits for them"
-        yield Obstacle(what, f"ask the operator, or {_KEYS['nodes']}: {usable}", is_for_ever=False)
+        yield Obstacle(what, f"ask the operator, or {KEYS['nodes']}: {usable}", is_for_ever=False)
 
 
 def minutes(text: str) -> float:

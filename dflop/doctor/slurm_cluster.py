@@ -17,8 +17,9 @@ from dflop.doctor import partition_limits
 from dflop.doctor.finding import FAIL, OK, SKIP, WARN, Finding
 from dflop.doctor.partition_limits import NodeGroup
 from dflop.errors import DflopError, did_you_mean
-from dflop.launch.commands import Command, job_environment, keys_of_refusal, run_command
+from dflop.launch.commands import Command, job_environment, run_command
 from dflop.launch.executor import Executor
+from dflop.launch.refusals import keys_of_refusal
 from dflop.launch.slurm import comment_of
 from dflop.run.batches import TRAIN
 from dflop.run.directory import RunDir

@@ -28,36 +28,20 @@ _NOBODY_ANSWERS = re.compile(
     r"temporarily unable|unable to resolve|no answer within",
     re.IGNORECASE,
 )
-_KEYS_OF_REFUSALS = (
-    ("mutually exclusive", "cluster.slurm.ask_for_memory: false, where the site requires memory per CPU or GPU"),
-    ("memory", "cluster.memory_per_process_gib, or cluster.slurm.ask_for_memory: false"),
-    ("account", "cluster.slurm.account"),
-    ("partition", "cluster.slurm.partition"),
-    ("qos", "cluster.slurm.qos"),
-    ("feature", "cluster.slurm.constraint"),
-    ("generic resource", "cluster.slurm.gpus, cluster.slurm.gpu_type"),
-    ("time limit", "cluster.slurm.time_limit_min"),
-    ("node configuration", "cluster.num_nodes, cluster.num_processes_per_node"),
-    ("array specification", "data_profile.num_shards, which MaxArraySize bounds"),
-)
-"""(In sbatch's words, what to look at) where it refuses a job."""
+_TAB, _QUEUE_FIELDS = "\x1f", ("%i", "%T", "%o", "%k", "%j")
+"""A separator that is in no path, comment or name."""
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 """`run_command`, or what stands in for it."""
 
 
-class ControllerAway(InfrastructureError):
-    """Slurm's controller does not answer, which refuses nothing."""
+class NotNow(InfrastructureError):
+    """Slurm takes no job just now: its controller does not answer, or the account has as many jobs as it may."""
 
 
 def is_away(said: str) -> bool:
     """Whether a client failed because its controller does not answer."""
     return _NOBODY_ANSWERS.search(said) is not None
-
-
-def keys_of_refusal(said: str) -> str:
-    """Keys of the configuration to look at when sbatch refuses a job in these words."""
-    return next((keys for words, keys in _KEYS_OF_REFUSALS if words in said.lower()), "the cluster section")
 
 
 def run_command(
@@ -81,11 +65,26 @@ def on_cluster(cluster: str) -> list[str]:
     return ["-M", cluster] if cluster else []
 
 
+def rows_of_queue(cluster: str = "") -> list[list[str]]:
+    """[job id, state, path of the script, comment, name] of this user's jobs that have not ended.
+
+    Raises:
+        NotNow: nobody answered.
+        LaunchError: squeue failed.
+    """
+    command = ["squeue", *on_cluster(cluster), "-h", "-u", str(os.getuid()), "-o", _TAB.join(_QUEUE_FIELDS)]
+    done = run_command(command)
+    if done.returncode != 0:
+        what = f"`squeue` failed: {done.stderr.strip() or f'exit code {done.returncode}'}"
+        raise (NotNow if is_away(done.stderr) else LaunchError)(what)
+    return [row.split(_TAB) for row in done.stdout.split("\n") if _TAB in row]
+
+
 def scancel(*job_ids: str, options: Sequence[str] = ()) -> None:
     """End jobs (`12`, `12_3;cluster`), or what the options say; those that have ended are left alone.
 
     Raises:
-        ControllerAway: nobody answered.
+        NotNow: nobody answered.
         LaunchError: scancel failed.
     """
     for cluster in dict.fromkeys(job_id.partition(";")[2] for job_id in job_ids):
@@ -97,7 +96,7 @@ def scancel(*job_ids: str, options: Sequence[str] = ()) -> None:
         has_ended = bool(problems) and all(any(ended in line for ended in _HAS_ENDED) for line in problems)
         if done.returncode != 0 and not has_ended:
             more = f" and {len(numbers) - 1} more" if len(numbers) > 1 else ""
-            kind = ControllerAway if is_away(done.stderr) else LaunchError
+            kind = NotNow if is_away(done.stderr) else LaunchError
             raise kind(f"scancel of job {numbers[0]}{more} failed: {done.stderr.strip()}", hint=" ".join(command))
 
 

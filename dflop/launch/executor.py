@@ -1,8 +1,9 @@
 """Submits jobs alike to Slurm, several as an array: submitit's executor, whose batch script says what it runs.
 
 The script is all that a person needs: its first lines say in words what each element runs, and `job.sbatch` beside it
-does the same work again by hand. The pickle gets the job's id as its name once sbatch has said it: a job whose driver
-died in between finds no work and ends by itself within a minute, so a submission of which nobody heard may be repeated.
+does the same work again by hand. The pickle gets the job's id as its name once sbatch has said it. A job of which
+nobody heard (its driver died, or sbatch timed out after the controller had accepted it) is found in the queue by the
+path of its script; where squeue does not show that, it finds no work and ends by itself within a minute.
 
 `srun` stays between the script and the tasks, because only it passes signals on, with --kill-on-bad-exit, or the peers
 of a dead rank would hang until the time limit. A job that can go on from a checkpoint is requeued by its script once
@@ -27,9 +28,18 @@ from submitit.slurm.slurm import SlurmExecutor, SlurmJob
 
 from dflop.config import ContainerConfig, SlurmConfig, sbatch_options
 from dflop.errors import Interrupted, LaunchError, printable
-from dflop.launch.commands import ControllerAway, is_away, job_environment, keys_of_refusal, last_line, run_command
+from dflop.launch.commands import (
+    NotNow,
+    is_away,
+    job_environment,
+    last_line,
+    rows_of_queue,
+    run_command,
+    scancel,
+)
 from dflop.launch.job import SCRIPT, JobSpec, submission_folder
 from dflop.launch.payload import NUM_CHANCES, START_LINE, STOPS_VARIABLE, task_environment
+from dflop.launch.refusals import keys_of_refusal, refusal
 from dflop.launch.results import BATCH_LOG, CLUSTER, INTERRUPTED
 from dflop.launch.watcher import EXIT
 
@@ -142,19 +152,36 @@ class Executor(SlurmExecutor):
         return found[0] if found else ""
 
     def _submit_command(self, command: str) -> SlurmJob[Any]:
-        # submitit's own prints what sbatch says, and hands it what a surrounding job left in the environment.
         script, text = self.folder / SCRIPT, self._make_submission_file_text(command, "")
+        is_again = script.exists()
         script.write_text(text)
+        job_id, _, cluster = ((is_again and self._accepted(script)) or self._sbatch(script)).partition(";")
+        if cluster:
+            (self.folder / CLUSTER).write_text(cluster)
+        script.write_text(text.replace(f"\n{_AGAIN}\n", f"\n{_AGAIN}{job_id}\n"))
+        return SlurmJob(self.folder, job_id, range(self._num_tasks()))
+
+    def _accepted(self, script: Path) -> str:
+        """Id of a job that an earlier sbatch left in the queue though nobody heard its answer, so not submitted again.
+
+        One that has begun has found no work, so it is ended.
+        """
+        states: dict[str, set[str]] = {}
+        for job_id, state, path, *_ in rows_of_queue():
+            if path == str(script):
+                states.setdefault(job_id.partition("_")[0], set()).add(state)
+        waiting = next((job_id for job_id, of in states.items() if of == {"PENDING"}), "")
+        scancel(*(job_id for job_id in states if job_id != waiting))
+        return waiting
+
+    def _sbatch(self, script: Path) -> str:
+        # submitit's own prints what sbatch says, and hands it what a surrounding job left in the environment.
         environment = job_environment(os.environ, self.options())
         done = run_command(self._make_submission_command(script), environment, timeout_s=SUBMIT_TIMEOUT_S)
         said = self._get_job_id_from_submission_command(done.stdout) if done.returncode == 0 else ""
         if not said:
             raise self._refusal(done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}")
-        job_id, _, cluster = said.partition(";")
-        if cluster:
-            (self.folder / CLUSTER).write_text(cluster)
-        script.write_text(text.replace(f"\n{_AGAIN}\n", f"\n{_AGAIN}{job_id}\n"))
-        return SlurmJob(self.folder, job_id, range(self._num_tasks()))
+        return said
 
     def _internal_process_submissions(self, delayed_submissions: list[DelayedSubmission]) -> list[Job[Any]]:
         # submitit's own makes arrays with an executor and jobs of its own classes, which lack what is overridden here.
@@ -177,9 +204,10 @@ class Executor(SlurmExecutor):
         where = str(self.folder / SCRIPT)
         if is_away(said):
             what = f"Slurm's controller does not respond, so job `{self.job_name}` is not submitted: {last_line(said)}"
-            return ControllerAway(what, where=where, hint="start again when `sinfo` responds")
+            return NotNow(what, where=where, hint="start again when `sinfo` responds")
         hint = f"check {keys_of_refusal(said)}{'; or cluster.slurm.extra' if self.specs[0].resources.extra else ''}"
-        return LaunchError(f"sbatch refused job `{self.job_name}`: {said}", where=where, hint=hint)
+        kind = NotNow if (why := refusal(said)) and not why.is_for_ever and why.key == "jobs" else LaunchError
+        return kind(f"sbatch refused job `{self.job_name}`: {said}", where=where, hint=hint)
 
 
 def _gpu_options(site: SlurmConfig, num_gpus: int) -> dict[str, str]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from dflop.config import SlurmConfig
 from dflop.errors import LaunchError
-from dflop.launch.commands import COMMENT, ControllerAway, scancel
+from dflop.launch.commands import COMMENT, NotNow, scancel
 from dflop.launch.executor import MAKE_WAY, Executor, batches
 from dflop.launch.job import CHECKPOINTED, JobHandle, JobSpec, JobState, JobStatus, Launcher, make_folder
 from dflop.launch.payload import START_LINE, Payload
@@ -58,7 +58,7 @@ class SlurmLauncher(Launcher):
         """Hand the jobs to sbatch, those of one array name and shape as one array.
 
         Raises:
-            ControllerAway: nobody answered; jobs before are adopted when these are submitted again.
+            NotNow: nobody answered; jobs before are adopted when these are submitted again.
         """
         handles = dict[int, JobHandle]()
         for group in batches(specs):
@@ -68,7 +68,7 @@ class SlurmLauncher(Launcher):
                 executor = Executor(some, self.site, self.comment)
                 jobs = executor.submit_array([Payload(self.backend, spec) for spec in some])
             except LaunchError as error:
-                if not isinstance(error, ControllerAway):
+                if not isinstance(error, NotNow):
                     with contextlib.suppress(LaunchError):
                         self.cancel(*handles.values())
                 raise

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dflop.errors import InfrastructureError, Interrupted, LaunchError
-from dflop.launch.commands import ControllerAway
+from dflop.launch.commands import NotNow
 from dflop.launch.job import JobHandle, JobSpec, JobState, JobStatus, Launcher
 from dflop.launch.journal import Change, Journal
 from dflop.launch.results import has_all_results, submitted_in
@@ -84,7 +84,7 @@ def adopt_or_submit_all(
 
     Raises:
         LaunchError: a submission was refused.
-        ControllerAway: nobody answered.
+        NotNow: Slurm may accept them later.
     """
     keys = {spec.key for spec in specs} - {key for key, (_, state) in journal.latest().items() if not state.is_final}
     noted = (handle for handle, _ in journal.jobs().values())
@@ -119,10 +119,10 @@ async def _submitted(submit: Callable[[], list[JobHandle]], launcher: Launcher) 
             with contextlib.suppress(LaunchError):
                 _cancel(launcher, await submission)  # sbatch cannot be stopped half-way; what it accepted can
             raise
-        except ControllerAway as error:
+        except NotNow as error:
             if began_s is None:
                 began_s = time.monotonic()
-                _log.warning("%s; tried again for up to %s", error.what, seconds(PATIENCE_S))
+                _log.warning("%s; retrying for up to %s (%s)", error.what, seconds(PATIENCE_S), error.hint)
             if time.monotonic() - began_s >= PATIENCE_S:
                 raise
         await asyncio.sleep(PAUSE_S)

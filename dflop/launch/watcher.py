@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 from dflop.launch.commands import Command, last_line, on_cluster, run_command
 from dflop.launch.job import JobHandle, JobState, JobStatus
+from dflop.launch.refusals import refusal
 from dflop.launch.results import BATCH_LOG
 
 EXIT = "exit"
@@ -47,25 +48,6 @@ _WORDS = {
 """Of each state Slurm's words, the first of which ours says all of."""
 STATES = {word: state for state, words in _WORDS.items() for word in words.split()}
 """Every job state of `man squeue`."""
-_LESS = "request less, or another partition"
-NEVER = {
-    "PartitionTimeLimit": "its time limit is above the partition's: lower cluster.slurm.time_limit_min",
-    "PartitionNodeLimit": (
-        "it requests more nodes than the partition allows per job: request fewer, or another partition"
-    ),
-    "BadConstraints": f"no node has the requested resources: {_LESS}",
-    "MaxMemPerLimit": f"it requests more memory than one job may have: {_LESS}",
-    "AccountNotAllowed": "its account may not use the partition: see cluster.slurm.account",
-    "InvalidAccount": "Slurm knows no such account: see cluster.slurm.account",
-    "InvalidQOS": "Slurm knows no such QOS: see cluster.slurm.qos",
-    "QOSNotAllowed": "its QOS may not use the partition: see cluster.slurm.qos",
-    "QOSMinGRES": "its QOS requires more GPUs per job: see cluster.slurm.qos",
-    "DependencyNeverSatisfied": "the job it depends on failed: cancel it",
-    "launch_failed_requeued_held": "its launch failed and it is held: make sure that its nodes see its folder, then "
-    "`scontrol release` it",
-}
-"""Reasons for which a job waits for ever, and what to do; besides these, limits of a QOS or an account on one job."""
-_PER_JOB = re.compile(r"(QOS|Assoc)Max\w+Per(Job|Node)\w*")
 _SAYS_NOTHING = ("", "None", "(null)", "None assigned")
 _MAX_ELEMENT, _LAST_S = 4_000_000, 253_402_300_799.0
 """Slurm knows no higher index of an array (`MaxArraySize`); the end of the year 9999: what a calendar can say."""
@@ -240,10 +222,7 @@ def status_of(slurm_state: str, reason: str, nodes: str = "", more: str = "") ->
         parts.append(f"by {_user(by[3:])}")
     if reason not in _SAYS_NOTHING:
         parts.append(reason)
-    why = NEVER.get(reason.replace(" ", "_"))
-    if _PER_JOB.fullmatch(reason):
-        why = f"its account or QOS does not allow that much per job: {_LESS}"
-    if known is JobState.QUEUED and why:
+    if known is JobState.QUEUED and (why := refusal(reason)) and why.is_for_ever:
         return JobStatus(known, f"{', '.join(parts)}: it will never start, {why}")
     if known in (JobState.FAILED, JobState.NODE_FAIL) and nodes not in _SAYS_NOTHING:
         parts[-1:] = [f"{parts[-1] if parts else word}{ON_NODES}{nodes}"]

@@ -10,14 +10,12 @@ from dataclasses import dataclass
 
 from dflop.errors import LaunchError
 from dflop.launch import JobHandle, JobState, JobStatus, Journal, Launcher
-from dflop.launch.commands import COMMENT, on_cluster, run_command
+from dflop.launch.commands import COMMENT, rows_of_queue
 from dflop.launch.job import SCRIPT, JobId
 from dflop.run.directory import RunDir
 from dflop.run.driver_lock import driver_of
 from dflop.run.launcher import launcher_of
 
-_TAB = "\x1f"  # in no path, comment or name
-_FORMAT = _TAB.join(("%i", "%T", "%o", "%k", "%j"))
 _SCRIPT = rf"(/.+)/jobs/[^/]+/\d+/{re.escape(SCRIPT)}"
 """Batch scripts of runs, after the run directory."""
 
@@ -48,10 +46,7 @@ def jobs_in_queue(clusters: Collection[str] = ()) -> list[QueuedJob]:
     """
     found = []
     for cluster in sorted({*clusters}) or [""]:
-        done = run_command(["squeue", *on_cluster(cluster), "-h", "-u", str(os.getuid()), "-o", _FORMAT])
-        if done.returncode != 0:
-            raise LaunchError(f"`squeue` failed: {done.stderr.strip() or f'exit code {done.returncode}'}")
-        for number, state, script, comment, name in (row.split(_TAB) for row in done.stdout.split("\n") if _TAB in row):
+        for number, state, script, comment, name in rows_of_queue(cluster):
             ours, job_id = re.fullmatch(_SCRIPT, script), str(JobId(cluster, number, 0.0))
             if ours is not None:
                 found.append(QueuedJob(job_id, os.path.basename(ours[1]), state.lower(), name, ours[1]))

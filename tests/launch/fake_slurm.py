@@ -82,6 +82,9 @@ def sbatch(folder, *args):
         sys.exit("sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)")
     if options.get("partition") == "nowhere":
         sys.exit("sbatch: error: invalid partition specified: nowhere")
+    if os.path.exists(f"{folder}/refuse"):
+        with open(f"{folder}/refuse") as file:
+            sys.exit(file.read())
     if "mem" in options and os.path.exists(f"{folder}/no_memory"):
         sys.exit("sbatch: error: Memory specification can not be satisfied")
     with Jobs(folder) as jobs:
@@ -99,6 +102,8 @@ def sbatch(folder, *args):
             if "hold" not in options:
                 jobs[job_id]["state"] = "RUNNING"
                 start(folder, job_id)
+    if os.path.exists(f"{folder}/late"):
+        sys.exit("sbatch: error: Batch job submission failed: Socket timed out on send/recv operation")
     print(base)
 
 

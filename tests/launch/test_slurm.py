@@ -17,7 +17,7 @@ from submitit.core.utils import JobPaths
 from dflop.config import SlurmConfig
 from dflop.errors import Interrupted, LaunchError
 from dflop.launch import JobState, JobStatus, Journal, Resources, adopt_or_submit_all, log_paths
-from dflop.launch.commands import ControllerAway
+from dflop.launch.commands import NotNow
 from dflop.launch.results import submitted_in
 from dflop.launch.slurm import SlurmLauncher
 from dflop.launch.watcher import Watcher
@@ -111,12 +111,57 @@ def test_a_refusal_of_memory_names_the_setting(slurm, launcher, tmp_path):
     assert list((tmp_path / "job").glob("**/*.*")) == [left], "the next submission uses the folder"
 
 
+def test_a_limit_on_submitted_jobs_passes_and_others_do_not(slurm, launcher, tmp_path):
+    policy = "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)"
+    for reason, kind, hint in (
+        ("QOSMaxSubmitJobPerUserLimit", NotNow, "check data_profile.num_shards: fewer, larger jobs"),
+        ("AssocMaxSubmitJobLimit", NotNow, "check data_profile.num_shards: fewer, larger jobs"),
+        ("QOSMaxWallDurationPerJobLimit", LaunchError, "check cluster.slurm.time_limit_min"),
+        ("QOSMaxGRESPerUser", LaunchError, "check cluster.num_nodes, cluster.num_processes_per_node: request fewer"),
+        ("QOSMaxCpuPerUserLimit", LaunchError, "check cluster.num_nodes, cluster.num_processes_per_node"),
+        ("", LaunchError, "check cluster.slurm.time_limit_min, cluster.num_nodes, data_profile.num_shards against"),
+    ):
+        (slurm / "refuse").write_text(f"sbatch: error: {reason}\nsbatch: error: Batch job submission failed: {policy}")
+        with pytest.raises(LaunchError) as caught:
+            launcher.submit(make_spec(tmp_path / "job", "report", "x"))
+        assert (type(caught.value), caught.value.hint[: len(hint)]) == (kind, hint)
+
+
+@pytest.mark.parametrize("array", ["", "r1"])
+def test_a_job_that_sbatch_accepted_without_an_answer_is_found_and_not_submitted_twice(slurm, tmp_path, array):
+    launcher, journal = make_launcher(slurm), Journal(tmp_path / "run", "r1")
+    specs = [
+        make_spec(tmp_path / "job", "report", key, name=f"r1-{key}", key=key, array=array, resources=HELD)
+        for key in (("a", "b") if array else ("a",))
+    ]
+    (slurm / "late").touch()
+    with pytest.raises(NotNow, match="Socket timed out"):
+        adopt_or_submit_all(launcher, specs, journal)
+    (slurm / "late").unlink()
+    handles = adopt_or_submit_all(launcher, specs, journal)
+    assert [h.job_id for h in handles] == (["101_0", "101_1"] if array else ["101"])
+    assert {launcher.poll(h).state for h in handles} == {JobState.QUEUED}
+    assert len(calls(slurm, "sbatch")) == 1
+
+
+def test_one_that_has_begun_without_its_work_is_ended_first(slurm, launcher, tmp_path):
+    spec = make_spec(tmp_path / "job", "report", "x")
+    (slurm / "late").touch()
+    with pytest.raises(NotNow):
+        launcher.submit(spec)
+    (slurm / "late").unlink()
+    handle = launcher.submit(spec)
+    with fake_slurm.Jobs(slurm) as jobs:
+        assert (handle.job_id, jobs["101"]["state"]) == ("102", "CANCELLED")
+    assert end(launcher, handle).state is JobState.DONE
+
+
 def test_a_controller_that_is_away_refuses_nothing_and_what_it_took_before_is_adopted(slurm, launcher, tmp_path):
     specs = [make_spec(tmp_path / name, "report", "x", key=name, resources=HELD) for name in "ab"]
     first = launcher.submit(specs[0])
     (slurm / "down").touch()
     journal = Journal(tmp_path / "run", "r1")
-    with pytest.raises(ControllerAway, match="Slurm's controller does not respond"):
+    with pytest.raises(NotNow, match="Slurm's controller does not respond"):
         adopt_or_submit_all(launcher, specs, journal)
     (slurm / "down").unlink()
     assert adopt_or_submit_all(launcher, specs, journal)[0] == first
@@ -212,7 +257,7 @@ def test_a_lost_job_whose_end_nobody_confirms_is_not_submitted_again(launcher, s
     (first,) = adopt_or_submit_all(launcher, [spec], journal)
     journal.changes([(first, JobStatus(JobState.LOST))])
     (slurm / "down").touch()
-    with pytest.raises(ControllerAway, match=f"scancel of job {first.job_id} failed"):
+    with pytest.raises(NotNow, match=f"scancel of job {first.job_id} failed"):
         adopt_or_submit_all(launcher, [spec], journal)
     assert len(calls(slurm, "sbatch")) == 1
 

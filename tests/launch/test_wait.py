@@ -6,7 +6,7 @@ import pytest
 
 from dflop.errors import InfrastructureError, LaunchError
 from dflop.launch import Change, JobHandle, JobSpec, JobState, JobStatus, Journal, run_jobs_async, wait
-from dflop.launch.commands import ControllerAway
+from dflop.launch.commands import NotNow
 from dflop.launch.job import Launcher
 from dflop.launch.local import LocalLauncher
 from tests.launch.helpers import live, make_spec, run_job
@@ -184,7 +184,7 @@ class Silent(Played):
     def submit(self, spec: JobSpec) -> JobHandle:
         self.num_asked += 1
         if self.num_asked < 3:
-            raise ControllerAway("Unable to contact slurm controller")
+            raise NotNow("Unable to contact slurm controller")
         return super().submit(spec)
 
     def cancel(self, *handles: JobHandle) -> None:
@@ -199,9 +199,9 @@ def test_a_controller_that_does_not_answer_at_submission_is_waited_for_and_that_
     specs = specs_of(tmp_path, "report", "a")
     assert together(Silent(), specs, journal) == [["a"]]
     (said,) = caplog.messages
-    assert "Unable to contact slurm controller; tried again for up to 30" in said
+    assert "Unable to contact slurm controller; retrying for up to 30" in said
     monkeypatch.setattr(wait, "PATIENCE_S", 0.0)
-    with pytest.raises(ControllerAway):
+    with pytest.raises(NotNow):
         together(Silent(), specs, Journal(tmp_path / "other", "r1"))
 
 

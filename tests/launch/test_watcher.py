@@ -320,7 +320,12 @@ def test_states_keep_slurms_word_where_ours_says_less(state, reason, expected):
 @pytest.mark.parametrize(
     ("reason", "why"),
     [
-        ("PartitionTimeLimit", "its time limit is above the partition's: lower cluster.slurm.time_limit_min"),
+        ("PartitionTimeLimit", "its time limit is above the partition's: see cluster.slurm.time_limit_min"),
+        ("QOSMaxWallDurationPerJobLimit", "its time limit is above that of its account or QOS: see cluster.slurm.time"),
+        ("InvalidQOS", "Slurm knows no such QOS"), ("InvalidAccount", "Slurm knows no such account: see cluster."),
+        ("ReservationDeleted", "its reservation is over"), ("DependencyNeverSatisfied", "the job it depends on failed"),
+        ("Dependency", ""), ("Reservation", ""), ("AssocMaxJobsLimit", ""), ("QOSMaxGRESPerUser", ""),
+        ("AssocGrpSubmitJobsLimit", ""), ("PartitionDown", ""), ("ReqNodeNotAvail, Reserved for maintenance", ""),
         ("BadConstraints", "no node has the requested resources"),
         ("QOSMaxGRESPerJob", "its account or QOS does not allow that much per job"),
         ("launch failed requeued held", "its launch failed and it is held"), ("Priority", ""),
