@@ -224,6 +224,7 @@ class _Rank:
         hooks = Hooks(
             self._observed, self._bad_sample, lambda next_step: self.spool.flush(), self._checkpoint_meta,
             self.stop.is_set, on_fall_back=self._fell_back, on_spans=self.telemetry.traced,
+            on_skipped_step=self._skipped_step,
         )  # fmt: skip
         return make_trainer(
             self.config, self.plan, self.seat, self.device, family, tokenizer, self.shapes, frozen=self.stage.frozen,
@@ -265,6 +266,10 @@ class _Rank:
     def _fell_back(self, next_step: int, newer: str) -> None:
         if self.seat.rank == 0:
             self._event(next_step, "checkpoint_damaged", f"{newer}; using the one before it")
+
+    def _skipped_step(self, step: int, reason: str) -> None:
+        if self.seat.rank == 0:
+            self._event(step, "not_finite", reason)
 
     def _observed(self, seen: StepObservation) -> None:
         line = self.telemetry.observed(seen)

@@ -183,6 +183,6 @@ class RunEvent:
     """At which it was noticed."""
     kind: str
     """`scheduler_late`, `scheduler_dead`, `scheduler_restarted`, `scheduler_given_up`, `scheduler_behind`,
-    `memory_exceeded`, `checkpoint_failed` or `checkpoint_damaged`."""
+    `memory_exceeded`, `not_finite`, `checkpoint_failed` or `checkpoint_damaged`."""
     detail: str
     observed_at_s: float

@@ -16,6 +16,8 @@ yields another number of rows than planned stops the job with both numbers.
   ranks agree before the step which samples are broken; those carry no loss, and the denominator leaves them out.
 - Plans: `plan_source.py` waits for the scheduler up to a share of the step, then makes a quick plan. The first writer
   wins, so all ranks run the same one.
+- Loss or gradients that are not finite: no rank updates in that step; three in a row end the job (`finite.py`). No
+  checkpoint is written of weights or moments that are not finite.
 - Checkpoints (`checkpoint.py`, `manifest.py`, `blocks.py`): torch's distributed format under global names, so that
   any plan loads what any other wrote. A full disk costs that checkpoint, not the run. What the run says of the steps
   that a checkpoint leaves behind is on disk before it counts.

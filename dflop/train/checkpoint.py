@@ -76,6 +76,9 @@ class Checkpointer:
         Args:
             next_step: First step a resumed job will run.
             meta: JSON values kept beside the tensors (seed, plan id, corrections).
+
+        Raises:
+            TrainError: a weight or a moment is not finite; nothing is written, on any rank.
         """
         self.close()
         self._failure = None  # has been told; this is the next try
@@ -84,9 +87,17 @@ class Checkpointer:
             # Which rank writes what several hold. `dcp.save` would choose, too, but only of what has been copied.
             planner = BlockSavePlanner(blocks)
             shares = self._together(planner.create_local_plan, lambda held: planner.create_global_plan(held)[0])
-            mine = {item.index for item in shares[self._rank].items}
-            self._host = host_memory(block for block in blocks if block.id in mine)
-        copies = copy_to_host(blocks, self._host)
+            ids = {item.index for item in shares[self._rank].items}
+            self._host = host_memory(block for block in blocks if block.id in ids)
+        mine = [block for block in blocks if block.id in self._host]
+        name = self._together(lambda: checkpoint_state.not_finite(mine), lambda names: next(filter(None, names), ""))
+        if name:
+            raise TrainError(
+                f"`{name}` has values that are not finite after step {next_step - 1}: no checkpoint was written",
+                where=str(self._folder),
+                hint="lower train.learning_rate; started again, the run resumes from its newest checkpoint",
+            )
+        copies = copy_to_host(mine, self._host)
         about = {**meta, "next_step": next_step, "name": manifest.name_of(next_step)}
         self._writing = threading.Thread(target=self._write, args=(copies, about), name="checkpoint", daemon=True)
         self._writing.start()

@@ -6,6 +6,7 @@ Names in the checkpoint: `model/NAME`, `optimizer/NAME/KEY` with global paramete
 from __future__ import annotations
 
 import json
+import math
 import random
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -93,6 +94,20 @@ def host_memory(blocks: Iterable[Block]) -> dict[MetadataIndex, torch.Tensor]:
         block.id: torch.empty(block.tensor.shape, dtype=block.tensor.dtype, pin_memory=block.tensor.is_cuda)
         for block in blocks
     }
+
+
+def not_finite(blocks: Iterable[Block]) -> str:
+    """Name of a block that holds a NaN or an infinity; empty where none does. Takes no memory of their size."""
+    by_device: dict[torch.device, list[Block]] = {}
+    for block in blocks:
+        if block.tensor.is_floating_point() and block.tensor.numel():
+            by_device.setdefault(block.tensor.device, []).append(block)
+    for of_device in by_device.values():
+        largest = torch._foreach_norm([block.tensor for block in of_device], math.inf)
+        for block, is_finite in zip(of_device, torch.stack(largest).isfinite().tolist(), strict=True):
+            if not is_finite:
+                return block.name
+    return ""
 
 
 def copy_to_host(blocks: Sequence[Block], memory: Mapping[MetadataIndex, torch.Tensor]) -> list[Block]:

@@ -113,7 +113,7 @@ class Engine:
         """
         self._sends = {is_forward: Sends() for is_forward in (True, False)}
         self._in_flight: dict[int, _InFlight] = {}
-        self._loss = torch.zeros((), dtype=torch.float64, device=self._device)
+        self._losses: dict[int, torch.Tensor] = {}
         self._clock = DeviceClock(self._device)
         marked: list[tuple[Action, list[Mark], int, int]] = []
         self._posted: dict[tuple[bool, int, int], tuple[torch.Tensor, dist.Work]] = {}
@@ -139,7 +139,9 @@ class Engine:
             sends.settle_all()
         (end,) = self._clock.read([self._clock.mark()])
         visits = [visit(action, self._clock.read(marks), *moved) for action, marks, *moved in marked]
-        return StepTrace(float(self._loss), self._clock.started_at_s, end.wall_s, visits)
+        losses = torch.stack(list(self._losses.values())).tolist() if self._losses else []  # read at once
+        by_microbatch = dict(zip(self._losses, losses, strict=True))
+        return StepTrace(by_microbatch, self._clock.started_at_s, end.wall_s, visits)
 
     def wait(self) -> None:
         """Until the device has done all that this thread gave it; messages may still be on their way."""
@@ -167,7 +169,7 @@ class Engine:
         for part, stage in self._parts:
             if isinstance(stage, LlmStage):
                 assert given.llm is not None, "a rank with LLM layers has input"
-                carry[LLM] = self._decode(part, stage, given.llm, carry, rows, healthy, num_loss_tokens)
+                carry[LLM] = self._decode(k, part, stage, given.llm, carry, rows, healthy, num_loss_tokens)
             elif isinstance(stage, EncoderStage) and part.module in given.encoders:
                 carry[part.module] = self._encode(part.module, stage, given.encoders[part.module])
         self._marks.append(self._clock.mark())
@@ -189,7 +191,7 @@ class Engine:
         return out
 
     def _decode(
-        self, part: SeatPart, stage: LlmStage, given: LlmInput, carry: dict[str, torch.Tensor],
+        self, k: int, part: SeatPart, stage: LlmStage, given: LlmInput, carry: dict[str, torch.Tensor],
         rows: list[tuple[torch.Tensor, torch.Tensor]], healthy: torch.Tensor, num_loss_tokens: int,
     ) -> torch.Tensor:  # fmt: skip
         if part.is_first:
@@ -206,7 +208,7 @@ class Engine:
         where, targets = self._here(given.loss_where[kept]), self._here(given.loss_targets[kept])
         loss: torch.Tensor = stage.loss(hidden, where, targets, max(num_loss_tokens, 1))
         if self._seat.tp_rank == 0:
-            self._loss += loss.detach()
+            self._losses[k] = loss.detach()
         return loss
 
     def _ways_out(self, k: int, given: MicrobatchInput, carry: dict[str, torch.Tensor]) -> list[_Output]:

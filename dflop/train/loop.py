@@ -19,12 +19,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dflop.errors import Interrupted
+from dflop.errors import Interrupted, TrainError
 from dflop.parallel.topology import Groups, Seat
 from dflop.records import MicrobatchSpan, Plan, StepObservation, StepPlan
 from dflop.train.checkpoint import Checkpointer
 from dflop.train.engine import Engine
 from dflop.train.feed import Feed
+from dflop.train.finite import SkippedSteps, is_finite, listed, suspects
 from dflop.train.inputs import PreparedStep, SampleSource
 from dflop.train.liveness import Activities
 from dflop.train.optim import Optimizer
@@ -74,6 +75,8 @@ class Hooks:
     """(next step, what is wrong with the newer checkpoint) when an older one was loaded."""
     on_spans: Callable[[int, Sequence[Span]], None] = lambda step, spans: None
     """(step, what happened in it), of traced steps; of the others their checkpoint only."""
+    on_skipped_step: Callable[[int, str], None] = lambda step, reason: None
+    """(step, loss, norm and samples) on every rank, when a step updated nothing because these are not finite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +117,7 @@ class Trainer:
         Raises:
             Interrupted: the job was told to stop; what it had reached is on disk. Or all that is sound is a checkpoint
                 of an earlier stage, which wants other modules frozen: now it is the newest.
+            TrainError: loss or gradients were not finite in several steps in a row, or weights are not.
         """
         self.activities.main.may_last("loads the newest checkpoint")
         latest = self.checkpointer.load_latest() if self.checkpointer else None
@@ -123,7 +127,7 @@ class Trainer:
         if latest and self.checkpointer and first < self.settings.first_step:
             self.checkpointer.take_back(latest)
             raise Interrupted(f"step {first} belongs to an earlier stage of training")
-        self._saved_at_s = time.monotonic()
+        self._saved_at_s, self._skipped = time.monotonic(), SkippedSteps(latest or {})
         _, _, (is_told,) = self.reducer.totals(0.0, (self.hooks.is_told_to_stop(),))
         if is_told and first < self.settings.num_steps:
             raise Interrupted(f"stopped before step {first}, {first} of {self.settings.num_steps} steps done")
@@ -141,7 +145,7 @@ class Trainer:
         return first
 
     def _run(self, first: int, ahead: ThreadPoolExecutor) -> None:
-        last, main = self.settings.num_steps, self.activities.main
+        last, main, is_due = self.settings.num_steps, self.activities.main, False
         pending = self._begin(first, ahead) if first < last else None
         for step in range(first, last):
             assert pending is not None
@@ -153,9 +157,12 @@ class Trainer:
             pending = self._begin(step + 1, ahead) if step + 1 < last else None
             must_stop, is_late = self._step(step, ready, data_wait_s)
             gc.collect(1)
+            self._end_if_not_finite()
             is_last = step + 1 == last
-            if is_late or must_stop or is_last or (step + 1) % self.settings.checkpoint_every == 0:
+            is_due = is_due or is_late or (step + 1) % self.settings.checkpoint_every == 0
+            if must_stop or is_last or (is_due and not self._skipped):
                 self._save(step + 1, is_on_disk=must_stop or is_last)
+                is_due = False
             if must_stop and not is_last:
                 raise Interrupted(f"stopped after step {step}, {step + 1} of {last} steps done")
 
@@ -169,7 +176,8 @@ class Trainer:
         self.activities.main.may_last("checkpoint")
         began = time.perf_counter()
         self.hooks.before_checkpoint(next_step)
-        self.checkpointer.save(next_step, {"plan_id": self.plan.plan_id, **self.hooks.checkpoint_meta()})
+        meta = {"plan_id": self.plan.plan_id, **self._skipped.state(), **self.hooks.checkpoint_meta()}
+        self.checkpointer.save(next_step, meta)
         if is_on_disk:
             self.checkpointer.wait()
         if self.settings.trace_every_steps:
@@ -228,10 +236,7 @@ class Trainer:
         flags = (self.hooks.is_told_to_stop(), self._is_late())
         norm, loss, (must_stop, is_late) = self.reducer.totals(trace.loss, flags)
         reduced = time.perf_counter()
-        self.activities.main.works("update of the weights")
-        self.reducer.clip(norm, self.settings.max_grad_norm)
-        self.optimizer.step(learning_rate(step, self.settings))
-        self.reducer.zero()
+        self._update(step, ready, trace, loss, norm)
         self.engine.wait()  # else the update would count as the next step's
         ended = time.perf_counter()
         seen = self._observe(
@@ -250,6 +255,31 @@ class Trainer:
         if self.settings.trace_every_steps and step % self.settings.trace_every_steps == 0:
             self.hooks.on_spans(step, step_spans(trace, seen, started, ready.asked_at_s))
         return must_stop, is_late
+
+    def _update(self, step: int, ready: _ReadyStep, trace: StepTrace, loss: float, norm: float) -> None:
+        """Update the weights by the gradients, or skip the step where these are not finite; then drop them."""
+        if is_finite(loss, norm):
+            self.activities.main.works("update of the weights")
+            self.reducer.clip(norm, self.settings.max_grad_norm)
+            self.optimizer.step(learning_rate(step, self.settings))
+            self._skipped.clear()
+        else:
+            batch = ready.message.step_plan.sample_index
+            found = suspects(trace.losses, ready.prepared.microbatches, ready.healthy, self.groups.control)
+            samples = sorted(batch[position] for position in found)
+            self._skipped.add(step, samples)
+            of_batch = f"{len(samples)} of {len(batch)} samples: {listed(samples)}"
+            self.hooks.on_skipped_step(step, f"loss {loss:g}, gradient norm {norm:g}; no update; {of_batch}")
+        self.reducer.zero()
+
+    def _end_if_not_finite(self) -> None:
+        try:
+            self._skipped.raise_if_too_many()
+        except TrainError:
+            if self.checkpointer is not None:
+                self.activities.main.may_last("checkpoint")
+                self.checkpointer.close()  # the last good one may still be on its way to the disk
+            raise
 
     def _is_late(self) -> bool:
         """Whether the last checkpoint is too long ago, by the clock of one rank."""

@@ -111,14 +111,19 @@ def visit(action: Action, readings: Sequence[Reading], received_bytes: int, sent
 class StepTrace:
     """What `Engine.run` measured."""
 
-    loss: float
-    """This rank's share of the global mean loss; 0 off the last LLM stage."""
+    losses: dict[int, float]
+    """Per microbatch, its share of the global mean loss; none off the last LLM stage."""
     started_at_s: float = 0.0
     """When the engine began, on the clock of `time.perf_counter`."""
     elapsed_s: float = 0.0
     """From there to its end."""
     visits: list[Visit] = field(default_factory=list)
     """In the order in which they were made."""
+
+    @property
+    def loss(self) -> float:
+        """This rank's share of the global mean loss."""
+        return sum(self.losses.values())
 
     @property
     def busy_s(self) -> float:
