@@ -1,4 +1,4 @@
--- purpose: faults that a run recovered from: failed or late schedulers, steps with the fallback schedule, steps not finite
+-- purpose: faults that a run recovered from: failed or late schedulers, fallback schedules, steps that are not finite
 -- parameters: $run_id varchar, the run (its comparison comes with it)
 -- grain: one row per event, oldest first
 -- units: steps count from 0
