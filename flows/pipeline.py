@@ -30,8 +30,7 @@ from dflop.steps.training import Trained
 @drives("dflop-pipeline")
 async def pipeline(run: RunDir) -> RunSummary:
     """Run or resume the whole pipeline of a configuration."""
-    data = await profiled_data(run)
-    model = await profiled_model(run, data)
+    model = await profiled(run)
     trained = await trained_by_now(run)
     while not trained.is_over:
         plan = await tasks.optimize_plan(run, model, trained)
@@ -45,7 +44,7 @@ async def pipeline(run: RunDir) -> RunSummary:
 @drives("dflop-profile")
 async def profile(run: RunDir) -> ProfileRecord:
     """Profile dataset and modules that the store has no profiles of."""
-    return await profiled_model(run, await profiled_data(run))
+    return await profiled(run)
 
 
 @drives("dflop-plan")
@@ -76,6 +75,20 @@ async def report(run: str = "latest", config_path: str = "") -> RunSummary:
     return await tasks.report(await asyncio.to_thread(find_run, run, folder), None)
 
 
+async def profiled(run: RunDir) -> ProfileRecord:
+    """The profile of a run's modules, made after that of its samples, while messages are timed.
+
+    Prefect's cache is asked where the store has all that the run needs.
+    """
+    key, *_ = await asyncio.to_thread(planning.model_profile_key, run.config())
+    is_stored = await asyncio.to_thread(profiling.stored_profile, run.config().store, key) is not None
+    timing = tasks.profile_links.with_options(refresh_cache=not is_stored)(run, key)
+    async with profiling.meanwhile(run, timing) as timed:
+        data, links = await profiled_data(run), await timed
+    is_stored = await asyncio.to_thread(profiling.is_profiled, run)
+    return await tasks.profile_model.with_options(refresh_cache=not is_stored)(run, data, links, key)
+
+
 async def profiled_data(run: RunDir) -> ProfileRecord:
     """The profile of a run's samples, which then lie in its directory; Prefect's cache is asked if the store has it."""
     say, store = get_run_logger().info, run.config().store
@@ -86,13 +99,6 @@ async def profiled_data(run: RunDir) -> ProfileRecord:
     what = "tokens per kind of sample and module"
     await Page("profile-data", run).table("data-profile", reporting.data_rows, run, description=what)
     return data
-
-
-async def profiled_model(run: RunDir, data: ProfileRecord) -> ProfileRecord:
-    """The profile of a run's modules; Prefect's cache is asked if the store has all that the run needs."""
-    key, *_ = await asyncio.to_thread(planning.model_profile_key, run.config())
-    is_stored = await asyncio.to_thread(profiling.is_profiled, run)
-    return await tasks.profile_model.with_options(refresh_cache=not is_stored)(run, data, key)
 
 
 async def trained_by_now(run: RunDir) -> Trained:

@@ -19,6 +19,7 @@ from dflop.run.directory import RunDir
 from dflop.run.launcher import launcher_of
 from dflop.steps import next_plan, profiling, reporting, training
 from dflop.steps.follow import ingest_run, is_the_clusters_doing
+from dflop.steps.profiling import LinkProfile
 from dflop.steps.session import RETRIES, RETRY_DELAY_S
 from dflop.steps.training import Trained
 from dflop.views import run_results
@@ -52,20 +53,33 @@ async def profile_data(run: RunDir, key: str) -> ProfileRecord:
         key: Of the profile in the store, under which Prefect keeps it, too.
     """
     async with Page("profile-data", run) as page:
-        return await profiling.profile_data(run, launcher_of(run, run.config()), page)
+        return await profiling.profile_data(run, launcher_of(run, run.config()), page, key)
+
+
+@task(name="profile-links", cache_key_fn=store_key, persist_result=True, **RETRIED)
+async def profile_links(run: RunDir, key: str) -> LinkProfile:
+    """Times of messages between processes, which depend on no sample: on a cluster measured next to the data profile.
+
+    Args:
+        run: The run.
+        key: Of the profile of its modules, which they are a part of.
+    """
+    async with Page("profile-links", run) as page:
+        return await profiling.profile_links(run, launcher_of(run, run.config()), page)
 
 
 @task(name="profile-model", cache_key_fn=store_key, persist_result=True, **RETRIED)
-async def profile_model(run: RunDir, data: ProfileRecord, key: str) -> ProfileRecord:
+async def profile_model(run: RunDir, data: ProfileRecord, links: LinkProfile, key: str) -> ProfileRecord:
     """Times of every module on the cluster's devices, measured by an array of jobs per tensor-parallel degree.
 
     Args:
         run: The run; its samples are in its directory.
         data: Profile of its samples, which say what modules are used and how large their inputs are.
+        links: Messages that were timed, a part of the profile.
         key: As of `profile_data`.
     """
     async with Page("profile-model", run) as page:
-        return await profiling.profile_model(run, launcher_of(run, run.config()), page)
+        return await profiling.profile_model(run, launcher_of(run, run.config()), page, data, links)
 
 
 @task(name="optimize-plan", cache_policy=NO_CACHE)

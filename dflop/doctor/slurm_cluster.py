@@ -100,8 +100,8 @@ def _jobs(config: Config, groups: Sequence[NodeGroup], command: Command) -> Iter
     run, tried = RunDir(config.runs / "doctor"), list[Mapping[str, str]]()
     try:
         training = submit.train_job(run, config, TRAIN, config.cluster.spec().num_processes)
-        profiles = submit.model_jobs(run, config, "", "", ("llm",))
-        specs = [submit.data_jobs(run, config, "", "slurm")[0], *(jobs[0] for jobs in profiles), training]
+        profiles = (*submit.model_jobs(run, config, "", "", ("llm",)), *submit.link_jobs(run, config, "", ""))
+        specs = [submit.data_jobs(run, config, "", "slurm")[0], *profiles, training]
     except DflopError as error:
         yield Finding(AREA, "submitting", FAIL, error.what, error.hint)
         return

@@ -17,7 +17,7 @@ from dflop.run.launcher import launcher_of
 from dflop.run.messages import Say
 from dflop.steps import planning, profiling
 from dflop.steps.follow import Listener
-from dflop.steps.session import driver_session
+from dflop.steps.session import driver_session, profiled, profiled_data
 from dflop.store.reader import Reader
 
 
@@ -42,7 +42,7 @@ async def profile_dataset(config: Config, say: Say) -> ProfileRecord:
 
 async def data_profile(run: RunDir, launcher: Launcher, say: Say) -> ProfileRecord:
     """The profile of a run that trains nothing, judged; raises as `profile_dataset`."""
-    found = await profiling.profile_data(run, launcher, Listener(say))
+    found = await profiled_data(run, launcher, Listener(say))
     await asyncio.to_thread(profiling.judge, run, found, say)
     return found
 
@@ -50,10 +50,7 @@ async def data_profile(run: RunDir, launcher: Launcher, say: Say) -> ProfileReco
 async def profile_modules(config: Config, say: Say) -> str:
     """Key of the profile of a model's modules over its dataset, with cost tables; raises as `profile_dataset`."""
     async with own_run(config, "model", say) as run:
-        launcher = launcher_of(run, run.config())
-        data = await profiling.profile_data(run, launcher, Listener(say))
-        await asyncio.to_thread(profiling.take_samples, run, data, say)
-        model = await profiling.profile_model(run, launcher, Listener(say))
+        model = await profiled(run, Listener(say))
         specs = profiling.specs_of(run)
         await asyncio.to_thread(planning.cost_tables, run.run_id, run.config(), model.profile_key, specs, say)
         return model.profile_key

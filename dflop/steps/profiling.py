@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from dflop.data.dataset_profile import profile_key, rows_key
 from dflop.data.distribution import summary_text
@@ -27,6 +29,8 @@ from dflop.store.ingest import ingest
 from dflop.store.profile_frames import profile_frame
 from dflop.store.reader import Reader
 from dflop.store.spool import SpoolWriter
+
+T = TypeVar("T")
 
 MAX_EXAMPLES = 5
 _ROWS = "rows"
@@ -69,15 +73,14 @@ def _has_begun(run: RunDir) -> bool:
     return run.num_attempts(TRAIN) > 0 and (run.path / "shapes.parquet").is_file()
 
 
-async def profile_data(run: RunDir, launcher: Launcher, to: Listener) -> ProfileRecord:
-    """The profile of the run's dataset, out of the store or from jobs over shards.
+async def profile_data(run: RunDir, launcher: Launcher, to: Listener, key: str) -> ProfileRecord:
+    """The profile of the run's dataset, out of the store or from jobs over shards; `key` as of `data_profile_key`.
 
     Raises:
         DataError: the dataset cannot be read, or has changed under a run that trains on it.
         LaunchError: a job failed.
     """
     config = run.config()
-    key = await asyncio.to_thread(data_profile_key, run, to.say)
     found = await asyncio.to_thread(stored_profile, config.store, key)
     if found is not None:
         to.say(f"data profile {key} is in the store: {found.num_rows} samples, reused")
@@ -138,32 +141,83 @@ def judge(run: RunDir, profile: ProfileRecord, say: Say) -> None:
     )
 
 
-async def profile_model(run: RunDir, launcher: Launcher, to: Listener) -> ProfileRecord:
-    """Measurements of every module over the run's shapes, out of the store or from jobs.
+@dataclass(frozen=True, slots=True)
+class LinkProfile:
+    """What the job that times messages between processes has left in the spool."""
 
-    Jobs per tensor-parallel degree, and one that times the links between processes where there are several. A profile
-    that does not determine every cost table that the run needs gets the probes that are missing.
+    num_measurements: int = 0
+    """None where it had nothing to do: one process, or a complete model profile in the store."""
+
+
+@contextlib.asynccontextmanager
+async def meanwhile(run: RunDir, work: Coroutine[Any, Any, T]) -> AsyncIterator[Awaitable[T]]:
+    """Does `work`, which submits jobs, while the block profiles the data; cancels it, and them, where the block fails.
+
+    On one machine it begins when the block asks for its value: shards on all cores would disturb what is timed.
+    """
+    begun = [asyncio.create_task(work)] if run.config().cluster.backend == "slurm" else []
+    try:
+        yield begun[0] if begun else work
+    finally:
+        for task in begun:
+            task.cancel()
+        await asyncio.gather(*begun, return_exceptions=True)
+        work.close()
+
+
+async def profile_links(run: RunDir, launcher: Launcher, to: Listener) -> LinkProfile:
+    """Times messages between processes, for the profile of the modules.
+
+    What a message costs depends on no sample: this is submitted together with the data profile. Modules are not: the
+    sizes that their jobs probe are drawn from the run's samples.
 
     Raises:
-        LaunchError: a job failed.
+        LaunchError: the job failed.
+    """
+    config = run.config()
+    key, hardware, _ = await asyncio.to_thread(planning.model_profile_key, config)
+    jobs = submit.link_jobs(run, config, key, hardware)
+    if not jobs or await asyncio.to_thread(stored_profile, config.store, key) is not None:
+        return LinkProfile()
+    ((counts, *_),) = await follow_jobs(run, launcher, jobs, to)
+    return LinkProfile(counts["num_measurements"])
+
+
+async def profile_model(
+    run: RunDir, launcher: Launcher, to: Listener, data: ProfileRecord, links: LinkProfile
+) -> ProfileRecord:
+    """Measurements of every module over the run's shapes, out of the store or from jobs.
+
+    Jobs of all tensor-parallel degrees are submitted together. A profile that does not determine every cost table that
+    the run needs gets the probes that are missing.
+
+    Args:
+        run: The run; its samples are in its directory.
+        launcher: Of its jobs.
+        to: Hears how far they are.
+        data: Profile of the samples.
+        links: Part of the profile.
+
+    Raises:
+        LaunchError: a job failed; raised when all have ended.
     """
     config = run.config()
     key, hardware, inputs = await asyncio.to_thread(planning.model_profile_key, config)
     specs = await asyncio.to_thread(specs_of, run)
 
-    async def measure(groups: Sequence[Sequence[JobSpec]], num_before: int = 0) -> ProfileRecord:
-        to.say(f"profiling on {hardware}")
+    async def measure(jobs: Sequence[JobSpec], num_before: int) -> ProfileRecord:
+        to.say(f"profiling on {hardware}, over samples of data profile {data.profile_key}")
         started_s, counts = time.time(), [{"num_measurements": num_before}]
-        for number, jobs in enumerate(groups):
-            part = _Part(to, number, len(groups))
-            counts += [ranks[0] for ranks in await follow_jobs(run, launcher, jobs, part)]
+        for group in submit.in_turns(config, jobs):
+            counts += [ranks[0] for ranks in await follow_jobs(run, launcher, group, to)]
         record = note_profile(run, key, "model", counts, time.time() - started_s, inputs)
         await ingest_run(run, to.say)
         return record
 
     found = await asyncio.to_thread(stored_profile, config.store, key)
     if found is None:
-        found = await measure(submit.model_jobs(run, config, key, hardware, [spec.module for spec in specs]))
+        jobs = submit.model_jobs(run, config, key, hardware, [spec.module for spec in specs])
+        found = await measure(jobs, links.num_measurements)
     else:
         to.say(f"model profile {key} is in the store: {found.num_rows} measurements, reused")
     gaps = await asyncio.to_thread(planning.profile_gaps, config, key, specs)
@@ -174,17 +228,6 @@ async def profile_model(run: RunDir, launcher: Launcher, to: Listener) -> Profil
         jobs = submit.missing_jobs(run, config, key, hardware, gaps, int(found.created_at_s))
         found = await measure(jobs, found.num_rows)
     return found
-
-
-class _Part(Listener):
-    """Hears of one group of jobs of several, which run one after the other."""
-
-    def __init__(self, whole: Listener, number: int, num_groups: int) -> None:
-        super().__init__(whole.say)
-        self._whole, self._number, self._num_groups = whole, number, num_groups
-
-    def progress(self, percent: float, text: str) -> None:
-        self._whole.progress((100.0 * self._number + percent) / self._num_groups, text)
 
 
 def is_profiled(run: RunDir) -> bool:

@@ -16,6 +16,8 @@ from dflop import errors
 from dflop.config import Config, Origins, load_with_origins
 from dflop.data.demo import make_demo_dataset
 from dflop.errors import Cancelled, ConfigError, DflopError, Interrupted, StoreError
+from dflop.launch import Launcher
+from dflop.records import ProfileRecord
 from dflop.run import lifecycle
 from dflop.run.cancel import as_cancelled
 from dflop.run.directory import RunDir, family_of
@@ -169,15 +171,30 @@ async def with_retries(work: Callable[[], Awaitable[T]], run: RunDir, say: Say) 
 async def run_to_end(run: RunDir, to: Listener) -> None:
     """All that is left of a run, to its report: what `flows/pipeline.py` does, without Prefect."""
     launcher, say = launcher_of(run, run.config()), to.say
-    data = await with_retries(lambda: profiling.profile_data(run, launcher, to), run, say)
-    await asyncio.to_thread(profiling.take_samples, run, data, say)
-    await with_retries(lambda: profiling.profile_model(run, launcher, to), run, say)
+    await profiled(run, to)
     await train_to_end(run, to)
     if training.wants_comparison(run):
         await with_retries(lambda: training.compare(run, launcher, to), run, say)
     finish(run)
     await ingest_run(run, say)
     await asyncio.to_thread(run_results.write_report, run)
+
+
+async def profiled(run: RunDir, to: Listener) -> ProfileRecord:
+    """The profile of a run's modules, made after that of its samples, which then lie in its directory."""
+    launcher, other, say = launcher_of(run, run.config()), launcher_of(run, run.config()), to.say
+    timing = with_retries(lambda: profiling.profile_links(run, other, Listener(say)), run, say)
+    async with profiling.meanwhile(run, timing) as timed:
+        data = await profiled_data(run, launcher, to)
+        await asyncio.to_thread(profiling.take_samples, run, data, say)
+        links = await timed
+    return await with_retries(lambda: profiling.profile_model(run, launcher, to, data, links), run, say)
+
+
+async def profiled_data(run: RunDir, launcher: Launcher, to: Listener) -> ProfileRecord:
+    """The profile of a run's samples."""
+    key = await asyncio.to_thread(profiling.data_profile_key, run, to.say)
+    return await with_retries(lambda: profiling.profile_data(run, launcher, to, key), run, to.say)
 
 
 async def train_to_end(run: RunDir, to: Listener) -> None:

@@ -40,48 +40,57 @@ def data_jobs(run: RunDir, config: Config, profile_key: str, backend: str) -> li
     ]  # fmt: skip
 
 
-def model_jobs(
-    run: RunDir, config: Config, profile_key: str, hardware: str, modules: Sequence[str]
-) -> list[list[JobSpec]]:
-    """Jobs that time the modules that the data uses, and links; groups of them, to be run one after the other.
+def in_turns(config: Config, jobs: Sequence[JobSpec]) -> list[Sequence[JobSpec]]:
+    """Groups of jobs that time something, each to be submitted when the one before has ended.
 
-    On one machine modules that are timed side by side would time each other: there a job per tensor-parallel degree
-    times all of them. On Slurm a degree is an array with a job per module.
+    On Slurm one group: all wait in the queue at once, and each gets devices and cores of its own. On one machine
+    modules that are timed at the same time would time each other.
     """
-    groups: list[list[JobSpec]] = []
+    return [jobs] if config.cluster.backend == "slurm" else [[job] for job in jobs]
+
+
+def model_jobs(run: RunDir, config: Config, profile_key: str, hardware: str, modules: Sequence[str]) -> list[JobSpec]:
+    """Jobs that time the modules that the data uses: on Slurm per tensor-parallel degree an array with one per module.
+
+    On one machine a job per degree times all of them, one after the other.
+    """
+    found: list[JobSpec] = []
     key, profile = f"{run.run_id}/profile/{profile_key}", (profile_key, hardware)
     for tp in config.model_profile.tp:
         name, args = f"profile-tp{tp}", (*profile, str(tp))
         if config.cluster.backend == "slurm" and len(modules) > 1:
-            groups.append([
+            found += [
                 _job(run, config, f"{name}-{m}", _MODEL, (*args, m), f"{key}/tp{tp}/{m}", num_tasks=tp, array=name)
                 for m in modules
-            ])  # fmt: skip
+            ]
         else:
-            groups.append([_job(run, config, name, _MODEL, args, f"{key}/tp{tp}", num_tasks=tp)])
+            found.append(_job(run, config, name, _MODEL, args, f"{key}/tp{tp}", num_tasks=tp))
+    return found
+
+
+def link_jobs(run: RunDir, config: Config, profile_key: str, hardware: str) -> list[JobSpec]:
+    """The job that times messages between processes; none where there is one process, or nobody wants it."""
     # Two nodes say what a message costs within one and between them.
     num_tasks = min(config.cluster.num_nodes, 2) * config.cluster.num_processes_per_node
-    if num_tasks > 1 and config.model_profile.links_budget_s > 0:
-        entry = "dflop.jobs.model_profile:links"
-        groups.append([_job(run, config, "profile-links", entry, profile, f"{key}/links", num_tasks=num_tasks)])
-    return groups
+    if num_tasks < 2 or not config.model_profile.links_budget_s:
+        return []
+    key, args = f"{run.run_id}/profile/{profile_key}/links", (profile_key, hardware)
+    return [_job(run, config, "profile-links", "dflop.jobs.model_profile:links", args, key, num_tasks=num_tasks)]
 
 
 def missing_jobs(
     run: RunDir, config: Config, profile_key: str, hardware: str, gaps: Sequence[Gap], since_s: int
-) -> list[list[JobSpec]]:
-    """The jobs that add what a model profile lacks, to be run one after the other.
+) -> list[JobSpec]:
+    """The jobs that add what a model profile lacks.
 
     `since_s` is when the profile was last added to: who looks again then finds the same jobs.
     """
     return [
-        [
-            _job(
-                run, config, f"profile-more-tp{gap.tp}-{gap.module}", _MODEL,
-                (profile_key, hardware, str(gap.tp), gap.module, "0" if gap.is_unprobed else str(since_s)),
-                f"{run.run_id}/profile/{profile_key}/since{since_s}/tp{gap.tp}/{gap.module}", num_tasks=gap.tp,
-            )
-        ]
+        _job(
+            run, config, f"profile-more-tp{gap.tp}-{gap.module}", _MODEL,
+            (profile_key, hardware, str(gap.tp), gap.module, "0" if gap.is_unprobed else str(since_s)),
+            f"{run.run_id}/profile/{profile_key}/since{since_s}/tp{gap.tp}/{gap.module}", num_tasks=gap.tp,
+        )
         for gap in gaps
     ]  # fmt: skip
 

@@ -18,11 +18,9 @@ from dflop.jobs import supervisor, train
 from dflop.records import StepObservation, StepPlan, from_dict, to_dict
 from dflop.run import lifecycle
 from dflop.run.directory import RunDir, open_run
-from dflop.run.launcher import launcher_of
 from dflop.run.messages import say
-from dflop.steps import planning, profiling
+from dflop.steps import planning, profiling, session
 from dflop.steps.follow import Listener
-from dflop.store.reader import Reader
 from dflop.train import wire
 from dflop.train.wire import PlanMessage
 from tests.bench.figures import ROOT
@@ -60,11 +58,7 @@ async def profiled_run(folder: Path, annotations: Path, num_processes: int, *ove
     )
     run, _ = lifecycle.begin(config)
     config, began_s = run.config(), time.perf_counter()
-    launcher = launcher_of(run, config)
-    data = await profiling.profile_data(run, launcher, Listener(say))
-    with Reader(config.store) as reader:
-        run.write_shapes(reader.shapes(data.profile_key))
-    key = (await profiling.profile_model(run, launcher, Listener(say))).profile_key
+    key = (await session.profiled(run, Listener(say))).profile_key
     cost = planning.cost_tables(run.run_id, config, key, profiling.specs_of(run), say)
     return Profiled(run, key, cost, time.perf_counter() - began_s)
 

@@ -15,6 +15,7 @@ from dflop.run.directory import RunDir
 from dflop.run.launcher import launcher_of
 from dflop.steps import profiling
 from dflop.steps.follow import Listener
+from dflop.steps.session import profiled_data
 from tests.jobs.configs import make_config
 
 NUM_ROWS = 6
@@ -41,7 +42,7 @@ def run(tmp_path: Path) -> RunDir:
 
 def profile(run: RunDir) -> None:
     """What a driver does when it takes a run up."""
-    data = asyncio.run(profiling.profile_data(run, launcher_of(run, run.config()), Listener(print)))
+    data = asyncio.run(profiled_data(run, launcher_of(run, run.config()), Listener(print)))
     profiling.take_samples(run, data, print)
 
 

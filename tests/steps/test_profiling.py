@@ -1,6 +1,7 @@
 """A model profile is done when it determines every cost table that the run needs, and not before."""
 
 import asyncio
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -8,11 +9,12 @@ from types import SimpleNamespace
 import pytest
 
 from dflop.cost.identity import with_table_id
-from dflop.launch import JobHandle, JobSpec, JobState
+from dflop.errors import LaunchError
+from dflop.launch import JobHandle, JobSpec, JobState, JobStatus, Journal, wait
 from dflop.profile.groups import used_modules
 from dflop.records import Measurement, ProfileRecord
 from dflop.run.directory import RunDir
-from dflop.steps import planning, profiling
+from dflop.steps import planning, profiling, session
 from dflop.steps.follow import Listener
 from dflop.store.reader import Reader
 from tests.builders import make_probe, make_specs, make_table, random_batch
@@ -69,7 +71,8 @@ def begin(tmp_path, monkeypatch):
 def profile(run: RunDir, rows: Rows) -> tuple[list[tuple[str, ...]], list[str]]:
     """(jobs, lines) of profiling for a run."""
     prober, lines = Prober(run, rows), list[str]()
-    found = asyncio.run(profiling.profile_model(run, prober, Listener(lines.append)))
+    data = ProfileRecord("data", "data", run.run_id, "{}", 8, 0, 1.0, 1.0)
+    found = asyncio.run(profiling.profile_model(run, prober, Listener(lines.append), data, profiling.LinkProfile()))
     assert found.profile_key == "key"
     return prober.jobs, lines
 
@@ -120,3 +123,119 @@ def test_tables_without_their_probes_are_good_enough(begin):
     record = ProfileRecord("key", "model", run.run_id, "{}", 8, 0, 1.0, 1.0)
     write(run.config().store, table, record, run_id=run.run_id)
     assert profile(run, lambda module: ENOUGH)[0] == []
+
+
+class Queue(PlayedLauncher):
+    """Jobs that wait until all of their wave are in the queue, and end then: one fails, one waits for ever."""
+
+    def __init__(self, *waves: set[str], failing: str = "", waiting: str = "") -> None:
+        super().__init__(JobState.QUEUED)
+        self.waves, self.failing, self.waiting, self.names = waves, failing, waiting, dict[str, str]()
+
+    def collect(self, handle: JobHandle) -> list[dict[str, int]]:
+        super().collect(handle)
+        return [{"num_samples": 2} if self.names[handle.job_id] in DATA else {"num_measurements": 3}]
+
+    def submit(self, spec: JobSpec) -> JobHandle:
+        handle = super().submit(spec)
+        self.names[handle.job_id] = spec.name.removeprefix("queued-")
+        return handle
+
+    def poll(self, handle: JobHandle) -> JobStatus:
+        name, job = self.names[handle.job_id], handle.job_id
+        (wave,) = (wave for wave in self.waves if name in wave)
+        if wave <= set(self.names.values()) and name != self.waiting and self.state[job] is JobState.QUEUED:
+            self.state[job] = JobState.FAILED if name == self.failing else JobState.DONE
+        return super().poll(handle)
+
+    def ended(self) -> dict[str, JobState]:
+        return {name: self.state[job] for job, name in self.names.items()}
+
+
+DATA = {"data-0", "data-1"}
+MODULES = {f"profile-tp{tp}-{module}" for tp in (1, 2) for module in ("vision", "llm")}
+
+
+@pytest.fixture
+def profile_on(begin, monkeypatch):
+    """Profiles a run on Slurm, with jobs of a queue."""
+    run = begin("queued", "vision")
+    cluster = run.config().cluster
+    slurm = cluster.slurm.model_copy(update={"poll_interval_s": 0.01})
+    there = {"backend": "slurm", "num_processes_per_node": 2, "slurm": slurm}
+    config = run.config().model_copy(
+        update={
+            "cluster": cluster.model_copy(update=there),
+            "model_profile": run.config().model_profile.model_copy(update={"tp": (1, 2), "links_budget_s": 1.0}),
+            "data_profile": run.config().data_profile.model_copy(update={"num_shards": 2}),
+        }
+    )
+    monkeypatch.setattr(RunDir, "config", lambda self: config)
+    monkeypatch.setattr(profiling, "data_profile_key", lambda *_: "data")
+    monkeypatch.setattr(profiling, "dataset_ref", lambda _: None)
+    monkeypatch.setattr(profiling, "rows_key", lambda _: "rows")
+    monkeypatch.setattr(profiling, "take_samples", lambda *_: None)
+    monkeypatch.setattr(planning, "profile_gaps", lambda *_: [])
+    monkeypatch.setattr(wait, "has_all_results", lambda _: True)
+
+    def go(queue: Queue) -> tuple[ProfileRecord, RunDir]:
+        monkeypatch.setattr(session, "launcher_of", lambda *_: queue)
+        return asyncio.run(session.profiled(run, Listener(str))), run
+
+    return go
+
+
+def test_whatever_can_wait_in_the_queue_waits_at_once(profile_on):
+    """Two waits in all: of shards with the links, and of the modules of every degree."""
+    queue = Queue(DATA | {"profile-links"}, MODULES)
+    found, _ = profile_on(queue)
+    assert found.num_rows == 5 * 3, "of four modules and of the links"
+    assert set(queue.ended()) == DATA | {"profile-links"} | MODULES
+
+
+def test_links_do_not_stay_in_the_queue_of_a_run_whose_data_cannot_be_profiled(profile_on):
+    queue = Queue(DATA | {"profile-links"}, failing="data-1", waiting="profile-links")
+    with pytest.raises(LaunchError, match="1 of 2 jobs failed, the others keep running: the job is failed"):
+        profile_on(queue)
+    states = {"data-0": JobState.DONE, "data-1": JobState.FAILED, "profile-links": JobState.CANCELLED}
+    assert queue.ended() == states
+
+
+def test_data_is_profiled_to_its_end_whatever_becomes_of_the_links(profile_on):
+    queue = Queue({"profile-links"}, DATA, failing="profile-links")
+    with pytest.raises(LaunchError, match=r"^the job is failed"):
+        profile_on(queue)
+    assert {queue.ended()[name] for name in DATA} == {JobState.DONE}
+
+
+def test_a_failing_degree_is_the_error_and_what_the_others_measured_is_kept(profile_on):
+    queue = Queue(DATA | {"profile-links"}, MODULES, failing="profile-tp2-llm")
+    with pytest.raises(LaunchError, match="1 of 4 jobs failed, the others keep running: the job is failed"):
+        profile_on(queue)
+    again = Queue({"profile-tp2-llm"})
+    again.state, again.names = queue.state, queue.names
+    found, _ = profile_on(again)
+    assert found.num_rows == 5 * 3
+    assert len(again.names) == len(DATA | MODULES) + 1 + 1, "one job more"
+
+
+def test_the_next_driver_adopts_what_waits_in_the_queue(profile_on, monkeypatch):
+    """The first dies while all wait; the second submits nothing of the first wave again."""
+    queue = Queue({*DATA, "profile-links", "never"}, MODULES)
+    polled = queue.poll
+
+    def killed(handle: JobHandle) -> JobStatus:
+        if len(queue.names) == len(DATA) + 1:
+            raise MemoryError("the driver was killed")
+        return polled(handle)
+
+    monkeypatch.setattr(queue, "poll", killed)
+    monkeypatch.setattr(queue, "cancel", lambda *_: None)
+    with contextlib.suppress(MemoryError):
+        profile_on(queue)
+    assert set(queue.names.values()) == DATA | {"profile-links"}
+    second = Queue(DATA | {"profile-links"}, MODULES)
+    second.state, second.names = queue.state, queue.names
+    found, run = profile_on(second)
+    assert (found.num_rows, len(second.names)) == (5 * 3, 3 + 4)
+    assert len(Journal(run.path, run.run_id).jobs()) == 3 + 4
