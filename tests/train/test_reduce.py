@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from dflop.records import LLM
 from tests.train.rank import Rank
@@ -53,3 +54,32 @@ def test_gradients_of_bfloat16_weights_accumulate_in_float32(one_rank):
     assert p.grad.dtype == torch.float32, name
     assert torch.equal(p.grad, torch.full(p.shape, 1.0 + 2 * small))
     assert reducer.totals(0.0)[0] == pytest.approx(p.numel() ** 0.5 * (1.0 + 2 * small))
+
+
+class LargestResult(TorchDispatchMode):
+    """Elements of the largest tensor that an operation makes."""
+
+    num_elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, torch.Tensor) and not out._is_view():
+            self.num_elements = max(self.num_elements, out.numel())
+        return out
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_norm_takes_no_copy_of_a_gradient_and_is_as_exact_as_in_double(one_rank, dtype):
+    """A sum of this many float32 squares in one go is wrong in the fifth digit on a CPU."""
+    it = Rank(0, PLAN, family(), tiny_model())
+    reducer, name = it.reducer(), "model.language_model.embed_tokens.weight"
+    shape, generator = (2048, 1024), torch.Generator().manual_seed(0)
+    it.names[name].grad = None
+    it.names[name].grad_dtype = dtype
+    it.names[name].data = torch.empty(shape)
+    it.names[name].grad = torch.randn(shape, generator=generator).mul(1e-3).to(dtype)
+    with LargestResult() as mode:
+        norm, _, _ = reducer.totals(0.0)
+    squares = [p.grad.double().pow(2).sum() for p in it.names.values() if p.grad is not None]
+    assert norm == pytest.approx(float(sum(squares)) ** 0.5, rel=1e-7)
+    assert mode.num_elements < shape[0] * shape[1] // 100
