@@ -97,14 +97,13 @@ class Engine:
         self._next = peers_of(seat, tp, grid, seat.stage + 1, seat.dp_rank) if self._leaving else None
 
     def run(
-        self, inputs: Sequence[MicrobatchInput | None], *, healthy: torch.Tensor, num_loss_tokens: int,
+        self, inputs: Sequence[MicrobatchInput | None], *, num_loss_tokens: int,
         before_last_backward: Callable[[], None] = lambda: None,
     ) -> StepTrace:  # fmt: skip
         """Forward and backward of every microbatch; gradients are left in `.grad`, not yet reduced.
 
         Args:
             inputs: One entry per microbatch, None where this rank has no work.
-            healthy: bool `[global batch]`; samples that are False carry no loss.
             num_loss_tokens: Supervised tokens of the healthy samples of the whole global batch.
             before_last_backward: Called in front of this rank's last backward pass, if it has one.
 
@@ -125,7 +124,7 @@ class Engine:
             self._marks = [self._clock.mark()]
             try:
                 if action.phase == "F":
-                    self._forward(action.microbatch, given, healthy, num_loss_tokens)
+                    self._forward(action.microbatch, given, num_loss_tokens)
                 else:
                     if following is None:
                         before_last_backward()
@@ -157,7 +156,7 @@ class Engine:
             return TrainError(error.what, where=where, hint=error.hint)
         return TrainError(f"{type(error).__name__}: {error}", where=where)
 
-    def _forward(self, k: int, given: MicrobatchInput, healthy: torch.Tensor, num_loss_tokens: int) -> None:
+    def _forward(self, k: int, given: MicrobatchInput, num_loss_tokens: int) -> None:
         state = _InFlight()
         self._activity.waits(f"forward of microbatch {k}, what it needs")
         # What crosses from the stage before, and rows of other grids' encoders with where they belong.
@@ -169,7 +168,7 @@ class Engine:
         for part, stage in self._parts:
             if isinstance(stage, LlmStage):
                 assert given.llm is not None, "a rank with LLM layers has input"
-                carry[LLM] = self._decode(k, part, stage, given.llm, carry, rows, healthy, num_loss_tokens)
+                carry[LLM] = self._decode(k, part, stage, given.llm, carry, rows, num_loss_tokens)
             elif isinstance(stage, EncoderStage) and part.module in given.encoders:
                 carry[part.module] = self._encode(part.module, stage, given.encoders[part.module])
         self._marks.append(self._clock.mark())
@@ -192,7 +191,7 @@ class Engine:
 
     def _decode(
         self, k: int, part: SeatPart, stage: LlmStage, given: LlmInput, carry: dict[str, torch.Tensor],
-        rows: list[tuple[torch.Tensor, torch.Tensor]], healthy: torch.Tensor, num_loss_tokens: int,
+        rows: list[tuple[torch.Tensor, torch.Tensor]], num_loss_tokens: int,
     ) -> torch.Tensor:  # fmt: skip
         if part.is_first:
             own = [(carry.pop(name)[: len(where)], self._here(where)) for name, where in given.own_rows.items()]
@@ -204,8 +203,7 @@ class Engine:
         if not part.is_last:
             result: torch.Tensor = hidden
             return result
-        kept = healthy[given.loss_sample]
-        where, targets = self._here(given.loss_where[kept]), self._here(given.loss_targets[kept])
+        where, targets = self._here(given.loss_where), self._here(given.loss_targets)
         loss: torch.Tensor = stage.loss(hidden, where, targets, max(num_loss_tokens, 1))
         if self._seat.tp_rank == 0:
             self._losses[k] = loss.detach()

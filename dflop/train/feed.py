@@ -23,6 +23,7 @@ import torch
 from dflop.errors import TrainError
 from dflop.models.build import IGNORE_LABEL, EncoderStage, LlmStage, Stage
 from dflop.models.family import Family
+from dflop.models.item_arithmetic import Arguments
 from dflop.models.positions import MediaPosition
 from dflop.parallel.topology import Seat, peers_of
 from dflop.records import LLM, MediaItem, ModuleWork, Plan, StepPlan
@@ -89,6 +90,11 @@ class Feed:
             inputs = [self._filled(step_plan, k, given) for k, given in enumerate(inputs)]
         return PreparedStep(step_plan, tuple(inputs), bad)
 
+    def masked(self, prepared: PreparedStep, healthy: torch.Tensor) -> PreparedStep:
+        """The step without the loss of samples that are not `healthy`; what the loss reads is ready to be copied."""
+        found = [given and given.masked(healthy, self._placed) for given in prepared.microbatches]
+        return dataclasses.replace(prepared, microbatches=tuple(found))
+
     def look_ahead(self, later: Sequence[StepPlan]) -> None:
         """Let workers begin with the media of later steps, in order, as far as there is room for them."""
         for step_plan in later:
@@ -113,7 +119,7 @@ class Feed:
         )
 
     def _encoder_input(self, step_plan: StepPlan, module: str, k: int, bad: Bad) -> EncoderInput | None:
-        work, stage, made = step_plan.of(module), self._stages.get(module), None
+        work = step_plan.of(module)
         items = work.owner[k][self._seat.dp_rank]
         if not items:
             return None
@@ -123,10 +129,15 @@ class Feed:
             return EncoderInput(None, sizes, None, num_rows, ())
         data = self._packed(step_plan, work, items, bad)
         self._activity.works("its data")
-        if isinstance(stage, EncoderStage):
-            made = stage.arithmetic(sizes)
-            made = {n: self._placed(x) if isinstance(x, torch.Tensor) else x for n, x in made.items()}
-        return EncoderInput(data, sizes, made, num_rows, self._sends(step_plan, module, k))
+        return EncoderInput(data, sizes, self._arithmetic(module, sizes), num_rows, self._sends(step_plan, module, k))
+
+    def _arithmetic(self, module: str, sizes: torch.Tensor) -> Arguments | None:
+        """What the encoder works out from the sizes; None where the rank does not hold it."""
+        stage = self._stages.get(module)
+        if not isinstance(stage, EncoderStage):
+            return None
+        made = stage.arithmetic(sizes)
+        return {name: self._placed(x) if isinstance(x, torch.Tensor) else x for name, x in made.items()}
 
     def _packed(self, step_plan: StepPlan, work: ModuleWork, items: Sequence[int], bad: Bad) -> torch.Tensor:
         """Arrays of some items side by side; zeros for those that cannot be had, which are noted in `bad`."""
@@ -148,7 +159,7 @@ class Feed:
             except MediaError as error:
                 bad[work.item_sample[item]] = (path, str(error))
             start += shape[axis]
-        return torch.zeros(whole, dtype=self._dtype) if data is None else data
+        return torch.zeros(whole, dtype=self._dtype, pin_memory=self._pins) if data is None else data
 
     def _media(self, step_plan: StepPlan, work: ModuleWork, item: int) -> tuple[int, MediaItem]:
         """(sample index, media item) of an item of a module."""
@@ -280,8 +291,11 @@ class Feed:
         work = step_plan.of(module)
         item = min(range(len(work.item_rows)), key=work.item_rows.__getitem__)
         _, media = self._media(step_plan, work, item)
-        data = torch.zeros(self._family.array_shape(module, media.grid)) if self._seat.part(module) else None
-        return EncoderInput(data, torch.tensor([self._family.item_size(media)]), None, work.item_rows[item], ())
+        shape, data = self._family.array_shape(module, media.grid), None
+        if self._seat.part(module):
+            data = torch.zeros(shape, dtype=self._dtype, pin_memory=self._pins)
+        sizes = torch.tensor([self._family.item_size(media)])
+        return EncoderInput(data, sizes, self._arithmetic(module, sizes), work.item_rows[item], ())
 
     def _llm_filler(self) -> LlmInput:
         stage = self._stages[LLM]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -95,6 +95,22 @@ class MicrobatchInput:
     """Encoders of the rank's grid that have items in it, whether or not the rank holds layers of them."""
     llm: LlmInput | None
     """None where the rank holds no layer of the LLM."""
+
+    def masked(
+        self, healthy: torch.Tensor, placed: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor
+    ) -> MicrobatchInput:
+        """The same without the loss of samples that are not `healthy`, bool `[global batch]`.
+
+        Args:
+            healthy: The same on every rank.
+            placed: Moves a tensor to where the engine takes it from.
+        """
+        if self.llm is None:
+            return self
+        kept = healthy[self.llm.loss_sample]
+        where, targets = placed(self.llm.loss_where[kept]), placed(self.llm.loss_targets[kept])
+        llm = replace(self.llm, loss_where=where, loss_targets=targets, loss_sample=self.llm.loss_sample[kept])
+        return replace(self, llm=llm)
 
 
 @dataclass(frozen=True, slots=True)

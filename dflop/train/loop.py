@@ -85,8 +85,6 @@ class _ReadyStep:
 
     message: PlanMessage
     prepared: PreparedStep
-    healthy: torch.Tensor
-    """bool `[global batch]`, the same on every rank."""
     num_loss_tokens: int
     asked_at_s: float
     """When its plan was asked for, on the clock of `time.perf_counter`."""
@@ -214,7 +212,8 @@ class Trainer:
         )
         self.feed.look_ahead(self._published_after(step))
         feed.waits("the step before")
-        return _ReadyStep(message, prepared, healthy, num_loss_tokens, since, schedule_wait_s)
+        masked = self.feed.masked(prepared, healthy)
+        return _ReadyStep(message, masked, num_loss_tokens, since, schedule_wait_s)
 
     def _published_after(self, step: int) -> list[StepPlan]:
         """Plans of later steps whose media may be decoded ahead."""
@@ -226,7 +225,6 @@ class Trainer:
         started = self._started_at_s = time.perf_counter()
         trace = self.engine.run(
             ready.prepared.microbatches,
-            healthy=ready.healthy,
             num_loss_tokens=ready.num_loss_tokens,
             before_last_backward=self.reducer.expect_last_backward,
         )

@@ -107,9 +107,9 @@ def host_waits(subject: Subject, deadline_s: float) -> Iterator[Mapping[str, Any
         source, given = omni.source(batch), make_step_plan(plan, batch, number)
         prepared = rank.prepare(source, given)
         places: Counter[str] = Counter()
-        healthy, tokens = torch.ones(len(batch), dtype=torch.bool), sum(s.num_supervised_tokens for s in batch)
+        tokens = sum(s.num_supervised_tokens for s in batch)
         with waits_to(places, subject.device):
-            rank.engine.run(prepared.microbatches, healthy=healthy, num_loss_tokens=tokens)
+            rank.engine.run(prepared.microbatches, num_loss_tokens=tokens)
         yield {"step": number, "microbatches": len(prepared.microbatches), "waits": dict(places.most_common())}
 
 

@@ -98,7 +98,8 @@ class Rank:
         healthy = torch.tensor([position not in bad for position in range(len(batch))])
         tokens = sum(s.num_supervised_tokens for s, good in zip(batch, healthy, strict=True) if good)
         last = self._reducer.expect_last_backward if self._reducer else lambda: None
-        return self.engine.run(microbatches, healthy=healthy, num_loss_tokens=tokens, before_last_backward=last)
+        masked = [given and given.masked(healthy) for given in microbatches]
+        return self.engine.run(masked, num_loss_tokens=tokens, before_last_backward=last)
 
     def reduce(self, trace: StepTrace) -> tuple[float, float]:
         """Sums of gradients, left in `.grad`; their norm and the loss of the global batch."""
