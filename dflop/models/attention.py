@@ -209,8 +209,9 @@ def _flash3(
     flash_attn_varlen_func = importlib.import_module("flash_attn_interface").flash_attn_varlen_func
     _refuse_dropout("FlashAttention-3", drop)
     out = flash_attn_varlen_func(
-        q, k, v, cu, cu, longest, longest, softmax_scale=scale, causal=window[1] == 0, window_size=window
-    )
+        q, k, v, cu, cu, longest, longest, softmax_scale=scale, causal=window[1] == 0, window_size=window,
+        deterministic=torch.are_deterministic_algorithms_enabled(),
+    )  # fmt: skip
     found: torch.Tensor = out[0] if isinstance(out, tuple) else out  # older releases hand on the logarithms, too
     return found
 
@@ -223,7 +224,7 @@ def _flash(
 
     out: torch.Tensor = flash_attn_varlen_func(
         q, k, v, cu, cu, longest, longest, dropout_p=drop, softmax_scale=scale, causal=window[1] == 0,
-        window_size=window,
+        window_size=window, deterministic=torch.are_deterministic_algorithms_enabled(),
     )  # fmt: skip
     return out
 
@@ -236,7 +237,7 @@ def _torch_varlen(
 
     _refuse_dropout("torch's variable-length attention", drop)
     groups = q.shape[1] // k.shape[1]
-    if "enable_gqa" in inspect.signature(varlen_attn).parameters:
+    if "enable_gqa" in _parameters(varlen_attn):
         options: dict[str, Any] = {"scale": scale, "enable_gqa": groups > 1}
     else:  # an older release: as many heads of keys as of queries, and 1/sqrt(head_dim)
         k, v = (x.repeat_interleave(groups, dim=1) for x in (k, v))
@@ -244,6 +245,12 @@ def _torch_varlen(
     out = varlen_attn(q, k, v, cu, cu, longest, longest, window_size=window, **options)
     assert isinstance(out, torch.Tensor)
     return out
+
+
+@functools.cache
+def _parameters(function: Callable[..., Any]) -> frozenset[str]:
+    """Names of a function's parameters; asked in every layer, where launching kernels is what takes the time."""
+    return frozenset(inspect.signature(function).parameters)
 
 
 def _refuse_dropout(kernel: str, drop: float) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import inspect
 import sys
 import types
 
@@ -71,6 +72,7 @@ def kernel(request, monkeypatch):
         module = types.ModuleType(name)
 
         def flash(q, k, v, cu_q, cu_k, max_q, max_k, *, softmax_scale, causal, window_size, **rest):
+            assert rest.pop("deterministic") == torch.are_deterministic_algorithms_enabled()
             assert rest == ({} if request.param == "flash3" else {"dropout_p": 0})
             assert causal == (window_size[1] == 0)
             return fake_kernel(q, k, v, cu_q, cu_k, max_q, max_k, scale=softmax_scale, window=window_size)
@@ -100,6 +102,24 @@ def kernel(request, monkeypatch):
 @pytest.mark.parametrize("causal_window", [(True, None), (False, None), (True, 2)])
 def test_kernels_are_called_with_the_layout_they_want(kernel, heads, causal_window):
     assert_equals_dense(LENGTHS, heads, causal_window, 0.3, torch.float64, kernel=kernel)
+
+
+@pytest.mark.parametrize("kernel", ["flash3", "flash"], indirect=True)
+def test_kernels_are_told_to_be_deterministic_where_torch_is(kernel):
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert_equals_dense(LENGTHS, (2, 2), (True, None), 0.3, torch.float64, kernel=kernel)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("kernel", ["varlen", "older varlen"], indirect=True)
+def test_a_kernels_signature_is_read_once_not_in_every_layer(kernel, monkeypatch):
+    read, seen = inspect.signature, []
+    monkeypatch.setattr(attention.inspect, "signature", lambda function: seen.append(function) or read(function))
+    for _ in range(3):
+        assert_equals_dense(LENGTHS, (2, 2), (True, None), 0.3, torch.float64, kernel=kernel)
+    assert len(seen) == 1
 
 
 @pytest.mark.parametrize("kernel", ["flash3", "varlen"], indirect=True)
