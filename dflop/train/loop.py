@@ -23,6 +23,7 @@ from dflop.errors import Interrupted, TrainError
 from dflop.parallel.topology import Groups, Seat
 from dflop.records import MicrobatchSpan, Plan, StepObservation, StepPlan
 from dflop.train.checkpoint import Checkpointer
+from dflop.train.checkpoint_state import reseed
 from dflop.train.engine import Engine
 from dflop.train.feed import Feed
 from dflop.train.finite import SkippedSteps, is_finite, listed, suspects
@@ -55,6 +56,8 @@ class LoopSettings:
     trace_every_steps: int = 0
     first_step: int = 0
     """Of the stage of training whose last step is `num_steps`: the learning rate begins there anew."""
+    seed: int = 0
+    """Of the random generators, where no checkpoint says what they are at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +123,9 @@ class Trainer:
         self.activities.main.may_last("loads the newest checkpoint")
         latest = self.checkpointer.load_latest() if self.checkpointer else None
         first = int(latest["next_step"]) if latest else 0
+        if latest is None:
+            # Ranks of a tensor-parallel group must draw the same random numbers.
+            reseed(self.settings.seed, first, self.seat.rank - self.seat.tp_rank)
         if latest and "fell_back_from" in latest:
             self.hooks.on_fall_back(first, latest["fell_back_from"])
         if latest and self.checkpointer and first < self.settings.first_step:

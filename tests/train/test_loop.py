@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import random
 import threading
 
 import numpy as np
@@ -53,10 +54,10 @@ class FixedPlans:
         return PlanMessage(dataclasses.replace(step_plan, predicted_step_s=0.5), predicted)
 
 
-def make_trainer(rank, layout, shapes, source, settings=SETTINGS, *, folder=None, ends_at=None, **hooks):
+def make_trainer(rank, layout, shapes, source, settings=SETTINGS, *, folder=None, ends_at=None, kv_heads=1, **hooks):
     """(trainer, stage, (observations, bad samples) that its hooks receive)."""
     plan = sharing_optimizer(make_plan(layout, num_microbatches=3), *layout)
-    it = Rank(rank, plan, family(), tiny_model())
+    it = Rank(rank, plan, family(kv_heads), tiny_model(kv_heads=kv_heads))
     optimizer = it.optimizer(settings.learning_rate, 0.01)
     seen, bad = [], []
     checkpointer = Checkpointer(folder, it.stages, optimizer, it.groups, {}, keep=2) if folder else None
@@ -140,6 +141,29 @@ def test_all_ranks_stop_behind_the_step_in_which_one_is_told_to_with_the_same_we
     (steps, weights), (others, same) = run_ranks(stop_rank_1_in_step_1, 2, tmp_path)
     assert steps == others == [0, 1]
     assert all(torch.equal(p, same[n]) for n, p in weights.items())
+
+
+def numbers_drawn(rank, folder, seed, layout):
+    """What each library draws first after a fresh start, whatever the generators were at before."""
+    torch.manual_seed(rank)
+    np.random.seed(rank)  # noqa: NPY002, what libraries draw from
+    random.seed(rank)
+    drawn, shapes = [], text_shapes(1)
+    settings = dataclasses.replace(SETTINGS, num_steps=1, seed=seed)
+
+    def draw():
+        drawn.append((float(torch.rand(1)), np.random.rand(), random.random()))  # noqa: NPY002, as above
+        return False
+
+    make_trainer(rank, layout, shapes, SyntheticSource(shapes), settings, kv_heads=2, is_told_to_stop=draw)[0].run()
+    return drawn[0]
+
+
+def test_a_fresh_start_seeds_every_rank_alike_only_where_ranks_share_a_module(tmp_path):
+    one, other = run_ranks(numbers_drawn, 2, tmp_path, 3, {LLM: (1, 2)})
+    assert not set(one) & set(other), "replicas would drop the same activations"
+    assert run_ranks(numbers_drawn, 2, tmp_path, 3, {LLM: (1, 1, 2)}) == [one, one]
+    assert not set(run_ranks(numbers_drawn, 2, tmp_path, 4, {LLM: (1, 2)})[0]) & set(one)
 
 
 @pytest.mark.parametrize(
