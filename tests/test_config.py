@@ -249,6 +249,23 @@ def test_every_option_of_sbatch_is_known_once():
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("overrides", "what"),
+    [
+        (["ranks_per_gpu=2"], "ranks_per_gpu is 2 but device is cpu; it needs cuda"),
+        (
+            ["device=cuda", "num_processes_per_node=4", "ranks_per_gpu=3"],
+            "num_processes_per_node (4) is no multiple of ranks_per_gpu (3)",
+        ),
+        (["device=cuda", "ranks_per_gpu=0"], "greater than or equal to 1"),
+    ],
+)
+def test_ranks_share_whole_gpus(config_file, overrides, what):
+    error = error_of(config_file, *(f"cluster.{override}" for override in overrides))
+    assert what in error.what
+    assert "cluster" in error.where
+
+
 def test_an_option_is_said_in_one_place(config_file):
     error = error_of(config_file, "cluster.slurm.account=a", "cluster.slurm.extra={account: b}")
     assert "`account` is also in `extra`" in error.what

@@ -100,11 +100,28 @@ class ClusterConfig(Section):
     """`auto`: one per core of this machine, at most 4."""
     memory_per_process_gib: float = Field(gt=0)
     device: Literal["cpu", "cuda"] = "cpu"
+    ranks_per_gpu: int = Field(default=1, ge=1)
+    """Neighbouring processes of a node that share a GPU, with an equal share of its memory each; to try a layout on
+    fewer GPUs than it has ranks. More than 1: they communicate with gloo, through host memory, so times mean little."""
     num_cores_per_node: int | None = Field(default=None, ge=1)
     """CPU cores per node; default: this machine's."""
     hardware: str = "auto"
     """Label of the hardware in the store; `auto` reads this machine's."""
     slurm: SlurmConfig = SlurmConfig()
+
+    @model_validator(mode="after")
+    def _fills_gpus(self) -> Any:
+        if self.ranks_per_gpu > 1 and self.device != "cuda":
+            raise ValueError(f"ranks_per_gpu is {self.ranks_per_gpu} but device is {self.device}; it needs cuda")
+        if self.num_processes_per_node % self.ranks_per_gpu:
+            what = f"num_processes_per_node ({self.num_processes_per_node}) is no multiple of ranks_per_gpu"
+            raise ValueError(f"{what} ({self.ranks_per_gpu})")
+        return self
+
+    @property
+    def collectives(self) -> Literal["nccl", "gloo"]:
+        """What ranks communicate with; NCCL refuses two ranks of one GPU."""
+        return "nccl" if self.device == "cuda" and self.ranks_per_gpu == 1 else "gloo"
 
     def spec(self) -> ClusterSpec:
         """The cluster as the planner sees it."""
@@ -218,7 +235,10 @@ class TrainConfig(Section):
     scheduler_restarts: int = Field(default=2, ge=0)
     """How often a failed scheduler is restarted; after that training uses the fallback schedule."""
     seed: int = Field(default=0, ge=0)
-    """Seed of the sample order."""
+    """Seed of the sample order, and of every rank's random generators at a fresh start."""
+    deterministic: bool = False
+    """Whether the same StepPlans on the same hardware give the same bits, more slowly: deterministic attention and
+    `torch.use_deterministic_algorithms`. An operation that has no deterministic form ends the job and is named."""
     timeout_s: float = Field(default=120, gt=0)
     """A collective or a message slower than this ends the job."""
     stall_s: float = Field(default=0, ge=0)

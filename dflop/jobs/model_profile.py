@@ -48,7 +48,7 @@ def links(run_path: str, profile_key: str, hardware: str) -> dict[str, float]:
     started_s, run = time.perf_counter(), open_run(run_path)
     config = run.config()
     device, budget_s = take_device(config), config.model_profile.links_budget_s
-    with joined(device, config.train.timeout_s):
+    with joined(config.cluster.collectives, config.train.timeout_s):
         found = profile_links(
             profile_key=profile_key, hardware=hardware, software=software_name(), device=device, budget_s=budget_s
         )
@@ -79,7 +79,7 @@ def _measure(
         seed=config.model.seed + attempt,
         attention=config.model.attention,
     )
-    with joined(device, config.train.timeout_s) if tp > 1 else nullcontext():
+    with joined(config.cluster.collectives, config.train.timeout_s) if tp > 1 else nullcontext():
         group = dist.group.WORLD if tp > 1 else None
         leads = group is None or dist.get_rank() == 0
         with SpoolWriter(config.store, run.run_id, producer) if leads else nullcontext() as spool:

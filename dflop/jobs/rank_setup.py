@@ -6,7 +6,7 @@ import os
 import resource
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 
 import torch
@@ -21,11 +21,16 @@ _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 def take_device(config: Config) -> torch.device:
     """The device of this process, by its local rank; on a CPU one thread, as cost tables assume."""
+    if config.train.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
     if config.cluster.device == "cuda":
         if not any(name in os.environ for name in _ALLOCATOR):
             os.environ[_ALLOCATOR[0]] = "expandable_segments:True"  # sizes differ from microbatch to microbatch
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) // config.cluster.ranks_per_gpu)
         torch.cuda.set_device(device)
+        if config.cluster.ranks_per_gpu > 1:  # the rank that needs more fails, not its neighbour
+            torch.cuda.set_per_process_memory_fraction(1 / config.cluster.ranks_per_gpu)
         return device
     torch.set_num_threads(1)
     return torch.device("cpu")
@@ -38,13 +43,17 @@ def peak_memory(device: torch.device) -> dict[str, int]:
     return found | ({"allocated": torch.cuda.max_memory_allocated(device)} if device.type == "cuda" else {})
 
 
-def join(device: torch.device, timeout_s: float) -> None:
-    """Make the default process group of RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+def join(backend: str, timeout_s: float) -> None:
+    """Make the default process group of RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, with as many files as allowed.
 
     Ranks find each other on a store that listens where `wire.open_store` says. Under torchrun it is torchrun's own,
     which listens on every address.
     """
-    backend, timeout = "nccl" if device.type == "cuda" else "gloo", timedelta(seconds=timeout_s)
+    # gloo opens a socket per rank and group, and login shells often limit a process to 1,024 files.
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    with suppress(ValueError):  # macOS has no largest number
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    timeout = timedelta(seconds=timeout_s)
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         dist.init_process_group(backend, timeout=timeout)
         return
@@ -55,9 +64,9 @@ def join(device: torch.device, timeout_s: float) -> None:
 
 
 @contextmanager
-def joined(device: torch.device, timeout_s: float) -> Iterator[None]:
+def joined(backend: str, timeout_s: float) -> Iterator[None]:
     """Within it, the default process group of RANK, WORLD_SIZE and MASTER_* is there."""
-    join(device, timeout_s)
+    join(backend, timeout_s)
     try:
         yield
     finally:

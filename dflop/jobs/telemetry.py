@@ -54,20 +54,20 @@ class Speed:
 
 
 class SpeedCounter:
-    """Knows what is in a global batch, what it asks of the model and what the devices, one per rank, could do.
+    """Knows what is in a global batch, what it asks of the model and what the devices could do.
 
     The family has the tokenizer's vocabulary; `frozen` is what does not train, in the job's stage of training.
     """
 
     def __init__(
-        self, config: Config, family: Family, batches: GlobalBatches, steps: Sequence[StepSpec], num_ranks: int,
+        self, config: Config, family: Family, batches: GlobalBatches, steps: Sequence[StepSpec], num_devices: float,
         frozen: Collection[str] = (),
     ) -> None:  # fmt: skip
         self._batches, self._steps = batches, steps
         self._counter = FlopCounter(family.specs(), frozen)
         hardware = config.cluster.hardware
         hardware = hardware_name(config.cluster.device) if hardware == "auto" else hardware
-        self._peak_flops_per_s = num_ranks * peak_flops_per_s(hardware, config.model.dtype)
+        self._peak_flops_per_s = num_devices * peak_flops_per_s(hardware, config.model.dtype)
 
     def of(self, seen: StepObservation) -> Speed:
         """Speed of a step; takes microseconds per sample of its global batch."""

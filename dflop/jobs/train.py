@@ -12,13 +12,13 @@ import os
 import socket
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from dflop.config import Config
+from dflop.config import Config, TrainConfig
 from dflop.errors import ConfigError, DflopError, Interrupted, TrainError, did_you_mean
 from dflop.jobs.curves import check_trackers
 from dflop.jobs.fallback_plan import QuickPlanner
@@ -85,7 +85,7 @@ def main(run_path: str, mode: str) -> dict[str, float]:
     # Before the ranks find each other and load the model, so that the scheduler is ready when they are.
     begun = _begin(run, mode, config) if os.environ["RANK"] == "0" else None
     device = take_device(config)
-    join(device, timeout_s)
+    join(config.cluster.collectives, timeout_s)
     agreed = [(begun.attempt, begun.store.port, begun.stage.index) if begun else (0, 0, 0)]
     dist.broadcast_object_list(agreed, src=0)
     attempt, port, number = agreed[0]
@@ -205,20 +205,15 @@ class _Rank:
         tokenizer = tokenizer_of(self.config)
         family = family_of(self.config, tokenizer.vocab_size)
         if self.supervisor is not None:
-            num_ranks, frozen = self.plan.num_processes, self.stage.frozen
-            self.telemetry.count_speed(SpeedCounter(self.config, family, self.batches, self.steps, num_ranks, frozen))
-        t = self.config.train
+            num_devices, frozen = self.plan.num_processes / self.config.cluster.ranks_per_gpu, self.stage.frozen
+            self.telemetry.count_speed(SpeedCounter(self.config, family, self.batches, self.steps, num_devices, frozen))
+        same = {field.name for field in fields(LoopSettings)} & TrainConfig.model_fields.keys()
         settings = LoopSettings(
+            **self.config.train.model_dump(include=same - {"num_steps", "learning_rate"}),
             run_id=self.run_id,
             attempt=self.attempt,
             num_steps=len(self.steps),
             learning_rate=self.stage.learning_rate,
-            warmup_steps=t.warmup_steps,
-            max_grad_norm=t.max_grad_norm,
-            checkpoint_every=t.checkpoint_every,
-            checkpoint_every_s=t.checkpoint_every_s,
-            prefetch_steps=t.prefetch_steps,
-            trace_every_steps=t.trace_every_steps,
             first_step=self.stage.first_step if self.mode == TRAIN else 0,
         )
         hooks = Hooks(

@@ -17,7 +17,7 @@ from dflop.models.autograd import applied
 Exchange = Callable[[torch.Tensor], torch.Tensor]
 
 
-def message_device(device: torch.device, group: dist.ProcessGroup) -> torch.device:
+def message_device(device: torch.device, group: dist.ProcessGroup | None = None) -> torch.device:
     """Where a tensor must lie to be sent or received: on `device`, but gloo reads and writes host memory only.
 
     Ranks that share one GPU have to use gloo, for NCCL wants a device per rank.

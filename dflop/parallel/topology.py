@@ -230,7 +230,9 @@ def connect(groups: Groups, plan: Plan, device: torch.device) -> None:
     import torch
     import torch.distributed as dist
 
-    token, rank = torch.zeros(1, device=device), dist.get_rank()
+    from dflop.parallel.exchange import message_device
+
+    token, rank = torch.zeros(1, device=message_device(device, groups.forward)), dist.get_rank()
     # Every rank goes through its pairs in the order of all pairs, so the first one that is left can always meet.
     for low, high in pairs(plan):
         for group in (groups.forward, groups.backward):
@@ -241,5 +243,5 @@ def connect(groups: Groups, plan: Plan, device: torch.device) -> None:
     for shared in (groups.replicas, groups.shards, groups.copies, groups.tensor, groups.tied):
         if shared is not None:
             dist.all_reduce(token, group=shared)
-    if device.type == "cuda":
+    if token.is_cuda:
         torch.cuda.synchronize(device)

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from dflop.cost.link_costs import ALL_GATHER, ALL_REDUCE, P2P
+from dflop.parallel.exchange import message_device
 from dflop.profile.timing import half_iqr, of_first_rank
 from dflop.records import LinkMeasurement
 
@@ -49,14 +50,14 @@ def profile_links(
         profile_key: Identity of the profile.
         hardware: Label of the device in every row.
         software: Versions.
-        device: `cpu` with gloo; a CUDA device of this process with nccl.
+        device: Of this process; messages over gloo lie in host memory, whatever it is.
         budget_s: Time for everything together, spread evenly over operations and groups; small sizes come first.
         sizes_bytes: Ascending.
 
     Yields:
         Rows on rank 0, nothing elsewhere.
     """
-    cases = _cases()
+    cases, device = _cases(), message_device(device)
     share_s = budget_s / max(len(cases), 1)
     for op, members in cases:
         if dist.get_rank() not in members.ranks:

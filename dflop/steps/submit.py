@@ -150,7 +150,7 @@ def _job(
             num_idle_slots=num_nodes * tasks_per_node - num_tasks,
             # Beside a GPU the cores decode media; without one a process computes on one thread.
             cpus_per_task=cpus_per_task or (max(1, cores_per_task) if is_cuda else 1),
-            gpus_per_node=tasks_per_node if is_cuda else 0,
+            gpus_per_node=-(-tasks_per_node // cluster.ranks_per_gpu) if is_cuda else 0,
             # With GPUs the limit in the cluster file is the device's; host memory is left to the site.
             memory_bytes=0 if cluster.device == "cuda" else tasks_per_node * cluster.spec().memory_per_process_bytes,
             time_limit_min=slurm.time_limit_min,

@@ -88,6 +88,8 @@ class _ReadyStep:
 
     message: PlanMessage
     prepared: PreparedStep
+    healthy: torch.Tensor
+    """bool `[global batch]`, the same on every rank."""
     num_loss_tokens: int
     asked_at_s: float
     """When its plan was asked for, on the clock of `time.perf_counter`."""
@@ -219,7 +221,7 @@ class Trainer:
         self.feed.look_ahead(self._published_after(step))
         feed.waits("the step before")
         masked = self.feed.masked(prepared, healthy)
-        return _ReadyStep(message, masked, num_loss_tokens, since, schedule_wait_s)
+        return _ReadyStep(message, masked, healthy, num_loss_tokens, since, schedule_wait_s)
 
     def _published_after(self, step: int) -> list[StepPlan]:
         """Plans of later steps whose media may be decoded ahead."""

@@ -68,6 +68,9 @@ def test_what_a_job_is_given_follows_from_what_it_does(tmp_path):
     assert bool(data.env) != bool(train.env), "the allocator setting is for CPU tensors"
     assert [j.is_resumable for j in (data, model, train)] == [False, False, True]
     assert train.key != train_job(other, cuda, TRAIN, 4).key
+    shared = make_config(tmp_path, "cluster.device=cuda", "cluster.ranks_per_gpu=2", "cluster.num_nodes=2")
+    asked = [train_job(run, shared, TRAIN, num_processes=n).resources for n in (1, 3, 6, 8)]
+    assert [(r.tasks_per_node, r.gpus_per_node) for r in asked] == [(1, 1), (3, 2), (3, 2), (4, 2)]
 
 
 def test_on_slurm_a_degree_is_an_array_of_modules_and_elsewhere_one_job(tmp_path):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import resource
 import socket
 from pathlib import Path
 
 import pytest
-import torch
 import torch.distributed as dist
 
 from dflop.jobs.rank_setup import joined
@@ -79,11 +79,14 @@ def test_where_rank_0_is(local, world, expected):
 def meet(rank, place, folder):
     """What rank 0 sees, into a file."""
     os.environ |= place | {"RANK": str(rank)}
-    with joined(torch.device("cpu"), 60):
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 1024) - 1, most))
+    with joined("gloo", 60):
         seen = [None, None]
         dist.all_gather_object(seen, dist.get_rank())
         if rank == 0:
             (folder / "seen").write_text(f"{seen} {sorted(listening_on(int(place['MASTER_PORT'])))}")
+            (folder / "files").write_text(str(resource.getrlimit(resource.RLIMIT_NOFILE)[0] == most))
         dist.barrier()
 
 
@@ -94,3 +97,4 @@ def test_ranks_of_a_job_find_each_other_there(tmp_path):
     place = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "node1", "MASTER_PORT": str(port)}
     start(meet, 2, place, tmp_path)
     assert (tmp_path / "seen").read_text() == "[0, 1] ['127.0.0.1']"
+    assert (tmp_path / "files").read_text() == "True", "every process group takes a file per rank"
