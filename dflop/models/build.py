@@ -98,7 +98,7 @@ class EncoderStage(Stage):
         paths = {path.rpartition(".")[2] for path in kept}
         shell._modules = {n: m if n in paths else None for n, m in shell._modules.items()}
         shell._parameters = dict(shell._parameters)  # the model lets go of them when its decoder is cut
-        shell.config = copy.copy(shell.config)
+        shell.config = copy.deepcopy(shell.config)  # setting its attention must not set that of other towers
         self.tower = tower
         self.shell = shell
         self.name = name

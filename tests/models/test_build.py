@@ -13,7 +13,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dflop.errors import ConfigError
-from dflop.models.build import cut_stage
+from dflop.models import attention
+from dflop.models.build import cut_stage, cut_stages
 from dflop.models.ways import Way, apply_way
 from dflop.records import LLM
 from tests.models.tiny_families import CASES
@@ -52,6 +53,26 @@ def test_layers_that_a_module_does_not_have_are_refused(module, layers):
 def test_an_encoder_is_not_cut():
     with pytest.raises(ConfigError, match=r"layers \[1, 2\) of `vision`: an encoder's 2 stay on one stage"):
         cut_stage(tiny_model(), family(), "vision", (1, 2))
+
+
+def attentions(stages):
+    """Names under which transformers looks up the attention of each stage's modules."""
+    configs = [[getattr(m, "config", None) for m in stage.modules()] for stage in stages]
+    return [{c._attn_implementation for c in found if hasattr(c, "_attn_implementation")} for found in configs]
+
+
+@pytest.mark.parametrize("name", ["Omni", *CASES])
+def test_a_stage_has_the_same_attention_alone_and_next_to_others(name):
+    """A job holds several modules on a rank, a probe measures one: both must run the same program."""
+    build, of = (tiny_model, family()) if name == "Omni" else (CASES[name].build, CASES[name].family)
+    parts = [(spec.module, (0, spec.num_layers)) for spec in of.specs()]
+    model = build()
+    alone = [cut_stage(copy.deepcopy(model), of, *part) for part in parts]
+    for order in (parts, parts[::-1]):
+        together = cut_stages(copy.deepcopy(model), of, order)
+        for stage in (*alone, *together):
+            attention.use(stage, attention.SDPA)
+        assert attentions(together) == attentions(alone if order is parts else alone[::-1])
 
 
 @pytest.mark.parametrize(("module", "layers"), [("vision", (0, 2)), (LLM, (1, 3))])
