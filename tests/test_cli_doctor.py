@@ -60,3 +60,8 @@ def test_what_is_wrong_with_a_configuration_is_among_the_findings(folder):
     found = doctor(folder, "run.yaml", "--set=train.num_stpes=3", exit_code=1)
     assert found["configuration", "--set train.num_stpes"]["status"] == "fail"
     assert ("store", "snapshot") in found  # the rest is looked at all the same
+
+
+def test_trial_jobs_need_a_cluster(folder):
+    done = dflop("doctor", "run.yaml", "--try", cwd=folder)
+    assert (done.returncode, "--try needs a configuration" in done.stderr) == (2, True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from dflop.cli.common import DEFAULT_STORE, Json, Overrides, Store
-from dflop.errors import printable, redacted
+from dflop.errors import ConfigError, printable, redacted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,25 +26,31 @@ def doctor(
     /,
     *,
     overrides: Overrides = (),
+    is_tried: Annotated[
+        bool, Parameter(name="--try", negative="", help="Submit a real job of seconds per kind of job to the cluster.")
+    ] = False,
     store: Store = DEFAULT_STORE,
     as_json: Json = False,
     quiet: Annotated[bool, Parameter(name=("--quiet", "-q"), help="Show only warnings and errors.")] = False,
 ) -> None:
     """Check packages, this machine, Slurm, Prefect and the store; say how to fix what is wrong.
 
-    Changes nothing and submits nothing. Exit code 1 when something does not work.
+    Changes nothing and, without --try, submits nothing. Exit code 1 when something does not work.
 
-    Example: dflop doctor; dflop doctor configs/demo.yaml
+    Example: dflop doctor; dflop doctor configs/demo.yaml; dflop doctor my.yaml --try
     """
     from rich.console import Console
 
     from dflop.cli.server import check_server
+    from dflop.config import load_config
     from dflop.doctor.examine import examine
     from dflop.doctor.finding import FAIL, OK, SKIP
 
     counts: Counter[str] = Counter()
     console, area = Console(highlight=False), ""
-    for finding in examine(config, overrides, store, check_server):
+    if is_tried and (config is None or load_config(config, overrides).cluster.backend != "slurm"):
+        raise ConfigError("--try needs a configuration", hint="one whose cluster.backend is slurm")
+    for finding in examine(config, overrides, store, check_server, is_tried=is_tried):
         counts[finding.status] += 1
         if quiet and finding.status in (OK, SKIP):
             continue

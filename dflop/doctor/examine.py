@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from dflop.config import Config, load_problems, load_with_origins
-from dflop.doctor import file_system, flow_server, installed, profile_store, slurm_cluster, this_machine
+from dflop.doctor import file_system, flow_server, installed, profile_store, slurm_cluster, this_machine, trial
 from dflop.doctor.finding import FAIL, OK, Finding
 from dflop.errors import DflopError
 from dflop.steps.preflight import problems
@@ -15,11 +15,17 @@ CONFIGURATION = "configuration"
 
 
 def examine(
-    config_file: Path | None, overrides: Sequence[str], store: Path, ask_server: Callable[[], tuple[str, str]]
+    config_file: Path | None,
+    overrides: Sequence[str],
+    store: Path,
+    ask_server: Callable[[], tuple[str, str]],
+    *,
+    is_tried: bool = False,
 ) -> Iterator[Finding]:
     """Findings, as they are made; without a configuration, those of this machine, the store and the server.
 
-    The store is looked for in `store` where no configuration names one; `ask_server` is for `flow_server`.
+    With `is_tried` jobs are submitted to its Slurm. The store is looked for in `store` where no configuration names
+    one; `ask_server` is for `flow_server`.
     """
     yield from installed.python_and_dflop()
     constraints = installed.read_constraints(Path(__file__).resolve().parents[3] / "constraints.txt")
@@ -41,6 +47,8 @@ def examine(
     wants_gpu = here is not None and here.cluster.device == "cuda"
     yield from this_machine.machine(wants_gpu, here.model.attention if here else "auto")
     yield from slurm_cluster.slurm(config)
+    if is_tried and config is not None:
+        yield from trial.trial(config)
     yield from flow_server.flow_server(ask_server)
     yield from profile_store.profile_store(store)
     yield from file_system.file_system("store", store)

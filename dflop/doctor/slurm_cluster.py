@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import time
 from collections.abc import Iterator, Mapping, Sequence
 
 from dflop.config import ClusterConfig, Config
@@ -17,6 +18,7 @@ from dflop.doctor import partition_limits
 from dflop.doctor.finding import FAIL, OK, SKIP, WARN, Finding
 from dflop.doctor.partition_limits import NodeGroup
 from dflop.errors import DflopError, did_you_mean
+from dflop.launch import JobSpec
 from dflop.launch.commands import Command, job_environment, run_command
 from dflop.launch.executor import Executor
 from dflop.launch.refusals import keys_of_refusal
@@ -26,8 +28,10 @@ from dflop.run.directory import RunDir
 from dflop.run.launcher import site_of
 from dflop.run.lifecycle import absolute
 from dflop.steps import submit
+from dflop.units import seconds
 
 AREA = "Slurm"
+MAX_SKEW_S = 60.0
 CLIENTS = ("sbatch", "srun", "squeue", "scancel", "scontrol", "sinfo")
 _NO_SLURM = "without it, jobs run on this machine: cluster.backend local"
 _NO_CLUSTER = (
@@ -68,6 +72,7 @@ def slurm(config: Config | None = None, command: Command = run_command) -> Itera
         yield from _jobs(config, groups, command)
     yield _accounting(command)
     yield _requeueing(command)
+    yield _clocks(command)
 
 
 def _no_answer(message: str, is_wanted: bool) -> Finding:
@@ -97,22 +102,32 @@ def _partitions(groups: Sequence[NodeGroup], cluster: ClusterConfig | None) -> F
 def _jobs(config: Config, groups: Sequence[NodeGroup], command: Command) -> Iterator[Finding]:
     """A finding or more per shape of job that a run of this configuration submits."""
     config = absolute(config)
-    run, tried = RunDir(config.runs / "doctor"), list[Mapping[str, str]]()
     try:
-        training = submit.train_job(run, config, TRAIN, config.cluster.spec().num_processes)
-        profiles = (*submit.model_jobs(run, config, "", "", ("llm",)), *submit.link_jobs(run, config, "", ""))
-        specs = [submit.data_jobs(run, config, "", "slurm")[0], *profiles, training]
+        shapes = job_shapes(config, RunDir(config.runs / "doctor"))
     except DflopError as error:
         yield Finding(AREA, "submitting", FAIL, error.what, error.hint)
         return
-    for spec in specs:
-        name = f"submitting {spec.name.removeprefix(f'{run.run_id}-')}"
-        # As the launcher submits it; flags have empty values.
-        wanted = Executor([spec], site_of(run, config), comment_of("doctor")).options()
+    for name, _, wanted in shapes:
+        yield from _job(f"submitting {name}", wanted, config, groups, command)
+
+
+def job_shapes(config: Config, run: RunDir) -> list[tuple[str, JobSpec, Mapping[str, str]]]:
+    """(name, one job, its options as the launcher submits it) of each shape of job in a run; flags have empty values.
+
+    Raises:
+        DflopError: the cluster has too few places.
+    """
+    training = submit.train_job(run, config, TRAIN, config.cluster.spec().num_processes)
+    profiles = (*submit.model_jobs(run, config, "", "", ("llm",)), *submit.link_jobs(run, config, "", ""))
+    found: list[tuple[str, JobSpec, Mapping[str, str]]] = []
+    tried = list[Mapping[str, str]]()
+    for spec in (submit.data_jobs(run, config, "", "slurm")[0], *profiles, training):
+        wanted = Executor([spec], site_of(run, config), comment_of(run.run_id)).options()
         shape = {option: value for option, value in wanted.items() if option not in ("job-name", "output", "error")}
         if shape not in tried:
             tried.append(shape)
-            yield from _job(name, wanted, config, groups, command)
+            found.append((spec.name.removeprefix(f"{run.run_id}-"), spec, wanted))
+    return found
 
 
 def _job(
@@ -163,6 +178,17 @@ def _requeueing(command: Command) -> Finding:
         advice = "preempted jobs are not requeued; dflop run resubmits training while it runs"
         return Finding(AREA, "requeueing", WARN, detail, advice)
     return Finding(AREA, "requeueing", OK, detail)
+
+
+def _clocks(command: Command) -> Finding:
+    shown, now_s = command(["sdiag"]).stdout, time.time()
+    found = re.search(r"^sdiag output at .*\((\d+)\)", shown, re.MULTILINE)
+    if found is None:
+        return Finding(AREA, "clocks", SKIP, "sdiag does not say the controller's time")
+    apart_s = abs(now_s - int(found[1]))
+    detail = f"the controller's and this machine's differ by {seconds(apart_s)}"
+    advice = "times in logs and reports are off; jobs work all the same: ask the operator"
+    return Finding(AREA, "clocks", WARN if apart_s > MAX_SKEW_S else OK, detail, advice)
 
 
 def _first_line(text: str) -> str:

@@ -1,6 +1,7 @@
 """What is said of a Slurm, with clients that answer as they do at sites."""
 
 import subprocess
+import time
 from collections.abc import Callable
 
 import pytest
@@ -29,6 +30,7 @@ SOUND = {
     "sbatch --test-only": (0, "", TAKEN),
     "sacct": (0, "", ""),
     "scontrol": (0, REQUEUE, ""),
+    "sdiag": (0, f"****\nsdiag output at now ({time.time():.0f})\n", ""),
 }
 NO_CLUSTER = "sinfo: fatal: Could not establish a configuration source"
 
@@ -60,6 +62,13 @@ def config(tmp_path) -> Callable[..., Config]:
         return make_config(tmp_path, "data_profile.num_workers=2", *given)
 
     return make
+
+
+def test_a_controller_whose_clock_is_off_is_a_warning():
+    found, _ = examined({**SOUND, "sdiag": (0, f"sdiag output at then ({time.time() - 300:.0f})", "")})
+    assert (found["clocks"].status, "differ by 5 min" in found["clocks"].detail) == (WARN, True)
+    found, _ = examined({**SOUND, "sdiag": (1, "", "slurm_get_statistics: Access denied")})
+    assert found["clocks"].status == SKIP
 
 
 def test_a_sound_cluster():

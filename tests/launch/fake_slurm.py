@@ -87,6 +87,7 @@ def sbatch(folder, *args):
             sys.exit(file.read())
     if "mem" in options and os.path.exists(f"{folder}/no_memory"):
         sys.exit("sbatch: error: Memory specification can not be satisfied")
+    prefix = "proj42-" if os.path.exists(f"{folder}/lua") else ""
     with Jobs(folder) as jobs:
         base = str(1 + max([int(job_id.split("_")[0]) for job_id in jobs], default=100))
         first, _, last = options["array"].partition("%")[0].partition("-") if "array" in options else ("", "", "")
@@ -94,7 +95,8 @@ def sbatch(folder, *args):
         for element in elements:
             job_id = base if element is None else f"{base}_{element}"
             jobs[job_id] = {
-                "name": options["job-name"], "command": script, "comment": options.get("comment", ""), "script": text,
+                "name": prefix + options["job-name"], "command": script, "comment": options.get("comment", ""),
+                "script": text,
                 "options": options, "state": "PENDING", "reason": "JobHeldUser" if "hold" in options else "None",
                 "restarts": 0, "submit": int(time.time()), "base": base, "element": element, "code": 0,
                 "raw": str(900 + len(jobs)), "tasks": [], "pid": 0,
@@ -221,7 +223,8 @@ def scontrol(folder, *args):
             array = f"ArrayJobId={job['base']} ArrayTaskId={job['element']} " if job["element"] is not None else ""
             print(
                 f"JobId={job_id if not array else job['raw']} {array}JobName={job['name']} UserId=root(0) "
-                f"JobState={job['state']} Reason={job['reason']} Restarts={job['restarts']} SubmitTime={job['submit']}"
+                f"JobState={job['state']} Reason={job['reason']} Restarts={job['restarts']} SubmitTime={job['submit']} "
+                f"TimeLimit={'00:01:00' if os.path.exists(f'{folder}/lua') else '01:00:00'} Comment={job['comment']}"
             )
     elif args[0] == "update":
         with Jobs(folder) as jobs:

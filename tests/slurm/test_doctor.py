@@ -9,7 +9,8 @@ import pytest
 from dflop.config.sbatch_options import ALLOWED, COMPUTED, REFUSED
 from dflop.doctor.finding import FAIL, OK, Finding
 from dflop.doctor.slurm_cluster import slurm
-from tests.jobs.configs import make_config
+from dflop.doctor.trial import trial
+from tests.jobs.configs import make_config, make_dataset
 from tests.slurm.faults import slurm as client
 
 SOUND = (
@@ -65,3 +66,11 @@ def test_a_real_cluster_is_told_and_nothing_is_submitted(partitions, tmp_path):
 def test_what_would_not_start_is_a_failure_that_names_the_key(partitions, tmp_path, override, key):
     failed = [finding for finding in examined(tmp_path, override) if finding.status == FAIL]
     assert any(key in finding.advice for finding in failed), failed
+
+
+def test_trial_jobs_see_the_nodes_and_get_the_signal(cluster, tmp_path):
+    make_dataset(tmp_path)
+    config = make_config(tmp_path, *(f"cluster.{override}" for override in SOUND))
+    found = {finding.name: finding for finding in trial(config, poll_interval_s=1)}
+    assert {finding.status for finding in found.values()} == {OK}, found
+    assert found["profile-links"].detail.startswith("4 tasks on node")
