@@ -81,6 +81,8 @@ class PlanSource:
         self._store = wire.open_store(store.host, store.port, is_server=False, timeout_s=timeout_s)
         self._rank, self._timeout_s, self._guard = rank, timeout_s, guard
         self._expected_step_s = 0.0
+        self._later: dict[int, PlanMessage] = {}
+        """Plans that were looked at ahead; they take milliseconds to read, and do not change."""
 
     def get(self, step: int) -> PlanMessage:
         """The plan of `step`; blocks until someone published it.
@@ -101,7 +103,7 @@ class PlanSource:
                 where=f"rank {self._rank}",
                 hint="rank 0 publishes plans when the scheduler does not: look at its log first",
             ) from error
-        message = wire.published(self._store, step)
+        message = self._later.pop(step, None) or wire.published(self._store, step)
         assert message is not None
         self._expected_step_s = message.step_plan.predicted_step_s
         if self._guard is not None:
@@ -112,8 +114,9 @@ class PlanSource:
         """Plans of the steps right behind `step`, up to `num_steps`, that are there already; waits for nobody."""
         found = []
         for later in range(step + 1, step + 1 + num_steps):
-            if (message := wire.published(self._store, later)) is None:
+            if (message := self._later.get(later) or wire.published(self._store, later)) is None:
                 break
+            self._later[later] = message
             found.append(message.step_plan)
         return found
 

@@ -16,17 +16,20 @@ where all ranks are on one machine, else to the address by which the others know
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import socket
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import timedelta
+from itertools import chain, islice
 from typing import Any
 
+import numpy as np
 import torch.distributed as dist
 
-from dflop.records import StepObservation, StepPlan, from_dict, to_dict
+from dflop.records import ModuleWork, StepObservation, StepPlan, from_dict, to_dict
 
 Store = dist.TCPStore
 NUM_SLOTS = 16
@@ -39,25 +42,94 @@ ASKED, FACTORS, LEARNED, HOST = "asked", "factors", "learned", "host/{}"
 
 SpanKey = tuple[str, int, int, int]
 """(module, stage, dp rank, microbatch)."""
+Predicted = tuple[int, int, int, float, float]
+"""(items, tokens, sum of squared tokens, forward_s, backward_s)."""
+_INDEX, _COUNT = np.dtype("<i8"), np.dtype("<i4")
+_SPAN = np.dtype("<i8, <i8, <i8, <i8, <f8, <f8")
+"""How numbers travel; the last is a microbatch with what is predicted of it."""
+_NUMBERS = ("item_sample", "item_rank_in_sample", "item_rows")
 
 
 @dataclass(frozen=True, slots=True)
 class PlanMessage:
-    """A StepPlan with the seconds the scheduler expects of every stage and microbatch."""
+    """A StepPlan with the seconds the scheduler expects of every stage and microbatch.
+
+    Every rank reads the plan of the whole global batch next to the thread that launches kernels, so numbers travel as
+    arrays: JSON of them takes ten times as long.
+    """
 
     step_plan: StepPlan
-    predicted: Mapping[SpanKey, tuple[int, int, int, float, float]]
-    """(items, tokens, sum of squared tokens, forward_s, backward_s)."""
+    predicted: Mapping[SpanKey, Predicted]
 
     def encode(self) -> str:
-        spans = [[*key, *value] for key, value in self.predicted.items()]
-        return json.dumps({"step_plan": to_dict(self.step_plan), "predicted": spans})
+        plan = self.step_plan
+        data = to_dict(replace(plan, sample_index=(), work=()))
+        data["sample_index"] = _packed(plan.sample_index, _INDEX)
+        data["work"] = [_packed_work(work) for work in plan.work]
+        rows: dict[str, list[tuple[int | float, ...]]] = {}
+        for (module, stage, dp_rank, microbatch), values in self.predicted.items():
+            rows.setdefault(f"{module}/{stage}/{dp_rank}", []).append((microbatch, *values))
+        spans = {node: _packed(of_node, _SPAN) for node, of_node in rows.items()}
+        return json.dumps({"step_plan": data, "predicted": spans})
 
     @classmethod
     def decode(cls, text: str | bytes) -> PlanMessage:
         data = json.loads(text)
-        predicted = {(m, s, d, k): tuple(rest) for m, s, d, k, *rest in data["predicted"]}
-        return cls(from_dict(StepPlan, data["step_plan"]), predicted)
+        fields = data["step_plan"]
+        sample_index, work = tuple(_unpacked(fields["sample_index"], _INDEX)), map(_unpacked_work, fields["work"])
+        rest = from_dict(StepPlan, {**fields, "sample_index": (), "work": ()})
+        return cls(replace(rest, sample_index=sample_index, work=tuple(work)), _PackedSpans(data["predicted"]))
+
+
+class _PackedSpans(Mapping[SpanKey, Predicted]):
+    """Predictions as they came, by `module/stage/dp_rank`: a rank reads its own and leaves the others packed."""
+
+    def __init__(self, packed: Mapping[str, str]) -> None:
+        self._packed = packed
+        self._read: dict[str, dict[int, Predicted]] = {}
+
+    def __getitem__(self, key: SpanKey) -> Predicted:
+        module, stage, dp_rank, microbatch = key
+        return self._of(f"{module}/{stage}/{dp_rank}")[microbatch]
+
+    def __iter__(self) -> Iterator[SpanKey]:
+        for node in self._packed:
+            module, stage, dp_rank = node.rsplit("/", 2)
+            yield from ((module, int(stage), int(dp_rank), microbatch) for microbatch in self._of(node))
+
+    def __len__(self) -> int:
+        return sum(len(self._of(node)) for node in self._packed)
+
+    def _of(self, node: str) -> dict[int, Predicted]:
+        if node not in self._read:
+            rows = _unpacked(self._packed[node], _SPAN)
+            self._read[node] = {microbatch: (*values,) for microbatch, *values in rows}
+        return self._read[node]
+
+
+def _packed(values: Sequence[Any], dtype: np.dtype[Any]) -> str:
+    return base64.b64encode(np.array(values, dtype).tobytes()).decode()
+
+
+def _unpacked(text: str, dtype: np.dtype[Any]) -> list[Any]:
+    values: list[Any] = np.frombuffer(base64.b64decode(text), dtype).tolist()
+    return values
+
+
+def _packed_work(work: ModuleWork) -> dict[str, Any]:
+    slots = [ids for by_replica in work.owner for ids in by_replica]
+    numbers = {name: _packed(getattr(work, name), _COUNT) for name in _NUMBERS}
+    sizes, owner = _packed([*map(len, slots)], _COUNT), _packed([*chain.from_iterable(slots)], _COUNT)
+    return {"module": work.module, **numbers, "sizes": sizes, "owner": owner, "num_replicas": len(work.owner[0])}
+
+
+def _unpacked_work(data: Mapping[str, Any]) -> ModuleWork:
+    ids = iter(_unpacked(data["owner"], _COUNT))
+    slots = [tuple(islice(ids, size)) for size in _unpacked(data["sizes"], _COUNT)]
+    per_microbatch = data["num_replicas"]
+    owner = tuple(tuple(slots[i : i + per_microbatch]) for i in range(0, len(slots), per_microbatch))
+    numbers = {name: tuple(_unpacked(data[name], _COUNT)) for name in _NUMBERS}
+    return ModuleWork(data["module"], owner=owner, **numbers)
 
 
 @dataclass(frozen=True, slots=True)

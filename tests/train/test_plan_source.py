@@ -92,7 +92,7 @@ def test_plans_of_later_steps_are_taken_as_far_as_they_are_there(store):
     assert [p.step for p in plans.published_after(0, 8)] == [1, 2]
     assert [p.step for p in plans.published_after(0, 1)] == [1]
     assert plans.published_after(2, 8) == []
-    assert plans.published_after(0, 8)[0] == plans.get(1).step_plan
+    assert plans.published_after(0, 8)[0] is plans.get(1).step_plan, "a plan is read once"
 
 
 def test_patience_is_a_share_of_the_shortest_of_the_last_steps():
