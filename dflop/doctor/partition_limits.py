@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from dflop.launch.refusals import KEYS
+from dflop.config.slurm_refusals import KEYS
 
 SINFO = ("sinfo", "--noheader", "--exact", "--format=%P|%a|%l|%s|%D|%c|%m|%G|%t")
 """Partition, its state, limits of time and of nodes; nodes that are alike: how many, CPUs, MiB, GRES, state."""

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 
 from dflop.config import ClusterConfig, Config
+from dflop.config.slurm_refusals import keys_of_refusal
 from dflop.doctor import partition_limits
 from dflop.doctor.finding import FAIL, OK, SKIP, WARN, Finding
 from dflop.doctor.partition_limits import NodeGroup
@@ -21,7 +22,6 @@ from dflop.errors import DflopError, did_you_mean
 from dflop.launch import JobSpec
 from dflop.launch.commands import Command, job_environment, run_command
 from dflop.launch.executor import Executor
-from dflop.launch.refusals import keys_of_refusal
 from dflop.launch.slurm import comment_of
 from dflop.run.batches import TRAIN
 from dflop.run.directory import RunDir

@@ -17,7 +17,6 @@ import os
 import re
 import shlex
 import sys
-import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from submitit.core.utils import DelayedSubmission
 from submitit.slurm.slurm import SlurmExecutor, SlurmJob
 
 from dflop.config import ContainerConfig, SlurmConfig, sbatch_options
+from dflop.config.slurm_refusals import keys_of_refusal, refusal
 from dflop.errors import Interrupted, LaunchError, printable
 from dflop.launch.commands import (
     NotNow,
@@ -39,7 +39,6 @@ from dflop.launch.commands import (
 )
 from dflop.launch.job import SCRIPT, JobSpec, submission_folder
 from dflop.launch.payload import NUM_CHANCES, START_LINE, STOPS_VARIABLE, task_environment
-from dflop.launch.refusals import keys_of_refusal, refusal
 from dflop.launch.results import BATCH_LOG, CLUSTER, INTERRUPTED
 from dflop.launch.watcher import EXIT
 
@@ -186,19 +185,15 @@ class Executor(SlurmExecutor):
     def _internal_process_submissions(self, delayed_submissions: list[DelayedSubmission]) -> list[Job[Any]]:
         # submitit's own makes arrays with an executor and jobs of its own classes, which lack what is overridden here.
         self.folder.mkdir(mode=0o700, exist_ok=True)
-        pickles = [self.folder / f"{uuid.uuid4().hex}.pkl" for _ in delayed_submissions]
-        try:
-            for submission, path in zip(delayed_submissions, pickles, strict=True):
-                submission.dump(path)
-            first = self._submit_command(self._submitit_command_str)
-            ids = [f"{first.job_id}_{n}" for n in range(len(pickles))] if len(pickles) > 1 else [first.job_id]
-            jobs: list[Job[Any]] = [SlurmJob(self.folder, job_id, range(self._num_tasks())) for job_id in ids]
-            for job, path in zip(jobs, pickles, strict=True):
-                job.paths.move_temporary_file(path, "submitted_pickle")
-            return jobs
-        finally:
-            for path in pickles:
-                path.unlink(missing_ok=True)
+        pickles = [self.folder / f"work_{n}.pkl" for n in range(len(delayed_submissions))]
+        for submission, path in zip(delayed_submissions, pickles, strict=True):
+            submission.dump(path)
+        first = self._submit_command(self._submitit_command_str)
+        ids = [f"{first.job_id}_{n}" for n in range(len(pickles))] if len(pickles) > 1 else [first.job_id]
+        jobs: list[Job[Any]] = [SlurmJob(self.folder, job_id, range(self._num_tasks())) for job_id in ids]
+        for job, path in zip(jobs, pickles, strict=True):
+            job.paths.move_temporary_file(path, "submitted_pickle")
+        return jobs
 
     def _refusal(self, said: str) -> LaunchError:
         where = str(self.folder / SCRIPT)

@@ -20,9 +20,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
+from dflop.config.slurm_refusals import refusal
 from dflop.launch.commands import Command, last_line, on_cluster, run_command
 from dflop.launch.job import JobHandle, JobState, JobStatus
-from dflop.launch.refusals import refusal
 from dflop.launch.results import BATCH_LOG
 
 EXIT = "exit"

@@ -38,7 +38,7 @@ def answer(folder, args):
     out, code, error = io.StringIO(), 0, ""
     with contextlib.redirect_stdout(out):
         try:
-            globals()[args[0]](folder, *args[1:])
+            asked(folder, *args)
         except SystemExit as end:
             code, error = 1, str(end.code)
     return subprocess.CompletedProcess(args, code, out.getvalue(), error)
@@ -106,7 +106,7 @@ def sbatch(folder, *args):
                 start(folder, job_id)
     if os.path.exists(f"{folder}/late"):
         sys.exit("sbatch: error: Batch job submission failed: Socket timed out on send/recv operation")
-    print(base)
+    print(f"{base};{cluster_of(folder)}" if cluster_of(folder) else base)
 
 
 def start(folder, job_id):
@@ -262,5 +262,21 @@ def sacct(*_):
     sys.exit("Slurm accounting storage is disabled")
 
 
+def cluster_of(folder):
+    """Name of the cluster; empty where it is the only one."""
+    with contextlib.suppress(FileNotFoundError), open(f"{folder}/cluster") as file:
+        return file.read()
+    return ""
+
+
+def asked(folder, client, *args):
+    """A client; where the folder has a file `cluster`, only who asks for that cluster learns of jobs."""
+    if client in ("squeue", "scancel", "sacct") and cluster_of(folder):
+        if args[:2] != ("-M", cluster_of(folder)):
+            sys.exit(f"{client}: error: Invalid job id specified")
+        args = args[2:]
+    globals()[client](folder, *args)
+
+
 if __name__ == "__main__":
-    globals()[sys.argv[2]](sys.argv[1], *sys.argv[3:])
+    asked(sys.argv[1], *sys.argv[2:])

@@ -35,7 +35,8 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     folder = tmp_path / "slurm"
     monkeypatch.setenv("PATH", f"{fake_slurm.install(folder)}:{os.environ['PATH']}")
     yield folder
-    (folder / "down").unlink(missing_ok=True)
+    for answer in ("down", "cluster"):
+        (folder / answer).unlink(missing_ok=True)
     subprocess.run([folder / "bin" / "scancel", *os.listdir(folder / "jobs")], capture_output=True, check=True)
 
 
@@ -107,8 +108,10 @@ def test_a_refusal_of_memory_names_the_setting(slurm, launcher, tmp_path):
     with pytest.raises(LaunchError, match="Memory specification") as caught:
         launcher.submit(spec)
     assert "cluster.slurm.ask_for_memory: false" in caught.value.hint
-    left = tmp_path / "job" / "0" / "job.sbatch"
-    assert list((tmp_path / "job").glob("**/*.*")) == [left], "the next submission uses the folder"
+    assert (tmp_path / "job" / "0" / "job.sbatch").exists()
+    assert submitted_in([tmp_path / "job"], []) == []
+    (slurm / "no_memory").unlink()
+    assert launcher.submit(spec).folder == tmp_path / "job" / "0", "the next submission uses the folder"
 
 
 def test_a_limit_on_submitted_jobs_passes_and_others_do_not(slurm, launcher, tmp_path):
@@ -142,6 +145,20 @@ def test_a_job_that_sbatch_accepted_without_an_answer_is_found_and_not_submitted
     assert [h.job_id for h in handles] == (["101_0", "101_1"] if array else ["101"])
     assert {launcher.poll(h).state for h in handles} == {JobState.QUEUED}
     assert len(calls(slurm, "sbatch")) == 1
+
+
+def test_a_job_of_another_cluster_is_followed_adopted_and_cancelled_there(slurm, launcher, tmp_path):
+    """SLURM_CLUSTERS is set for sbatch alone: another shell adopts and cancels."""
+    (slurm / "cluster").write_text("c2")
+    spec, journal = make_spec(tmp_path / "job", "wait_for", str(tmp_path / "gate")), Journal(tmp_path / "run", "r1")
+    (handle,) = adopt_or_submit_all(launcher, [spec], journal)
+    assert (str(handle.id), [r.job_id for r in journal.records()]) == ("101;c2", ["101;c2"])
+    assert submitted_in([tmp_path / "job"], []) == [handle], "its folder knows the cluster, too"
+    later = make_launcher(slurm)
+    assert adopt_or_submit_all(later, [spec], Journal(tmp_path / "run", "r1")) == [handle]
+    until(lambda: later.poll(handle).state is JobState.RUNNING, what="the job to run")
+    later.cancel(handle)
+    assert end(later, handle).state is JobState.CANCELLED
 
 
 def test_one_that_has_begun_without_its_work_is_ended_first(slurm, launcher, tmp_path):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dflop.config import SlurmConfig
-from dflop.launch import JobHandle, JobState, Journal, Resources, adopt_or_submit_all, executor, log_paths
+from dflop.launch import JobHandle, JobState, JobStatus, Journal, Resources, adopt_or_submit_all, executor, log_paths
 from dflop.launch.results import BATCH_LOG
 from dflop.launch.slurm import SlurmLauncher
 from tests.launch.helpers import end, make_spec, until
@@ -147,6 +147,20 @@ def test_a_job_that_is_renamed_while_it_waits_and_runs_on_nodes_whose_clock_is_l
     gate.touch()
     assert (end(launcher, handle).state, launcher.collect(handle)) == (JobState.DONE, ["seen"] * 2)
     assert [r.job_id for r in journal.records()] == [handle.job_id]
+
+
+def test_a_job_that_was_lost_and_runs_is_ended_before_another_one_is_submitted(launcher, tmp_path):
+    spec = make_spec(tmp_path / "job", "wait_for", str(tmp_path / "gate"), resources=Resources(time_limit_min=5))
+    journal = Journal(tmp_path / "run", "test")
+    (first,) = adopt_or_submit_all(launcher, [spec], journal)
+    until(lambda: first.path("0.pid").exists(), what="the task to begin")
+    journal.changes([(first, JobStatus(JobState.LOST, "unknown to squeue and sacct"))])
+    (second,) = adopt_or_submit_all(launcher, [spec], journal)
+    (tmp_path / "gate").touch()
+    assert end(launcher, second).state is JobState.DONE
+    shown = ask_slurm("squeue", "-h", "-t", "all", "-o", "%T", "-j", first.job_id)
+    assert shown.startswith("CANCELLED"), "by scancel, though its own work would have ended, too"
+    assert first.folder != second.folder
 
 
 def test_a_job_slurm_never_heard_of_is_lost(launcher, tmp_path):
