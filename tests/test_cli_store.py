@@ -55,6 +55,8 @@ def test_a_store_is_set_up_and_kept(tmp_path: Path) -> None:
     assert len(list((root / "snapshots").iterdir())) == 2
     code, out, _ = run(root, "status")
     assert "snapshot 4" in out
+    assert re.search(r"^2 snapshots take [\d.]+ MiB \(limit [\d.]+ MiB\)$", out, re.M)
+    assert [*json.loads(run(root, "status", "--json")[1])["snapshots"]] == [f"dflop-{n:06d}.duckdb" for n in (3, 4)]
     assert "0 spool files not ingested" in out
     assert "run_record" in out
 
@@ -92,7 +94,9 @@ def test_compact_and_gc_say_what_they_would_do_before_they_do_it(store: Path) ->
     os.utime(old, (1.0, 1.0))
     assert run(store, "gc", "--dry-run")[1].startswith("1 files, ")
     assert old.exists()
-    assert run(store, "gc")[1].startswith("1 files, ")
+    _, out, err = run(store, "gc")
+    assert out.startswith("1 files, ")
+    assert "2 snapshots take " in err
     assert not old.exists()
 
 

@@ -22,6 +22,7 @@ def init(
     live: Path | None = None,
     keep_snapshots: int | None = None,
     grace_s: float | None = None,
+    max_snapshots_ratio: float | None = None,
     lease_s: float | None = None,
     group: str | None = None,
 ) -> None:
@@ -35,7 +36,9 @@ def init(
         store: Folder of the store.
         live: Folder for the live database on a node's own disk; every node that ingests builds its own there.
         keep_snapshots: Newest snapshots that are always kept.
-        grace_s: Seconds an older snapshot is kept after it was replaced; longer than the longest query.
+        grace_s: Of older snapshots, those in use and one per sixth of this time are kept until they were replaced so
+            long ago; longer than the longest query.
+        max_snapshots_ratio: Size of all snapshots over that of the newest at which older ones go sooner.
         lease_s: Seconds without heartbeat after which an ingester on another node counts as dead.
         group: Group whose members may write, read and clean the store.
     """
@@ -43,8 +46,9 @@ def init(
     from dflop.store import live as live_module
 
     found = settings.init(
-        store, live=live, keep_snapshots=keep_snapshots, grace_s=grace_s, lease_s=lease_s, group=group
-    )
+        store, live=live, keep_snapshots=keep_snapshots, grace_s=grace_s,
+        max_snapshots_ratio=max_snapshots_ratio, lease_s=lease_s, group=group,
+    )  # fmt: skip
     live_module.migrate_store(store)
     if group is not None and (problem := access.obstacle(store)):
         talk(quiet=False)(problem)
@@ -178,11 +182,13 @@ def gc(*, store: Store = DEFAULT_STORE, dry_run: DryRun = False, quiet: Quiet = 
 
     Example: dflop store gc --dry-run
     """
+    from dflop.store import health
     from dflop.store.maintenance import gc as run_gc
 
     done = run_gc(store, dry_run=dry_run, say=talk(quiet))
     would = "would be removed" if dry_run else "removed"
     print(f"{len(done)} files, {units.num_bytes(sum(done.values()))}, {would}")
+    talk(quiet)(health.room_of_snapshots(store))
 
 
 @app.command
@@ -198,7 +204,7 @@ def status(*, store: Store = DEFAULT_STORE, as_json: Json = False) -> None:
     import time
 
     from dflop.report.rows import print_rows
-    from dflop.store import access, console, health, settings, snapshot
+    from dflop.store import access, console, health, retention, settings, snapshot
 
     current = snapshot.read_current(store)
     columns, rows = console.query(store, console.named_query("store").sql)
@@ -207,6 +213,7 @@ def status(*, store: Store = DEFAULT_STORE, as_json: Json = False) -> None:
         content = {
             "snapshot": dataclasses.asdict(current) if current else None,
             "num_waiting_files": len(waiting),
+            "snapshots": {path.name: path.stat().st_size for path in retention.snapshots(store).values()},
             "kinds": [dict(zip(columns, row, strict=True)) for row in rows],
             "settings": dataclasses.asdict(rules),
         }
@@ -216,6 +223,7 @@ def status(*, store: Store = DEFAULT_STORE, as_json: Json = False) -> None:
     if current:
         age_s = time.time() - current.published_at_s
         print(f"snapshot {current.seq}, {units.seconds(age_s)} old, by duckdb {current.duckdb}")
+    print(health.room_of_snapshots(store))
     print(f"{len(waiting)} spool files not ingested yet")
     if access.is_shared(store):
         print(f"members of group {access.group_name(store.stat().st_gid)} may write")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 from dflop import units
 from dflop.doctor.finding import FAIL, OK, SKIP, WARN, Finding, checked
 from dflop.errors import DflopError
-from dflop.store import access, health
+from dflop.store import access, health, retention
 
 AREA = "store"
 OLD_S = 3600.0
@@ -29,6 +30,7 @@ def profile_store(root: Path) -> Iterator[Finding]:
         yield Finding(AREA, "folder", FAIL, failure.what, failure.hint)
         return
     yield checked(AREA, "snapshot", lambda: health.snapshot_health(root))
+    yield _room(root)
     yield checked(AREA, "live database", lambda: health.live_health(root))
     yield checked(AREA, "lease", lambda: health.lease_health(root))
     yield _backlog(root)
@@ -38,6 +40,24 @@ def profile_store(root: Path) -> Iterator[Finding]:
         yield Finding(AREA, "quarantine", WARN, f"{len(files)} files in {root / 'quarantine'}", advice)
     else:
         yield Finding(AREA, "quarantine", OK, "no file was rejected")
+
+
+def _room(root: Path) -> Finding:
+    """Whether the next snapshots fit on the disk."""
+    try:
+        sizes, detail = (
+            [path.stat().st_size for path in retention.snapshots(root).values()],
+            health.room_of_snapshots(root),
+        )
+        free_bytes = shutil.disk_usage(root).free
+    except (DflopError, OSError) as error:
+        return Finding(AREA, "room for snapshots", SKIP, f"unknown: {error}")
+    detail += f"; {units.num_bytes(free_bytes)} are free"
+    if free_bytes > 2 * max(sizes, default=0):
+        return Finding(AREA, "room for snapshots", OK, detail)
+    return Finding(
+        AREA, "room for snapshots", WARN, detail, f"dflop store gc --store {root}, or free space: a snapshot is a copy"
+    )
 
 
 def _backlog(root: Path) -> Finding:

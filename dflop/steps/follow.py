@@ -219,9 +219,9 @@ async def _repeat(work: Callable[[], Awaitable[None]], every_s: float, has_ended
                 say(f"side task of the job failed: {type(error).__name__}: {error}; retrying every {seconds(every_s)}")
 
 
-async def ingest_run(run: RunDir, say: Say) -> None:
+async def ingest_run(run: RunDir, say: Say, *, is_urgent: bool = True) -> None:
     """Brings what jobs spooled, and the job journal so far, into the database."""
     config = run.config()
     lifecycle.spool_journal(run, config)
-    report = await asyncio.to_thread(ingest, config.store)
+    report = await asyncio.to_thread(ingest, config.store, is_urgent=is_urgent)
     say(f"ingested {count(report.num_rows)} rows of {report.num_files} files in {seconds(report.elapsed_s)}")

@@ -125,7 +125,7 @@ class _Rounds:
 
     async def round(self, handle: JobHandle) -> None:
         """One round; a job that is to stop is told so again in each."""
-        await self.tell()
+        await self.tell(is_urgent=False)
         if not self._run.is_replanning():
             advice = await asyncio.to_thread(replanning.consider, self._run, self._config, self._to.say)
             if advice is not None and advice.is_to_act and self._config.replan.mode == "act":
@@ -136,9 +136,9 @@ class _Rounds:
         else:
             await self._probe()
 
-    async def tell(self) -> None:
+    async def tell(self, *, is_urgent: bool = True) -> None:
         """Ingests, and says what was decided since this process follows the job, each decision once."""
-        await ingest_run(self._run, lambda _: None)  # not worth a line every round
+        await ingest_run(self._run, lambda _: None, is_urgent=is_urgent)  # not worth a line every round
         # Not decisions themselves: their numbers may be NaN, which equals nothing.
         found = {(d.observed_at_s, d.kind, d.subject): d for d in await asyncio.to_thread(self._decisions)}
         for key, decision in found.items():

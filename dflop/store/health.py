@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dflop import units
 from dflop.errors import StoreError
-from dflop.store import access, console, durable, lease, live, schema, settings, snapshot, spool
+from dflop.store import access, console, durable, lease, live, retention, schema, settings, snapshot, spool
 
 
 def snapshot_health(root: Path) -> str:
@@ -18,6 +18,13 @@ def snapshot_health(root: Path) -> str:
     (num_files,) = console.query(root, "select count(*) from ingest_manifest")[1][0]
     age, size = units.seconds(time.time() - current.published_at_s), (root / current.file).stat().st_size
     return f"{current.seq}, {age} old, {units.num_bytes(size)}, rows of {num_files} files"
+
+
+def room_of_snapshots(root: Path) -> str:
+    """How many snapshots there are, what they take, and the limit."""
+    sizes = [path.stat().st_size for path in retention.snapshots(root).values()]
+    limit = settings.read_settings(root).max_snapshots_ratio * sizes[-1] if sizes else 0
+    return f"{len(sizes)} snapshots take {units.num_bytes(sum(sizes))} (limit {units.num_bytes(round(limit))})"
 
 
 def live_health(root: Path) -> str:

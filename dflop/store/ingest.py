@@ -56,11 +56,13 @@ class Ingested:
 
 
 def ingest(
-    store_root: Path | str, say: Progress = live.silent, *, lock_timeout_s: float = live.LOCK_TIMEOUT_S
-) -> IngestReport:
+    store_root: Path | str, say: Progress = live.silent, *, lock_timeout_s: float = live.LOCK_TIMEOUT_S,
+    is_urgent: bool = True,
+) -> IngestReport:  # fmt: skip
     """Ingests every new spool file and publishes a snapshot if anything changed; doing it again changes nothing.
 
-    Waits `lock_timeout_s` for another ingester; `say` hears of every batch and every quarantined file.
+    Waits `lock_timeout_s` for another ingester; `say` hears of every batch and every quarantined file. What is not
+    urgent is published when a snapshot is due, by this pass or a later one: whoever repeats passes wants that.
 
     Raises:
         StoreError: Another ingester holds the store, a file cannot be read, the disk is full, or DuckDB failed. What
@@ -69,7 +71,7 @@ def ingest(
     start_s, root, hint = time.monotonic(), Path(store_root), "nothing is lost; ingest again"
     with live.open_live(root, "ingest failed", hint=hint, lock_timeout_s=lock_timeout_s) as (con, lease):
         report = ingest_pending(con, root, say, lease)
-        report.snapshot_seq = snapshot.publish_if_stale(con, root, lease, say)
+        report.snapshot_seq = snapshot.publish_if_stale(con, root, lease, say, is_urgent=is_urgent)
     report.elapsed_s = time.monotonic() - start_s
     return report
 

@@ -17,7 +17,10 @@ from dflop.records import parse_json
 from dflop.store import access, durable, schema
 
 FILE = "store.json"
-_RANGES = {"keep_snapshots": (1, 1_000_000), "grace_s": (0, 1_000_000_000), "lease_s": (10, 1_000_000)}
+_RANGES = {
+    "keep_snapshots": (1, 1_000_000), "grace_s": (0, 1_000_000_000), "max_snapshots_ratio": (1, 1_000_000),
+    "lease_s": (10, 1_000_000),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +32,9 @@ class Settings:
     keep_snapshots: int = 5
     """Newest snapshots that are always kept."""
     grace_s: float = 3600.0
-    """Older snapshots stay at least this long after they were replaced, for queries that still run on them."""
+    """Of older snapshots, those in use and one per sixth of this time stay until they were replaced so long ago."""
+    max_snapshots_ratio: float = 6.0
+    """Of those not in use the oldest go sooner, once all snapshots take more than so many times the newest one."""
     lease_s: float = 120.0
     """An ingester on another node that has not been heard of for this long is taken for dead."""
 

@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import errno
 import hashlib
-import itertools
 import json
 import os
 import re
@@ -26,7 +25,7 @@ import duckdb
 from dflop import files
 from dflop.errors import StoreError
 from dflop.records import from_dict, parse_json
-from dflop.store import access, durable, live, migrate, publishes, settings
+from dflop.store import access, durable, live, migrate, publishes, retention
 from dflop.store.lease import Lease
 from dflop.store.live import Progress
 from dflop.store.publishes import Publish
@@ -138,8 +137,12 @@ def run(con: duckdb.DuckDBPyConnection, statement: str | duckdb.Statement, param
     return con.execute(statement, params)
 
 
-def publish_if_stale(con: duckdb.DuckDBPyConnection, store_root: Path, lease: Lease, say: Progress) -> int:
+def publish_if_stale(
+    con: duckdb.DuckDBPyConnection, store_root: Path, lease: Lease, say: Progress, *, is_urgent: bool = True
+) -> int:
     """Publishes the live database unless the newest snapshot already holds its content; returns the newest `seq`.
+
+    What is not urgent waits until a snapshot is due (`retention.py`): the copy costs what the whole store holds.
 
     Raises:
         StoreError: The copy differs from the live database, or another ingester took over.
@@ -149,30 +152,46 @@ def publish_if_stale(con: duckdb.DuckDBPyConnection, store_root: Path, lease: Le
     try:
         if current := read_current(store_root):
             is_fresh = current.revision == live.get_meta(con, "revision")
-            problem = _damage(store_root, current) if is_fresh else ""
+            problem = _damage(store_root, current) if is_fresh or not is_urgent else ""
+            size, at_s = current.num_bytes, current.published_at_s
+            if not (is_fresh or is_urgent or problem or retention.is_due(con, store_root, size, at_s)):
+                return current.seq
     except DamagedCurrentError as error:  # unreadable counts: it can be replaced where its folder may be written
         problem = error.what
     if not current or not is_fresh or problem:
         # The live database may be lost, old files are collected, CURRENT may be removed: together they remember.
         ((logged,),) = con.execute("select coalesce(max(seq), 0) from publish_log").fetchall()
-        seqs = (publishes.last_seq(store_root), logged, *_snapshots(store_root))
+        seqs = (publishes.last_seq(store_root), logged, *retention.snapshots(store_root))
         seq = 1 + max(current.seq if current else 0, *seqs)
         if not current and not problem and seq > 1:
             problem = "CURRENT was lost"
+        _remove_expired(store_root)  # the copy may need their room
         current = _publish(con, store_root, seq, lease)
         lease.check()
         if problem:
             say(f"{problem}; snapshot {seq}, a new copy of the live database, replaces it; nothing is lost")
         _set_aside(store_root / "CURRENT", seq, say)
         durable.replace(store_root / "CURRENT", json.dumps(dataclasses.asdict(current), indent=1).encode())
-        for path in expired(store_root):
-            path.unlink(missing_ok=True)
+        _remove_expired(store_root)
     link = store_root / "current.duckdb"
     if not link.is_symlink() or os.readlink(link) != current.file:  # also after a publish that died in between
         _set_aside(link, current.seq, say)
         with files.replacing(link) as tmp:
             os.symlink(current.file, tmp)
     return current.seq
+
+
+def expired(store_root: Path) -> list[Path]:
+    """Snapshots that nobody needs; where CURRENT is damaged, the newest ones stay."""
+    current = None
+    with contextlib.suppress(DamagedCurrentError):
+        current = read_current(store_root)
+    return retention.expired(store_root, current.seq if current else 0)
+
+
+def _remove_expired(store_root: Path) -> None:
+    for path in expired(store_root):
+        path.unlink(missing_ok=True)
 
 
 def _set_aside(path: Path, seq: int, say: Progress) -> None:
@@ -195,18 +214,6 @@ def _damage(store_root: Path, current: Current) -> str:
     except (duckdb.Error, OSError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error).splitlines()[0]
         return f"{name} does not open: {reason}"
-
-
-def expired(store_root: Path) -> list[Path]:
-    """Snapshots that nobody needs: not among the newest, and replaced longer than the grace period ago."""
-    rules, current = settings.read_settings(store_root), read_current(store_root)
-    # A snapshot was replaced when the next one appeared, however old it is itself.
-    replaced = list(itertools.pairwise(_snapshots(store_root).items()))
-    return [
-        path
-        for (seq, path), (_, successor) in replaced[: max(len(replaced) + 1 - rules.keep_snapshots, 0)]
-        if not (current and current.seq == seq) and time.time() - successor.stat().st_mtime > rules.grace_s
-    ]
 
 
 def copy_database(con: duckdb.DuckDBPyConnection, path: Path) -> None:
@@ -281,7 +288,3 @@ def _log(con: duckdb.DuckDBPyConnection, store_root: Path, seq: int, lease: Leas
         )
     sql = "select kind, run_id, producer, seq from ingest_manifest where snapshot_seq = ? order by all"
     return dataclasses.replace(publish, keys=tuple(SpoolKey(*key) for key in con.execute(sql, [seq]).fetchall()))
-
-
-def _snapshots(store_root: Path) -> dict[int, Path]:
-    return durable.numbered(store_root / "snapshots", ".duckdb", "dflop-")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dflop.doctor.finding import FAIL, OK, SKIP, Finding
+from dflop.doctor.finding import FAIL, OK, SKIP, WARN, Finding
 from dflop.doctor.profile_store import profile_store
 from dflop.store import live
 from tests.store.asking import fill
@@ -45,10 +45,19 @@ def test_a_sound_store_is_only_looked_at_and_none_is_made(store, tmp_path):
     assert found["snapshot"].detail.startswith("1, ")
     assert found["snapshot"].detail.endswith("rows of 1 files")
     assert found["lease"].detail.startswith("free; epoch ")
+    assert found["room for snapshots"].detail.startswith("1 snapshots take ")
     assert found["spool"].detail == "nothing to ingest"
     (finding,) = profile_store(tmp_path / "none")
     assert finding.status == SKIP
     assert not (tmp_path / "none").exists()
+
+
+def test_a_disk_without_room_for_the_next_snapshots_is_a_warning(store, monkeypatch):
+    usage = shutil.disk_usage(store)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
+    found = of(store)["room for snapshots"]
+    assert (found.status, found.detail.endswith("; 1000 B are free")) == (WARN, True), found
+    assert "dflop store gc" in found.advice
 
 
 def test_a_broken_snapshot_a_broken_database_and_damaged_small_files(store):

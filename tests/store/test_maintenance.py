@@ -264,8 +264,8 @@ def test_a_damaged_archive_stops_a_rebuild_and_says_which_file(store: Path) -> N
 
 
 def test_gc_removes_expired_snapshots_and_leftovers_and_nothing_else(store: Path, make) -> None:
-    settings.init(store, keep_snapshots=1, grace_s=3600)
     fill(store, make.correction(20))
+    settings.init(store, keep_snapshots=1, grace_s=3600)
     old_s = time.time() - 100_000
     for path in (store / "snapshots").iterdir():
         os.utime(path, (old_s, old_s))
