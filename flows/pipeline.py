@@ -93,7 +93,7 @@ async def profiled_data(run: RunDir) -> ProfileRecord:
     """The profile of a run's samples, which then lie in its directory; Prefect's cache is asked if the store has it."""
     say, store = get_run_logger().info, run.config().store
     key = await asyncio.to_thread(profiling.data_profile_key, run, say)
-    is_stored = await asyncio.to_thread(profiling.stored_profile, store, key) is not None
+    is_stored = await asyncio.to_thread(profiling.stored_profile, store, key.key) is not None
     data = await tasks.profile_data.with_options(refresh_cache=not is_stored)(run, key)
     await asyncio.to_thread(profiling.take_samples, run, data, say)
     what = "tokens per kind of sample and module"

@@ -19,7 +19,7 @@ from dflop.run.directory import RunDir
 from dflop.run.launcher import launcher_of
 from dflop.steps import next_plan, profiling, reporting, training
 from dflop.steps.follow import ingest_run, is_the_clusters_doing
-from dflop.steps.profiling import LinkProfile
+from dflop.steps.profiling import DataKey, LinkProfile
 from dflop.steps.session import RETRIES, RETRY_DELAY_S
 from dflop.steps.training import Trained
 from dflop.views import run_results
@@ -45,7 +45,7 @@ RETRIED: dict[str, Any] = {
 
 
 @task(name="profile-data", cache_key_fn=store_key, persist_result=True, **RETRIED)
-async def profile_data(run: RunDir, key: str) -> ProfileRecord:
+async def profile_data(run: RunDir, key: DataKey) -> ProfileRecord:
     """Sizes of every sample, measured by an array of jobs over shards of the dataset.
 
     Args:

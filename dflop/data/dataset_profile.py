@@ -8,11 +8,12 @@ one re-profile is.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import multiprocessing
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -103,6 +104,7 @@ def profile_shard(
     key: str = "",
     num_workers: int = 1,
     cache: Path | None = None,
+    first_row: int = 0,
 ) -> tuple[list[SampleShape], list[QuarantinedSample]]:
     """Shapes and quarantine rows of one contiguous shard, both in order of `sample_index`.
 
@@ -117,6 +119,7 @@ def profile_shard(
         key: `profile_key(dataset, media)` where the caller has it already; it reads every row.
         num_workers: Processes to spread the shard over; 1: this one.
         cache: Folder with headers that were read before, see `HeaderCache`.
+        first_row: Where the first shard begins; rows before are known.
 
     Raises:
         DataError: a file or folder cannot be read.
@@ -127,7 +130,7 @@ def profile_shard(
         raise ValueError(f"shard_index {shard_index} is not in 0..{num_shards - 1}")
     key = key or profile_key(dataset, media)
     work = _Work(dataset, media, key, cache)
-    rows = shard_rows(len(work.rows), shard_index, num_shards)
+    rows = shard_rows(len(work.rows), shard_index, num_shards, first_row)
     tell = progress or (lambda _: None)
     label = f"data profile, shard {shard_index + 1} of {num_shards}"
     results: list[Result] = []
@@ -155,44 +158,77 @@ def profile_shard(
     return shapes, [r for r in results if isinstance(r, QuarantinedSample)]
 
 
-def shard_rows(num_rows: int, shard_index: int, num_shards: int) -> range:
+def shard_rows(num_rows: int, shard_index: int, num_shards: int, first_row: int = 0) -> range:
     """Rows of one shard: contiguous, and no two shards differ by more than one row."""
-    return range(num_rows * shard_index // num_shards, num_rows * (shard_index + 1) // num_shards)
+    first, end = ((num_rows - first_row) * shard // num_shards for shard in (shard_index, shard_index + 1))
+    return range(first_row + first, first_row + end)
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetKeys:
+    """What identifies a dataset."""
+
+    profile: str
+    """Identity of its profile, as 16 hex digits; equal keys mean equal shapes."""
+    rows: str
+    """Identity of its texts and rows, its media files left out; part of what `profile` covers."""
+    base: str = ""
+    """Key of a known profile that its first rows alone would have; empty: there is none."""
+    num_base_rows: int = 0
+    num_rows: int = 0
+    """Of all; 0 for a table of sizes."""
 
 
 def profile_key(dataset: DatasetRef, media: MediaRules) -> str:
-    """Identity of a data profile, as 16 hex digits; equal keys mean equal shapes.
+    """Identity of a data profile; raises as `dataset_keys`."""
+    return dataset_keys(dataset, media).profile
+
+
+def dataset_keys(dataset: DatasetRef, media: MediaRules, known: Mapping[str, int] | None = None) -> DatasetKeys:
+    """What identifies a dataset, and the largest part of it that was profiled before; reads every row once.
+
+    Args:
+        dataset: What is to be profiled.
+        media: The family's rules.
+        known: Number of rows of profiles by key, of any datasets.
 
     Raises:
         DataError: a file cannot be read.
         ConfigError: the chat template cannot be read.
     """
-    digest = hashlib.sha256(f"data-profile {RULES_VERSION}\n{' '.join(dataset.special_tokens)}\n".encode())
-    template = ChatTemplate.load(dataset.chat_template).source
+    rules = hashlib.sha256(f"data-profile {RULES_VERSION}\n{' '.join(dataset.special_tokens)}\n".encode())
+    template, tokenizer = ChatTemplate.load(dataset.chat_template).source, _file_hash(dataset.tokenizer)
     limits = f"{dataset.max_llm_tokens}\n{','.join(dataset.overlong)}\n{dataset.min_side_px}"
-    digest.update(f"{_file_hash(dataset.tokenizer)}\n{media.rules_key}\n{template}\n{limits}\n".encode())
+    rules.update(f"{tokenizer}\n{media.rules_key}\n{template}\n{limits}\n".encode())
+
+    def keys(fingerprint: str, profile: hashlib._Hash) -> DatasetKeys:
+        rows = hashlib.sha256(f"{tokenizer}\n{template}\n{fingerprint}".encode())
+        return DatasetKeys(profile.hexdigest()[:16], rows.hexdigest()[:16])
+
     if dataset.sizes is not None:
-        digest.update(_file_hash(dataset.sizes).encode())
-        return digest.hexdigest()[:16]
-    rows = dataset.open()
-    digest.update(f"{rows.fingerprint()}\n".encode())
-    for line in sorted(set(_media_lines(rows))):
-        digest.update(line.encode("utf-8", "backslashreplace"))
-    return digest.hexdigest()[:16]
+        rules.update((fingerprint := _file_hash(dataset.sizes)).encode())
+        return keys(fingerprint, rules)
+    rows, lines = dataset.open(), set[str]()
 
+    def profile(fingerprint: str) -> hashlib._Hash:
+        """Of the rows whose media are in `lines`."""
+        digest = rules.copy()
+        digest.update(f"{fingerprint}\n".encode())
+        for line in sorted(lines):
+            digest.update(line.encode("utf-8", "backslashreplace"))
+        return digest
 
-def rows_key(dataset: DatasetRef) -> str:
-    """Identity of what texts and rows a dataset has, its media files left out; part of what `profile_key` covers.
-
-    Raises:
-        ConfigError: the chat template cannot be read.
-        DataError: a file cannot be read.
-    """
-    digest = hashlib.sha256(f"{_file_hash(dataset.tokenizer)}\n".encode())
-    digest.update(ChatTemplate.load(dataset.chat_template).source.encode())
-    rows = _file_hash(dataset.sizes) if dataset.sizes is not None else dataset.open().fingerprint()
-    digest.update(f"\n{rows}".encode())
-    return digest.hexdigest()[:16]
+    base, lengths = ("", 0), set((known or {}).values())
+    for index in range(len(rows)):
+        if index and index in lengths:
+            found = {profile(fingerprint).hexdigest()[:16] for fingerprint in rows.fingerprints(index)}
+            base = next(((key, index) for key in found if (known or {}).get(key) == index), base)
+        with contextlib.suppress(BadSample):  # the fingerprint of the rows covers those without readable media
+            sample = rows.sample(index)
+            lines.update(f"{ref.path}\t{rows.media_fingerprint(index, ref)}\n" for ref in sample.media)
+    fingerprint = rows.fingerprint()
+    found_keys = keys(fingerprint, profile(fingerprint))
+    return replace(found_keys, base=base[0], num_base_rows=base[1], num_rows=len(rows))
 
 
 def profile_sizes_shard(
@@ -270,16 +306,6 @@ def _begin(dataset: DatasetRef, media: MediaRules, key: str, cache: Path | None)
 
 def _do(rows: range) -> _Done:
     return _process[0].do(rows)
-
-
-def _media_lines(rows: Dataset) -> Iterator[str]:
-    for index in range(len(rows)):
-        try:
-            sample = rows.sample(index)
-        except BadSample:
-            continue  # the fingerprint of the rows covers those without readable media
-        for ref in sample.media:
-            yield f"{ref.path}\t{rows.media_fingerprint(index, ref)}\n"
 
 
 def _file_hash(path: Path) -> str:

@@ -207,13 +207,35 @@ class Dataset:
         Raises:
             DataError: a file cannot be read.
         """
-        digest = hashlib.sha256()
-        for entry, of_entry, rows in zip(self.entries, self._sources, self._rows, strict=True):
-            digest.update(f"{entry.weight}\n{sorted(entry.ignored_keys)}\n".encode("utf-8", "backslashreplace"))
-            for source in of_entry:
-                digest.update(f"{len(source)}\t{source.fingerprint()}\n".encode("utf-8", "backslashreplace"))
-            digest.update(np.ascontiguousarray(rows, "<i8").tobytes())
-        return digest.hexdigest()
+        (found,) = self.fingerprints(len(self))
+        return found
+
+    def fingerprints(self, num_samples: int) -> list[str]:
+        """Fingerprints that this may have had when it ended after its first samples; none where nobody can tell.
+
+        Since then rows were appended to the last file, or files or entries added behind it.
+
+        Raises:
+            DataError: a file cannot be read.
+        """
+        digests, is_whole = [hashlib.sha256()], num_samples == len(self)
+        for number, (entry, of_entry, rows) in enumerate(zip(self.entries, self._sources, self._rows, strict=True)):
+            taken = min(len(rows), num_samples - int(self._starts[number]))
+            if taken <= 0 and not is_whole:
+                break
+            is_cut = taken < len(rows)
+            if is_cut and entry.strategy != "all":  # how many rows there are decides which it takes
+                return []
+            digests = _added(digests, f"{entry.weight}\n{sorted(entry.ignored_keys)}\n")
+            for source, first in zip(of_entry, self._source_starts[number].tolist(), strict=False):
+                left = min(len(source), taken - first) if is_cut else len(source)
+                if is_cut and left <= 0:
+                    break
+                found = {source.fingerprint()} if left == len(source) else source.fingerprints_before(left)
+                digests = _added(digests, *(f"{left}\t{text}\n" for text in sorted(found)))
+            for digest in digests:
+                digest.update(np.ascontiguousarray(rows[:taken], "<i8").tobytes())
+        return [digest.hexdigest() for digest in digests]
 
     def weights(self) -> npt.NDArray[np.float64]:
         """Expected number of times each sample comes up in as many draws as there are samples.
@@ -236,3 +258,11 @@ class Dataset:
         starts = self._source_starts[entry]
         number = int(np.searchsorted(starts, row, side="right")) - 1
         return self._sources[entry][number], row - int(starts[number])
+
+
+def _added(digests: list[hashlib._Hash], *texts: str) -> list[hashlib._Hash]:
+    """Every digest followed by every text."""
+    found = [(digest.copy(), text) for digest in digests for text in texts]
+    for digest, text in found:
+        digest.update(text.encode("utf-8", "backslashreplace"))
+    return [digest for digest, _ in found]

@@ -12,8 +12,8 @@ from dflop.run.messages import say
 from dflop.store.spool import SpoolWriter
 
 
-def main(run_path: str, profile_key: str, shard: str, num_shards: str) -> dict[str, float]:
-    """Profile one of so many shards under a key that is computed once by whoever submits all of them.
+def main(run_path: str, profile_key: str, shard: str, num_shards: str, first_row: str = "0") -> dict[str, float]:
+    """Profile one of so many shards of the rows from `first_row` on, under a key that the driver has computed.
 
     Returns:
         Counts and seconds, for the flow's progress and the profile record.
@@ -30,7 +30,9 @@ def main(run_path: str, profile_key: str, shard: str, num_shards: str) -> dict[s
         counts = len(sizes), len(unusable), int(sizes["num_llm_tokens"].sum())
     else:
         num_workers, cache = config.data_profile.num_workers, config.store / "cache" / "headers"
-        shapes, bad = profile_shard(dataset, media, *part, say, key=profile_key, num_workers=num_workers, cache=cache)
+        shapes, bad = profile_shard(
+            dataset, media, *part, say, key=profile_key, num_workers=num_workers, cache=cache, first_row=int(first_row)
+        )
         with SpoolWriter(config.store, run.run_id, producer) as spool:
             for record in (*shapes, *(replace(b, run_id=run.run_id) for b in bad)):
                 spool.append(record)

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dflop.data.dataset_profile import profile_key, rows_key
+from dflop.config import Config
+from dflop.data.dataset_profile import dataset_keys
 from dflop.data.distribution import summary_text
 from dflop.data.size_table import check_overlong
 from dflop.errors import DataError
@@ -26,18 +27,38 @@ from dflop.steps.follow import Listener, follow_jobs, ingest_run
 from dflop.steps.media_limits import stated_limits
 from dflop.store.console import named_query, query
 from dflop.store.ingest import ingest
+from dflop.store.profile_copy import copy_profile
 from dflop.store.profile_frames import profile_frame
 from dflop.store.reader import Reader
 from dflop.store.spool import SpoolWriter
+from dflop.units import count
 
 T = TypeVar("T")
 
 MAX_EXAMPLES = 5
 _ROWS = "rows"
-"""In the inputs of a data profile: what `rows_key` says of its dataset."""
+"""In the inputs of a data profile: `DatasetKeys.rows` of its dataset."""
+MAX_PROFILES = 4
+"""Of which it is tried whether a dataset has grown from theirs: each costs a hash of the files."""
 
 
-def data_profile_key(run: RunDir, say: Say) -> str:
+@dataclass(frozen=True, slots=True)
+class DataKey:
+    """Which profile a run's samples have, worked out once: that reads every row."""
+
+    key: str
+    inputs: Mapping[str, object]
+    """What the key is made of, for people."""
+    base: ProfileRecord | None = None
+    """A profile in the store of the first rows: they are taken from there."""
+    num_new_rows: int = 0
+    """After those."""
+
+    def __str__(self) -> str:
+        return self.key
+
+
+def data_profile_key(run: RunDir, say: Say) -> DataKey:
     """Key of the profile of a run's samples; once training has begun they stay what they were.
 
     The order of samples hangs on which of them there are. A media file that has changed since costs its own sample,
@@ -47,15 +68,22 @@ def data_profile_key(run: RunDir, say: Say) -> str:
         DataError: the dataset cannot be read, or its rows or tokenizer have changed under a run that trains on them.
     """
     config = run.config()
-    dataset = dataset_ref(config)
+    dataset, family = dataset_ref(config), family_of(config)
     if dataset.sizes is not None:
         check_overlong(dataset.overlong)  # known from the configuration: no job need find out
-    key = profile_key(dataset, family_of(config))
-    if not _has_begun(run) or key == (kept := run.profile_key()):
-        return key
+    known = {} if _has_begun(run) else _profiles(config)
+    keys = dataset_keys(dataset, family, {key: p.num_rows + p.num_quarantined for key, p in known.items()})
+    inputs = {
+        "annotations": str(config.dataset.annotations),
+        "family": family.name,
+        _ROWS: keys.rows,
+        "limits": stated_limits(config),
+    }
+    if not _has_begun(run) or keys.profile == (kept := run.profile_key()):
+        return DataKey(keys.profile, inputs, known.get(keys.base), keys.num_rows - keys.num_base_rows)
     found = stored_profile(config.store, kept)
     before = json.loads(found.inputs).get(_ROWS) if found is not None else None
-    if before is not None and before != rows_key(dataset):
+    if before is not None and before != keys.rows:
         raise DataError(
             "the rows of the dataset, its tokenizer or chat template differ from those at the start of training",
             where=str(config.dataset.annotations),
@@ -65,7 +93,17 @@ def data_profile_key(run: RunDir, say: Say) -> str:
         "files of the dataset have changed since training began; the run keeps its samples and their order, and "
         "samples whose files differ from the profile carry no loss"
     )
-    return kept
+    return DataKey(kept, inputs)
+
+
+def _profiles(config: Config) -> dict[str, ProfileRecord]:
+    """The newest data profiles by key, those of the same annotations before others: no key is tried without end."""
+    ingest(config.store)
+    with Reader(config.store) as reader:
+        found = reader.records(ProfileRecord, where={"kind": "data"})
+    ours = json.dumps(str(config.dataset.annotations))
+    found.sort(key=lambda p: (f'"annotations": {ours}' in p.inputs, p.created_at_s), reverse=True)
+    return {p.profile_key: p for p in found[:MAX_PROFILES]}
 
 
 def _has_begun(run: RunDir) -> bool:
@@ -73,32 +111,41 @@ def _has_begun(run: RunDir) -> bool:
     return run.num_attempts(TRAIN) > 0 and (run.path / "shapes.parquet").is_file()
 
 
-async def profile_data(run: RunDir, launcher: Launcher, to: Listener, key: str) -> ProfileRecord:
-    """The profile of the run's dataset, out of the store or from jobs over shards; `key` as of `data_profile_key`.
+async def profile_data(run: RunDir, launcher: Launcher, to: Listener, key: DataKey) -> ProfileRecord:
+    """The profile of the run's dataset, out of the store or from jobs over shards of the rows that are not in it.
 
     Raises:
         DataError: the dataset cannot be read, or has changed under a run that trains on it.
         LaunchError: a job failed.
     """
     config = run.config()
-    found = await asyncio.to_thread(stored_profile, config.store, key)
+    found = await asyncio.to_thread(stored_profile, config.store, key.key)
     if found is not None:
         to.say(f"data profile {key} is in the store: {found.num_rows} samples, reused")
         return found
-    if _has_begun(run) and key == run.profile_key():  # the store has lost it; the run goes on with what it has
-        return ProfileRecord(key, "data", run.run_id, "{}", len(run.shapes()), 0, time.time(), 0.0)
-    started_s = time.time()
-    jobs = submit.data_jobs(run, config, key, launcher.backend)
-    counts = [ranks[0] for ranks in await follow_jobs(run, launcher, jobs, to)]
-    inputs = {
-        "annotations": str(config.dataset.annotations),
-        "family": family_of(config).name,
-        _ROWS: await asyncio.to_thread(rows_key, dataset_ref(config)),
-        "limits": stated_limits(config),
-    }
-    record = note_profile(run, key, "data", counts, time.time() - started_s, inputs)
+    if _has_begun(run) and key.key == run.profile_key():  # the store has lost it; the run goes on with what it has
+        return ProfileRecord(key.key, "data", run.run_id, "{}", len(run.shapes()), 0, time.time(), 0.0)
+    started_s, base = time.time(), key.base
+    is_reused = base is not None and await asyncio.to_thread(_reuse, run, key, base)
+    if base is None or not is_reused:
+        jobs, counts = submit.data_jobs(run, config, key.key, launcher.backend), []
+    else:
+        first_row = base.num_rows + base.num_quarantined
+        jobs = submit.data_jobs(run, config, key.key, launcher.backend, first_row, key.num_new_rows)
+        counts = [{"num_samples": base.num_rows, "num_quarantined": base.num_quarantined}]
+        num_rows = f"{count(first_row)} of {count(first_row + key.num_new_rows)} rows"
+        to.say(f"{num_rows} from profile {base.profile_key}, {count(key.num_new_rows)} profiled")
+    counts += [ranks[0] for ranks in await follow_jobs(run, launcher, jobs, to)]
+    record = note_profile(run, key.key, "data", counts, time.time() - started_s, key.inputs)
     await ingest_run(run, to.say)
     return record
+
+
+def _reuse(run: RunDir, key: DataKey, base: ProfileRecord) -> bool:
+    """Writes rows of a profile again, under the key of the dataset that has grown since; False where some are lost."""
+    config, dataset = run.config(), dataset_ref(run.config())
+    weights = dataset.open().weights() if dataset.entries[0].weight is not None else None  # they depend on all rows
+    return copy_profile(config.store, base, key.key, run.run_id, weights)
 
 
 def take_samples(run: RunDir, data: ProfileRecord, say: Say) -> None:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 
 from dflop.config import Config
+from dflop.data.dataset_profile import BLOCK_ROWS
 from dflop.errors import LaunchError
 from dflop.launch import JobSpec, Resources
 from dflop.records import Plan
@@ -25,16 +26,26 @@ CPU_ENV = {
 _MODEL = "dflop.jobs.model_profile:main"
 
 
-def data_jobs(run: RunDir, config: Config, profile_key: str, backend: str) -> list[JobSpec]:
-    """One job per shard of the dataset, all of one array; on this machine no more than it has cores."""
+def data_jobs(
+    run: RunDir, config: Config, profile_key: str, backend: str, first_row: int = 0, num_new_rows: int = 0
+) -> list[JobSpec]:
+    """One job per shard of the dataset, all of one array; on this machine no more than it has cores.
+
+    Of a dataset that has grown, the rows from `first_row` on are shared out: no job for less than a block.
+    """
     num_shards, num_workers = config.data_profile.num_shards, config.data_profile.num_workers
     if backend == "local":
         num_shards = min(num_shards, len(os.sched_getaffinity(0)))
+    known: tuple[str, ...] = ()
+    key = f"{run.run_id}/data/{profile_key}"
+    if first_row:
+        num_shards = min(num_shards, -(-num_new_rows // BLOCK_ROWS))
+        known, key = (str(first_row),), f"{key}/from-{first_row}"
     return [
         _job(
-            run, config, f"data-{shard}", "dflop.jobs.data_profile:main", (profile_key, str(shard), str(num_shards)),
-            f"{run.run_id}/data/{profile_key}/{shard}-of-{num_shards}", num_tasks=1, cpus_per_task=num_workers,
-            array="data",
+            run, config, f"data-{shard}", "dflop.jobs.data_profile:main",
+            (profile_key, str(shard), str(num_shards), *known), f"{key}/{shard}-of-{num_shards}",
+            num_tasks=1, cpus_per_task=num_workers, array="data",
         )
         for shard in range(num_shards)
     ]  # fmt: skip

@@ -135,12 +135,15 @@ class Reader:
 
     def _read(self, cls: type[T], relation: str, where: Where, *, order: str, observed_at_s: str = "") -> list[T]:
         """Records out of a relation that has their columns, with SQL for `observed_at_s` where it has not."""
+        return schema.from_table(cls, self.table(cls, relation, where, order=order, observed_at_s=observed_at_s))
+
+    def table(self, cls: type[Any], relation: str, where: Where, *, order: str, observed_at_s: str = "") -> pa.Table:
+        """The columns of a record class in a table or view, as it is; `order` is SQL."""
         columns = schema.arrow_schema(schema.kind_of(cls)).names
         clauses, params = _conditions(where)
         computed = {"observed_at_s": observed_at_s} if observed_at_s else {}
         listed = ", ".join(f"{computed.get(name, _quoted(name))} as {_quoted(name)}" for name in columns)
-        table = self._fetch(f"select {listed} from {relation} where {clauses} order by {order}", params, relation)
-        return schema.from_table(cls, table)
+        return self._fetch(f"select {listed} from {relation} where {clauses} order by {order}", params, relation)
 
     def _fetch(self, sql: str, params: list[Value] | dict[str, Value], relation: str) -> pa.Table:
         try:

@@ -1,4 +1,5 @@
 import dataclasses
+import json
 import os
 
 import pytest
@@ -6,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dflop.data import dataset_profile
-from dflop.data.dataset_profile import DatasetRef, profile_key, profile_shard, shard_rows
+from dflop.data.dataset_profile import DatasetRef, dataset_keys, profile_key, profile_shard, shard_rows
 from dflop.errors import DataError
 from tests.data.helpers import TinyFamily, chat
 
@@ -98,3 +99,70 @@ def test_dataset_that_cannot_be_read(write_rows, family, tmp_path):
         profile_key(DatasetRef.of_file(tmp_path / "none.jsonl", tmp_path, dataset.tokenizer, 1), family)
     with pytest.raises(ValueError, match=r"not in 0\.\.1"):
         profile_shard(dataset, family, 2, 2)
+
+
+def test_rows_that_were_profiled_before_are_found_where_a_dataset_has_grown(write_rows, family, tmp_path):
+    """Rows, files or entries are added at the end; whatever else has changed, nothing is taken."""
+
+    @given(st.data())
+    def grows(data):
+        text = st.sampled_from(
+            [chat("a", "b"), chat("a b c", "d"), '{"broken', chat("<image> a", "b", image="cat.png")]
+        )
+        before = data.draw(st.lists(text, min_size=1, max_size=6), label="rows before")
+        after = data.draw(st.lists(text, min_size=1, max_size=4), label="rows added")
+        end, blank = data.draw(st.sampled_from([("", ""), ("\n", ""), ("\n\n", ""), ("\n", "\n")]), label="line ends")
+        dataset = write_rows([])
+        (entry,) = dataset.entries
+        (first,), second = entry.paths, tmp_path / "second.jsonl"
+        lines = [row if isinstance(row, str) else json.dumps(row) for row in before]
+        first.write_text("\n".join(lines) + end)
+        known = {profile_key(dataset, family): len(before), "other": len(before), "longer": 99}
+        added = "\n".join(row if isinstance(row, str) else json.dumps(row) for row in after)
+        how = data.draw(
+            st.sampled_from(["rows", "file", "entry", "a row changed", "rows before", "file before", "some"])
+        )
+        if how == "rows":
+            first.write_text("\n".join(lines) + (end or "\n") + blank + added)
+        elif how in ("file", "entry", "file before"):
+            second.write_text(json.dumps(chat("x", "y")) + "\n" * 2 + added if how == "file before" else added)
+            paths = (
+                [(first, second)]
+                if how == "file"
+                else [(second, first)]
+                if how == "file before"
+                else [(first,), (second,)]
+            )
+            dataset = dataclasses.replace(dataset, entries=tuple(dataclasses.replace(entry, paths=p) for p in paths))
+        elif how == "a row changed":
+            first.write_text("\n".join([*lines[:-1], json.dumps(chat("x", "y"))]) + "\n" + added)
+        elif how == "rows before":
+            first.write_text(json.dumps(chat("x", "y")) + "\n" + "\n".join(lines) + "\n" + added)
+        else:  # which rows it takes depends on how many there are
+            first.write_text("\n".join(lines) + (end or "\n") + added)
+            dataset = dataclasses.replace(dataset, entries=(dataclasses.replace(entry, strategy="end:100%"),))
+        keys = dataset_keys(dataset, family, known)
+        assert keys == dataclasses.replace(
+            dataset_keys(dataset, family), base=keys.base, num_base_rows=keys.num_base_rows
+        )
+        if how in ("rows", "file", "entry"):
+            assert (keys.base, keys.num_base_rows) == (next(iter(known)), len(before))
+            assert keys.num_rows == len(before) + len(after)
+            whole = profile_shard(dataset, family, 0, 1, key="key")
+            parts = [profile_shard(dataset, family, i, 2, key="key", first_row=len(before)) for i in range(2)]
+            for kind in (0, 1):
+                new = [row for row in whole[kind] if row.sample_index >= len(before)]
+                assert [row for part in parts for row in part[kind]] == new
+        elif how != "some":
+            assert keys.base == ""
+
+    grows()
+
+
+def test_a_media_file_of_known_rows_that_has_changed_makes_them_unknown(write_rows, family):
+    dataset = write_rows(ROWS[:2])
+    known = {profile_key(dataset, family): 2}
+    grown = write_rows(ROWS)
+    assert dataset_keys(grown, family, known).num_base_rows == 2
+    os.utime(grown.entries[0].media_root / "cat.png", ns=(1, 1))
+    assert dataset_keys(grown, family, known).base == ""

@@ -11,7 +11,7 @@ from dflop.records import ProfileRecord
 from dflop.run.directory import RunDir
 from dflop.steps import next_plan, planning, profiling, reporting, training
 from dflop.steps.follow import Listener
-from dflop.steps.profiling import LinkProfile
+from dflop.steps.profiling import DataKey, LinkProfile
 from dflop.steps.training import Trained
 from dflop.views import run_results
 from tests.flows.loading import module
@@ -106,7 +106,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Steps:
     def so_far(*_: Any) -> Trained:
         return found.trained.pop(0) if len(found.trained) > 1 else found.trained[0]
 
-    monkeypatch.setattr(profiling, "data_profile_key", lambda *_: found.keys["data"])
+    monkeypatch.setattr(profiling, "data_profile_key", lambda *_: DataKey(found.keys["data"], {}))
     monkeypatch.setattr(profiling, "stored_profile", lambda _, key: key if key in found.stored else None)
     monkeypatch.setattr(profiling, "is_profiled", lambda _: found.keys["model"] in found.stored)
     monkeypatch.setattr(profiling, "take_samples", lambda *_: None)

@@ -171,9 +171,7 @@ def profile_on(begin, monkeypatch):
         }
     )
     monkeypatch.setattr(RunDir, "config", lambda self: config)
-    monkeypatch.setattr(profiling, "data_profile_key", lambda *_: "data")
-    monkeypatch.setattr(profiling, "dataset_ref", lambda _: None)
-    monkeypatch.setattr(profiling, "rows_key", lambda _: "rows")
+    monkeypatch.setattr(profiling, "data_profile_key", lambda *_: profiling.DataKey("data", {}))
     monkeypatch.setattr(profiling, "take_samples", lambda *_: None)
     monkeypatch.setattr(planning, "profile_gaps", lambda *_: [])
     monkeypatch.setattr(wait, "has_all_results", lambda _: True)

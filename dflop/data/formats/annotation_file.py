@@ -71,6 +71,14 @@ class AnnotationFile(RowSource):
         except OSError as error:
             raise DataError(f"file cannot be read: {error.strerror}", where=str(self.path)) from error
 
+    def fingerprints_before(self, num_rows: int) -> set[str]:
+        """Of JSON Lines, to which rows may be appended: with and without blank lines that followed then."""
+        if not self.path.name.lower().endswith(".jsonl"):
+            return set()
+        last, following = int(self._spans[num_rows - 1, 1]), int(self._spans[num_rows, 0])
+        ends = {last, following, last - self._data[:last].endswith(b"\n")}
+        return {hashlib.sha256(self._data[:end]).hexdigest() for end in ends}
+
 
 def _line_spans(data: bytes | mmap.mmap) -> npt.NDArray[np.int64]:
     """[start, stop) in bytes of the lines that are not blank, of shape (num_rows, 2)."""
