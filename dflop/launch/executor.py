@@ -28,15 +28,8 @@ from submitit.slurm.slurm import SlurmExecutor, SlurmJob
 from dflop.config import ContainerConfig, SlurmConfig, sbatch_options
 from dflop.config.slurm_refusals import keys_of_refusal, refusal
 from dflop.errors import Interrupted, LaunchError, printable
-from dflop.launch.commands import (
-    NotNow,
-    is_away,
-    job_environment,
-    last_line,
-    rows_of_queue,
-    run_command,
-    scancel,
-)
+from dflop.launch import commands
+from dflop.launch.commands import NotNow, last_line
 from dflop.launch.job import SCRIPT, JobSpec, submission_folder
 from dflop.launch.payload import NUM_CHANCES, START_LINE, STOPS_VARIABLE, task_environment
 from dflop.launch.results import BATCH_LOG, CLUSTER, INTERRUPTED
@@ -69,7 +62,7 @@ def batches(specs: Sequence[JobSpec]) -> list[list[int]]:
 
 
 class Executor(SlurmExecutor):
-    """Submits jobs of one shape, with a comment by which they are found.
+    """Submits jobs of one shape, with a comment that names their run.
 
     Raises:
         LaunchError: a folder or an option has a line break in it, or the folder what Slurm would replace.
@@ -141,9 +134,6 @@ class Executor(SlurmExecutor):
         about.append(f"To run it again by hand: sbatch {shlex.quote(str(self.folder / SCRIPT))}")
         return "\n".join([shebang, *(f"# {' '.join(line.splitlines())}" for line in about), rest])
 
-    def _make_submission_command(self, submission_file_path: Path) -> list[str]:
-        return ["sbatch", "--parsable", str(submission_file_path)]
-
     @staticmethod
     def _get_job_id_from_submission_command(string: bytes | str) -> str:
         # With several clusters `123;name`; plugins of a site may talk before it.
@@ -152,31 +142,31 @@ class Executor(SlurmExecutor):
 
     def _submit_command(self, command: str) -> SlurmJob[Any]:
         script, text = self.folder / SCRIPT, self._make_submission_file_text(command, "")
-        is_again = script.exists()
+        accepted = self._accepted(str(script), is_same=script.read_text() == text) if script.exists() else ""
         script.write_text(text)
-        job_id, _, cluster = ((is_again and self._accepted(script)) or self._sbatch(script)).partition(";")
+        job_id, _, cluster = (accepted or self._sbatch(script)).partition(";")
         if cluster:
             (self.folder / CLUSTER).write_text(cluster)
         script.write_text(text.replace(f"\n{_AGAIN}\n", f"\n{_AGAIN}{job_id}\n"))
         return SlurmJob(self.folder, job_id, range(self._num_tasks()))
 
-    def _accepted(self, script: Path) -> str:
-        """Id of a job that an earlier sbatch left in the queue though nobody heard its answer, so not submitted again.
+    def _accepted(self, script: str, *, is_same: bool) -> str:
+        """Id of a job that an earlier sbatch of the same script left in the queue though nobody heard its answer.
 
-        One that has begun has found no work, so it is ended.
+        One that has begun has found no work, so it is ended; so is one whose script was another.
         """
         states: dict[str, set[str]] = {}
-        for job_id, state, path, *_ in rows_of_queue():
-            if path == str(script):
+        for job_id, state, path, *_ in commands.rows_of_queue():
+            if path == script:
                 states.setdefault(job_id.partition("_")[0], set()).add(state)
-        waiting = next((job_id for job_id, of in states.items() if of == {"PENDING"}), "")
-        scancel(*(job_id for job_id in states if job_id != waiting))
+        waiting = next((job_id for job_id, of in states.items() if is_same and of == {"PENDING"}), "")
+        commands.scancel(*(job_id for job_id in states if job_id != waiting))
         return waiting
 
     def _sbatch(self, script: Path) -> str:
         # submitit's own prints what sbatch says, and hands it what a surrounding job left in the environment.
-        environment = job_environment(os.environ, self.options())
-        done = run_command(self._make_submission_command(script), environment, timeout_s=SUBMIT_TIMEOUT_S)
+        environment = commands.job_environment(os.environ, self.options())
+        done = commands.run_command(["sbatch", "--parsable", str(script)], environment, timeout_s=SUBMIT_TIMEOUT_S)
         said = self._get_job_id_from_submission_command(done.stdout) if done.returncode == 0 else ""
         if not said:
             raise self._refusal(done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}")
@@ -197,7 +187,7 @@ class Executor(SlurmExecutor):
 
     def _refusal(self, said: str) -> LaunchError:
         where = str(self.folder / SCRIPT)
-        if is_away(said):
+        if commands.is_away(said):
             what = f"Slurm's controller does not respond, so job `{self.job_name}` is not submitted: {last_line(said)}"
             return NotNow(what, where=where, hint="start again when `sinfo` responds")
         hint = f"check {keys_of_refusal(said)}{'; or cluster.slurm.extra' if self.specs[0].resources.extra else ''}"

@@ -185,7 +185,7 @@ class Row(NamedTuple):
 
 
 def read_rows(text: str, now_s: float) -> Iterator[Row]:
-    """Rows of `squeue -h -O SQUEUE_FORMAT`, or as of sacct behind a zero; `now_s` is the time."""
+    """Rows of `squeue -h -O SQUEUE_FORMAT`, or as of sacct behind a bar; `now_s` is the time."""
     for line in text.splitlines():
         fields = line.strip().split("|", 7)
         if len(fields) == 8:

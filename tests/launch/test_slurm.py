@@ -147,6 +147,20 @@ def test_a_job_that_sbatch_accepted_without_an_answer_is_found_and_not_submitted
     assert len(calls(slurm, "sbatch")) == 1
 
 
+def test_one_that_waits_with_another_request_is_ended_and_not_given_the_work(slurm, tmp_path):
+    """The driver died, and the next one has another plan."""
+    launcher, journal = make_launcher(slurm), Journal(tmp_path / "run", "r1")
+    (slurm / "late").touch()
+    with pytest.raises(NotNow):
+        adopt_or_submit_all(launcher, [make_spec(tmp_path / "job", "report", "a", resources=HELD)], journal)
+    (slurm / "late").unlink()
+    spec = make_spec(tmp_path / "job", "report", "a", resources=dataclasses.replace(HELD, tasks_per_node=2))
+    (handle,) = adopt_or_submit_all(launcher, [spec], journal)
+    with fake_slurm.Jobs(slurm) as jobs:
+        assert {job_id: job["state"] for job_id, job in jobs.items()} == {"101": "CANCELLED", "102": "PENDING"}
+    assert handle.job_id == "102"
+
+
 def test_a_job_of_another_cluster_is_followed_adopted_and_cancelled_there(slurm, launcher, tmp_path):
     """SLURM_CLUSTERS is set for sbatch alone: another shell adopts and cancels."""
     (slurm / "cluster").write_text("c2")
