@@ -147,6 +147,10 @@ class Cancelled(DflopError):
     """Somebody cancelled the run; everything it had reached is on disk."""
 
 
+class Stopped(Cancelled):
+    """A signal ended the driver of a run, which has cancelled its jobs."""
+
+
 def of_disk(error: OSError) -> LaunchError | None:
     """An error of ours where a disk is full, read-only or failing; None where it may be a fault of ours."""
     if error.errno not in _DISK_ERRNOS:

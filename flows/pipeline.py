@@ -8,15 +8,16 @@ of the pipeline are flows of their own, too, with the same parameters.
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import tasks
-from flow_run import StrictFlow, drives, plain_logs
+from flow_run import Texts, drive, empty_the_queue, note_crash, plain_logs
+from outbox import Outbox
 from page import Page
-from prefect import get_run_logger
+from prefect import flow, get_run_logger
 
-from dflop.config import load_config
+from dflop.config import TypedConfig, load_config
 from dflop.records import Plan, ProfileRecord
 from dflop.report.summary import RunSummary
 from dflop.run.directory import RunDir
@@ -27,9 +28,52 @@ from dflop.steps.session import finish
 from dflop.steps.training import Trained
 
 
-@drives("dflop-pipeline")
-async def pipeline(run: RunDir) -> RunSummary:
-    """Run or resume the whole pipeline of a configuration."""
+@flow(name="dflop-pipeline", on_cancellation=[empty_the_queue], on_crashed=[note_crash])
+async def pipeline(config: TypedConfig = None, config_path: str = "", overrides: Texts = (), run: str = "") -> Any:
+    """Run or resume the whole pipeline of a configuration.
+
+    Args:
+        config: Configuration of a new run, or of the unfinished run with the same one.
+        config_path: YAML file to read it from, where `config` is left empty.
+        overrides: `a.b=value`, for the file.
+        run: Run to resume (directory, id, beginning of an id, `latest`), in place of both.
+    """
+    return await drive(_all_steps, config, config_path, overrides, run)
+
+
+@flow(name="dflop-profile", on_cancellation=[empty_the_queue], on_crashed=[note_crash])
+async def profile(config: TypedConfig = None, config_path: str = "", overrides: Texts = (), run: str = "") -> Any:
+    """Profile dataset and modules that the store has no profiles of; parameters as of dflop-pipeline."""
+    return await drive(_profiles, config, config_path, overrides, run)
+
+
+@flow(name="dflop-plan", on_cancellation=[empty_the_queue], on_crashed=[note_crash])
+async def plan(config: TypedConfig = None, config_path: str = "", overrides: Texts = (), run: str = "") -> Any:
+    """Choose the layout for what a profiled run trains next; parameters as of dflop-pipeline."""
+    return await drive(_next_plan, config, config_path, overrides, run)
+
+
+@flow(name="dflop-train", on_cancellation=[empty_the_queue], on_crashed=[note_crash])
+async def train(config: TypedConfig = None, config_path: str = "", overrides: Texts = (), run: str = "") -> Any:
+    """Train a planned run to the end of its stage, or until another plan pays; parameters as of dflop-pipeline."""
+    return await drive(_training, config, config_path, overrides, run)
+
+
+@flow(name="dflop-report", flow_run_name="{run}", on_crashed=[note_crash])
+async def report(run: str = "latest", config_path: str = "") -> RunSummary:
+    """Write report.html of a run from what the store knows now, and show summary and history.
+
+    Args:
+        run: Run directory, id, beginning of an id, or `latest`; another process may be driving it.
+        config_path: YAML file whose `runs:` says where runs are; empty: DFLOP_RUNS, or `runs`.
+    """
+    plain_logs()
+    folder = load_config(Path(config_path)).runs if config_path else runs_folder()
+    async with Outbox(get_run_logger().info):
+        return await tasks.report(await asyncio.to_thread(find_run, run, folder), None)
+
+
+async def _all_steps(run: RunDir) -> RunSummary:
     model = await profiled(run)
     trained = await trained_by_now(run)
     while not trained.is_over:
@@ -41,38 +85,19 @@ async def pipeline(run: RunDir) -> RunSummary:
     return await tasks.report(run, trained)
 
 
-@drives("dflop-profile")
-async def profile(run: RunDir) -> ProfileRecord:
-    """Profile dataset and modules that the store has no profiles of."""
+async def _profiles(run: RunDir) -> ProfileRecord:
     return await profiled(run)
 
 
-@drives("dflop-plan")
-async def plan(run: RunDir) -> Plan:
-    """Choose the layout for what a profiled run trains next."""
+async def _next_plan(run: RunDir) -> Plan:
     return await tasks.optimize_plan(run, None, await trained_by_now(run))
 
 
-@drives("dflop-train")
-async def train(run: RunDir) -> Trained:
-    """Train a planned run to the end of its stage, or until another plan pays."""
+async def _training(run: RunDir) -> Trained:
     trained = await tasks.train(run, None)
     if trained.is_over and not training.wants_comparison(run):
         finish(run)
     return trained
-
-
-@partial(StrictFlow, name="dflop-report", flow_run_name="{run}")
-async def report(run: str = "latest", config_path: str = "") -> RunSummary:
-    """Write report.html of a run from what the store knows now, and show summary and history.
-
-    Args:
-        run: Run directory, id, beginning of an id, or `latest`; another process may be driving it.
-        config_path: YAML file whose `runs:` says where runs are; empty: DFLOP_RUNS, or `runs`.
-    """
-    plain_logs()
-    folder = load_config(Path(config_path)).runs if config_path else runs_folder()
-    return await tasks.report(await asyncio.to_thread(find_run, run, folder), None)
 
 
 async def profiled(run: RunDir) -> ProfileRecord:

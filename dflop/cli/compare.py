@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -85,7 +86,6 @@ def compare(
         return
     from rich.console import Console
 
-    from dflop.cli.sigterm import run_driver
     from dflop.compare.batches import AtBatch, at_batches
     from dflop.compare.outlook import Outlook, look_ahead
     from dflop.compare.suite.contest import OURS, Contest
@@ -104,7 +104,7 @@ def compare(
         plan, step_s = found.plans.ours, found.steps[OURS].mean_s
         return AtBatch(outlook, found, plan, step_s, found.setting.workload.throughput(step_s, plan))
 
-    ranked = at_batches(run_driver(look_ahead(loaded, device, cluster, say)), sizes, look, say)
+    ranked = at_batches(asyncio.run(look_ahead(loaded, device, cluster, say)), sizes, look, say)
     outlook, contest = ranked[0].outlook, ranked[0].found
     if len(sizes) > 1:
         show_batches(ranked, wanted, say)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -66,7 +67,6 @@ def plan(
 
     from rich.console import Console
 
-    from dflop.cli.sigterm import run_driver
     from dflop.compare.batches import AtBatch, at_batches
     from dflop.compare.outlook import Outlook, keep, look_ahead
     from dflop.errors import ConfigError
@@ -104,7 +104,7 @@ def plan(
         step_s = plans[0].predicted_step_s
         return AtBatch(outlook, plans, plans[0], step_s, outlook.workload.throughput(step_s, plans[0]))
 
-    ranked = at_batches(run_driver(look_ahead(loaded, device, cluster, say)), sizes, look, say)
+    ranked = at_batches(asyncio.run(look_ahead(loaded, device, cluster, say)), sizes, look, say)
     found, plans, speed = ranked[0].outlook, ranked[0].found, ranked[0].speed
     problem = ruled(found.problem)
     keep(found, plans, loaded.store)

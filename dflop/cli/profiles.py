@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -38,7 +39,6 @@ def profile(
 
     Example: dflop profile configs/demo.yaml; dflop profile configs/demo.yaml -n --device h100
     """
-    from dflop.cli.sigterm import run_driver
     from dflop.config import load_config
 
     loaded = load_config(config, overrides)
@@ -48,18 +48,17 @@ def profile(
         return
     from dflop.steps.profile_runs import profile_modules
 
-    key = run_driver(profile_modules(loaded, say))
+    key = asyncio.run(profile_modules(loaded, say))
     say(f"dflop cost show {key}")
     print(key)
 
 
 def _show_probes(config: Config, device: str, form: str, say: Say) -> None:
-    from dflop.cli.sigterm import run_driver
     from dflop.compare.outlook import look_at_probes
     from dflop.report.rows import print_rows
     from dflop.units import seconds
 
-    probes = run_driver(look_at_probes(config, device, say))
+    probes = asyncio.run(look_at_probes(config, device, say))
     rows = [
         (p.module, p.way.name, p.tp, p.num_layers, p.group, p.num_samples, p.load.num_tokens,
          "" if p.seconds is None else seconds(p.seconds))
@@ -154,7 +153,6 @@ def profile_data(
 
     Example: dflop data profile configs/demo.yaml
     """
-    from dflop.cli.sigterm import run_driver
     from dflop.config import load_with_origins
     from dflop.steps.media_limits import limit_lines
     from dflop.steps.profile_runs import forecast_dataset, profile_dataset
@@ -167,7 +165,7 @@ def profile_data(
         if key := forecast_dataset(loaded, say):
             print(key)
         return
-    found = run_driver(profile_dataset(loaded, say))
+    found = asyncio.run(profile_dataset(loaded, say))
     say(f"{found.num_rows} samples, {found.num_quarantined} skipped; dflop data show {found.profile_key}")
     print(found.profile_key)
 

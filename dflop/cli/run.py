@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import io
 import os
 import signal
 import sys
@@ -14,7 +17,7 @@ from dflop.cli.common import RUNS, ConfigFile, DryRun, Overrides, Runs, prepare_
 from dflop.run.messages import say
 
 if TYPE_CHECKING:
-    from dflop.config import Config
+    from dflop.errors import DflopError
     from dflop.run.directory import RunDir
 
 FLOWS = ("pipeline", "profile", "plan", "train", "report")
@@ -30,55 +33,58 @@ def run(config: ConfigFile, *, overrides: Overrides = (), dry_run: DryRun = Fals
     Example: dflop run configs/demo.yaml
     """
     prepare_kernels()
+    if dry_run:
+        _show_dry_run(config, overrides)
+        return
+    from dflop.cli import server
+    from dflop.run import stray_servers
+    from dflop.run.lifecycle import is_finished
+    from dflop.steps.session import run_meant
+
+    server.prepare()
+    from prefect.exceptions import Abort
+
+    os.environ[stray_servers.VARIABLE] = str(os.getpid())
+    for number in (signal.SIGTERM, signal.SIGHUP):  # by default they would leave a temporary server
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda number, _: sys.exit(128 + number))
+    away: DflopError | None = None
+    try:
+        if not server.check_server()[0]:
+            server.lock_temporary_server()
+    except server.ServerAway as error:
+        away = error
+    driven = run_meant(path=config, overrides=overrides, say=say)
+    if away is None:
+        try:
+            with contextlib.redirect_stdout(io.StringIO()):  # Prefect prints there that it polls in vain
+                asyncio.run(server.run_pipeline(driven))
+        except (Exception, Abort) as error:
+            if (away := server.lost_server(error)) is None:
+                raise
+            if not isinstance(away, server.ServerAway):
+                raise away from None
+    if away is not None:
+        say(away.what if is_finished(driven) else f"{away.what}; run {driven.run_id} continues without a page")
+    if not is_finished(driven):
+        asyncio.run(_drive(driven))
+    _tell(driven)
+
+
+def _show_dry_run(path: Path, overrides: tuple[str, ...]) -> None:
     from dflop.config import load_with_origins
+    from dflop.steps.dry_run import dry_run
     from dflop.steps.preflight import preflight
 
-    loaded = load_with_origins(config, overrides)
-    preflight(loaded.config, loaded.origins, is_dry=dry_run)
-    if dry_run:
-        _show_dry_run(loaded.config)
-        return
-    _run_flow(config, overrides, loaded.config)
-
-
-def _show_dry_run(config: Config) -> None:
-    from dflop.steps.dry_run import dry_run
-
-    found = dry_run(config)
+    loaded = load_with_origins(path, overrides)
+    preflight(loaded.config, loaded.origins, is_dry=True)
+    found = dry_run(loaded.config)
     say(f"would {'resume' if found.is_resumed else 'begin'} run {found.run_id}")
     for note in found.notes:
         say(note)
     print(found.config)
     for job in found.jobs:
         print(f"# {job.script or job.name}\n{job.text}")
-
-
-def _run_flow(config: Path, overrides: tuple[str, ...], loaded: Config) -> None:
-    from dflop.cli import server
-    from dflop.run import lifecycle, stray_servers
-    from dflop.run.directory import open_run
-
-    lifecycle.check_free(loaded, say)
-    server.prepare()
-    os.environ[stray_servers.VARIABLE] = str(os.getpid())
-    # Prefect hands SIGTERM on when it has ended the flow: without this one, its temporary server would be left behind.
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    import asyncio
-
-    from prefect import tags
-
-    if not server.check_server()[0]:
-        server.lock_temporary_server()
-    flow = server.load_flow("pipeline")
-    try:
-        with tags("dflop"):
-            summary = asyncio.run(flow(config_path=str(config), overrides=list(overrides)))
-    except Exception as error:
-        if (ours := server.as_error_of_ours(error)) is None:
-            raise
-        raise ours from None
-    if summary is not None:  # else nothing was left to do, which the flow has said
-        _tell(open_run(summary.run.run_dir))
 
 
 def train(
@@ -95,7 +101,6 @@ def train(
     Example: dflop train latest
     """
     prepare_kernels()
-    from dflop.cli.sigterm import run_driver
     from dflop.errors import ConfigError
     from dflop.run.lifecycle import is_finished
     from dflop.steps.session import finished_text, run_meant
@@ -108,7 +113,7 @@ def train(
     if is_finished(taken_up):
         say(finished_text(taken_up))
         return
-    run_driver(_drive(taken_up))
+    asyncio.run(_drive(taken_up))
     _tell(taken_up)
 
 
@@ -138,8 +143,6 @@ def serve(
     from dflop.errors import ConfigError
 
     server.prepare()
-    import asyncio
-
     import prefect
 
     if limit < 1:

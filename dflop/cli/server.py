@@ -1,4 +1,4 @@
-"""The Prefect server behind `dflop run` and `dflop serve`: our settings for its clients, and whether it answers.
+"""The Prefect server behind `dflop run` and `dflop serve`: our settings for its clients, whether it answers, flow runs.
 
 It is asked once, in seconds and before anything else: a flow meets a wrong password with pages of traceback, and tries
 for minutes to reach a server that is not there.
@@ -6,11 +6,25 @@ for minutes to reach a server that is not there.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
-from typing import Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 from dflop.errors import ConfigError, DflopError, LaunchError
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import PrefectClient
+    from prefect.client.schemas.objects import State
+
+    from dflop.run.directory import RunDir
+
+
+class ServerAway(LaunchError):
+    """There is no answer from the server."""
+
 
 DEFAULTS = {
     # Nothing is reported.
@@ -18,18 +32,26 @@ DEFAULTS = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY": "false",
     "PREFECT_TELEMETRY_ENABLE_RESOURCE_METRICS": "false",
-    # Pauses double: 8 retries outlast a server that is gone for eight minutes, 5 do not outlast two.
-    "PREFECT_CLIENT_MAX_RETRIES": "8",
+    # Only the beginning and the end of a flow wait for a server: with pauses that double, for half a minute after the
+    # last request had no answer.
+    "PREFECT_CLIENT_MAX_RETRIES": "4",
+    "PREFECT_API_REQUEST_TIMEOUT": "15",
+    # Seconds between heartbeats; flows/silent_flows.json waits for them for longer than a server may be gone.
+    "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "180",
     # A temporary server is started with `python -m`, and is not to import modules of the working directory.
     "PYTHONSAFEPATH": "1",
     # A temporary server needs up to half a minute on a busy login node.
     "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
+    # Events that find no server are sent when it is back.
+    "PREFECT_INTERNAL_LOGGING_LEVEL": "CRITICAL",
     "PREFECT_LOGGING_FORMATTERS_STANDARD_FORMAT": "%(asctime)s %(message)s",
     "PREFECT_LOGGING_FORMATTERS_STANDARD_FLOW_RUN_FMT": "%(asctime)s %(message)s",
     "PREFECT_LOGGING_FORMATTERS_STANDARD_TASK_RUN_FMT": "%(asctime)s %(task_run_name)s: %(message)s",
 }
 """Settings, where the user has not chosen; to be in the environment before Prefect is imported."""
 TIMEOUT_S = 10
+DEPLOYMENTS = "here"
+"""Name of deployments that `dflop serve` serves by default; flow runs of `dflop run` belong to them."""
 _HINT = "PREFECT_API_URL=http://127.0.0.1:4200/api for a server on this machine"
 _FOREIGN = ("httpx", "httpcore", "prefect", "websockets", "anyio")
 
@@ -67,7 +89,8 @@ def check_server() -> tuple[str, str]:
 
     Raises:
         ConfigError: it wants another password, or the address is none.
-        LaunchError: it does not answer, or is none.
+        ServerAway: it does not answer.
+        LaunchError: what answers is none.
     """
     from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, get_current_settings, temporary_settings
 
@@ -89,9 +112,9 @@ def check_server() -> tuple[str, str]:
         what = f"`{url}` is no address of a Prefect server: {error}"
         raise ConfigError(what, where="PREFECT_API_URL", hint=_HINT) from None
     except httpx.HTTPError as error:
-        what = f"the Prefect server at {url} does not respond: {error}"
+        what = f"the Prefect server at {url} does not respond: {error or type(error).__name__}"
         hint = "start it (prefect server start), or unset the variable for a temporary one; dflop train needs none"
-        raise LaunchError(what, where="PREFECT_API_URL", hint=hint) from None
+        raise ServerAway(what, where="PREFECT_API_URL", hint=hint) from None
     if status in (401, 403):
         what = f"the Prefect server at {url} requires a password, "
         what += "it refuses the one that is set" if api.auth_string or api.key else "none is set"
@@ -120,16 +143,58 @@ def lock_temporary_server() -> None:
             del os.environ[name]
 
 
-def as_error_of_ours(error: Exception) -> DflopError | None:
-    """What a flow's exception means that came out of Prefect's client; None of any other exception."""
-    if type(error).__module__.partition(".")[0] not in _FOREIGN:
+async def run_pipeline(run: RunDir) -> None:
+    """Drive a run by the flow, in this process, as a flow run of a deployment: buttons in the UI need one.
+
+    Raises:
+        Exception: as the flow did; see `lost_server`.
+    """
+    from prefect import flow_engine
+    from prefect.client.orchestration import get_client
+    from prefect.exceptions import ObjectNotFound
+    from prefect.settings import get_current_settings
+    from prefect.states import Pending
+
+    flow, parameters = load_flow("pipeline"), {"run": str(run.path)}
+    if get_current_settings().api.url:  # a temporary one ends with this process
+        await watch_for_silent_flows()
+    async with get_client() as client:
+        try:
+            deployment_id = (await client.read_deployment_by_name(f"{flow.name}/{DEPLOYMENTS}")).id
+        except ObjectNotFound:
+            deployment_id = await (await flow.ato_deployment(name=DEPLOYMENTS, tags=["dflop"])).aapply()
+        flow_run = await client.create_flow_run_from_deployment(
+            deployment_id, parameters=parameters, state=Pending(), name=run.run_id
+        )
+    await flow_engine.run_flow_async(flow, flow_run=flow_run, parameters=parameters)
+
+
+async def close_flow_runs(client: PrefectClient, ids: Iterable[str], state: State[Any]) -> None:
+    """Give flow runs that nobody drives any more an end; those that have one, or are another server's, keep theirs."""
+    from prefect.exceptions import ObjectNotFound
+
+    for flow_run_id in ids:
+        with contextlib.suppress(ObjectNotFound):
+            found = await client.read_flow_run(UUID(flow_run_id))
+            if found.state is None or not found.state.is_final():
+                await client.set_flow_run_state(found.id, state, force=True)
+
+
+def lost_server(error: BaseException) -> DflopError | None:
+    """What it means that a flow ended in an error of Prefect's, or of what it is made of; None for any other.
+
+    The error of ours that it could not send is returned itself.
+    """
+    frame, where = error.__traceback__, ""
+    while frame is not None:
+        where, frame = str(frame.tb_frame.f_globals.get("__name__")), frame.tb_next
+    is_foreign = any(name.partition(".")[0] in _FOREIGN for name in (type(error).__module__, where))
+    if isinstance(error, DflopError) or not is_foreign:
         return None
-    reason = " ".join(str(error).split())
-    status = getattr(getattr(error, "response", None), "status_code", None)
-    if status in (401, 403):
-        return ConfigError(f"the Prefect server refused the request: {reason}", where="PREFECT_API_AUTH_STRING")
-    return LaunchError(
-        f"connection to the Prefect server lost: {type(error).__name__}: {reason}",
-        where=os.environ.get("PREFECT_API_URL", "temporary server"),
-        hint="jobs continue without it: start dflop run again, or dflop train RUN, which needs no server",
-    )
+    before: BaseException | None = error
+    while before is not None:
+        if isinstance(before, DflopError):
+            return before
+        before = before.__context__
+    reason = " ".join(str(error).split()) or type(error).__name__
+    return ServerAway(f"connection to the Prefect server lost: {reason}")

@@ -12,6 +12,7 @@ from __future__ import annotations
 from dflop.config.json_schema import json_schema
 from dflop.config.load import (
     Loaded,
+    TypedConfig,
     dump_config,
     dump_yaml,
     load_config,
@@ -19,7 +20,6 @@ from dflop.config.load import (
     load_model,
     load_problems,
     load_with_origins,
-    validated_config,
 )
 from dflop.config.places import Origins
 from dflop.config.section import Section
@@ -56,6 +56,7 @@ __all__ = [
     "Section",
     "SlurmConfig",
     "TrainConfig",
+    "TypedConfig",
     "annotated",
     "dump_config",
     "dump_yaml",
@@ -67,5 +68,4 @@ __all__ = [
     "load_with_origins",
     "shown_config",
     "shown_keys",
-    "validated_config",
 ]

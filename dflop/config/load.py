@@ -6,9 +6,9 @@ import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import ValidationError
+from pydantic import BeforeValidator, ValidationError
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
@@ -85,16 +85,15 @@ def load_with_origins(path: Path, overrides: Sequence[str] = ()) -> Loaded:
         raise config_error(error, origins) from None
 
 
-def validated_config(values: Mapping[str, Any], where: str) -> Config:
-    """A run configuration of plain values that stand in no file.
-
-    Raises:
-        ConfigError: naming the key, with the valid keys where one is unknown.
-    """
+def _validated(values: Any) -> Any:
     try:
-        return Config.model_validate(values)
+        return Config.model_validate(values) if isinstance(values, Mapping) else values
     except ValidationError as error:
-        raise config_error(error, Origins(Path(where))) from None
+        raise config_error(error, Origins(Path("parameters: config"))) from None
+
+
+TypedConfig = Annotated[Config | None, BeforeValidator(_validated)]
+"""A run configuration as a parameter of a function; a key that is unknown is a ConfigError with the valid ones."""
 
 
 def load_problems(path: Path, overrides: Sequence[str] = ()) -> list[ConfigError]:

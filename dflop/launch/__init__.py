@@ -16,9 +16,9 @@ from __future__ import annotations
 
 from dflop.launch.job import JobHandle, JobSpec, JobState, JobStatus, Launcher, LogPaths, Resources, log_paths
 from dflop.launch.journal import Change, Journal
-from dflop.launch.wait import adopt_or_submit_all, run_jobs_async
+from dflop.launch.wait import adopt_or_submit_all, cancel_jobs, run_jobs_async
 
 __all__ = [
     "Change", "JobHandle", "JobSpec", "JobState", "JobStatus", "Journal", "Launcher", "LogPaths", "Resources",
-    "adopt_or_submit_all", "log_paths", "run_jobs_async",
+    "adopt_or_submit_all", "cancel_jobs", "log_paths", "run_jobs_async",
 ]  # fmt: skip

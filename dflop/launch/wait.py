@@ -49,7 +49,7 @@ async def run_jobs_async(
         asyncio.CancelledError: after the jobs were cancelled, or could not be.
     """
     submit = functools.partial(adopt_or_submit_all, launcher, specs, journal, keep_done=keep_done)
-    handles = await _submitted(submit, launcher)
+    handles = await _submitted(submit, launcher, journal)
     latest = journal.latest()
     live = [handle for handle in handles if not latest[handle.key][1].is_final]  # of the others all was told before
     tails = JobTails(on_log_line) if on_log_line else None
@@ -70,7 +70,7 @@ async def run_jobs_async(
                 await asyncio.sleep(poll_interval_s)
     except (asyncio.CancelledError, KeyboardInterrupt):
         # Not awaited: the loop is shutting down and a second cancellation must not leave the jobs behind.
-        _cancel(launcher, live)
+        cancel_jobs(launcher, live, journal)
         raise
     return await asyncio.to_thread(_collect, launcher, handles, keep_done)
 
@@ -109,7 +109,7 @@ def adopt_or_submit_all(
     return [handles[spec.key] for spec in specs]
 
 
-async def _submitted(submit: Callable[[], list[JobHandle]], launcher: Launcher) -> list[JobHandle]:
+async def _submitted(submit: Callable[[], list[JobHandle]], launcher: Launcher, journal: Journal) -> list[JobHandle]:
     began_s: float | None = None
     while True:
         submission = asyncio.ensure_future(asyncio.to_thread(submit))
@@ -117,7 +117,9 @@ async def _submitted(submit: Callable[[], list[JobHandle]], launcher: Launcher) 
             return await asyncio.shield(submission)
         except asyncio.CancelledError:
             with contextlib.suppress(LaunchError):
-                _cancel(launcher, await submission)  # sbatch cannot be stopped half-way; what it accepted can
+                cancel_jobs(
+                    launcher, await submission, journal
+                )  # sbatch cannot be stopped half-way; what it accepted can
             raise
         except NotNow as error:
             if began_s is None:
@@ -128,12 +130,14 @@ async def _submitted(submit: Callable[[], list[JobHandle]], launcher: Launcher) 
         await asyncio.sleep(PAUSE_S)
 
 
-def _cancel(launcher: Launcher, handles: Sequence[JobHandle]) -> None:
-    """Whoever is told to stop stops; that the jobs could not be told is said."""
+def cancel_jobs(launcher: Launcher, handles: Sequence[JobHandle], journal: Journal) -> None:
+    """Cancel jobs of a driver that ends, and note it; that they could not be cancelled is logged."""
     try:
         launcher.cancel(*handles)
     except LaunchError as error:
         _log.warning("%s; the jobs may be running: cancel them with `dflop cancel`", error.what)
+    else:
+        journal.changes([(handle, JobStatus(JobState.CANCELLED, "its driver was stopped")) for handle in handles])
 
 
 def _poll(launcher: Launcher, live: Sequence[JobHandle], seen: dict[JobHandle, JobStatus]) -> list[Change]:

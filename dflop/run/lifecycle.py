@@ -120,16 +120,6 @@ def note(run: RunDir, state: str) -> None:
         spool.append(record)
 
 
-def check_free(config: Config, say: Say = lambda _: None) -> None:
-    """Refuse to take up a run that somebody drives; `dflop run` asks before it starts a server.
-
-    Raises:
-        LaunchError: the unfinished run of this configuration has a driver.
-    """
-    if (run := unfinished(config)) is not None:
-        driver_lock.check_free(run, say)
-
-
 def spool_journal(run: RunDir, config: Config) -> None:
     """Spool the entries of the job journal that were not spooled before, each once, whenever this process is killed.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable
 
@@ -13,4 +14,5 @@ Say = Callable[[str], None]
 
 def say(line: str) -> None:
     """A line on stderr, with secrets blacked out and control characters shown: names come from anybody's dataset."""
-    print(printable(redacted(line)), file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):  # a terminal that was closed ends no driver
+        print(printable(redacted(line)), file=sys.stderr, flush=True)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -15,8 +17,8 @@ from typing import TypeVar
 from dflop import errors
 from dflop.config import Config, Origins, load_with_origins
 from dflop.data.demo import make_demo_dataset
-from dflop.errors import Cancelled, ConfigError, DflopError, Interrupted, StoreError
-from dflop.launch import Launcher
+from dflop.errors import Cancelled, ConfigError, DflopError, Interrupted, Stopped, StoreError
+from dflop.launch import Journal, Launcher, cancel_jobs
 from dflop.records import ProfileRecord
 from dflop.run import lifecycle
 from dflop.run.cancel import as_cancelled
@@ -35,6 +37,8 @@ from dflop.views import run_results
 
 RETRIES, RETRY_DELAY_S = 2, 5.0
 """Of a step that the cluster ended."""
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Ctrl-C, a limit of the login node, a session that is closed."""
 
 T = TypeVar("T")
 
@@ -86,6 +90,7 @@ async def driver_session(run: RunDir, say: Say) -> AsyncIterator[None]:
 
     Raises:
         Cancelled: `dflop cancel` was called for the run.
+        Stopped: a signal came; the jobs are cancelled.
         LaunchError: somebody else drives the run.
         DflopError: as the block raised it.
     """
@@ -100,7 +105,7 @@ async def driver_session(run: RunDir, say: Say) -> AsyncIterator[None]:
             say(f"that the run is {state} cannot be recorded: {error}")
 
     await asyncio.to_thread(check_free, run, say)  # this may take a minute
-    with _named_disk(), drive_alone(run, say):
+    with _named_disk(), drive_alone(run, say), _stopped_by_signals() as signals:
         run.mark_cancelled(False)
         lifecycle.note(run, lifecycle.RUNNING)
         try:
@@ -115,17 +120,48 @@ async def driver_session(run: RunDir, say: Say) -> AsyncIterator[None]:
             is_told = lifecycle.INTERRUPTED if isinstance(ended, Interrupted) else lifecycle.FAILED
             note_end(lifecycle.CANCELLED if isinstance(ended, Cancelled) else is_told)
             if not isinstance(error, StoreError):
-                with contextlib.suppress(StoreError):  # the first error is the one to tell
-                    await asyncio.to_thread(ingest, config.store)
+                _record(run, config)
             if ended is error:
                 raise
             raise ended from error
-        except BaseException as error:  # Ctrl-C, a flow run that is cancelled, or a fault of ours
+        except BaseException as error:  # a signal, a flow run that is cancelled, or a fault of ours
             if not isinstance(error, Exception | GeneratorExit):
                 _sweep(run, config)
             note_end(lifecycle.FAILED if isinstance(error, Exception) else lifecycle.INTERRUPTED)
-            raise
+            _record(run, config)
+            if not signals:
+                raise
+            what = f"{signals[0].name} stopped the driver of run `{run.run_id}`; its jobs are cancelled"
+            stopped = Stopped(what, where=str(run.path), hint="start it again: it resumes from what is on disk")
+            stopped.exit_code = 128 + signals[0]
+            raise stopped from None
         note_end(lifecycle.READY if run.state().get("trains", True) else lifecycle.DONE)
+
+
+@contextlib.contextmanager
+def _stopped_by_signals() -> Iterator[list[signal.Signals]]:
+    """Signals that ask to end cancel this task, instead of ending the process with its jobs left; lists those."""
+    task, loop, came = asyncio.current_task(), asyncio.get_running_loop(), list[signal.Signals]()
+    # Whoever starts a driver with nohup means it to outlive its session. Only a main thread hears signals.
+    before = {n: h for n in STOPPING if (h := signal.getsignal(n)) not in (None, signal.SIG_IGN)}
+    if task is None or threading.current_thread() is not threading.main_thread():
+        before = {}
+
+    def stop(number: signal.Signals) -> None:
+        came.append(number)
+        if task is not None and len(came) == 1:  # the second time it is at work already
+            task.cancel()
+
+    for number in before:
+        loop.add_signal_handler(number, stop, number)
+    try:
+        yield came
+    finally:
+        for number, handler in before.items():
+            loop.remove_signal_handler(number)
+            signal.signal(number, handler)
+        if came and task is not None:
+            task.uncancel()
 
 
 @contextlib.contextmanager
@@ -143,8 +179,14 @@ def _sweep(run: RunDir, config: Config) -> None:
     """End jobs that nobody was waiting for in the moment when the signal to stop came."""
     with contextlib.suppress(DflopError):
         launcher = launcher_of(run, config)
-        for handle, _ in live_jobs(run, launcher):
-            launcher.cancel(handle)
+        cancel_jobs(launcher, [handle for handle, _ in live_jobs(run, launcher)], Journal(run.path, run.run_id))
+
+
+def _record(run: RunDir, config: Config) -> None:
+    """Bring what is known of the run and its jobs into the store; why the run ended is the thing to tell, not this."""
+    with contextlib.suppress(StoreError, OSError):
+        lifecycle.spool_journal(run, config)
+        ingest(config.store)
 
 
 async def with_retries(work: Callable[[], Awaitable[T]], run: RunDir, say: Say) -> T:

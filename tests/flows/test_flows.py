@@ -1,6 +1,7 @@
 """Flows on a Prefect server; steps of a run are played. Everything that needs the server is here: it costs 20 s."""
 
 import asyncio
+import uuid
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from dflop.run import lifecycle
 from dflop.run.driver_lock import driver_of
 from dflop.steps import training
 from dflop.steps.training import Trained
-from tests.flows.loading import artifacts, flow_run_id, load, module, read_flow_run, run_flow, task_runs
+from tests.flows.loading import artifacts, ask, flow_run_id, load, module, read_flow_run, run_flow, task_runs
 from tests.jobs.made import add_job, make_run
 
 pytestmark = pytest.mark.usefixtures("server")
@@ -135,7 +136,7 @@ def test_a_flow_run_that_nobody_listens_for_hears_its_cancellation(fake, run, mo
     from prefect.client.orchestration import get_client
     from prefect.context import TaskRunContext
 
-    monkeypatch.setattr(module("flow_run"), "HEAR_EVERY_S", 0.5)
+    monkeypatch.setattr(module("flow_run"), "WATCH_EVERY_S", 0.5)
 
     async def train(run: Any, *_: Any) -> None:
         async with get_client() as client:
@@ -151,6 +152,54 @@ def test_a_flow_run_that_nobody_listens_for_hears_its_cancellation(fake, run, mo
     assert read_flow_run(state).state.is_cancelled()
     assert "the flow run is cancelled" in log.text
     assert run.state()["state"] == lifecycle.CANCELLED
+
+
+def test_a_living_flow_that_was_marked_as_crashed_is_set_right(fake, run, monkeypatch):
+    """As by an automation, after an outage that was longer than it waits for a heartbeat."""
+    from prefect import states
+    from prefect.client.orchestration import get_client
+    from prefect.context import TaskRunContext
+
+    monkeypatch.setattr(module("flow_run"), "WATCH_EVERY_S", 0.2)
+
+    async def train(*_: Any) -> Trained:
+        async with get_client() as client:
+            flow_run = TaskRunContext.get().task_run.flow_run_id
+            await client.set_flow_run_state(flow_run, states.Crashed(), force=True)
+            while not (await client.read_flow_run(flow_run)).state.is_running():
+                await asyncio.sleep(0.1)
+        return Trained(40, is_over=True)
+
+    monkeypatch.setattr(training, "train", train)
+    assert read_flow_run(run_flow(load("train"), run=str(run.path))).state.is_completed()
+
+
+def test_a_flow_run_that_a_killed_driver_left_running_is_closed_by_the_next(fake, run):
+    from prefect import states
+
+    def left(client: Any) -> Any:
+        return client.create_flow_run(load("pipeline"), state=states.Running())
+
+    first, second = ask(left), ask(left)
+    run.write_state({**run.state(), "flow_runs": [str(first.id), str(second.id), str(uuid.uuid4())]})
+    state = run_flow(load("pipeline"), run=str(run.path))
+    for before in (first, second):
+        found = ask(lambda client, before=before: client.read_flow_run(before.id)).state
+        assert found.is_crashed()
+        assert f"flow run {flow_run_id(state)} has resumed run {run.run_id}" in found.message
+    assert run.state()["flow_runs"] == [str(flow_run_id(state))]
+    assert read_flow_run(state).state.is_completed()
+
+
+def test_a_parameter_that_no_flow_has_is_a_failure_that_names_those_it_has():
+    """Prefect ends its process before the flow begins, and calls what a flow has for crashes."""
+    flow = load("pipeline")
+    mistyped = ask(lambda client: client.create_flow_run(flow, parameters={"confg_path": "run.yaml"}))
+    module("flow_run").note_crash(flow, mistyped, None)
+    state = ask(lambda client: client.read_flow_run(mistyped.id)).state
+    assert state.is_failed()
+    assert "unknown parameter `confg_path`" in state.message
+    assert "did you mean `config_path`? valid: config, config_path, overrides, run" in state.message
 
 
 def test_what_cannot_be_meant_fails_a_flow_that_has_no_run(fake, tmp_path, monkeypatch):
