@@ -25,6 +25,7 @@ from dflop.errors import DflopError
 from dflop.launch import JobHandle, JobSpec
 from dflop.launch.commands import job_environment, on_cluster, run_command
 from dflop.launch.slurm import SlurmLauncher
+from dflop.launch.watcher import NEVER
 from dflop.run.directory import RunDir
 from dflop.run.launcher import site_of
 from dflop.run.lifecycle import absolute
@@ -59,14 +60,14 @@ def trial(config: Config, *, poll_interval_s: float = 5.0) -> Iterator[Finding]:
         try:
             for handle, (name, spec, wanted) in zip(handles, shapes, strict=True):
                 yield from _changes(name, handle, spec, wanted)
-            ready_s = _follow(launcher, handles, run.path)
+            ready_s, stuck = _follow(launcher, handles, run.path)
             for handle, (name, spec, _) in zip(handles, shapes, strict=True):
                 try:
                     seen = launcher.collect(handle)
                 except DflopError as error:
-                    yield Finding(AREA, name, FAIL, error.what, error.hint)
+                    yield Finding(AREA, name, FAIL, stuck.get(name, error.what), error.hint)
                 else:
-                    yield from _judged(name, spec, seen, ready_s[handle.key])
+                    yield from _judged(name, spec, seen, ready_s.get(name, 0.0))
         finally:
             launcher.cancel(*handles)
 
@@ -86,9 +87,14 @@ def _short(name: str, spec: JobSpec, config: Config, run: RunDir, here: str) -> 
     )  # fmt: skip
 
 
-def _follow(launcher: SlurmLauncher, handles: Sequence[JobHandle], folder: Path) -> dict[str, float]:
-    """Waits for the ends of jobs, signals each once all its tasks are ready, and returns when that was seen, by key."""
-    ready_s: dict[str, float] = {}
+def _follow(
+    launcher: SlurmLauncher, handles: Sequence[JobHandle], folder: Path
+) -> tuple[dict[str, float], dict[str, str]]:
+    """Waits for the ends of jobs and signals each once all its tasks are ready.
+
+    Returns, by key: seconds by which the clock of its nodes was ahead then; why a cancelled job would never start.
+    """
+    ready_s, stuck = dict[str, float](), dict[str, str]()
     live = list(handles)
     while live:
         for handle in live:
@@ -97,10 +103,14 @@ def _follow(launcher: SlurmLauncher, handles: Sequence[JobHandle], folder: Path)
                 written = [float(path.read_text()) for path in (folder / handle.key).glob("ready-*")]
                 ready_s[handle.key] = max(written) - time.time()
                 launcher.interrupt(handle)
-        statuses = launcher.poll_all(live)
-        live = [handle for handle, status in zip(live, statuses, strict=True) if not status.state.is_final]
+        statuses = list(zip(live, launcher.poll_all(live), strict=True))
+        for handle, status in statuses:
+            if NEVER in status.reason and handle.key not in stuck:
+                stuck[handle.key] = status.reason
+                launcher.cancel(handle)
+        live = [handle for handle, status in statuses if not status.state.is_final]
         time.sleep(LOOK_EVERY_S if live else 0)
-    return {handle.key: ready_s.get(handle.key, 0.0) for handle in handles}
+    return ready_s, stuck
 
 
 def _changes(name: str, handle: JobHandle, spec: JobSpec, wanted: Mapping[str, str]) -> Iterator[Finding]:

@@ -32,6 +32,7 @@ SACCT_FORMAT = "JobID,State,Submit,Start,NodeList,Reason,SubmitLine"
 SACCT_RETRY_S = 600
 SKEW_S = 1200
 """By which the clock of the controller and ours may differ, with the time that sbatch may take."""
+NEVER = "it will never start"
 ON_NODES = " on "
 """Between the reason of a failure and the nodes it happened on."""
 _WORDS = {
@@ -223,7 +224,7 @@ def status_of(slurm_state: str, reason: str, nodes: str = "", more: str = "") ->
     if reason not in _SAYS_NOTHING:
         parts.append(reason)
     if known is JobState.QUEUED and (why := refusal(reason)) and why.is_for_ever:
-        return JobStatus(known, f"{', '.join(parts)}: it will never start, {why}")
+        return JobStatus(known, f"{', '.join(parts)}: {NEVER}, {why}")
     if known in (JobState.FAILED, JobState.NODE_FAIL) and nodes not in _SAYS_NOTHING:
         parts[-1:] = [f"{parts[-1] if parts else word}{ON_NODES}{nodes}"]
     if known.is_final:

@@ -47,6 +47,14 @@ def test_what_a_sites_plugin_changes_is_named_and_the_jobs_are_followed(slurm, t
     assert found[0].detail.endswith("TimeLimit 5 min is 00:01:00")
 
 
+def test_a_job_that_would_never_start_is_cancelled_and_told(slurm, tmp_path):
+    (slurm / "never").touch()
+    found = {f.name: f for f in trial(config_of(tmp_path, "slurm.extra={hold: ''}"), poll_interval_s=0.1)}
+    assert found["data-0"].status == FAIL
+    assert found["data-0"].detail.startswith("PartitionTimeLimit: it will never start, its time limit is above")
+    assert fake_slurm.answer(slurm, ["squeue"]).stdout == ""
+
+
 def test_a_refusal_is_a_finding(slurm, tmp_path):
     (slurm / "refuse").write_text("sbatch: error: QOSMaxWallDurationPerJobLimit")
     (found,) = trial(config_of(tmp_path))

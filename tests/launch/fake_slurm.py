@@ -87,6 +87,7 @@ def sbatch(folder, *args):
             sys.exit(file.read())
     if "mem" in options and os.path.exists(f"{folder}/no_memory"):
         sys.exit("sbatch: error: Memory specification can not be satisfied")
+    reason = "PartitionTimeLimit" if os.path.exists(f"{folder}/never") else "JobHeldUser"
     prefix = "proj42-" if os.path.exists(f"{folder}/lua") else ""
     with Jobs(folder) as jobs:
         base = str(1 + max([int(job_id.split("_")[0]) for job_id in jobs], default=100))
@@ -97,7 +98,7 @@ def sbatch(folder, *args):
             jobs[job_id] = {
                 "name": prefix + options["job-name"], "command": script, "comment": options.get("comment", ""),
                 "script": text,
-                "options": options, "state": "PENDING", "reason": "JobHeldUser" if "hold" in options else "None",
+                "options": options, "state": "PENDING", "reason": reason if "hold" in options else "None",
                 "restarts": 0, "submit": int(time.time()), "base": base, "element": element, "code": 0,
                 "raw": str(900 + len(jobs)), "tasks": [], "pid": 0,
             }  # fmt: skip
