@@ -87,6 +87,21 @@ def test_a_run_and_a_job_show_their_latest_state(filled: Path) -> None:
     assert (job["state"], job["submitted_at"], job["observed_at"]) == ("done", at(1010), at(1050))
 
 
+def test_of_samples_written_several_times_the_newest_is_one_row_and_only_those_are_sorted(tmp_path: Path, make) -> None:
+    wanted = {}
+    for producer, indices in (("b", (0, 1, 2)), ("c", (1,)), ("a", (0, 1, 5)), ("c", (5, 2))):
+        for key in ("one", "two"):
+            path = write(tmp_path, *(make.shape(i, key=key) for i in indices), producer=producer)
+            seq = int(path.stem.rpartition("-")[2])
+            wanted |= {(key, i): max((producer, seq), wanted.get((key, i), ("", 0))) for i in indices}
+    ingest(tmp_path)
+    found = rows(tmp_path, "select profile_key, sample_index, _producer, _seq from v_sample_shape")
+    assert len(found) == len(wanted) == 8
+    assert {(f["profile_key"], f["sample_index"]): (f["_producer"], f["_seq"]) for f in found} == wanted
+    (plan,) = rows(tmp_path, "explain select sum(num_llm_tokens) from v_sample_shape")
+    assert "WINDOW" not in plan["explain_value"]
+
+
 def test_sample_load_counts_every_sample_once_and_agrees_with_the_record(filled: Path, make) -> None:
     loads = rows(filled, "from v_sample_load")
     assert len(loads) == 3
