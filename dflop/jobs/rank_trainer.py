@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
@@ -10,8 +11,9 @@ import torch
 from dflop.config import Config
 from dflop.data.tokens import ChatTokenizer
 from dflop.errors import TrainError
-from dflop.jobs.configured_model import build_stages
+from dflop.jobs.configured_model import first_weights
 from dflop.jobs.sample_source import DatasetSource, make_prefetcher
+from dflop.models import attention
 from dflop.models.family import Family
 from dflop.parallel.topology import Seat, connect, make_groups
 from dflop.plan.runnable import check_plan
@@ -20,13 +22,11 @@ from dflop.run.directory import dataset_ref
 from dflop.train.checkpoint import Checkpointer
 from dflop.train.engine import Engine
 from dflop.train.feed import Feed
-from dflop.train.fsdp import shard_parameters
 from dflop.train.liveness import Activities
 from dflop.train.loop import Hooks, LoopSettings, Trainer
-from dflop.train.optim import OptimizerSettings, make_optimizer
+from dflop.train.optim import OptimizerSettings
 from dflop.train.plan_source import PlanSource
-from dflop.train.reduce import GradientReducer
-from dflop.train.stages import prepare_stages
+from dflop.train.stages import apply_plan
 
 
 def make_trainer(
@@ -44,20 +44,26 @@ def make_trainer(
     groups = make_groups(plan, seat.rank, timeout_s=config.train.timeout_s, is_tied=llm.is_tied)
     if device.type == "cuda":  # gloo has connected all ranks by now
         connect(groups, plan, device)
-    stages, sharded = build_stages(config, family, tokenizer, seat, groups.tensor, device)
-    trains = prepare_stages(stages, plan, seat, frozen=frozen)
-    parts = {**sharded, **shard_parameters(stages, groups, sharded)}
+    kernel = attention.resolve(config.model.attention, device.type, getattr(torch, config.model.dtype))
+    if seat.rank == 0:
+        print(f"attention: {kernel}", file=sys.stderr, flush=True)
+    model, weights = first_weights(config, family, tokenizer)
     rates = OptimizerSettings(config.train.learning_rate, config.train.weight_decay)
-    optimizer = make_optimizer(plan, seat, stages, groups, rates)
+    made = apply_plan(
+        model, family, plan, seat, groups, device, kernel=kernel, rates=rates, frozen=frozen, weights=weights
+    )
     source = DatasetSource(dataset_ref(config), family, shapes)
-    stage_of = {part.module: stage for part, stage in zip(seat.parts, stages, strict=True)}
+    stage_of = {part.module: stage for part, stage in zip(seat.parts, made.stages, strict=True)}
     checkpointer = None
     if checkpoints is not None:
         keep, on_failure = config.train.keep_checkpoints, on_failed_checkpoint
-        checkpointer = Checkpointer(checkpoints, stages, optimizer, groups, parts, keep=keep, on_failure=on_failure)
+        checkpointer = Checkpointer(
+            checkpoints, made.stages, made.optimizer, groups, made.parts, keep=keep, on_failure=on_failure
+        )
     engine = Engine(
-        plan, seat, stages, groups, device, hidden_size=llm.hidden_size,
-        row_width=llm.hidden_size * (1 + family.decoder.num_deep_features), trains=trains, activity=activities.main,
+        plan, seat, made.stages, groups, device, hidden_size=llm.hidden_size,
+        row_width=llm.hidden_size * (1 + family.decoder.num_deep_features), trains=made.trains,
+        activity=activities.main,
     )  # fmt: skip
     feed = Feed(
         source, family, plan, seat, stage_of, prefetcher=make_prefetcher(config, source, device),
@@ -73,8 +79,8 @@ def make_trainer(
         feed=feed,
         source=source,
         plans=plans,
-        reducer=GradientReducer(plan, seat, stages, groups, sharded, owners=optimizer.owners),
-        optimizer=optimizer,
+        reducer=made.reducer,
+        optimizer=made.optimizer,
         hooks=hooks,
         checkpointer=checkpointer,
         activities=activities,

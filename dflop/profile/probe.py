@@ -24,11 +24,12 @@ import torch
 import torch.distributed as dist
 
 from dflop.models import attention, load_family
-from dflop.models.build import EncoderStage, LlmStage, Stage, cut_stage
+from dflop.models.build import EncoderStage, LlmStage
 from dflop.models.family import Family
-from dflop.models.random_weights import build_model
-from dflop.models.ways import TRAIN, Way, apply_way
-from dflop.parallel.tensor import shard_stage
+from dflop.models.random_weights import RandomWeights
+from dflop.models.ways import TRAIN, Way
+from dflop.models.weights import build_empty
+from dflop.parallel.stages import Piece, build_stages
 from dflop.profile.groups import ProbeGroup, load_on
 from dflop.profile.saved import saved_bytes
 from dflop.profile.timing import CacheFlush, half_iqr, no_garbage_collection, optimizer_step_s, time_phases
@@ -76,14 +77,12 @@ class ModuleProbe:
     ) -> None:
         config = family.shallow(module, num_layers)
         self._family = load_family(family.name, config, family.media)
-        dtype = getattr(torch, settings.dtype)
-        model = build_model(self._family, {**config, **token_config}, seed=settings.seed, dtype=dtype)
-        self._stage: Stage = cut_stage(model, self._family, module, (0, num_layers))
-        self._stage.to(device)
-        attention.use(self._stage, attention.resolve(settings.attention, device.type, dtype))
-        apply_way(self._stage, way)
-        if group is not None:
-            shard_stage(self._stage, group)
+        dtype, full = getattr(torch, settings.dtype), {**config, **token_config}
+        weights = RandomWeights(build_empty(self._family, full, dtype), settings.seed)
+        (self._stage,), _ = build_stages(
+            build_empty(self._family, full, dtype), self._family, [Piece(module, (0, num_layers), way)], device,
+            kernel=attention.resolve(settings.attention, device.type, dtype), group=group, weights=weights,
+        )  # fmt: skip
         self._way, self._group = way, group
         self._module, self._num_layers, self._settings, self._device = module, num_layers, settings, device
         self._dtype = dtype

@@ -1,98 +1,104 @@
-"""The stages of one rank, ready to train: cut for its seat, shared out over its tensor-parallel group, and filled."""
+"""What one rank trains: its stages, set up as the plan says, with optimizer and reducer."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from dflop.errors import ConfigError
-from dflop.models.build import EncoderStage, Stage, cut_stages
+from dflop.models.build import Stage
 from dflop.models.family import Family, tower_of
-from dflop.models.ways import Way, apply_way
-from dflop.models.weights import Weights, materialise
+from dflop.models.ways import Way
+from dflop.models.weights import Weights
 from dflop.parallel.part import Part
-from dflop.parallel.tensor import shard_stage
-from dflop.parallel.topology import Seat
+from dflop.parallel.stages import Piece, build_stages
+from dflop.parallel.topology import Groups, Seat
 from dflop.records import Plan
+from dflop.train.fsdp import shard_parameters
+from dflop.train.optim import Optimizer, OptimizerSettings, make_optimizer
+from dflop.train.reduce import GradientReducer
 from dflop.train.routes import Trains
 
 
-def make_stages(
-    model: nn.Module, family: Family, seat: Seat, tensor_group: dist.ProcessGroup | None
-) -> tuple[tuple[Stage, ...], dict[str, Part]]:
-    """Stages of a seat, one per part, and what the rank holds of the parameters that it does not hold whole.
+@dataclass(frozen=True, slots=True)
+class RankModel:
+    """What one rank trains."""
+
+    stages: tuple[Stage, ...]
+    """One per part of the seat."""
+    parts: Mapping[str, Part]
+    """What the rank holds of the parameters that it does not hold whole, by global name."""
+    trains: Trains
+    optimizer: Optimizer
+    reducer: GradientReducer
+
+
+def apply_plan(
+    model: nn.Module, family: Family, plan: Plan, seat: Seat, groups: Groups, device: torch.device, *, kernel: str,
+    rates: OptimizerSettings, frozen: Collection[str] = (), weights: Weights | None = None,
+) -> RankModel:  # fmt: skip
+    """Make of a whole model what a seat trains; the order is that of `build_stages`, then FSDP2, optimizer, reducer.
+
+    FSDP2 comes before the optimizer, which updates rows; the optimizer, whose owners the reducer sums gradients for,
+    before the reducer, which puts the gradients of the final parameters into its buffers.
 
     Args:
         model: Full model, the same on every rank; what the seat does not hold is let go of.
         family: Of the model.
+        plan: The layout.
         seat: The rank's place.
-        tensor_group: Its tensor-parallel ranks; None: it is alone.
-
-    Raises:
-        ConfigError: the model cannot be cut or shared as the plan wants it.
-    """
-    stages = cut_stages(model, family, [(part.module, part.layers) for part in seat.parts])
-    sharded: dict[str, Part] = {}
-    if tensor_group is not None and tensor_group.size() > 1:
-        for stage in stages:
-            sharded |= shard_stage(stage, tensor_group)
-    return stages, sharded
-
-
-def fill_stages(
-    stages: Iterable[Stage], parts: Mapping[str, Part], weights: Weights, device: torch.device
-) -> None:  # fmt: skip
-    """Give empty stages memory on a device, and weights.
-
-    Args:
-        stages: Of a model made by `build_empty`, cut and shared out.
-        parts: What the rank holds of the parameters that it does not hold whole.
-        weights: Of the model; files keep their types, stages that of the model.
-        device: Where parameters are to be.
-
-    Raises:
-        ConfigError: a file cannot be read.
-    """
-    for stage in stages:
-        made = materialise(stage, device)
-        stage.names = {name: made.get(p, p) for name, p in stage.names.items()}
-        for name, p in stage.names.items():
-            part = parts.get(name)
-            given = weights.read(name, part.axis, part.ranges) if part else weights.read(name)
-            p.detach().copy_(given)
-
-
-def prepare_stages(stages: Sequence[Stage], plan: Plan, seat: Seat, *, frozen: Collection[str]) -> Trains:
-    """Set a rank's stages up to run as the plan and the configuration say.
-
-    Args:
-        stages: One per part of the seat.
-        plan: Says whose layers run again in the backward pass, or send to the host what they save.
-        seat: The rank's place.
+        groups: Process groups.
+        device: Of the rank.
+        kernel: Of attention, as `attention.resolve` returned it.
+        rates: Of AdamW.
         frozen: Modules whose weights do not train, or `<encoder>.tower`s; those that the plan lacks are passed over, as
             the data may have nothing for an encoder.
-
-    Returns:
-        Which modules train on which stages. It follows from the arguments that all ranks share, not from the stages,
-        so that both ends of every message agree on whether a gradient comes back.
+        weights: Of a model that has no memory yet.
 
     Raises:
-        ConfigError: no module trains, or recomputation is planned for a module that cannot do it.
+        ConfigError: no module trains, or as `build_stages`.
+    """
+    stages, cut = build_stages(
+        model, family, pieces_of(plan, seat, frozen), device, kernel=kernel, group=groups.tensor, weights=weights
+    )
+    parts = cut | shard_parameters(stages, groups, cut)
+    optimizer = make_optimizer(plan, seat, stages, groups, rates)
+    reducer = GradientReducer(plan, seat, stages, groups, cut, owners=optimizer.owners)
+    return RankModel(stages, parts, _trains(plan, frozen), optimizer, reducer)
+
+
+def pieces_of(plan: Plan, seat: Seat, frozen: Collection[str] = ()) -> list[Piece]:
+    """What a seat runs, one piece per part; `frozen` as for `apply_plan`.
+
+    Raises:
+        ConfigError: no module trains.
     """
     if all(module.module in frozen for module in plan.modules):
         raise ConfigError("every module is frozen: there is nothing to train", where="model.frozen")
-    for part, stage in zip(seat.parts, stages, strict=True):
-        module = plan.module(part.module)
-        num_recomputed = module.recomputed[seat.stage] if module.recomputed else None
-        num_offloaded = module.offloaded[seat.stage] if module.offloaded else 0
-        way = Way(is_frozen=part.module in frozen, recompute=module.recompute)
-        apply_way(stage, way, num_recomputed, num_offloaded)
-        if part.module not in frozen and tower_of(part.module) in frozen:
-            assert isinstance(stage, EncoderStage)
-            stage.freeze_tower()
+    pieces = []
+    for part in seat.parts:
+        module, is_frozen = plan.module(part.module), part.module in frozen
+        piece = Piece(
+            part.module,
+            part.layers,
+            Way(is_frozen=is_frozen, recompute=module.recompute),
+            num_recomputed=module.recomputed[seat.stage] if module.recomputed else None,
+            num_offloaded=module.offloaded[seat.stage] if module.offloaded else 0,
+            trains_projector_only=not is_frozen and tower_of(part.module) in frozen,
+        )
+        pieces.append(piece)
+    return pieces
+
+
+def _trains(plan: Plan, frozen: Collection[str]) -> Trains:
+    """Which modules train on which stages.
+
+    It follows from what all ranks share, not from their stages, so that both ends of every message agree on whether a
+    gradient comes back.
+    """
     return {
         (module.module, number): num_layers > 0 and module.module not in frozen
         for module in plan.modules

@@ -190,11 +190,10 @@ class EngineRank(Rank):
         self, rank: int, model: str, plan: Plan, step_plans: Sequence[StepPlan],
         batches: Sequence[Sequence[SampleShape]],
     ) -> None:  # fmt: skip
-        super().__init__(rank, plan, family_of(model), build(model))
+        super().__init__(rank, plan, family_of(model), build(model), rate=LEARNING_RATE, weight_decay=0.01)
         self._source = MadeUpSource(model, [shape for batch in batches for shape in batch])
         feed = super().feed(self._source)
         self._batches, self._step_plans, self._prepared = batches, step_plans, [feed.prepare(p) for p in step_plans]
-        self._optimizer = self.optimizer(LEARNING_RATE, 0.01)
 
     def feed(self, source: Any, **options: Any) -> Any:
         return Prepared(self._prepared)
@@ -205,21 +204,21 @@ class EngineRank(Rank):
         seen: list[StepObservation] = []
         settings = LoopSettings("bench", 0, num_steps, LEARNING_RATE, 1, MAX_GRAD_NORM, num_steps)
         hooks = Hooks(seen.append, complain_of_samples)
-        self.trainer(settings, self._source, InTurn(self._step_plans), hooks, self._optimizer).run()
+        self.trainer(settings, self._source, InTurn(self._step_plans), hooks).run()
         return seen
 
     def gradient(self, index: int) -> torch.Tensor:
         """The reduced gradient of one step, flat; nothing is updated."""
         self.reduce(self._passes(index))
-        gradients = [p.grad for p in self._optimizer.parameters.values() if p.grad is not None]
+        gradients = [p.grad for p in self.optimizer.parameters.values() if p.grad is not None]
         flat = torch.cat([g.reshape(-1) for g in gradients]).clone()
-        self.reducer().zero()
+        self.reducer.zero()
         return flat
 
     def train(self, index: int) -> float:
         """Trains one step without the loop around it; this process's share of the loss."""
         trace = self._passes(index)
-        self.update(self._optimizer, trace, LEARNING_RATE, MAX_GRAD_NORM)
+        self.update(trace, LEARNING_RATE, MAX_GRAD_NORM)
         return trace.loss
 
     def _passes(self, index: int) -> StepTrace:

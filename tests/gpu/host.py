@@ -14,7 +14,6 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from dflop.records import LLM, SampleShape
-from dflop.train.buckets import GradientBuckets
 from tests.gpu.drawn import make_shapes
 from tests.gpu.levers import as_trained, compiled
 from tests.gpu.one_step import Whole, filled
@@ -100,9 +99,6 @@ def host_waits(subject: Subject, deadline_s: float) -> Iterator[Mapping[str, Any
     plan = make_inline_plan([{"vision": 2, "audio": 2, LLM: 4}], dp=1, num_microbatches=4)
     dtype = torch.bfloat16 if subject.device.type == "cuda" else torch.float32
     rank = Rank(0, plan, omni.family, omni.build().to(subject.device, dtype), device=subject.device.type, is_alone=True)
-    for p in rank.names.values():
-        p.grad_dtype = torch.float32
-    GradientBuckets(rank.names, {}, None)
     for number, batch in enumerate(omni.batches):
         source, given = omni.source(batch), make_step_plan(plan, batch, number)
         prepared = rank.prepare(source, given)

@@ -6,13 +6,11 @@ import os
 from collections.abc import Callable
 
 import pytest
-import torch
 
 from dflop.config import load_config
 from dflop.errors import ConfigError, TrainError
 from dflop.jobs.checkpoint_export import export_run
-from dflop.jobs.configured_model import build_stages
-from dflop.parallel.topology import seat_of
+from dflop.jobs.configured_model import first_weights
 from dflop.run.directory import RunDir, family_of, tokenizer_of
 from tests.jobs.training import fresh, losses_of, set_config
 from tests.jobs.training import train as train_to_the_end
@@ -89,6 +87,6 @@ def test_what_cannot_be_exported_or_started_from_is_said(planned, trained, expor
     too_small = (f"model.weights={exported}", "model.hf_config.text_config.vocab_size=64")
     config = load_config(planned.config_file, too_small)
     tokenizer = tokenizer_of(config)
-    family, seat = family_of(config, tokenizer.vocab_size), seat_of(planned.plan(), 0)
+    family = family_of(config, tokenizer.vocab_size)
     with pytest.raises(ConfigError, match=f"{tokenizer.vocab_size} tokens, the weights have room for 64"):
-        build_stages(config, family, tokenizer, seat, None, torch.device("cpu"))
+        first_weights(config, family, tokenizer)

@@ -6,12 +6,15 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from dflop.config.sections import StageConfig
 from dflop.cost.analytic import analytic_cost_tables
 from dflop.cost.devices import A100
 from dflop.cost.model import CostModel
 from dflop.data.distribution import sample_batches
+from dflop.models import attention
+from dflop.parallel.stages import build_stages
 from dflop.parallel.topology import seats
 from dflop.plan.baselines.uniform import uniform_plans
 from dflop.plan.candidates import module_candidates
@@ -25,7 +28,7 @@ from dflop.run.plan_scope import PlanBasis, basis_of, planned_steps, scenario_ba
 from dflop.steps.planning import plan_run
 from dflop.steps.reporting import plan_page
 from dflop.store.console import query
-from dflop.train.stages import make_stages
+from dflop.train.stages import pieces_of
 from tests.builders import make_cluster, make_corrections, make_sample
 from tests.jobs.configs import make_config
 from tests.jobs.training import fresh, set_config
@@ -81,7 +84,10 @@ def test_every_plan_that_the_planner_may_make_can_be_built(name):
             tp = plan.module(seat.module).parallel.tp
             if (tp, seat.parts) not in built:
                 built.add((tp, seat.parts))
-                stages, _ = make_stages(case.build(), case.family, seat, stand_in(tp))
+                stages, _ = build_stages(
+                    case.build(), case.family, pieces_of(plan, seat), torch.device("cpu"), kernel=attention.SDPA,
+                    group=stand_in(tp),
+                )  # fmt: skip
                 assert len(stages) == len(seat.parts)
     assert max(tp for tp, _ in built) == max(tp for s in problem.specs for tp in s.tp_choices)
     for spec in problem.specs:

@@ -173,13 +173,11 @@ def _no_bad_sample(*event: Any) -> None:
 
 
 def _trainer(rank: int, job: Job, plan: Plan, hooks: Hooks) -> Trainer:
-    it, source = Rank(rank, plan, family(), tiny_model()), SyntheticSource(job.shapes)
+    it = Rank(rank, plan, family(), tiny_model(), weight_decay=0.01)
+    source = SyntheticSource(job.shapes)
     settings = LoopSettings("campaign", 0, job.num_steps, 0.003, 3, 1.0, job.checkpoint_every)
-    optimizer = it.optimizer(settings.learning_rate, 0.01)
-    checkpointer = Checkpointer(job.checkpoints, it.stages, optimizer, it.groups, it.parts, keep=2)
-    return it.trainer(
-        settings, source, EpochPlans(plan, job.shapes, job.order), hooks, optimizer, checkpointer=checkpointer
-    )
+    checkpointer = Checkpointer(job.checkpoints, it.stages, it.optimizer, it.groups, it.parts, keep=2)
+    return it.trainer(settings, source, EpochPlans(plan, job.shapes, job.order), hooks, checkpointer=checkpointer)
 
 
 def _moments(job: Job, kill: Kill | None) -> Callable[[str], None]:

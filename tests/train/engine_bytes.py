@@ -254,9 +254,9 @@ def _host_like(tensor: torch.Tensor) -> torch.Tensor:
 def _measure(rank: int, of: Layout) -> dict[str, float]:
     used, plan = family(is_tied=of.is_tied), of.plan
     model = build_model(used, used.hf_config | used.token_ids(synthetic.TOKEN_IDS), seed=0, dtype=torch.bfloat16)
-    it = Rank(rank, plan, used, model, frozen=of.frozen)
+    it = Rank(rank, plan, used, model, frozen=of.frozen, rate=1e-3)
     del model
-    optimizer, batch = it.optimizer(1e-3), batch_of(plan)
+    batch = batch_of(plan)
     per_microbatch, turns = _per_microbatch(plan), itertools.count()
     slots = [k // per_microbatch for k in range(len(batch))]
     step_plan = assign(plan, batch, 0, slots=slots, replica=lambda dp: next(turns) % dp, shuffled=range)
@@ -266,9 +266,11 @@ def _measure(rank: int, of: Layout) -> dict[str, float]:
     watch = Watch(it, weights)
 
     def step() -> None:
-        it.update(optimizer, it.run(microbatches, batch), 1e-3, 1.0)
+        it.update(it.run(microbatches, batch), 1e-3, 1.0)
 
-    states = [t for state in optimizer.state().values() for t in state.values()]  # a float32 weight is its own master
+    states = [
+        t for state in it.optimizer.state().values() for t in state.values()
+    ]  # a float32 weight is its own master
     optimizer_bytes = sum(_distinct(states).values()) - sum(
         _distinct([t for t in states if _key(t) in weights]).values()
     )

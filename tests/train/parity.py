@@ -162,7 +162,6 @@ def train(rank: int, folder: Path, trial: Trial) -> list[Step]:
     it = Rank(
         rank, trial.plan, subject.family, subject.build().to(trial.dtype), frozen=trial.frozen, device=trial.device
     )  # fmt: skip
-    reducer = it.reducer()
     trained = {n: p for n, p in it.names.items() if p.requires_grad}
     steps = []
     for batch, step_plan in zip(subject.batches, trial.step_plans, strict=True):
@@ -170,7 +169,7 @@ def train(rank: int, folder: Path, trial: Trial) -> list[Step]:
             norm, loss = it.reduce(it.step(subject.source(batch), batch, step_plan, trial.bad_positions))
         steps.append((loss, norm, {n: _whole(n, p, it) for n, p in trained.items()}))
         descend(trained.values())
-        reducer.zero()
+        it.reducer.zero()
     return steps
 
 

@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from dflop.models import attention
 from dflop.models.family import Family
-from dflop.parallel.topology import connect, make_groups, seat_of
+from dflop.models.weights import Weights
+from dflop.parallel.topology import Groups, connect, make_groups, seat_of
 from dflop.records import LLM, Plan, SampleShape, StepPlan
 from dflop.train import zero
 from dflop.train.engine import Engine
 from dflop.train.feed import Feed
-from dflop.train.fsdp import shard_parameters
 from dflop.train.inputs import MicrobatchInput, PreparedStep, SampleSource
 from dflop.train.loop import Hooks, LoopSettings, Trainer
-from dflop.train.optim import Optimizer, OptimizerSettings, make_optimizer
-from dflop.train.reduce import GradientReducer
-from dflop.train.stages import make_stages, prepare_stages
+from dflop.train.optim import OptimizerSettings
+from dflop.train.stages import apply_plan
 from dflop.train.step_trace import StepTrace
 
 TIMEOUT_S = 120
+NO_GROUPS = SimpleNamespace(**dict.fromkeys(field.name for field in fields(Groups)))
+"""Of a rank that is alone."""
 
 
 class Rank:
@@ -31,31 +34,29 @@ class Rank:
 
     def __init__(
         self, rank: int, plan: Plan, family: Family, model: torch.nn.Module, *, frozen: Collection[str] = (),
-        device: str = "cpu", is_alone: bool = False,
+        device: str = "cpu", is_alone: bool = False, rate: float = 0.01, weight_decay: float = 0.0,
+        weights: Weights | None = None,
     ) -> None:  # fmt: skip
         self.plan, self.family, self.seat = plan, family, seat_of(plan, rank)
         self.dtype = next(model.parameters()).dtype
         is_tied = bool(getattr(model.config, "tie_word_embeddings", False))
-        self.groups: Any = None if is_alone else make_groups(plan, rank, timeout_s=TIMEOUT_S, is_tied=is_tied)
-        self.stages, self.cut = make_stages(model, family, self.seat, None if is_alone else self.groups.tensor)
-        if device != "cpu":
-            if not is_alone and dist.get_backend() == "nccl":
-                connect(self.groups, plan, torch.device(device))
-            for stage in self.stages:
-                stage.to(device)
-        trains = prepare_stages(self.stages, plan, self.seat, frozen=frozen)
+        self.groups: Any = NO_GROUPS if is_alone else make_groups(plan, rank, timeout_s=TIMEOUT_S, is_tied=is_tied)
+        if not is_alone and dist.get_backend() == "nccl":
+            connect(self.groups, plan, torch.device(device))
+        made = apply_plan(
+            model, family, plan, self.seat, self.groups, torch.device(device), frozen=frozen, weights=weights,
+            kernel=attention.resolve(attention.AUTO, device, self.dtype), rates=OptimizerSettings(rate, weight_decay),
+        )  # fmt: skip
+        self.stages, self.parts, self.optimizer, self.reducer = made.stages, made.parts, made.optimizer, made.reducer
         for part, stage in zip(self.seat.parts, self.stages, strict=True):
             m, flags = plan.module(part.module), [layer.gradient_checkpointing for layer in stage.layers]
             num_offloaded = m.offloaded[self.seat.stage] if m.offloaded else 0
             assert sum(flags) == m.num_recomputed[self.seat.stage] + num_offloaded
-        shared = {} if is_alone else shard_parameters(self.stages, self.groups, self.cut)
-        self.parts = self.cut | shared
         self.stage_of = {part.module: stage for part, stage in zip(self.seat.parts, self.stages, strict=True)}
-        self._reducer: GradientReducer | None = None
         hidden = int(family.configs[LLM]["hidden_size"])
         self.engine = Engine(
             plan, self.seat, self.stages, self.groups, torch.device(device), hidden_size=hidden,
-            row_width=hidden * (1 + family.decoder.num_deep_features), trains=trains,
+            row_width=hidden * (1 + family.decoder.num_deep_features), trains=made.trains,
         )  # fmt: skip
 
     @property
@@ -63,23 +64,10 @@ class Rank:
         """Parameters that the rank holds, or holds parts of, by their global names."""
         return {n: p for stage in self.stages for n, p in stage.names.items()}
 
-    def optimizer(self, rate: float, weight_decay: float = 0.0) -> Optimizer:
-        numbers = OptimizerSettings(rate, weight_decay)
-        made = make_optimizer(self.plan, self.seat, self.stages, self.groups, numbers)
-        self.reducer(made)
-        return made
-
-    def reducer(self, optimizer: Optimizer | None = None) -> GradientReducer:
-        """The rank's only one, since gradients are views of its buffers."""
-        if self._reducer is None:
-            owners = optimizer.owners if optimizer else None
-            self._reducer = GradientReducer(self.plan, self.seat, self.stages, self.groups, self.cut, owners=owners)
-        return self._reducer
-
     def feed(self, source: SampleSource, **options: Any) -> Feed:
         return Feed(
             source, self.family, self.plan, self.seat, self.stage_of, dtype=self.dtype,
-            fills=self.groups is not None and self.groups.shards is not None, **options,
+            fills=self.groups.shards is not None, **options,
         )  # fmt: skip
 
     def prepare(self, source: SampleSource, step_plan: StepPlan) -> PreparedStep:
@@ -97,31 +85,30 @@ class Rank:
         """The same of a step that was prepared."""
         healthy = torch.tensor([position not in bad for position in range(len(batch))])
         tokens = sum(s.num_supervised_tokens for s, good in zip(batch, healthy, strict=True) if good)
-        last = self._reducer.expect_last_backward if self._reducer else lambda: None
         masked = [given and given.masked(healthy) for given in microbatches]
+        last = self.reducer.expect_last_backward
         return self.engine.run(masked, num_loss_tokens=tokens, before_last_backward=last)
 
     def reduce(self, trace: StepTrace) -> tuple[float, float]:
         """Sums of gradients, left in `.grad`; their norm and the loss of the global batch."""
-        self.reducer().reduce()
-        return self.reducer().totals(trace.loss)[:2]
+        self.reducer.reduce()
+        return self.reducer.totals(trace.loss)[:2]
 
-    def update(self, optimizer: Optimizer, trace: StepTrace, rate: float, max_norm: float) -> tuple[float, float]:
+    def update(self, trace: StepTrace, rate: float, max_norm: float) -> tuple[float, float]:
         """What comes behind the passes of a step; gradient norm and loss of the global batch."""
         norm, loss = self.reduce(trace)
-        self.reducer().clip(norm, max_norm)
-        optimizer.step(rate)
-        self.reducer().zero()
+        self.reducer.clip(norm, max_norm)
+        self.optimizer.step(rate)
+        self.reducer.zero()
         return norm, loss
 
     def trainer(
-        self, settings: LoopSettings, source: SampleSource, plans: Any, hooks: Hooks, optimizer: Optimizer,
-        **options: Any,
+        self, settings: LoopSettings, source: SampleSource, plans: Any, hooks: Hooks, **options: Any
     ) -> Trainer:  # fmt: skip
         return Trainer(
             settings=settings, plan=self.plan, seat=self.seat, groups=self.groups,
-            reducer=self.reducer(), engine=self.engine, feed=self.feed(source), source=source, plans=plans,
-            optimizer=optimizer, hooks=hooks, **options,
+            reducer=self.reducer, engine=self.engine, feed=self.feed(source), source=source, plans=plans,
+            optimizer=self.optimizer, hooks=hooks, **options,
         )  # fmt: skip
 
 

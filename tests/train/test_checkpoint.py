@@ -62,9 +62,9 @@ def make_rank(rank, folder, name, tied, seed, shared):
     if shared == "states":
         plan = sharing_optimizer(plan, "vision", "audio", LLM)
     plan = sharing(plan, {"parameters": ALL, "in twos": 2}.get(shared, 0))
-    it = Rank(rank, plan, family(2), omni(tied, seed))
-    optimizer = it.optimizer(0.1, 0.1)
-    return it, optimizer, Checkpointer(folder / "checkpoints", it.stages, optimizer, it.groups, it.parts, keep=2)
+    it = Rank(rank, plan, family(2), omni(tied, seed), rate=0.1, weight_decay=0.1)
+    checkpointer = Checkpointer(folder / "checkpoints", it.stages, it.optimizer, it.groups, it.parts, keep=2)
+    return it, it.optimizer, checkpointer
 
 
 def update(it, optimizer):

@@ -18,7 +18,6 @@ from dflop.records import LLM
 from dflop.train.checkpoint import Checkpointer
 from dflop.train.checkpoint_state import read_model
 from dflop.train.manifest import read_latest
-from dflop.train.stages import fill_stages
 from tests.models.tiny_families import CASES
 from tests.train import synthetic
 from tests.train.parity import Omni
@@ -41,18 +40,16 @@ def first_step(it, subject):
     """Loss of the first global batch; gradients are reduced."""
     batch = subject.batches[0]
     step_plan = make_step_plan(it.plan, batch, 0, text_only_slot=False)
-    it.reducer()
     return it.reduce(it.step(subject.source(batch), batch, step_plan))[1]
 
 
 def train_and_save(rank, folder):
-    it = Rank(rank, sharing_optimizer(DP2_PP2, "vision", "audio", LLM), TIED.family, TIED.build())
-    optimizer = it.optimizer(0.01, 0.1)
+    it = Rank(rank, sharing_optimizer(DP2_PP2, "vision", "audio", LLM), TIED.family, TIED.build(), weight_decay=0.1)
     for _ in range(NUM_STEPS):
         first_step(it, TIED)
-        optimizer.step(0.01)
-        it.reducer().zero()
-    checkpointer = Checkpointer(folder / "checkpoints", it.stages, optimizer, it.groups, it.parts, keep=1)
+        it.optimizer.step(0.01)
+        it.reducer.zero()
+    checkpointer = Checkpointer(folder / "checkpoints", it.stages, it.optimizer, it.groups, it.parts, keep=1)
     checkpointer.save(NUM_STEPS, {})
     checkpointer.wait()
     return first_step(it, TIED)
@@ -62,9 +59,8 @@ def start(rank, folder, subject, plan):
     """Loss of the first step by weights of a folder, what the rank holds, and gradients."""
     model = build_empty(subject.family, config_of(subject), torch.float32)
     weights = WeightFolder(folder / "out", model)
-    it = Rank(rank, plan, subject.family, model)
-    assert all(p.is_meta for stage in it.stages for p in stage.parameters())
-    fill_stages(it.stages, it.parts, weights, torch.device("cpu"))
+    assert all(p.is_meta for p in model.parameters())
+    it = Rank(rank, plan, subject.family, model, weights=weights)
     for stage in it.stages:
         assert {id(p) for p in stage.parameters()} == {id(p) for p in stage.names.values()}
     held = {n: (it.parts.get(n), p.detach()) for n, p in it.names.items()}
@@ -157,8 +153,7 @@ def test_parts_of_fused_matrices_are_read_and_types_converted(tmp_path):
         part = even_part(weights[name].shape, 0, 3, 1, 2)
         assert torch.equal(folder.read(name, part.axis, part.ranges), part.of(weights[name]))
     plan = make_inline_plan([{"vision": 3, LLM: 4}], dp=1, num_microbatches=1)
-    it = Rank(0, plan, case.family, model, is_alone=True)
-    fill_stages(it.stages, {}, folder, torch.device("cpu"))
+    it = Rank(0, plan, case.family, model, is_alone=True, weights=folder)
     assert_same(it.names, {name: whole.bfloat16() for name, whole in weights.items()})
     assert {p.dtype for p in it.names.values()} == {torch.bfloat16}
 

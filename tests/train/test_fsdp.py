@@ -27,14 +27,13 @@ def train(rank, folder, shard, dtype):
     plan = sharing(make_inline_plan([{"vision": 2, LLM: 4}], dp=2, num_microbatches=3), 2 if shard else 0)
     model = IMAGES.build().to(dtype)
     whole = {n: tuple(p.shape) for n, p in model.named_parameters()}
-    it = Rank(rank, plan, IMAGES.family, model)
-    optimizer = it.optimizer(1e-2, 0.1)
+    it = Rank(rank, plan, IMAGES.family, model, weight_decay=0.1)
     for step, batch in enumerate(IMAGES.batches):
         step_plan = make_step_plan(plan, batch, step)
-        norm, _ = it.update(optimizer, it.step(SyntheticSource(batch), batch, step_plan), 1e-2, max_norm=1.0)
+        norm, _ = it.update(it.step(SyntheticSource(batch), batch, step_plan), 1e-2, max_norm=1.0)
     are_shards = [isinstance(p, DTensor) for stage in it.stages for p in stage.parameters()]
     held = {n: p.detach().clone() for n, p in it.names.items()}
-    return norm, held, whole, it.parts, are_shards, {n: set(s) for n, s in optimizer.state().items()}
+    return norm, held, whole, it.parts, are_shards, {n: set(s) for n, s in it.optimizer.state().items()}
 
 
 @pytest.fixture(scope="module")

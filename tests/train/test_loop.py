@@ -57,13 +57,12 @@ class FixedPlans:
 def make_trainer(rank, layout, shapes, source, settings=SETTINGS, *, folder=None, ends_at=None, kv_heads=1, **hooks):
     """(trainer, stage, (observations, bad samples) that its hooks receive)."""
     plan = sharing_optimizer(make_plan(layout, num_microbatches=3), *layout)
-    it = Rank(rank, plan, family(kv_heads), tiny_model(kv_heads=kv_heads))
-    optimizer = it.optimizer(settings.learning_rate, 0.01)
+    it = Rank(rank, plan, family(kv_heads), tiny_model(kv_heads=kv_heads), weight_decay=0.01)
     seen, bad = [], []
-    checkpointer = Checkpointer(folder, it.stages, optimizer, it.groups, {}, keep=2) if folder else None
+    checkpointer = Checkpointer(folder, it.stages, it.optimizer, it.groups, {}, keep=2) if folder else None
     trainer = it.trainer(
         settings, source, FixedPlans(plan, shapes, ends_at),
-        Hooks(seen.append, lambda *event: bad.append(event), **hooks), optimizer, checkpointer=checkpointer,
+        Hooks(seen.append, lambda *event: bad.append(event), **hooks), checkpointer=checkpointer,
     )  # fmt: skip
     return trainer, it.stages[0], (seen, bad)
 

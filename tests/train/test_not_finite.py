@@ -117,9 +117,8 @@ def job(
     """
     (layout, *sharing), subject = how, how[0].subject
     plan = sharing_optimizer(layout.plan, *sharing)
-    it = Rank(rank, plan, subject.family, subject.build())
+    it = Rank(rank, plan, subject.family, subject.build(), weight_decay=decay)
     settings = LoopSettings("run", 0, NUM_STEPS, rate, 0, 1.0, every)
-    optimizer = it.optimizer(rate, decay)
     seen = Seen({}, {}, "", "", {})
     if spike is not None and rank == spike[0]:
         weight = next(p for name, p in it.names.items() if name.endswith("layernorm.weight"))
@@ -129,16 +128,14 @@ def job(
         on_skipped_step=lambda step, reason: seen.skipped.update({step: reason}),
         is_told_to_stop=lambda: len(seen.losses) == stops_in,
     )  # fmt: skip
-    checkpointer = Checkpointer(folder / "checkpoints", it.stages, optimizer, it.groups, it.parts, keep=keep)
-    trainer = it.trainer(
-        settings, InfinitePixel(bad_steps), Plans(plan, ends_at), hooks, optimizer, checkpointer=checkpointer
-    )
+    checkpointer = Checkpointer(folder / "checkpoints", it.stages, it.optimizer, it.groups, it.parts, keep=keep)
+    trainer = it.trainer(settings, InfinitePixel(bad_steps), Plans(plan, ends_at), hooks, checkpointer=checkpointer)
     try:
         trainer.run()
     except (DflopError, ConnectionError) as error:
         checkpointer.close()
         seen.error, seen.where = f"{type(error).__name__}: {error}", getattr(error, "where", "")
-    optimizer.wait()
+    it.optimizer.wait()
     seen.weights = {name: p.detach().clone() for name, p in it.names.items()}
     return seen
 
@@ -281,12 +278,11 @@ def test_steps_in_a_row_are_counted_across_a_stop(alone, tmp_path):
 def test_a_moment_that_is_not_finite_is_not_saved_either(one_rank, tmp_path):
     (layout,) = ALONE
     it = Rank(0, layout.plan, layout.subject.family, layout.subject.build())
-    optimizer = it.optimizer(0.01)
-    checkpointer = Checkpointer(tmp_path, it.stages, optimizer, it.groups, it.parts, keep=2)
+    checkpointer = Checkpointer(tmp_path, it.stages, it.optimizer, it.groups, it.parts, keep=2)
     checkpointer.save(1, {})
     checkpointer.wait()
     name = "model.language_model.norm.weight"
-    optimizer.state()[name]["exp_avg_sq"][3] = math.inf
+    it.optimizer.state()[name]["exp_avg_sq"][3] = math.inf
     with pytest.raises(TrainError, match=f"`optimizer/{name}/exp_avg_sq` has values that are not finite after step 1"):
         checkpointer.save(2, {})
     assert candidates(tmp_path) == ["step-00000001"]

@@ -87,7 +87,7 @@ class CachedSource(DatasetSource):
 def train(rank, folder, lesson):
     """Loss of every step."""
     plan, losses = make_plan(LAYOUT, num_microbatches=NUM_MICROBATCHES, of=lesson.family), []
-    it = Rank(rank, plan, lesson.family, lesson.model())
+    it = Rank(rank, plan, lesson.family, lesson.model(), rate=3e-3)
     source = CachedSource(lesson.dataset, lesson.family, lesson.shapes)
     hooks = Hooks(lambda seen: losses.append(seen.loss), lambda *event: pytest.fail(f"{event}"))
     settings = LoopSettings("overfit", 0, NUM_STEPS, 3e-3, 20, 1.0, NUM_STEPS)
@@ -96,7 +96,6 @@ def train(rank, folder, lesson):
         source,
         EpochPlans(plan, lesson.shapes, SampleOrder(0, len(lesson.shapes), BATCH_SIZE)),
         hooks,
-        it.optimizer(3e-3),
     ).run()
     return losses
 

@@ -18,7 +18,7 @@ PLAN = make_plan({LLM: (1, 1)}, num_microbatches=1)
 @pytest.fixture
 def reducer_and_stage(one_rank):
     it = Rank(0, PLAN, family(), tiny_model())
-    reducer, generator = it.reducer(), torch.Generator().manual_seed(0)
+    reducer, generator = it.reducer, torch.Generator().manual_seed(0)
     for n, p in it.names.items():
         if not n.endswith("bias"):
             p.grad.copy_(torch.randn(p.shape, generator=generator))
@@ -45,7 +45,7 @@ def test_clipping_equals_torch(reducer_and_stage, max_norm):
 
 def test_gradients_of_bfloat16_weights_accumulate_in_float32(one_rank):
     it = Rank(0, PLAN, family(), tiny_model().bfloat16())
-    reducer = it.reducer()
+    reducer = it.reducer
     name, p = next(iter(it.names.items()))
     small = 2.0**-10  # next to 1, too small for the 8 bits of a bfloat16's mantissa
     for gradient in (1.0, small, small):
@@ -72,7 +72,7 @@ class LargestResult(TorchDispatchMode):
 def test_the_norm_takes_no_copy_of_a_gradient_and_is_as_exact_as_in_double(one_rank, dtype):
     """A sum of this many float32 squares in one go is wrong in the fifth digit on a CPU."""
     it = Rank(0, PLAN, family(), tiny_model())
-    reducer, name = it.reducer(), "model.language_model.embed_tokens.weight"
+    reducer, name = it.reducer, "model.language_model.embed_tokens.weight"
     shape, generator = (2048, 1024), torch.Generator().manual_seed(0)
     it.names[name].grad = None
     it.names[name].grad_dtype = dtype

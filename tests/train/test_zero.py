@@ -7,10 +7,12 @@ import dataclasses
 import pytest
 import torch
 
+from dflop.models import attention
+from dflop.parallel.stages import build_stages
 from dflop.parallel.topology import seat_of, seats
 from dflop.records import LLM
 from dflop.train import buckets
-from dflop.train.stages import make_stages
+from dflop.train.stages import pieces_of
 from dflop.train.zero import owners_of
 from tests.train import synthetic
 from tests.train.rank import Rank, weights_come_late
@@ -44,20 +46,23 @@ def worker(rank, folder, name, shard, bucket_bytes, device="cpu"):
     buckets.BUCKET_BYTES = bucket_bytes
     layout, modules, dtype = CASES[name]
     plan, subject = sharing_optimizer(layout.plan, *modules if shard else ()), layout.subject
-    it = Rank(rank, plan, subject.family, subject.build().to(dtype), frozen=layout.frozen, device=device)
-    optimizer, missing = it.optimizer(RATE, 0.1), weights_come_late()
+    it = Rank(
+        rank, plan, subject.family, subject.build().to(dtype), frozen=layout.frozen, device=device,
+        rate=RATE, weight_decay=0.1,
+    )  # fmt: skip
+    missing = weights_come_late()
     ahead = []
     it.stage_of[LLM].layers[0].register_forward_hook(lambda *_: ahead.append(len(missing)))
     seen, weights = [], []
     for step, batch in enumerate(batches(layout)):
         if step == NUM_STEPS:
-            optimizer.wait()
+            it.optimizer.wait()
             weights.append({n: p.detach().clone() for n, p in it.names.items()})
         step_plan = make_step_plan(plan, batch, step, idle=True)
         max_norm = 1e9 if step < NUM_STEPS else MAX_NORM
         trace = it.step(SyntheticSource(batch), batch, step_plan)
-        seen.append(it.update(optimizer, trace, RATE, max_norm))
-    state = optimizer.state()
+        seen.append(it.update(trace, RATE, max_norm))
+    state = it.optimizer.state()
     weights.append({n: p.detach().clone() for n, p in it.names.items()})
     module_of = {n: part.module for part, stage in zip(it.seat.parts, it.stages, strict=True) for n in stage.names}
     return seen, weights, state, module_of, max(ahead)
@@ -110,13 +115,20 @@ def assert_copies_are_equal(plan, ranks):
             assert torch.equal(p, first.setdefault(name, p)), name
 
 
+def stages_of(plan, seat):
+    cpu = torch.device("cpu")
+    return build_stages(
+        synthetic.tiny_model(), synthetic.family(), pieces_of(plan, seat), cpu, kernel=attention.SDPA
+    )[0]  # fmt: skip
+
+
 def test_owners_are_balanced_and_agreed_on():
     layout, modules, _ = CASES["some modules, a tower frozen"]
     plan = sharing_optimizer(layout.plan, *modules)
     for stage in (0, 1):
         found = []
         for seat in (s for s in seats(plan) if s.stage == stage):
-            stages, _ = make_stages(synthetic.tiny_model(), synthetic.family(), seat, None)
+            stages = stages_of(plan, seat)
             found.append((owners_of(plan, seat, stages), stages, seat))
         (owners, stages, seat), (others, _, _) = found
         assert owners == others
@@ -127,5 +139,5 @@ def test_owners_are_balanced_and_agreed_on():
         loads = [sum(p.numel() for n, p in names.items() if owners[n] == d) for d in range(2)]
         assert max(loads) - min(loads) <= max(p.numel() for p in names.values())
     alone = sharing_optimizer(make_plan({LLM: (1, 1)}, num_microbatches=1), LLM)
-    stages, _ = make_stages(synthetic.tiny_model(), synthetic.family(), seat_of(alone, 0), None)
+    stages = stages_of(alone, seat_of(alone, 0))
     assert owners_of(alone, seat_of(alone, 0), stages) == {}, "one replica shares nothing"

@@ -1,0 +1,88 @@
+"""Stages on their device, ready to run: the one order in which training, its tests and probes set a module up.
+
+1. cut: a rank keeps the layers of its pieces and lets go of the rest of the model;
+2. share: tensor-parallel ranks keep a part each, so that no rank ever holds more than its own;
+3. fill: memory on the device, and weights, for a model that was built without;
+4. use: the attention kernel, by names that depend on what else the rank holds;
+5. way: what is frozen, recomputed or kept on the host, of the layers as they are now.
+
+What training adds (FSDP2, optimizer, reducer) follows in `dflop/train/stages.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from dflop.models import attention
+from dflop.models.build import EncoderStage, Stage, cut_stages
+from dflop.models.family import Family
+from dflop.models.ways import TRAIN, Way, apply_way
+from dflop.models.weights import Weights, materialise
+from dflop.parallel.part import Part
+from dflop.parallel.tensor import shard_stage
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What a rank runs of one module, and how."""
+
+    module: str
+    layers: tuple[int, int]
+    """`[first, end)`."""
+    way: Way = TRAIN
+    num_recomputed: int | None = None
+    """Of the layers, where the way recomputes; None: all."""
+    num_offloaded: int = 0
+    """Of the layers, those that keep what they save on the host."""
+    trains_projector_only: bool = False
+    """Of an encoder."""
+
+
+def build_stages(
+    model: nn.Module, family: Family, pieces: Sequence[Piece], device: torch.device, *, kernel: str,
+    group: dist.ProcessGroup | None = None, weights: Weights | None = None,
+) -> tuple[tuple[Stage, ...], dict[str, Part]]:  # fmt: skip
+    """A stage per piece, and what the rank holds of the parameters that it does not hold whole, by global name.
+
+    Args:
+        model: Full model, the same on every rank; what no piece holds is let go of.
+        family: Of the model.
+        pieces: What the rank runs.
+        device: Where stages are to be.
+        kernel: Of attention, as `attention.resolve` returned it.
+        group: Ranks that share the layers of every piece; None: this rank is alone.
+        weights: Of a model that has no memory yet; files keep their types, stages that of the model.
+
+    Raises:
+        ConfigError: the model cannot be cut, shared or recomputed as it is wanted, or a file cannot be read.
+    """
+    stages = cut_stages(model, family, [(piece.module, piece.layers) for piece in pieces])
+    parts: dict[str, Part] = {}
+    if group is not None:
+        for stage in stages:
+            parts |= shard_stage(stage, group)
+    if weights is not None:
+        _fill(stages, parts, weights, device)
+    for stage, piece in zip(stages, pieces, strict=True):
+        stage.to(device)
+        attention.use(stage, kernel)
+        apply_way(stage, piece.way, piece.num_recomputed, piece.num_offloaded)
+        if piece.trains_projector_only:
+            assert isinstance(stage, EncoderStage)
+            stage.freeze_tower()
+    return stages, parts
+
+
+def _fill(stages: Iterable[Stage], parts: Mapping[str, Part], weights: Weights, device: torch.device) -> None:
+    for stage in stages:
+        made = materialise(stage, device)
+        stage.names = {name: made.get(p, p) for name, p in stage.names.items()}
+        for name, p in stage.names.items():
+            part = parts.get(name)
+            given = weights.read(name, part.axis, part.ranges) if part else weights.read(name)
+            p.detach().copy_(given)
