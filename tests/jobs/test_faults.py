@@ -19,7 +19,7 @@ from dflop.run.launcher import launcher_of
 from dflop.steps import submit
 from dflop.train.manifest import read_latest
 from tests.jobs.accidents import MICROBATCH, STEP
-from tests.jobs.training import LIMIT_S, ROOT, fork_ranks, fresh, log_of, losses_of, set_config, train
+from tests.jobs.training import LIMIT_S, ROOT, fork_ranks, fresh, log_of, losses_of, run_ranks, set_config, train
 from tests.launch.helpers import run_job, until
 from tests.store.spooled import read_spool
 
@@ -118,6 +118,19 @@ def test_a_full_disk_costs_one_checkpoint(run, straight):
     (event,) = [e for e in read_spool(run.config().store, RunEvent) if e.kind == "checkpoint_failed"]
     assert "No space left on device" in event.detail
     assert f"step-{CHECKPOINT_EVERY:08d}" not in {p.name for p in run.checkpoints.glob("step-*")}
+
+
+def test_weights_that_diverge_end_the_job_with_an_event_per_step(run):
+    set_config(run, "train.learning_rate=1e30", "train.warmup_steps=0")
+    ended = run_ranks(run, "dflop.jobs.train", str(run.path), TRAIN)
+    assert ended.codes == (1, 1)
+    found = [e for e in read_spool(run.config().store, RunEvent) if e.kind == "not_finite"]
+    assert [e.step for e in sorted(found, key=lambda e: e.step)] == [1, 2, 3], "once per step, not per rank"
+    for event in found:
+        assert event.detail.startswith("loss nan, gradient norm nan; no update; ")
+        assert f"step {event.step}: not finite: {event.detail}" in ended.stderr[0]
+    assert all("not finite in 3 steps in a row (1, 2, 3)" in output for output in ended.stderr)
+    assert read_latest(run.checkpoints) is None
 
 
 def test_a_launched_job_that_is_warned_was_interrupted_and_its_next_start_goes_on(run, straight):
