@@ -22,10 +22,9 @@ import traceback
 from collections.abc import Callable, Sequence
 
 from dflop.errors import DflopError
-from dflop.records import from_dict, to_dict
 from dflop.train.liveness import Activities, Judge, Sign
 from dflop.train.signals import leave
-from dflop.train.wire import Store, note, noted, open_store
+from dflop.train.wire import Store, noted, open_store
 
 BEAT_S = 1.0
 GONE_S = 4.0
@@ -63,6 +62,8 @@ class Watch:
         self._judge: Judge | None = None
         if rank == 0:
             self._judge = Judge(labels, time.monotonic(), stall_s=stall_s, gone_s=min(GONE_S, stall_s))
+        self._heard: dict[int, bytes] = {}
+        """On rank 0, the newest sign of each rank that has given one, as it came."""
         self._own = ""
         """Why this rank has failed."""
         self._leave_at_s = float("inf")
@@ -112,7 +113,7 @@ class Watch:
 
     def _round(self) -> None:
         sign = Sign(self._activities.main.spell(), self._activities.feed.spell(), self._activities.has_lost_peer)
-        note(self._store, f"alive/{self._rank}", to_dict(sign))
+        self._store.set(_alive(self._rank), sign.encode())
         if failure := self._own or self._judged():
             self._store.compare_set("failed", "", json.dumps(failure))
         if first := noted(self._store, "failed", ""):
@@ -121,9 +122,14 @@ class Watch:
     def _judged(self) -> str:
         if self._judge is None:
             return ""
-        for rank in range(len(self._labels)):
-            if sign := noted(self._store, f"alive/{rank}", None):
-                self._judge.hear(rank, from_dict(Sign, sign), time.monotonic())
+        missing = [rank for rank in range(len(self._labels)) if rank not in self._heard]
+        is_complete = not missing or self._store.check([_alive(rank) for rank in missing])
+        self._heard |= {rank: b"" for rank in missing if is_complete or self._store.check([_alive(rank)])}
+        now_s, texts = time.monotonic(), self._store.multi_get([_alive(rank) for rank in self._heard])
+        for rank, text in zip(self._heard, texts, strict=True):
+            if text != self._heard[rank]:
+                self._heard[rank] = text
+                self._judge.hear(rank, Sign.decode(text), now_s)
         return self._judge.verdict(time.monotonic())
 
     def _hear(self, failure: str) -> None:
@@ -167,3 +173,7 @@ class Watch:
             trace = "".join(traceback.format_exception(error)).rstrip().splitlines()
             lines += [f"  | {line}" for line in trace[-NUM_TRACE_LINES:]]
         return "\n".join(lines)
+
+
+def _alive(rank: int) -> str:
+    return f"alive/{rank}"

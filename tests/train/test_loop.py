@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import random
 import threading
@@ -20,7 +19,6 @@ from dflop.train.loop import Hooks, LoopSettings, learning_rate
 from dflop.train.manifest import read_latest
 from dflop.train.plan_source import PlanMessage
 from dflop.train.prefetch import MediaError
-from dflop.train.watchdog import Watch
 from tests.train import synthetic
 from tests.train.rank import Rank, weights_come_late
 from tests.train.ranks import run_ranks
@@ -202,19 +200,6 @@ def test_a_lost_peer_is_noted_by_the_feed_thread_while_the_main_thread_waits_for
     with pytest.raises(Interrupted):
         trainer.run()
     assert seen == [is_lost]
-
-
-def test_a_heartbeat_says_that_a_peer_was_lost(store):
-    """That is what makes rank 0 look closer: seconds of silence are enough then."""
-    for rank, was_lost in ((0, False), (1, True)):
-        activities = Activities()
-        if was_lost:
-            activities.note(RuntimeError("Broken pipe"))
-        watch = Watch(store, rank, ["rank 0", "rank 1"], activities, stall_s=60)
-        watch.start()
-        store.wait([f"alive/{rank}"])
-        watch.close()
-        assert json.loads(store.get(f"alive/{rank}"))["was_hung_up_on"] == was_lost
 
 
 def test_observations_say_what_was_planned_and_what_happened(one_rank):
