@@ -8,10 +8,12 @@ from __future__ import annotations
 import json
 import math
 import random
+import sys
 import warnings
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,9 @@ from dflop.train.optim import State
 
 OPTIMIZER, RNG = "optimizer", "rng"
 _PREFIX = "model/"
+_ALIGNED_BYTES = 64
+_PORTABLE = 1
+"""`cudaHostRegisterPortable`."""
 
 
 def state_blocks(
@@ -89,11 +94,32 @@ def read_model(checkpoint: Path) -> dict[str, torch.Tensor]:
 
 
 def host_memory(blocks: Iterable[Block]) -> dict[MetadataIndex, torch.Tensor]:
-    """Room for a copy of each block; pinned where the block is on a GPU."""
-    return {
-        block.id: torch.empty(block.tensor.shape, dtype=block.tensor.dtype, pin_memory=block.tensor.is_cuda)
-        for block in blocks
-    }
+    """Room for a copy of each block, all in one piece, page-locked where blocks are on a GPU.
+
+    torch's own page-locked memory comes in powers of two: up to twice the state, of every rank of a node.
+    """
+    tensors = {block.id: block.tensor for block in blocks}
+    ends = [*accumulate(-(-tensor.nbytes // _ALIGNED_BYTES) * _ALIGNED_BYTES for tensor in tensors.values())]
+    whole = np.empty(ends[-1] if ends else 0, np.uint8)
+    if any(tensor.is_cuda for tensor in tensors.values()):
+        _page_lock(whole)
+    found = {}
+    for (name, tensor), start in zip(tensors.items(), [0, *ends], strict=False):
+        # With a storage of its size: of a larger one the writer would make a copy.
+        room = torch.from_numpy(whole[start : start + tensor.nbytes])
+        found[name] = room.view(tensor.dtype).view(tensor.shape)
+    return found
+
+
+def _page_lock(memory: np.ndarray) -> None:
+    """Lock memory for as long as it lives; where that is refused, copies into it take longer."""
+    cuda: Any = torch.cuda.cudart()
+    address = memory.ctypes.data
+    if error := int(cuda.cudaHostRegister(address, memory.nbytes, _PORTABLE)):
+        said = f"cannot page-lock {memory.nbytes} bytes for checkpoints (CUDA error {error}); copies take longer"
+        print(said, file=sys.stderr, flush=True)
+    else:
+        weakref.finalize(memory, cuda.cudaHostUnregister, address)
 
 
 def not_finite(blocks: Iterable[Block]) -> str:
