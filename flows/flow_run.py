@@ -23,9 +23,9 @@ from rich.console import Console
 
 from dflop.cli.server import close_flow_runs
 from dflop.config import Config
-from dflop.errors import Cancelled, ConfigError, DflopError, did_you_mean
+from dflop.errors import Cancelled, ConfigError, DflopError, Stopped, did_you_mean
 from dflop.run import lifecycle
-from dflop.run.cancel import cancel_run
+from dflop.run.cancel import as_cancelled, cancel_run
 from dflop.run.directory import RunDir, open_run
 from dflop.run.driver_lock import driver_of
 from dflop.run.messages import Say
@@ -61,9 +61,10 @@ async def drive(
     except DflopError as error:
         if outbox.is_away:
             raise _not_sent() from error
-        if isinstance(error, Cancelled):
-            return states.Cancelled(message=error.what, data=error)
-        raise
+        if not isinstance(error, Cancelled):
+            raise
+        shown = error if isinstance(error, Stopped) else as_cancelled(run)
+        return states.Cancelled(message=shown.what, data=shown)
     finally:
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)

@@ -21,8 +21,10 @@ from prefect.artifacts import (
     acreate_table_artifact,
     aupdate_progress_artifact,
 )
+from prefect.events import emit_event
 
 from dflop.errors import DflopError, redacted
+from dflop.records import Decision
 from dflop.run.directory import RunDir
 from dflop.run.status import JOB_COLUMNS, job_rows
 from dflop.steps.follow import Listener
@@ -73,6 +75,12 @@ class Page(Listener):
         if self._drawing is None:
             wait_s = max(0.0, self._drawn_s + EVERY_S - time.monotonic())
             self._drawing = asyncio.get_running_loop().call_later(wait_s, self._draw)
+
+    def decided(self, decision: Decision) -> None:
+        """Emit an event, as `dflop.replan.advised`, which automations may wait for."""
+        run_id, payload = self._run.run_id, {"step": decision.step, "detail": redacted(decision.detail)}
+        resource = {"prefect.resource.id": f"dflop.run.{run_id}", "prefect.resource.name": run_id}
+        emit_event(f"dflop.{decision.kind}.{decision.verdict}", resource, payload=payload)
 
     async def markdown(self, key: str, text: Callable[..., str], *args: Any, description: str) -> None:
         """Show a text under `dflop-<key>`; it is made in a thread, and what cannot be made is said."""

@@ -129,6 +129,9 @@ def serve(
     *,
     name: Annotated[str, Parameter(help="Name of the deployments.")] = "here",
     limit: Annotated[int, Parameter(help="Flow runs at the same time; further ones wait.")] = 1,
+    notify: Annotated[
+        str, Parameter(help="Block of the server, as slack-webhook/ops, to notify of runs that fail or are abandoned.")
+    ] = "",
 ) -> None:
     """Serve deployments of the flows to a Prefect server, and run them here.
 
@@ -155,7 +158,7 @@ def serve(
             hint="prefect server start; then export PREFECT_API_URL=http://127.0.0.1:4200/api",
         )
     deployments: list[Any] = [server.load_flow(flow).to_deployment(name=name, tags=["dflop"]) for flow in FLOWS]
-    asyncio.run(server.watch_for_silent_flows())
+    asyncio.run(server.create_automations(notify))
     say(f"serving {', '.join(f'dflop-{flow}/{name}' for flow in FLOWS)} to {url}; Ctrl-C ends it and cancels its runs")
     prefect.serve(*deployments, limit=limit, print_starting_message=False)
 

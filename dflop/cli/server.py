@@ -7,6 +7,7 @@ for minutes to reach a server that is not there.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import secrets
 from collections.abc import Iterable
@@ -71,17 +72,38 @@ def load_flow(name: str) -> Any:
     return load_flow_from_entrypoint(f"{resources.path('flows')}/pipeline.py:{name}", use_placeholder_flow=False)
 
 
-async def watch_for_silent_flows() -> None:
-    """Have the server note as crashed what runs of flows gave no sign of life for long; asked for once per server."""
+async def create_automations(notify: str = "") -> None:
+    """Have the server mark silent flow runs as crashed, and notify people through a block (`TYPE/NAME`), if named.
+
+    Automations that the server has by their names are left as they are.
+
+    Raises:
+        ConfigError: the server has no such block.
+    """
     from prefect.client.orchestration import get_client
     from prefect.events.schemas.automations import AutomationCore
+    from prefect.exceptions import ObjectNotFound
 
     from dflop import resources
 
-    wanted = AutomationCore.model_validate_json((resources.path("flows") / "silent_flows.json").read_text())
+    flows = resources.path("flows")
+    wanted = [json.loads((flows / "silent_flows.json").read_text())]
     async with get_client() as client:
-        if not await client.read_automations_by_name(wanted.name):
-            await client.create_automation(wanted)
+        if notify:
+            block_type, _, name = notify.partition("/")
+            try:
+                block = await client.read_block_document_by_name(name, block_type)
+            except ObjectNotFound:
+                what, hint = (
+                    f"the Prefect server has no block `{notify}`",
+                    "prefect block ls; TYPE/NAME, as slack-webhook/ops",
+                )
+                raise ConfigError(what, where="--notify", hint=hint) from None
+            text = (flows / "notifications.json").read_text().replace("BLOCK_ID", str(block.id))
+            wanted += json.loads(text)["automations"]
+        for automation in map(AutomationCore.model_validate, wanted):
+            if not await client.read_automations_by_name(automation.name):
+                await client.create_automation(automation)
 
 
 def check_server() -> tuple[str, str]:
@@ -157,7 +179,7 @@ async def run_pipeline(run: RunDir) -> None:
 
     flow, parameters = load_flow("pipeline"), {"run": str(run.path)}
     if get_current_settings().api.url:  # a temporary one ends with this process
-        await watch_for_silent_flows()
+        await create_automations()
     async with get_client() as client:
         try:
             deployment_id = (await client.read_deployment_by_name(f"{flow.name}/{DEPLOYMENTS}")).id

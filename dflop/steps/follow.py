@@ -17,6 +17,7 @@ from typing import Any
 from dflop.config import Config
 from dflop.errors import InfrastructureError, Interrupted
 from dflop.launch import Change, JobHandle, JobSpec, JobState, JobStatus, Journal, Launcher, log_paths, run_jobs_async
+from dflop.records import Decision
 from dflop.run import lifecycle
 from dflop.run.cancel import as_cancelled
 from dflop.run.directory import RunDir
@@ -44,6 +45,9 @@ class Listener:
 
     def progress(self, percent: float, text: str) -> None:
         """Told how far the jobs are that are followed; called from the event loop, often, and returns at once."""
+
+    def decided(self, decision: Decision) -> None:
+        """Told what the run noticed or decided; returns at once."""
 
 
 def poll_interval_s(config: Config) -> float:

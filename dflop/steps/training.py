@@ -146,6 +146,7 @@ class _Rounds:
                 kind = decision.kind.replace("_", " ")
                 words = f"{kind}, {decision.subject}: {decision.verdict}: {decision.detail}"
                 self._to.say(f"step {decision.step}: {words}")
+                self._to.decided(decision)
         self._told.update(found)
 
     async def close(self) -> None:

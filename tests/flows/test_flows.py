@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from dflop.cli.server import create_automations
 from dflop.errors import ConfigError, InfrastructureError, LaunchError, StoreError
 from dflop.launch import JobState
 from dflop.run import lifecycle
@@ -200,6 +201,23 @@ def test_a_parameter_that_no_flow_has_is_a_failure_that_names_those_it_has():
     assert state.is_failed()
     assert "unknown parameter `confg_path`" in state.message
     assert "did you mean `config_path`? valid: config, config_path, overrides, run" in state.message
+
+
+def test_notifications_are_automations_that_the_server_takes_once_with_the_block_that_is_named():
+    from prefect.blocks.notifications import CustomWebhookNotificationBlock
+
+    with pytest.raises(ConfigError, match="has no block `custom-webhook/nobody`"):
+        asyncio.run(create_automations("custom-webhook/nobody"))
+    block = CustomWebhookNotificationBlock(name="ops", url="http://127.0.0.1:9", json_data={"text": "{{body}}"})
+    block_id = block.save("ops", overwrite=True)
+    for _ in range(2):
+        asyncio.run(create_automations("custom-webhook/ops"))
+    found = {automation.name: automation for automation in ask(lambda client: client.read_automations())}
+    about = ["a run failed", "a run was abandoned", "another plan would pay", "flow runs that fell silent"]
+    assert sorted(found) == [f"dflop: {name}" for name in about]
+    for name in about[:3]:
+        (action,) = found[f"dflop: {name}"].actions
+        assert action.block_document_id == block_id
 
 
 def test_what_cannot_be_meant_fails_a_flow_that_has_no_run(fake, tmp_path, monkeypatch):

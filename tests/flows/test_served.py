@@ -8,12 +8,16 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
+import uuid
 from collections.abc import Iterator
+from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -67,6 +71,9 @@ class Server:
         self.process.wait()
 
     def call(self, path: str, method: str = "GET", **body: Any) -> Any:
+        return self.post(path, body, method)
+
+    def post(self, path: str, body: Any, method: str = "POST") -> Any:
         data = json.dumps(body).encode() if method != "GET" else None
         request = urllib.request.Request(f"{self.api}{path}", data=data, method=method)
         request.add_header("Content-Type", "application/json")
@@ -183,6 +190,49 @@ def test_a_server_that_is_killed_and_comes_back_does_not_end_the_run(server, ser
     (automation,) = server.call("/automations/filter", "POST")
     assert automation["name"] == "dflop: flow runs that fell silent"
     assert automation["actions"][0]["state"] == "CRASHED"
+
+
+class Hook(BaseHTTPRequestHandler):
+    """A webhook, which keeps what it is told."""
+
+    told: ClassVar[list[str]] = []
+
+    def do_POST(self) -> None:
+        self.told.append(self.rfile.read(int(self.headers["Content-Length"])).decode())
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing: tests are quiet."""
+
+
+def test_people_are_notified_of_a_mistyped_parameter_and_of_a_plan_that_would_pay(server, tmp_path):
+    from prefect.blocks.notifications import CustomWebhookNotificationBlock
+    from prefect.settings import PREFECT_API_URL, temporary_settings
+
+    hook = HTTPServer(("127.0.0.1", 0), Hook)
+    threading.Thread(target=hook.serve_forever, daemon=True).start()
+    with temporary_settings({PREFECT_API_URL: server.api}):
+        url = f"http://127.0.0.1:{hook.server_port}"
+        CustomWebhookNotificationBlock(name="ops", url=url, json_data={"text": "{{subject}} {{body}}"}).save("ops")
+    log, words = tmp_path / "serve.log", ("serve", "--name", tmp_path.name, "--notify", "custom-webhook/ops")
+    with Background("dflop.cli", *words, log=log, **server.env):
+        until(lambda: has_deployment(server, f"dflop-report/{tmp_path.name}"), what="deployments", limit_s=180)
+        mistyped = server.begin(f"dflop-pipeline/{tmp_path.name}", confg_path="run.yaml")
+        until(lambda: server.flow_run(mistyped)["state_type"] == "FAILED", what="a failed flow run", limit_s=180)
+    message = server.flow_run(mistyped)["state"]["message"]
+    assert "unknown parameter `confg_path`" in message
+    assert "valid: config, config_path, overrides, run" in message
+    advised = {
+        "id": str(uuid.uuid4()), "occurred": datetime.now(UTC).isoformat(), "event": "dflop.replan.advised",
+        "resource": {"prefect.resource.id": "dflop.run.small-1", "prefect.resource.name": "small-1"},
+        "payload": {"step": 7, "detail": "a new plan would pay off"},
+    }  # fmt: skip
+    server.post("/events", [advised])
+    for text in ("another plan would pay for run small-1 step 7: a new plan would pay off", "unknown parameter"):
+        until(lambda text=text: any(text in told for told in Hook.told), what=f"{text}: {Hook.told}", limit_s=180)
+    hook.shutdown()
+    hook.server_close()
 
 
 def test_deployments_of_prefect_yaml_run_in_a_process_worker(server, run, tmp_path):
