@@ -84,6 +84,7 @@ async def train(run: RunDir, launcher: Launcher, to: Listener) -> Trained:
             run.mark_replanning(False)
     finally:
         await rounds.close()
+    rounds.is_over = True
     await rounds.tell()
     # Read anew, as the job did: a person may have changed how far it goes.
     return Trained(run.next_step(), run.next_step() >= run.config().train.num_steps, rounds.advice)
@@ -119,13 +120,15 @@ class _Rounds:
         self._config = run.config()
         self.advice: Advice | None = None
         """What the job was told to stop for."""
+        self.is_over = False
+        """Whether all rows are to be in a snapshot; before, those of every few minutes."""
         self._probing: asyncio.Task[None] | None = None
         self._began_at_s = time.time()
         self._told: set[tuple[float, str, str]] = set()
 
     async def round(self, handle: JobHandle) -> None:
         """One round; a job that is to stop is told so again in each."""
-        await self.tell(is_urgent=False)
+        await self.tell()
         if not self._run.is_replanning():
             advice = await asyncio.to_thread(replanning.consider, self._run, self._config, self._to.say)
             if advice is not None and advice.is_to_act and self._config.replan.mode == "act":
@@ -136,9 +139,9 @@ class _Rounds:
         else:
             await self._probe()
 
-    async def tell(self, *, is_urgent: bool = True) -> None:
+    async def tell(self) -> None:
         """Ingests, and says what was decided since this process follows the job, each decision once."""
-        await ingest_run(self._run, lambda _: None, is_urgent=is_urgent)  # not worth a line every round
+        await ingest_run(self._run, lambda _: None, is_urgent=self.is_over)  # not worth a line every round
         # Not decisions themselves: their numbers may be NaN, which equals nothing.
         found = {(d.observed_at_s, d.kind, d.subject): d for d in await asyncio.to_thread(self._decisions)}
         for key, decision in found.items():
