@@ -93,14 +93,13 @@ class Watcher:
             return [self._statuses[handle] for handle in handles]
 
     def not_anothers(self, handles: Sequence[JobHandle]) -> list[JobHandle]:
-        """Those whose id is not another job's by now, as far as squeue says."""
-        return [
-            job
-            for jobs in by_cluster(handles).values()
-            for rows in [_by_id(read_rows(self._squeue(jobs).stdout, self._now()))]
-            for job in jobs
-            if job.job_id not in rows or rows[job.job_id].is_about(job)
-        ]
+        """Those whose id is not another job's by now; squeue is asked for those that this process has not followed."""
+        unsure = [job for job in handles if job not in self._statuses or job in self._missing_since_s]
+        others = set[JobHandle]()
+        for jobs in by_cluster(unsure).values():
+            rows = _by_id(read_rows(self._squeue(jobs).stdout, self._now()))
+            others |= {job for job in jobs if job.job_id in rows and not rows[job.job_id].is_about(job)}
+        return [job for job in handles if job not in others]
 
     def _squeue(self, jobs: Sequence[JobHandle]) -> subprocess.CompletedProcess[str]:
         command = ["squeue", *on_cluster(jobs[0].cluster), "-h", "-a", "-r", "-t", "all", "-O", SQUEUE_FORMAT, "-j"]

@@ -192,6 +192,16 @@ def test_accounting_knows_a_job_by_the_command_that_submitted_it(slurm, watcher,
     assert status(watcher, job("7")).state is JobState.DONE
 
 
+def test_jobs_that_this_process_follows_are_cancelled_without_a_question(slurm, watcher, job):
+    """Whoever is told to stop has little time."""
+    slurm.queue = {"7": "RUNNING|None"}
+    status(watcher, job("7"))
+    assert watcher.not_anothers([job("7")]) == [job("7")]
+    assert slurm.calls == ["squeue"]
+    assert watcher.not_anothers([job("8")]) == [job("8")]
+    assert slurm.calls == ["squeue", "squeue"], "submitted by another process"
+
+
 def test_jobs_of_several_clusters_are_asked_for_there(slurm, watcher, job):
     there, elsewhere = dataclasses.replace(job("7"), cluster="c2"), dataclasses.replace(job("7"), cluster="c3")
     slurm.cluster, slurm.queue = "c2", {"7": "RUNNING|None"}
