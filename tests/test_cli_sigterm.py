@@ -1,4 +1,4 @@
-"""Every command that follows jobs, told to stop by SIGTERM while its jobs wait in a queue, leaves none behind."""
+"""Every command that follows jobs, told to stop by a signal while its jobs wait in a queue, leaves a true record."""
 
 import json
 import os
@@ -7,6 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from dflop.launch import JobState
+from dflop.run.directory import RunDir
+from dflop.run.status import jobs_of
+from dflop.store.console import query
 from tests.jobs.configs import write_demo_config
 from tests.launch import fake_slurm
 from tests.launch.helpers import Background
@@ -14,9 +18,17 @@ from tests.test_cli import python_path
 
 
 @pytest.mark.parametrize(
-    "command", [("data", "profile"), ("profile",), ("plan", "--device=h100"), ("compare", "--device=h100")]
-)
-def test_a_driver_that_is_told_to_stop_leaves_no_job(tmp_path: Path, command: tuple[str, ...]):
+    ("command", "number"),
+    [
+        (("data", "profile"), signal.SIGTERM), (("data", "profile"), signal.SIGINT),
+        (("data", "profile"), signal.SIGHUP),
+        (("profile",), signal.SIGTERM), (("plan", "--device=h100"), signal.SIGTERM),
+        (("compare", "--device=h100"), signal.SIGTERM), (("train",), signal.SIGHUP),
+    ],
+)  # fmt: skip
+def test_a_driver_that_is_told_to_stop_leaves_no_job_and_notes_each_as_cancelled(
+    tmp_path: Path, command: tuple[str, ...], number: signal.Signals
+):
     write_demo_config(
         tmp_path, 24, "cluster.backend=slurm", "cluster.hardware=x", "cluster.slurm.extra={hold: ''}",
         "cluster.slurm.poll_interval_s=0.1", "data_profile.num_shards=2",
@@ -26,15 +38,21 @@ def test_a_driver_that_is_told_to_stop_leaves_no_job(tmp_path: Path, command: tu
     driver = Background("dflop.cli", *command, "run.yaml", log=tmp_path / "log", cwd=tmp_path, **env)
 
     def states() -> list[str]:
-        return [json.loads(path.read_text())["state"] for path in (tmp_path / "slurm/jobs").iterdir()]
+        return [json.loads(path.read_text())["state"] for path in (tmp_path / "slurm/jobs").glob("*")]
 
     try:
-        driver.hears("is queued", 120)
-        assert states() == ["PENDING"] * 2, driver.output
-        driver.process.send_signal(signal.SIGTERM)
-        driver.ends(143, 60)
+        driver.shows(lambda: states() if len(states()) >= 2 else None, what="jobs in the queue", limit_s=120)
+        assert set(states()) == {"PENDING"}, driver.output
+        driver.process.send_signal(number)
+        said = driver.ends(128 + number, 60)
     finally:
         driver.kill()
-    assert states() == ["CANCELLED"] * 2
+    assert set(states()) == {"CANCELLED"}
     (run,) = (tmp_path / "runs").glob("small-*")
     assert json.loads((run / "run.json").read_text())["state"] == "interrupted"
+    what, where, hint = said.splitlines()[-3:]
+    assert what == f"dflop: {number.name} stopped the driver of run `{run.name}`; its jobs are cancelled"
+    assert (where, hint.split()[0]) == (f"  where: {run}", "hint:")
+    assert {job.state for job in jobs_of(RunDir(run))} == {JobState.CANCELLED}
+    _, rows = query(tmp_path / "store", "select state, count(*) from v_job group by all")
+    assert rows == [("cancelled", len(jobs_of(RunDir(run))))]

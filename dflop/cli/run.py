@@ -118,10 +118,13 @@ def train(
 
 
 async def _drive(run: RunDir) -> None:
+    from dflop.cli.server import close_left
     from dflop.steps.follow import Listener
     from dflop.steps.session import driver_session, run_to_end
 
     async with driver_session(run, say):
+        why = f"its driver was lost; run {run.run_id} continues without a flow"
+        await asyncio.to_thread(close_left, run, "Crashed", why)
         await run_to_end(run, Listener(say))
 
 

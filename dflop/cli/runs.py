@@ -123,11 +123,15 @@ def cancel(run: Run, *, runs: Runs = RUNS, quiet: Quiet = False) -> None:
 
     Example: dflop cancel latest
     """
+    from dflop.cli.server import close_left
     from dflop.run.cancel import cancel_run
+    from dflop.run.driver_lock import driver_of
     from dflop.run.find import find_run
 
     found, say = find_run(run, runs), talk(quiet)
     cancelled = cancel_run(found, say)
+    if driver_of(found) is None:
+        close_left(found, "Cancelled", "cancelled by dflop cancel")
     for job_id in cancelled:
         print(job_id)
     say(f"run {found.run_id}: {len(cancelled)} jobs cancelled, none remain")

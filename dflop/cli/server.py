@@ -6,6 +6,7 @@ for minutes to reach a server that is not there.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -200,6 +201,25 @@ async def close_flow_runs(client: PrefectClient, ids: Iterable[str], state: Stat
             found = await client.read_flow_run(UUID(flow_run_id))
             if found.state is None or not found.state.is_final():
                 await client.set_flow_run_state(found.id, state, force=True)
+
+
+def close_left(run: RunDir, state: str, why: str) -> None:
+    """Close the flow runs that killed drivers left running, without a flow, if their server answers."""
+    if not (ids := run.state().get("flow_runs")):
+        return
+    prepare()
+
+    async def close() -> None:
+        from prefect import states
+        from prefect.client.orchestration import get_client
+
+        async with asyncio.timeout(TIMEOUT_S), get_client() as client:
+            await close_flow_runs(client, ids, getattr(states, state)(message=why))
+
+    with contextlib.suppress(Exception):  # no Prefect, no server, a temporary one: the page of a run, not the run
+        if check_server()[0]:
+            asyncio.run(close())
+            run.write_state({key: value for key, value in run.state().items() if key != "flow_runs"})
 
 
 def lost_server(error: BaseException) -> DflopError | None:

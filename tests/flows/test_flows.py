@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dflop.cli.server import create_automations
+from dflop.cli.server import close_left, create_automations
 from dflop.errors import ConfigError, InfrastructureError, LaunchError, StoreError
 from dflop.launch import JobState
 from dflop.run import lifecycle
@@ -190,6 +190,17 @@ def test_a_flow_run_that_a_killed_driver_left_running_is_closed_by_the_next(fake
         assert f"flow run {flow_run_id(state)} has resumed run {run.run_id}" in found.message
     assert run.state()["flow_runs"] == [str(flow_run_id(state))]
     assert read_flow_run(state).state.is_completed()
+
+
+def test_dflop_cancel_closes_a_flow_run_whose_driver_was_killed(run):
+    from prefect import states
+
+    left = ask(lambda client: client.create_flow_run(load("pipeline"), state=states.Running()))
+    run.write_state({**run.state(), "flow_runs": [str(left.id)]})
+    close_left(run, "Cancelled", "cancelled by dflop cancel")
+    state = ask(lambda client: client.read_flow_run(left.id)).state
+    assert (state.is_cancelled(), state.message) == (True, "cancelled by dflop cancel")
+    assert "flow_runs" not in run.state()
 
 
 def test_a_parameter_that_no_flow_has_is_a_failure_that_names_those_it_has():
