@@ -76,16 +76,18 @@ def main() -> int:
     subject = tiny(device, args.out) if args.tiny else released(device, args.out, args.model)
     (args.out / "circumstances.json").write_text(json.dumps(circumstances(device), indent=1))
     chosen, end_s = args.part or [*PARTS], time.monotonic() + 60 * args.minutes
-    failed = [name for name in chosen if not run_part(name, chosen, subject, end_s)]
+    failed = [name for name in chosen if not run_part(name, chosen, subject, end_s, PARTS)]
     if failed:
         print(f"parts that failed: {', '.join(failed)}; errors are in {args.out}/PART.jsonl", file=sys.stderr)
     return bool(failed)
 
 
-def run_part(name: str, chosen: list[str], subject: Subject, end_s: float) -> bool:
+def run_part(
+    name: str, chosen: list[str], subject: Subject, end_s: float, parts: Mapping[str, tuple[Part, float]]
+) -> bool:  # fmt: skip
     """Whether a part ran to its end; each of its rows is on disk as soon as it is known, the error of a failure too."""
-    measure, share = PARTS[name]
-    later = sum(PARTS[other][1] for other in chosen[chosen.index(name) :])
+    measure, share = parts[name]
+    later = sum(parts[other][1] for other in chosen[chosen.index(name) :])
     started_s = time.monotonic()
     deadline_s = started_s + max(0.0, end_s - started_s) * share / later
     with (subject.folder / f"{name}.jsonl").open("a") as file:

@@ -95,18 +95,24 @@ def kernels_of(found: Any) -> dict[str, Any]:
 
 def host_waits(subject: Subject, deadline_s: float) -> Iterator[Mapping[str, Any]]:
     """Where the engine waits for the device in a step of a tiny Qwen2.5-Omni of four microbatches on one rank."""
-    omni = Omni(num_steps=3)
-    plan = make_inline_plan([{"vision": 2, "audio": 2, LLM: 4}], dp=1, num_microbatches=4)
-    dtype = torch.bfloat16 if subject.device.type == "cuda" else torch.float32
-    rank = Rank(0, plan, omni.family, omni.build().to(subject.device, dtype), device=subject.device.type, is_alone=True)
-    for number, batch in enumerate(omni.batches):
-        source, given = omni.source(batch), make_step_plan(plan, batch, number)
-        prepared = rank.prepare(source, given)
+    yield from engine_waits(Omni(num_steps=3), subject.device, num_microbatches=4)
+
+
+def engine_waits(tiny: Any, device: torch.device, *, num_microbatches: int) -> Iterator[Mapping[str, Any]]:
+    """The same of any subject of `tests.train.parity`, whole on one rank."""
+    is_cuda = device.type == "cuda"
+    layers = {spec.module: spec.num_layers for spec in tiny.family.specs()}
+    plan = make_inline_plan([layers], dp=1, num_microbatches=num_microbatches)
+    model = tiny.build().to(device, torch.bfloat16 if is_cuda else torch.float32)
+    rank = Rank(0, plan, tiny.family, model, device=device.type, is_alone=True)
+    for number, batch in enumerate(tiny.batches):
+        feed = rank.feed(tiny.source(batch), pins=is_cuda)
+        prepared = feed.prepare(make_step_plan(plan, batch, number, text_only_slot=False))
+        microbatches = feed.masked(prepared, torch.ones(len(batch), dtype=torch.bool)).microbatches
         places: Counter[str] = Counter()
-        tokens = sum(s.num_supervised_tokens for s in batch)
-        with waits_to(places, subject.device):
-            rank.engine.run(prepared.microbatches, num_loss_tokens=tokens)
-        yield {"step": number, "microbatches": len(prepared.microbatches), "waits": dict(places.most_common())}
+        with waits_to(places, device):
+            rank.engine.run(microbatches, num_loss_tokens=sum(s.num_supervised_tokens for s in batch))
+        yield {"step": number, "microbatches": len(microbatches), "waits": dict(places.most_common())}
 
 
 @contextmanager

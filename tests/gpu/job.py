@@ -55,6 +55,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=130, help="for all of it; what does not fit is left out")
     parser.add_argument("--layers", type=int, help="of encoder and decoder each; default: 24, on a disk 12")
+    parser.add_argument("--ranks", type=int, default=1, help="processes that share the GPU, over gloo")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--tiny", action="store_true", help="a tiny model instead, to see whether all of this runs")
     args = parser.parse_args()
@@ -173,8 +174,9 @@ def write_config(work: Path, args: argparse.Namespace) -> Path:
     memory_bytes = torch.cuda.get_device_properties(device).total_memory * 0.9 if is_cuda else 3 << 30
     config = {
         "name": "job", "model": model, "store": str(work / "store"), "runs": str(work / "runs"),
-        "cluster": {"name": "here", "backend": "local", "num_processes_per_node": 1, "device": args.device,
-                    "memory_per_process_gib": round(memory_bytes / 2**30, 1)},
+        "cluster": {"name": "here", "backend": "local", "num_processes_per_node": args.ranks, "device": args.device,
+                    "ranks_per_gpu": args.ranks if is_cuda else 1,
+                    "memory_per_process_gib": round(memory_bytes / args.ranks / 2**30, 1)},
         "dataset": {"annotations": str(data / "annotations.jsonl"), "media_root": str(data / "media"),
                     "tokenizer": str(data / "tokenizer.json"), "max_llm_tokens": 16384},
         "data_profile": {"num_workers": 4},
