@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import App, Parameter
 
@@ -113,6 +113,21 @@ def logs(
 def _print_log(text: str) -> None:
     """As it is into files and pipes; on a terminal without what a terminal would obey."""
     print("\r".join(map(printable, text.split("\r"))) if sys.stdout.isatty() else text, end="", flush=True)
+
+
+@app.command
+def script(run: Run, mode: Literal["train", "compare"] = "train", *, runs: Runs = RUNS) -> None:
+    """Write the batch script that trains a run, for you to submit, and print its path.
+
+    `sbatch $(dflop runs script RUN)` submits it. A run trains in one job at a time: a second one ends with the reason.
+    A driver follows the job, or none is needed: it requeues itself before its time limit and resumes from a checkpoint.
+
+    Example: dflop runs script latest
+    """
+    from dflop.run.find import find_run
+    from dflop.steps.dry_run import script_by_hand
+
+    print(script_by_hand(find_run(run, runs), mode))
 
 
 @app.command

@@ -1,8 +1,7 @@
 """One rank of a training job; also of the comparison, which is training with both policies in turn.
 
-Started once per process with RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT set: by the launcher, by
-torchrun, or by a person's srun of `python -m dflop.jobs.train RUN_DIR train`, which translates Slurm's variables
-(slurm/train.sbatch). Everything else comes from the run directory.
+Started once per process with RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT set: by the launcher, or
+by torchrun. Everything else comes from the run directory.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from dflop.config import Config, TrainConfig
-from dflop.errors import ConfigError, DflopError, Interrupted, TrainError, did_you_mean
+from dflop.errors import ConfigError, DflopError, Interrupted, LaunchError, TrainError, did_you_mean
 from dflop.jobs.curves import check_trackers
 from dflop.jobs.fallback_plan import QuickPlanner
 from dflop.jobs.rank_setup import join, peak_memory, take_device
@@ -27,13 +26,14 @@ from dflop.jobs.rank_trainer import make_trainer
 from dflop.jobs.spool_writer import SpoolThread
 from dflop.jobs.supervisor import Supervisor
 from dflop.jobs.telemetry import SpeedCounter, Telemetry
-from dflop.launch.payload import note_stop, srun_environment
+from dflop.launch.payload import note_stop
 from dflop.models.build import import_model
 from dflop.parallel.topology import seat_of, seats
 from dflop.records import Plan, QuarantinedSample, RunEvent, StepObservation
 from dflop.run.batches import COMPARE, TRAIN, GlobalBatches, Stage, job_steps, stage_of_job, stages_of
 from dflop.run.directory import RunDir, family_of, open_run, tokenizer_of
 from dflop.run.messages import say
+from dflop.run.training_claim import TrainingClaim
 from dflop.store.spool import SpoolWriter
 from dflop.train import wire
 from dflop.train.liveness import Activities
@@ -63,6 +63,7 @@ def main(run_path: str, mode: str) -> dict[str, float]:
 
     Raises:
         ConfigError: no such run or mode, or not as many processes as the plan has.
+        LaunchError: another job trains the run.
         TrainError: training stopped.
 
     Told to stop by SIGUSR2 or SIGTERM, every rank ends its process with exit code 75, a checkpoint behind it; rank 0
@@ -95,7 +96,7 @@ def main(run_path: str, mode: str) -> dict[str, float]:
         else wire.open_store(wire.master_host(os.environ), port, is_server=False, timeout_s=timeout_s)
     )
     stage = stages_of(config)[number]
-    rank = _Rank(run, config, plan, mode, stage, attempt, device, store, begun.supervisor if begun else None, stop)
+    rank = _Rank(run, config, plan, mode, stage, attempt, device, store, begun, stop)
     try:
         first = rank.train()
     except Interrupted as stopped:
@@ -110,13 +111,16 @@ def main(run_path: str, mode: str) -> dict[str, float]:
                 except OSError as error:  # a full disk: nobody starts the job again by itself
                     say(f"cannot report the job's progress to the batch script: {error}")
         rank.leave(at_once=True)
+        rank.release()
         leave(stopped.exit_code)
     except BaseException as error:
         rank.watch.report(error)
         rank.close(at_once=True)
+        rank.release()
         leave_at_exit(error.exit_code if isinstance(error, DflopError) else 1)
         raise
     rank.leave(at_once=False)
+    rank.release()
     stop.ignore()
     dist.destroy_process_group()
     if rank.telemetry.curves is not None and rank.telemetry.curves.has_dropped:
@@ -126,8 +130,9 @@ def main(run_path: str, mode: str) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class _Begun:
-    """What rank 0 begins before it knows the others: the key-value store and the scheduler process."""
+    """What rank 0 begins before it knows the others: the run's claim, the key-value store, the scheduler process."""
 
+    claim: TrainingClaim
     attempt: int
     store: Store
     supervisor: Supervisor
@@ -139,6 +144,11 @@ class _Begun:
 
 def _begin(run: RunDir, mode: str, config: Config) -> _Begun:
     """Serve the key-value store and start the scheduler process of a `train` or `compare` job."""
+    try:
+        claim = TrainingClaim(run, mode, say)
+    except LaunchError as refused:
+        say(f"{mode}: {refused}")  # first, and without a traceback, in the log of a job that somebody started by hand
+        raise
     host, attempt = wire.master_host(os.environ), run.claim_attempt(mode)
     store = wire.open_store(host, 0, is_server=True, timeout_s=config.train.timeout_s)
     latest = (read_latest(run.checkpoints) if mode == TRAIN else None) or {"next_step": 0}
@@ -152,7 +162,7 @@ def _begin(run: RunDir, mode: str, config: Config) -> _Begun:
         [str(run.path), mode, str(attempt), host, str(store.port)], log,
         num_steps=len(job_steps(config, mode, stage)), max_restarts=config.train.scheduler_restarts,
     )  # fmt: skip
-    return _Begun(attempt, store, supervisor, stage, int(latest["next_step"]))
+    return _Begun(claim, attempt, store, supervisor, stage, int(latest["next_step"]))
 
 
 class _Rank:
@@ -160,10 +170,12 @@ class _Rank:
 
     def __init__(
         self, run: RunDir, config: Config, plan: Plan, mode: str, stage: Stage, attempt: int, device: torch.device,
-        store: Store, supervisor: Supervisor | None, stop: StopRequest,
+        store: Store, begun: _Begun | None, stop: StopRequest,
     ) -> None:  # fmt: skip
         self.run, self.config, self.plan, self.mode, self.attempt = run, config, plan, mode, attempt
-        self.stage, self.device, self.store, self.supervisor, self.stop = stage, device, store, supervisor, stop
+        self.stage, self.device, self.store, self.stop = stage, device, store, stop
+        self.supervisor = begun.supervisor if begun else None
+        self.claim = begun.claim if begun else None
         self.seat = seat_of(plan, dist.get_rank())
         self.shapes = run.shapes()
         self.batches = GlobalBatches(config, self.shapes)
@@ -200,6 +212,11 @@ class _Rank:
         self.telemetry.close()
         self.spool.close()
 
+    def release(self) -> None:
+        """Let another job train the run; call it when nothing is left to write."""
+        if self.claim is not None:
+            self.claim.release()
+
     def train(self) -> int:
         """Train to the last step; returns the first one that was run."""
         tokenizer = tokenizer_of(self.config)
@@ -217,7 +234,7 @@ class _Rank:
             first_step=self.stage.first_step if self.mode == TRAIN else 0,
         )
         hooks = Hooks(
-            self._observed, self._bad_sample, lambda next_step: self.spool.flush(), self._checkpoint_meta,
+            self._observed, self._bad_sample, self._before_checkpoint, self._checkpoint_meta,
             self.stop.is_set, on_fall_back=self._fell_back, on_spans=self.telemetry.traced,
             on_skipped_step=self._skipped_step,
         )  # fmt: skip
@@ -275,6 +292,11 @@ class _Rank:
             if not self.stop.is_set():
                 self.supervisor.tend(seen.step, self._event)
 
+    def _before_checkpoint(self, _next_step: int) -> None:
+        if self.claim is not None:
+            self.claim.check()
+        self.spool.flush()
+
     def _checkpoint_meta(self) -> dict[str, Any]:
         return {"seed": self.config.train.seed, "learned": wire.noted(self.store, wire.LEARNED, {})}
 
@@ -288,8 +310,6 @@ class _Rank:
 
 if __name__ == "__main__":
     try:
-        if "RANK" not in os.environ:
-            os.environ |= srun_environment(os.environ)
         main(sys.argv[1], *(sys.argv[2:] or [TRAIN]))
     except DflopError as error:
         say(f"train: {error}")

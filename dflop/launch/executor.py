@@ -30,8 +30,8 @@ from dflop.config.slurm_refusals import keys_of_refusal, refusal
 from dflop.errors import Interrupted, LaunchError, printable
 from dflop.launch import commands
 from dflop.launch.commands import NotNow, last_line
-from dflop.launch.job import SCRIPT, JobSpec, submission_folder
-from dflop.launch.payload import NUM_CHANCES, START_LINE, STOPS_VARIABLE, task_environment
+from dflop.launch.job import BY_HAND, SCRIPT, SUBMITTED, JobSpec, make_folder, submission_folder
+from dflop.launch.payload import NUM_CHANCES, START_LINE, STOPS_VARIABLE, Payload, task_environment
 from dflop.launch.results import BATCH_LOG, CLUSTER, INTERRUPTED
 from dflop.launch.watcher import EXIT
 
@@ -68,9 +68,10 @@ class Executor(SlurmExecutor):
         LaunchError: a folder or an option has a line break in it, or the folder what Slurm would replace.
     """
 
-    def __init__(self, specs: Sequence[JobSpec], site: SlurmConfig, comment: str) -> None:
+    def __init__(self, specs: Sequence[JobSpec], site: SlurmConfig, comment: str, *, is_by_hand: bool = False) -> None:
         spec, r = specs[0], specs[0].resources
-        super().__init__(submission_folder(spec.folder), python=_python(site.container, has_gpus=r.gpus_per_node > 0))
+        folder = spec.folder.absolute() / BY_HAND if is_by_hand else submission_folder(spec.folder)
+        super().__init__(folder, python=_python(site.container, has_gpus=r.gpus_per_node > 0))
         self.specs = specs
         self.job_name = spec.array if len(specs) > 1 else spec.name
         log = f"{self.folder}/{'%A_%a' if len(specs) > 1 else '%j'}_{BATCH_LOG}"
@@ -116,6 +117,14 @@ class Executor(SlurmExecutor):
         """The batch script; a function of what it is given and the working directory."""
         return self._make_submission_file_text(self._submitit_command_str, "")
 
+    def save(self, payload: Payload) -> Path:
+        """Write the batch script of one job for a person to submit, and what it runs; returns the script's path."""
+        make_folder(self.specs[0].folder)
+        self.folder.mkdir(mode=0o700, exist_ok=True)
+        DelayedSubmission(payload).dump(self.folder / f"{BY_HAND}.pkl")
+        (self.folder / SCRIPT).write_text(_that_runs(f"{BY_HAND}.pkl", self.script_text()))
+        return self.folder / SCRIPT
+
     def options(self) -> dict[str, str]:
         """Options of sbatch that the script sets; flags have empty values."""
         flags = re.findall(r"^#SBATCH --(.*)$", self.script_text(), re.MULTILINE)
@@ -147,7 +156,7 @@ class Executor(SlurmExecutor):
         job_id, _, cluster = (accepted or self._sbatch(script)).partition(";")
         if cluster:
             (self.folder / CLUSTER).write_text(cluster)
-        script.write_text(text.replace(f"\n{_AGAIN}\n", f"\n{_AGAIN}{job_id}\n"))
+        script.write_text(_that_runs(f'"{job_id}${{element}}{SUBMITTED}"', text))
         return SlurmJob(self.folder, job_id, range(self._num_tasks()))
 
     def _accepted(self, script: str, *, is_same: bool) -> str:
@@ -195,6 +204,11 @@ class Executor(SlurmExecutor):
         return kind(f"sbatch refused job `{self.job_name}`: {said}", where=where, hint=hint)
 
 
+def _that_runs(pickle: str, text: str) -> str:
+    """A batch script that runs a pickle of its folder when a person submits it."""
+    return text.replace(f"\n{_AGAIN}\n", f"\n{_AGAIN}{pickle}\n")
+
+
 def _gpu_options(site: SlurmConfig, num_gpus: int) -> dict[str, str]:
     """Options that ask for so many GPUs per node; none at zero: clusters without refuse even that."""
     if not num_gpus or site.gpus == "none":
@@ -231,8 +245,8 @@ def _setup(spec: JobSpec, folder: Path) -> list[str]:
         "element=${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}",
         "job=${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}$element",
         f'echo "{START_LINE}$((${{SLURM_RESTART_COUNT:-0}} + 1)) of job $job on $SLURM_JOB_NODELIST"',
-        "# The job whose work is done again by hand.", _AGAIN,
-        '[ -z "$again" ] || ln -sf "$again${element}_submitted.pkl" "$folder/${job}_submitted.pkl"',
+        "# What it runs when a person submits it.", _AGAIN,
+        f'[ -z "$again" ] || ln -sf "$again" "$folder/${{job}}{SUBMITTED}"',
         "# What a start before this one has left.",
         f'rm -f "$folder/$job"_*_result.pkl* "$folder/${{job}}_{EXIT}" "$folder/${{job}}_{INTERRUPTED}"',
         "unset SLURM_CLUSTERS  # commands of this script ask the cluster that runs it",

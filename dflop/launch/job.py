@@ -23,6 +23,8 @@ CHECKPOINTED = "its state is on disk"
 """Why a job is INTERRUPTED."""
 SCRIPT = "job.sbatch"
 """Batch script of a submission to Slurm, in its folder."""
+BY_HAND = "by_hand"
+"""Folder, in a job folder, of the batch script that is for people to submit; drivers submit from numbered ones."""
 SUBMITTED = "_submitted.pkl"
 """Suffix of the pickle of a submitted job; its id comes before."""
 

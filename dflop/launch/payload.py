@@ -108,7 +108,7 @@ def srun_environment(environ: Mapping[str, str]) -> dict[str, str]:
             "MASTER_PORT": str(port),
         }
     except (KeyError, ValueError, IndexError) as error:
-        hint = "start the tasks with srun or torchrun, as slurm/train.sbatch does"
+        hint = "start the tasks with srun, as job.sbatch does, or torchrun"
         raise LaunchError(f"neither RANK nor all of srun's variables are set: {error}", hint=hint) from None
 
 

@@ -50,8 +50,8 @@ async def run_jobs_async(
     """
     submit = functools.partial(adopt_or_submit_all, launcher, specs, journal, keep_done=keep_done)
     handles = await _submitted(submit, launcher, journal)
-    latest = journal.latest()
-    live = [handle for handle in handles if not latest[handle.key][1].is_final]  # of the others all was told before
+    noted = journal.jobs()  # of those that had ended all was told before
+    live = [handle for handle in handles if not JobState(noted[handle.id][1].state).is_final]
     tails = JobTails(on_log_line) if on_log_line else None
     seen: dict[JobHandle, JobStatus] = {}
     try:
@@ -86,16 +86,20 @@ def adopt_or_submit_all(
         LaunchError: a submission was refused.
         NotNow: Slurm may accept them later.
     """
-    keys = {spec.key for spec in specs} - {key for key, (_, state) in journal.latest().items() if not state.is_final}
-    noted = (handle for handle, _ in journal.jobs().values())
-    unnoted = submitted_in({s.folder for s in specs}, noted) if keys else ()
-    journal.submitted(*(handle for handle in unnoted if handle.key in keys))
-    known = journal.latest()
-    latest = [known[spec.key] for spec in specs if spec.key in known]
-    live = [handle for handle, state in latest if not state.is_final and handle.backend == launcher.backend]
-    found = list(zip(live, launcher.poll_all(live) if live else [], strict=True))
-    handles = {h.key: h for h, status in found if not status.state.is_final or status.state is JobState.DONE}
-    journal.changes([(h, status) for h, status in found if h.key not in handles])
+    keys, noted = {spec.key for spec in specs}, journal.jobs().values()
+    live = [job for job, last in noted if job.key in keys and not JobState(last.state).is_final]
+    unnoted = [job for job in submitted_in({s.folder for s in specs}, (job for job, _ in noted)) if job.key in keys]
+    asked = [job for job in (*live, *unnoted) if job.backend == launcher.backend]
+    found = list(zip(asked, launcher.poll_all(asked) if asked else [], strict=True))
+    handles: dict[str, JobHandle] = {}
+    for wanted in (JobState.RUNNING, JobState.QUEUED, JobState.DONE):  # a job may be submitted by hand besides
+        for job, status in found:
+            if status.state is wanted:
+                handles.setdefault(job.key, job)
+    journal.submitted(*(job for job, _ in found if job in unnoted and handles.get(job.key, job) == job))
+    journal.changes([(job, s) for job, s in found if job in live and handles.get(job.key) != job])
+    journal.changes([(job, s) for job, s in found if job.key not in handles])
+    latest = [found for key, found in journal.latest().items() if key in keys]
     if keep_done:
         done = (handle for handle, state in latest if state is JobState.DONE)
         handles |= {handle.key: handle for handle in done if has_all_results(handle)}

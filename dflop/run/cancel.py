@@ -7,6 +7,7 @@ between sbatch and journal leaves a job that only the queue knows. On this machi
 
 from __future__ import annotations
 
+import contextlib
 import time
 from pathlib import Path
 
@@ -88,8 +89,14 @@ def reap(folder: Path, say: Say, *, dry_run: bool = False) -> list[tuple[QueuedJ
     known = all_runs(folder)
     fate = "would be cancelled" if dry_run else "cancelled"
     found = [(job, fate) for run in known if driver_of(run) is None for job in _reap_run(run, say, dry_run)]
-    if any(backend_of(run) == "slurm" for run in known):
-        queued = jobs_in_queue({cluster for run in known for cluster in _clusters(run)})
+    clusters, on_slurm = set[str](), list[RunDir]()
+    for run in known:
+        with contextlib.suppress(DflopError):  # a damaged run was reported above
+            if backend_of(run) == "slurm":
+                clusters |= _clusters(run)
+                on_slurm.append(run)
+    if on_slurm:
+        queued = jobs_in_queue(clusters)
         strangers = [job for job in queued if not any(job.is_of(run) for run in known)]
         found += [(job, f"skipped: its run is not in {folder}") for job in strangers]
     return found

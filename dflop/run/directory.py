@@ -2,6 +2,7 @@
 
 run.json               which run this is and how it stands
 driver.lock, driver/   who drives it, see driver_lock.py
+claims/                which job trains or compares, see training_claim.py
 config.resolved.yaml   the configuration with every default filled in
 jobs.jsonl, jobs/      journal of submissions; logs and results per job
 shapes.parquet         healthy samples in training order of the annotation file

@@ -21,8 +21,8 @@ from pathlib import Path
 
 from dflop.errors import LaunchError, StoreError
 from dflop.run.directory import RunDir
+from dflop.run.find import user_name
 from dflop.run.messages import Say
-from dflop.run.ownership import user_name
 from dflop.store.lease import Claim, Lease, newest_claim
 from dflop.units import seconds
 
@@ -38,7 +38,7 @@ _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 def driver_of(run: RunDir) -> Claim | None:
     """Who drives a run now, or None."""
     claim = newest_claim(run.path / FOLDER)
-    return claim if claim is not None and _is_alive(run, claim) else None
+    return claim if claim is not None and is_alive(run.path / LOCK, claim) else None
 
 
 def check_free(run: RunDir, say: Say, *, sleep: Callable[[float], None] = time.sleep) -> None:
@@ -49,9 +49,15 @@ def check_free(run: RunDir, say: Say, *, sleep: Callable[[float], None] = time.s
     Raises:
         LaunchError: naming who drives it.
     """
-    driver = driver_of(run)
-    if driver is not None and (driver.is_of_this_machine or not _falls_silent(run, driver, say, sleep)):
-        raise _refusal(run, driver)
+    driver, lock = driver_of(run), run.path / LOCK
+    if driver is None:
+        return
+    if not driver.is_of_this_machine:
+        ago = f"last heartbeat {seconds(driver.age_s)} ago"
+        say(f"run {run.run_id} was driven by {driver}, {ago}; waiting for a heartbeat")
+        if falls_silent(run.path / FOLDER, driver, lambda now: not is_alive(lock, now), sleep):
+            return
+    raise _refusal(run, driver)
 
 
 @contextlib.contextmanager
@@ -149,26 +155,26 @@ def _is_ours(fd: int, path: Path) -> bool:
     return True
 
 
-def _falls_silent(run: RunDir, before: Claim, say: Say, sleep: Callable[[float], None]) -> bool:
-    """Whether a driver that may be dead is."""
-    say(f"run {run.run_id} was driven by {before}, last heartbeat {seconds(before.age_s)} ago; waiting for a heartbeat")
+def falls_silent(folder: Path, before: Claim, is_dead: Callable[[Claim], bool], sleep: Callable[[float], None]) -> bool:
+    """Whether a holder on another node that may be dead is; no: it has given a heartbeat, or another one has it."""
     while True:
         sleep(_POLL_S)
-        now = newest_claim(run.path / FOLDER)
-        if now is None or not _is_alive(run, now):
+        now = newest_claim(folder)
+        if now is None or is_dead(now):
             return True
-        if now.age_s < before.age_s:  # it gave one; or somebody else has taken over
+        if now.age_s < before.age_s:
             return False
         before = now
 
 
-def _is_alive(run: RunDir, claim: Claim) -> bool:
+def is_alive(lock: Path, claim: Claim) -> bool:
+    """Whether the holder of a claim lives: on this machine by the file lock that it holds, else by its heartbeat."""
     if claim.is_released:
         return False
     if not claim.is_of_this_machine:
         return claim.age_s <= LEASE_S
     try:
-        fd = os.open(run.path / LOCK, os.O_RDWR)
+        fd = os.open(lock, os.O_RDWR)
     except OSError:
         return False
     try:

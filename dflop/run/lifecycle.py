@@ -18,9 +18,8 @@ from dflop.profile.hardware import hardware_name, software_name
 from dflop.records import JobRecord, RunRecord
 from dflop.run import driver_lock
 from dflop.run.directory import RunDir
-from dflop.run.find import all_runs, problem_of
+from dflop.run.find import all_runs, problem_of, this_user
 from dflop.run.messages import Say
-from dflop.run.ownership import this_user
 from dflop.store.spool import SpoolWriter, next_seq
 
 BEGINS_WITHIN_S = 60.0

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from dflop.errors import LaunchError
 from dflop.launch import JobHandle, JobState, JobStatus, Journal, Launcher
 from dflop.launch.commands import COMMENT, rows_of_queue
-from dflop.launch.job import SCRIPT, JobId
+from dflop.launch.job import BY_HAND, SCRIPT, JobId
+from dflop.launch.results import submitted_in
 from dflop.run.directory import RunDir
 from dflop.run.driver_lock import driver_of
 from dflop.run.launcher import launcher_of
 
-_SCRIPT = rf"(/.+)/jobs/[^/]+/\d+/{re.escape(SCRIPT)}"
+_SCRIPT = rf"(/.+)/jobs/[^/]+/(?:\d+|{BY_HAND})/{re.escape(SCRIPT)}"
 """Batch scripts of runs, after the run directory."""
 
 
@@ -56,11 +57,17 @@ def jobs_in_queue(clusters: Collection[str] = ()) -> list[QueuedJob]:
 
 
 def live_jobs(run: RunDir, launcher: Launcher) -> list[tuple[JobHandle, JobStatus]]:
-    """Jobs of a run that have not ended, whoever submitted them; ends that nobody saw are noted in the journal."""
+    """Jobs of a run that have not ended, whoever submitted them; ends that nobody saw are noted in the journal.
+
+    Jobs that a person submitted are in their folders only, until a driver notes them.
+    """
     journal = Journal(run.path, run.run_id)
-    handles = [h for h, s in journal.latest().values() if not s.is_final and h.backend == launcher.backend]
+    noted = journal.jobs()
+    by_hand = submitted_in([run.path / "jobs"], [handle for handle, _ in noted.values()])
+    live = [handle for handle, last in noted.values() if not JobState(last.state).is_final]
+    handles = [handle for handle in [*live, *by_hand] if handle.backend == launcher.backend]
     found = list(zip(handles, launcher.poll_all(handles) if handles else [], strict=True))
-    journal.changes([(handle, status) for handle, status in found if status.state.is_final])
+    journal.changes([(handle, status) for handle, status in found if status.state.is_final and handle.id in noted])
     return [(handle, status) for handle, status in found if not status.state.is_final]
 
 

@@ -14,10 +14,11 @@ from typing import TypeVar
 
 from dflop.config import Config, shown_config
 from dflop.data.dataset_profile import profile_key
-from dflop.errors import DflopError, redacted
+from dflop.errors import ConfigError, DflopError, LaunchError, redacted
 from dflop.launch import JobSpec
 from dflop.launch.executor import Executor, batches
 from dflop.launch.job import SCRIPT
+from dflop.launch.payload import Payload
 from dflop.launch.slurm import comment_of
 from dflop.profile.groups import used_modules
 from dflop.run import lifecycle
@@ -66,6 +67,27 @@ def dry_run(config: Config) -> DryRun:
     groups = _groups(run, config, notes)
     jobs = [job for group in groups for job in _shown(run, config, group)]
     return DryRun(run.run_id, found is not None, shown_config(config), tuple(jobs), tuple(notes))
+
+
+def script_by_hand(run: RunDir, mode: str) -> Path:
+    """Path of a batch script that trains a run (`train`) or compares (`compare`) when a person submits it.
+
+    Raises:
+        ConfigError: the run has no plan, or nothing is left to train.
+        LaunchError: jobs of the run are processes of this machine.
+    """
+    config = run.config()
+    if config.cluster.backend != "slurm":
+        what = f"jobs of run `{run.run_id}` are processes of this machine: there is no script to submit"
+        raise LaunchError(what, where=str(run.path), hint=f"dflop train {run.run_id}")
+    if not run.has_plan():
+        raise ConfigError("the run has no plan yet", where=str(run.path), hint=f"dflop train {run.run_id} makes one")
+    if mode == TRAIN and run.next_step() >= config.train.num_steps:
+        hint = "to train more, raise train.num_steps, or set another name"
+        raise ConfigError("nothing is left to train", where=str(run.path), hint=hint)
+    spec = submit.train_job(run, config, mode, run.plan().num_processes)
+    executor = Executor([spec], site_of(run, config), comment_of(run.run_id), is_by_hand=True)
+    return executor.save(Payload("slurm", spec))
 
 
 def _groups(run: RunDir, config: Config, notes: list[str]) -> list[list[JobSpec]]:

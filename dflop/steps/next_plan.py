@@ -19,14 +19,15 @@ from dflop.run.directory import RunDir
 from dflop.run.messages import Say
 from dflop.run.plan_scope import basis_of
 from dflop.run.queue import live_jobs
+from dflop.run.training_claim import trainer_of
 from dflop.steps import planning, replanning, submit
 from dflop.steps.profiling import stored_profile
 from dflop.steps.replanning import Advice
 
 
-def live_job(run: RunDir, launcher: Launcher) -> JobHandle | None:
-    """The training job of the run that is queued or runs, whoever submitted it."""
-    key = submit.train_key(run, TRAIN)
+def live_job(run: RunDir, launcher: Launcher, mode: str = TRAIN) -> JobHandle | None:
+    """The job that trains or compares which is queued or runs, whoever submitted it."""
+    key = submit.train_key(run, mode)
     return next((handle for handle, _ in live_jobs(run, launcher) if handle.key == key), None)
 
 
@@ -42,7 +43,7 @@ def next_plan(run: RunDir, launcher: Launcher, advice: Advice | None, say: Say) 
     config, first_step = run.config(), run.next_step()
     stage = stage_at(config, first_step)
     plans: tuple[Plan, ...] = ()
-    if live_job(run, launcher) is not None:
+    if trainer_of(run, TRAIN) is not None or live_job(run, launcher) is not None:
         return (run.plan(),)
     if not run.has_plan() or not _fits(run, stage):
         key = _profiled_key(run, config)

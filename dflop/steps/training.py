@@ -10,14 +10,16 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from dflop.errors import ConfigError, Interrupted, LaunchError, TrainError
 from dflop.launch import JobHandle, JobState, Journal, Launcher
 from dflop.records import Decision
 from dflop.run.batches import COMPARE, TRAIN
 from dflop.run.directory import RunDir
+from dflop.run.training_claim import POLL_S, trainer_of
 from dflop.steps import replanning, reprofile, submit
-from dflop.steps.follow import Listener, follow_jobs, ingest_run
+from dflop.steps.follow import Listener, Meanwhile, follow_jobs, ingest_run, refuse_if_cancelled
 from dflop.steps.next_plan import came_to_nothing, live_job
 from dflop.steps.replanning import Advice
 from dflop.steps.reprofile import Reprofile
@@ -58,9 +60,8 @@ async def train(run: RunDir, launcher: Launcher, to: Listener) -> Trained:
         raise ConfigError("the run has no plan yet", where=str(run.path), hint="plan first; dflop train does all steps")
     config, first = run.config(), run.next_step()
     rounds = _Rounds(run, launcher, to)
-    jobs, every_s = [submit.train_job(run, config, TRAIN, run.plan().num_processes)], config.replan.check_every_s
     try:
-        [results] = await follow_jobs(run, launcher, jobs, to, keep_done=False, meanwhile=rounds.round, every_s=every_s)
+        results = await _follow(run, launcher, TRAIN, to, meanwhile=rounds.round, every_s=config.replan.check_every_s)
     except (Interrupted, LaunchError) as error:
         # It stopped as it was told to, or was still in the queue when it was.
         if run.is_replanning() and _last_state(run, TRAIN) in (JobState.INTERRUPTED, JobState.CANCELLED):
@@ -107,9 +108,40 @@ async def compare(run: RunDir, launcher: Launcher, to: Listener) -> None:
     Raises:
         LaunchError: the job failed.
     """
-    spec = submit.train_job(run, run.config(), COMPARE, run.plan().num_processes)
-    await follow_jobs(run, launcher, [spec], to, keep_done=False)
+    await _follow(run, launcher, COMPARE, to)
     await ingest_run(run, to.say)
+
+
+async def _follow(
+    run: RunDir, launcher: Launcher, mode: str, to: Listener, *, meanwhile: Meanwhile | None = None, every_s: float = 60
+) -> list[Any]:
+    """Results of the tasks of the job that trains or compares: one that somebody started, else one that is submitted.
+
+    Raises:
+        Interrupted, LaunchError: as `follow_jobs`.
+    """
+    spec = submit.train_job(run, run.config(), mode, run.plan().num_processes)
+    is_told = False
+    while True:
+        holder = await asyncio.to_thread(trainer_of, run, mode)
+        if holder is not None and await asyncio.to_thread(live_job, run, launcher, mode) is None:
+            refuse_if_cancelled(run)  # processes that no launcher knows: only their claim says that they live
+            if not is_told:
+                to.say(f"run {run.run_id} is being trained by {holder}; waiting for it")
+            is_told = True
+            await asyncio.sleep(POLL_S)
+            continue
+        try:
+            [results] = await follow_jobs(
+                run, launcher, [spec], to, keep_done=False, meanwhile=meanwhile, every_s=every_s
+            )
+        except LaunchError as error:
+            # It may have begun when another one held the run, and ended for it.
+            if await asyncio.to_thread(trainer_of, run, mode) is None:
+                raise
+            to.say(f"{error.what.splitlines()[0]}; following the job that trains")
+        else:
+            return results
 
 
 class _Rounds:

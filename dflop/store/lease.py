@@ -46,11 +46,13 @@ class Claim:
     boot_id: str = ""
     """Of the kernel under which it was made."""
     is_released: bool = False
+    job: str = ""
+    """That it is a process of, for claims of jobs: `slurm CLUSTER 12`."""
     age_s: float = 0.0
     """Since its holder last gave a sign of life, by the clock of the file server."""
 
     def __str__(self) -> str:
-        return f"process {self.pid} on {self.host} since {self.since}"
+        return f"{self.job and f'job {self.job}, '}process {self.pid} on {self.host} since {self.since}"
 
     @property
     def is_of_this_machine(self) -> bool:
@@ -82,8 +84,8 @@ def exclusive(path: Path, *, timeout_s: float) -> Iterator[None]:
 
 def read_claim(path: Path) -> Claim:
     """What a claim says; an OSError where there is none, a ValueError or TypeError where it is damaged."""
-    age_s = _age_s(path)
-    return dataclasses.replace(from_dict(Claim, parse_json(path.read_bytes())), age_s=age_s)
+    content = path.read_bytes()  # first: opening makes an NFS client ask its server for the time of the last change
+    return dataclasses.replace(from_dict(Claim, parse_json(content)), age_s=_age_s(path))
 
 
 def newest_claim(folder: Path) -> Claim | None:
@@ -103,8 +105,10 @@ class Lease:
         StoreError: Another node holds the lease for longer.
     """
 
-    def __init__(self, store_root: Path, *, lease_s: float, timeout_s: float, name: str = FOLDER) -> None:
-        self._folder, self._lease_s = store_root / name, lease_s
+    def __init__(
+        self, store_root: Path, *, lease_s: float, timeout_s: float, name: str = FOLDER, job: str = ""
+    ) -> None:
+        self._folder, self._lease_s, self._job = store_root / name, lease_s, job
         durable.make_folder(self._folder)
         self.epoch = self._claim(timeout_s)
         """Number of this lease; every later holder has a higher one."""
@@ -119,7 +123,7 @@ class Lease:
         self._stop.set()
         self._heart.join()
         if self._newest() == self.epoch:
-            durable.replace(self._path(self.epoch), _claim_text(is_released=True))
+            durable.replace(self._path(self.epoch), _claim_text(self._job, is_released=True))
 
     def check(self) -> None:
         """Call it before every step that others would see.
@@ -150,7 +154,7 @@ class Lease:
     def _takes(self, epoch: int) -> bool:
         """Claims a number; whether nobody was faster. Lower claims are tidied away then."""
         try:
-            durable.write_new(self._path(epoch), _claim_text())
+            durable.write_new(self._path(epoch), _claim_text(self._job))
         except FileExistsError:
             return False
         claims = durable.numbered(self._folder, ".json")
@@ -176,8 +180,10 @@ class Lease:
         while not self._stop.wait(self._lease_s / 6):
             try:
                 os.utime(self._path(self.epoch))
-            except OSError:
+            except FileNotFoundError:
                 return  # taken over, or the store is gone: check() will say so
+            except OSError:  # a server that is away for a moment
+                continue
 
     def _newest(self) -> int:
         return max(durable.numbered(self._folder, ".json"), default=0)
@@ -229,9 +235,9 @@ def _age_s(path: Path) -> float:
     return now_s - path.stat().st_mtime
 
 
-def _claim_text(*, is_released: bool = False) -> bytes:
+def _claim_text(job: str = "", *, is_released: bool = False) -> bytes:
     since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    return json.dumps(to_dict(Claim(os.getpid(), socket.gethostname(), since, _boot_id(), is_released))).encode()
+    return json.dumps(to_dict(Claim(os.getpid(), socket.gethostname(), since, _boot_id(), is_released, job))).encode()
 
 
 def _boot_id() -> str:

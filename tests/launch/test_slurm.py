@@ -82,7 +82,7 @@ def test_one_job_returns_its_values_and_its_saved_script_does_the_same_by_hand(l
     (call,) = calls(slurm, "sbatch")
     assert not {"SLURM_CPUS_PER_TASK", "PREFECT_API_AUTH_STRING"} & {*call["environment"]}
     saved = handle.folder / "job.sbatch"
-    assert f"again={handle.job_id}" in saved.read_text().splitlines()
+    assert f'again="{handle.job_id}${{element}}_submitted.pkl"' in saved.read_text().splitlines()
     done = subprocess.run(["sbatch", "--parsable", saved], capture_output=True, text=True, check=True)
     by_hand = dataclasses.replace(handle, job_id=done.stdout.strip())
     assert end(launcher, by_hand).state is JobState.DONE

@@ -3,12 +3,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from submitit.core.utils import DelayedSubmission
 
 from dflop.errors import InfrastructureError, LaunchError
 from dflop.launch import Change, JobHandle, JobSpec, JobState, JobStatus, Journal, run_jobs_async, wait
 from dflop.launch.commands import NotNow
 from dflop.launch.job import Launcher
 from dflop.launch.local import LocalLauncher
+from dflop.launch.payload import Payload
 from tests.launch.helpers import make_spec, run_job
 
 
@@ -223,3 +225,47 @@ def test_who_is_told_to_stop_stops_though_no_job_can_be_told(journal, tmp_path, 
 
     asyncio.run(main())
     assert ("the jobs may be running: cancel them with `dflop cancel`" in caplog.text) is has_submitted
+
+
+class Answers(Launcher):
+    """A launcher that knows what became of jobs by their ids, and gives new ones the id `new`."""
+
+    backend = "slurm"
+
+    def __init__(self, states: dict[str, JobState]) -> None:
+        self.states = states
+
+    def submit(self, spec: JobSpec) -> JobHandle:
+        return JobHandle(self.backend, "new", spec.name, spec.key, spec.folder, 1, 99.0)
+
+    def poll(self, handle: JobHandle) -> JobStatus:
+        return JobStatus(self.states[handle.job_id])
+
+    def cancel(self, *handles: JobHandle) -> None:
+        assert not handles
+
+    interrupt = collect = cancel
+
+
+@pytest.mark.parametrize(
+    ("noted", "by_hand", "adopted"),
+    [
+        ("running", "running", "1"), ("queued", "running", "2"), ("running", "queued", "1"), ("queued", "queued", "1"),
+        ("failed", "running", "2"), ("running", "failed", "1"), ("done", "queued", "2"), ("failed", "done", "2"),
+        ("failed", "failed", "new"), ("", "running", "2"), ("", "done", "2"), ("", "cancelled", "new"),
+    ],
+)  # fmt: skip
+def test_of_jobs_of_one_work_the_one_that_runs_is_followed_whoever_submitted_it(
+    journal, tmp_path, noted, by_hand, adopted
+):
+    """Job 1 is a driver's, which had not seen its end; job 2 somebody submitted besides, from the job's folder."""
+    spec = make_spec(tmp_path / "job", "report", "x", key="train")
+    if noted:
+        journal.submitted(JobHandle("slurm", "1", spec.name, spec.key, spec.folder, 1, 5.0))
+    spec.folder.mkdir()
+    DelayedSubmission(Payload("slurm", spec)).dump(spec.folder / "2_submitted.pkl")
+    launcher = Answers({"1": JobState(noted or "lost"), "2": JobState(by_hand), "new": JobState.QUEUED})
+    (handle,) = wait.adopt_or_submit_all(launcher, [spec], journal)
+    assert handle.job_id == adopted
+    assert journal.latest()["train"][0] == handle, "the newest of the journal is the one that is followed"
+    assert wait.adopt_or_submit_all(launcher, [spec], journal) == [handle]

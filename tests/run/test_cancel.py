@@ -134,23 +134,29 @@ def test_on_slurm_the_queue_is_the_truth_and_empty_afterwards(tmp_path, queue):
         f"7|RUNNING|{script}|dflop:slurm-1|slurm-1-train",
         "8_[0-3]|PENDING|/var/spool/a copy|dflop:slurm-1|slurm-1-data, which no journal knows",
         f"12|PENDING|{script}|(null)|proj42, of a site that writes its own comments",
+        f"14|PENDING|{run.job_folder('train')}/by_hand/job.sbatch|(null)|that a person has submitted",
         "9|RUNNING|/tmp/x|dflop:slurm-10|another run",
         "10|RUNNING|/tmp/x|(null)|nobody else",
         f"11|COMPLETING|{script}|dflop:slurm-1|slurm-1-data",
         "13|RUNNING|/elsewhere/runs/slurm-1/jobs/train/0/job.sbatch|dflop:slurm-1|a run of the same name",
     )
     queue.write_text("".join(f"{line}\n" for line in lines).replace("|", "\x1f"))
-    assert cancel_run(run, str) == ["7", "8_[0-3]", "12"]
-    assert (tmp_path / "scancelled").read_text() == "7 8_[0-3] 12\n", "one command, and no more"
+    assert cancel_run(run, str) == ["7", "8_[0-3]", "12", "14"]
+    assert (tmp_path / "scancelled").read_text() == "7 8_[0-3] 12 14\n", "one command, and no more"
     assert [line.split("\x1f")[0] for line in queue.read_text().splitlines()] == ["9", "10", "11", "13"]
     assert run.state()["state"] == lifecycle.CANCELLED
 
 
 def test_reaping_a_queue_leaves_what_it_cannot_judge_and_fails_where_it_does_not_answer(tmp_path, queue):
     run = make_run(tmp_path, "slurm-1", lifecycle.RUNNING, *SLURM)
+    (make_run(tmp_path, "slurm-2", lifecycle.RUNNING, *SLURM).path / "jobs.jsonl").write_text("{half}\n")
+    broken = make_run(tmp_path, "slurm-3", lifecycle.RUNNING, *SLURM, backend="")
+    broken.config_file.write_text("{half")
     lines = "7|RUNNING|/x|dflop:slurm-1|slurm-1-train\n9|PENDING|/x|dflop:elsewhere|e\n"
     queue.write_text(lines.replace("|", "\x1f"))
-    found = reap(tmp_path / "runs", str)
+    damaged: list[str] = []
+    found = reap(tmp_path / "runs", damaged.append)
+    assert [line.split(":")[0] for line in damaged[:2]] == ["run slurm-3", "run slurm-2"], "and they hide no other"
     assert [(job.job_id, job.state, fate.split(":")[0]) for job, fate in found] == [
         ("7", "running", "cancelled"),
         ("9", "pending", "skipped"),
@@ -162,4 +168,4 @@ def test_reaping_a_queue_leaves_what_it_cannot_judge_and_fails_where_it_does_not
     said: list[str] = []
     with pytest.raises(LaunchError):
         reap(tmp_path / "runs", said.append)
-    assert "run slurm-1: `squeue` failed" in said[0]
+    assert any("run slurm-1: `squeue` failed" in line for line in said)

@@ -16,8 +16,7 @@ from dflop.launch.job import JobHandle, JobState, JobStatus
 from dflop.records import JobRecord, RunRecord
 from dflop.run import lifecycle
 from dflop.run.driver_lock import drive_alone
-from dflop.run.find import all_runs, find_run
-from dflop.run.ownership import this_user
+from dflop.run.find import all_runs, find_run, this_user
 from dflop.store.spool import SpoolWriter
 from tests.jobs.configs import make_config
 from tests.jobs.made import begun_at, make_run

@@ -109,7 +109,7 @@ def pipelines(cluster: None, folder: Path, server: Server) -> Pipelines:
 
 
 def sbatch(folder: Path, log: Path, *args: str) -> str:
-    command = ["sbatch", "--parsable", f"--output={log}", REPO / "slurm" / "pipeline.sbatch", "run.yaml", *args]
+    command = ["sbatch", "--parsable", f"--output={log}", REPO / "slurm" / "driver.sbatch", "run", "run.yaml", *args]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
 
 

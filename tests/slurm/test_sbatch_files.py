@@ -1,4 +1,4 @@
-"""The files in slurm/ as they stand, submitted from a folder with a `.venv`: profiles and a plan.
+"""slurm/driver.sbatch as it stands, submitted from a folder with a `.venv`: profiles and a plan.
 
 A whole pipeline is in test_pipeline.py, training in test_training.py.
 """
@@ -15,6 +15,8 @@ from dflop.store import console
 from tests.launch.helpers import REPO, until
 from tests.slurm.faults import end_of, make_environment, write_config
 
+DRIVER = REPO / "slurm" / "driver.sbatch"
+
 
 @pytest.fixture(scope="module")
 def folder(cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -30,10 +32,10 @@ def folder(cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def submit(folder: Path, script: str, *args: str) -> tuple[str, str]:
-    """(last state, what it printed) of one of the files, to its end."""
-    log = folder / f"{script}.log"
-    command = ["sbatch", "--parsable", f"--output={log}", REPO / "slurm" / f"{script}.sbatch", "run.yaml", *args]
+def submit(folder: Path, *words: str, options: tuple[str, ...] = ()) -> tuple[str, str]:
+    """(last state, what it printed) of a command in a job, to its end."""
+    log = folder / f"{words[0]}.log"
+    command = ["sbatch", "--parsable", f"--output={log}", *options, DRIVER, *words]
     job_id = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
     return end_of(job_id, 600), log.read_text()
 
@@ -43,7 +45,8 @@ def rows(folder: Path, sql: str) -> list[tuple]:
 
 
 def test_a_dataset_is_profiled_on_the_cores_of_one_node(folder):
-    state, said = submit(folder, "profile_data")
+    here = ("--set", "cluster.backend=local", "--set", "data_profile.num_shards=1")
+    state, said = submit(folder, "data", "profile", "run.yaml", *here, options=("--cpus-per-task=4",))
     assert state == "COMPLETED", said
     ((key,),) = rows(folder, "select profile_key from profile_record where kind = 'data'")
     assert said.splitlines()[-1] == key
@@ -53,7 +56,7 @@ def test_a_dataset_is_profiled_on_the_cores_of_one_node(folder):
 
 
 def test_a_model_is_profiled_by_arrays_that_the_job_submits(folder):
-    state, said = submit(folder, "profile_model")
+    state, said = submit(folder, "profile", "run.yaml")
     assert state == "COMPLETED", said
     assert ", reused" in said, "the data profile is there"
     assert rows(folder, "select count(distinct module) from measurement") == [(3,)]
@@ -63,14 +66,14 @@ def test_a_model_is_profiled_by_arrays_that_the_job_submits(folder):
 
 
 def test_a_plan_is_made_from_what_was_measured(folder):
-    state, said = submit(folder, "plan")
+    state, said = submit(folder, "plan", "run.yaml")
     assert state == "COMPLETED", said
     assert "costs measured on test" in said
 
 
 def test_jobs_of_a_driver_that_is_cancelled_or_told_to_stop_are_cancelled(folder):
     waiting = ["run.yaml", "--set", "cluster.slurm.extra={hold: ''}", "--set", "store=another"]
-    command = ["sbatch", "--parsable", "--mem=900M", REPO / "slurm/profile_model.sbatch", *waiting]
+    command = ["sbatch", "--parsable", "--mem=900M", DRIVER, "profile", *waiting]
     job_id = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
     until(queued, what="the array of the profile", limit_s=180)
     subprocess.run(["scancel", job_id], check=True)

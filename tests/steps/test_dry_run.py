@@ -6,13 +6,16 @@ from pathlib import Path
 import pytest
 
 from dflop.config import Config, load_config
+from dflop.errors import ConfigError, LaunchError
+from dflop.launch.results import payload_of
 from dflop.records import LLM
 from dflop.run import lifecycle
 from dflop.run.launcher import launcher_of
 from dflop.steps import submit
-from dflop.steps.dry_run import dry_run
+from dflop.steps.dry_run import dry_run, script_by_hand
 from tests.builders import make_plan
 from tests.jobs.configs import make_config
+from tests.jobs.made import save_step
 from tests.launch import fake_slurm
 
 
@@ -62,3 +65,32 @@ def test_a_run_with_a_plan_shows_what_it_submits_next(config, tmp_path, monkeypa
         (job,) = jobs.values()
     assert job["script"] == shown.text
     assert shown.script.exists()
+
+
+def test_the_script_that_a_person_submits_is_the_drivers_with_what_it_runs(config):
+    run, _ = lifecycle.begin(config)
+    run.write_plan(make_plan({"vision": 1, LLM: 1}), [])
+    shown = next(job for job in dry_run(config).jobs if job.name == f"{run.run_id}-train")
+    script = script_by_hand(run, "train")
+    assert script == run.path / "jobs/train/by_hand/job.sbatch"
+    text = shown.text.replace("\nagain=\n", "\nagain=by_hand.pkl\n")
+    assert script.read_text() == text.replace("jobs/train/0", "jobs/train/by_hand")
+    assert next(job for job in dry_run(config).jobs if job.name == shown.name) == shown, "drivers do not use its folder"
+    payload = payload_of(script.with_name("by_hand.pkl"))
+    assert (payload.spec.entry, payload.spec.args) == ("dflop.jobs.train:main", (str(run.path), "train"))
+    assert script_by_hand(run, "train") == script
+    assert script_by_hand(run, "compare").parts[-3] == "compare"
+
+
+def test_what_cannot_be_trained_by_hand_is_refused_with_what_to_do(config, tmp_path):
+    run, _ = lifecycle.begin(config)
+    with pytest.raises(ConfigError, match="the run has no plan yet") as caught:
+        script_by_hand(run, "train")
+    assert caught.value.hint == f"dflop train {run.run_id} makes one"
+    run.write_plan(make_plan({"vision": 1, LLM: 1}), [])
+    save_step(run, config.train.num_steps)
+    with pytest.raises(ConfigError, match="nothing is left to train"):
+        script_by_hand(run, "train")
+    here, _ = lifecycle.begin(make_config(tmp_path, "dataset.demo=true"))
+    with pytest.raises(LaunchError, match="processes of this machine: there is no script to submit"):
+        script_by_hand(here, "train")

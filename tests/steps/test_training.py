@@ -1,14 +1,18 @@
 """A training job and what is done while it runs: decisions, rows, sizes timed again. Jobs are played."""
 
 import asyncio
+import os
 
 import pytest
 
 from dflop.errors import Interrupted, LaunchError, TrainError
 from dflop.launch import JobHandle, JobSpec, JobState
+from dflop.run.batches import TRAIN
 from dflop.run.directory import RunDir
+from dflop.run.training_claim import TrainingClaim
 from dflop.steps import replanning, reprofile, submit, training
 from dflop.steps.follow import Listener
+from dflop.steps.next_plan import next_plan
 from dflop.steps.replanning import Advice
 from dflop.steps.reprofile import Reprofile
 from dflop.store.reader import Reader
@@ -88,6 +92,45 @@ def test_a_job_that_slurm_told_to_stop_has_trained_so_far_if_it_got_on(make_run,
     found = asyncio.run(training.train(run, launcher, Listener(lines.append)))
     assert found == training.Trained(5, is_over=False)
     assert lines[-1].endswith("resuming from step 5 in another job")
+
+
+def test_processes_that_train_without_a_launcher_are_waited_for_and_nothing_is_submitted_or_planned(run, monkeypatch):
+    launcher, lines, claim = PlayedLauncher(JobState.DONE), [], TrainingClaim(run, TRAIN, print)
+    (run.path / "replanning").touch()
+    assert next_plan(run, launcher, None, str) == (run.plan(),)
+    assert run.is_replanning(), "what trains has that plan"
+    run.mark_replanning(False)
+    sleep = asyncio.sleep
+
+    async def ends(seconds: float) -> None:
+        if seconds == training.POLL_S and len(lines) == 1 and not launcher.state:
+            save_step(run, 10)
+            claim.release()
+        await sleep(0)
+
+    monkeypatch.setattr(training.asyncio, "sleep", ends)
+    asyncio.run(training.train(run, launcher, Listener(lines.append)))
+    assert lines[0].startswith(f"run {run.run_id} is being trained by process {os.getpid()} on ")
+    assert lines[0].endswith("; waiting for it")
+    assert len(launcher.state) == 1, "afterwards a job finds nothing left"
+
+
+def test_a_drivers_job_that_ended_because_another_one_trains_is_succeeded_by_that_one(run, monkeypatch):
+    lines, claim, calls = [], TrainingClaim(run, TRAIN, print), []
+
+    async def follow(*_args: object, **_options: object) -> list[list[dict[str, int]]]:
+        calls.append(1)
+        if len(calls) < 3:
+            raise LaunchError("job `train` failed: the run is being trained by job 12\nmore")
+        save_step(run, 10)
+        claim.release()
+        return [[{"first_step": 0, "num_steps": 10}]]
+
+    monkeypatch.setattr(training, "follow_jobs", follow)
+    monkeypatch.setattr(training, "live_job", lambda *_: "the one that trains")
+    assert asyncio.run(training.train(run, PlayedLauncher(), Listener(lines.append))).is_over
+    told = "job `train` failed: the run is being trained by job 12; following the job that trains"
+    assert (len(calls), lines) == (3, [told, told])
 
 
 def test_decisions_are_told_once(run, monkeypatch):
