@@ -4,7 +4,8 @@ Loss and norm of the global batch come out of one all-reduce over all ranks (`Gr
 infinity anywhere makes that sum not finite everywhere, so every rank skips the same steps. A skipped step counts as a
 step: its batch is consumed and the learning rate moves on. Weights, AdamW's moments and its count of updates stay as
 they are. Periodic checkpoints wait for the next finite step, as the last update may have ruined the weights and must
-not push out older checkpoints. One that a stop asks for is written, and carries the steps skipped in a row.
+not push out older checkpoints. One that a stop asks for, and the last, are written, and carry the steps skipped in a
+row.
 """
 
 from __future__ import annotations
@@ -64,9 +65,10 @@ class SkippedSteps:
         raise TrainError(
             f"loss or gradient norm was not finite in {MAX_SKIPPED} steps in a row ({numbers})",
             where="; ".join(f"step {step}, samples {listed(samples)}" for step, samples in self._steps),
-            hint="if these are whole batches, the weights have diverged: lower train.learning_rate or raise "
-            "train.warmup_steps, and delete checkpoints that are already ruined; if they are few samples, check their "
-            "media and labels; started again, the run resumes from its newest checkpoint",
+            hint="if these are whole batches, the weights have diverged: start a new run with a lower "
+            "train.learning_rate or more train.warmup_steps (dflop export and model.weights give it the weights of a "
+            "checkpoint); if they are few samples, check their media and labels, and start again: the run resumes from "
+            "its newest checkpoint",
         )
 
 
