@@ -95,7 +95,7 @@ class Checkpointer:
             raise TrainError(
                 f"`{name}` has values that are not finite after step {next_step - 1}: no checkpoint was written",
                 where=str(self._folder),
-                hint="start a new run with a lower train.learning_rate; this one would resume from its newest checkpoint",
+                hint="start a new run with a lower train.learning_rate: this one resumes from its newest checkpoint",
             )
         copies = copy_to_host(mine, self._host)
         about = {**meta, "next_step": next_step, "name": manifest.name_of(next_step)}
