@@ -111,6 +111,47 @@ def show_cost(
         print_rows(plots.RESIDUAL_COLUMNS, [row for pair in pairs for row in plots.residual_rows(pair)], shown)
 
 
+@cost.command(name="drift")
+def cost_drift(
+    before: Annotated[str, Parameter(help="Key of a model profile, or its first digits, or a run.")],
+    after: Annotated[str, Parameter(help="The other profile or run.")],
+    /,
+    *,
+    store: Store = DEFAULT_STORE,
+    threshold: Annotated[float, Parameter(help="Relative change that counts as drift, 0.1: 10 %.")] = 0.1,
+    form: Form = "table",
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Compare the costs of two model profiles: of modules with their corrections, and of links.
+
+    Exit code 1 when one changed by more than the threshold and twice the median error of its fits. Modules: seconds
+    of a layer per million tokens, in microbatches of 8 sequences of 1024 tokens. Links: seconds per 64 MiB.
+    `dflop sql cost_history` shows the fits of one module over time.
+
+    Example: dflop cost drift 1f0c 77ab
+    """
+    from dflop.report.rows import print_rows
+    from dflop.store.console import named_query, query
+    from dflop.store.profile_frames import profile_of_costs
+
+    found = [profile_of_costs(store, name) for name in (before, after)]
+    params = {name: p["profile_key"] for name, p in zip(("before", "after"), found, strict=True)}
+    columns, rows = query(store, named_query("cost_drift").sql, params)
+    drifts = [dict(zip(columns, row, strict=True)) for row in rows]
+    for row in drifts:
+        least = max(threshold, 2 * row["median_error_frac"])
+        row["drifted"] = row["change_ratio"] is not None and abs(row["change_ratio"] - 1) > least
+    names, shown = [*columns, "drifted"], form_of(form, as_json)
+    if shown == "table":  # machines stand above it
+        names = [name for name in names if name != "what" and not name.startswith("hardware")]
+        for word, p in zip(("before", "after"), found, strict=True):
+            talk(quiet)(f"{word}: {p['profile_key']}, {p['hardware']}, {p['created_at']:%Y-%m-%d %H:%M} UTC")
+    print_rows(names, [tuple(row[name] for name in names) for row in drifts], shown)
+    if any(row["drifted"] for row in drifts):
+        sys.exit(1)
+
+
 @cost.command
 def published(
     table: Annotated[Path | None, Parameter(help="CSV of published runs; default: the package's.")] = None,

@@ -38,6 +38,8 @@ def mean_table(plain: CostTable, again: CostTable, frac: float) -> CostTable:
 
 
 def with_table_id(table: CostTable) -> CostTable:
-    """The table under the hash of its content."""
-    content = json.dumps(to_dict(dataclasses.replace(table, table_id="")), sort_keys=True)
-    return dataclasses.replace(table, table_id=hashlib.sha256(content.encode()).hexdigest()[:16])
+    """The table under the hash of its content, whenever it was fitted."""
+    content = to_dict(dataclasses.replace(table, table_id=""))
+    del content["fitted_at_s"]
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    return dataclasses.replace(table, table_id=digest[:16])

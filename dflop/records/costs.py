@@ -170,6 +170,8 @@ class LinkCost:
     """`measured` or `analytic`."""
     num_measurements: int
     median_error_frac: float
+    fitted_at_s: float = 0.0
+    """Unix time of the fit; 0: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,3 +236,5 @@ class CostTable:
     """Median spread of a probe over its repeats, relative: no prediction can be better than this."""
     optimizer_s_per_param: float = 0.0
     """Seconds of an optimizer step per parameter; 0: unknown."""
+    fitted_at_s: float = 0.0
+    """Unix time of the fit; 0: unknown. No part of `table_id`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -134,14 +135,14 @@ def cost_tables(run_id: str, config: Config, profile_key: str, specs: Sequence[M
     profiled = {m.module for m in measurements}
     with SpoolWriter(config.store, run_id, "fit") as spool:
         for table in fit_cost_tables(measurements, [s for s in specs if s.module in profiled]):
-            spool.append(table)
+            spool.append(replace(table, fitted_at_s=time.time()))
             say(
                 f"cost table of `{table.module}`, tp {table.tp}: {table.num_measurements} probes, held-out error: "
                 f"median {table.median_error_frac:.1%}, 95th percentile {table.p95_error_frac:.1%}; noise "
                 f"{table.noise_frac:.1%}"
             )
         for link in fit_link_costs(links):
-            spool.append(link)
+            spool.append(replace(link, fitted_at_s=time.time()))
     ingest(config.store)
     with Reader(config.store) as reader:
         tables = reader.latest_cost_tables(profile_key)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dflop.config import Config
@@ -84,12 +84,12 @@ def settle(run: RunDir, config: Config, work: Reprofile, say: Say) -> list[Decis
         tables += [t for t in judged.tables if t.table_id not in known]
         verdict, seconds = DONE if judged.tables else STAY, (judged.measured_s, judged.before_s)
         found.append(_decision(run, decisions, doubt, verdict, judged.detail, *seconds))
-    if tables:  # a fit has no time of its own: the profile record beside it makes it the newest
+    if tables:
         with Reader(config.store) as reader:
             before = reader.profile(work.profile_key)
         with SpoolWriter(config.store, run.run_id, "refit") as spool:
             for table in tables:
-                spool.append(table)
+                spool.append(replace(table, fitted_at_s=time.time()))
             inputs, elapsed_s = before.inputs if before else "{}", time.time() - started_s
             spool.append(
                 ProfileRecord(

@@ -56,6 +56,16 @@ def find_profile(store_root: Path | str, key: str, kind: str = "data") -> Mappin
     return found[0]
 
 
+def profile_of_costs(store_root: Path | str, name: str) -> Mapping[str, Any]:
+    """The model profile of a key, as `find_profile` does, or of a run: the profile of its newest plan's cost tables."""
+    sql = (
+        "select profile_key from v_run_plan inner join v_plan using (run_id, plan_id) inner join cost_table "
+        "on list_contains(v_plan.table_ids, cost_table.table_id) where run_id = $run_id order by number desc limit 1"
+    )
+    found = query(store_root, sql, {"run_id": name})[1]
+    return find_profile(store_root, found[0][0] if found else name, "model")
+
+
 def _frame(store_root: Path | str, sql: str, params: Mapping[str, Any]) -> pl.DataFrame:
     with open_query(store_root, sql, params) as result:
         frame = pl.from_arrow(pa.Table.from_batches(list(result.batches), schema=result.schema))

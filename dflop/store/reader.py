@@ -28,6 +28,7 @@ Where = Mapping[str, Value | Iterable[Value]]
 """Column to value, or to several values of which one must match."""
 
 _FILE_ORDER = "_run_id, _producer, _seq, rowid"
+_FITTED = {"fitted_at_s": "coalesce(epoch(fitted_at), 0)"}
 
 
 class Reader:
@@ -84,12 +85,12 @@ class Reader:
     def latest_cost_tables(self, profile_key: str) -> list[CostTable]:
         """Cost tables of a model profile, one per (module, tp, frozen, recompute), measured before analytic; sorted."""
         order = "module, tp, is_frozen, recompute, table_id"
-        return self._read(CostTable, "v_cost_table_latest", {"profile_key": profile_key}, order=order)
+        return self._read(CostTable, "v_cost_table_latest", {"profile_key": profile_key}, order=order, computed=_FITTED)
 
     def latest_link_costs(self, profile_key: str) -> list[LinkCost]:
         """Link costs of a model profile, one per (op, ranks, nodes), measured before analytic; sorted."""
         order = "op, num_ranks, num_nodes, hardware, software"
-        return self._read(LinkCost, "v_link_cost_latest", {"profile_key": profile_key}, order=order)
+        return self._read(LinkCost, "v_link_cost_latest", {"profile_key": profile_key}, order=order, computed=_FITTED)
 
     def corrections_in_force(self, profile_key: str, *, is_frozen: bool | None = None) -> list[Correction]:
         """The newest set of corrections of every module of a model profile, learnt with any tp and recompute.
@@ -100,7 +101,7 @@ class Reader:
         where: Where = {"profile_key": profile_key, "is_frozen": [False, True] if is_frozen is None else [is_frozen]}
         at_s = "coalesce(epoch(observed_at), 0)"  # a time that is none counts as long ago
         order = "module, is_frozen, min_tokens"
-        return self._read(Correction, "v_correction_in_force", where, order=order, observed_at_s=at_s)
+        return self._read(Correction, "v_correction_in_force", where, order=order, computed={"observed_at_s": at_s})
 
     def speedups(self, run_id: str) -> dict[str, tuple[Speedup, Speedup]]:
         """Measured and simulated speed-up of a run's compared batches over each baseline, as `v_speedup` has them."""
@@ -133,15 +134,25 @@ class Reader:
         where = {"profile_key": [profile_key], "sample_index": sorted(set(found["sample_index"].to_pylist()))}
         return self._read(SampleShape, "v_sample_shape", where, order="sample_index")
 
-    def _read(self, cls: type[T], relation: str, where: Where, *, order: str, observed_at_s: str = "") -> list[T]:
-        """Records out of a relation that has their columns, with SQL for `observed_at_s` where it has not."""
-        return schema.from_table(cls, self.table(cls, relation, where, order=order, observed_at_s=observed_at_s))
+    def _read(
+        self,
+        cls: type[T],
+        relation: str,
+        where: Where,
+        *,
+        order: str,
+        computed: Mapping[str, str] = MappingProxyType({}),
+    ) -> list[T]:
+        """Records out of a relation that has their columns, or for which there is SQL."""
+        return schema.from_table(cls, self.table(cls, relation, where, order=order, computed=computed))
 
-    def table(self, cls: type[Any], relation: str, where: Where, *, order: str, observed_at_s: str = "") -> pa.Table:
+    def table(
+        self, cls: type[Any], relation: str, where: Where, *, order: str,
+        computed: Mapping[str, str] = MappingProxyType({}),
+    ) -> pa.Table:  # fmt: skip
         """The columns of a record class in a table or view, as it is; `order` is SQL."""
         columns = schema.arrow_schema(schema.kind_of(cls)).names
         clauses, params = _conditions(where)
-        computed = {"observed_at_s": observed_at_s} if observed_at_s else {}
         listed = ", ".join(f"{computed.get(name, _quoted(name))} as {_quoted(name)}" for name in columns)
         return self._fetch(f"select {listed} from {relation} where {clauses} order by {order}", params, relation)
 

@@ -76,7 +76,9 @@ UPGRADES: dict[str, tuple[Upgrade, ...]] = {
     "cost_table": (
         _with(_straight, is_frozen=False, recompute=False, min_tokens=0, max_tokens=0, max_mean_length=0.0,
               noise_frac=0.0, optimizer_s_per_param=0.0),
+        _with(fitted_at_s=0.0),
     ),
+    "link_cost": (_with(fitted_at_s=0.0),),
     "correction": (
         _with(lambda table: table.append_column("level", table.column("factor")),
               min_tokens=0, max_tokens=records.ALL_TOKENS, sd_frac=0.0, is_in_force=True),

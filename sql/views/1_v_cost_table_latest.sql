@@ -1,4 +1,4 @@
--- A cost table has no time of its own: the profile record of the run that fitted it dates it.
+-- Fits from before their time was recorded are dated by the profile record of the run that made them.
 create or replace view v_cost_table_latest as
 with dated as (
     select
@@ -9,7 +9,9 @@ with dated as (
     group by all
 )
 
-select cost_table.*
+select
+    cost_table.* exclude (fitted_at_s), -- noqa: RF02
+    utc(nullif(cost_table.fitted_at_s, 0)) as fitted_at
 from cost_table
 left join dated on cost_table.profile_key = dated.profile_key and cost_table._run_id = dated._run_id
 qualify
@@ -20,7 +22,7 @@ qualify
             cost_table.is_frozen, cost_table.recompute
         order by
             cost_table.source = 'measured' desc, cost_table.source = 'derived' asc,
-            dated.created_at_s desc nulls last,
+            coalesce(nullif(cost_table.fitted_at_s, 0), dated.created_at_s) desc nulls last,
             cost_table._run_id desc, cost_table._producer desc, cost_table._seq desc, cost_table.rowid desc
     ) = 1;
 
@@ -29,3 +31,4 @@ comment on view v_cost_table_latest is
 'Grain: profile_key, module, tp, hardware, software, dtype, is_frozen, recompute.';
 comment on column v_cost_table_latest.profile_key is 'model profile it was fitted to';
 comment on column v_cost_table_latest.source is 'measured, derived (of a table of another tp) or analytic';
+comment on column v_cost_table_latest.fitted_at is 'when it was fitted; null: not recorded; UTC';

@@ -1,6 +1,8 @@
 """What modules and links cost, asked in SQL: the same numbers as from `dflop/cost`, corrections included."""
 
 import dataclasses
+import json
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +12,13 @@ import pytest
 from dflop import records as r
 from dflop.cost.curve import from_slopes
 from dflop.cost.model import CostModel
-from dflop.errors import StoreError
+from dflop.errors import DataError, StoreError
 from dflop.store import console
+from dflop.store.ingest import ingest
+from dflop.store.profile_frames import profile_of_costs
 from dflop.store.reader import Reader
 from tests.store.asking import VERSIONS, ask_client, fill, named, rows, write
+from tests.test_cli import dflop
 
 
 @pytest.fixture(scope="module")
@@ -165,3 +170,80 @@ def test_link_costs_are_the_newest_measured_ones(tmp_path: Path) -> None:
     assert [(x.op, x.bytes_per_s) for x in found] == [("all_gather", 8e9), ("all_reduce", 2e9), ("p2p", 3e9)]
     told = named(tmp_path, "link_costs")
     assert told[1]["seconds_per_64mib"] == pytest.approx(1e-5 + 2**26 / 2e9)
+
+
+def hour(number: int) -> datetime:
+    return datetime(1970, 1, 1) + timedelta(hours=number)
+
+
+@pytest.fixture(scope="module")
+def history(tmp_path_factory: pytest.TempPathFactory, make) -> Path:
+    """One module on an H100, again after a change of software, and on an H200; a link on both; a run that planned."""
+    root = tmp_path_factory.mktemp("history")
+    base = r.CostTerms(8192e-6, 1e-6, 1e-9, 9.0, 9.0, 9.0)
+    bent = dataclasses.replace(base, layer_knots=(4096.0, 99999.0), layer_bends=(2e-6, 1e-6))
+    # Per layer and million tokens at the reference load: 1 + 1 + 1.024 s, and the bends 1 + 1 s more.
+
+    def table(name: str, key: str, hardware: str, terms: r.CostTerms, at_s: float, **changes: Any) -> r.CostTable:
+        same = {"table_id": name, "profile_key": key, "hardware": hardware, "fitted_at_s": at_s}
+        return make.cost_table("llm", forward_s=terms, backward_s=base, **same, **changes)
+
+    def profile(key: str, run_id: str, at_h: float, kind: str = "model", **inputs: Any) -> r.ProfileRecord:
+        return r.ProfileRecord(key, kind, run_id, json.dumps(inputs), 12, 0, at_h * 3600.0, 5.0)
+
+    # An old fit, which its profile dates; the same table written twice; a newer one of the profile.
+    write(root, table("t1", "key-1", "H100", base, 0.0), profile("key-1", "one", 1, hardware="H100", software="a"),
+          run_id="one")  # fmt: skip
+    write(root, table("t2", "key-1", "H100", bent, 3 * 3600.0), run_id="two")
+    write(root, table("t2", "key-1", "H100", bent, 9 * 3600.0), run_id="later")
+    link = r.LinkCost("key-1", "H100", "torch", "all_reduce", 8, 1, 0.25, 67108864.0, "measured", 4, 0.02, 3600.0)
+    write(root, table("t3", "key-2", "H200", base, 5 * 3600.0), make.cost_table("audio", profile_key="key-2"), link,
+          dataclasses.replace(link, profile_key="key-2", hardware="H200", bytes_per_s=2 * 67108864.0),
+          profile("key-2", "three", 5, hardware="H200", software="a", tp=2), run_id="three")  # fmt: skip
+    write(root, make.correction(1, 0.5, table_id="t3"), run_id="corrects")
+    write(root, dataclasses.replace(make.plan("run-a", 0), table_ids=("t1",)), run_id="run-a")
+    ingest(root)
+    return root
+
+
+def test_the_costs_of_a_module_have_a_history_with_changes_and_corrections(history: Path) -> None:
+    found = named(history, "cost_history", module="llm")
+    assert [(f["hardware"], f["table_id"], f["fitted_at"]) for f in found] == [
+        ("H100", "t1", hour(1)), ("H100", "t2", hour(3)), ("H200", "t3", hour(5)),
+    ]  # fmt: skip
+    assert [f["corrected_s_per_layer_mtoken"] for f in found] == pytest.approx([6.048, 8.048, 3.024])
+    assert [f["factor"] for f in found] == [1.0, 1.0, 0.5]
+    assert [f["change_ratio"] for f in found] == [None, pytest.approx(8.048 / 6.048), None], "per hardware"
+    latest = rows(history, "select table_id from v_cost_history where is_latest and module = 'llm' order by all")
+    assert [f["table_id"] for f in latest] == ["t2", "t3"]
+
+
+def test_two_profiles_are_compared_module_by_module_and_link_by_link(history: Path) -> None:
+    found = {f["subject"]: f for f in named(history, "cost_drift", before="key-1", after="key-2")}
+    assert list(found) == ["audio tp 1", "llm tp 1", "all_reduce 8 ranks on 1 node"]
+    llm, link, audio = found["llm tp 1"], found["all_reduce 8 ranks on 1 node"], found["audio tp 1"]
+    assert (llm["hardware_before"], llm["hardware_after"]) == ("H100", "H200")
+    assert llm["change_ratio"] == pytest.approx(3.024 / 8.048)
+    assert (link["before_s"], link["after_s"], link["change_ratio"]) == pytest.approx((1.25, 0.75, 0.6))
+    assert (audio["before_s"], audio["change_ratio"]) == (None, None)
+
+
+def test_profiles_say_what_changed_since_the_one_before(history: Path) -> None:
+    found = [(f["profile_key"], f["first_at"], f["changed"]) for f in named(history, "profile_history")]
+    assert found == [("key-1", hour(1), None), ("key-2", hour(5), "hardware: H100 -> H200; tp: none -> 2")]
+
+
+def test_costs_are_asked_for_by_key_or_by_run(history: Path) -> None:
+    assert [profile_of_costs(history, name)["profile_key"] for name in ("key-2", "run-a")] == ["key-2", "key-1"]
+    with pytest.raises(DataError, match="no model profile `run-z`"):
+        profile_of_costs(history, "run-z")
+
+
+@pytest.mark.parametrize(("threshold", "code"), [("0.1", 1), ("0.7", 0)])
+def test_drift_of_costs_is_an_exit_code(history: Path, threshold: str, code: int) -> None:
+    done = dflop("cost", "drift", "key-1", "key-2", "--threshold", threshold, "--json", "--store", history, cwd=history)
+    found = {row["subject"]: row["drifted"] for row in map(json.loads, done.stdout.splitlines())}
+    is_far = code == 1
+    assert (done.returncode, found) == (
+        code, {"audio tp 1": False, "llm tp 1": is_far, "all_reduce 8 ranks on 1 node": is_far},
+    ), done.stderr  # fmt: skip

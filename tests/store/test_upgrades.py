@@ -38,6 +38,8 @@ def record_of(kind: str, make: Any) -> Any:
         return make.run("done", 1.0)
     if kind == "correction":
         return make.correction(3, 1.25)  # of every size, in force, its own level
+    if kind == "link_cost":
+        return r.LinkCost("model", "cpu", "torch", "all_reduce", 2, 1, 1e-5, 1e9, "measured", 4, 0.1)
     return {"sample_shape": lambda: make.shape(0), "measurement": measurement, "cost_table": make.cost_table}[kind]()
 
 
@@ -60,8 +62,10 @@ def first_version(kind: str, table: pa.Table) -> pa.Table:
             table = without(table, inside=name, prune=straight)
         return without(
             table, "is_frozen", "recompute", "min_tokens", "max_tokens", "max_mean_length", "noise_frac",
-            "optimizer_s_per_param",
+            "optimizer_s_per_param", "fitted_at_s",
         )  # fmt: skip
+    if kind == "link_cost":
+        return without(table, "fitted_at_s")
     if kind == "run_record":
         return without(table, "owner")
     if kind == "correction":
