@@ -93,7 +93,7 @@ async def optimize_plan(run: RunDir, model: ProfileRecord | None, trained: Train
     """
     async with Page("optimize-plan", run) as page:
         launcher = launcher_of(run, run.config())
-        plans = await asyncio.to_thread(next_plan.next_plan, run, launcher, trained.advice, page.say)
+        plans = await asyncio.to_thread(next_plan.next_plan, run, launcher, trained.advice, page.say, model)
         # Cost tables are fitted when the first plan is made.
         await page.table("model-profile", reporting.cost_rows, run, description="what the modules cost")
         await page.markdown("plan", reporting.plan_page, run, plans, description=plans[0].reason)
@@ -109,6 +109,8 @@ async def train(run: RunDir, plan: Plan | None) -> Trained:
         plan: That the job trains under; None: as the run directory has it.
     """
     async with Page("train", run) as page:
+        if plan is not None:
+            page.say(f"under plan {plan.plan_id}")
         return await training.train(run, launcher_of(run, run.config()), page)
 
 
@@ -121,6 +123,7 @@ async def compare(run: RunDir, trained: Trained) -> None:
         trained: How far it has trained: to its end.
     """
     async with Page("compare", run) as page:
+        page.say(f"after {trained.next_step} steps of training")
         await training.compare(run, launcher_of(run, run.config()), page)
 
 

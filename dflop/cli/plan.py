@@ -68,7 +68,7 @@ def plan(
     from rich.console import Console
 
     from dflop.compare.batches import AtBatch, at_batches
-    from dflop.compare.outlook import Outlook, keep, look_ahead
+    from dflop.compare.outlook import Outlook, look_ahead
     from dflop.errors import ConfigError
     from dflop.plan.emit import RULES, emitter
     from dflop.plan.robust import encoder_regrets
@@ -76,7 +76,7 @@ def plan(
     from dflop.report.table_text import print_table
     from dflop.report.tables import plan_table, regret_text, throughput_text
     from dflop.steps.planned_cluster import planned_cluster
-    from dflop.steps.planning import find_plans
+    from dflop.steps.planning import find_plans, spool_plans
     from dflop.units import num_bytes
 
     say, wanted = talk(quiet), form_of(form, as_json)
@@ -107,7 +107,7 @@ def plan(
     ranked = at_batches(asyncio.run(look_ahead(loaded, device, cluster, say)), sizes, look, say)
     found, plans, speed = ranked[0].outlook, ranked[0].found, ranked[0].speed
     problem = ruled(found.problem)
-    keep(found, plans, loaded.store)
+    spool_plans(loaded, found.task, plans)
     freshen(loaded.store, problem.run_id, say)
     nodes = f"{cluster.num_nodes} node{'s' * (cluster.num_nodes > 1)} of {cluster.num_processes_per_node}"
     say(

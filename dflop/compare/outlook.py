@@ -1,6 +1,6 @@
 """A plan, and what it would gain, without a run: for hardware that is busy, or that nobody has yet.
 
-The dataset is profiled as for a run, in a run that trains nothing, to which `keep` gives the plans. Costs are those the
+The dataset is profiled as for a run, in a run that trains nothing. Costs are those the
 store has measured for this model, or data-sheet ones for a named device. Everything that comes out is simulated.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TypeVar
 
 from dflop.config import Config
@@ -22,7 +21,7 @@ from dflop.models.ways import WAYS
 from dflop.plan.space import Problem
 from dflop.profile.forecast import PlannedProbe, plan_probes
 from dflop.profile.groups import used_modules
-from dflop.records import ClusterSpec, CostTable, ModuleSpec, Plan, ProfileRecord, SampleShape
+from dflop.records import ClusterSpec, CostTable, ModuleSpec, ProfileRecord, SampleShape
 from dflop.run.batches import profiled_ways, stages_of
 from dflop.run.directory import RunDir
 from dflop.run.launcher import reading_launcher_of
@@ -31,7 +30,6 @@ from dflop.steps import planning
 from dflop.steps.profile_runs import data_profile, own_run
 from dflop.steps.profiling import stored_profile
 from dflop.store.reader import Reader
-from dflop.store.spool import SpoolWriter
 
 T = TypeVar("T")
 
@@ -81,14 +79,6 @@ async def look_ahead(config: Config, device: str, cluster: ClusterSpec, say: Say
 async def look_at_probes(config: Config, device: str, say: Say) -> list[PlannedProbe]:
     """The probes a profile of the modules would take, timed by the data sheet of `device` where one is named."""
     return await _with_profile(config, "probes", say, lambda run, key: _probes(run.config(), key, device))
-
-
-def keep(found: Outlook, plans: Sequence[Plan], store: Path) -> None:
-    """Leave plans in the spool, with the cost tables they were made with that nobody measured."""
-    tables = {t.table_id: t for plan in plans for t in planning.tables_of(plan, found.problem.cost)}
-    with SpoolWriter(store, found.problem.run_id, "plan") as spool:
-        for row in (*(t for t in tables.values() if t.source != "measured"), *plans):
-            spool.append(row)
 
 
 async def _with_profile(config: Config, suffix: str, say: Say, look: Callable[[RunDir, str], T]) -> T:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from dflop.config import Config
 from dflop.errors import ConfigError
 from dflop.launch import JobHandle, Launcher
-from dflop.records import Decision, Plan
+from dflop.records import Decision, Plan, ProfileRecord
 from dflop.run.batches import TRAIN, Stage, stage_at
 from dflop.run.directory import RunDir
 from dflop.run.messages import Say
@@ -31,10 +31,13 @@ def live_job(run: RunDir, launcher: Launcher, mode: str = TRAIN) -> JobHandle | 
     return next((handle for handle, _ in live_jobs(run, launcher) if handle.key == key), None)
 
 
-def next_plan(run: RunDir, launcher: Launcher, advice: Advice | None, say: Say) -> tuple[Plan, ...]:
+def next_plan(
+    run: RunDir, launcher: Launcher, advice: Advice | None, say: Say, model: ProfileRecord | None = None
+) -> tuple[Plan, ...]:
     """Candidates for what comes next, the one to run first; the plan that the run has, alone, where it stays with it.
 
     `advice` is what its job was told to stop for; None if that is not known any more, then it is asked for again.
+    `model` is the profile of its modules; None: the one that the store has to have.
 
     Raises:
         ConfigError: the run has no profiles yet.
@@ -46,7 +49,7 @@ def next_plan(run: RunDir, launcher: Launcher, advice: Advice | None, say: Say) 
     if trainer_of(run, TRAIN) is not None or live_job(run, launcher) is not None:
         return (run.plan(),)
     if not run.has_plan() or not _fits(run, stage):
-        key = _profiled_key(run, config)
+        key = model.profile_key if model is not None else _profiled_key(run, config)
         if advice is not None:
             came_to_nothing(run, config, advice, f"stage `{stage.name}` begins with its own plan")
         old_id = run.plan().plan_id if run.has_plan() else ""

@@ -32,6 +32,7 @@ from dflop.records import (
     ModuleSpec,
     Plan,
     PlanProgram,
+    RunInput,
     SampleShape,
 )
 from dflop.run.batches import profiled_ways, stage_at
@@ -253,22 +254,25 @@ def keep_plans(
     run: RunDir, config: Config, task: Task, plans: Sequence[Plan], programs: Sequence[PlanProgram] = ()
 ) -> None:
     """Write the best plan into the run directory, and all candidates and what is proven into the spool."""
-    cost = task.problem.cost
-    used = tables_of(plans[0], cost)
+    used, snapshot = tables_of(plans[0], task.problem.cost), task.costs.snapshot
+    assert snapshot is not None, "a run trains on measured costs"
     write_basis(run, replace(task.basis, plan_id=plans[0].plan_id))
     run.write_plan(plans[0], used)
-    # Schedulers read them from the store, those of a runner-up if somebody lets that one run.
-    all_used = {table.table_id: table for plan in plans for table in tables_of(plan, cost)}
-    with SpoolWriter(config.store, run.run_id, "plan") as spool:
-        for table in all_used.values():
-            if table.source == "derived" and table not in task.costs.tables:
-                spool.append(table)
-        for plan in plans:
-            spool.append(plan)
-        for program in programs:
-            spool.append(replace(program, plan_id=plans[0].plan_id))
-        assert task.costs.snapshot is not None, "a run trains on measured costs"
-        spool.append(run_input(run.run_id, "plan", 0, task.costs.snapshot, run.profile_key(), used))
+    proven = (replace(program, plan_id=plans[0].plan_id) for program in programs)
+    spool_plans(config, task, plans, *proven, run_input(run.run_id, "plan", 0, snapshot, run.profile_key(), used))
+
+
+def spool_plans(config: Config, task: Task, plans: Sequence[Plan], *others: PlanProgram | RunInput) -> None:
+    """Write plans and other rows into the spool, and cost tables of the plans that are not in the store.
+
+    Schedulers read them from the store, those of a runner-up if somebody lets that one run.
+    """
+    used = {table.table_id: table for plan in plans for table in tables_of(plan, task.problem.cost)}
+    is_stored = set() if task.costs.snapshot is None else {table.table_id for table in task.costs.tables}
+    tables = (t for t in used.values() if t.source != "measured" and t.table_id not in is_stored)
+    with SpoolWriter(config.store, task.problem.run_id, "plan") as spool:
+        for row in (*tables, *plans, *others):
+            spool.append(row)
 
 
 def tables_of(plan: Plan, cost: CostModel) -> list[CostTable]:

@@ -125,16 +125,13 @@ async def profile_data(run: RunDir, launcher: Launcher, to: Listener, key: DataK
         return found
     if _has_begun(run) and key.key == run.profile_key():  # the store has lost it; the run goes on with what it has
         return ProfileRecord(key.key, "data", run.run_id, "{}", len(run.shapes()), 0, time.time(), 0.0)
-    started_s, base = time.time(), key.base
-    is_reused = base is not None and await asyncio.to_thread(_reuse, run, key, base)
-    if base is None or not is_reused:
-        jobs, counts = submit.data_jobs(run, config, key.key, launcher.backend), []
-    else:
+    started_s, base, first_row, counts = time.time(), key.base, 0, list[dict[str, int]]()
+    if base is not None and await asyncio.to_thread(_reuse, run, key, base):
         first_row = base.num_rows + base.num_quarantined
-        jobs = submit.data_jobs(run, config, key.key, launcher.backend, first_row, key.num_new_rows)
         counts = [{"num_samples": base.num_rows, "num_quarantined": base.num_quarantined}]
         num_rows = f"{count(first_row)} of {count(first_row + key.num_new_rows)} rows"
         to.say(f"{num_rows} from profile {base.profile_key}, {count(key.num_new_rows)} profiled")
+    jobs = submit.data_jobs(run, config, key.key, launcher.backend, first_row, key.num_new_rows)
     counts += [ranks[0] for ranks in await follow_jobs(run, launcher, jobs, to)]
     record = note_profile(run, key.key, "data", counts, time.time() - started_s, key.inputs)
     await ingest_run(run, to.say)

@@ -79,7 +79,7 @@ class Steps:
         self.called("profile links", to.say)
         return LinkProfile(4)
 
-    def plan(self, _run: RunDir, _launcher: Any, _advice: Any, say: Callable[[str], None]) -> Any:
+    def plan(self, _run: RunDir, _launcher: Any, _advice: Any, say: Callable[[str], None], _model: Any) -> Any:
         self.called("plan", say)
         return PLANS
 

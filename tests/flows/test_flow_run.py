@@ -1,11 +1,15 @@
 """What parameters of a flow mean, and what a flow offers, without any server."""
 
+import ast
 import asyncio
+import inspect
+import textwrap
 from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
+from prefect.tasks import Task
 
 from dflop.cli.server import load_flow
 from dflop.errors import ConfigError
@@ -30,6 +34,17 @@ def test_every_flow_loads_by_its_path_and_what_drives_has_hooks():
         flow = load(name)
         assert flow.on_cancellation_hooks == [flow_run.empty_the_queue] * (name != "report")
         assert flow.on_crashed_hooks == [flow_run.note_crash]
+
+
+def test_a_task_uses_every_value_that_it_takes():
+    """What it does not use would be an edge of the graph that means nothing."""
+    found = [task for task in vars(module("tasks")).values() if isinstance(task, Task)]
+    assert len(found) == 7
+    for task in found:
+        (function,) = ast.parse(textwrap.dedent(inspect.getsource(task.fn))).body
+        used = {node.id for statement in function.body for node in ast.walk(statement) if isinstance(node, ast.Name)}
+        used |= {"key"} if task.cache_key_fn is not None else set()  # Prefect keeps the result under it
+        assert used >= {argument.arg for argument in function.args.args}, task.name
 
 
 def test_a_run_is_found_by_the_label_of_its_flow_run_wherever_it_is(tmp_path, monkeypatch, capsys):

@@ -227,8 +227,12 @@ def test_the_next_driver_adopts_what_waits_in_the_queue(profile_on, monkeypatch)
             raise MemoryError("the driver was killed")
         return polled(handle)
 
+    def no_cancel(*handles: JobHandle) -> None:
+        if handles:
+            raise LaunchError("one that is killed cancels nothing")
+
     monkeypatch.setattr(queue, "poll", killed)
-    monkeypatch.setattr(queue, "cancel", lambda *_: None)
+    monkeypatch.setattr(queue, "cancel", no_cancel)
     with contextlib.suppress(MemoryError):
         profile_on(queue)
     assert set(queue.names.values()) == DATA | {"profile-links"}
