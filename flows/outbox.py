@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from contextvars import Context, ContextVar, copy_context
 from types import TracebackType
 from typing import Any, Self
@@ -21,7 +21,7 @@ END_S, SHORT_END_S = 60.0, 5.0
 _RETRIED = (401, 403, 408, 429)
 """Of the answers 4xx, those that another time may not be given."""
 
-Send = Callable[[], Awaitable[Any]]
+Send = Callable[[], Coroutine[Any, Any, Any]]
 
 
 class Outbox:
@@ -65,7 +65,7 @@ class Outbox:
             name, (context, send) = next(iter(self._waiting.items()))
             try:
                 async with asyncio.timeout(TIMEOUT_S):
-                    await asyncio.get_running_loop().create_task(_awaited(send), context=context)
+                    await asyncio.get_running_loop().create_task(send(), context=context)
             except Exception as error:  # whatever a client, a proxy or a server comes up with
                 if _is_away(error):
                     if not self.is_away:
@@ -81,10 +81,6 @@ class Outbox:
                 self.is_away = False
             if self._waiting[name][1] is send:
                 del self._waiting[name]
-
-
-async def _awaited(send: Send) -> None:
-    await send()
 
 
 def _is_away(error: Exception) -> bool:

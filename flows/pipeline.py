@@ -44,7 +44,7 @@ async def pipeline(config: TypedConfig = None, config_path: str = "", overrides:
 @flow(name="dflop-profile", on_cancellation=[empty_the_queue], on_crashed=[note_crash])
 async def profile(config: TypedConfig = None, config_path: str = "", overrides: Texts = (), run: str = "") -> Any:
     """Profile dataset and modules that the store has no profiles of; parameters as of dflop-pipeline."""
-    return await drive(_profiles, config, config_path, overrides, run)
+    return await drive(profiled, config, config_path, overrides, run)
 
 
 @flow(name="dflop-plan", on_cancellation=[empty_the_queue], on_crashed=[note_crash])
@@ -83,10 +83,6 @@ async def _all_steps(run: RunDir) -> RunSummary:
         await tasks.compare(run, trained)
     finish(run)
     return await tasks.report(run, trained)
-
-
-async def _profiles(run: RunDir) -> ProfileRecord:
-    return await profiled(run)
 
 
 async def _next_plan(run: RunDir) -> Plan:

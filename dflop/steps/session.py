@@ -131,7 +131,11 @@ async def driver_session(run: RunDir, say: Say) -> AsyncIterator[None]:
             _record(run, config)
             if not signals:
                 raise
-            what = f"{signals[0].name} stopped the driver of run `{run.run_id}`; its jobs are cancelled"
+            left = [
+                handle.job_id for handle, state in Journal(run.path, run.run_id).latest().values() if not state.is_final
+            ]
+            what = f"{signals[0].name} stopped the driver of run `{run.run_id}`; "
+            what += f"jobs that may still run: {', '.join(left)} (dflop cancel)" if left else "its jobs are cancelled"
             stopped = Stopped(what, where=str(run.path), hint="start it again: it resumes from what is on disk")
             stopped.exit_code = 128 + signals[0]
             raise stopped from None
@@ -142,14 +146,14 @@ async def driver_session(run: RunDir, say: Say) -> AsyncIterator[None]:
 def _stopped_by_signals() -> Iterator[list[signal.Signals]]:
     """Signals that ask to end cancel this task, instead of ending the process with its jobs left; lists those."""
     task, loop, came = asyncio.current_task(), asyncio.get_running_loop(), list[signal.Signals]()
+    assert task is not None
     # Whoever starts a driver with nohup means it to outlive its session. Only a main thread hears signals.
-    before = {n: h for n in STOPPING if (h := signal.getsignal(n)) not in (None, signal.SIG_IGN)}
-    if task is None or threading.current_thread() is not threading.main_thread():
-        before = {}
+    is_main = threading.current_thread() is threading.main_thread()
+    before = {n: h for n in STOPPING if is_main and (h := signal.getsignal(n)) not in (None, signal.SIG_IGN)}
 
     def stop(number: signal.Signals) -> None:
         came.append(number)
-        if task is not None and len(came) == 1:  # the second time it is at work already
+        if len(came) == 1:  # the second time it is at work already
             task.cancel()
 
     for number in before:
@@ -160,7 +164,7 @@ def _stopped_by_signals() -> Iterator[list[signal.Signals]]:
         for number, handler in before.items():
             loop.remove_signal_handler(number)
             signal.signal(number, handler)
-        if came and task is not None:
+        if came:
             task.uncancel()
 
 

@@ -27,7 +27,7 @@ from dflop.run.directory import RunDir
 from dflop.run.status import jobs_of
 from tests.jobs.training import fresh, planned_run, profiled, set_config
 from tests.launch.helpers import Background, is_gone, live, until
-from tests.test_cli import python_path
+from tests.test_cli import dflop, python_path
 from tests.test_cli_train import training
 
 ROOT = Path(__file__).parents[2]
@@ -190,6 +190,47 @@ def test_a_server_that_is_killed_and_comes_back_does_not_end_the_run(server, ser
     (automation,) = server.call("/automations/filter", "POST")
     assert automation["name"] == "dflop: flow runs that fell silent"
     assert automation["actions"][0]["state"] == "CRASHED"
+
+
+def configured(run: RunDir, folder: Path, *settings: str) -> Path:
+    """A configuration file whose unfinished run is this one."""
+    set_config(run, *settings)
+    config = folder / "run.yaml"
+    config.write_text(json.dumps(run.config().model_dump(mode="json")))
+    run.write_state({**run.state(), "config_key": run.config().key, "state": lifecycle.READY})
+    return config
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_server_that_dies_or_hangs_for_good_costs_dflop_run_its_page(run, tmp_path, number):
+    config, own = configured(run, tmp_path, "train.num_steps=15"), Server(tmp_path)
+    try:
+        with Background("dflop.cli", "run", str(config), log=tmp_path / "run.log", cwd=tmp_path, **own.env) as driver:
+            training(run)
+            os.killpg(own.process.pid, number)
+            said = driver.ends(0, 600)
+    finally:
+        own.kill()
+    assert said.count("the Prefect server does not respond, the run continues without it") == 1, said
+    assert "the Prefect server did not respond until the end; its page lacks" in said
+    assert run.state()["state"] == lifecycle.DONE
+    assert run.report_file.is_file()
+    assert [job.state for job in jobs_of(run) if job.name == "train"] == [JobState.DONE], "no job was submitted again"
+
+
+def test_a_server_that_is_away_from_the_start_costs_dflop_run_its_page(run, tmp_path):
+    """One that refuses, and one that accepts and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as hanging:
+        for port, num_steps in ((9, 6), (hanging.getsockname()[1], 9)):
+            config = configured(run, tmp_path, f"train.num_steps={num_steps}")
+            env = {"PREFECT_API_URL": f"http://127.0.0.1:{port}/api", "PREFECT_HOME": str(tmp_path / "prefect")}
+            done = dflop("run", str(config), cwd=tmp_path, **env)
+            assert done.returncode == 0, done.stderr
+            assert f":{port}/api does not respond" in done.stderr
+            assert f"run {run.run_id} continues without a page" in done.stderr
+            assert run.state()["state"] == lifecycle.DONE
+            assert run.next_step() == num_steps
+    assert run.report_file.is_file()
 
 
 class Hook(BaseHTTPRequestHandler):

@@ -1,14 +1,15 @@
 import asyncio
 import errno
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from dflop.errors import Cancelled, ConfigError, InfrastructureError, Interrupted, LaunchError, StoreError
-from dflop.launch import Journal
+from dflop.errors import Cancelled, ConfigError, InfrastructureError, Interrupted, LaunchError, Stopped, StoreError
+from dflop.launch import JobState, Journal
 from dflop.records import RunRecord
 from dflop.run import lifecycle
 from dflop.run.directory import RunDir
@@ -18,7 +19,7 @@ from dflop.steps import session
 from dflop.steps.session import RETRIES, driver_session, finish, run_meant, with_retries
 from dflop.store.console import query
 from tests.jobs.configs import make_config, make_dataset, write_config
-from tests.jobs.made import make_run
+from tests.jobs.made import add_job, make_run
 from tests.launch.helpers import is_gone, make_spec, pids_of_hang
 from tests.store.spooled import read_spool
 
@@ -119,6 +120,42 @@ def test_jobs_that_nobody_waits_for_end_with_a_driver_that_is_told_to(run, tmp_p
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(main())
     assert all(is_gone(pid) for pid in pids_of_hang(tmp_path, 0))
+
+
+def told(run: RunDir, number: signal.Signals) -> None:
+    """Drive a run whose process gets a signal; it has ten seconds to end of it."""
+
+    async def main() -> None:
+        async with driver_session(run, print):
+            os.kill(os.getpid(), number)
+            await asyncio.sleep(0 if signal.getsignal(number) is signal.SIG_IGN else 10)
+
+    asyncio.run(main())
+
+
+def test_jobs_that_a_stopped_driver_could_not_cancel_are_named(run, monkeypatch):
+    def away(*_: object) -> None:
+        raise LaunchError("squeue does not respond")
+
+    monkeypatch.setattr(session, "live_jobs", away)
+    add_job(run, "train", JobState.RUNNING)
+    add_job(run, "data-0", JobState.RUNNING, JobState.DONE)
+    with pytest.raises(
+        Stopped, match=r"SIGTERM stopped .*; jobs that may still run: id-train \(dflop cancel\)"
+    ) as caught:
+        told(run, signal.SIGTERM)
+    assert caught.value.exit_code == 143
+    assert run.state()["state"] == lifecycle.INTERRUPTED
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_driver_that_was_started_with_nohup_outlives_its_session(run):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        told(run, signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert run.state()["state"] == lifecycle.READY
 
 
 def test_a_job_that_ended_because_the_run_was_cancelled_has_not_failed(run):
