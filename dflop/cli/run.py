@@ -49,8 +49,9 @@ def run(config: ConfigFile, *, overrides: Overrides = (), dry_run: DryRun = Fals
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, lambda number, _: sys.exit(128 + number))
     away: DflopError | None = None
+    url = ""
     try:
-        if not server.check_server()[0]:
+        if not (url := server.check_server()[0]):
             server.lock_temporary_server()
     except server.ServerAway as error:
         away = error
@@ -63,12 +64,25 @@ def run(config: ConfigFile, *, overrides: Overrides = (), dry_run: DryRun = Fals
             if (away := server.lost_server(error)) is None:
                 raise
             if not isinstance(away, server.ServerAway):
+                if url:
+                    _end_without_server(away)
                 raise away from None
     if away is not None:
         say(away.what if is_finished(driven) else f"{away.what}; run {driven.run_id} continues without a page")
     if not is_finished(driven):
         asyncio.run(_drive(driven))
     _tell(driven)
+    if away is not None and url:
+        _end_without_server(None)
+
+
+def _end_without_server(error: DflopError | None) -> None:
+    """End at once: Prefect would offer its last events for minutes to a server that hangs."""
+    if error is not None:
+        print(f"dflop: {error}", file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(error.exit_code if error is not None else 0)
 
 
 def _show_dry_run(path: Path, overrides: tuple[str, ...]) -> None:
