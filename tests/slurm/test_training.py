@@ -17,7 +17,7 @@ from dflop.steps.dry_run import script_by_hand
 from tests.jobs.slow_steps import with_slow_steps
 from tests.jobs.training import set_config
 from tests.launch.helpers import parent_of, until
-from tests.slurm.faults import Drivers, end_of, observations, processes, run_on_two_nodes, shown
+from tests.slurm.faults import Drivers, end_of, observations, processes, run_on_two_nodes, shown, train_job
 
 NUM_RANKS = 4
 
@@ -117,12 +117,11 @@ def test_a_driver_follows_the_job_that_a_person_started_and_submits_none(run, dr
 def test_a_job_that_a_person_starts_while_a_drivers_job_trains_ends_at_once_and_changes_nothing(run, drivers):
     first = run.next_step()
     set_config(run, f"train.num_steps={first + 60}")
-    before = jobs_of(run)
     driver = drivers.start()
     until(lambda: run.next_step() > first, what="a checkpoint", limit_s=180)
+    trains = train_job(run).job_id
     job = ByHand(run)
     assert end_of(job.job_id, 600) == "FAILED"
-    (trains,) = jobs_of(run) - before
     assert f"run `{run.run_id}` is being trained by job slurm dflop {trains}, process" in job.log
     assert "this job ends, checkpoints stay" in job.log
     assert driver.process.wait(300) == 0, driver.output
