@@ -228,13 +228,15 @@ def test_what_would_bend_a_batch_script_is_refused(config_file, slurm, what):
 
 
 def test_options_that_sites_need_are_taken_by_any_name(config_file):
-    extra = "{w: node1, mem_per_cpu: 4G, gres: 'gpu:2', gpus-per-node: '2', exclusive: '', site-plugin-tmpfs: 1G}"
-    args = "['--cpu-bind=none', '--mpi', 'pmix', '--export=ALL,A=1', '--container-writable']"
+    extra = "{w: node1, mem_per_cpu: 4G, gres: 'gpu:2', gpus-per-node: '2', exclusive: '', site-plugin-tmpfs: 1G, "
+    extra += "gpu_bind: none, m: 'block:cyclic'}"
+    args = "[--cpu-bind=none, --mpi, pmix, '--export=ALL,A=1', --gpu-bind, 'verbose,none', --container-writable]"
     config = load_config(config_file, [f"cluster.slurm.extra={extra}", f"cluster.slurm.srun_args={args}"])
     assert list(config.cluster.slurm.extra) == [
-        "nodelist", "mem-per-cpu", "gres", "gpus-per-node", "exclusive", "site-plugin-tmpfs",
+        "nodelist", "mem-per-cpu", "gres", "gpus-per-node", "exclusive", "site-plugin-tmpfs", "gpu-bind",
+        "distribution",
     ]  # fmt: skip
-    assert len(config.cluster.slurm.srun_args) == 5
+    assert len(config.cluster.slurm.srun_args) == 7
 
 
 def test_every_option_of_sbatch_is_known_once():

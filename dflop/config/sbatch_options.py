@@ -7,6 +7,7 @@ add options, so an unknown name is refused only if it looks like a mistyped one.
 from __future__ import annotations
 
 import difflib
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 
@@ -74,6 +75,7 @@ _SRUN = {
     **{name: COMPUTED[name] for name in ("cpus-per-task", "error", "open-mode", "output")},
     **dict.fromkeys(("gpus-per-task", "ntasks-per-gpu", "gpu-bind", "tres-per-task", "tres-bind"), _ONE_GPU),
     **{name: REFUSED[name] for name in ("clusters", "distribution", "no-kill", "uid", "gid", "test-only")},
+    "export": f"{_ENVIRONMENT}; --export=ALL,NAME=VALUE adds to them",
     **dict.fromkeys(("nodes", "ntasks", "ntasks-per-node", "relative", "het-group", "jobid", "multi-prog"), _OF_TASKS),
     **dict.fromkeys(("label", "pty", "quiet", "unbuffered", "help", "usage", "version"), _OF_LOGS),
     "kill-on-bad-exit": "the peers of a task that failed would be waited for",
@@ -83,6 +85,8 @@ _SRUN = {
 """What `srun_args` may not hold; all else is passed on."""
 _SRUN_SHORT = _SHORT | {"K": "kill-on-bad-exit", "l": "label", "r": "relative", "u": "unbuffered", "Z": "no-allocate"}
 _SRUN_SHORT |= {"I": "immediate"}
+_HARMLESS = {"distribution": r"(block|\*)(:.*)?", "export": r"(.*,)?ALL(,.*)?", "gpu-bind": r"(v\w*,)?none"}
+"""Values of refused options that leave everything as it is, or are what a site's own default needs."""
 
 
 def canonical(name: str) -> str:
@@ -91,8 +95,10 @@ def canonical(name: str) -> str:
     return _ALIASES.get(name, name)
 
 
-def problem_of(name: str) -> str:
-    """Why an option of sbatch, in its canonical form, may not be set; empty where it may."""
+def problem_of(name: str, value: str) -> str:
+    """Why an option of sbatch, in its canonical form, may not have a value; empty where it may."""
+    if _is_harmless(name, value):
+        return ""
     if name in COMPUTED:
         return f"is computed by dflop: {COMPUTED[name]}"
     if name in REFUSED:
@@ -105,10 +111,13 @@ def problem_of(name: str) -> str:
 
 def srun_problems(words: Sequence[str]) -> Iterator[str]:
     """Why options among srun's arguments may not be set."""
-    for word in words:
-        long, short = re.match(r"--([a-z0-9_-]+)", word), re.match(r"-([A-Za-z])", word)
+    for word, following in itertools.pairwise([*words, ""]):
+        long, short = re.match(r"--([a-z0-9_-]+)=?", word), re.match(r"-([A-Za-z])", word)
         name = long[1].replace("_", "-") if long else _SRUN_SHORT.get(short[1], "") if short else ""
-        if name in _SRUN:
+        value = (word[long.end() :] if long else word[2:]) or following
+        if name in _SRUN and not _is_harmless(name, value):
             yield f"`{word}` of srun is refused: {_SRUN[name]}"
-        elif name == "export" and "ALL" not in word:
-            yield f"`{word}` of srun is refused: {_ENVIRONMENT}; --export=ALL,NAME=VALUE adds to them"
+
+
+def _is_harmless(name: str, value: str) -> bool:
+    return name in _HARMLESS and re.fullmatch(_HARMLESS[name], value) is not None

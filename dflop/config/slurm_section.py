@@ -77,7 +77,7 @@ class SlurmConfig(Section):
         for name, value in extra.items():
             if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", name):
                 raise ValueError(f"`{name}` is no long option of sbatch; leave the dashes out")
-            if problem := sbatch_options.problem_of(sbatch_options.canonical(name)):
+            if problem := sbatch_options.problem_of(sbatch_options.canonical(name), value):
                 raise ValueError(f"`{name}` {problem}")
             _one_line(value)
         return {sbatch_options.canonical(name): value for name, value in extra.items()}

@@ -83,8 +83,8 @@ class Executor(SlurmExecutor):
             **({"mem": f"{r.memory_bytes // 2**20}M"} if r.memory_bytes and site.ask_for_memory else {}),
             **{name: value or True for name, value in r.extra.items()},
         }  # fmt: skip
-        for name in r.extra:
-            if problem := sbatch_options.problem_of(sbatch_options.canonical(name)):
+        for name, text in r.extra.items():
+            if problem := sbatch_options.problem_of(sbatch_options.canonical(name), text):
                 raise LaunchError(f"sbatch's option `{name}` {problem}", hint="see cluster.slurm.extra")
         # sbatch reads these lines one by one and knows no quotes over several: what follows would be an option.
         for name, value in {"job-name": self.job_name, "partition": r.partition, **options}.items():
