@@ -7,7 +7,6 @@ away retry for minutes, so each tracker has a thread, and what a job waits for i
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib.util
 import math
@@ -17,7 +16,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from dflop.config import Config
 from dflop.errors import ConfigError
@@ -25,7 +23,9 @@ from dflop.run.messages import say
 from dflop.units import seconds
 
 _Point = tuple[int, Mapping[str, float], float]
-"""Arguments of `Tracker.add`."""
+"""Step, values by the names of curves, in which `/` groups them, and Unix time."""
+Tracker = tuple[Callable[[int, Mapping[str, float], float], None], Callable[[], None]]
+"""What appends a point to every curve, and what writes what is left in the end."""
 
 PATIENCE_S = 300.0
 """How long a tracker may take for one point, or to open, before it is dropped: W&B gives up after 90 s by itself."""
@@ -35,90 +35,69 @@ MAX_WAITING = 1000
 """Points that may wait for a tracker."""
 
 
-class Tracker(Protocol):
-    """What keeps curves."""
-
-    def add(self, step: int, values: Mapping[str, float], at_s: float) -> None:
-        """Append one point to every curve at a Unix time; `/` in their names groups them."""
-
-    def close(self) -> None:
-        """Write what is left."""
-
-
-class _TensorBoard:
+def _tensorboard(folder: Path, run_id: str, first_step: int) -> Tracker:
     """Event files, written by a thread of TensorBoard's; points of an earlier start from `first_step` on are hidden."""
+    # Seconds to import, and only for those who asked for it.
+    from torch.utils.tensorboard import SummaryWriter
 
-    def __init__(self, folder: Path, run_id: str, first_step: int) -> None:
-        # Seconds to import, and only for those who asked for it.
-        from torch.utils.tensorboard import SummaryWriter
+    mode = run_id.partition("/")[2] or "train"
+    writer = SummaryWriter(str(folder / mode), purge_step=first_step)
 
-        mode = run_id.partition("/")[2] or "train"
-        self._writer = SummaryWriter(str(folder / mode), purge_step=first_step)
-
-    def add(self, step: int, values: Mapping[str, float], at_s: float) -> None:
+    def add(step: int, values: Mapping[str, float], at_s: float) -> None:
         for name, value in values.items():
-            self._writer.add_scalar(name, value, step, walltime=at_s)
+            writer.add_scalar(name, value, step, walltime=at_s)
 
-    def close(self) -> None:
-        self._writer.close()
+    return add, writer.close
 
 
-class _WeightsAndBiases:
+def _wandb(folder: Path, run_id: str, _first_step: int) -> Tracker:
     """Steps are a metric, since those of W&B itself may not go back, as they do after a restart from a checkpoint."""
+    import wandb
 
-    def __init__(self, folder: Path, run_id: str, first_step: int) -> None:
-        import wandb
+    folder.mkdir(parents=True, exist_ok=True)  # W&B would write to /tmp instead
+    settings = wandb.Settings(console="off", silent=True)
+    if "WANDB_MODE" not in os.environ:
+        settings.mode = "offline"
+    name, project = run_id.replace("/", "-"), os.environ.get("WANDB_PROJECT", "dflop")
+    run = wandb.init(project=project, id=name, name=name, dir=str(folder), resume="allow", settings=settings)
+    run.define_metric("*", step_metric="step")
 
-        self._flush = wandb.teardown
-        folder.mkdir(parents=True, exist_ok=True)  # W&B would write to /tmp instead
-        settings = wandb.Settings(console="off", silent=True)
-        if "WANDB_MODE" not in os.environ:
-            settings.mode = "offline"
-        name, project = run_id.replace("/", "-"), os.environ.get("WANDB_PROJECT", "dflop")
-        self._run = wandb.init(
-            project=project, id=name, name=name, dir=str(folder), resume="allow", settings=settings
-        )  # fmt: skip
-        self._run.define_metric("*", step_metric="step")
+    def add(step: int, values: Mapping[str, float], at_s: float) -> None:
+        run.log({**values, "step": step, "observed_at_s": at_s})
 
-    def add(self, step: int, values: Mapping[str, float], at_s: float) -> None:
-        self._run.log({**values, "step": step, "observed_at_s": at_s})
+    def close() -> None:
+        run.finish()
+        wandb.teardown()  # waits for W&B's process, which `finish` does not
 
-    def close(self) -> None:
-        self._run.finish()
-        self._flush()  # waits for W&B's process, which `finish` does not
+    return add, close
 
 
-class _MLflow:
+def _mlflow(folder: Path, run_id: str, _first_step: int) -> Tracker:
     """A run of the experiment `MLFLOW_EXPERIMENT_NAME`; every start of a job continues the run that has its name."""
+    from mlflow import MlflowClient
+    from mlflow.entities import Metric
 
-    def __init__(self, folder: Path, run_id: str, first_step: int) -> None:
-        from mlflow import MlflowClient
-        from mlflow.entities import Metric
+    folder.mkdir(parents=True, exist_ok=True)
+    here = f"sqlite:///{folder.resolve()}/mlflow.db"
+    client = MlflowClient(os.environ.get("MLFLOW_TRACKING_URI") or here)
+    name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "dflop")
+    known = client.get_experiment_by_name(name)
+    experiment = known.experiment_id if known is not None else client.create_experiment(name)
+    found = client.search_runs([experiment], f"attributes.run_name = '{run_id}'", max_results=1)
+    run = (found[0] if found else client.create_run(experiment, run_name=run_id)).info.run_id
+    client.update_run(run, status="RUNNING")
 
-        self._metric = Metric
-        folder.mkdir(parents=True, exist_ok=True)
-        here = f"sqlite:///{folder.resolve()}/mlflow.db"
-        self._client = MlflowClient(os.environ.get("MLFLOW_TRACKING_URI") or here)
-        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "dflop")
-        known = self._client.get_experiment_by_name(name)
-        experiment = known.experiment_id if known is not None else self._client.create_experiment(name)
-        found = self._client.search_runs([experiment], f"attributes.run_name = '{run_id}'", max_results=1)
-        run = found[0] if found else self._client.create_run(experiment, run_name=run_id)
-        self._id = run.info.run_id
-        self._client.update_run(self._id, status="RUNNING")
+    def add(step: int, values: Mapping[str, float], at_s: float) -> None:
+        points = [Metric(name, value, round(at_s * 1000), step) for name, value in values.items()]
+        client.log_batch(run, metrics=points)
 
-    def add(self, step: int, values: Mapping[str, float], at_s: float) -> None:
-        points = [self._metric(name, value, round(at_s * 1000), step) for name, value in values.items()]
-        self._client.log_batch(self._id, metrics=points)
-
-    def close(self) -> None:
-        self._client.set_terminated(self._id)
+    return add, lambda: client.set_terminated(run)
 
 
 TRACKERS: Mapping[str, Callable[[Path, str, int], Tracker]] = {
-    "tensorboard": _TensorBoard,
-    "wandb": _WeightsAndBiases,
-    "mlflow": _MLflow,
+    "tensorboard": _tensorboard,
+    "wandb": _wandb,
+    "mlflow": _mlflow,
 }
 """By the name of their package: what writes into a folder, under a run's id, from a step on."""
 
@@ -194,11 +173,11 @@ class _Feed:
 
     def _run(self) -> None:
         try:
-            tracker = self._open_it()
+            add, close = self._open_it()
             while (point := self._next()) is not None:
-                tracker.add(*point)
+                add(*point)
             if not self.is_dropped:
-                tracker.close()
+                close()
         except Exception as error:  # whatever a tracker raises must not end the training
             self._drop(str(error))
 
@@ -211,5 +190,4 @@ class _Feed:
     def _drop(self, reason: str) -> None:
         if not self.is_dropped:
             self.is_dropped = True
-            with contextlib.suppress(OSError):  # a full disk under the log must not end the training
-                say(f"{self._name} gets no more curves of this job, training continues: {reason}")
+            say(f"{self._name} gets no more curves of this job, training continues: {reason}")

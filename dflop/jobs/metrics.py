@@ -7,12 +7,12 @@ the node exporter reports (`node_textfile_mtime_seconds`).
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from dflop import files
+from dflop.run.messages import say
 
 WRITE_EVERY_S = 5.0
 END_S = 5.0
@@ -86,7 +86,7 @@ class MetricsFile:
             files.replace(self._path, text)
         except OSError as error:
             if not self._has_failed:
-                print(f"metrics cannot be written, training continues: {error}", file=sys.stderr, flush=True)
+                say(f"metrics cannot be written, training continues: {error}")
             self._has_failed = True
 
 

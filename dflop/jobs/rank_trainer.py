@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from dflop.parallel.topology import Seat, connect, make_groups
 from dflop.plan.runnable import check_plan
 from dflop.records import LLM, Plan, SampleShape
 from dflop.run.directory import dataset_ref
+from dflop.run.messages import say
 from dflop.train.checkpoint import Checkpointer
 from dflop.train.engine import Engine
 from dflop.train.feed import Feed
@@ -46,7 +46,7 @@ def make_trainer(
         connect(groups, plan, device)
     kernel = attention.resolve(config.model.attention, device.type, getattr(torch, config.model.dtype))
     if seat.rank == 0:
-        print(f"attention: {kernel}", file=sys.stderr, flush=True)
+        say(f"attention: {kernel}")
     model, weights = first_weights(config, family, tokenizer)
     rates = OptimizerSettings(config.train.learning_rate, config.train.weight_decay)
     made = apply_plan(

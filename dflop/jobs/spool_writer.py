@@ -6,13 +6,12 @@ reads a job's log shall know that rows are late, and not be told every few steps
 
 from __future__ import annotations
 
-import contextlib
 import queue
-import sys
 import threading
 from typing import Any
 
 from dflop.errors import StoreError
+from dflop.run.messages import say
 from dflop.store.spool import SpoolWriter
 
 FLUSH_EVERY_S = 20.0
@@ -70,21 +69,15 @@ class SpoolThread:
             self._writer.flush()
         except StoreError as error:
             if is_last:
-                _say(f"{self._what} are lost: {error}")
+                say(f"{self._what} are lost: {error}")
             else:
                 self._fails(error)
         else:
             if self._is_failing:
                 self._is_failing = False
-                _say(f"{self._what} are being written again, none was lost")
+                say(f"{self._what} are being written again, none was lost")
 
     def _fails(self, error: StoreError) -> None:
         if not self._is_failing:
             self._is_failing = True
-            _say(f"{self._what} cannot be written, training continues and retries: {error}")
-
-
-def _say(line: str) -> None:
-    # Where the log itself cannot be written, the thread that wanted to say so must live on.
-    with contextlib.suppress(OSError):
-        print(line, file=sys.stderr, flush=True)
+            say(f"{self._what} cannot be written, training continues and retries: {error}")

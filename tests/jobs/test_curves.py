@@ -14,7 +14,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from dflop.errors import ConfigError
-from dflop.jobs.curves import MAX_WAITING, TRACKERS, Curves, check_trackers
+from dflop.jobs.curves import MAX_WAITING, TRACKERS, Curves, Tracker, check_trackers
 from tests.jobs.configs import make_config
 
 LOSSES = {0: 8.5, 1: 7.0, 2: 6.25, 3: 6.0}
@@ -62,7 +62,7 @@ def test_a_job_that_is_started_again_goes_on_with_its_curves(tmp_path, monkeypat
     for variable in ("WANDB_MODE", "MLFLOW_TRACKING_URI"):
         monkeypatch.delenv(variable, raising=False)
     for at_s, steps, error in ((1e9, (0, 1, 2), 1.0), (2e9, (2, 3), 0.0)):
-        curves = Curves([name], tmp_path, "run-1", steps[0])
+        curves = Curves([name], tmp_path, "run-1", steps[0], close_s=60)
         for step in steps:
             curves.add(step, {"train/loss": LOSSES[step] + error * (step == RESUMED_AT)}, at_s + step)
         curves.close()
@@ -75,9 +75,9 @@ class Fake:
     def __init__(self, where: str, act: Callable[[], None]) -> None:
         self.where, self.act, self.calls = where, act, list[str]()
 
-    def __call__(self, folder: Path, run_id: str, first_step: int) -> Fake:
+    def __call__(self, folder: Path, run_id: str, first_step: int) -> Tracker:
         self._at("open")
-        return self
+        return self.add, self.close
 
     def add(self, step: int, values: Mapping[str, float], at_s: float) -> None:
         self._at("add")
