@@ -66,7 +66,7 @@ def make_trainer(
         activity=activities.main,
     )  # fmt: skip
     feed = Feed(
-        source, family, plan, seat, stage_of, prefetcher=make_prefetcher(config, source, device),
+        source, family, plan, seat, stage_of, prefetcher=make_prefetcher(config, source, device.type),
         activity=activities.feed, dtype=getattr(torch, config.model.dtype), pins=device.type == "cuda",
         fills=groups.shards is not None,
     )  # fmt: skip

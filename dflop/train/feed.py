@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
+from dflop.data.tokens import EncodedSample
 from dflop.errors import TrainError
 from dflop.models.build import IGNORE_LABEL, EncoderStage, LlmStage, Stage
 from dflop.models.family import Family
@@ -27,15 +28,7 @@ from dflop.models.item_arithmetic import Arguments
 from dflop.models.positions import MediaPosition
 from dflop.parallel.topology import Seat, peers_of
 from dflop.records import LLM, MediaItem, ModuleWork, Plan, StepPlan
-from dflop.train.inputs import (
-    EncoderInput,
-    LlmInput,
-    MicrobatchInput,
-    PreparedStep,
-    SampleSource,
-    TokenizedSample,
-    Transfer,
-)
+from dflop.train.inputs import EncoderInput, LlmInput, MicrobatchInput, PreparedStep, SampleSource, Transfer
 from dflop.train.liveness import Activity
 from dflop.train.prefetch import MediaError, Prefetcher, Wanted
 from dflop.train.routes import routes
@@ -227,7 +220,7 @@ class Feed:
             loss_sample=torch.from_numpy(np.concatenate(owner)),
         )
 
-    def _tokens(self, sample_index: int) -> TokenizedSample:
+    def _tokens(self, sample_index: int) -> EncodedSample:
         sample, shape = self._source.tokens(sample_index), self._source.shape(sample_index)
         num_supervised = int((sample.labels[1:] != IGNORE_LABEL).sum())
         for what, found, profiled in (
@@ -242,7 +235,7 @@ class Feed:
                 )
         return sample
 
-    def _positions(self, sample_index: int, sample: TokenizedSample) -> torch.Tensor:
+    def _positions(self, sample_index: int, sample: EncodedSample) -> torch.Tensor:
         stage = self._stages.get(LLM)
         if not isinstance(stage, LlmStage):
             raise TrainError(f"rank {self._seat.rank} was asked for LLM input, but holds `{self._seat.module}`")
@@ -250,7 +243,7 @@ class Feed:
         return stage.positions(torch.from_numpy(sample.input_ids), items)
 
     def _receives(
-        self, step_plan: StepPlan, k: int, packed: Mapping[int, tuple[int, TokenizedSample]]
+        self, step_plan: StepPlan, k: int, packed: Mapping[int, tuple[int, EncodedSample]]
     ) -> tuple[Transfer, ...]:
         transfers, tp = [], self._plan.module(LLM).parallel.tp
         for encoder in self._plan.encoders:
@@ -263,7 +256,7 @@ class Feed:
         return tuple(transfers)
 
     def _own_rows(
-        self, step_plan: StepPlan, k: int, packed: Mapping[int, tuple[int, TokenizedSample]]
+        self, step_plan: StepPlan, k: int, packed: Mapping[int, tuple[int, EncodedSample]]
     ) -> dict[str, torch.Tensor]:
         found = {}
         for encoder in self._plan.encoders:
@@ -314,13 +307,13 @@ class Feed:
 
 
 def _placeholders(
-    work: ModuleWork, items: Sequence[int], packed: Mapping[int, tuple[int, TokenizedSample]]
+    work: ModuleWork, items: Sequence[int], packed: Mapping[int, tuple[int, EncodedSample]]
 ) -> torch.Tensor:
     """Positions in the packed tokens of the rows of some items, in their order."""
     positions = []
     for item in items:
         start, sample = packed[work.item_sample[item]]
-        positions.append(start + sample.item_positions[work.item_rank_in_sample[item]])
+        positions.append(start + sample.media_positions[work.item_rank_in_sample[item]])
     return torch.from_numpy(np.concatenate(positions))
 
 

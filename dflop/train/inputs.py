@@ -9,21 +9,10 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from dflop.data.tokens import EncodedSample
 from dflop.models.item_arithmetic import Arguments
 from dflop.parallel.topology import Peers
 from dflop.records import SampleShape, StepPlan
-
-
-@dataclass(frozen=True, slots=True)
-class TokenizedSample:
-    """Token ids of one sample with media placeholders expanded."""
-
-    input_ids: np.ndarray
-    """int64 `[tokens]`."""
-    labels: np.ndarray
-    """int64 `[tokens]`, `IGNORE_LABEL` where no loss is taken."""
-    item_positions: tuple[np.ndarray, ...]
-    """int64 `[rows]` per media item: positions of its placeholders."""
 
 
 class SampleSource(Protocol):
@@ -33,7 +22,7 @@ class SampleSource(Protocol):
         """Shape of a sample."""
         ...
 
-    def tokens(self, sample_index: int) -> TokenizedSample:
+    def tokens(self, sample_index: int) -> EncodedSample:
         """Tokens of a sample."""
         ...
 

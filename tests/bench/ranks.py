@@ -20,6 +20,7 @@ from dflop.cost.fit import fit_cost_tables
 from dflop.cost.link_costs import fit_link_costs
 from dflop.cost.model import CostModel
 from dflop.data.shapes import header_of
+from dflop.data.tokens import EncodedSample
 from dflop.models import load_family
 from dflop.models.build import IGNORE_LABEL
 from dflop.models.family import Family
@@ -29,7 +30,7 @@ from dflop.profile.link_probe import profile_links
 from dflop.profile.probe import ProbeSettings
 from dflop.profile.profiler import profile_model
 from dflop.records import LinkMeasurement, Measurement, MediaItem, Plan, SampleShape, StepObservation, StepPlan
-from dflop.train.inputs import PreparedStep, TokenizedSample
+from dflop.train.inputs import PreparedStep
 from dflop.train.loop import Hooks, LoopSettings
 from dflop.train.plan_source import PlanMessage
 from dflop.train.step_trace import StepTrace
@@ -108,7 +109,7 @@ class MadeUpSource(SyntheticSource):
         super().__init__(shapes)
         self._family, self._ids = family_of(model), token_id(model)
 
-    def tokens(self, sample_index: int) -> TokenizedSample:
+    def tokens(self, sample_index: int) -> EncodedSample:
         shape, rng = self._shapes[sample_index], np.random.default_rng(sample_index)
         ids: list[int] = []
         positions = []
@@ -123,7 +124,7 @@ class MadeUpSource(SyntheticSource):
         ids += rng.integers(FIRST_TEXT_ID, VOCAB_SIZE, shape.num_llm_tokens - len(ids)).tolist()
         labels = np.full(len(ids), IGNORE_LABEL)
         labels[-shape.num_supervised_tokens :] = ids[-shape.num_supervised_tokens :]
-        return TokenizedSample(np.asarray(ids), labels, tuple(positions))
+        return EncodedSample(np.asarray(ids), labels, tuple(positions))
 
     def _layout(self, shape: SampleShape, item: MediaItem) -> tuple[str | int, ...]:
         return self._family.place(header_of(item), len(shape.items)).layout

@@ -10,13 +10,13 @@ from functools import cache
 import numpy as np
 import torch
 
+from dflop.data.tokens import EncodedSample
 from dflop.models import load_family
 from dflop.models.family import Family
 from dflop.models.media import MediaHeader
 from dflop.models.random_weights import build_model
 from dflop.records import LLM, MediaItem, ModulePlan, ModuleWork, ParallelSpec, Plan, SampleShape, StepPlan
 from dflop.train.feed import seconds_per_grid
-from dflop.train.inputs import TokenizedSample
 
 TOKEN_IDS = {
     "<|IMAGE|>": 1, "<|VIDEO|>": 2, "<|AUDIO|>": 3, "<|vision_bos|>": 4, "<|audio_bos|>": 5, "<|audio_eos|>": 6,
@@ -112,7 +112,7 @@ class SyntheticSource:
     def shape(self, sample_index: int) -> SampleShape:
         return self._shapes[sample_index]
 
-    def tokens(self, sample_index: int) -> TokenizedSample:
+    def tokens(self, sample_index: int) -> EncodedSample:
         shape, rng = self._shapes[sample_index], np.random.default_rng(sample_index)
         text = rng.integers(10, VOCAB_SIZE, shape.num_text_tokens - 2 * len(shape.items)).tolist()
         ids, positions = text[:3], []
@@ -123,7 +123,7 @@ class SyntheticSource:
         ids += text[3:]
         labels = np.full(len(ids), -100)
         labels[-shape.num_supervised_tokens :] = ids[-shape.num_supervised_tokens :]
-        return TokenizedSample(np.asarray(ids), labels, tuple(positions))
+        return EncodedSample(np.asarray(ids), labels, tuple(positions))
 
     def array(self, sample_index: int, item: int) -> np.ndarray:
         media = self._shapes[sample_index].items[item]
@@ -131,7 +131,7 @@ class SyntheticSource:
         return rng.standard_normal(family().array_shape(media.module, media.grid), dtype=np.float32)
 
 
-def hf_inputs(source: SyntheticSource, shape: SampleShape, sample: TokenizedSample) -> dict[str, object]:
+def hf_inputs(source: SyntheticSource, shape: SampleShape, sample: EncodedSample) -> dict[str, object]:
     """Arguments of Hugging Face's own forward for one sample."""
     ids = torch.from_numpy(sample.input_ids)[None]
     inputs: dict[str, object] = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "use_cache": False}

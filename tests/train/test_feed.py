@@ -9,12 +9,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dflop.data.tokens import EncodedSample
 from dflop.errors import TrainError
 from dflop.models.build import IGNORE_LABEL, cut_stage
 from dflop.parallel.topology import seats
 from dflop.records import LLM
 from dflop.train.feed import Feed
-from dflop.train.inputs import TokenizedSample
 from dflop.train.prefetch import MediaError
 from tests.train.synthetic import SyntheticSource, family, make_plan, make_shapes, make_step_plan, tiny_model
 
@@ -108,7 +108,7 @@ class Edited(SyntheticSource):
         super().__init__(shapes)
         self._sample_index, self._change = sample_index, change
 
-    def tokens(self, sample_index: int) -> TokenizedSample:
+    def tokens(self, sample_index: int) -> EncodedSample:
         sample = super().tokens(sample_index)
         if sample_index != self._sample_index or callable(self._change):
             return sample

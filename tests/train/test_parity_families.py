@@ -15,10 +15,10 @@ from functools import cache, cached_property
 import pytest
 import torch
 
+from dflop.data.tokens import EncodedSample
 from dflop.models.build import IGNORE_LABEL
 from dflop.models.family import Family
 from dflop.records import LLM, Plan, SampleShape
-from dflop.train.inputs import TokenizedSample
 from tests.models.tiny_families import CASES, Case
 from tests.train.parity import Trial, assert_equal_steps, reference, run_trial
 from tests.train.synthetic import make_inline_plan, make_plan, make_step_plan
@@ -77,10 +77,10 @@ class CaseSource:
             num_supervised_tokens=int((sample.labels[1:] != IGNORE_LABEL).sum()), items=tuple(sample.items),
         )  # fmt: skip
 
-    def tokens(self, sample_index: int) -> TokenizedSample:
+    def tokens(self, sample_index: int) -> EncodedSample:
         sample = self._samples[sample_index]
         positions = tuple(p.numpy() for p in sample.item_positions)
-        return TokenizedSample(sample.input_ids.numpy(), sample.labels.numpy(), positions)
+        return EncodedSample(sample.input_ids.numpy(), sample.labels.numpy(), positions)
 
     def array(self, sample_index: int, item: int):
         return self._samples[sample_index].arrays[item].numpy()

@@ -189,5 +189,5 @@ def wait_for_end_of(process: int) -> None:
 
 
 def test_workers_import_no_torch():
-    program = "import sys, dflop.train.prefetch, dflop.jobs.media_reader; assert 'torch' not in sys.modules"
+    program = "import sys, dflop.train.prefetch, dflop.jobs.sample_source; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
