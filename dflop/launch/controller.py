@@ -24,12 +24,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 from submitit.core.utils import JobPaths
 
 from dflop import files
 from dflop.launch.job import JobSpec
 from dflop.launch.payload import FIRST_PORT, NUM_PORTS
-from dflop.launch.process import Child, ProcessId, adopt_orphans, family, kill_all, wait_until
+from dflop.launch.process import kill_all, processes_of_job, wait_until
 from dflop.launch.results import payload_of
 
 TIMEOUT_SIGNAL_DELAY_S = 60  # before the time limit tasks get SIGUSR2
@@ -39,7 +40,7 @@ PEER_GRACE_S, INTERRUPT_GRACE_S = 2.0, 1.0
 PICKLE_WITHIN_S = 60  # or its submitter died before it named the pickle, and there is no job
 
 
-def watch(tasks: Sequence[Child], limit_s: float, warning_s: float) -> dict[str, Any]:
+def watch(tasks: Sequence[psutil.Process], limit_s: float, warning_s: float) -> dict[str, Any]:
     """How tasks ended: when all have, when one has failed and its peers had their time, or when the limit has passed.
 
     SIGUSR2, which is blocked here (see `local.py`), is passed on to them, and sent so long before the limit.
@@ -48,7 +49,7 @@ def watch(tasks: Sequence[Child], limit_s: float, warning_s: float) -> dict[str,
     warn_at = limit - warning_s
     dead: tuple[int, int] | None = None
     while True:
-        codes, now = [task.poll() for task in tasks], time.monotonic()
+        codes, now = [_exit_code(task) for task in tasks], time.monotonic()
         if dead is None and (failed := [(rank, code) for rank, code in enumerate(codes) if code]):
             # Signals first: of several tasks seen dead at once, that one did not die of the others.
             dead = min(failed, key=lambda task: task[1] > 0)
@@ -59,8 +60,20 @@ def watch(tasks: Sequence[Child], limit_s: float, warning_s: float) -> dict[str,
         if now >= warn_at:
             warn_at, must_tell = float("inf"), True
         if must_tell and dead is None:
-            for task in tasks:
-                task.send_signal(signal.SIGUSR2)
+            _tell(tasks, signal.SIGUSR2)
+
+
+def _exit_code(task: psutil.Process) -> int | None:
+    """Minus the signal that ended it, else its exit code; None while it runs."""
+    with contextlib.suppress(psutil.TimeoutExpired):
+        return int(task.wait(0))
+    return None
+
+
+def _tell(tasks: Sequence[psutil.Process], number: int) -> None:
+    for task in tasks:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            task.send_signal(number)
 
 
 def _preload(spec: JobSpec) -> None:
@@ -94,19 +107,15 @@ def _become_task(paths: JobPaths, rank: int, num_tasks: int, port: int) -> None:
     os.environ |= dict.fromkeys(("RANK", "LOCAL_RANK", "SUBMITIT_LOCAL_LOCALID", "SUBMITIT_LOCAL_GLOBALID"), str(rank))
     os.environ |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "SUBMITIT_LOCAL_NTASKS"), str(num_tasks))
     os.environ |= {"NODE_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    os.environ |= {"SUBMITIT_EXECUTOR": "local", "SUBMITIT_LOCAL_JOB_ID": str(paths.job_id)}
     with contextlib.suppress(OSError):  # for people who look at `top`
         Path("/proc/self/comm").write_text(f"rank{rank}")
 
 
 def main(folder: str, job_id: str) -> None:
     """Run the job to its end, take everything it started down with it, and only then say how it ended."""
-    me = ProcessId.of(os.getpid())
-    assert me is not None
-    adopt_orphans()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.default_int_handler)
-    tasks, record, is_task = list[Child](), None, False
+    tasks, record, is_task = list[psutil.Process](), None, False
     try:
         pickle = JobPaths(folder, job_id).submitted_pickle
         wait_until(pickle.exists, PICKLE_WITHIN_S)
@@ -120,7 +129,7 @@ def main(folder: str, job_id: str) -> None:
             if is_task := (pid := os.fork()) == 0:
                 _become_task(JobPaths(folder, job_id, len(tasks)), len(tasks), r.num_tasks, port)
             else:
-                tasks.append(Child(pid))
+                tasks.append(psutil.Process(pid))
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         if not is_task:
             record = watch(tasks, 60 * r.time_limit_min, r.signal_delay_s(TIMEOUT_SIGNAL_DELAY_S))
@@ -129,10 +138,9 @@ def main(folder: str, job_id: str) -> None:
     finally:
         if not is_task:
             with contextlib.suppress(KeyboardInterrupt):
-                for task in tasks:
-                    task.send_signal(signal.SIGINT)
-                wait_until(lambda: all(task.poll() is not None for task in tasks), INTERRUPT_GRACE_S)
-            kill_all(set(family(me)) - {me})
+                _tell(tasks, signal.SIGINT)
+                wait_until(lambda: None not in map(_exit_code, tasks), INTERRUPT_GRACE_S)
+            kill_all(processes_of_job(job_id) - {psutil.Process()})
     if is_task:
         from submitit.core.submission import process_job
 

@@ -9,6 +9,7 @@ hence one node. Jobs start at once: who submits says how many the machine bears.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
@@ -18,14 +19,14 @@ import sys
 import uuid
 from typing import Any
 
+import psutil
 from submitit.local.local import LocalExecutor, LocalJob
 
 from dflop import files
 from dflop.launch.job import JobHandle, JobSpec, JobState, JobStatus, Launcher, make_folder
 from dflop.launch.payload import Payload, task_environment
-from dflop.launch.process import ProcessId, end_family
+from dflop.launch.process import JOB_VARIABLE, kill_all, processes_of_job, wait_for_end
 from dflop.launch.results import DeadTask, collect_values, explain, handle_of, has_all_results, status_from_results
-from dflop.records import from_dict, to_dict
 
 _PROCESS, _EXIT, _CANCELLED = "process.json", "exit.json", "cancelled"
 
@@ -47,32 +48,32 @@ class LocalLauncher(Launcher):
         if handle.read(_CANCELLED) is not None:
             return JobStatus(JobState.CANCELLED)
         controller = _controller_of(handle)
-        is_alive = controller is not None and controller.is_alive
         # Asked after the controller: one that ends between the two questions has written its record by then.
         if (record := handle.read(_EXIT)) is not None:
             if json.loads(record)["timed_out"]:
                 return JobStatus(JobState.TIMEOUT, "time limit reached")
             dead = _dead_task(handle)
             return explain(handle, JobStatus(JobState.FAILED), dead) if dead else status_from_results(handle)
-        if is_alive:
+        if controller is not None:
             return JobStatus(JobState.RUNNING)
-        if controller is None:
+        if handle.read(_PROCESS) is None:
             return JobStatus(JobState.LOST, "it was never started")
-        end_family(controller, grace_s=0)  # tasks of a killed controller live on
+        kill_all(processes_of_job(handle.job_id))  # tasks of a killed controller live on
         if has_all_results(handle):
             return status_from_results(handle)
         return JobStatus(JobState.FAILED, "killed: its controller died before its tasks ended")
 
     def cancel(self, *handles: JobHandle) -> None:
         for handle in handles:
-            controller = _controller_of(handle)
-            if controller is not None and not self.poll(handle).state.is_final:
+            if not self.poll(handle).state.is_final:
                 handle.path(_CANCELLED).touch()
-                end_family(controller, grace_s=self.cancel_grace_s)
+                processes = processes_of_job(handle.job_id)
+                _signal(handle, signal.SIGTERM)
+                wait_for_end(processes, self.cancel_grace_s)
+                kill_all(processes | processes_of_job(handle.job_id))
 
     def interrupt(self, handle: JobHandle) -> None:
-        if (controller := _controller_of(handle)) is not None:
-            controller.send(signal.SIGUSR2)
+        _signal(handle, signal.SIGUSR2)
 
     def collect(self, handle: JobHandle) -> list[Any]:
         return collect_values(handle, self.poll(handle), _dead_task(handle))
@@ -88,6 +89,7 @@ class _Executor(LocalExecutor):
     def _submit_command(self, command: str) -> LocalJob[Any]:
         spec, job_id = self.spec, uuid.uuid4().hex[:12]
         env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+        env |= task_environment(spec) | {"SUBMITIT_EXECUTOR": "local", JOB_VARIABLE: job_id}
         args = [sys.executable, "-u", "-m", "dflop.launch.controller", str(self.folder), job_id]
         if setup := spec.resources.setup:
             args = ["bash", "-c", " && ".join([*setup, f"exec {shlex.join(args)}"])]
@@ -96,20 +98,27 @@ class _Executor(LocalExecutor):
         try:
             with (self.folder / f"{job_id}_controller.log").open("wb") as log:
                 process = subprocess.Popen(
-                    args, env=env | task_environment(spec), start_new_session=True, stdin=subprocess.DEVNULL,
-                    stdout=log, stderr=log,
-                )  # fmt: skip
+                    args, env=env, start_new_session=True, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                )
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        found = ProcessId.of(process.pid)
-        assert found is not None, "a child that was not yet waited for"
-        files.replace(self.folder / f"{job_id}_{_PROCESS}", json.dumps(to_dict(found)))
+        files.replace(self.folder / f"{job_id}_{_PROCESS}", json.dumps({"pid": process.pid}))
         return LocalJob(self.folder, job_id, tasks=range(spec.resources.num_tasks))
 
 
-def _controller_of(handle: JobHandle) -> ProcessId | None:
-    record = handle.read(_PROCESS)
-    return from_dict(ProcessId, json.loads(record)) if record else None
+def _controller_of(handle: JobHandle) -> psutil.Process | None:
+    """While it lives: a later process with its pid has not the job's id in its environment, nor has a zombie."""
+    with contextlib.suppress(psutil.Error):
+        if record := handle.read(_PROCESS):
+            process = psutil.Process(json.loads(record)["pid"])
+            return process if process.environ().get(JOB_VARIABLE) == handle.job_id else None
+    return None
+
+
+def _signal(handle: JobHandle, number: int) -> None:
+    if (controller := _controller_of(handle)) is not None:
+        with contextlib.suppress(psutil.NoSuchProcess):  # it ended in the meantime
+            controller.send_signal(number)
 
 
 def _dead_task(handle: JobHandle) -> DeadTask | None:

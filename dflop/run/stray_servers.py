@@ -6,25 +6,22 @@ that process is gone.
 
 from __future__ import annotations
 
-import contextlib
-import re
-from pathlib import Path
+import psutil
 
-from dflop.launch.process import ProcessId
+from dflop.launch.process import processes_where
 
 VARIABLE = "DFLOP_DRIVER"
 """In the environment of whatever a driver starts, its pid."""
-_SERVER = b"prefect.server.api.server:create_app"
+_SERVER = "prefect.server.api.server:create_app"
 
 
-def left_behind() -> set[ProcessId]:
+def left_behind() -> set[psutil.Process]:
     """Temporary servers of this user whose driver is gone; what they kept is in their database."""
-    found = set()
-    for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # somebody else's, or gone
-            if _SERVER in (entry / "cmdline").read_bytes():
-                driver = re.search(rb"(?:^|\0)%b=(\d+)\0" % VARIABLE.encode(), (entry / "environ").read_bytes())
-                process = ProcessId.of(int(entry.name))
-                if driver and process and not Path("/proc", driver[1].decode()).exists():
-                    found.add(process)
-    return found
+    return processes_where(_is_left_behind)
+
+
+def _is_left_behind(process: psutil.Process) -> bool:
+    if _SERVER not in process.cmdline():
+        return False
+    driver = process.environ().get(VARIABLE, "")
+    return driver.isdecimal() and not psutil.pid_exists(int(driver))

@@ -7,10 +7,11 @@ import signal
 import subprocess
 import sys
 
+import psutil
 import pytest
 
 from dflop.jobs.companion import PARENT
-from dflop.launch.process import ProcessId, kill_all
+from dflop.launch.process import kill_all
 from dflop.run import stray_servers
 from tests.launch.helpers import is_gone, until
 
@@ -63,7 +64,7 @@ def test_only_servers_whose_driver_is_gone_are_left_behind():
         kill_all({*found})
         assert started[1].wait(10) == -9
         assert all(process.poll() is None for process in (started[0], *started[2:]))
-        assert ProcessId.of(started[1].pid) is None
+        assert not psutil.pid_exists(started[1].pid)
     finally:
         for process in started:
             process.kill()

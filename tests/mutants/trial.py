@@ -18,10 +18,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dflop.launch.process import ProcessId, adopt_orphans, family, kill_all
+import psutil
+
+from dflop.launch.process import kill_all, processes_where
 from tests.mutants.table import Mutant
 
 LOOKS_EVERY_S = 2.0
+_VARIABLE = "DFLOP_TRIAL"
 _FAILED = re.compile(r"^(?:FAILED|ERROR) ([^\s\[]+(?:\[.*?\])?)(?: - |$)", re.MULTILINE)
 _PYTEST = ("-q", "-p", "no:cacheprovider", "-p", "no:tests.budget", "--hypothesis-profile=ci", "--timeout", "300")
 
@@ -58,26 +61,21 @@ class Trial:
 
     def pytest(self, folder: Path, words: Sequence[str], *, limit_s: float, kernels: str = "kernels") -> Outcome:
         """What pytest makes of a copy; everything it has started has ended by then."""
-        adopt_orphans()
-        me = ProcessId.of(os.getpid())
-        assert me is not None
         kernels_dir = self.home / kernels
         env = os.environ | {
             "PYTHONPATH": str(folder), "TMPDIR": str(self.home / "tmp"), "NUMBA_CACHE_DIR": str(kernels_dir),
+            _VARIABLE: str(os.getpid()),
         }  # fmt: skip
         marks = ["-m", self.marks] if self.marks else []
         command = [sys.executable, "-m", "pytest", *_PYTEST, *marks, *words]
         code: int | None = None
         with (self.home / "output").open("w+") as output:
             child = subprocess.Popen(command, cwd=folder, env=env, stdout=output, stderr=output)
-            while code is None and _used_s(set(family(me)) - {me}) < limit_s:
+            while code is None and _used_s(_started()) < limit_s:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     code = child.wait(LOOKS_EVERY_S)
-            kill_all(set(family(me)) - {me})
+            kill_all(_started())
             child.wait()
-            with contextlib.suppress(ChildProcessError):
-                while os.waitpid(-1, os.WNOHANG)[0]:
-                    pass
             output.seek(0)
             return Outcome(code, output.read())
 
@@ -168,7 +166,12 @@ def check_import(trial: Trial) -> None:
         raise RuntimeError(f"not the copy is imported but {done.stdout}")
 
 
-def _used_s(processes: set[ProcessId]) -> float:
+def _started() -> set[psutil.Process]:
+    """Live processes that pytest and what it runs have started."""
+    return processes_where(lambda process: process.environ().get(_VARIABLE) == str(os.getpid()))
+
+
+def _used_s(processes: set[psutil.Process]) -> float:
     """Processor time of processes and of their children that have ended."""
     ticks = 0
     for process in processes:
