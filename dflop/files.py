@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pwd
 import socket
 import uuid
 from collections.abc import Iterator
@@ -74,3 +75,10 @@ def fsync(path: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def user_name(uid: int) -> str:
+    """Name of an owner, or `uid 123` of one that this machine does not know."""
+    with contextlib.suppress(KeyError, OverflowError):
+        return pwd.getpwuid(uid).pw_name
+    return f"uid {uid}"

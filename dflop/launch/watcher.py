@@ -11,7 +11,6 @@ submission and cannot be changed, or, where a site submits a copy, if its time o
 from __future__ import annotations
 
 import os
-import pwd
 import re
 import subprocess
 import threading
@@ -21,6 +20,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from dflop.config.slurm_refusals import refusal
+from dflop.files import user_name
 from dflop.launch.commands import Command, last_line, on_cluster, run_command
 from dflop.launch.job import JobHandle, JobState, JobStatus
 from dflop.launch.results import BATCH_LOG
@@ -218,8 +218,8 @@ def status_of(slurm_state: str, reason: str, nodes: str = "", more: str = "") ->
     if known is None:  # of a newer Slurm: alive until it says otherwise
         return JobStatus(JobState.RUNNING, f"Slurm state {word}")
     parts = [] if _WORDS[known].split()[0] == word else [word.lower().replace("_", " ")]
-    if by.startswith("by "):
-        parts.append(f"by {_user(by[3:])}")
+    if uid := re.fullmatch(r"by (\d{1,20})", by, re.ASCII):
+        parts.append(f"by {user_name(int(uid[1]))}")
     if reason not in _SAYS_NOTHING:
         parts.append(reason)
     if known is JobState.QUEUED and (why := refusal(reason)) and why.is_for_ever:
@@ -246,13 +246,6 @@ def time_of_day(at_s: float, now_s: float) -> str:
     """`14:05`, with the day where that is not today's."""
     at = time.localtime(at_s)
     return time.strftime("%H:%M" if at[:3] == time.localtime(now_s)[:3] else "%d %b %H:%M", at)
-
-
-def _user(uid: str) -> str:
-    try:
-        return pwd.getpwuid(int(uid)).pw_name
-    except (KeyError, ValueError, OverflowError):
-        return f"user {uid[:20]}"
 
 
 def _by_id(rows: Iterable[Row]) -> dict[str, Row]:

@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from dflop.errors import LaunchError, StoreError
+from dflop.files import user_name
 from dflop.run.directory import RunDir
-from dflop.run.find import user_name
 from dflop.run.messages import Say
 from dflop.store.lease import Claim, Lease, newest_claim
 from dflop.units import seconds

@@ -7,15 +7,14 @@ Runs of others, copies and damaged ones are left out wherever a run is chosen, a
 
 from __future__ import annotations
 
-import contextlib
 import os
-import pwd
 import socket
 import stat
 from collections.abc import Mapping
 from pathlib import Path
 
 from dflop.errors import ConfigError, did_you_mean
+from dflop.files import user_name
 from dflop.run.directory import RunDir
 
 LATEST = "latest"
@@ -25,13 +24,6 @@ _MAX_SHOWN = 5
 def runs_folder() -> Path:
     """Where runs are when neither a configuration nor an option says so: DFLOP_RUNS, else `runs`."""
     return Path(os.environ.get("DFLOP_RUNS") or "runs")
-
-
-def user_name(uid: int) -> str:
-    """Name of a user, or `uid123` of one that this machine does not know."""
-    with contextlib.suppress(KeyError, OverflowError):
-        return pwd.getpwuid(uid).pw_name
-    return f"uid{uid}"
 
 
 def this_user() -> str:

@@ -12,7 +12,6 @@ import contextlib
 import errno
 import grp
 import os
-import pwd
 import re
 import stat
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from pathlib import Path
 
 from dflop import files
 from dflop.errors import ConfigError, StoreError, did_you_mean
+from dflop.files import user_name
 
 _DIR_BITS = stat.S_ISGID | 0o070
 _HANDED_ON = 0o775
@@ -115,13 +115,6 @@ def whose(found: os.stat_result) -> str:
     """Owner, group and mode in words."""
     mode = stat.S_IMODE(found.st_mode)
     return f"owned by {user_name(found.st_uid)}, group {group_name(found.st_gid)}, mode {mode:04o}"
-
-
-def user_name(uid: int) -> str:
-    """Name of a user, or its number."""
-    with contextlib.suppress(KeyError):
-        return pwd.getpwuid(uid).pw_name
-    return f"uid {uid}"
 
 
 def group_name(gid: int) -> str:

@@ -103,7 +103,7 @@ def test_accounting_is_asked_once_for_what_squeue_has_forgotten_or_who_cancelled
     slurm.queue = {"7": row} if row else {}
     slurm.accounting = {"7": f"CANCELLED by 987654|{NOON_S:.0f}|N/A|n1|None|job"}
     for slurm.now_s in (0, 30):
-        assert status(watcher, job("7")) == (JobState.CANCELLED, "by user 987654")
+        assert status(watcher, job("7")) == (JobState.CANCELLED, "by uid 987654")
     assert slurm.calls == ["squeue", "sacct"]
 
 
@@ -309,7 +309,7 @@ def test_accounting_knows_who_cancelled_a_job():
     text = "\n".join([*lines, "0|9_[0-1]|PENDING|5|Unknown|None assigned|None|c|d"])
     mine, theirs, waits = read_rows(text, NOON_S)
     assert mine.status == (JobState.CANCELLED, f"by {me}")
-    assert theirs.status.reason == "by user 987654"
+    assert theirs.status.reason == "by uid 987654"
     assert (waits.job_ids, waits.script) == (("9_0", "9_1"), "c|d")
 
 

@@ -79,10 +79,10 @@ def test_the_runs_of_others_are_left_out_and_never_chosen(folder, mode):
         assert [row[0] for row in run_rows(all_runs(folder))] == [of_bob.run_id]
         assert reap(folder, print) == []
         said = left_out_text(look_into(folder)[1])
-        assert f"{of_alice.run_id}: it is a run of uid{ALICE}" in said
-        assert f"{planted.name}: it is a run of uid{EVE}" in said
+        assert f"{of_alice.run_id}: it is a run of uid {ALICE}" in said
+        assert f"{planted.name}: it is a run of uid {EVE}" in said
         for name in (planted.name, str(planted)):
-            with pytest.raises(ConfigError, match=rf"cannot open run `{name}`: it is a run of uid{EVE}"):
+            with pytest.raises(ConfigError, match=rf"cannot open run `{name}`: it is a run of uid {EVE}"):
                 find_run(name, folder)
     assert not Path("/tmp/dflop-pickle-of-eve-was-loaded").exists()
 
@@ -94,8 +94,8 @@ def test_whoever_has_no_run_in_a_teams_folder_gets_one_and_is_told_of_the_others
     with act(BOB):
         with pytest.raises(ConfigError, match="no runs yet") as caught:
             find_run("latest", folder)
-        assert f"it is a run of uid{ALICE}" in caught.value.hint
-        assert f"it is a run of uid{EVE}" in caught.value.hint
+        assert f"it is a run of uid {ALICE}" in caught.value.hint
+        assert f"it is a run of uid {EVE}" in caught.value.hint
         with pytest.raises(ConfigError, match="no run and no run directory `small`"):
             find_run("small", folder)
     own = begin(folder, BOB)
@@ -108,18 +108,18 @@ def test_a_folder_that_may_not_be_listed_is_named_with_its_owner(folder):
     folder.chmod(0o711)
     with act(BOB), pytest.raises(ConfigError, match="cannot list the runs: Permission denied") as caught:
         find_run("latest", folder)
-    assert f"belongs to uid{ALICE}" in caught.value.hint
+    assert f"belongs to uid {ALICE}" in caught.value.hint
 
 
 @as_root
 @pytest.mark.parametrize(
     ("make", "what"),
     [
-        (lambda path: path.touch(0o600), f"a file of uid{ALICE}: Permission denied"),
-        (lambda path: path.touch(0o666), f"a file of uid{ALICE}"),
-        (lambda path: path.symlink_to("elsewhere"), f"a symbolic link of uid{ALICE}"),
-        (lambda path: path.mkdir(0o777), f"a special file of uid{ALICE}"),
-        (lambda path: os.mkfifo(path, 0o666), f"a special file of uid{ALICE}"),
+        (lambda path: path.touch(0o600), f"a file of uid {ALICE}: Permission denied"),
+        (lambda path: path.touch(0o666), f"a file of uid {ALICE}"),
+        (lambda path: path.symlink_to("elsewhere"), f"a symbolic link of uid {ALICE}"),
+        (lambda path: path.mkdir(0o777), f"a special file of uid {ALICE}"),
+        (lambda path: os.mkfifo(path, 0o666), f"a special file of uid {ALICE}"),
     ],
 )
 def test_a_lock_file_that_somebody_else_made_is_named_with_its_owner_and_no_link_followed(folder, make, what):
@@ -237,7 +237,7 @@ def test_a_link_of_somebody_else_is_not_followed(folder):
     os.lchown(folder / "small-9", EVE, TEAM)
     with act(BOB):
         assert all_runs(folder) == []
-        with pytest.raises(ConfigError, match=f"a symbolic link of uid{EVE}"):
+        with pytest.raises(ConfigError, match=f"a symbolic link of uid {EVE}"):
             find_run("small-9", folder)
 
 

@@ -92,7 +92,7 @@ def test_two_runs_never_share_a_folder_even_with_the_same_letters(tmp_path, monk
     assert [run.run_id[-5:] for run in begun] == ["bbbbb", "ccccc"]
 
 
-@pytest.mark.parametrize(("uid", "name"), [(os.geteuid(), pwd.getpwuid(os.geteuid()).pw_name), (123456, "uid123456")])
+@pytest.mark.parametrize(("uid", "name"), [(os.geteuid(), pwd.getpwuid(os.geteuid()).pw_name), (123456, "uid 123456")])
 def test_a_run_has_the_name_of_its_owner_or_the_number_of_one_without(monkeypatch, uid, name):
     monkeypatch.setattr(os, "geteuid", lambda: uid)
     assert this_user() == f"{name}@{socket.gethostname()}"
