@@ -169,7 +169,7 @@ def export(
 
     Example: dflop export latest --out models/demo
     """
-    from dflop.jobs.checkpoint_export import export_run
+    from dflop.jobs.weights import export_run
     from dflop.run.find import find_run
 
     say = talk(quiet)

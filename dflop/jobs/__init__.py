@@ -1,6 +1,6 @@
 """What runs on nodes: data profile, model profile with links, a rank, the scheduler, an export.
 
-A training job is one process per seat of the plan (`train.py`, put together in `rank_trainer.py`) and one scheduler
+A training job is one process per seat of the plan (`train.py`, `rank.py`) and one scheduler
 process (`scheduler.py`) that rank 0 starts. Inputs come from the run directory and, for the scheduler, from one
 snapshot of the store; rows go out through the spool, and rank 0 spools every plan. No file and no database is on the
 path of a step.

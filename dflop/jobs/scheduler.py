@@ -9,7 +9,9 @@ When it dies, rank 0 makes quick plans and starts it again.
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -20,8 +22,8 @@ from typing import Any
 from dflop.config import Config
 from dflop.cost.model import CostModel
 from dflop.errors import DflopError
-from dflop.jobs.companion import die_with_parent, in_thread, num_free_cores
 from dflop.jobs.spool_writer import SpoolThread
+from dflop.jobs.supervisor import die_with_parent
 from dflop.learn.cost_inputs import read_costs, run_input
 from dflop.learn.decisions import JobFacts
 from dflop.learn.learner import Learner, Row
@@ -92,7 +94,7 @@ class Scheduler:
         cluster = config.cluster.spec()
         self._concurrency = cluster.max_concurrency if cluster.max_concurrency < plan.num_processes else None
         self._effort = Effort() if self._concurrency is None else SHARED_CORES_EFFORT
-        self._num_threads = max(1, min(config.train.schedule_ahead, num_free_cores()))
+        self._num_threads = max(1, min(config.train.schedule_ahead, _num_free_cores()))
         self._is_behind = False
         basis = basis_of(run)
         ids, num_steps = {t.module: t.table_id for t in tables}, len(self._steps)
@@ -103,7 +105,7 @@ class Scheduler:
             config, facts, shapes, first_step=self._first, earlier=earlier, learned=learned, usual=usual
         )
         self._noted: Factors | None = None
-        self.warm_up = in_thread(warm)
+        self.warm_up = _in_thread(warm)
         writer = SpoolWriter(config.store, self._run_id, f"{mode}-scheduler-a{attempt}-s{start}")
         self._spool = SpoolThread(writer, "the scheduler's rows")
         self._spool.put(run_input(run.run_id, mode, attempt, snapshot, run.profile_key(), tables))
@@ -213,6 +215,29 @@ class Scheduler:
         say(f"scheduler: {detail}")
         event = RunEvent(self._run_id, self._mode, self._attempt, step, "scheduler_behind", detail, time.time())
         self._spool.put(event)
+
+
+def _num_free_cores() -> int:
+    """Cores of this process that ranks of the same machine do not take; may be less than 1."""
+    num_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    num_cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    return num_cores - num_ranks
+
+
+def _in_thread(work: Callable[[], None]) -> Future[None]:
+    """What becomes of work in a thread that does not keep the process alive."""
+    future: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            work()
+        except Exception as error:
+            future.set_exception(error)
+        else:
+            future.set_result(None)
+
+    threading.Thread(target=run, name="compile", daemon=True).start()
+    return future
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ a scheduler that cannot live costs the job a few process starts and nothing else
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import subprocess
@@ -14,9 +15,11 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from dflop.jobs.companion import PARENT
 from dflop.launch.kernels import kernel_environment
 
+PARENT = "DFLOP_RANK0_PID"
+"""Variable with the process that started this one, set by it."""
+_PR_SET_PDEATHSIG = 1
 SCHEDULER_MODULE = "dflop.jobs.scheduler"
 BACKOFF_STEPS = 4
 """The nth restart waits this to the power of n - 1 steps."""
@@ -96,3 +99,16 @@ class Supervisor:
                 return subprocess.Popen(command, env=env, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def die_with_parent() -> None:
+    """End on SIGTERM by way of `finally`, so that the spool is flushed, and get one when rank 0 dies.
+
+    Raises:
+        SystemExit: it has died already, while this process was importing.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.environ.get(PARENT, str(os.getppid())) != str(os.getppid()):
+            raise SystemExit("scheduler: rank 0 exited before the first step")

@@ -2,7 +2,7 @@
 
 Everything that can happen ahead does: while step t computes, a thread holds step t + 1's plan, decodes its media and
 agrees with the other ranks on what is broken in it. Between two steps a rank waits for nobody but that thread. The loop
-knows neither files of the store nor Prefect nor Slurm; `jobs/train.py` hands it callables.
+knows neither files of the store nor Prefect nor Slurm; `jobs/rank.py` hands it callables.
 """
 
 from __future__ import annotations

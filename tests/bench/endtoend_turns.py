@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from dflop.jobs import train
+from dflop.jobs.rank import Rank
 from dflop.records import StepObservation
 from dflop.run.batches import TRAIN
 from dflop.run.directory import RunDir
@@ -173,7 +174,7 @@ def main(run_path: str, port: str, given: str = "") -> None:
     connection = socket.create_connection(("127.0.0.1", int(port)))
     if given == GIVEN:
         take_given_steps()
-    observed = train._Rank._observed
+    observed = Rank._observed
 
     def observed_and_waited(self: Any, seen: StepObservation) -> None:
         observed(self, seen)
@@ -184,7 +185,7 @@ def main(run_path: str, port: str, given: str = "") -> None:
         if not is_last and not connection.recv(1):
             raise SystemExit("the bench has ended")
 
-    train._Rank._observed = observed_and_waited  # type: ignore[method-assign]  # the rank is otherwise as it is
+    Rank._observed = observed_and_waited  # type: ignore[method-assign]  # the rank is otherwise as it is
     train.main(run_path, TRAIN)
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dflop.cost.model import CostModel
-from dflop.jobs import supervisor, train
+from dflop.jobs import rank, supervisor
 from dflop.records import StepObservation, StepPlan, from_dict, to_dict
 from dflop.run import lifecycle
 from dflop.run.directory import RunDir, open_run
@@ -87,7 +87,7 @@ def take_given_steps() -> None:
     """Makes this rank start the publisher below as its scheduler."""
     supervisor.SCHEDULER_MODULE = "tests.bench.jobs"
     supervisor.EXIT_S = 0.0  # who publishes them lives until it is ended
-    train.START_PATIENCE_S = START_PATIENCE_S
+    rank.START_PATIENCE_S = START_PATIENCE_S
 
 
 def publish_all(run_path: str, _mode: str, _attempt: str, host: str, port: str, _start: str) -> None:

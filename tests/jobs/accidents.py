@@ -28,7 +28,8 @@ from typing import Any
 
 from torch.distributed.checkpoint import FileSystemWriter
 
-from dflop.jobs import supervisor, train
+from dflop.jobs import rank, supervisor, train
+from dflop.jobs.rank import Rank
 from dflop.jobs.sample_source import DatasetSource
 from dflop.records import StepObservation
 from dflop.run.batches import TRAIN
@@ -91,11 +92,11 @@ def early() -> None:
 
 def scheduler_mute() -> None:
     supervisor.SCHEDULER_MODULE = "tests.jobs.mute_scheduler"
-    train.START_PATIENCE_S = 0.1
+    rank.START_PATIENCE_S = 0.1
 
 
 def scheduler_killed() -> None:
-    observed = train._Rank._observed
+    observed = Rank._observed
 
     def disturbed(rank: Any, seen: StepObservation) -> None:
         if seen.step == 3:
@@ -107,7 +108,7 @@ def scheduler_killed() -> None:
             own = open_store(rank.store.host, rank.store.port, is_server=False, timeout_s=LIMIT_S)
             own.wait([plan_key(13)], timedelta(seconds=LIMIT_S))
 
-    train._Rank._observed = disturbed  # type: ignore[method-assign]  # a test double
+    Rank._observed = disturbed  # type: ignore[method-assign]  # a test double
 
 
 def kill_scheduler(rank: Any) -> None:

@@ -24,13 +24,14 @@ def with_slow_steps(train_job: Callable[..., JobSpec]) -> Callable[..., JobSpec]
 
 def main(run_path: str, mode: str) -> dict[str, float]:
     """As `dflop.jobs.train:main`; every rank rests behind every step."""
-    from dflop.jobs import train  # torch, which whoever submits the job does not need
+    from dflop.jobs import train
+    from dflop.jobs.rank import Rank  # torch, which whoever submits the job does not need
 
-    observed = train._Rank._observed
+    observed = Rank._observed
 
-    def rested(rank: train._Rank, seen: StepObservation) -> None:
+    def rested(rank: Rank, seen: StepObservation) -> None:
         observed(rank, seen)
         time.sleep(STEP_S)
 
-    train._Rank._observed = rested  # type: ignore[method-assign]  # no hook of its own is worth having for tests
+    Rank._observed = rested  # type: ignore[method-assign]  # no hook of its own is worth having for tests
     return train.main(run_path, mode)

@@ -10,12 +10,14 @@ import sys
 import psutil
 import pytest
 
-from dflop.jobs.companion import PARENT
+from dflop.jobs.supervisor import PARENT
 from dflop.launch.process import kill_all
 from dflop.run import stray_servers
 from tests.launch.helpers import is_gone, until
 
-LIVES = "from dflop.jobs.companion import die_with_parent; die_with_parent(); print('lives', flush=True); import time; "
+LIVES = (
+    "from dflop.jobs.supervisor import die_with_parent; die_with_parent(); print('lives', flush=True); import time; "
+)
 PARENT_OF_ONE = (
     "import subprocess, sys; child = subprocess.Popen([sys.executable, '-c', sys.argv[1]], stdout=-1); "
     "child.stdout.readline(); print(child.pid, flush=True); import time; time.sleep(60)"

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dflop.cost.curve import ZERO, edge_part
-from dflop.jobs.configured_model import full_config
+from dflop.jobs.weights import full_config
 from dflop.models.random_weights import build_model
 from dflop.records import LLM, CostTable, Plan
 from dflop.run.directory import RunDir, family_of, tokenizer_of

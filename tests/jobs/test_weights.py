@@ -9,8 +9,7 @@ import pytest
 
 from dflop.config import load_config
 from dflop.errors import ConfigError, TrainError
-from dflop.jobs.checkpoint_export import export_run
-from dflop.jobs.configured_model import first_weights
+from dflop.jobs.weights import export_run, first_weights
 from dflop.run.directory import RunDir, family_of, tokenizer_of
 from tests.jobs.training import fresh, losses_of, set_config
 from tests.jobs.training import train as train_to_the_end

@@ -1,4 +1,4 @@
-"""A run's newest checkpoint as a Hugging Face folder, in one process without a device."""
+"""The weights of a run's model: those it begins with, and those of its newest checkpoint as a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -6,18 +6,52 @@ import os
 import shutil
 from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import Any, cast
 
 import torch
+from torch import nn
 
 from dflop import files
 from dflop.config import Config
+from dflop.data.tokens import ChatTokenizer
 from dflop.errors import ConfigError, TrainError
-from dflop.jobs.configured_model import full_config, untrained_weights
-from dflop.models.weights import write_folder
+from dflop.models.build import EncoderStage
+from dflop.models.family import Family
+from dflop.models.random_weights import RandomWeights
+from dflop.models.weights import WeightFolder, Weights, build_empty, write_folder
 from dflop.run.directory import RunDir, family_of, tokenizer_of
 from dflop.train import checkpoint_state, manifest
 
 MAX_SHARD_BYTES = 5_000_000_000
+
+
+def full_config(family: Family, tokenizer: ChatTokenizer) -> dict[str, Any]:
+    """Keyword arguments of the family's config class, with the tokenizer's ids of special tokens."""
+    return {**family.hf_config, **family.token_ids(tokenizer.special_ids)}
+
+
+def first_weights(config: Config, family: Family, tokenizer: ChatTokenizer) -> tuple[nn.Module, Weights]:
+    """The whole model without memory, and its first weights: those of `model.weights`, or random ones.
+
+    A rank that reads its own never holds more, but for one layer's while they are drawn. Random ones do not depend on
+    the plan.
+
+    Raises:
+        ConfigError: the weights of `model.weights` are another model's.
+    """
+    hf_config, dtype = full_config(family, tokenizer), getattr(torch, config.model.dtype)
+    model = build_empty(family, hf_config, dtype)
+    if config.model.weights is None:
+        # Units are drawn in a model of their own, as stages are cut out of the other.
+        return model, RandomWeights(build_empty(family, hf_config, dtype), config.model.seed)
+    num_rows = cast(Any, model).get_input_embeddings().num_embeddings
+    if tokenizer.vocab_size > num_rows:
+        raise ConfigError(
+            f"the tokenizer has {tokenizer.vocab_size} tokens, the weights have room for {num_rows}",
+            where="model.weights",
+            hint="use the tokenizer.json of the weights",
+        )
+    return model, WeightFolder(config.model.weights, model)
 
 
 def export_run(run: RunDir, out: Path, progress: Callable[[str], None], max_shard_bytes: int = MAX_SHARD_BYTES) -> int:
@@ -62,7 +96,10 @@ def _write(
     tokenizer = tokenizer_of(config)
     family = family_of(config, tokenizer.vocab_size)
     left_out = [module for module in family.modules if module not in trained]
-    weights |= untrained_weights(config, family, tokenizer, left_out)
+    if left_out:
+        empty, first = first_weights(config, family, tokenizer)
+        names = [name for module in left_out for name in EncoderStage(empty, family.towers[module]).names]
+        weights |= {name: first.read(name) for name in names}
     dtype = getattr(torch, config.model.dtype)
     weights = {name: tensor.to(dtype) for name, tensor in weights.items()}
     folder.mkdir(parents=True)

@@ -1,0 +1,241 @@
+"""One rank of a training job: what it is put together from, and what it does and reports around its steps."""
+
+from __future__ import annotations
+
+import functools
+import socket
+import time
+from dataclasses import fields
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from dflop.config import Config, TrainConfig
+from dflop.data.tokens import ChatTokenizer
+from dflop.errors import TrainError
+from dflop.jobs.fallback_plan import QuickPlanner
+from dflop.jobs.rank_setup import peak_memory
+from dflop.jobs.sample_source import DatasetSource, make_prefetcher
+from dflop.jobs.spool_writer import SpoolThread
+from dflop.jobs.supervisor import Supervisor
+from dflop.jobs.telemetry import SpeedCounter, Telemetry
+from dflop.jobs.weights import first_weights
+from dflop.models import attention
+from dflop.models.family import Family
+from dflop.parallel.topology import connect, make_groups, seat_of, seats
+from dflop.plan.runnable import check_plan
+from dflop.records import LLM, Plan, QuarantinedSample, RunEvent, StepObservation
+from dflop.run.batches import COMPARE, TRAIN, GlobalBatches, Stage, job_steps
+from dflop.run.directory import RunDir, dataset_ref, family_of, tokenizer_of
+from dflop.run.messages import say
+from dflop.run.training_claim import TrainingClaim
+from dflop.store.spool import SpoolWriter
+from dflop.train import wire
+from dflop.train.checkpoint import Checkpointer
+from dflop.train.engine import Engine
+from dflop.train.feed import Feed
+from dflop.train.liveness import Activities
+from dflop.train.loop import Hooks, LoopSettings, Trainer
+from dflop.train.optim import OptimizerSettings
+from dflop.train.plan_source import Guard, Patience, PlanSource
+from dflop.train.signals import StopRequest
+from dflop.train.stages import apply_plan
+from dflop.train.watchdog import Watch
+from dflop.train.wire import RankTimes, Store
+from dflop.units import seconds
+
+START_PATIENCE_S = 10.0
+"""For the first plan. The scheduler had the time in which the ranks loaded the model: little, if it is a small one."""
+COMPARE_PATIENCE_S = 60.0
+"""In a comparison, which is worth nothing with other plans than it names."""
+
+
+class Rank:
+    """One process of the job; `supervisor` and `claim` are rank 0's."""
+
+    def __init__(
+        self, run: RunDir, config: Config, plan: Plan, mode: str, stage: Stage, attempt: int, device: torch.device,
+        store: Store, stop: StopRequest, supervisor: Supervisor | None = None, claim: TrainingClaim | None = None,
+    ) -> None:  # fmt: skip
+        self.run, self.config, self.plan, self.mode, self.attempt = run, config, plan, mode, attempt
+        self.stage, self.device, self.store, self.stop = stage, device, store, stop
+        self.supervisor, self.claim = supervisor, claim
+        self.seat = seat_of(plan, dist.get_rank())
+        self.shapes = run.shapes()
+        self.batches = GlobalBatches(config, self.shapes)
+        self.steps = job_steps(config, mode, stage)
+        self.run_id = run.run_id if mode == TRAIN else f"{run.run_id}/{COMPARE}"
+        producer = f"{mode}-r{self.seat.rank}-a{attempt}"
+        self.spool = SpoolThread(SpoolWriter(config.store, self.run_id, producer))
+        self.telemetry = Telemetry(
+            run, config, self.seat, self.run_id, attempt, self.spool, functools.partial(peak_memory, device)
+        )
+        self.plans = self._plans()
+        self.activities = Activities()
+        self.watch = Watch(
+            store,
+            self.seat.rank,
+            [f"rank {s.rank} ({s.module} stage {s.stage} replica {s.dp_rank})" for s in seats(plan)],
+            self.activities,
+            stall_s=config.train.stall_s or 0.75 * config.train.timeout_s,
+            on_end=lambda: self.close(at_once=True),
+        )
+        wire.note(store, wire.HOST.format(self.seat.rank), socket.gethostname())
+        self.watch.start()
+
+    def leave(self, *, at_once: bool) -> None:
+        """End together with all other ranks: the first process that is gone ends a job, and rank 0 serves the store."""
+        self.watch.close()
+        self.close(at_once=at_once)
+        dist.barrier()
+        self.release()
+
+    def close(self, *, at_once: bool) -> None:
+        """Write what is left. A scheduler whose job ends early waits for observations that never come."""
+        if self.supervisor is not None:
+            self.supervisor.stop(at_once=at_once)
+        self.telemetry.close()
+        self.spool.close()
+
+    def release(self) -> None:
+        """Let another job train the run; call it when nothing is left to write."""
+        if self.claim is not None:
+            self.claim.release()
+
+    def train(self) -> int:
+        """Train to the last step; returns the first one that was run."""
+        tokenizer = tokenizer_of(self.config)
+        family = family_of(self.config, tokenizer.vocab_size)
+        if self.supervisor is not None:
+            num_devices, frozen = self.plan.num_processes / self.config.cluster.ranks_per_gpu, self.stage.frozen
+            self.telemetry.count_speed(SpeedCounter(self.config, family, self.batches, self.steps, num_devices, frozen))
+        same = {field.name for field in fields(LoopSettings)} & TrainConfig.model_fields.keys()
+        settings = LoopSettings(
+            **self.config.train.model_dump(include=same - {"num_steps", "learning_rate"}),
+            run_id=self.run_id,
+            attempt=self.attempt,
+            num_steps=len(self.steps),
+            learning_rate=self.stage.learning_rate,
+            first_step=self.stage.first_step if self.mode == TRAIN else 0,
+        )
+        return self._trainer(family, tokenizer, settings).run()
+
+    def _trainer(self, family: Family, tokenizer: ChatTokenizer, settings: LoopSettings) -> Trainer:
+        """Model, optimizer, engine, feed and checkpoints, put together; collective over all ranks."""
+        config, plan, seat, device = self.config, self.plan, self.seat, self.device
+        check_plan(plan, family.specs())
+        llm = next(spec for spec in family.specs() if spec.module == LLM)
+        groups = make_groups(plan, seat.rank, timeout_s=config.train.timeout_s, is_tied=llm.is_tied)
+        if device.type == "cuda":  # gloo has connected all ranks by now
+            connect(groups, plan, device)
+        dtype = getattr(torch, config.model.dtype)
+        kernel = attention.resolve(config.model.attention, device.type, dtype)
+        if seat.rank == 0:
+            say(f"attention: {kernel}")
+        model, weights = first_weights(config, family, tokenizer)
+        rates = OptimizerSettings(config.train.learning_rate, config.train.weight_decay)
+        made = apply_plan(
+            model, family, plan, seat, groups, device, kernel=kernel, rates=rates, frozen=self.stage.frozen,
+            weights=weights,
+        )  # fmt: skip
+        source = DatasetSource(dataset_ref(config), family, self.shapes)
+        stage_of = {part.module: stage for part, stage in zip(seat.parts, made.stages, strict=True)}
+        checkpointer = None
+        if self.mode == TRAIN:  # a comparison saves and resumes nothing
+            checkpointer = Checkpointer(
+                self.run.checkpoints, made.stages, made.optimizer, groups, made.parts,
+                keep=config.train.keep_checkpoints, on_failure=self._not_saved,
+            )  # fmt: skip
+        engine = Engine(
+            plan, seat, made.stages, groups, device, hidden_size=llm.hidden_size,
+            row_width=llm.hidden_size * (1 + family.decoder.num_deep_features), trains=made.trains,
+            activity=self.activities.main,
+        )  # fmt: skip
+        feed = Feed(
+            source, family, plan, seat, stage_of, prefetcher=make_prefetcher(config, source, device.type),
+            activity=self.activities.feed, dtype=dtype, pins=device.type == "cuda", fills=groups.shards is not None,
+        )  # fmt: skip
+        hooks = Hooks(
+            self._observed, self._bad_sample, self._before_checkpoint, self._checkpoint_meta, self.stop.is_set,
+            on_fall_back=lambda step, newer: self._event(
+                step, "checkpoint_damaged", f"{newer}; using the one before it"
+            ),
+            on_spans=self.telemetry.traced,
+            on_skipped_step=lambda step, reason: self._event(step, "not_finite", reason),
+        )  # fmt: skip
+        return Trainer(
+            settings=settings,
+            plan=plan,
+            seat=seat,
+            groups=groups,
+            engine=engine,
+            feed=feed,
+            source=source,
+            plans=self.plans,
+            reducer=made.reducer,
+            optimizer=made.optimizer,
+            hooks=hooks,
+            checkpointer=checkpointer,
+            activities=self.activities,
+        )
+
+    def _plans(self) -> PlanSource:
+        timeout_s = self.config.train.timeout_s
+        if self.supervisor is None:
+            return PlanSource(self.store, self.seat.rank, timeout_s=timeout_s)
+        patience = Patience(min(START_PATIENCE_S, timeout_s / 2), self.config.train.schedule_patience_frac)
+        if self.mode == COMPARE:
+            patience = Patience(min(COMPARE_PATIENCE_S, timeout_s / 2), None)
+        quick = QuickPlanner(
+            self.run, self.config, self.plan, self.mode, self.run_id, self.batches, self.store,
+            on_exceeded=lambda step, fill: self._event(step, "memory_exceeded", f"the fallback schedule puts {fill}"),
+        )  # fmt: skip
+        guard = Guard(
+            quick, self.supervisor.is_alive, patience,
+            lambda step, waited_s: self._event(
+                step, "scheduler_late", f"not ready after {seconds(waited_s)}; using the fallback schedule"
+            ),
+            self.spool.put,
+        )  # fmt: skip
+        return PlanSource(self.store, self.seat.rank, timeout_s=timeout_s, guard=guard)
+
+    def _event(self, step: int, kind: str, detail: str) -> None:
+        """Report what concerns the whole job, which is rank 0's to do."""
+        if self.seat.rank != 0:
+            return
+        say(f"step {step}: {kind.replace('_', ' ')}: {detail}")
+        if kind.startswith("scheduler_"):
+            self.telemetry.scheduler_event()
+        self.spool.put(RunEvent(self.run_id, self.mode, self.attempt, step, kind, detail, time.time()))
+
+    def _not_saved(self, error: TrainError) -> None:
+        """Of every rank, the thread that writes calls this; one of them is enough for the store."""
+        self.activities.note(error)
+        self._event(self.activities.main.step, "checkpoint_failed", str(error))
+        if self.seat.rank != 0:
+            say(str(error))
+
+    def _observed(self, seen: StepObservation) -> None:
+        line = self.telemetry.observed(seen)
+        wire.send_times(self.store, RankTimes.of(seen))
+        if self.supervisor is not None:
+            say(f"step {seen.step}  {seen.step + 1}/{len(self.steps)} done  {line}")
+            # A signal to all processes of the job has ended it, too.
+            if not self.stop.is_set():
+                self.supervisor.tend(seen.step, self._event)
+
+    def _before_checkpoint(self, _next_step: int) -> None:
+        if self.claim is not None:
+            self.claim.check()
+        self.spool.flush()
+
+    def _checkpoint_meta(self) -> dict[str, Any]:
+        return {"seed": self.config.train.seed, "learned": wire.noted(self.store, wire.LEARNED, {})}
+
+    def _bad_sample(self, step: int, sample_index: int, path: str, reason: str) -> None:
+        shape = next(s for s in self.shapes if s.sample_index == sample_index)
+        key, sample_id = shape.profile_key, shape.sample_id
+        say(f"step {step}: sample `{sample_id}` carries no loss: {path}: {reason}")
+        self.telemetry.skipped_sample()
+        self.spool.put(QuarantinedSample(key, sample_index, sample_id, "train", path, reason, self.run_id, step))
