@@ -34,7 +34,7 @@ def show(
     Example: dflop config show configs/demo.yaml --set train.num_steps=20
     """
     from dflop.config import annotated, load_with_origins, shown_config, shown_keys
-    from dflop.steps.media_limits import with_every_limit
+    from dflop.steps.preflight import with_every_limit
 
     loaded = load_with_origins(config, overrides)
     if not plain:

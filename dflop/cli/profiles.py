@@ -195,13 +195,14 @@ def profile_data(
     Example: dflop data profile configs/demo.yaml
     """
     from dflop.config import load_with_origins
-    from dflop.steps.media_limits import limit_lines
+    from dflop.steps.preflight import with_every_limit
     from dflop.steps.profile_runs import forecast_dataset, profile_dataset
 
     given, say = load_with_origins(config, overrides), talk(quiet)
     loaded = given.config
-    for line in limit_lines(given):
-        say(line)
+    stated = loaded.model.media
+    for key, value in with_every_limit(given).config.model.media.items():
+        say(f"model.media.{key}: {value}, {given.origins.of('model', 'media', key) if key in stated else 'default'}")
     if dry_run:
         if key := forecast_dataset(loaded, say):
             print(key)

@@ -9,10 +9,11 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from dflop.config import Config, Origins
+from dflop.config import Config, Loaded, Origins
 from dflop.data.chat import ChatTemplate
 from dflop.data.formats.source import opener_of
 from dflop.data.tokens import ChatTokenizer
@@ -74,6 +75,15 @@ def problems(config: Config, config_file: Path | Origins) -> Iterator[Problem]:
     yield from _found(check_trackers, config, where, is_of_machine=True)
     if family is not None and config.plan.layouts == ("split",) and not dataset:
         yield from _found(check_processes, modules_named(family, config), config.cluster.spec().num_processes)
+
+
+def with_every_limit(loaded: Loaded) -> Loaded:
+    """The configuration with the family's media limits where nobody states one, if a family can be made."""
+    config = loaded.config
+    with contextlib.suppress(ConfigError):  # told by `config validate`
+        model = config.model.model_copy(update={"media": dict(family_of(config).media)})
+        return replace(loaded, config=config.model_copy(update={"model": model}))
+    return loaded
 
 
 def modules_named(family: Family, config: Config) -> tuple[str, ...]:

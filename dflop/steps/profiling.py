@@ -24,7 +24,6 @@ from dflop.run.directory import RunDir, dataset_ref, family_of
 from dflop.run.messages import Say
 from dflop.steps import planning, submit
 from dflop.steps.follow import Listener, follow_jobs, ingest_run
-from dflop.steps.media_limits import stated_limits
 from dflop.store.console import named_query, query
 from dflop.store.ingest import ingest
 from dflop.store.profile_copy import copy_profile
@@ -68,7 +67,7 @@ def data_profile_key(run: RunDir, say: Say) -> DataKey:
         DataError: the dataset cannot be read, or its rows or tokenizer have changed under a run that trains on them.
     """
     config = run.config()
-    dataset, family = dataset_ref(config), family_of(config)
+    dataset, family, stated = dataset_ref(config), family_of(config), config.model.media
     if dataset.sizes is not None:
         check_overlong(dataset.overlong)  # known from the configuration: no job need find out
     known = {} if _has_begun(run) else _profiles(config)
@@ -77,7 +76,7 @@ def data_profile_key(run: RunDir, say: Say) -> DataKey:
         "annotations": str(config.dataset.annotations),
         "family": family.name,
         _ROWS: keys.rows,
-        "limits": stated_limits(config),
+        "limits": {k: [v, "model.media" if k in stated else "default"] for k, v in family.media.items()},
     }
     if not _has_begun(run) or keys.profile == (kept := run.profile_key()):
         return DataKey(keys.profile, inputs, known.get(keys.base), keys.num_rows - keys.num_base_rows)
