@@ -22,6 +22,7 @@ from dflop.steps.follow import ingest_run, is_the_clusters_doing
 from dflop.steps.profiling import DataKey, LinkProfile
 from dflop.steps.session import RETRIES, RETRY_DELAY_S
 from dflop.steps.training import Trained
+from dflop.store.ingest import freshen
 from dflop.views import run_results
 
 
@@ -137,9 +138,9 @@ async def report(run: RunDir, trained: Trained | None) -> RunSummary:
     """
     async with Page("report", run) as page:
         if trained is None:
-            summary = await asyncio.to_thread(reporting.report_again, run, page.say)
+            await asyncio.to_thread(freshen, run.config().store, run.run_id, page.say)
         else:
             await ingest_run(run, page.say)
-            summary = await asyncio.to_thread(run_results.write_report, run)
+        summary = await asyncio.to_thread(run_results.write_report, run)
         await page.markdown("summary", reporting.summary_page, run, summary, description=summary.verdict)
         return summary

@@ -10,7 +10,7 @@ from dflop import resources
 from dflop.config import load_config, load_model
 from dflop.data.demo_text import SPECIAL_TOKENS, train_tokenizer
 from dflop.starter.starter import make_starter
-from dflop.steps.planned_cluster import batch_note
+from dflop.steps.planning import batch_note
 from tests.data.helpers import chat
 from tests.models.tiny_families import CASES
 from tests.test_cli import assert_refused, dflop

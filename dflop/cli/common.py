@@ -50,14 +50,6 @@ def _say_nothing(_line: str) -> None:
     pass
 
 
-def freshen(store: Path, run_id: str, say: Say) -> None:
-    """Brings in rows of a run that wait in the spool, and says where somebody else is at it."""
-    from dflop.store.ingest import freshen as bring_in
-
-    if num_waiting := bring_in(store, run_id):
-        say(f"{num_waiting} files of the run are not ingested yet: dflop store ingest --store {store}")
-
-
 def prepare_kernels() -> None:
     """To be called before anything is imported that has kernels."""
     from dflop.launch.kernels import kernel_environment

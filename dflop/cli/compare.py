@@ -88,10 +88,10 @@ def compare(
 
     from dflop.compare.batches import AtBatch, at_batches
     from dflop.compare.outlook import Outlook, look_ahead
+    from dflop.compare.planned_cluster import planned_cluster
     from dflop.compare.suite.contest import OURS, Contest
     from dflop.compare.trainers import COLUMNS, compare_on_data, comparison_rows, comparison_table, data_page, verdict
     from dflop.report.table_text import print_table
-    from dflop.steps.planned_cluster import planned_cluster
 
     assert config is not None
     sizes = batch_sizes(batch)

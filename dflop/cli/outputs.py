@@ -21,7 +21,6 @@ from dflop.cli.common import (
     UsdPerGpuHour,
     check_folder,
     form_of,
-    freshen,
     prepare_kernels,
     talk,
     writing,
@@ -42,10 +41,12 @@ def report(
 
     from dflop.report.terminal import print_summary
     from dflop.run.find import find_run
-    from dflop.steps.reporting import report_again
+    from dflop.store.ingest import freshen
+    from dflop.views.run_results import write_report
 
     found = find_run(run, runs)
-    print_summary(report_again(found, talk(quiet), usd_per_gpu_hour), Console())
+    freshen(found.config().store, found.run_id, talk(quiet))
+    print_summary(write_report(found, usd_per_gpu_hour), Console())
     print(found.report_file)
 
 
@@ -72,6 +73,7 @@ def history(
     from dflop.report.history_table import COLUMNS, history_table
     from dflop.report.rows import print_rows
     from dflop.report.table_text import markdown_table, print_table
+    from dflop.store.ingest import freshen
     from dflop.views.run_results import load_history
 
     run_id = run
@@ -106,6 +108,7 @@ def trace(
     """
     from dflop import units
     from dflop.run.find import find_run
+    from dflop.store.ingest import freshen
     from dflop.views.trace_window import MANY_EVENTS, write_trace
 
     check_folder(out)
@@ -136,6 +139,7 @@ def replan(run: Run, *, runs: Runs = RUNS, form: Form = "table", as_json: Json =
     from dflop.report.tables import layout_text
     from dflop.run.find import find_run
     from dflop.steps.replanning import advise_now
+    from dflop.store.ingest import freshen
 
     found, say = find_run(run, runs), talk(quiet)
     config = found.config()

@@ -9,17 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from dflop.cli.common import (
-    Form,
-    Json,
-    Overrides,
-    Quiet,
-    UsdPerGpuHour,
-    form_of,
-    freshen,
-    prepare_kernels,
-    talk,
-)
+from dflop.cli.common import Form, Json, Overrides, Quiet, UsdPerGpuHour, form_of, prepare_kernels, talk
 from dflop.cli.configured import Batch, ConfigOrModel, Data, batch_sizes, configured, show_batches
 from dflop.run.messages import Say
 
@@ -69,14 +59,15 @@ def plan(
 
     from dflop.compare.batches import AtBatch, at_batches
     from dflop.compare.outlook import Outlook, look_ahead
+    from dflop.compare.planned_cluster import planned_cluster
     from dflop.errors import ConfigError
     from dflop.plan.emit import RULES, emitter
     from dflop.plan.robust import encoder_regrets
     from dflop.report.rows import print_rows
     from dflop.report.table_text import print_table
     from dflop.report.tables import plan_table, regret_text, throughput_text
-    from dflop.steps.planned_cluster import planned_cluster
     from dflop.steps.planning import find_plans, spool_plans
+    from dflop.store.ingest import freshen
     from dflop.units import num_bytes
 
     say, wanted = talk(quiet), form_of(form, as_json)

@@ -23,7 +23,7 @@ from dflop.models import load_family
 from dflop.models.hub import HubModel, read_hub_model
 from dflop.models.processor_settings import Settings
 from dflop.starter.dataset import WITHOUT_RATE, FoundDataset, find_dataset
-from dflop.steps.planned_cluster import SAMPLES_PER_GPU
+from dflop.steps.planning import SAMPLES_PER_GPU
 
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 _MAX_TOKENS = 8192

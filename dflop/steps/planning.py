@@ -39,11 +39,13 @@ from dflop.run.batches import profiled_ways, stage_at
 from dflop.run.directory import RunDir, family_of, tokenizer_of
 from dflop.run.messages import Say
 from dflop.run.plan_scope import Batches, PlanBasis, factors_text, planned_steps, scenario_batches, write_basis
-from dflop.steps.planned_cluster import batch_note
 from dflop.store.ingest import ingest
 from dflop.store.reader import Reader
 from dflop.store.snapshot import Current
 from dflop.store.spool import SpoolWriter
+
+SAMPLES_PER_GPU = 8
+"""Of a global batch: enough for several microbatches in which samples of all sizes can be balanced."""
 
 
 def bound_family(config: Config) -> Family:
@@ -278,6 +280,18 @@ def spool_plans(config: Config, task: Task, plans: Sequence[Plan], *others: Plan
 def tables_of(plan: Plan, cost: CostModel) -> list[CostTable]:
     """The cost tables that a plan was made with, one per module."""
     return [cost.table(m.module, m.parallel.tp, m.recompute) for m in plan.modules]
+
+
+def batch_note(config: Config, num_processes: int) -> str:
+    """What is wrong with the size of a global batch for so many processes; empty: nothing."""
+    batch, each = config.plan.global_batch_size, SAMPLES_PER_GPU
+    if batch >= num_processes:
+        return ""
+    return (
+        f"plan.global_batch_size is {batch} for {num_processes} processes: with fewer samples than processes most "
+        f"of them work in a pipeline or idle; with --set plan.global_batch_size={each * num_processes} each has "
+        f"{each}"
+    )
 
 
 def plan_run(

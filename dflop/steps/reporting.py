@@ -18,7 +18,6 @@ from dflop.report.table_text import markdown_table
 from dflop.report.tables import plan_table, program_table
 from dflop.report.terminal import markdown_summary
 from dflop.run.directory import RunDir
-from dflop.run.messages import Say
 from dflop.run.plan_scope import basis_of
 from dflop.steps import planning
 from dflop.store.ingest import freshen
@@ -33,14 +32,6 @@ MAX_PICTURE_BYTES = 400_000
 MAX_SHOWN_PLANS = 8
 
 Rows = list[dict[str, object]]
-
-
-def report_again(run: RunDir, say: Say, usd_per_gpu_hour: float = 0.0) -> RunSummary:
-    """report.html of a run that somebody else may be driving, with the rows that wait, unless they are being taken."""
-    store = run.config().store
-    if num_waiting := freshen(store, run.run_id):
-        say(f"{num_waiting} files of the run are not ingested yet: dflop store ingest --store {store}")
-    return run_results.write_report(run, usd_per_gpu_hour)
 
 
 def summary_page(run: RunDir, summary: RunSummary) -> str:

@@ -95,19 +95,21 @@ def watch(store_root: Path | str, *, interval_s: float, stop: threading.Event, s
     return num_passes
 
 
-def freshen(store_root: Path | str, run_id: str) -> int:
-    """Ingests if files of a run wait and nobody else is at it; returns how many of its files wait afterwards.
+def freshen(store_root: Path | str, run_id: str, say: Progress = live.silent) -> int:
+    """Ingests if files of a run wait and nobody else is at it; returns and says how many of its files wait afterwards.
 
     Never in the way of others, and never slow: a busy store stays with whoever is at it, and a live database that this
     node would have to build first (`dflop store init --live`) is left to the nodes that have it.
     """
     root = Path(store_root)
     num_waiting = _num_waiting(root, run_id)
-    if not num_waiting or (settings.read_settings(root).live and not live.live_file(root).is_file()):
-        return num_waiting
-    with contextlib.suppress(StoreError):
-        ingest(root, lock_timeout_s=0.0)
-    return _num_waiting(root, run_id)
+    if num_waiting and (live.live_file(root).is_file() or not settings.read_settings(root).live):
+        with contextlib.suppress(StoreError):
+            ingest(root, lock_timeout_s=0.0)
+        num_waiting = _num_waiting(root, run_id)
+    if num_waiting:
+        say(f"{num_waiting} files of the run are not ingested yet: dflop store ingest --store {root}")
+    return num_waiting
 
 
 def _num_waiting(root: Path, run_id: str) -> int:

@@ -14,10 +14,9 @@ from dflop.cost.devices import find_device
 from dflop.errors import ConfigError
 from dflop.records import ClusterSpec
 from dflop.run.messages import Say
+from dflop.steps.planning import batch_note
 from dflop.units import num_bytes
 
-SAMPLES_PER_GPU = 8
-"""Of a global batch: enough for several microbatches in which samples of all sizes can be balanced."""
 _NODE, _MEMORY = "cluster.num_processes_per_node", "cluster.memory_per_process_gib"
 
 
@@ -58,15 +57,3 @@ def planned_cluster(
     if note := batch_note(config, total):
         say(note)
     return found
-
-
-def batch_note(config: Config, num_processes: int) -> str:
-    """What is wrong with the size of a global batch for so many processes; empty: nothing."""
-    batch, each = config.plan.global_batch_size, SAMPLES_PER_GPU
-    if batch >= num_processes:
-        return ""
-    return (
-        f"plan.global_batch_size is {batch} for {num_processes} processes: with fewer samples than processes most "
-        f"of them work in a pipeline or idle; with --set plan.global_batch_size={each * num_processes} each has "
-        f"{each}"
-    )

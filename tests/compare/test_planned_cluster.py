@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dflop.compare.planned_cluster import planned_cluster
 from dflop.cost.devices import DEVICES
 from dflop.errors import ConfigError
-from dflop.steps.planned_cluster import planned_cluster
 from tests.jobs.configs import make_config
 
 HERE = ("cluster.num_processes_per_node=2", "cluster.memory_per_process_gib=3")
