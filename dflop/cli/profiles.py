@@ -46,7 +46,7 @@ def profile(
     if dry_run:
         _show_probes(loaded, device, "json" if as_json else "table", say)
         return
-    from dflop.steps.profile_runs import profile_modules
+    from dflop.steps.session import profile_modules
 
     key = asyncio.run(profile_modules(loaded, say))
     say(f"dflop cost show {key}")
@@ -195,8 +195,9 @@ def profile_data(
     Example: dflop data profile configs/demo.yaml
     """
     from dflop.config import load_with_origins
+    from dflop.steps.dry_run import forecast_dataset
     from dflop.steps.preflight import with_every_limit
-    from dflop.steps.profile_runs import forecast_dataset, profile_dataset
+    from dflop.steps.session import profile_dataset
 
     given, say = load_with_origins(config, overrides), talk(quiet)
     loaded = given.config

@@ -27,8 +27,8 @@ from dflop.run.directory import RunDir
 from dflop.run.launcher import reading_launcher_of
 from dflop.run.messages import Say
 from dflop.steps import planning
-from dflop.steps.profile_runs import data_profile, own_run
 from dflop.steps.profiling import stored_profile
+from dflop.steps.session import judged_data, own_run
 from dflop.store.reader import Reader
 
 T = TypeVar("T")
@@ -83,7 +83,7 @@ async def look_at_probes(config: Config, device: str, say: Say) -> list[PlannedP
 
 async def _with_profile(config: Config, suffix: str, say: Say, look: Callable[[RunDir, str], T]) -> T:
     async with own_run(config, suffix, say) as run:
-        found = await data_profile(run, reading_launcher_of(run, run.config(), say), say)
+        found = await judged_data(run, reading_launcher_of(run, run.config(), say), say)
         return await asyncio.to_thread(look, run, found.profile_key)
 
 

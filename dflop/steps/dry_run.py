@@ -6,6 +6,7 @@ Batch scripts are rendered by the code that submits them. What is not known befo
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import TypeVar
 
 from dflop.config import Config, shown_config
 from dflop.data.dataset_profile import profile_key
-from dflop.errors import ConfigError, DflopError, LaunchError, redacted
+from dflop.errors import ConfigError, DflopError, LaunchError, StoreError, redacted
 from dflop.launch import JobSpec
 from dflop.launch.executor import Executor, batches
 from dflop.launch.job import SCRIPT
@@ -25,7 +26,9 @@ from dflop.run import lifecycle
 from dflop.run.batches import COMPARE, TRAIN
 from dflop.run.directory import RunDir, dataset_ref, family_of
 from dflop.run.launcher import site_of
+from dflop.run.messages import Say
 from dflop.steps import planning, preflight, submit
+from dflop.store.reader import Reader
 
 T = TypeVar("T")
 
@@ -67,6 +70,29 @@ def dry_run(config: Config) -> DryRun:
     groups = _groups(run, config, notes)
     jobs = [job for group in groups for job in _shown(run, config, group)]
     return DryRun(run.run_id, found is not None, shown_config(config), tuple(jobs), tuple(notes))
+
+
+def forecast_dataset(config: Config, say: Say) -> str:
+    """Key of the profile that `profile_dataset` would find or make; empty where the demo dataset is still to be built.
+
+    Nothing is written.
+
+    Raises:
+        ConfigError: unknown family, or a tokenizer that lacks its tokens.
+        DataError: the dataset cannot be read.
+    """
+    if config.dataset.demo and not config.dataset.annotations.is_file():
+        say("the demo dataset would be built first; the profile's key depends on it")
+        return ""
+    key = profile_key(dataset_ref(config), family_of(config))
+    found = None
+    with contextlib.suppress(StoreError), Reader(config.store) as reader:
+        found = reader.profile(key)
+    if found is not None:
+        say(f"in the store: {found.num_rows} samples, {found.num_quarantined} skipped; nothing would run")
+    else:
+        say(f"not in the store: up to {config.data_profile.num_shards} jobs would run, {config.cluster.backend}")
+    return key
 
 
 def script_by_hand(run: RunDir, mode: str) -> Path:

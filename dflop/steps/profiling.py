@@ -184,14 +184,6 @@ def judge(run: RunDir, profile: ProfileRecord, say: Say) -> None:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class LinkProfile:
-    """What the job that times messages between processes has left in the spool."""
-
-    num_measurements: int = 0
-    """None where it had nothing to do: one process, or a complete model profile in the store."""
-
-
 @contextlib.asynccontextmanager
 async def meanwhile(run: RunDir, work: Coroutine[Any, Any, T]) -> AsyncIterator[Awaitable[T]]:
     """Does `work`, which submits jobs, while the block profiles the data; cancels it, and them, where the block fails.
@@ -206,6 +198,14 @@ async def meanwhile(run: RunDir, work: Coroutine[Any, Any, T]) -> AsyncIterator[
             task.cancel()
         await asyncio.gather(*begun, return_exceptions=True)
         work.close()
+
+
+@dataclass(frozen=True, slots=True)
+class LinkProfile:
+    """What the job that times messages has left in the spool; Prefect draws no line for a number between two tasks."""
+
+    num_measurements: int = 0
+    """None where it had nothing to do: one process, or a complete model profile in the store."""
 
 
 async def profile_links(run: RunDir, launcher: Launcher, to: Listener) -> LinkProfile:

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+
+import numpy as np
 
 from dflop import files
 from dflop.config import Config
 from dflop.errors import InfeasiblePlanError
 from dflop.plan.rank import scheduled_step_s
 from dflop.plan.space import Problem
-from dflop.records import Decision, Plan, PlanProgram, RankFactor
+from dflop.records import Decision, JobRecord, Plan, PlanProgram, RankFactor, RankSpan
 from dflop.report.tables import layout_text
 from dflop.run.batches import stage_at
 from dflop.run.directory import RunDir
@@ -25,7 +28,6 @@ from dflop.run.messages import Say
 from dflop.simulate.step import Node, step_nodes
 from dflop.steps.follow import poll_interval_s
 from dflop.steps.planning import Task, find_plans, keep_plans, run_task
-from dflop.steps.progress import Progress, progress_of, restart_cost_s
 from dflop.store.reader import Reader
 from dflop.store.spool import SpoolWriter
 from dflop.units import count, percent, ratio, seconds
@@ -36,6 +38,8 @@ NOTICED, STAY, ADVISED, DONE, FAILED = "noticed", "stay", "advised", "done", "fa
 SLOW_FACTOR = 1.05
 NUM_WEIGHED = 4
 """Candidates that are simulated again where ranks are slow."""
+NUM_RECENT = 20
+"""Steps that say how fast a run is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,41 +196,30 @@ def _verdict(
     config: Config, plan: Plan, new: Plan, old_s: float, new_s: float, gain_s: float, cost_s: float, num_steps: int
 ) -> tuple[str, str]:
     """(verdict, why, in words)."""
-    steps = f"{count(num_steps)} steps"
+    keep, steps = "replan check: keep current plan", f"{count(num_steps)} steps"
     # What two plans have in common that run alike, whatever they were predicted to take.
     layouts = [
         (p.layout, p.num_microbatches, [replace(m, stage_memory_bytes=(), max_tokens=0) for m in p.modules])
         for p in (plan, new)
     ]
     if layouts[0] == layouts[1]:
-        return STAY, f"replan check: keep current plan {layout_text(plan)}, still the best for the next {steps}"
-    gain_frac = 1 - new_s / old_s
-    change = f"{layout_text(new)} instead of {layout_text(plan)} takes {seconds(new_s)} instead of {seconds(old_s)} a "
-    change += "step, simulated"
+        return STAY, f"{keep} {layout_text(plan)}, still the best for the next {steps}"
+    gain_frac, least_frac, verdict = 1 - new_s / old_s, config.replan.min_gain_frac, STAY
     if gain_s <= 0:
-        return STAY, f"replan check: keep current plan {layout_text(plan)}, the fastest on the next {steps}; {change}"
-    if math.isnan(cost_s):
-        return (
-            STAY,
-            f"replan check: keep current plan, {steps} would save {seconds(gain_s)}, but the cost of a restart is "
-            f"unknown; {change}",
-        )
-    if gain_s <= cost_s:
-        return (
-            STAY,
-            f"replan check: keep current plan, {steps} left save {seconds(gain_s)}, a restart costs "
-            f"{seconds(cost_s)}; {change}",
-        )
-    if gain_frac < config.replan.min_gain_frac:
-        least = percent(config.replan.min_gain_frac)
-        return (
-            STAY,
-            f"replan check: keep current plan, {steps} left save {percent(gain_frac)}, less than {least}; {change}",
-        )
-    saved = f"{steps} left save {seconds(gain_s)} ({percent(gain_frac)}), a restart costs {seconds(cost_s)}; {change}"
-    if config.replan.mode == "act":
-        return DONE, f"switching to a new plan: {saved}"
-    return ADVISED, f"replan check: a new plan would pay off: {saved}"
+        why = f"{keep} {layout_text(plan)}, the fastest on the next {steps}"
+    elif math.isnan(cost_s):
+        why = f"{keep}, {steps} would save {seconds(gain_s)}, but the cost of a restart is unknown"
+    elif gain_s <= cost_s:
+        why = f"{keep}, {steps} left save {seconds(gain_s)}, a restart costs {seconds(cost_s)}"
+    elif gain_frac < least_frac:
+        why = f"{keep}, {steps} left save {percent(gain_frac)}, less than {percent(least_frac)}"
+    else:
+        verdict, why = ADVISED, "replan check: a new plan would pay off"
+        if config.replan.mode == "act":
+            verdict, why = DONE, "switching to a new plan"
+        why += f": {steps} left save {seconds(gain_s)} ({percent(gain_frac)}), a restart costs {seconds(cost_s)}"
+    change = f"{layout_text(new)} instead of {layout_text(plan)} takes {seconds(new_s)} instead of {seconds(old_s)}"
+    return verdict, f"{why}; {change} a step, simulated"
 
 
 def _key(decision: Decision) -> tuple[int, int, str, str]:
@@ -238,4 +231,68 @@ def _answered(run: RunDir) -> list[list[object]]:
         found: list[list[object]] = json.loads((run.path / "answered.json").read_text())
     except (OSError, ValueError):
         return []
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where a run stands in its training."""
+
+    attempt: int
+    """The newest start of the job that has trained a step."""
+    step: int
+    """The newest that was observed."""
+    steps: tuple[int, ...]
+    """All that were, ascending."""
+    time_ratio: float
+    """Of measured to simulated seconds of a step, median of the latest: what a simulated gain has to be scaled with."""
+    started_at_s: dict[int, float]
+    """Per attempt, when its first step began to be like any other."""
+
+
+def progress_of(reader: Reader, run_id: str, sync_s: float) -> Progress | None:
+    """None before the first step is in the store; `sync_s` is what predictions of its steps leave out."""
+    columns = ("attempt", "step", "step_s", "predicted_step_s", "observed_at_s")
+    found = reader.arrays("step_rollup", columns, where={"run_id": run_id})
+    if not len(found["step"]):
+        return None
+    order = np.lexsort((found["step"], found["attempt"]))
+    attempt, step, step_s, predicted_s, at_s = (found[name][order] for name in columns)
+    is_first = np.diff(attempt, prepend=attempt[0] - 1) != 0  # lazy initialisation, page faults
+    usual = np.flatnonzero(~is_first & (predicted_s > 0))[-NUM_RECENT:]
+    ratios = step_s[usual] / (predicted_s[usual] + sync_s)
+    usual_s = float(np.median(step_s))
+    return Progress(
+        attempt=int(attempt[-1]),
+        step=int(step[attempt == attempt[-1]].max()),
+        steps=tuple(int(s) for s in np.unique(step)),
+        time_ratio=float(np.median(ratios)) if len(ratios) else 1.0,
+        started_at_s={int(a): float(t) - usual_s for a, t in zip(attempt[is_first], at_s[is_first], strict=True)},
+    )
+
+
+def restart_cost_s(reader: Reader, run_id: str, progress: Progress) -> float:
+    """Seconds from submitting the training job to its first step, queue included, and of a checkpoint; NaN: not known.
+
+    The median of this run's starts. A start that nobody submitted (Slurm's own requeue) does not count.
+    """
+    jobs = reader.records(JobRecord, where={"run_id": run_id})
+    starts = _starts_s([j for j in jobs if j.job_key.split("/")[1:2] == ["train"]], progress)
+    if not starts:
+        return math.nan
+    spans = reader.records(RankSpan, where={"run_id": run_id, "name": "checkpoint"})
+    newest = max(((s.attempt, s.step) for s in spans), default=None)  # of it, the slowest rank
+    return statistics.median(starts) + max((s.duration_s for s in spans if (s.attempt, s.step) == newest), default=0.0)
+
+
+def _starts_s(jobs: Sequence[JobRecord], progress: Progress) -> list[float]:
+    submitted: dict[str, float] = {}
+    for job in jobs:
+        submitted[job.job_id] = min(job.observed_at_s, submitted.get(job.job_id, math.inf))
+    found, taken = [], set[str]()
+    for _, started_s in sorted(progress.started_at_s.items()):
+        earlier = [(at_s, job_id) for job_id, at_s in submitted.items() if at_s <= started_s]
+        if earlier and (newest := max(earlier))[1] not in taken:
+            taken.add(newest[1])
+            found.append(started_s - newest[0])
     return found

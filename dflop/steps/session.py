@@ -28,7 +28,7 @@ from dflop.run.find import find_run, runs_folder
 from dflop.run.launcher import launcher_of
 from dflop.run.messages import Say
 from dflop.run.queue import live_jobs
-from dflop.steps import next_plan, profiling, training
+from dflop.steps import next_plan, planning, profiling, training
 from dflop.steps.follow import Listener, ingest_run, is_the_clusters_doing
 from dflop.steps.preflight import preflight
 from dflop.store.ingest import ingest
@@ -255,3 +255,38 @@ async def train_to_end(run: RunDir, to: Listener) -> None:
 def finish(run: RunDir) -> None:
     """Note that nothing is left to do: another run of this configuration begins anew."""
     lifecycle.note(run, lifecycle.DONE)
+
+
+@contextlib.asynccontextmanager
+async def own_run(config: Config, suffix: str, say: Say) -> AsyncIterator[RunDir]:
+    """A run directory for work that trains nothing, named after it, with its state in the store."""
+    run, _ = lifecycle.begin(config.model_copy(update={"name": f"{config.name}-{suffix}"}), say, trains=False)
+    async with driver_session(run, say):
+        yield run
+
+
+async def profile_dataset(config: Config, say: Say) -> ProfileRecord:
+    """Profiles a dataset.
+
+    Raises:
+        DataError: the dataset cannot be read, or too much of it is unusable.
+        LaunchError: a job cannot be submitted.
+    """
+    async with own_run(config, "data", say) as run:
+        return await judged_data(run, launcher_of(run, run.config()), say)
+
+
+async def judged_data(run: RunDir, launcher: Launcher, say: Say) -> ProfileRecord:
+    """The profile of a run that trains nothing, judged; raises as `profile_dataset`."""
+    found = await profiled_data(run, launcher, Listener(say))
+    await asyncio.to_thread(profiling.judge, run, found, say)
+    return found
+
+
+async def profile_modules(config: Config, say: Say) -> str:
+    """Key of the profile of a model's modules over its dataset, with cost tables; raises as `profile_dataset`."""
+    async with own_run(config, "model", say) as run:
+        model = await profiled(run, Listener(say))
+        specs = profiling.specs_of(run)
+        await asyncio.to_thread(planning.cost_tables, run.run_id, run.config(), model.profile_key, specs, say)
+        return model.profile_key

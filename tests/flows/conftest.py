@@ -118,8 +118,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Steps:
     monkeypatch.setattr(training, "trained_so_far", so_far)
     monkeypatch.setattr(training, "train", found.train)
     monkeypatch.setattr(training, "compare", found.compare)
-    for where, name in ((run_results, "write_report"), (reporting, "report_again")):
-        monkeypatch.setattr(where, name, found.report)
+    monkeypatch.setattr(run_results, "write_report", found.report)
     monkeypatch.setattr(reporting, "data_rows", lambda run: [{"group": "all", "p50_tokens": 12}])
     monkeypatch.setattr(reporting, "cost_rows", lambda run: [{"module": "llm", "noise": float("nan")}])
     monkeypatch.setattr(reporting, "plan_page", lambda run, plans: "why\n\n![a step](data:image/png;base64,AAAA)")

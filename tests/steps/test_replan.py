@@ -15,8 +15,7 @@ from dflop.run.directory import RunDir
 from dflop.run.plan_scope import basis_of
 from dflop.steps.follow import LOCAL_POLL_S
 from dflop.steps.planning import plan_run
-from dflop.steps.progress import progress_of, restart_cost_s
-from dflop.steps.replanning import advise_now, apply, consider
+from dflop.steps.replanning import advise_now, apply, consider, progress_of, restart_cost_s
 from dflop.store.ingest import ingest
 from dflop.store.reader import Reader
 from tests.builders import make_decision
