@@ -22,7 +22,7 @@ from dflop.records import Plan, ProfileRecord
 from dflop.report.summary import RunSummary
 from dflop.run.directory import RunDir
 from dflop.run.find import find_run, runs_folder
-from dflop.run.launcher import launcher_of
+from dflop.run.queue import launcher_of
 from dflop.steps import planning, profiling, reporting, training
 from dflop.steps.session import finish
 from dflop.steps.training import Trained

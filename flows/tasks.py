@@ -16,7 +16,7 @@ from dflop import __version__
 from dflop.records import Plan, ProfileRecord
 from dflop.report.summary import RunSummary
 from dflop.run.directory import RunDir
-from dflop.run.launcher import launcher_of
+from dflop.run.queue import launcher_of
 from dflop.steps import next_plan, profiling, reporting, training
 from dflop.steps.follow import ingest_run, is_the_clusters_doing
 from dflop.steps.profiling import DataKey, LinkProfile

@@ -7,6 +7,7 @@ store has measured for this model, or data-sheet ones for a named device. Everyt
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -17,6 +18,7 @@ from dflop.cost.devices import find_device
 from dflop.cost.flops import peak_flops_per_s
 from dflop.cost.throughput import Workload
 from dflop.errors import CostError
+from dflop.launch import Launcher
 from dflop.models.ways import WAYS
 from dflop.plan.space import Problem
 from dflop.profile.forecast import PlannedProbe, plan_probes
@@ -24,8 +26,8 @@ from dflop.profile.groups import used_modules
 from dflop.records import ClusterSpec, CostTable, ModuleSpec, ProfileRecord, SampleShape
 from dflop.run.batches import profiled_ways, stages_of
 from dflop.run.directory import RunDir
-from dflop.run.launcher import reading_launcher_of
 from dflop.run.messages import Say
+from dflop.run.queue import launcher_of
 from dflop.steps import planning
 from dflop.steps.profiling import stored_profile
 from dflop.steps.session import judged_data, own_run
@@ -83,8 +85,19 @@ async def look_at_probes(config: Config, device: str, say: Say) -> list[PlannedP
 
 async def _with_profile(config: Config, suffix: str, say: Say, look: Callable[[RunDir, str], T]) -> T:
     async with own_run(config, suffix, say) as run:
-        found = await judged_data(run, reading_launcher_of(run, run.config(), say), say)
+        found = await judged_data(run, _launcher(run, say), say)
         return await asyncio.to_thread(look, run, found.profile_key)
+
+
+def _launcher(run: RunDir, say: Say) -> Launcher:
+    """For jobs that only read the dataset: where the cluster is out of reach, this machine's."""
+    config = run.config()
+    if config.cluster.backend != "slurm" or shutil.which("sbatch") is not None:
+        return launcher_of(run, config)
+    from dflop.launch.local import LocalLauncher
+
+    say("no sbatch on this machine: profiling the dataset locally")
+    return LocalLauncher()
 
 
 def _probes(config: Config, profile_key: str, device: str) -> list[PlannedProbe]:

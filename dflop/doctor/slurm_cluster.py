@@ -25,8 +25,8 @@ from dflop.launch.executor import Executor
 from dflop.launch.slurm import comment_of
 from dflop.run.batches import TRAIN
 from dflop.run.directory import RunDir
-from dflop.run.launcher import site_of
 from dflop.run.lifecycle import absolute
+from dflop.run.queue import site_of
 from dflop.steps import submit
 from dflop.units import seconds
 

@@ -27,8 +27,8 @@ from dflop.launch.commands import job_environment, on_cluster, run_command
 from dflop.launch.slurm import SlurmLauncher
 from dflop.launch.watcher import NEVER
 from dflop.run.directory import RunDir
-from dflop.run.launcher import site_of
 from dflop.run.lifecycle import absolute
+from dflop.run.queue import site_of
 from dflop.units import seconds
 
 AREA = "Slurm, by trial jobs"

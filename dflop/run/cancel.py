@@ -18,9 +18,8 @@ from dflop.run import lifecycle
 from dflop.run.directory import RunDir
 from dflop.run.driver_lock import driver_of
 from dflop.run.find import all_runs
-from dflop.run.launcher import launcher_of
 from dflop.run.messages import Say
-from dflop.run.queue import QueuedJob, backend_of, check_reach, jobs_in_queue, live_jobs
+from dflop.run.queue import QueuedJob, backend_of, check_reach, jobs_in_queue, launcher_of, live_jobs
 
 LIMIT_S = 60.0
 """For jobs to leave the queue; Slurm gives a job KillWait (30 s by default) to end."""

@@ -1,4 +1,4 @@
-"""What the cluster's queue and a run's journal know of jobs that have not ended."""
+"""The launcher of a run's jobs, and what the cluster's queue and the journal know of those that have not ended."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import socket
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from dflop.config import Config, SlurmConfig
 from dflop.errors import LaunchError
 from dflop.launch import JobHandle, JobState, JobStatus, Journal, Launcher
 from dflop.launch.commands import COMMENT, rows_of_queue
@@ -15,10 +16,31 @@ from dflop.launch.job import BY_HAND, SCRIPT, JobId
 from dflop.launch.results import submitted_in
 from dflop.run.directory import RunDir
 from dflop.run.driver_lock import driver_of
-from dflop.run.launcher import launcher_of
 
 _SCRIPT = rf"(/.+)/jobs/[^/]+/(?:\d+|{BY_HAND})/{re.escape(SCRIPT)}"
 """Batch scripts of runs, after the run directory."""
+
+
+def launcher_of(run: RunDir, config: Config) -> Launcher:
+    """The launcher of the run's cluster, with the dialect that the configuration gives its Slurm."""
+    if config.cluster.backend == "slurm":
+        from dflop.launch.slurm import SlurmLauncher  # submitit takes a tenth of a second
+
+        return SlurmLauncher(run_id=run.run_id, site=site_of(run, config))
+    from dflop.launch.local import LocalLauncher
+
+    return LocalLauncher()
+
+
+def site_of(run: RunDir, config: Config) -> SlurmConfig:
+    """The dialect of the cluster's Slurm; a container sees runs, store and dataset where they are."""
+    s, d, box = config.cluster.slurm, config.dataset, config.cluster.slurm.container
+    if box is None:
+        return s
+    files = [d.annotations, d.tokenizer, *([config.model.weights] if config.model.weights else [])]
+    folders = [run.path.parent, config.store, d.media_root, *(file.parent for file in files)]
+    mounts = dict.fromkeys([*(str(folder.absolute()) for folder in folders), *box.mounts])
+    return s.model_copy(update={"container": box.model_copy(update={"mounts": tuple(mounts)})})
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,8 +25,8 @@ from dflop.profile.groups import used_modules
 from dflop.run import lifecycle
 from dflop.run.batches import COMPARE, TRAIN
 from dflop.run.directory import RunDir, dataset_ref, family_of
-from dflop.run.launcher import site_of
 from dflop.run.messages import Say
+from dflop.run.queue import site_of
 from dflop.steps import planning, preflight, submit
 from dflop.store.reader import Reader
 

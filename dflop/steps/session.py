@@ -25,9 +25,8 @@ from dflop.run.cancel import as_cancelled
 from dflop.run.directory import RunDir, family_of
 from dflop.run.driver_lock import check_free, drive_alone
 from dflop.run.find import find_run, runs_folder
-from dflop.run.launcher import launcher_of
 from dflop.run.messages import Say
-from dflop.run.queue import live_jobs
+from dflop.run.queue import launcher_of, live_jobs
 from dflop.steps import next_plan, planning, profiling, training
 from dflop.steps.follow import Listener, ingest_run, is_the_clusters_doing
 from dflop.steps.preflight import preflight

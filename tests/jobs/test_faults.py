@@ -15,7 +15,7 @@ from dflop.launch import Journal, adopt_or_submit_all, log_paths
 from dflop.records import LLM, RunEvent
 from dflop.run.batches import TRAIN
 from dflop.run.directory import RunDir
-from dflop.run.launcher import launcher_of
+from dflop.run.queue import launcher_of
 from dflop.steps import submit
 from dflop.train.manifest import read_latest
 from tests.jobs.accidents import MICROBATCH, STEP

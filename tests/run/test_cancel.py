@@ -13,7 +13,7 @@ from dflop.run import cancel, lifecycle
 from dflop.run.cancel import cancel_run, reap
 from dflop.run.directory import RunDir
 from dflop.run.driver_lock import drive_alone
-from dflop.run.launcher import launcher_of
+from dflop.run.queue import launcher_of
 from dflop.steps.follow import refuse_if_cancelled
 from tests.jobs.made import add_job, make_run
 from tests.launch.helpers import is_gone, make_spec, pids_of_hang, until

@@ -12,7 +12,7 @@ from dflop.errors import DataError
 from dflop.run import lifecycle
 from dflop.run.batches import TRAIN
 from dflop.run.directory import RunDir
-from dflop.run.launcher import launcher_of
+from dflop.run.queue import launcher_of
 from dflop.steps import profiling
 from dflop.steps.follow import Listener
 from dflop.steps.session import profiled_data

@@ -10,7 +10,7 @@ from dflop.errors import ConfigError, LaunchError
 from dflop.launch.results import payload_of
 from dflop.records import LLM
 from dflop.run import lifecycle
-from dflop.run.launcher import launcher_of
+from dflop.run.queue import launcher_of
 from dflop.steps import submit
 from dflop.steps.dry_run import dry_run, script_by_hand
 from tests.builders import make_plan

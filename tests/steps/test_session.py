@@ -14,7 +14,7 @@ from dflop.records import RunRecord
 from dflop.run import lifecycle
 from dflop.run.directory import RunDir
 from dflop.run.driver_lock import driver_of
-from dflop.run.launcher import launcher_of
+from dflop.run.queue import launcher_of
 from dflop.steps import session
 from dflop.steps.session import RETRIES, driver_session, finish, run_meant, with_retries
 from dflop.store.console import query

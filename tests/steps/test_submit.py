@@ -10,7 +10,7 @@ from dflop.launch.executor import batches
 from dflop.launch.payload import load_entry
 from dflop.run.batches import TRAIN
 from dflop.run.directory import RunDir
-from dflop.run.launcher import site_of
+from dflop.run.queue import site_of
 from dflop.steps.submit import data_jobs, in_turns, link_jobs, model_jobs, spread, train_job
 from tests.jobs.configs import make_config
 
