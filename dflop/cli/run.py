@@ -37,14 +37,14 @@ def run(config: ConfigFile, *, overrides: Overrides = (), dry_run: DryRun = Fals
         _show_dry_run(config, overrides)
         return
     from dflop.cli import server
-    from dflop.run import stray_servers
+    from dflop.run.cancel import DRIVER_VARIABLE
     from dflop.run.lifecycle import is_finished
     from dflop.steps.session import run_meant
 
     server.prepare()
     from prefect.exceptions import Abort
 
-    os.environ[stray_servers.VARIABLE] = str(os.getpid())
+    os.environ[DRIVER_VARIABLE] = str(os.getpid())
     for number in (signal.SIGTERM, signal.SIGHUP):  # by default they would leave a temporary server
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, lambda number, _: sys.exit(128 + number))

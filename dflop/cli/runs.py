@@ -164,14 +164,14 @@ def reap(
     """
     from dflop.launch.process import kill_all
     from dflop.report.rows import print_rows
-    from dflop.run import stray_servers
     from dflop.run.cancel import reap as reap_jobs
+    from dflop.run.cancel import servers_left_behind
 
     say = talk(quiet)
     found = reap_jobs(runs, say, dry_run=dry_run)
     columns = ("run", "id", "job", "state", "fate")
     print_rows(columns, [(j.run_id, j.job_id, j.name, j.state, fate) for j, fate in found], form_of(form, as_json))
-    if servers := stray_servers.left_behind():
+    if servers := servers_left_behind():
         pids = ", ".join(str(process.pid) for process in servers)
         if not dry_run:
             kill_all(servers)

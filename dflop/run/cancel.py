@@ -1,4 +1,4 @@
-"""Cancelling a run, and reaping jobs whose driver is gone: afterwards their queue is provably empty.
+"""Cancelling a run, and reaping jobs and Prefect servers whose driver is gone: afterwards the queue is provably empty.
 
 The mark in the run directory comes first, so that a driver that lives, on whatever node, submits nothing more; it ends
 when it sees its job cancelled. On Slurm the queue itself is asked for jobs, by their scripts: a driver that was killed
@@ -11,9 +11,12 @@ import contextlib
 import time
 from pathlib import Path
 
+import psutil
+
 from dflop.errors import Cancelled, DflopError, LaunchError
 from dflop.launch import Journal
 from dflop.launch.commands import scancel
+from dflop.launch.process import processes_where
 from dflop.run import lifecycle
 from dflop.run.directory import RunDir
 from dflop.run.driver_lock import driver_of
@@ -24,6 +27,9 @@ from dflop.run.queue import QueuedJob, backend_of, check_reach, jobs_in_queue, l
 LIMIT_S = 60.0
 """For jobs to leave the queue; Slurm gives a job KillWait (30 s by default) to end."""
 POLL_S = 1.0
+DRIVER_VARIABLE = "DFLOP_DRIVER"
+"""In the environment of whatever a driver starts, its pid."""
+_SERVER = "prefect.server.api.server:create_app"
 
 
 def as_cancelled(run: RunDir, because: str = "") -> Cancelled:
@@ -114,3 +120,15 @@ def _reap_run(run: RunDir, say: Say, dry_run: bool) -> list[QueuedJob]:
         say(f"run {run.run_id}: {error.what}")
         return []
     return orphans
+
+
+def servers_left_behind() -> set[psutil.Process]:
+    """Temporary Prefect servers of this user whose driver was killed with -9; what they kept is in their database."""
+    return processes_where(_is_left_behind)
+
+
+def _is_left_behind(process: psutil.Process) -> bool:
+    if _SERVER not in process.cmdline():
+        return False
+    driver = process.environ().get(DRIVER_VARIABLE, "")
+    return driver.isdecimal() and not psutil.pid_exists(int(driver))

@@ -22,7 +22,8 @@ from typing import Any, ClassVar
 import pytest
 
 from dflop.launch import JobState, Journal
-from dflop.run import lifecycle, stray_servers
+from dflop.run import lifecycle
+from dflop.run.cancel import servers_left_behind
 from dflop.run.directory import RunDir
 from dflop.run.status import jobs_of
 from tests.jobs.training import fresh, planned_run, profiled, set_config
@@ -316,7 +317,7 @@ def test_a_killed_dflop_run_leaves_a_temporary_server_for_reap(run, tmp_path):
         driver.kill()
         driver.wait()
     home = f"PREFECT_HOME={tmp_path}/prefect"
-    (left,) = [p for p in stray_servers.left_behind() if home in Path(f"/proc/{p.pid}/environ").read_text()]
+    (left,) = [p for p in servers_left_behind() if home in Path(f"/proc/{p.pid}/environ").read_text()]
     assert not any(is_gone(pid) for pid in pids)
     handle = live(Journal(run.path, run.run_id), f"{run.run_id}/train")
     assert handle is not None

@@ -12,7 +12,7 @@ import pytest
 
 from dflop.jobs.supervisor import PARENT
 from dflop.launch.process import kill_all
-from dflop.run import stray_servers
+from dflop.run.cancel import DRIVER_VARIABLE, servers_left_behind
 from tests.launch.helpers import is_gone, until
 
 LIVES = (
@@ -55,13 +55,13 @@ def test_it_ends_when_its_parent_is_killed():
 def test_only_servers_whose_driver_is_gone_are_left_behind():
     gone = subprocess.Popen(["true"])
     gone.wait()
-    mine, dead = ({stray_servers.VARIABLE: str(pid)} for pid in (os.getpid(), gone.pid))
+    mine, dead = ({DRIVER_VARIABLE: str(pid)} for pid in (os.getpid(), gone.pid))
     marked = [(mine, SERVER), (dead, SERVER), (dead, "a job of it"), ({}, SERVER)]
     started = [run("import time; print(flush=True); time.sleep(600)", name, mark=mark) for mark, name in marked]
     try:
         for process in started:
             process.stdout.readline()
-        found = [process for process in stray_servers.left_behind() if process.pid in {p.pid for p in started}]
+        found = [process for process in servers_left_behind() if process.pid in {p.pid for p in started}]
         assert [process.pid for process in found] == [started[1].pid]
         kill_all({*found})
         assert started[1].wait(10) == -9
