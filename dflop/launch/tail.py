@@ -92,16 +92,10 @@ def new_lines(path: Path, offset_bytes: int, most_bytes: int = 0, *, is_last: bo
 
 def last_lines(path: Path, num_lines: int) -> tuple[str, int]:
     """(the last lines of a file, the offset for `new_lines`); `new_lines` returns an unfinished line once it ends."""
-    try:
-        with open(path, "rb") as file:
-            start, content = file.seek(0, 2), b""
-            while start and content.count(b"\n") <= num_lines:
-                step = min(BLOCK_BYTES, start)
-                start -= step
-                file.seek(start)
-                content = file.read(step) + content
-    except OSError:
-        return "", 0
-    whole = content[: content.rfind(b"\n") + 1]
-    shown = whole.splitlines(keepends=True)[-num_lines:] if num_lines > 0 else []
-    return b"".join(shown).decode(errors="replace"), start + len(whole)
+    most_bytes = BLOCK_BYTES
+    while True:
+        text, offset_bytes, skipped = new_lines(path, 0, most_bytes)
+        lines = text.splitlines(keepends=True)
+        if not skipped or len(lines) >= num_lines:
+            return "".join(lines[max(0, len(lines) - num_lines) :]), offset_bytes
+        most_bytes *= 4
