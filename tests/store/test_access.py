@@ -90,7 +90,7 @@ def test_every_member_publishes_spools_reads_and_cleans_whatever_the_umasks(plac
 def test_the_log_of_a_killed_ingester_is_the_groups(place, make, monkeypatch) -> None:
     root, modes = of_alice(place / "store", make), []
 
-    def look(*_: object) -> int:
+    def look(*_: object, **_given: object) -> int:
         modes.extend((p.name, stat.S_IMODE(p.stat().st_mode)) for p in live.live_file(root).parent.iterdir())
         return 0
 
