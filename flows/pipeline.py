@@ -20,11 +20,11 @@ from prefect import flow, get_run_logger
 from dflop.config import TypedConfig, load_config
 from dflop.records import Plan, ProfileRecord
 from dflop.report.summary import RunSummary
+from dflop.run import lifecycle
 from dflop.run.directory import RunDir
 from dflop.run.find import find_run, runs_folder
 from dflop.run.queue import launcher_of
 from dflop.steps import planning, profiling, reporting, training
-from dflop.steps.session import finish
 from dflop.steps.training import Trained
 
 
@@ -81,7 +81,7 @@ async def _all_steps(run: RunDir) -> RunSummary:
         trained = await tasks.train(run, plan)
     if training.wants_comparison(run):
         await tasks.compare(run, trained)
-    finish(run)
+    lifecycle.note(run, lifecycle.DONE)
     return await tasks.report(run, trained)
 
 
@@ -92,7 +92,7 @@ async def _next_plan(run: RunDir) -> Plan:
 async def _training(run: RunDir) -> Trained:
     trained = await tasks.train(run, None)
     if trained.is_over and not training.wants_comparison(run):
-        finish(run)
+        lifecycle.note(run, lifecycle.DONE)
     return trained
 
 

@@ -1,7 +1,6 @@
 """The time in which one process drives a run: it is the only one, and how it ends is noted in run and store.
 
-`dflop train` and the flows drive the same way; what they do in between are the steps of this package. What is done
-already is found in the store, in the journal and in checkpoints, so that every step may be done again at any time.
+`dflop train` and the flows drive the same way; what they do in between are the steps of this package.
 """
 
 from __future__ import annotations
@@ -220,7 +219,7 @@ async def run_to_end(run: RunDir, to: Listener) -> None:
     await train_to_end(run, to)
     if training.wants_comparison(run):
         await with_retries(lambda: training.compare(run, launcher, to), run, say)
-    finish(run)
+    lifecycle.note(run, lifecycle.DONE)
     await ingest_run(run, say)
     await asyncio.to_thread(run_results.write_report, run)
 
@@ -249,11 +248,6 @@ async def train_to_end(run: RunDir, to: Listener) -> None:
     while not trained.is_over:
         await asyncio.to_thread(next_plan.next_plan, run, launcher, trained.advice, to.say)
         trained = await with_retries(lambda: training.train(run, launcher, to), run, to.say)
-
-
-def finish(run: RunDir) -> None:
-    """Note that nothing is left to do: another run of this configuration begins anew."""
-    lifecycle.note(run, lifecycle.DONE)
 
 
 @contextlib.asynccontextmanager
