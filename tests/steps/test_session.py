@@ -16,7 +16,7 @@ from dflop.run.directory import RunDir
 from dflop.run.driver_lock import driver_of
 from dflop.run.queue import launcher_of
 from dflop.steps import session
-from dflop.steps.session import RETRIES, driver_session, finish, run_meant, with_retries
+from dflop.steps.session import RETRIES, driver_session, run_meant, with_retries
 from dflop.store.console import query
 from tests.jobs.configs import make_config, make_dataset, write_config
 from tests.jobs.made import add_job, make_run
@@ -43,7 +43,7 @@ def drive(run: RunDir, outcome: BaseException | None = None, *, done: bool = Fal
             assert driver_of(run).pid == os.getpid()
             assert run.state()["state"] == lifecycle.RUNNING
             if done:
-                finish(run)
+                lifecycle.note(run, lifecycle.DONE)
             if outcome is not None:
                 raise outcome
 
