@@ -122,25 +122,27 @@ class Curves:
         close_s: float = CLOSE_S,
     ) -> None:  # fmt: skip
         self._close_s = close_s
-        opened_by = {name: functools.partial(TRACKERS[name], folder / name, run_id, first_step) for name in names}
-        self._open = {name: _Feed(name, open_it, patience_s) for name, open_it in opened_by.items()}
+        self._feeds = [
+            _Feed(name, functools.partial(TRACKERS[name], folder / name, run_id, first_step), patience_s)
+            for name in names
+        ]
 
     @property
     def has_dropped(self) -> bool:
         """Whether a tracker was dropped: its client may keep the interpreter from ending."""
-        return any(feed.is_dropped for feed in self._open.values())
+        return any(feed.is_dropped for feed in self._feeds)
 
     def add(self, step: int, values: Mapping[str, float], at_s: float) -> None:
         """Append one point to every curve at a Unix time; `/` in their names groups them. Returns at once."""
-        for feed in self._open.values():
+        for feed in self._feeds:
             feed.put((step, values, at_s))
 
     def close(self) -> None:
         """Let trackers write what is left; returns after at most the bound."""
-        for feed in self._open.values():
+        for feed in self._feeds:
             feed.put(None)
         end_s = time.monotonic() + self._close_s
-        for feed in self._open.values():
+        for feed in self._feeds:
             feed.join(max(end_s - time.monotonic(), 0.0))
 
 

@@ -19,39 +19,35 @@ if TYPE_CHECKING:
     from dflop.schedule.caps import Fill
 
 
-class QuickPlanner:
-    """Makes quick plans of a job's steps, with the corrections that the scheduler last had in force in the job's store.
+def quick_planner(
+    run: RunDir, config: Config, plan: Plan, mode: str, run_id: str, batches: GlobalBatches, store: Store,
+    on_exceeded: Callable[[int, Fill], None] = lambda step, fill: None,
+) -> Callable[[int], PlanMessage]:  # fmt: skip
+    """What makes quick plans of a job's steps, with the corrections that the scheduler last had in force in the store.
 
     `on_exceeded` is told the step and the cap that its plan exceeds, where no quick plan keeps all of them.
     """
+    steps, tables, cluster = job_steps(config, mode), CostModel(run.cost_tables()), config.cluster.spec()
+    concurrency = cluster.max_concurrency if cluster.max_concurrency < plan.num_processes else None
+    with _no_compiler():
+        from dflop.schedule.caps import exceeded
+        from dflop.schedule.step_scheduler import schedule_step
 
-    def __init__(
-        self, run: RunDir, config: Config, plan: Plan, mode: str, run_id: str, batches: GlobalBatches, store: Store,
-        on_exceeded: Callable[[int, Fill], None] = lambda step, fill: None,
-    ) -> None:  # fmt: skip
-        self._plan, self._run_id, self._batches, self._store = plan, run_id, batches, store
-        self._steps = job_steps(config, mode)
-        self._cost = CostModel(run.cost_tables())
-        cluster = config.cluster.spec()
-        self._concurrency = cluster.max_concurrency if cluster.max_concurrency < plan.num_processes else None
-        with _no_compiler():
-            from dflop.schedule.caps import exceeded
-            from dflop.schedule.step_scheduler import schedule_step
-        self._schedule, self._exceeded, self._on_exceeded = schedule_step, exceeded, on_exceeded
-
-    def __call__(self, step: int) -> PlanMessage:
+    def quick_plan(step: int) -> PlanMessage:
         """The plan of one step; it predicts no spans, for which a rank that waits has no time."""
-        spec = self._steps[step]
+        spec = steps[step]
         policy = "arrival" if spec.policy == "arrival" else QUICK
-        factors = from_dict(Factors, noted(self._store, FACTORS, {}))
-        batch, cost = self._batches.at(spec.batch_step), self._cost.with_corrections(factors.by_module())
-        step_plan = self._schedule(
-            run_id=self._run_id, step=step, plan=self._plan, batch=batch, cost=cost, policy=policy,
-            max_concurrency=self._concurrency, slowness=factors.by_node(),
+        factors = from_dict(Factors, noted(store, FACTORS, {}))
+        batch, cost = batches.at(spec.batch_step), tables.with_corrections(factors.by_module())
+        step_plan = schedule_step(
+            run_id=run_id, step=step, plan=plan, batch=batch, cost=cost, policy=policy, max_concurrency=concurrency,
+            slowness=factors.by_node(),
         )  # fmt: skip
-        if policy == QUICK and (fill := self._exceeded(self._plan, batch, step_plan)):
-            self._on_exceeded(step, fill)
+        if policy == QUICK and (fill := exceeded(plan, batch, step_plan)):
+            on_exceeded(step, fill)
         return PlanMessage(replace(step_plan, policy=WARMUP if spec.label == WARMUP else policy), {})
+
+    return quick_plan
 
 
 @contextlib.contextmanager

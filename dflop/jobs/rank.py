@@ -14,12 +14,12 @@ import torch.distributed as dist
 from dflop.config import Config, TrainConfig
 from dflop.data.tokens import ChatTokenizer
 from dflop.errors import TrainError
-from dflop.jobs.fallback_plan import QuickPlanner
+from dflop.jobs.fallback_plan import quick_planner
 from dflop.jobs.rank_setup import peak_memory
 from dflop.jobs.sample_source import DatasetSource, make_prefetcher
 from dflop.jobs.spool_writer import SpoolThread
 from dflop.jobs.supervisor import Supervisor
-from dflop.jobs.telemetry import SpeedCounter, Telemetry
+from dflop.jobs.telemetry import SCHEDULER_EVENTS, SKIPPED_SAMPLES, SpeedCounter, Telemetry
 from dflop.jobs.weights import first_weights
 from dflop.models import attention
 from dflop.models.family import Family
@@ -109,7 +109,7 @@ class Rank:
         family = family_of(self.config, tokenizer.vocab_size)
         if self.supervisor is not None:
             num_devices, frozen = self.plan.num_processes / self.config.cluster.ranks_per_gpu, self.stage.frozen
-            self.telemetry.count_speed(SpeedCounter(self.config, family, self.batches, self.steps, num_devices, frozen))
+            self.telemetry.speed = SpeedCounter(self.config, family, self.batches, self.steps, num_devices, frozen)
         same = {field.name for field in fields(LoopSettings)} & TrainConfig.model_fields.keys()
         settings = LoopSettings(
             **self.config.train.model_dump(include=same - {"num_steps", "learning_rate"}),
@@ -187,7 +187,7 @@ class Rank:
         patience = Patience(min(START_PATIENCE_S, timeout_s / 2), self.config.train.schedule_patience_frac)
         if self.mode == COMPARE:
             patience = Patience(min(COMPARE_PATIENCE_S, timeout_s / 2), None)
-        quick = QuickPlanner(
+        quick = quick_planner(
             self.run, self.config, self.plan, self.mode, self.run_id, self.batches, self.store,
             on_exceeded=lambda step, fill: self._event(step, "memory_exceeded", f"the fallback schedule puts {fill}"),
         )  # fmt: skip
@@ -206,7 +206,7 @@ class Rank:
             return
         say(f"step {step}: {kind.replace('_', ' ')}: {detail}")
         if kind.startswith("scheduler_"):
-            self.telemetry.scheduler_event()
+            self.telemetry.count(SCHEDULER_EVENTS)
         self.spool.put(RunEvent(self.run_id, self.mode, self.attempt, step, kind, detail, time.time()))
 
     def _not_saved(self, error: TrainError) -> None:
@@ -237,5 +237,5 @@ class Rank:
         shape = next(s for s in self.shapes if s.sample_index == sample_index)
         key, sample_id = shape.profile_key, shape.sample_id
         say(f"step {step}: sample `{sample_id}` carries no loss: {path}: {reason}")
-        self.telemetry.skipped_sample()
+        self.telemetry.count(SKIPPED_SAMPLES)
         self.spool.put(QuarantinedSample(key, sample_index, sample_id, "train", path, reason, self.run_id, step))

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from dflop.jobs.fallback_plan import QuickPlanner
+from dflop.jobs.fallback_plan import quick_planner
 from dflop.records import LLM, Factors, ModuleFactors, to_dict
 from dflop.run.batches import COMPARE, TRAIN, GlobalBatches
 from dflop.train import wire
@@ -26,7 +26,7 @@ FORBIDDEN = {"numba", "llvmlite", "duckdb", "cvxpy", "prefect", "scipy", "submit
 
 def planner(run, store, mode):
     config = run.config()
-    return QuickPlanner(run, config, run.plan(), mode, "r", GlobalBatches(config, run.shapes()), store)
+    return quick_planner(run, config, run.plan(), mode, "r", GlobalBatches(config, run.shapes()), store)
 
 
 def test_a_quick_plan_holds_the_whole_batch_and_predicts_no_spans(run, store):
@@ -54,7 +54,7 @@ def test_a_plan_that_no_memory_holds_is_told_of(run, store):
     plan = dataclasses.replace(run.plan(), modules=(tight, *run.plan().modules[1:]))
     told, config = [], run.config()
     batches = GlobalBatches(config, run.shapes())
-    quick = QuickPlanner(run, config, plan, TRAIN, "r", batches, store, lambda *seen: told.append(seen))
+    quick = quick_planner(run, config, plan, TRAIN, "r", batches, store, lambda *seen: told.append(seen))
     for step in range(2):
         quick(step)
     assert [(step, fill.module, fill.frac > 1) for step, fill in told] == [(0, "vision", True), (1, "vision", True)]
@@ -63,14 +63,14 @@ def test_a_plan_that_no_memory_holds_is_told_of(run, store):
 CODE = """
 import importlib.util, json, sys
 import dflop.jobs.train
-from dflop.jobs.fallback_plan import QuickPlanner
+from dflop.jobs.fallback_plan import quick_planner
 from dflop.run.directory import open_run
 from dflop.run.batches import TRAIN, GlobalBatches
 from dflop.train import wire
 run = open_run(sys.argv[1])
 store = wire.open_store("127.0.0.1", 0, is_server=True, timeout_s=20)
 config = run.config()
-plan = QuickPlanner(run, config, run.plan(), TRAIN, "r", GlobalBatches(config, run.shapes()), store)(0)
+plan = quick_planner(run, config, run.plan(), TRAIN, "r", GlobalBatches(config, run.shapes()), store)(0)
 imported = {name.partition(".")[0] for name in sys.modules}
 assert importlib.util.find_spec("numba")
 print(json.dumps([plan.step_plan.policy, sorted(imported)]))

@@ -10,8 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from dflop.cost.flops import FlopCounter
-from dflop.jobs.metrics import METRICS, MetricsFile, render
-from dflop.jobs.telemetry import SpeedCounter, Telemetry
+from dflop.jobs.telemetry import METRICS, MetricsFile, SpeedCounter, Telemetry, render
 from dflop.parallel.topology import seat_of
 from dflop.records import LLM, StepFlops, StepObservation
 from dflop.run.batches import TRAIN, GlobalBatches, job_steps
@@ -98,7 +97,7 @@ def told(tmp_path):
                           lambda: {"process": 7, "allocated": 5})  # fmt: skip
     batches = GlobalBatches(config, shapes)
     family = family_of(config, VOCAB)
-    telemetry.count_speed(SpeedCounter(config, family, batches, job_steps(config, TRAIN), NUM_RANKS))
+    telemetry.speed = SpeedCounter(config, family, batches, job_steps(config, TRAIN), NUM_RANKS)
     yield telemetry, rows, run, (FlopCounter(family.specs()), batches)
     telemetry.close()
 
