@@ -11,7 +11,6 @@ of this: they outlive their driver, and the next one adopts them.
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 import stat
@@ -23,7 +22,7 @@ from dflop.errors import LaunchError, StoreError
 from dflop.files import user_name
 from dflop.run.directory import RunDir
 from dflop.run.messages import Say
-from dflop.store.lease import Claim, Lease, newest_claim
+from dflop.store.lease import Claim, Lease, newest_claim, try_lock
 from dflop.units import seconds
 
 LEASE_S = 60.0
@@ -32,7 +31,6 @@ FOLDER, LOCK = "driver", "driver.lock"
 _POLL_S = 1.0
 _LOOK_S = 1.0
 """How long somebody who only looks may hold the lock, at most."""
-_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 def driver_of(run: RunDir) -> Claim | None:
@@ -111,7 +109,7 @@ def locked(path: Path, refusal: Callable[[], LaunchError], timeout_s: float = _L
     """
     fd, deadline_s = _open_own(path), time.monotonic() + timeout_s
     try:
-        while not _is_ours(fd, path):
+        while not try_lock(fd, lambda what, hint: LaunchError(what, where=str(path), hint=f"put `runs` {hint}")):
             if time.monotonic() >= deadline_s:
                 raise refusal()
             time.sleep(0.05)
@@ -137,22 +135,6 @@ def _open_own(path: Path) -> int:
     kind = "file" if stat.S_ISREG(facts.st_mode) else "symbolic link" if stat.S_ISLNK(facts.st_mode) else "special file"
     what = f"cannot use the lock file, a {kind} of {user_name(facts.st_uid)}{f': {problem}' * bool(problem)}"
     raise LaunchError(what, where=str(path), hint="remove it, or ask its owner to")
-
-
-def _is_ours(fd: int, path: Path) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        if error.errno not in _NO_LOCKS:
-            raise
-        raise LaunchError(
-            f"the file system cannot lock files ({error.strerror})",
-            where=str(path),
-            hint="put `runs` on a file system with flock (Lustre: mount with -o flock; NFS: v4)",
-        ) from error
-    return True
 
 
 def falls_silent(folder: Path, before: Claim, is_dead: Callable[[Claim], bool], sleep: Callable[[float], None]) -> bool:

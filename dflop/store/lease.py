@@ -22,12 +22,12 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from dflop import files
-from dflop.errors import StoreError
+from dflop.errors import DflopError, StoreError
 from dflop.records import from_dict, parse_json, to_dict
 from dflop.store import access, durable
 
@@ -197,27 +197,34 @@ class Lease:
 
 def _acquire(fd: int, path: Path, timeout_s: float) -> None:
     deadline_s = time.monotonic() + timeout_s
-    while True:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if time.monotonic() >= deadline_s:
-                try:
-                    holder = str(from_dict(Claim, parse_json(os.pread(fd, 4096, 0))))
-                except (ValueError, TypeError):
-                    holder = "a process that has not registered yet"
-                problem = f"another process is ingesting: {holder}; waited {timeout_s:g} s"
-                hint = "wait for it; its snapshot will include every file in the spool"
-                raise StoreError(problem, where=str(path), hint=hint) from None
-        except OSError as error:
-            if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
-                raise
-            hint = "put the store on a file system with flock (Lustre: mount with -o flock; NFS: v4)"
-            raise StoreError(
-                f"the file system cannot lock files ({error.strerror})", where=str(path), hint=hint
-            ) from error
+    while not try_lock(fd, lambda what, hint: StoreError(what, where=str(path), hint=f"put the store {hint}")):
+        if time.monotonic() >= deadline_s:
+            try:
+                holder = str(from_dict(Claim, parse_json(os.pread(fd, 4096, 0))))
+            except (ValueError, TypeError):
+                holder = "a process that has not registered yet"
+            problem = f"another process is ingesting: {holder}; waited {timeout_s:g} s"
+            hint = "wait for it; its snapshot will include every file in the spool"
+            raise StoreError(problem, where=str(path), hint=hint)
         time.sleep(LOCK_POLL_S)
+
+
+def try_lock(fd: int, refusal: Callable[[str, str], DflopError]) -> bool:
+    """Lock a file for this process alone; whether nobody else has. It is unlocked when it is closed.
+
+    Raises:
+        DflopError: `refusal`, given what happened and the end of a hint, where the file system has no locks.
+    """
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
+            raise
+        hint = "on a file system with flock (Lustre: mount with -o flock; NFS: v4)"
+        raise refusal(f"the file system cannot lock files ({error.strerror})", hint) from error
+    return True
 
 
 def _age_s(path: Path) -> float:
