@@ -120,10 +120,8 @@ async def _submitted(submit: Callable[[], list[JobHandle]], launcher: Launcher, 
         try:
             return await asyncio.shield(submission)
         except asyncio.CancelledError:
-            with contextlib.suppress(LaunchError):
-                cancel_jobs(
-                    launcher, await submission, journal
-                )  # sbatch cannot be stopped half-way; what it accepted can
+            with contextlib.suppress(LaunchError):  # sbatch cannot be stopped half-way; what it accepted can
+                cancel_jobs(launcher, await submission, journal)
             raise
         except NotNow as error:
             if began_s is None:
