@@ -43,41 +43,30 @@ class SpoolThread:
         self._thread.join()
 
     def _run(self) -> None:
-        while True:
+        record: Any = ()
+        while record is not None:
             try:
                 record = self._queue.get(timeout=FLUSH_EVERY_S)
             except queue.Empty:
-                self._flush()
-                continue
-            if record is None:
-                self._flush(is_last=True)
-                return
+                record = threading.Event()  # a flush that nobody waits for
+            is_row = record is not None and not isinstance(record, threading.Event)
+            try:
+                if is_row:
+                    self._writer.append(record)
+                else:
+                    self._writer.flush()
+            except StoreError as error:
+                self._fails(error, is_last=record is None)
+            else:
+                if self._is_failing and not is_row:
+                    self._is_failing = False
+                    say(f"{self._what} are being written again, none was lost")
             if isinstance(record, threading.Event):
-                self._flush()
                 record.set()
-            else:
-                self._append(record)
 
-    def _append(self, record: Any) -> None:
-        try:
-            self._writer.append(record)
-        except StoreError as error:
-            self._fails(error)
-
-    def _flush(self, *, is_last: bool = False) -> None:
-        try:
-            self._writer.flush()
-        except StoreError as error:
-            if is_last:
-                say(f"{self._what} are lost: {error}")
-            else:
-                self._fails(error)
-        else:
-            if self._is_failing:
-                self._is_failing = False
-                say(f"{self._what} are being written again, none was lost")
-
-    def _fails(self, error: StoreError) -> None:
-        if not self._is_failing:
+    def _fails(self, error: StoreError, *, is_last: bool) -> None:
+        if is_last:
+            say(f"{self._what} are lost: {error}")
+        elif not self._is_failing:
             self._is_failing = True
             say(f"{self._what} cannot be written, training continues and retries: {error}")

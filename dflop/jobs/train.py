@@ -68,12 +68,8 @@ def main(run_path: str, mode: str) -> dict[str, float]:
     join(config.cluster.collectives, timeout_s)
     agreed = [(begun.attempt, begun.store.port, begun.stage.index) if begun else (0, 0, 0)]
     dist.broadcast_object_list(agreed, src=0)
-    attempt, port, number = agreed[0]
-    store = (
-        begun.store
-        if begun
-        else wire.open_store(wire.master_host(os.environ), port, is_server=False, timeout_s=timeout_s)
-    )
+    (attempt, port, number), host = agreed[0], wire.master_host(os.environ)
+    store = begun.store if begun else wire.open_store(host, port, is_server=False, timeout_s=timeout_s)
     stage = stages_of(config)[number]
     rank0 = (begun.supervisor, begun.claim) if begun else ()
     rank = Rank(run, config, plan, mode, stage, attempt, device, store, stop, *rank0)
