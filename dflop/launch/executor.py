@@ -19,9 +19,11 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from submitit.core.core import Job
 from submitit.core.utils import DelayedSubmission
-from submitit.slurm.slurm import SlurmExecutor
+from submitit.slurm.slurm import SlurmExecutor, SlurmJob
 
 from dflop.config import ContainerConfig, SlurmConfig, sbatch_options
 from dflop.config.slurm_refusals import keys_of_refusal, refusal
@@ -115,19 +117,6 @@ class Executor(SlurmExecutor):
         """The batch script; a function of what it is given and the working directory."""
         return self._make_submission_file_text(self._submitit_command_str, "")
 
-    def submit_payloads(self, payloads: Sequence[Payload]) -> list[Path]:
-        """Hand one job per spec to sbatch; returns their pickles.
-
-        submitit's own makes arrays with an executor of its own class, which lacks what is overridden here.
-        """
-        self.folder.mkdir(mode=0o700, exist_ok=True)
-        pickles = [self.folder / f"work_{n}.pkl" for n in range(len(payloads))]
-        for payload, path in zip(payloads, pickles, strict=True):
-            DelayedSubmission(payload).dump(path)
-        job_id = self._submit_script()
-        names = [f"{job_id}_{n}" for n in range(len(pickles))] if len(pickles) > 1 else [job_id]
-        return [p.rename(self.folder / f"{name}{SUBMITTED}") for p, name in zip(pickles, names, strict=True)]
-
     def save(self, payload: Payload) -> Path:
         """Write the batch script of one job for a person to submit, and what it runs; returns the script's path."""
         make_folder(self.specs[0].folder)
@@ -140,6 +129,9 @@ class Executor(SlurmExecutor):
         """Options of sbatch that the script sets; flags have empty values."""
         flags = re.findall(r"^#SBATCH --(.*)$", self.script_text(), re.MULTILINE)
         return {name: value for name, _, value in (shlex.split(flag)[0].partition("=") for flag in flags)}
+
+    def _num_tasks(self) -> int:
+        return self.specs[0].resources.num_tasks
 
     def _make_submission_file_text(self, command: str, uid: str) -> str:
         shebang, _, rest = super()._make_submission_file_text(command, uid).partition("\n")
@@ -157,15 +149,15 @@ class Executor(SlurmExecutor):
         found = re.search(r"^\d+(;\S+)?$", last_line(str(string)))
         return found[0] if found else ""
 
-    def _submit_script(self) -> str:
-        script, text = self.folder / SCRIPT, self.script_text()
+    def _submit_command(self, command: str) -> SlurmJob[Any]:
+        script, text = self.folder / SCRIPT, self._make_submission_file_text(command, "")
         accepted = self._accepted(str(script), is_same=script.read_text() == text) if script.exists() else ""
         script.write_text(text)
         job_id, _, cluster = (accepted or self._sbatch(script)).partition(";")
         if cluster:
             (self.folder / CLUSTER).write_text(cluster)
         script.write_text(_that_runs(f'"{job_id}${{element}}{SUBMITTED}"', text))
-        return job_id
+        return SlurmJob(self.folder, job_id, range(self._num_tasks()))
 
     def _accepted(self, script: str, *, is_same: bool) -> str:
         """Id of a job that an earlier sbatch of the same script left in the queue though nobody heard its answer.
@@ -188,6 +180,19 @@ class Executor(SlurmExecutor):
         if not said:
             raise self._refusal(done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}")
         return said
+
+    def _internal_process_submissions(self, delayed_submissions: list[DelayedSubmission]) -> list[Job[Any]]:
+        # submitit's own makes arrays with an executor and jobs of its own classes, which lack what is overridden here.
+        self.folder.mkdir(mode=0o700, exist_ok=True)
+        pickles = [self.folder / f"work_{n}.pkl" for n in range(len(delayed_submissions))]
+        for submission, path in zip(delayed_submissions, pickles, strict=True):
+            submission.dump(path)
+        first = self._submit_command(self._submitit_command_str)
+        ids = [f"{first.job_id}_{n}" for n in range(len(pickles))] if len(pickles) > 1 else [first.job_id]
+        jobs: list[Job[Any]] = [SlurmJob(self.folder, job_id, range(self._num_tasks())) for job_id in ids]
+        for job, path in zip(jobs, pickles, strict=True):
+            job.paths.move_temporary_file(path, "submitted_pickle")
+        return jobs
 
     def _refusal(self, said: str) -> LaunchError:
         where = str(self.folder / SCRIPT)

@@ -65,14 +65,14 @@ class SlurmLauncher(Launcher):
             some = [specs[n] for n in group]
             make_folder(some[0].folder)
             try:
-                payloads = [Payload(self.backend, spec) for spec in some]
-                pickles = Executor(some, self.site, self.comment).submit_payloads(payloads)
+                executor = Executor(some, self.site, self.comment)
+                jobs = executor.submit_array([Payload(self.backend, spec) for spec in some])
             except LaunchError as error:
                 if not isinstance(error, NotNow):
                     with contextlib.suppress(LaunchError):
                         self.cancel(*handles.values())
                 raise
-            handles |= {n: handle_of(pickle) for n, pickle in zip(group, pickles, strict=True)}
+            handles |= {n: handle_of(job.paths.submitted_pickle) for n, job in zip(group, jobs, strict=True)}
         self.watcher.note(handles.values())
         return [handles[n] for n in range(len(specs))]
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from submitit.core.utils import JobPaths
 
 from dflop.config import SlurmConfig
 from dflop.errors import Interrupted, LaunchError
@@ -299,7 +300,7 @@ def test_of_a_driver_that_died_before_it_knew_the_id_the_job_ends_by_itself(laun
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("pathlib.Path.rename", die)
+        patch.setattr(JobPaths, "move_temporary_file", die)
         with pytest.raises(KeyboardInterrupt):
             launcher.submit(spec)
     (handle,) = adopt_or_submit_all(launcher, [spec], journal)
