@@ -1,10 +1,10 @@
-"""Jobs as processes of this machine, whose tasks and files are submitit's.
+"""Jobs as processes of this machine, through submitit's local executor.
 
-Its local executor names jobs by pid, blanks CUDA_VISIBLE_DEVICES and lets the peers of a dead task wait; here each job
-has a controller (`controller.py`) that ends them, ids are unique over time and devices stay visible. As on Slurm, what
-was submitted outlives the process that submitted it. All state is in the job's folder: submitit's pickle,
-`_process.json` (the controller), `_exit.json` (how the tasks ended), `_cancelled`. Nodes are simulated: all tasks share
-one machine, hence one node. Jobs start at once: who submits says how many the machine bears.
+submitit names jobs by pid, blanks CUDA_VISIBLE_DEVICES and lets the peers of a dead task wait; here each job has a
+controller (`controller.py`) that ends them, ids are unique over time and devices stay visible. As on Slurm, what was
+submitted outlives the process that submitted it. All state is in the job's folder: submitit's pickle, `_process.json`
+(the controller), `_exit.json` (how the tasks ended), `_cancelled`. Nodes are simulated: all tasks share one machine,
+hence one node. Jobs start at once: who submits says how many the machine bears.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ import uuid
 from typing import Any
 
 import psutil
-from submitit.core.utils import DelayedSubmission
+from submitit.local.local import LocalExecutor, LocalJob
 
 from dflop import files
-from dflop.launch.job import SUBMITTED, JobHandle, JobSpec, JobState, JobStatus, Launcher, make_folder
+from dflop.launch.job import JobHandle, JobSpec, JobState, JobStatus, Launcher, make_folder
 from dflop.launch.payload import Payload, task_environment
 from dflop.launch.process import JOB_VARIABLE, kill_all, processes_of_job, wait_for_end
 from dflop.launch.results import DeadTask, collect_values, explain, handle_of, has_all_results, status_from_results
@@ -40,26 +40,9 @@ class LocalLauncher(Launcher):
         self.cancel_grace_s = cancel_grace_s
 
     def submit(self, spec: JobSpec) -> JobHandle:
-        folder, job_id = make_folder(spec.folder), uuid.uuid4().hex[:12]
-        env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
-        env |= task_environment(spec) | {"SUBMITIT_EXECUTOR": "local", JOB_VARIABLE: job_id}
-        args = [sys.executable, "-u", "-m", "dflop.launch.controller", str(folder), job_id]
-        if setup := spec.resources.setup:
-            args = ["bash", "-c", " && ".join([*setup, f"exec {shlex.join(args)}"])]
-        # SIGUSR2 to what is started here waits until it is asked for: by the controller's loop, by tasks that listen.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
-        try:
-            with (folder / f"{job_id}_controller.log").open("wb") as log:
-                process = subprocess.Popen(
-                    args, env=env, start_new_session=True, stdin=subprocess.DEVNULL, stdout=log, stderr=log
-                )
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        files.replace(folder / f"{job_id}_{_PROCESS}", json.dumps({"pid": process.pid}))
-        # The controller waits for it, so that there is no job before its process is noted.
-        with files.replacing(pickle := folder / f"{job_id}{SUBMITTED}") as partial:
-            DelayedSubmission(Payload(self.backend, spec)).dump(partial)
-        return handle_of(pickle)
+        make_folder(spec.folder)
+        job = _Executor(spec).submit(Payload(self.backend, spec))
+        return handle_of(job.paths.submitted_pickle)
 
     def poll(self, handle: JobHandle) -> JobStatus:
         if handle.read(_CANCELLED) is not None:
@@ -94,6 +77,33 @@ class LocalLauncher(Launcher):
 
     def collect(self, handle: JobHandle) -> list[Any]:
         return collect_values(handle, self.poll(handle), _dead_task(handle))
+
+
+class _Executor(LocalExecutor):
+    """submitit's local executor, with our controller in its own session (setsid) and an unchanged environment."""
+
+    def __init__(self, spec: JobSpec) -> None:
+        super().__init__(spec.folder)
+        self.spec = spec
+
+    def _submit_command(self, command: str) -> LocalJob[Any]:
+        spec, job_id = self.spec, uuid.uuid4().hex[:12]
+        env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+        env |= task_environment(spec) | {"SUBMITIT_EXECUTOR": "local", JOB_VARIABLE: job_id}
+        args = [sys.executable, "-u", "-m", "dflop.launch.controller", str(self.folder), job_id]
+        if setup := spec.resources.setup:
+            args = ["bash", "-c", " && ".join([*setup, f"exec {shlex.join(args)}"])]
+        # SIGUSR2 to what is started here waits until it is asked for: by the controller's loop, by tasks that listen.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
+        try:
+            with (self.folder / f"{job_id}_controller.log").open("wb") as log:
+                process = subprocess.Popen(
+                    args, env=env, start_new_session=True, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        files.replace(self.folder / f"{job_id}_{_PROCESS}", json.dumps({"pid": process.pid}))
+        return LocalJob(self.folder, job_id, tasks=range(spec.resources.num_tasks))
 
 
 def _controller_of(handle: JobHandle) -> psutil.Process | None:
