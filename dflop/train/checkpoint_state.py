@@ -32,6 +32,8 @@ from dflop.train.optim import State
 OPTIMIZER, RNG = "optimizer", "rng"
 _PREFIX = "model/"
 _ALIGNED_BYTES = 64
+_RNG_BYTES = 8192
+"""More than 625 numbers of ten digits take, which numpy's and Python's generators consist of."""
 _PORTABLE = 1
 """`cudaHostRegisterPortable`."""
 
@@ -182,7 +184,9 @@ def reseed(seed: int, step: int, rank: int) -> None:
 
 
 def _to_bytes(value: Any) -> torch.Tensor:
-    return torch.frombuffer(bytearray(json.dumps(value, default=np.ndarray.tolist).encode()), dtype=torch.uint8)
+    # Padded: how long the text is changes with the state, but every checkpoint is copied into the same memory.
+    text = json.dumps(value, default=np.ndarray.tolist).encode().ljust(_RNG_BYTES)
+    return torch.frombuffer(bytearray(text), dtype=torch.uint8)
 
 
 def _from_bytes(content: torch.Tensor) -> Any:

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 import gc
+import random
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 from dflop.train.blocks import blocks_of
-from dflop.train.checkpoint_state import copy_to_host, host_memory
+from dflop.train.checkpoint_state import copy_to_host, host_memory, reseed, restore_rng, rng_state
 
 MIB = 2**20
 TENSORS = {
@@ -54,3 +56,23 @@ def test_as_much_is_page_locked_as_the_state_takes_and_it_is_released(monkeypatc
     del memory
     gc.collect()
     assert released == ([] if error else [address])
+
+
+def drawn() -> tuple[float, ...]:
+    return random.gauss(0, 1), np.random.normal(), float(torch.rand(1))  # noqa: NPY002, what is saved
+
+
+def test_states_of_generators_take_the_same_room_whatever_was_drawn():
+    before, sizes = rng_state(), set()
+    try:
+        for seed in range(20):
+            reseed(seed, 0, 0)
+            drawn()
+            state = rng_state()
+            sizes.add(tuple(content.numel() for content in state.values()))
+            following = drawn()
+            restore_rng(state)
+            assert drawn() == following
+    finally:
+        restore_rng(before)
+    assert len(sizes) == 1
