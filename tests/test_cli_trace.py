@@ -25,7 +25,7 @@ def test_the_path_is_data_and_the_rest_is_talk(run: RunDir, tmp_path: Path) -> N
 
 
 def test_mistakes_are_told(run: RunDir, tmp_path: Path) -> None:
-    assert_refused(dflop("trace", tmp_path, cwd=tmp_path), 2, "no run and no run directory")
+    assert_refused(dflop("trace", tmp_path, cwd=tmp_path), 2, "config.resolved.yaml is missing")
     assert_refused(dflop("trace", run.path, "--out", "no/t.json", cwd=tmp_path), 2, "no folder `no`")
     assert_refused(dflop("trace", run.path, "--out", "t.png", cwd=tmp_path), 2, "valid endings: .json, .json.gz")
 

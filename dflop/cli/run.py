@@ -17,6 +17,7 @@ from dflop.cli.common import RUNS, ConfigFile, DryRun, Overrides, Runs, prepare_
 from dflop.run.messages import say
 
 if TYPE_CHECKING:
+    from dflop.config import Config
     from dflop.errors import DflopError
     from dflop.run.directory import RunDir
 
@@ -33,8 +34,14 @@ def run(config: ConfigFile, *, overrides: Overrides = (), dry_run: DryRun = Fals
     Example: dflop run configs/demo.yaml
     """
     prepare_kernels()
+    from dflop.config import load_with_origins
+    from dflop.steps.preflight import preflight
+
+    # What cannot run is refused before Prefect is loaded, which makes its folder.
+    loaded = load_with_origins(config, overrides)
+    preflight(loaded.config, loaded.origins, is_dry=dry_run)
     if dry_run:
-        _show_dry_run(config, overrides)
+        _show_dry_run(loaded.config)
         return
     from dflop.cli import server
     from dflop.run.cancel import DRIVER_VARIABLE
@@ -85,14 +92,10 @@ def _end_without_server(error: DflopError | None) -> None:
     os._exit(error.exit_code if error is not None else 0)
 
 
-def _show_dry_run(path: Path, overrides: tuple[str, ...]) -> None:
-    from dflop.config import load_with_origins
+def _show_dry_run(config: Config) -> None:
     from dflop.steps.dry_run import dry_run
-    from dflop.steps.preflight import preflight
 
-    loaded = load_with_origins(path, overrides)
-    preflight(loaded.config, loaded.origins, is_dry=True)
-    found = dry_run(loaded.config)
+    found = dry_run(config)
     say(f"would {'resume' if found.is_resumed else 'begin'} run {found.run_id}")
     for note in found.notes:
         say(note)

@@ -116,7 +116,12 @@ def _print_log(text: str) -> None:
 
 
 @app.command
-def script(run: Run, mode: Literal["train", "compare"] = "train", *, runs: Runs = RUNS) -> None:
+def script(
+    run: Run,
+    mode: Annotated[Literal["train", "compare"], Parameter(help="What the script does with the run.")] = "train",
+    *,
+    runs: Runs = RUNS,
+) -> None:
     """Write the batch script that trains a run, for you to submit, and print its path.
 
     `sbatch $(dflop runs script RUN)` submits it. A run trains in one job at a time: a second one ends with the reason.

@@ -5,7 +5,7 @@ with one as (
         profile_key,
         kind,
         arg_max(run_id, created_at_s) as run_id,
-        arg_max(inputs, created_at_s)::json as inputs,
+        try_cast(arg_max(inputs, created_at_s) as json) as inputs,
         arg_max(num_rows, created_at_s) as num_rows,
         arg_max(num_quarantined, created_at_s) as num_quarantined,
         min(created_at_s) as first_at_s,

@@ -30,7 +30,7 @@ SOUND = {
     "sbatch --test-only": (0, "", TAKEN),
     "sacct": (0, "", ""),
     "scontrol": (0, REQUEUE, ""),
-    "sdiag": (0, f"****\nsdiag output at now ({time.time():.0f})\n", ""),
+    "sdiag": (0, "****\nsdiag output at now (NOW)\n", ""),
 }
 NO_CLUSTER = "sinfo: fatal: Could not establish a configuration source"
 
@@ -43,7 +43,7 @@ def examined(answers, config=None) -> tuple[dict[str, Finding], list[str]]:
         asked.append(line)
         for start, (code, out, err) in answers.items():
             if line.startswith(start):
-                return subprocess.CompletedProcess(args, code, out, err)
+                return subprocess.CompletedProcess(args, code, out.replace("NOW", f"{time.time():.0f}"), err)
         raise AssertionError(line)
 
     return {f.name: f for f in slurm_cluster.slurm(config, command)}, asked
