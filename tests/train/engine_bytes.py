@@ -268,9 +268,8 @@ def _measure(rank: int, of: Layout) -> dict[str, float]:
     def step() -> None:
         it.update(it.run(microbatches, batch), 1e-3, 1.0)
 
-    states = [
-        t for state in it.optimizer.state().values() for t in state.values()
-    ]  # a float32 weight is its own master
+    # A float32 weight is its own master.
+    states = [t for state in it.optimizer.state().values() for t in state.values()]
     optimizer_bytes = sum(_distinct(states).values()) - sum(
         _distinct([t for t in states if _key(t) in weights]).values()
     )
