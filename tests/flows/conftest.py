@@ -1,4 +1,5 @@
 import logging
+import os
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,6 +29,15 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     results = {PREFECT_LOCAL_STORAGE_PATH: tmp_path_factory.mktemp("results")}
     with prefect_test_harness(server_startup_timeout=180), temporary_settings(results):
         yield
+
+
+@pytest.fixture(autouse=True)
+def environment() -> Iterator[None]:
+    """What prepares this process for a server would else reach the processes that later tests start."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
 
 
 @pytest.fixture
