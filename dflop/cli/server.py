@@ -193,7 +193,7 @@ async def run_pipeline(run: RunDir) -> None:
 
 
 async def close_flow_runs(client: PrefectClient, ids: Iterable[str], state: State[Any]) -> None:
-    """Give flow runs that nobody drives any more an end; those that have one, or are another server's, keep theirs."""
+    """Set a final state for flow runs without a driver; finished ones and those of other servers stay as they are."""
     from prefect.exceptions import ObjectNotFound
 
     for flow_run_id in ids:

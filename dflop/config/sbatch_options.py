@@ -45,7 +45,7 @@ _CLUSTER = "squeue and scancel would ask another cluster than sbatch: `export SL
 _ANSWER = "it changes what sbatch prints or does, and dflop reads the job's id there"
 _CONTAINER = "the batch script needs the host's commands; see cluster.slurm.container"
 _ENVIRONMENT = "tasks need the variables that the batch script exports; see cluster.slurm.setup"
-_USER = "job folders are private to whoever runs dflop"
+_USER = "job folders are private to the user who runs dflop"
 REFUSED = {
     **dict.fromkeys(("gpus-per-task", "ntasks-per-gpu", "gpu-bind", "tres-per-task", "tres-bind"), _ONE_GPU),
     **dict.fromkeys(("gpus", "gpus-per-socket"), "jobs differ in size and need GPUs per node; see cluster.slurm.gpus"),

@@ -69,7 +69,7 @@ def rows_of_queue(cluster: str = "") -> list[list[str]]:
     """[job id, state, path of the script, comment, name] of this user's jobs that have not ended.
 
     Raises:
-        NotNow: nobody answered.
+        NotNow: the controller does not respond.
         LaunchError: squeue failed.
     """
     command = ["squeue", *on_cluster(cluster), "-h", "-u", str(os.getuid()), "-o", _TAB.join(_QUEUE_FIELDS)]
@@ -84,7 +84,7 @@ def scancel(*job_ids: str, options: Sequence[str] = ()) -> None:
     """End jobs (`12`, `12_3;cluster`), or what the options say; those that have ended are left alone.
 
     Raises:
-        NotNow: nobody answered.
+        NotNow: the controller does not respond.
         LaunchError: scancel failed.
     """
     for cluster in dict.fromkeys(job_id.partition(";")[2] for job_id in job_ids):
