@@ -246,8 +246,6 @@ class TrainConfig(Section):
     quarters of `timeout_s`. A file is given up earlier, after `decode_timeout_s`, where workers decode."""
     trace_every_steps: int = Field(default=10, ge=0)
     """One step in this many is traced: what every rank did goes to the store; 0: none."""
-    metrics_dir: FilePath | None = None
-    """Where ranks keep their metrics for Prometheus' node exporter; default: `metrics` in the run directory."""
     report_to: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()
     """Where rank 0 also draws curves, each in its folder in the run directory; `WANDB_MODE=online` and
     `MLFLOW_TRACKING_URI` in the job's environment name a server instead."""

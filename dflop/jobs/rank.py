@@ -19,7 +19,7 @@ from dflop.jobs.rank_setup import peak_memory
 from dflop.jobs.sample_source import DatasetSource, make_prefetcher
 from dflop.jobs.spool_writer import SpoolThread
 from dflop.jobs.supervisor import Supervisor
-from dflop.jobs.telemetry import SCHEDULER_EVENTS, SKIPPED_SAMPLES, SpeedCounter, Telemetry
+from dflop.jobs.telemetry import SpeedCounter, Telemetry
 from dflop.jobs.weights import first_weights
 from dflop.models import attention
 from dflop.models.family import Family
@@ -205,8 +205,6 @@ class Rank:
         if self.seat.rank != 0:
             return
         say(f"step {step}: {kind.replace('_', ' ')}: {detail}")
-        if kind.startswith("scheduler_"):
-            self.telemetry.count(SCHEDULER_EVENTS)
         self.spool.put(RunEvent(self.run_id, self.mode, self.attempt, step, kind, detail, time.time()))
 
     def _not_saved(self, error: TrainError) -> None:
@@ -237,5 +235,4 @@ class Rank:
         shape = next(s for s in self.shapes if s.sample_index == sample_index)
         key, sample_id = shape.profile_key, shape.sample_id
         say(f"step {step}: sample `{sample_id}` carries no loss: {path}: {reason}")
-        self.telemetry.count(SKIPPED_SAMPLES)
         self.spool.put(QuarantinedSample(key, sample_index, sample_id, "train", path, reason, self.run_id, step))

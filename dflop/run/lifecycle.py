@@ -149,13 +149,12 @@ def code_revision() -> str:
 
 def absolute(config: Config) -> Config:
     """The same configuration with absolute paths: jobs may start in another working directory."""
-    dataset, metrics_dir = config.dataset, config.train.metrics_dir
+    dataset = config.dataset
     paths = {name: getattr(dataset, name).absolute() for name in ("annotations", "media_root", "tokenizer")}
     return config.model_copy(
         update={
             "dataset": dataset.model_copy(update=paths),
             "store": config.store.absolute(),
             "runs": config.runs.absolute(),
-            "train": config.train.model_copy(update={"metrics_dir": metrics_dir.absolute() if metrics_dir else None}),
         }
     )

@@ -1,11 +1,10 @@
-"""What a whole job of two ranks says of its steps, in the store, to Prometheus, to TensorBoard and to a person."""
+"""What a whole job of two ranks says of its steps, in the store, to TensorBoard and to a person."""
 
 from __future__ import annotations
 
 import re
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from dflop.records import RankSpan, StepObservation
@@ -26,8 +25,7 @@ def trained(planned, tmp_path_factory) -> tuple[RunDir, str]:
     run = fresh(planned, folder)
     set_config(
         run, f"train.num_steps={NUM_STEPS}", f"train.trace_every_steps={TRACE_EVERY}",
-        f"train.checkpoint_every={CHECKPOINT_EVERY}", f"train.metrics_dir={folder}/collected",
-        "train.report_to=[tensorboard]",
+        f"train.checkpoint_every={CHECKPOINT_EVERY}", "train.report_to=[tensorboard]",
     )  # fmt: skip
     return run, train(run)[0]
 
@@ -56,27 +54,6 @@ def test_spans_are_told_of_every_traced_step_and_checkpoints_of_every_step(train
             assert within[-1].start_s + within[-1].duration_s == pytest.approx(seen[step, rank].step_s)
             (data_wait,) = [s for s in of_step if s.name == "data_wait"]
             assert data_wait.start_s == -data_wait.duration_s == -seen[step, rank].data_wait_s
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_metrics_are_those_of_the_last_step(trained, rank):
-    run, _ = trained
-    seen = observations(run)
-    path = run.config().train.metrics_dir / f"dflop-{run.run_id}-rank-{rank}.prom"
-    samples = [s for f in text_string_to_metric_families(path.read_text()) for s in f.samples]
-    last = seen[NUM_STEPS - 1, rank]
-    labels = {"run_id": run.run_id, "module": last.module, "stage": "0", "rank": str(rank)}
-    assert all(s.labels == labels for s in samples)
-    found = {s.name: s.value for s in samples}
-    assert (found["dflop_step"], found["dflop_loss"], found["dflop_step_seconds"]) == (
-        last.step,
-        last.loss,
-        last.step_s,
-    )
-    assert found["dflop_idle_fraction"] == 1 - last.busy_s / last.step_s
-    assert found.get("dflop_checkpoint_step") == (NUM_STEPS if rank == 0 else None)
-    assert ("dflop_tokens_per_second" in found) == (rank == 0)
-    assert "dflop_mfu" not in found, "nobody knows the peak of a CPU"
 
 
 def test_a_person_reads_and_tensorboard_shows_every_step(trained):

@@ -1,0 +1,45 @@
+"""What rank 0 says of how fast a step was."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from dflop.cost.flops import FlopCounter
+from dflop.jobs.telemetry import SpeedCounter, Telemetry
+from dflop.parallel.topology import seat_of
+from dflop.records import LLM, StepFlops, StepObservation
+from dflop.run.batches import TRAIN, GlobalBatches, job_steps
+from dflop.run.directory import RunDir, family_of
+from dflop.units import count
+from tests.builders import make_plan, random_batch
+from tests.jobs.configs import make_config
+
+VOCAB, BATCH_SIZE, NUM_RANKS = 1000, 8, 4
+PEAK = 989.5e12
+"""H100, bf16, dense: its data sheet."""
+STEP_S, BUSY_S = 0.004, 0.001
+
+
+def observation(step: int) -> StepObservation:
+    return StepObservation(
+        "small-1", 2, step, "balanced", 0, LLM, 0, 0, 0.003, STEP_S, BUSY_S, 0.5, 0.25, 0.0, 0.0, 2.5, 1.5, 80, 1e9, ()
+    )
+
+
+def test_utilisation_is_what_the_batch_asks_over_what_all_devices_could_do(tmp_path):
+    config = make_config(
+        tmp_path, "cluster.hardware=H100", "model.dtype=bfloat16", f"plan.global_batch_size={BATCH_SIZE}"
+    )
+    batches, rows = GlobalBatches(config, list(random_batch(3 * BATCH_SIZE, seed=1))), []
+    seat, spool, memory = seat_of(make_plan({LLM: 1}), 0), SimpleNamespace(put=rows.append), {"process": 7, "cuda": 5}
+    telemetry = Telemetry(RunDir(tmp_path / "small-1"), config, seat, "small-1", 2, spool, lambda: memory)
+    family = family_of(config, VOCAB)
+    telemetry.speed = SpeedCounter(config, family, batches, job_steps(config, TRAIN), NUM_RANKS)
+    line = telemetry.observed(observation(1))
+    telemetry.close()
+    flops, tokens = FlopCounter(family.specs()).count(batches.at(1)), sum(s.num_llm_tokens for s in batches.at(1))
+    mfu = flops / (NUM_RANKS * PEAK * STEP_S)
+    assert rows[:2] == [observation(1), StepFlops("small-1", 2, 1, flops, NUM_RANKS * PEAK)]
+    assert {row.kind: row.peak_bytes for row in rows[2:]} == memory
+    assert line.startswith("loss 2.5000  4.0 ms (predicted 3.0 ms)  balanced  ")
+    assert line.endswith(f"{count(round(tokens / STEP_S))} tokens/s  rank 0 idle 75.0 %  MFU {mfu * 100:.1f} %")
