@@ -31,7 +31,7 @@ from dflop.errors import DataError
 from dflop.models.media import MediaRules
 from dflop.records import QuarantinedSample, SampleShape
 
-RULES_VERSION = 12
+RULES_VERSION = 13
 """Raise when this room reads the same row differently: old profiles then no longer match."""
 
 BLOCK_ROWS = 256

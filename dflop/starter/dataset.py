@@ -105,7 +105,7 @@ def _groups(folder: Path) -> Iterator[tuple[Path, ...]]:
             break
         found.setdefault((path.parent, re.sub(r"\d+", "#", path.name)), []).append(path)
     for (parent, _), files in found.items():
-        if len(files) > 1 and _pattern(files) is not None and files[0].suffix in (".parquet", ".tar"):
+        if len(files) > 1 and _pattern(files) is not None and files[0].suffix not in _MIXTURES:
             yield tuple(files)
         else:
             yield from ((parent / path.name,) for path in files)

@@ -27,7 +27,8 @@ def pack(content: bytes, name: str) -> bytes:
 
 
 def write(folder: Path, name: str, rows: list[object]) -> Path:
-    text = "\n".join(json.dumps(r) for r in rows) if ".jsonl" in name.lower() else json.dumps(rows, indent=1)
+    has_lines = ".jsonl" in name.lower() or ".ndjson" in name
+    text = "\n".join(json.dumps(r) for r in rows) if has_lines else json.dumps(rows, indent=1)
     (folder / name).write_bytes(pack(text.encode(), name))
     return folder / name
 
@@ -66,16 +67,21 @@ def test_list_index_agrees_with_parsing(elements, indent, ascii, window):
     data = json.dumps(elements, indent=indent, ensure_ascii=ascii).encode()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(json_rows, "_WINDOW_BYTES", window)
-        spans = json_rows.element_spans(b"\xef\xbb\xbf" + data + b"\n", Path("x"))
+        (spans,) = json_rows.element_spans(b"\xef\xbb\xbf" + data + b"\n", Path("x")).values()
     assert [json.loads((b"\xef\xbb\xbf" + data)[a:b]) for a, b in spans] == elements
 
 
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("{}", "got dict"), ("{}\n{}\n", r"name it \.jsonl"), ("", "got nothing"), ('[{"a": 1}, {"b"', "byte 10"),
+        ("{}", "an object without a list of rows"), ("", "expected a list of rows at byte 0, not 'the end'"),
+        ('{"a" 1}', "expected a value after its name at byte 5, not '1}'"), ('{"a": [{}] 2}', "expected a comma"),
+        ('{"a": [{}]', "expected a comma at byte 10, not 'the end'"), ('{"a": [{}]} 2', "more data after its end"),
+        ('{"a": tru}', "no value at byte 6"), ("{\n}{}", "without a list"),
+        ('{"train": [{}], "test": [{}, {}]}', r"several lists: `train` \(1 rows\), `test` \(2 rows\)"),
+        ('[{"a": 1}, {"b"', "byte 10"),
         ('[{"a": 1},]', "not a JSON document"), ('[{"a": 1}', "file ends within the list"),
-        ('[{"a": 1} {}]', "expected a comma, not '{'"), ("[1] 2", "more data after the list"),
+        ('[{"a": 1} {}]', "expected a comma, not '{'"), ("[1] 2", "more data after its end"),
         ("[" * 100_000, "recursion"),
     ],
 )  # fmt: skip
@@ -85,6 +91,43 @@ def test_broken_lists_say_where(tmp_path, monkeypatch, text, reason, window):
     (tmp_path / "a.json").write_text(text)
     with pytest.raises(DataError, match=reason):
         AnnotationFile.open(tmp_path / "a.json")
+
+
+@pytest.mark.parametrize(
+    ("text", "ids"),
+    [
+        ('{"id": "a", "messages": []}\n\n{"id": "b"}', "ab"),  # as datasets' to_json writes, under the name it is given
+        ('\n{"id": "a", "messages": [{"role": "user"}]}', "a"),
+        ('{"id": "a", "text": ""}\n{"id": ', "a!"),
+        ('{"version": 1, "data": [{"id": "a"}, {"id": "b"}], "names": ["x"]}', "ab"),
+        ('{\n "data": [{"id": "a"}],\n "info": {"of": [{}]}, "n": 1e3\n}\n', "a"),
+    ],
+)
+@pytest.mark.parametrize("window", [3, 2**22])
+def test_a_json_file_may_hold_lines_or_an_object_with_one_list(tmp_path, monkeypatch, text, ids, window):
+    monkeypatch.setattr(json_rows, "_WINDOW_BYTES", window)
+    (tmp_path / "a.json").write_text(text)
+    file = AnnotationFile.open(tmp_path / "a.json")
+
+    def id_of(row: int) -> str:
+        try:
+            return str(file.row(row)["id"])
+        except BadSample:
+            return "!"
+
+    assert "".join(map(id_of, range(len(file)))) == ids
+
+
+def test_a_row_may_be_the_list_of_its_turns(tmp_path):
+    rows = [[{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}],
+            [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}],
+            [{"user": "a", "assistant": "b"}], chat("a", "b")]  # fmt: skip
+    for name in ("a.jsonl", "a.json"):
+        file = AnnotationFile.open(write(tmp_path, name, rows))
+        assert {file.sample(i).turns for i in range(4)} == {file.sample(3).turns}
+    for name, bad in (("b.jsonl", [1]), ("c.jsonl", []), ("d.jsonl", [{"x": 1}])):
+        with pytest.raises(BadSample, match="not a JSON object but a list"):
+            AnnotationFile.open(write(tmp_path, name, [bad])).row(0)
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path):

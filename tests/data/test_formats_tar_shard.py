@@ -78,6 +78,21 @@ def test_files_a_row_names_are_beside_the_shard_if_it_holds_none(tmp_path, media
 
 
 @pytest.mark.parametrize(
+    "turns",
+    [
+        [{"from": "human", "value": "<image>\nx"}, {"from": "gpt", "value": "y"}],
+        [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}],
+        [{"user": "x", "assistant": "y"}],
+    ],
+)
+def test_a_json_member_may_be_the_list_of_turns_itself(tmp_path, turns):
+    shard = one_row(tmp_path, {"k.jpg": b"A", "k.json": as_json(turns), "k.txt": b"not this"})
+    index, key, said, media = content_of(shard, tmp_path, 0)
+    assert (index, key, media) == (0, "k", [("image", b"A")])
+    assert [(turn.role, turn.text) for turn in said] == [("user", "<image>\nx"), ("assistant", "y")]
+
+
+@pytest.mark.parametrize(
     ("members", "reason"),
     [
         ({"k.jpg": b"x"}, "neither a conversation"),

@@ -2,7 +2,8 @@
 
 Opening a file finds where its rows begin and holds nothing else: 16 bytes per row, so ten million rows take 160 MB and
 any worker can read any row. A compressed file is unpacked into an unnamed temporary file, which the page cache may
-drop. A list of rows (`.json`) is parsed once to find where its elements are, and each again when it is read.
+drop. A `.json` holds one object per line, a list of rows, or an object with one such list. A list is parsed once to
+find where its elements are, and each again when it is read.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ import numpy as np
 import numpy.typing as npt
 
 from dflop.data.formats.compressed import COMPRESSIONS, mapped
-from dflop.data.formats.json_rows import element_spans, parse_object
+from dflop.data.formats.json_rows import element_spans, holds_lines, parse_object
 from dflop.data.formats.row_source import RowSource
 from dflop.errors import DataError
 
-SUFFIXES = tuple(f"{plain}{packed}" for plain in (".json", ".jsonl") for packed in ("", *COMPRESSIONS))
-_LINES = tuple(suffix for suffix in SUFFIXES if suffix.startswith(".jsonl"))
+_LINES = tuple(f"{plain}{packed}" for plain in (".jsonl", ".ndjson") for packed in ("", *COMPRESSIONS))
+SUFFIXES = (*(f".json{packed}" for packed in ("", *COMPRESSIONS)), *_LINES)
 
 
 class AnnotationFile(RowSource):
@@ -41,11 +42,16 @@ class AnnotationFile(RowSource):
         """Index the rows of `path` without judging them.
 
         Raises:
-            DataError: the file cannot be read, or a `.json` file is not one list.
+            DataError: the file cannot be read, or a `.json` file holds no list of rows, or several.
         """
         data = mapped(path)
-        spans = _line_spans(data) if path.name.lower().endswith(_LINES) else element_spans(data, path)
-        return cls(path, data, spans, ignored_keys)
+        if path.name.lower().endswith(_LINES) or holds_lines(data):
+            return cls(path, data, _line_spans(data), ignored_keys)
+        lists = element_spans(data, path)
+        if len(lists) > 1:
+            names = ", ".join(f"`{name}` ({len(spans)} rows)" for name, spans in lists.items())
+            raise DataError(f"holds several lists: {names}", where=str(path), hint="dataset.split: one of them")
+        return cls(path, data, next(iter(lists.values())), ignored_keys)
 
     def __len__(self) -> int:
         return len(self._spans)
