@@ -5,6 +5,7 @@ that exceeds the budget fails with the advice where it belongs. Processes that l
 whose parent ended) are not seen.
 """
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,14 +41,13 @@ def tree_cpu_s() -> float:
 
 
 def _descendants(pid: int) -> Iterator[int]:
-    for tasks in Path(f"/proc/{pid}/task").glob("*/children"):
-        try:
-            children = tasks.read_text().split()
-        except OSError:  # the thread ended
-            continue
-        for child in children:
-            yield int(child)
-            yield from _descendants(int(child))
+    children: list[str] = []
+    with contextlib.suppress(OSError):  # the process or a thread of it ended
+        for tasks in Path(f"/proc/{pid}/task").glob("*/children"):
+            children += tasks.read_text().split()
+    for child in children:
+        yield int(child)
+        yield from _descendants(int(child))
 
 
 def _cpu_s(pid: int) -> float:

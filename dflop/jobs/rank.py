@@ -69,8 +69,9 @@ class Rank:
         producer = f"{mode}-r{self.seat.rank}-a{attempt}"
         self.spool = SpoolThread(SpoolWriter(config.store, self.run_id, producer))
         self.telemetry = Telemetry(
-            run, config, self.seat, self.run_id, attempt, self.spool, functools.partial(peak_memory, device)
-        )
+            run, config, self.seat, self.run_id, attempt, self.spool, functools.partial(peak_memory, device),
+            plan.has_own_cores(config.cluster.spec().max_concurrency),
+        )  # fmt: skip
         self.plans = self._plans()
         self.activities = Activities()
         self.watch = Watch(

@@ -188,6 +188,9 @@ class Scheduler:
             return False
         rows = self._learner.observe(seen, found, min(next_step, len(self._steps)), time.time())
         self._tell(rows)
+        if ratio := self._learner.newly_busy():
+            detail = f"forward and backward take {ratio:.2f}x their processor time: other programs use the cores"
+            self._event(seen, "machine_busy", detail)
         self._note_factors(store)
         if rows or seen % NOTE_EVERY_STEPS == 0:
             wire.note(store, wire.LEARNED, self._learner.state())
@@ -211,10 +214,12 @@ class Scheduler:
         if self._is_behind:
             return
         self._is_behind = True
-        detail = f"step {step} missed by the scheduler, {why}; using the fallback schedule until it has caught up"
-        say(f"scheduler: {detail}")
-        event = RunEvent(self._run_id, self._mode, self._attempt, step, "scheduler_behind", detail, time.time())
-        self._spool.put(event)
+        detail = f"missed by the scheduler, {why}; using the fallback schedule until it has caught up"
+        self._event(step, "scheduler_behind", detail)
+
+    def _event(self, step: int, kind: str, detail: str) -> None:
+        say(f"scheduler: step {step}: {detail}")
+        self._spool.put(RunEvent(self._run_id, self._mode, self._attempt, step, kind, detail, time.time()))
 
 
 def _num_free_cores() -> int:

@@ -18,7 +18,7 @@ from dflop.jobs.spool_writer import SpoolThread
 from dflop.models.family import Family
 from dflop.parallel.topology import Seat
 from dflop.profile.hardware import hardware_name
-from dflop.records import RankMemory, RankSpan, StepFlops, StepObservation
+from dflop.records import BUSY_RATIO, RankMemory, RankSpan, StepFlops, StepObservation
 from dflop.run.batches import QUICK, GlobalBatches, StepSpec
 from dflop.run.directory import RunDir
 from dflop.train.step_trace import Span
@@ -66,17 +66,19 @@ class SpeedCounter:
 class Telemetry:
     """Everything that is told of one rank's steps, under the id of the run or of its comparison.
 
-    `peak_memory` is the most memory the rank has held by kind, bytes; None: nobody looks.
+    `peak_memory` is the most memory the rank has held by kind, bytes; None: nobody looks. `has_own_core`: as
+    `Plan.has_own_cores` says.
     """
 
     def __init__(
         self, run: RunDir, config: Config, seat: Seat, run_id: str, attempt: int, spool: SpoolThread,
-        peak_memory: Callable[[], Mapping[str, int]] | None = None,
+        peak_memory: Callable[[], Mapping[str, int]] | None = None, has_own_core: bool = False,
     ) -> None:  # fmt: skip
         self._peak_memory, self._step = peak_memory, -1
         self._peak_bytes: dict[str, int] = {}
         self._run, self._report_to, self._seat = run, config.train.report_to, seat
         self._run_id, self._attempt, self._spool = run_id, attempt, spool
+        self._has_own_core = has_own_core
         self.speed: SpeedCounter | None = None
         """On rank 0, once the model is known: tells how fast steps are."""
         self.curves: Curves | None = None
@@ -93,7 +95,7 @@ class Telemetry:
         self._spool.put(speed.flops)
         if self._report_to:
             self._draw(seen, speed, idle_frac)
-        return _line(seen, speed, idle_frac)
+        return _line(seen, speed, idle_frac, self._has_own_core)
 
     def traced(self, step: int, spans: Sequence[Span]) -> None:
         """Leave what happened in a step in the store."""
@@ -137,11 +139,15 @@ class Telemetry:
         return self._run_id, self._attempt, step, s.rank, s.module, s.stage, s.dp_rank, s.tp_rank
 
 
-def _line(seen: StepObservation, speed: Speed, idle_frac: float) -> str:
+def _line(seen: StepObservation, speed: Speed, idle_frac: float, has_own_core: bool) -> str:
     mfu = "" if math.isnan(speed.mfu_frac) else f"  MFU {percent(speed.mfu_frac)}"
     loss = f"loss {seen.loss:.4f}" if seen.num_supervised_tokens else "no loss, all samples were skipped"
     schedule = "fallback schedule" if seen.policy == QUICK else seen.policy
+    busy = ""
+    if has_own_core and seen.wall_to_compute > BUSY_RATIO:
+        share = f"processor time {percent(1 / seen.wall_to_compute)} of wall"
+        busy = f"  compute {seconds(seen.compute_s)}: other programs used the cores ({share})"
     return (
         f"{loss}  {seconds(seen.step_s)} (predicted {seconds(seen.predicted_step_s)})  {schedule}  "
-        f"{count(round(speed.tokens_per_s))} tokens/s  rank 0 idle {percent(idle_frac)}{mfu}"
+        f"{count(round(speed.tokens_per_s))} tokens/s  rank 0 idle {percent(idle_frac)}{mfu}{busy}"
     )

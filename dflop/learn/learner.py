@@ -57,8 +57,8 @@ class Learner:
         self._running: dict[int, tuple[Batch, BucketSeconds]] = {}
         """Per step, what was published and its expected seconds."""
         # Ranks that wait for others within forward and backward are held up by them.
-        computes_alone = all(m.parallel.tp == 1 == m.parameter_shards for m in job.plan.modules)
-        self._stalls = Stalls() if computes_alone and job.max_concurrency is None else None
+        has_own_cores = job.plan.has_own_cores(job.max_concurrency or job.plan.num_processes)
+        self._stalls = Stalls() if has_own_cores else None
 
     @property
     def factors(self) -> Factors:
@@ -84,6 +84,8 @@ class Learner:
 
         `effective_step` is the first that will be planned with what is learnt here.
         """
+        if self._stalls is not None and step > self._first_step:
+            self._stalls.observe(seen)
         running = self._running.pop(step, None)
         if running is None or step <= self._first_step or not seen:
             return []
@@ -94,6 +96,10 @@ class Learner:
             numbers = d.measured, d.expected, d.detail, now_s
             rows.append(self._findings.decision(step, d.kind, d.subject, "noticed", *numbers))
         return rows
+
+    def newly_busy(self) -> float:
+        """Wall over compute time where other work has begun to use the ranks' cores, told once; else 0."""
+        return self._stalls.newly_busy() if self._stalls is not None else 0.0
 
     def close(self, effective_step: int, now_s: float) -> list[Row]:
         """What was learnt, once more: it is as new as this, for later runs, even where nothing has moved."""
@@ -110,7 +116,6 @@ class Learner:
         """
         held_up: dict[int, float] = {}
         if self._stalls is not None:
-            self._stalls.observe(seen)
             held_up = self._stalls.factors()
         nodes, expected_s = expected.nodes, expected.seconds
         position = {node: i for i, node in enumerate(nodes)}

@@ -12,6 +12,7 @@ import statistics
 from collections import deque
 from collections.abc import Sequence
 
+from dflop.records import BUSY_RATIO
 from dflop.train.wire import RankTimes
 
 NUM_STEPS = 7
@@ -25,6 +26,7 @@ class Stalls:
 
     def __init__(self) -> None:
         self._stretches: dict[int, deque[float]] = {}
+        self._was_busy = False
 
     def observe(self, seen: Sequence[RankTimes]) -> None:
         """Take in what ranks measured of a step."""
@@ -33,12 +35,19 @@ class Stalls:
 
     def factors(self) -> dict[int, float]:
         """What compute seconds of ranks are to be multiplied with; only those that are held up, step after step."""
-        if not self._stretches:
-            return {}
-        medians = {of: statistics.median(found) for of, found in self._stretches.items()}
-        usual = statistics.median_low(medians.values())
-        return {
-            rank: medians[rank] / usual
-            for rank, found in self._stretches.items()
-            if len(found) >= NUM_STEPS // 2 and medians[rank] / usual >= LEAST
-        }
+        medians = self._medians()
+        usual = statistics.median_low(medians.values()) if medians else 1.0
+        return {rank: median / usual for rank, median in medians.items() if median / usual >= LEAST}
+
+    def newly_busy(self) -> float:
+        """The usual rank's wall over compute time if other work has begun to use the cores, once; else 0."""
+        medians = self._medians()
+        usual = statistics.median_low(medians.values()) if medians else 1.0
+        is_news = usual > BUSY_RATIO and not self._was_busy
+        self._was_busy |= is_news
+        return usual if is_news else 0.0
+
+    def _medians(self) -> dict[int, float]:
+        """Per rank with enough steps."""
+        found = self._stretches.items()
+        return {rank: statistics.median(of_rank) for rank, of_rank in found if len(of_rank) >= NUM_STEPS // 2}

@@ -27,6 +27,7 @@ from dflop.records.costs import (
 )
 from dflop.records.mapping import from_dict, parse_json, to_dict
 from dflop.records.observations import (
+    BUSY_RATIO,
     JobRecord,
     MicrobatchSpan,
     RankMemory,
@@ -42,6 +43,7 @@ from dflop.records.samples import LLM, MediaItem, ModuleLoad, ProfileRecord, Qua
 
 __all__ = [
     "ALL_TOKENS",
+    "BUSY_RATIO",
     "LLM",
     "ClusterSpec",
     "Correction",

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+BUSY_RATIO = 1.3
+"""Wall over processor time of forward and backward, from which on others are said to use the cores."""
+
 
 @dataclass(frozen=True, slots=True)
 class MicrobatchSpan:
@@ -42,7 +45,7 @@ class StepObservation:
     predicted_step_s: float
     step_s: float
     busy_s: float
-    """Wall time in forward and backward; the idle share of a step is 1 - busy_s / step_s."""
+    """Wall time in forward and backward; the idle share of a step is 1 - busy_s / step_s. Compute is in `spans`."""
     data_wait_s: float
     """Wait for the step's input before the step began, the other ranks' included; not part of `step_s`."""
     schedule_wait_s: float
@@ -55,6 +58,17 @@ class StepObservation:
     num_supervised_tokens: int
     observed_at_s: float
     spans: tuple[MicrobatchSpan, ...]
+
+    @property
+    def compute_s(self) -> float:
+        """Compute seconds of forward and backward: processor time on CPUs, wall time on GPUs."""
+        return sum(s.forward_compute_s + s.backward_compute_s for s in self.spans)
+
+    @property
+    def wall_to_compute(self) -> float:
+        """Wall over compute seconds of forward and backward: 1 where the rank had its core; 1 without work."""
+        wall_s, compute_s = sum(s.forward_s + s.backward_s for s in self.spans), self.compute_s
+        return wall_s / compute_s if compute_s > 0 else 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +197,6 @@ class RunEvent:
     """At which it was noticed."""
     kind: str
     """`scheduler_late`, `scheduler_dead`, `scheduler_restarted`, `scheduler_given_up`, `scheduler_behind`,
-    `memory_exceeded`, `not_finite`, `checkpoint_failed` or `checkpoint_damaged`."""
+    `memory_exceeded`, `not_finite`, `checkpoint_failed`, `checkpoint_damaged` or `machine_busy`."""
     detail: str
     observed_at_s: float

@@ -124,6 +124,14 @@ class Plan:
             return self.module(LLM).parallel.num_processes
         return sum(m.parallel.num_processes for m in self.modules)
 
+    def has_own_cores(self, max_concurrency: int) -> bool:
+        """Whether each process has a core, and waits for no other process within forward and backward.
+
+        Only then does wall time beyond compute time say that somebody else uses the cores.
+        """
+        alone = all(m.parallel.tp == 1 == m.parameter_shards for m in self.modules)
+        return alone and self.num_processes <= max_concurrency
+
     @property
     def planned_speedup(self) -> float:
         """Simulated: data-blind over balanced step of this layout, both means over batches; NaN where not simulated."""

@@ -29,7 +29,12 @@ def key_numbers(summary: RunSummary) -> tuple[tuple[str, str, str], ...]:
         _speedup("speedup, measured", measured, "arrival order / balanced step time"),
         _speedup("speedup, simulated", predicted, "of the same global batches"),
         ("speedup, planned", units.ratio(plan.planned_speedup), planned),
-        ("training step, measured", units.seconds(summary.step_s), f"median of {len(summary.steps)} steps"),
+        ("training step, measured", units.seconds(summary.step_s), f"median of {len(summary.steps)} steps, wall time"),
+        (
+            "training step, predicted / measured",
+            units.ratio(summary.predicted_to_measured),
+            "wall time, median; predictions are without reduction and optimizer",
+        ),
         # A loss can be NaN because it diverged; that must be seen, not shown as absent.
         ("loss", f"{ends[0]:.2f} to {ends[1]:.2f}" if ends else "-", "mean of the first and the last 3 steps"),
         (
@@ -43,6 +48,8 @@ def key_numbers(summary: RunSummary) -> tuple[tuple[str, str, str], ...]:
         ("wait for input, measured", units.seconds(summary.median(lambda s: s.data_wait_s)), "before a step, median"),
         ("samples skipped", str(len(summary.quarantined)), "each with a reason"),
     ]
+    if not math.isnan(wall := summary.wall_to_compute):
+        numbers.append(("processor time / wall time", units.percent(1 / wall), "of forward and backward in training"))
     if not math.isnan(mfu := summary.mfu):
         numbers.append(("model FLOPs utilisation", units.percent(mfu), "measured, median over steps"))
     return tuple(numbers)
@@ -80,16 +87,21 @@ def stage_table(summary: RunSummary) -> Table:
             "busy": lambda s: units.percent(s.busy_frac),
             "reduce + optimizer": lambda s: units.percent(s.update_frac),
             "idle": lambda s: units.percent(s.idle_frac),
-            "prediction error": lambda s: units.percent(s.errors.median_frac),
-            "predicted / measured": lambda s: units.ratio(s.errors.predicted_to_measured),
+            "compute error": lambda s: units.percent(s.errors.median_frac),
+            "compute predicted / measured": lambda s: units.ratio(s.errors.predicted_to_measured),
         },
         text={"stage", "layers"},
         note=(
             f"Measured. Idle: everything but busy{'; busy includes waiting for a core' * summary.shares_cores}. "
-            "Error: median over microbatches."
+            f"Compute is {compute_time(summary.num_cores)}. Error: median over microbatches."
         ),
         empty="No training step was observed.",
     )
+
+
+def compute_time(num_cores: int | None) -> str:
+    """What compute seconds are, where processes share so many cores; None: each has its device."""
+    return "wall time" if num_cores is None else "processor time, not wall time"
 
 
 def idle_table(summary: RunSummary) -> Table:

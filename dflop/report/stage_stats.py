@@ -108,8 +108,8 @@ def error_table(spans: Iterable[TimedSpan]) -> Table:
             "predicted / measured": lambda row: units.ratio(row[2].predicted_to_measured),
         },
         text={"module", "tokens"},
-        note="Seconds of compute per microbatch and stage, forward and backward together. Predicted by the cost "
-        "model, with the corrections active when the step was planned.",
+        note="Seconds of compute (on CPUs processor time) per microbatch and stage, forward and backward. Predicted by "
+        "the cost model, with the corrections active when the step was planned.",
         empty="No microbatch was both predicted and measured.",
         num_shown=12,
     )

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from dflop.records import (
+    BUSY_RATIO,
     ClusterSpec,
     Correction,
     JobRecord,
@@ -116,6 +117,20 @@ class RunSummary:
         return self.median(lambda step: step.step_s)
 
     @property
+    def wall_to_compute(self) -> float:
+        """Wall over processor time of forward and backward in training, where each process has a core; else NaN."""
+        if self.num_cores is None or not self.plan.has_own_cores(self.num_cores):
+            return math.nan
+        wall_s = sum(rank.busy_s for step in self.steps for rank in step.ranks)
+        compute_s = sum(rank.compute_s for step in self.steps for rank in step.ranks)
+        return wall_s / compute_s if compute_s > 0 else math.nan
+
+    @property
+    def predicted_to_measured(self) -> float:
+        """Of steps by the clock, median over those that have a prediction, as `v_step` has them."""
+        return _median([s.predicted_step_s / s.step_s for s in self.steps if s.predicted_step_s > 0 < s.step_s])
+
+    @property
     def mfu(self) -> float:
         """Model FLOPs utilisation, median over steps; NaN where the peak of the devices is not known."""
         step_s = {s.step: s.step_s for s in self.steps}
@@ -157,6 +172,11 @@ class RunSummary:
     def verdict(self) -> str:
         """Who won, in plain sentences."""
         found = verdict(self.comparison, num_processes=self.plan.num_processes, num_cores=self.num_cores)
+        if self.wall_to_compute > BUSY_RATIO:
+            found += (
+                f" Other programs used the cores: forward and backward took {self.wall_to_compute:.2f} times their "
+                f"processor time in training, steps {1 / self.predicted_to_measured:.2f} times their prediction."
+            )
         if not self._lost:
             return found
         return f"{found} Training skipped {len(self._lost)} sample(s) that the data profile had accepted."

@@ -148,8 +148,7 @@ class RankTimes:
     def of(cls, seen: StepObservation) -> RankTimes:
         """The part of an observation."""
         spans = tuple((s.microbatch, s.forward_compute_s + s.backward_compute_s) for s in seen.spans)
-        passed_s, compute_s = sum(s.forward_s + s.backward_s for s in seen.spans), sum(s for _, s in spans)
-        return cls(seen.step, seen.rank, seen.step_s, spans, passed_s / compute_s if compute_s > 0 else 1.0)
+        return cls(seen.step, seen.rank, seen.step_s, spans, seen.wall_to_compute)
 
 
 def open_store(host: str, port: int, *, is_server: bool, timeout_s: float) -> Store:

@@ -1,5 +1,8 @@
 with observation as (
-    select * exclude (spans) from step_observation
+    select
+        * exclude (spans),
+        coalesce(list_sum([s.forward_compute_s + s.backward_compute_s for s in spans]), 0) as compute_s
+    from step_observation
     where run_id in (select unnest($run_ids))
 ),
 
@@ -37,6 +40,7 @@ step as (
         max(step_s) as step_s,
         max(predicted_step_s) as predicted_step_s,
         sum(busy_s) as busy_s,
+        sum(compute_s) as compute_s,
         -- Where all samples were lost there is no loss, whatever a rank wrote.
         max(loss) filter (where not isnan(loss) and num_supervised_tokens > 0) as loss,
         max(grad_norm) filter (where not isnan(grad_norm)) as grad_norm,

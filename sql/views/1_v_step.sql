@@ -9,6 +9,9 @@ select
     num_ranks,
     step_s,
     predicted_step_s,
+    busy_s as wall_s,
+    compute_s,
+    busy_s / nullif(compute_s, 0) as wall_to_compute,
     1 - busy_s / nullif(num_ranks * step_s, 0) as idle_frac,
     loss,
     grad_norm,
@@ -23,6 +26,9 @@ from step_rollup;
 
 comment on view v_step is
 'Optimizer steps; step_s is the slowest rank''s. Grain: one row per run_id, attempt, step, policy.';
+comment on column v_step.wall_s is 'forward and backward over all ranks, wall seconds';
+comment on column v_step.wall_to_compute is
+'wall over compute seconds of forward and backward, ratio; on CPUs more than 1 where ranks waited for a core or a peer';
 comment on column v_step.idle_frac is 'share of process time outside forward and backward, ratio';
 comment on column v_step.llm_tokens_per_s is 'tokens through the LLM per second';
 comment on column v_step.mfu_frac is

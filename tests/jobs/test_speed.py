@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 from dflop.cost.flops import FlopCounter
 from dflop.jobs.telemetry import SpeedCounter, Telemetry
 from dflop.parallel.topology import seat_of
-from dflop.records import LLM, StepFlops, StepObservation
+from dflop.records import LLM, MicrobatchSpan, StepFlops, StepObservation
 from dflop.run.batches import TRAIN, GlobalBatches, job_steps
 from dflop.run.directory import RunDir, family_of
 from dflop.units import count
@@ -32,7 +33,7 @@ def test_utilisation_is_what_the_batch_asks_over_what_all_devices_could_do(tmp_p
     )
     batches, rows = GlobalBatches(config, list(random_batch(3 * BATCH_SIZE, seed=1))), []
     seat, spool, memory = seat_of(make_plan({LLM: 1}), 0), SimpleNamespace(put=rows.append), {"process": 7, "cuda": 5}
-    telemetry = Telemetry(RunDir(tmp_path / "small-1"), config, seat, "small-1", 2, spool, lambda: memory)
+    telemetry = Telemetry(RunDir(tmp_path / "small-1"), config, seat, "small-1", 2, spool, lambda: memory, True)
     family = family_of(config, VOCAB)
     telemetry.speed = SpeedCounter(config, family, batches, job_steps(config, TRAIN), NUM_RANKS)
     line = telemetry.observed(observation(1))
@@ -43,3 +44,6 @@ def test_utilisation_is_what_the_batch_asks_over_what_all_devices_could_do(tmp_p
     assert {row.kind: row.peak_bytes for row in rows[2:]} == memory
     assert line.startswith("loss 2.5000  4.0 ms (predicted 3.0 ms)  balanced  ")
     assert line.endswith(f"{count(round(tokens / STEP_S))} tokens/s  rank 0 idle 75.0 %  MFU {mfu * 100:.1f} %")
+    span = MicrobatchSpan(0, 1, 9, 81, 0.1, 0.2, 0.0, 0.3, 0.3, 0.6, 0.1, 0.3)
+    busy = telemetry.observed(replace(observation(1), spans=(span,)))
+    assert busy == f"{line}  compute 400.0 ms: other programs used the cores (processor time 44.4 % of wall)"

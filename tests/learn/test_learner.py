@@ -232,3 +232,16 @@ def test_what_holds_nobody_up(stretches):
     for step, of_ranks in enumerate(stretches):
         found.observe([RankTimes(step, rank, 1.0, ((0, 0.1),), stretch) for rank, stretch in enumerate(of_ranks)])
     assert set(found.factors().values()) <= {1.0}
+
+
+@pytest.mark.parametrize(
+    ("stretches", "told"),
+    [([(1.6, 1.5)] * 4, [0, 0, 1.5, 0]), ([(1.2, 1.3)] * 4, [0] * 4), ([(1.0, 3.0)] * 4, [0] * 4)],
+    ids=["by all", "hardly", "by one rank"],
+)
+def test_a_busy_machine_is_told_once(stretches, told):
+    found, ratios = Stalls(), []
+    for step, of_ranks in enumerate(stretches):
+        found.observe([RankTimes(step, rank, 1.0, ((0, 0.1),), stretch) for rank, stretch in enumerate(of_ranks)])
+        ratios.append(found.newly_busy())
+    assert ratios == told

@@ -12,7 +12,7 @@ from dflop.report.run_plots import loss_curve
 from dflop.report.run_tables import key_numbers
 from dflop.report.summary import RunSummary
 from tests.builders import make_cluster, make_corrections, make_plan
-from tests.report.runs import CUDA, make_run, observe
+from tests.report.runs import CUDA, make_run, make_span, observe
 
 PLAN = make_plan({"vision": 2, "llm": 1})
 
@@ -90,3 +90,18 @@ def test_the_last_set_of_corrections_is_kept_whole() -> None:
 def test_devices_share_no_cores() -> None:
     assert summary_of(cluster=CUDA).num_cores is None
     assert summary_of(cluster=make_cluster(num_cores=2)).num_cores == 2
+
+
+@pytest.mark.parametrize(
+    ("cluster", "compute_s", "share"),
+    [(make_cluster(num_cores=4), 0.2, "40.0 %"), (make_cluster(num_cores=1), 0.2, ""), (CUDA, 0.5, "")],
+    ids=["others use the cores", "ranks share them", "devices"],
+)
+def test_a_run_slower_than_predicted_beside_other_programs_says_so(cluster, compute_s, share) -> None:
+    """Its compute is predicted exactly; its steps by the clock take 2.5 times as long."""
+    span = replace(make_span(0, 0.2, 0.3), forward_compute_s=compute_s / 2, backward_compute_s=compute_s / 2)
+    found = summary_of([observe(0, spans=[span], busy_s=0.5, predicted_step_s=0.4)], cluster=cluster)
+    numbers = {name: value for name, value, _ in key_numbers(found)}
+    assert numbers["training step, predicted / measured"] == "0.40x"
+    assert numbers.get("processor time / wall time", "") == share
+    assert ("Other programs used the cores: forward and backward took 2.50 times" in found.verdict) == bool(share)

@@ -9,6 +9,7 @@ import pytest
 
 from dflop import records as r
 from dflop.store.ingest import ingest
+from tests.builders import make_rank_factor
 from tests.store.asking import fill, named, rows, write
 
 
@@ -127,3 +128,50 @@ def test_the_quarters_of_a_run_show_that_it_gets_slower(trained: Path) -> None:
     found = named(trained, "slowdown", run_id="run")
     assert [row["median_step_s"] for row in found] == [2.5, 4.0, 5.0, 6.0]
     assert [(row["first_step"], row["last_step"]) for row in found] == [(0, 1), (2, 2), (3, 3), (4, 4)]
+
+
+SPAN = r.MicrobatchSpan(0, 1, 50, 2500, 0.1, 0.2, 0.0, 0.2, 0.2, 0.3, 0.2, 0.3)
+
+
+def slow_run(make, steps: int = 8, **changes: Any) -> list[Any]:
+    """Rank 0 of each step had its core for all of forward and backward."""
+    usual = {"spans": (SPAN,), "busy_s": 0.5, "step_s": 0.6, "data_wait_s": 0.0, "predicted_step_s": 0.6}
+    return [make.observation(step, **{**usual, **changes}) for step in range(steps)]
+
+
+TAKEN = dataclasses.replace(SPAN, forward_compute_s=0.08, backward_compute_s=0.12)
+
+
+@pytest.mark.parametrize(
+    ("changes", "answer"),
+    [
+        ({}, "0.6 s, 1.00 times as predicted: no cause found among cores,"),
+        (
+            {"spans": (TAKEN,), "predicted_step_s": 0.24},
+            "2.50 times as predicted: forward and backward took 2.50 times their compute time: other programs used",
+        ),
+        ({"data_wait_s": 0.2}, ": waits for input are 25 % of the time."),
+        ({"busy_s": 0.3}, ": ranks are outside forward and backward for 50 % of the time."),
+    ],
+    ids=["healthy", "busy machine", "input", "idle"],
+)
+def test_why_a_run_was_slow_is_one_sentence(tmp_path: Path, make, changes: dict[str, Any], answer: str) -> None:
+    fill(tmp_path, make.run(), *slow_run(make, **changes))
+    (row,) = named(tmp_path, "why_slow", run_id="run")
+    assert row["answer"].startswith("8 steps of ")
+    assert answer in row["answer"]
+    first = named(tmp_path, "wall_to_compute", run_id="run")[0]
+    assert first["wall_s"] == changes.get("busy_s", 0.5)
+    assert first["compute_s"] == pytest.approx(0.2 if "spans" in changes else 0.5)
+
+
+def test_a_slow_host_and_its_rank_and_events_are_in_the_answer(tmp_path: Path, make) -> None:
+    slow = dataclasses.replace(SPAN, forward_compute_s=0.4, backward_compute_s=0.6)
+    ranks = [slow_run(make, rank=n, dp_rank=n, spans=(slow if n == 2 else SPAN,)) for n in range(3)]
+    told = make_rank_factor(2, 2.0, run_id="run", host="node7")
+    event = r.RunEvent("run", "train", 0, 1, "scheduler_late", "", 1000.0)
+    fill(tmp_path, make.run(), *(seen for of_rank in ranks for seen in of_rank), told, event)
+    (row,) = named(tmp_path, "why_slow", run_id="run")
+    assert "rank 2 on node7 takes 2.00 times as long as its peers" in row["answer"]
+    assert row["answer"].endswith("events: scheduler_late 1.")
+    assert (row["slow_rank"], row["slow_host"], row["rank_slowdown"]) == (2, "node7", 2.0)
