@@ -169,7 +169,9 @@ def export(
     out: Annotated[Path, Parameter(help="Folder to write; must not exist yet.")],
     quiet: Quiet = False,
 ) -> None:
-    """Write a run's newest checkpoint as a folder for Hugging Face's from_pretrained.
+    """Write a run's newest checkpoint as a folder for transformers, vLLM and others.
+
+    Weights, processor, tokenizer and chat template, these as training used them.
 
     Example: dflop export latest --out models/demo
     """

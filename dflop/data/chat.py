@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -121,6 +121,29 @@ class ChatTemplate:
             return cls(text, spec, _special_tokens(path.with_name(_TOKENIZER_CONFIG)))
         template, variables = _of_json(text, spec)
         return cls(template, spec, variables or _special_tokens(path.with_name(_TOKENIZER_CONFIG)))
+
+    @staticmethod
+    def for_transformers(spec: str, written: Mapping[str, str]) -> str:
+        """Jinja text with which processors of transformers write what `load` gives for the same.
+
+        Args:
+            spec: As of `load`. A built-in template knows neither media nor an answer that is to come: here it does.
+            written: Per media kind, what stands for an item in a text.
+
+        Raises:
+            ConfigError: as `load`.
+        """
+        if spec not in BUILT_IN:
+            return ChatTemplate.load(spec).source
+        source, text = BUILT_IN[spec], "{{ m['content'] }}"
+        before_answer = (
+            source.split("{% for m in messages %}")[1].split(text)[0].replace("{{ m['role'] }}", "assistant")
+        )
+        items = "".join(f"{{% elif p['type'] == '{kind}' %}}{of_item}" for kind, of_item in written.items())
+        part = f"{{% if p['type'] == 'text' %}}{{{{ p['text'] }}}}{items}{{% endif %}}"
+        parts = f"{{% for p in m['content'] %}}{part}{{% endfor %}}"
+        shown = f"{{% if m['content'] is string %}}{text}{{% else %}}{parts}{{% endif %}}"
+        return source.replace(text, shown) + f"{{% if add_generation_prompt %}}{before_answer}{{% endif %}}"
 
     def skeleton(self, roles: tuple[str, ...], parts: Parts = ()) -> Skeleton:
         """What the template writes around the texts of turns of these roles and parts, and for their media.

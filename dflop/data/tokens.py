@@ -181,6 +181,14 @@ class ChatTokenizer:
         for of_sample, items in zip(pieces, layouts, strict=True):  # of many tokens: the caller need not hold all
             yield _joined(of_sample, encodings, len(items))
 
+    @property
+    def end_of_answer(self) -> int | None:
+        """Id of the special token that ends an answer; None where the template writes none."""
+        turns = (Turn("user", _WORD), Turn("assistant", _WORD))
+        (found,) = self.encode([AnnotatedSample(0, "", turns, ())], [[]])
+        last = int(found.input_ids[found.labels != IGNORE_LABEL][-1])
+        return last if last in self._ids.values() else None
+
     def template_tokens(self, num_answers: int) -> tuple[int, int]:
         """(all, supervised) tokens a template writes around so many questions and answers."""
         turns = (Turn("user", ""), Turn("assistant", _WORD)) * num_answers

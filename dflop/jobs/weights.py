@@ -20,6 +20,7 @@ from dflop.models.family import Family
 from dflop.models.random_weights import RandomWeights
 from dflop.models.weights import WeightFolder, Weights, build_empty, write_folder
 from dflop.run.directory import RunDir, family_of, tokenizer_of
+from dflop.run.model_files import with_kept_tokenizer, write_model_files
 from dflop.train import checkpoint_state, manifest
 
 MAX_SHARD_BYTES = 5_000_000_000
@@ -71,12 +72,13 @@ def export_run(run: RunDir, out: Path, progress: Callable[[str], None], max_shar
     if meta is None:
         hint = "training writes one every train.checkpoint_every"
         raise ConfigError("the run has no checkpoint yet", where=str(run.path), hint=hint)
-    config, step, temporary = run.config(), int(meta["next_step"]), files.tmp_path(out)
+    config, step = with_kept_tokenizer(run.config(), run), int(meta["next_step"])
+    temporary = files.tmp_path(out)
     progress(f"checkpoint of {step} steps of {config.train.num_steps}")
     weights = checkpoint_state.read_model(run.checkpoints / meta["name"])
     trained = {module.module for module in run.plan().modules}
     try:
-        left_out = _write(config, weights, trained, temporary, max_shard_bytes)
+        told = _write(run, config, weights, trained, temporary, max_shard_bytes)
         if out.exists():
             out.rmdir()
         os.replace(temporary, out)
@@ -84,15 +86,16 @@ def export_run(run: RunDir, out: Path, progress: Callable[[str], None], max_shar
         raise TrainError(f"cannot write the model: {error.strerror or error}", where=str(out)) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    if left_out:
-        progress(f"not trained, as the data has no items for it: {', '.join(left_out)}")
+    for line in told:
+        progress(line)
     return step
 
 
 def _write(
-    config: Config, weights: dict[str, torch.Tensor], trained: Collection[str], folder: Path, max_shard_bytes: int
-) -> list[str]:
-    """Write the folder; returns the modules that nobody trained, whose weights are those the run began with."""
+    run: RunDir, config: Config, weights: dict[str, torch.Tensor], trained: Collection[str], folder: Path,
+    max_shard_bytes: int,
+) -> list[str]:  # fmt: skip
+    """Write the folder; returns what to know of it. What nobody trained has the weights that the run began with."""
     tokenizer = tokenizer_of(config)
     family = family_of(config, tokenizer.vocab_size)
     left_out = [module for module in family.modules if module not in trained]
@@ -104,8 +107,5 @@ def _write(
     weights = {name: tensor.to(dtype) for name, tensor in weights.items()}
     folder.mkdir(parents=True)
     write_folder(family, full_config(family, tokenizer), weights, folder, max_shard_bytes=max_shard_bytes)
-    shutil.copyfile(config.dataset.tokenizer, folder / "tokenizer.json")
-    template = Path(config.dataset.chat_template)
-    if template.is_file():
-        shutil.copyfile(template, folder / template.name)
-    return left_out
+    told = [f"not trained, as the data has no items for it: {', '.join(left_out)}"] if left_out else []
+    return told + write_model_files(run, config, family, tokenizer, folder)

@@ -65,6 +65,17 @@ class Decoder:
     head: str = "lm_head"
 
 
+@dataclass(frozen=True, slots=True)
+class Processor:
+    """The processor that a model of a family is used with: names in `transformers`."""
+
+    whole: str
+    parts: Mapping[str, str]
+    """Class per media kind."""
+    tokens: Mapping[str, str]
+    """Special tokens by the names that the processor asks its tokenizer for."""
+
+
 class Family(MediaRules):
     """A family whose modules can be built, cut, probed and trained.
 
@@ -80,6 +91,7 @@ class Family(MediaRules):
     """Names in `transformers`."""
     towers: Mapping[str, Tower]
     decoder = Decoder()
+    processor: Processor
     section_types: Mapping[str, str] = {}
     """`model_type` of modules' sections where the configuration is silent."""
 
@@ -129,6 +141,10 @@ class Family(MediaRules):
     def framed(self, item: MediaItem, media: np.ndarray) -> np.ndarray:
         """Decoded frames with the margin that a processor adds before it resizes them; most add none."""
         return media
+
+    def processor_entries(self) -> Mapping[str, Any]:
+        """Entries of the processor's settings that are of no media kind."""
+        return {}
 
     @property
     def modules(self) -> tuple[str, ...]:

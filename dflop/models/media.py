@@ -85,6 +85,11 @@ class MediaTokens:
     replaces `pad` alone, and the template writes `begin` and `end` around it."""
 
     @property
+    def in_text(self) -> str:
+        """What stands for an item in a text of its own, as Hugging Face's processors take it."""
+        return self.placeholder or f"{self.begin}{self.pad}{self.end}"
+
+    @property
     def in_template(self) -> str:
         """What stands for an item in the text of a chat template."""
         return self.placeholder or self.pad

@@ -15,7 +15,7 @@ import numpy as np
 
 from dflop.errors import ConfigError
 from dflop.models.arrays import patchify
-from dflop.models.family import Family, Grid
+from dflop.models.family import Family, Grid, Processor
 from dflop.models.media import MediaHeader, MediaTokens, Placement
 from dflop.records import MediaItem
 
@@ -53,6 +53,11 @@ class NativeFamily(Family):
         "image": MediaTokens("<|vision_start|>", "<|image_pad|>", "<|vision_end|>"),
         "video": MediaTokens("<|vision_start|>", "<|video_pad|>", "<|vision_end|>"),
     }
+    processor = Processor(
+        "Qwen2_5_VLProcessor",
+        {"image": "Qwen2VLImageProcessor", "video": "Qwen2VLVideoProcessor"},
+        {"image_token": "<|image_pad|>", "video_token": "<|video_pad|>"},
+    )
     media_defaults: Mapping[str, Any] = {
         "min_pixels": 56 * 56,
         "max_pixels": 28 * 28 * 1280,

@@ -61,6 +61,11 @@ def read_settings(folder: Path, family: MediaRules) -> Settings:
     return Settings(media, sources, tuple(dict.fromkeys(not_followed)))
 
 
+def section_of(kind: str) -> str:
+    """Section of a media kind in `processor_config.json`."""
+    return _SOURCES[kind][0][0]
+
+
 def read_object(path: Path, what: str) -> dict[str, Any]:
     """The JSON object in a file.
 

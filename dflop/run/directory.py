@@ -12,6 +12,7 @@ plans/                 the plans that ran before it, numbered from 1
 replanning             there while a training job makes way for another plan
 cancelled              there from `dflop cancel` until the run is taken up again
 checkpoints/           see train/checkpoint.py
+model/                 files beside the model's weights that an export writes again, see model_files.py
 report.html
 """
 
@@ -62,6 +63,11 @@ class RunDir:
     @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
+
+    @property
+    def model_files(self) -> Path:
+        """What ships with the model beside its weights, see `model_files.py`."""
+        return self.path / "model"
 
     @property
     def report_file(self) -> Path:

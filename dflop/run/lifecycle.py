@@ -20,6 +20,7 @@ from dflop.run import driver_lock
 from dflop.run.directory import RunDir
 from dflop.run.find import all_runs, problem_of, this_user
 from dflop.run.messages import Say
+from dflop.run.model_files import keep_model_files
 from dflop.store.spool import SpoolWriter, next_seq
 
 BEGINS_WITHIN_S = 60.0
@@ -59,6 +60,7 @@ def _begin(config: Config, folder: Path, say: Say, trains: bool) -> tuple[RunDir
         if (found := unfinished(config)) is None:
             run = RunDir(_new_folder(folder, config.name))
             files.replace(run.config_file, dump_config(absolute(config)), is_durable=True)
+            keep_model_files(config, run.model_files)
             # From here on it is found again, whatever becomes of this process; what is resolved has another key.
             facts = {"run_id": run.run_id, "owner": this_user(), "config_key": config.key, "trains": trains}
             facts |= {"backend": config.cluster.backend, "run_dir": str(run.path)}

@@ -6,6 +6,7 @@ import jinja2
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from dflop.data.chat import BUILT_IN, ChatTemplate
 from dflop.errors import ConfigError
@@ -43,6 +44,21 @@ def test_a_skeleton_filled_in_is_the_rendered_template(turns, with_system, sourc
     expected = jinja2.Environment(trim_blocks=True).from_string(source).render(messages=messages)
     skeleton = ChatTemplate(source, "here").skeleton(turns)
     assert "".join(contents[p] if isinstance(p, int) else p for p in skeleton) == expected
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_transformers_is_given_the_same_template_with_media_and_an_answer_to_come(name):
+    source = ChatTemplate.for_transformers(name, {"image": "<v><i></v>", "audio": "<a>"})
+    made = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True).from_string(source)
+    shown = [{"type": "image", "url": "a.png"}, {"type": "text", "text": "what?"}, {"type": "audio"}]
+    said = [{"role": "user", "content": shown}, {"role": "assistant", "content": "a cat"}]
+    written = "".join(
+        p if isinstance(p, str) else ("<v><i></v>what?<a>", "a cat")[p]
+        for p in ChatTemplate(BUILT_IN[name], name).skeleton(("user", "assistant"))
+    )
+    assert made.render(messages=said) == written
+    asked = made.render(messages=said[:1], add_generation_prompt=True)
+    assert written.startswith(f"{asked}a cat")
 
 
 def test_an_elaborate_template():

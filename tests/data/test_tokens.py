@@ -55,6 +55,13 @@ def test_text_is_tokenized_in_one_piece_between_special_tokens(tokenizer_path, f
     assert tokenizer.decode(supervised) == "\n\nsat <|im_end|>dog<|im_end|>"
 
 
+def test_an_answer_ends_with_the_templates_token_or_with_none(tokenizer_path, family, tmp_path):
+    tokenizer = ChatTokenizer(tokenizer_path, family)
+    assert tokenizer.end_of_answer == tokenizer.special_ids["<|im_end|>"]
+    (bare := tmp_path / "bare.jinja").write_text("{% for m in messages %}{{ m.content }}\n{% endfor %}")
+    assert ChatTokenizer(tokenizer_path, family, str(bare)).end_of_answer is None
+
+
 @settings(max_examples=50)
 @given(hostile, hostile)
 def test_text_cannot_forge_special_tokens(tokenizer, question, answer):

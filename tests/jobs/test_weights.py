@@ -47,7 +47,8 @@ def exported(trained, tmp_path_factory):
     assert f"model after {NUM_STEPS} steps" in done.stderr
     assert "not trained, as the data has no items for it: audio" in done.stderr
     assert os.listdir(out.parent) == ["out"]
-    assert {p.name for p in out.iterdir()} == {"config.json", "model.safetensors", "tokenizer.json"}
+    made = {"processor_config.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja"}
+    assert {p.name for p in out.iterdir()} == {"config.json", "model.safetensors", "tokenizer.json", *made}
     return out
 
 

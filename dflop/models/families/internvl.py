@@ -18,7 +18,7 @@ import numpy as np
 from dflop.errors import ConfigError
 from dflop.models import counts
 from dflop.models.arrays import cut_tiles
-from dflop.models.family import Tower, complete_section
+from dflop.models.family import Processor, Tower, complete_section
 from dflop.models.media import MIN_COUNT, Layout, MediaHeader, MediaTokens, Placement
 from dflop.models.pixels import IMAGENET
 from dflop.models.tiled_family import Size, TiledFamily, closest_grid
@@ -49,6 +49,16 @@ class InternVl(TiledFamily):
     num_class_tokens = 1
     config_class = "InternVLConfig"
     model_class = "InternVLForConditionalGeneration"
+    processor = Processor(
+        "InternVLProcessor",
+        {"image": "GotOcr2ImageProcessor", "video": "InternVLVideoProcessor"},
+        {
+            "start_image_token": "<img>",
+            "end_image_token": "</img>",
+            "context_image_token": "<IMG_CONTEXT>",
+            "video_token": "<video>",
+        },
+    )
     section_types = {LLM: "qwen2"}
     towers = {
         "vision": Tower(
@@ -67,6 +77,9 @@ class InternVl(TiledFamily):
         self.rows_per_tile = _rows_per_tile(self.side, {**_DEFAULTS, **self.hf_config})
         self.shrinkable = {**self.shrinkable, "max_tiles": self.media["min_tiles"]}
         self._check_least({"min_tiles": 1, **self.shrinkable})
+
+    def processor_entries(self) -> Mapping[str, Any]:
+        return {"image_seq_length": self.rows_per_tile}
 
     def specs(self) -> tuple[ModuleSpec, ...]:
         vision, text = self.configs["vision"], self._text

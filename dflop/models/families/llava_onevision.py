@@ -19,7 +19,7 @@ import numpy as np
 from dflop.errors import ConfigError
 from dflop.models import counts
 from dflop.models.arrays import cut_tiles, pad_frame
-from dflop.models.family import Tower, complete_section
+from dflop.models.family import Processor, Tower, complete_section
 from dflop.models.media import MediaHeader, MediaTokens, Placement, check_like
 from dflop.models.pixels import HALF
 from dflop.models.tiled_family import Size, TiledFamily, best_resolution
@@ -50,6 +50,11 @@ class LlavaOnevision(TiledFamily):
     settings = {"video": {"num_frames": "video_frames"}}
     config_class = "LlavaOnevisionConfig"
     model_class = "LlavaOnevisionForConditionalGeneration"
+    processor = Processor(
+        "LlavaOnevisionProcessor",
+        {"image": "LlavaOnevisionImageProcessor", "video": "LlavaOnevisionVideoProcessor"},
+        {"image_token": "<image>", "video_token": "<video>"},
+    )
     section_types = {LLM: "qwen2"}
     towers = {
         "vision": Tower(
@@ -79,6 +84,13 @@ class LlavaOnevision(TiledFamily):
     def fixed_settings(self, kind: str) -> Mapping[str, Any]:
         pinpoints = {"image_grid_pinpoints": list(self._tiles)} if kind == "image" else {}
         return {**super().fixed_settings(kind), **pinpoints}
+
+    def processor_entries(self) -> Mapping[str, Any]:
+        return {
+            "num_image_tokens": self.side**2,
+            "vision_feature_select_strategy": "full",
+            "vision_aspect_ratio": f"anyres_max_{self.whole_tiles}",
+        }
 
     def specs(self) -> tuple[ModuleSpec, ...]:
         vision, text = self.configs["vision"], self._text

@@ -17,7 +17,7 @@ import numpy as np
 
 from dflop.models import counts
 from dflop.models.arrays import MEL_HOP_SAMPLES, SAMPLE_RATE_HZ, log_mel, mel_settings
-from dflop.models.family import Decoder, Grid, Tower
+from dflop.models.family import Decoder, Grid, Processor, Tower
 from dflop.models.media import MediaHeader, MediaTokens, Placement
 from dflop.models.native_family import IMAGE_SETTINGS, VIDEO_SAMPLING, NativeFamily
 from dflop.models.pixels import CLIP
@@ -38,6 +38,19 @@ class Qwen25OmniThinker(NativeFamily):
     settings = {"image": IMAGE_SETTINGS, "video": VIDEO_SAMPLING, "audio": {"chunk_length": "audio_max_s"}}
     config_class = "Qwen2_5OmniThinkerConfig"
     model_class = "Qwen2_5OmniThinkerForConditionalGeneration"
+    processor = Processor(
+        "Qwen2_5OmniProcessor",
+        {**NativeFamily.processor.parts, "audio": "WhisperFeatureExtractor"},
+        {
+            "image_token": "<|IMAGE|>",
+            "video_token": "<|VIDEO|>",
+            "audio_token": "<|AUDIO|>",
+            "vision_bos_token": "<|vision_bos|>",
+            "vision_eos_token": "<|vision_eos|>",
+            "audio_bos_token": "<|audio_bos|>",
+            "audio_eos_token": "<|audio_eos|>",
+        },
+    )
     section_types = {
         "vision": "qwen2_5_omni_vision_encoder",
         LLM: "qwen2_5_omni_text",

@@ -15,7 +15,7 @@ import numpy as np
 
 from dflop.models import counts
 from dflop.models.arrays import MEL_HOP_SAMPLES, SAMPLE_RATE_HZ, log_mel, mel_settings
-from dflop.models.family import Family, Grid, Tower
+from dflop.models.family import Family, Grid, Processor, Tower
 from dflop.models.media import MediaHeader, MediaTokens, Placement
 from dflop.records import LLM, MediaItem, ModuleSpec
 
@@ -31,6 +31,11 @@ class Qwen2Audio(Family):
     media_defaults = {"audio_truncate": True}
     config_class = "Qwen2AudioConfig"
     model_class = "Qwen2AudioForConditionalGeneration"
+    processor = Processor(
+        "Qwen2AudioProcessor",
+        {"audio": "WhisperFeatureExtractor"},
+        {"audio_token": "<|AUDIO|>", "audio_bos_token": "<|audio_bos|>", "audio_eos_token": "<|audio_eos|>"},
+    )
     section_types = {"audio": "qwen2_audio_encoder", LLM: "qwen2"}
     towers = {
         "audio": Tower("model.audio_tower", "windows", "layers", extras=("model.multi_modal_projector",)),

@@ -7,6 +7,8 @@ however long it lasts.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from dflop.models import counts
 from dflop.models.families.qwen2_5_vl import Qwen25Vl
 from dflop.records import LLM, ModuleSpec
@@ -18,6 +20,7 @@ class Qwen2Vl(Qwen25Vl):
     name = "qwen2_vl"
     config_class = "Qwen2VLConfig"
     model_class = "Qwen2VLForConditionalGeneration"
+    processor = replace(Qwen25Vl.processor, whole="Qwen2VLProcessor")
     section_types = {"vision": "qwen2_vl_vision", LLM: "qwen2_vl_text"}
 
     def specs(self) -> tuple[ModuleSpec, ...]:

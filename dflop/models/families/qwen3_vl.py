@@ -57,6 +57,11 @@ class Qwen3Vl(NativeFamily):
     }
     config_class = "Qwen3VLConfig"
     model_class = "Qwen3VLForConditionalGeneration"
+    processor = replace(
+        NativeFamily.processor,
+        whole="Qwen3VLProcessor",
+        parts={"image": "Qwen2VLImageProcessor", "video": "Qwen3VLVideoProcessor"},
+    )
     section_types = {"vision": "qwen3_vl_vision", LLM: "qwen3_vl_text"}
     towers = {
         "vision": Tower("model.visual", "native", "blocks", projector=("merger", "deepstack_merger_list"), colours=HALF)
