@@ -6,8 +6,10 @@ a fact about that row, never about its file: reading it raises `BadSample`, whos
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -87,23 +89,47 @@ class AnnotatedSample:
 
 
 def confine(media_root: Path, relative: str) -> Path:
-    """Absolute path of a media file, refused unless it lies under `media_root` once symbolic links are followed.
+    """Path of a media file, refused unless its name leads below `media_root`.
+
+    Links that stand in the media root are followed, wherever they lead: a folder of pictures on another disk, or the
+    blobs of a Hugging Face cache. Names of rows are not: `..` is resolved before any link is. A link that another user
+    made does not lead to a file of the user who runs this.
 
     Args:
         media_root: Folder of the media.
         relative: Path from there; an absolute one is taken where it leads there.
 
     Raises:
-        BadSample: a path or link that leaves the root, or a name no file can have.
+        BadSample: a name that leaves the root or that no file can have, or such a link.
     """
-    root = os.path.realpath(media_root)
+    root = os.path.abspath(media_root)
     try:
-        real = os.path.realpath(os.path.join(root, relative))
+        path = os.path.normpath(os.path.join(root, relative))
+        if os.path.commonpath([root, path]) != root:
+            root, path = os.path.realpath(root), os.path.realpath(path)
     except ValueError as error:
         raise BadSample(f"invalid media path: {error}", path=printable(relative)) from error
-    if os.path.commonpath([root, real]) != root:
+    if os.path.commonpath([root, path]) != root:
         raise BadSample(f"media path leaves the media root {root}", path=printable(relative))
-    return Path(real)
+    _check_links(root, path)
+    return Path(path)
+
+
+def _check_links(root: str, path: str) -> None:
+    """Raise `BadSample` where a link of another user leads from the root to a file of this one."""
+    try:
+        parts = path[len(root) :].strip("/").split("/")
+        found = map(os.lstat, itertools.accumulate(parts, os.path.join, initial=root))
+        makers = {status.st_uid for status in found if stat.S_ISLNK(status.st_mode)} - {0, os.getuid()}
+        is_own = bool(makers) and os.stat(path).st_uid == os.getuid()
+    except OSError:
+        return  # whoever opens it says what is wrong
+    except ValueError as error:
+        raise BadSample(f"invalid media path: {error}", path=printable(path)) from error
+    if is_own:
+        raise BadSample(
+            f"a link made by another user (uid {min(makers)}) leads to a file of yours", path=printable(path)
+        )
 
 
 def printable(text: str) -> str:

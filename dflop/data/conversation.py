@@ -7,7 +7,8 @@
 - A question and its answer in columns: `instruction` (Alpaca, with `input` and earlier `history` pairs), `prompt`,
   `query` or `question`; and `output`, `completion`, `response` or `answer`. Either may be a list of messages, as TRL
   has it; then of those in the prompt none is learnt.
-- Plain text: `text`, when there is no conversation.
+- Media and what is said of them: `text`, `caption`, `sentence`, `transcription` or `transcript`, which is the answer.
+- Plain text: `text`, when there are neither a conversation nor media.
 
 `<image>` in a user's text is a placeholder; in the text part of a list of parts it is one only if the row has files
 left for it; in answers and system prompts it is text. A row with fewer placeholders than media gets the missing ones at
@@ -25,11 +26,10 @@ from typing import Any
 
 from dflop.data.annotations import MEDIA_KINDS, PLACEHOLDER, AnnotatedSample, BadSample, MediaRef, Turn, printable
 from dflop.data.frame_folders import FrameList, entries_of, take_rates
-from dflop.data.keys import ANSWERS, ASKS, BESIDE_QUESTIONS, CONVERSATION_KEYS, LISTS, KeyReader
+from dflop.data.keys import ANSWERS, ASKS, BESIDE_QUESTIONS, CAPTIONS, CONVERSATION_KEYS, LISTS, KeyReader
+from dflop.data.marks import Files, place_marks
 from dflop.data.media_value import Attached, shortened
 from dflop.data.message import Mark, MessageReader, Said, checked
-
-_Files = dict[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +60,16 @@ def read_row(row: dict[str, Any], index: int, container: str, ignored_keys: Coll
     try:
         row, rates = take_rates(row)
         keys.check(row, "row", "row")
-        files = {kind: _files(row, kind, messages, rates) for kind in MEDIA_KINDS}
+        files: Files = {kind: _files(row, kind, messages, rates) for kind in MEDIA_KINDS}
         turns: tuple[Turn, ...]
         media: tuple[MediaRef, ...]
-        if form_of(row) == "text":
-            turns, media = (_plain_text(row["text"], files),), ()
+        if (form := form_of(row)) in CAPTIONS and not any(files.values()):
+            turns, media = (_plain_text(row[form], form),), ()
         else:
-            said = _with_missing_placeholders(_decided(_conversation(row, messages, keys), files), files)
+            said, files = place_marks(_conversation(row, messages, keys, files), files)
+            said = _with_missing_placeholders(_decided(said, files), files)
             turns, media = tuple(map(_turn_of, said)), tuple(_refs(said, files, messages.attached))
-        if not media:
-            keys.check_media(row)
+        keys.check_row(row, {ref.kind for ref in media})
     except BadSample as error:
         error.sample_id = sample_id
         raise
@@ -95,14 +95,23 @@ def form_of(row: dict[str, Any]) -> str:
     raise BadSample(f"no {', '.join(f'`{key}`' for key in CONVERSATION_KEYS[:-1])} or `{CONVERSATION_KEYS[-1]}`")
 
 
-def _plain_text(text: object, files: _Files) -> Turn:
-    if any(files.values()):
-        raise BadSample("a row of plain `text` takes no media: write it as a conversation")
+def _plain_text(text: object, key: str) -> Turn:
+    if key != "text":
+        raise BadSample(f"row has `{key}`, but no media that it is about")
     return Turn("text", checked(text, "`text`"))
 
 
-def _conversation(row: dict[str, Any], messages: MessageReader, keys: KeyReader) -> tuple[Said, ...]:
+def _captioned(key: str, text: object, messages: MessageReader, files: Files) -> Iterator[Said]:
+    if key == "text" and PLACEHOLDER.search(checked(text, f"`{key}`")):
+        raise BadSample(f"`{key}` of a row with media holds placeholders: write the row as a conversation")
+    yield messages.turn(0, "user", "".join(f"<{kind}>" for kind in MEDIA_KINDS for _ in files[kind]))
+    yield messages.turn(1, "assistant", text)
+
+
+def _conversation(row: dict[str, Any], messages: MessageReader, keys: KeyReader, files: Files) -> tuple[Said, ...]:
     key = form_of(row)
+    if key in CAPTIONS:
+        return tuple(_captioned(key, row[key], messages, files))
     said = tuple(_columns(row, messages, keys) if key in ASKS else _listed(key, row[key], messages))
     if not said:
         raise BadSample("conversation has no turns")
@@ -181,7 +190,7 @@ def _is_messages(value: object) -> bool:
     return isinstance(value, list) and any(isinstance(v, dict) and v.keys() & {"role", "from"} for v in value)
 
 
-def _decided(said: tuple[Said, ...], files: _Files) -> tuple[Said, ...]:
+def _decided(said: tuple[Said, ...], files: Files) -> tuple[Said, ...]:
     """The turns with those marks only that stand for media."""
     wanted = Counter(m.kind for turn in said for m in turn.marks if turn.role == "user" and m.is_sure and not m.path)
     maybe = Counter(m.kind for turn in said for m in turn.marks if turn.role == "user" and not m.is_sure)
@@ -204,7 +213,7 @@ def _decided(said: tuple[Said, ...], files: _Files) -> tuple[Said, ...]:
     )
 
 
-def _with_missing_placeholders(said: tuple[Said, ...], files: _Files) -> tuple[Said, ...]:
+def _with_missing_placeholders(said: tuple[Said, ...], files: Files) -> tuple[Said, ...]:
     found = Counter(mark.kind for turn in said for mark in turn.marks if not mark.path)
     front = [(kind, f"<{kind}>\n") for kind in MEDIA_KINDS for _ in files[kind][found[kind] :]]
     first = next(i for i, turn in enumerate(said) if turn.role == "user")
@@ -226,7 +235,7 @@ def _turn_of(said: Said) -> Turn:
     return Turn(said.role, said.text, literal, said.has_loss, said.cuts)
 
 
-def _refs(said: tuple[Said, ...], files: _Files, attached: Mapping[str, Attached | FrameList]) -> Iterator[MediaRef]:
+def _refs(said: tuple[Said, ...], files: Files, attached: Mapping[str, Attached | FrameList]) -> Iterator[MediaRef]:
     queues = {kind: iter(paths) for kind, paths in files.items()}
     for turn in said:
         for mark in turn.marks:

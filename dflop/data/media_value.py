@@ -24,9 +24,9 @@ EXTENSIONS = {
 }  # fmt: skip
 """Of the files we read, by kind."""
 
-_NAMED = re.compile(
-    rf"[^\n]{{0,500}}\.({'|'.join(e for of_kind in EXTENSIONS.values() for e in of_kind)})", re.IGNORECASE
-)
+_SUFFIXES = [e for of_kind in EXTENSIONS.values() for e in of_kind if e not in ("ts", "au")]
+"""Without those of TypeScript and of Australia."""
+_NAMED = re.compile(rf"[^\n]{{0,500}}\.({'|'.join(_SUFFIXES)})", re.IGNORECASE)
 _DATA = re.compile(r"data:([^,;]*)((?:;[^,;]*)*),", re.IGNORECASE)
 _BASE64_STARTS = ("/9j/", "iVBORw0KGgo", "R0lGOD", "UklGR", "T2dnUw", "SUkqA", "TU0AK")
 """How JPEG, PNG, GIF, RIFF, Ogg and TIFF begin."""

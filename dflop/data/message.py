@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from dflop.data.annotations import MEDIA_KINDS, PLACEHOLDER, BadSample
 from dflop.data.frame_folders import FrameList, frame_list, take_rate
-from dflop.data.keys import LOSS_MARKS, KeyReader
+from dflop.data.keys import INVERSE_MARKS, LOSS_MARKS, KeyReader
 from dflop.data.media_value import Attached, read_value, shortened
 
 _ROLES = {
@@ -71,7 +71,7 @@ class MessageReader:
         """
         for inner in value if isinstance(value, list) else [value]:
             if isinstance(inner, dict):
-                self._keys.check(inner, "part", what)
+                self._keys.check(inner, "part", what, (kind,))
         found = (frame_list(value, fps, what) if kind == "video" else None) or read_value(value, what)
         if not isinstance(found, Attached | FrameList):
             return found
@@ -85,15 +85,17 @@ class MessageReader:
         Raises:
             BadSample: unknown role, wrong types, keys that would change what is learnt.
         """
-        self._keys.check(entry, "message", f"turn {number}")
+        kind = entry["type"] if entry.get("type") in MEDIA_KINDS else ""  # NeMo: a turn is a file
+        self._keys.check(entry, "message", f"turn {number}", (kind,))
         pair = [role for role in ("user", "assistant") if role in entry]
         if len(pair) == 2:
             yield self.turn(number, "user", entry["user"])
             yield self.turn(number, "assistant", entry["assistant"], self._has_loss(entry, number, "assistant"))
             return
         speaker, content = (_one_of(entry, keys, number) for keys in (("from", "role"), ("value", "content")))
-        role = _ROLES.get(speaker, "") if isinstance(speaker, str) else ""
-        yield self.turn(number, speaker, content, self._has_loss(entry, number, role))
+        if kind and not isinstance(content, list):
+            content = [{"type": kind, kind: content}]
+        yield self.turn(number, speaker, content, self._has_loss(entry, number, _role(speaker)))
 
     def turn(self, number: int, speaker: object, content: object, has_loss: bool = True) -> Said:
         """A turn of these words.
@@ -101,10 +103,10 @@ class MessageReader:
         Raises:
             BadSample: unknown role or part, wrong types, media in what is not a user's turn.
         """
-        role = _ROLES.get(speaker) if isinstance(speaker, str) else None
+        role = _role(speaker)
         if isinstance(speaker, str) and speaker in _TOOL_ROLES:
             raise BadSample(f"turn {number} has role {speaker!r}: tool calls and results are not supported")
-        if role is None:
+        if not role:
             raise BadSample(f"turn {number} has unknown role {shortened(speaker)}; valid: {', '.join(_ROLES)}")
         if not isinstance(content, list):
             text = checked(content, f"turn {number}")
@@ -127,7 +129,8 @@ class MessageReader:
         if not isinstance(part, dict):
             raise BadSample(f"turn {number} has a part that is not an object but a {type(part).__name__}")
         part, fps = take_rate(part, f"turn {number}")
-        self._keys.check(part, "part", f"turn {number}")
+        kinds = [found for key in (*part, str(part.get("type"))) if (found := _of_kind(key))]
+        self._keys.check(part, "part", f"turn {number}", kinds)
         kind = _kind(number, part)
         other = [key for key in part if (found := _of_kind(key)) and found != kind and part[key] not in (None, "", [])]
         if other:
@@ -147,14 +150,17 @@ class MessageReader:
         marks = {key: entry[key] for key in LOSS_MARKS if key not in self._keys.ignored and entry.get(key) is not None}
         for key, value in marks.items():
             if not isinstance(value, bool | int | float) or value not in (0, 1):
-                raise BadSample(
-                    f"turn {number} has `{key}` {shortened(value)}: must be 1 (in the loss) or 0 (not)", key=key
-                )
-            if role != "assistant" and value and key != "weight":
+                raise BadSample(f"turn {number} has `{key}` {shortened(value)}: must be 0 or 1", key=key)
+            if role != "assistant" and bool(value) != (key in INVERSE_MARKS) and key != "weight":
                 raise BadSample(f"turn {number} has `{key}` {value!r}, but only answers carry loss", key=key)
-        if len({bool(value) for value in marks.values()}) > 1:
+        learnt = {bool(value) != (key in INVERSE_MARKS) for key, value in marks.items()}
+        if len(learnt) > 1:
             raise BadSample(f"turn {number} has conflicting loss marks: {shortened(marks)}", key=next(iter(marks)))
-        return role != "assistant" or all(marks.values())
+        return role != "assistant" or all(learnt)
+
+
+def _role(speaker: object) -> str:
+    return _ROLES.get(speaker.lower(), "") if isinstance(speaker, str) else ""
 
 
 def checked(text: object, what: str) -> str:

@@ -118,6 +118,48 @@ def test_answers_marked_so_are_not_learnt(mark):
             parse_row(row, 0)
 
 
+def test_masked_is_what_is_not_learnt():
+    row = chat("a", "wrong", "b", "right")
+    for number, is_masked in enumerate((True, True, True, False)):
+        row["conversations"][number]["masked"] = is_masked
+    assert [turn.has_loss for turn in parse_row(row, 0).turns if turn.role == "assistant"] == [False, True]
+    row["conversations"][3]["loss"] = 0
+    with pytest.raises(BadSample, match="turn 3 has conflicting loss marks"):
+        parse_row(row, 0)
+    row["conversations"][0]["masked"] = False
+    with pytest.raises(BadSample, match="turn 0 has `masked` False, but only answers carry loss"):
+        parse_row(row, 0)
+
+
+@pytest.mark.parametrize("key", ["text", "caption", "sentence", "transcription", "transcript"])
+def test_what_is_said_of_media_is_the_answer(key):
+    for kind in ("audio", "image"):
+        sample = parse_row({kind: {"path": "1.wav", "bytes": None}, key: "one two", "speaker_id": 7}, 0)
+        assert [turn.pieces() for turn in sample.turns] == [["", kind, ""], ["one two"]]
+        assert [ref.path for ref in sample.media] == ["1.wav"]
+    assert parse_row({**chat("hi", "ok", audio="1.wav"), key: "one two"}, 0).turns[-1].text == "ok"
+
+
+@pytest.mark.parametrize("kind", ["image", "video", "audio"])
+def test_a_turn_may_be_a_file(kind):
+    said = [("User", "text", "Look."), ("user", kind, "1.bin"), ("Assistant", "text", "ok")]
+    row = {"conversations": [{"from": who, "type": what, "value": value} for who, what, value in said]}
+    sample = parse_row(row, 0)
+    assert [turn.pieces() for turn in sample.turns] == [["Look."], ["", kind, ""], ["ok"]]
+    assert sample.media == (MediaRef(kind, "1.bin"),)
+
+
+@pytest.mark.parametrize(
+    ("mark", "kind"), [("image", "video"), ("image", "audio"), ("video", "image"), ("audio", "video")]
+)
+def test_a_placeholder_stands_for_the_one_kind_that_the_row_has_as_many_of(mark, kind):
+    sample = sample_of(f"<{mark}> or <{mark}>?", "ok", **{kind: ["1", "2"]})
+    assert sample.turns[0].pieces() == ["", kind, " or ", kind, "?"]
+    for row in ({kind: ["1", "2", "3"]}, {kind: "1"}):
+        with pytest.raises(BadSample, match=f"2 <{mark}> placeholders for 0 {mark} files"):
+            sample_of(f"<{mark}> or <{mark}>?", "ok", **row)
+
+
 def test_of_a_prompt_of_messages_no_answer_is_learnt():
     said = [{"role": role, "content": role} for role in ("user", "assistant", "user", "assistant")]
     turns = parse_row({"prompt": said[:3], "completion": said[3:], "system_prompt": "x"}, 0).turns
@@ -192,7 +234,8 @@ def test_plain_text_is_one_turn_and_keeps_what_looks_like_a_placeholder():
             "`response` in addition to `conversations` that end with a question",
         ),
         ({"text": 7}, "`text` has no text"),
-        ({"text": "x", "image": "1.png"}, "takes no media"),
+        ({"text": "<image> x", "image": "1.png"}, "`text` of a row with media holds placeholders"),
+        ({"sentence": "x"}, "`sentence`, but no media"),
         ({"instruction": "x", "output": None}, "turn 1 has no text"),
         ({"instruction": "x", "input": 3, "output": "y"}, "`input` has no text"),
         ({"instruction": "x", "output": "y", "history": ["z"]}, "not a list of pairs"),

@@ -194,3 +194,17 @@ def test_fingerprint_changes_with_the_file(tmp_path):
     assert shard.fingerprint() == before
     write_tar(tmp_path / "x.tar", [("k.txt", b"b")])
     assert shard.fingerprint() != before
+
+
+@pytest.mark.parametrize("names", [
+    [f"k.{n}.jpg" for n in range(12)], [f"k.page{n}.jpg" for n in range(12)], [f"k.v2_{n}.jpg" for n in range(8, 12)],
+    ["k.jpg", *(f"k.{n}.jpg" for n in range(1, 12))], [f"k.{a}.{b}.jpg" for a in (9, 10) for b in (2, 11)],
+])  # fmt: skip
+def test_members_that_differ_in_a_number_are_in_its_order(tmp_path, names):
+    sample = one_row(tmp_path, {**{name: b"x" for name in sorted(names)}, "k.txt": b"y"}).sample(0)
+    assert [ref.path.partition("/")[2] for ref in sample.media] == names
+
+
+def test_members_that_differ_in_words_stay_in_order_of_the_tar(tmp_path):
+    sample = one_row(tmp_path, {"k.right.jpg": b"x", "k.left.jpg": b"x", "k.txt": b"y"}).sample(0)
+    assert [ref.path.rpartition("/")[2] for ref in sample.media] == ["k.right.jpg", "k.left.jpg"]

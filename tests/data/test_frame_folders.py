@@ -4,7 +4,6 @@ import base64
 import contextlib
 import io
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +54,6 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (root / name).write_bytes(frame)
     for number, size in enumerate([(8, 8), (8, 8), (8, 9)]):
         Image.new("RGB", size).save(root / "sizes" / f"{number}.png")
-    os.symlink("/etc", root / "out")
     return root
 
 
@@ -135,8 +133,8 @@ def test_frames_whose_bytes_stand_in_a_row(root, tmp_path):
         (chat("a", "b", videos=[["a.png", "gone.png"]], fps=1), "frame 1: file not found"),
         (chat("a", "b", videos=[["a.png", "v.avi"]], fps=1), "frame 1: not an image"),
         (chat("a", "b", videos=[["a.png", "https://x/b.png"]], fps=1), "not from https: URLs"),
-        (chat("a", "b", videos=[["a.png", "out/b.png"]], fps=1), "leaves the media root"),
-        (chat("a", "b", videos=["out"], fps=1), "leaves the media root"),
+        (chat("a", "b", videos=[["a.png", "../b.png"]], fps=1), "leaves the media root"),
+        (chat("a", "b", videos=["/etc"], fps=1), "leaves the media root"),
         (chat("a", "b", videos=["gone"], fps=1), "folder of frames cannot be read: No such file"),
         (chat("a", "b", videos=["none"], fps=1), "holds no pictures"),
         (chat("a", "b", videos=["with sound"], fps=1), "also holds a.wav"),

@@ -3,13 +3,14 @@
 Only tar headers are read on opening; members are read where they lie. The key ends at the first dot of the file name.
 `.json` is the row; where it holds no conversation (metadata of a crawl), `.txt` or its `caption` is what the assistant
 says about the media, or plain text if there are none. Media members take the place of the files the row names; those
-it names by member name, file name or extension in that order, others in order of the tar. A member of any other
-extension is a reason against its row, unless the extension may be ignored as a key may.
+it names by member name, file name or extension in that order, others in order of the numbers in their names, else of
+the tar. A member of any other extension is a reason against its row, unless the extension may be ignored as a key may.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import tarfile
 from collections.abc import Collection
 from itertools import chain
@@ -25,7 +26,7 @@ from dflop.data.formats.embedded import open_window
 from dflop.data.formats.json_rows import parse_object
 from dflop.data.formats.row_source import RowSource
 from dflop.data.frame_files import AnySource
-from dflop.data.keys import FOLLOWED, IGNORED
+from dflop.data.keys import CAPTIONS, FOLLOWED, IGNORED
 from dflop.data.media_value import EXTENSIONS
 from dflop.errors import DataError
 
@@ -114,10 +115,10 @@ class TarShard(RowSource):
         texts = {m.extension: m for m in members if m.extension in ("json", "txt")}
         row = parse_object(self._content(texts["json"]), f"member {texts['json'].name}") if "json" in texts else {}
         row = {"id": _key(names[0]), **row}
-        media = {kind: [m.name for m in members if m.kind == kind] for kind in MEDIA_KINDS}
+        media = {kind: _in_order([m.name for m in members if m.kind == kind]) for kind in MEDIA_KINDS}
         if not _holds_conversation(row):
             caption = self._content(texts["txt"]) if "txt" in texts else None
-            row = _captioned(row, caption, media)
+            row = _captioned(row, caption, has_media=any(media.values()))
         for kind in MEDIA_KINDS:
             if media[kind]:
                 chosen = _chosen(row, kind, media[kind])
@@ -186,6 +187,14 @@ def _add(groups: dict[str, list[_Member]], bare: list[_Member], info: tarfile.Ta
     (groups.setdefault(_key(name), []) if extension else bare).append(member)
 
 
+def _in_order(names: list[str]) -> list[str]:
+    """Names that differ in a number by that number: 2 before 10; others as they come."""
+    stems = {name: name.rpartition(".")[0] for name in names}
+    if len({re.sub(r"\d+", "", stem).rstrip(".") for stem in stems.values()}) == len(names):
+        return names
+    return sorted(names, key=lambda name: [(int(n), t) for t, n in re.findall(r"(\D*)(\d+)", stems[name])])
+
+
 def _key(name: str) -> str:
     folder, slash, file = name.rpartition("/")
     return folder + slash + file.partition(".")[0]
@@ -193,12 +202,12 @@ def _key(name: str) -> str:
 
 def _holds_conversation(row: dict[str, Any]) -> bool:
     try:
-        return form_of(row) != "text"
+        return form_of(row) not in CAPTIONS
     except BadSample:
         return False
 
 
-def _captioned(row: dict[str, Any], caption: bytes | None, media: dict[str, list[str]]) -> dict[str, Any]:
+def _captioned(row: dict[str, Any], caption: bytes | None, *, has_media: bool) -> dict[str, Any]:
     """A row that says its caption about its media; what the row itself calls them does not matter."""
     kept = {k: v for k, v in row.items() if k == "id" or k not in FOLLOWED["row"]}
     text: object = row.get("caption") if row.get("text") is None else row["text"]
@@ -209,10 +218,7 @@ def _captioned(row: dict[str, Any], caption: bytes | None, media: dict[str, list
             raise BadSample(f"caption is not UTF-8: {error.reason}") from error
     if text is None:
         raise BadSample("neither a conversation in a .json member nor a caption in a .txt member")
-    marks = "".join(f"<{kind}>" for kind, names in media.items() for _ in names)
-    if not marks:
-        return {**kept, "text": text}
-    return {**kept, "conversations": [{"from": "human", "value": marks}, {"from": "gpt", "value": text}]}
+    return {**kept, "caption" if has_media else "text": text}
 
 
 def _chosen(row: dict[str, Any], kind: str, names: list[str]) -> list[str]:
