@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
 from dflop.config import Config
 from dflop.data.dataset_profile import BLOCK_ROWS
 from dflop.errors import LaunchError
 from dflop.launch import JobSpec, Resources
+from dflop.learn.remeasure import read_doubts
 from dflop.records import Plan
 from dflop.run.directory import RunDir
 from dflop.steps.planning import Gap
-from dflop.steps.reprofile import Reprofile
 
 CPU_ENV = {
     # Keeps large tensors on the heap between steps: returning them to the kernel means page faults on every reuse,
@@ -106,15 +107,16 @@ def missing_jobs(
     ]  # fmt: skip
 
 
-def reprofile_jobs(run: RunDir, config: Config, work: Reprofile) -> list[JobSpec]:
-    """The jobs that time again, beside the training, what predictions are doubtful about."""
+def reprofile_jobs(run: RunDir, config: Config, file: Path) -> list[JobSpec]:
+    """The jobs that time again, beside the training, the doubts in a file: one per tensor-parallel degree."""
+    table = run.cost_tables()[0]
     return [
         _job(
-            run, config, f"reprofile-{work.file.stem}-tp{tp}", "dflop.jobs.model_profile:again",
-            (work.profile_key, work.hardware, str(tp), str(work.file)),
-            f"{run.run_id}/reprofile/{work.file.stem}/tp{tp}", num_tasks=tp,
+            run, config, f"reprofile-{file.stem}-tp{tp}", "dflop.jobs.model_profile:again",
+            (table.profile_key, table.hardware, str(tp), str(file)),
+            f"{run.run_id}/reprofile/{file.stem}/tp{tp}", num_tasks=tp,
         )
-        for tp in work.tps
+        for tp in sorted({doubt.tp for doubt in read_doubts(file)})
     ]  # fmt: skip
 
 

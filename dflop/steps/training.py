@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from dflop.errors import ConfigError, Interrupted, LaunchError, TrainError
@@ -22,7 +23,6 @@ from dflop.steps import replanning, reprofile, submit
 from dflop.steps.follow import Listener, Meanwhile, follow_jobs, ingest_run, refuse_if_cancelled
 from dflop.steps.next_plan import came_to_nothing, live_job
 from dflop.steps.replanning import Advice
-from dflop.steps.reprofile import Reprofile
 from dflop.store.reader import Reader
 
 
@@ -199,16 +199,16 @@ class _Rounds:
         is_busy = self._probing is not None and not self._probing.done()
         if is_busy or not submit.has_place_beside(self._config, self._run.plan()):
             return
-        work = await asyncio.to_thread(reprofile.doubtful, self._run, self._config)
-        if work is not None:
-            self._probing = asyncio.create_task(self._reprofile(work), name="reprofile")
+        doubts = await asyncio.to_thread(reprofile.doubtful, self._run, self._config)
+        if doubts is not None:
+            self._probing = asyncio.create_task(self._reprofile(doubts), name="reprofile")
 
-    async def _reprofile(self, work: Reprofile) -> None:
+    async def _reprofile(self, doubts: Path) -> None:
         say = self._to.say
-        for spec in submit.reprofile_jobs(self._run, self._config, work):
+        for spec in submit.reprofile_jobs(self._run, self._config, doubts):
             try:
                 # Only lines: how far the training is stands where people look for it.
                 await follow_jobs(self._run, self._launcher, [spec], Listener(say), keep_done=False)
             except (LaunchError, Interrupted) as error:
                 say(f"{spec.name}: {error.what}")  # that it measured nothing is judged below
-        await asyncio.to_thread(reprofile.settle, self._run, self._config, work, say)
+        await asyncio.to_thread(reprofile.settle, self._run, self._config, doubts, say)

@@ -16,6 +16,7 @@ from dflop.run.directory import RunDir
 from dflop.steps.planning import model_profile_key
 from dflop.steps.replanning import consider
 from dflop.steps.reprofile import doubtful, settle
+from dflop.steps.submit import reprofile_jobs
 from dflop.store.ingest import ingest
 from dflop.store.reader import Reader
 from tests.builders import make_decision, make_probe, make_sample, make_specs, make_table
@@ -141,18 +142,19 @@ def test_a_job_times_what_is_doubtful_and_settles_it_once(run):
     middle = lengths[len(lengths) // 2]
     doubt_from(run, middle)
     assert doubtful(run, replan_as(run, reprofile=False)) is None
-    work = doubtful(run, config)
-    assert (work.profile_key, work.hardware, work.tps) == (key, hardware, (1,))
-    (doubt,) = read_doubts(work.file)
+    file = doubtful(run, config)
+    (job,) = reprofile_jobs(run, config, file)
+    assert (job.args[1:], job.resources.num_tasks) == ((key, hardware, "1", str(file)), 1)
+    (doubt,) = read_doubts(file)
     assert doubt.ranges == ((middle, ALL_TOKENS),)
     # Once asked, not again, in whatever mode.
     assert doubtful(run, config) is None
     assert doubtful(run, replan_as(run, mode="advise")) is None
 
-    counted = model_profile.again(str(run.path), key, hardware, "1", str(work.file))
+    counted = model_profile.again(str(run.path), key, hardware, "1", str(file))
     assert counted["num_measurements"] >= 12
     said: list[str] = []
-    (decision,) = settle(run, config, work, said.append)
+    (decision,) = settle(run, config, file, said.append)
     with Reader(config.store) as reader:
         rows = reader.records(Measurement, where={"profile_key": key})
         newest = {t.table_id for t in reader.latest_cost_tables(key) if t.module == LLM and not t.recompute}

@@ -2,11 +2,14 @@
 
 import asyncio
 import os
+from pathlib import Path
 
 import pytest
 
 from dflop.errors import Interrupted, LaunchError, TrainError
 from dflop.launch import JobHandle, JobSpec, JobState
+from dflop.learn.remeasure import Doubt, write_doubts
+from dflop.records import LLM
 from dflop.run.batches import TRAIN
 from dflop.run.directory import RunDir
 from dflop.run.training_claim import TrainingClaim
@@ -14,8 +17,8 @@ from dflop.steps import replanning, reprofile, submit, training
 from dflop.steps.follow import Listener
 from dflop.steps.next_plan import next_plan
 from dflop.steps.replanning import Advice
-from dflop.steps.reprofile import Reprofile
 from dflop.store.reader import Reader
+from tests.builders import make_table
 from tests.jobs.made import save_step
 from tests.jobs.played import PLANS, PlayedLauncher, advice, decision, decisions, submitted, train
 
@@ -171,8 +174,8 @@ def test_the_rows_of_a_job_are_in_the_store_while_it_runs(make_run, monkeypatch)
 
 @pytest.fixture
 def doubtful(monkeypatch, tmp_path):
-    """Something is, once."""
-    doubts = [Reprofile(tmp_path / "1.json", "profile", "H200", (1, 2))]
+    """Something is, once, at two degrees."""
+    doubts = [write_doubts(RunDir(tmp_path), [Doubt(LLM, tp, False, False, ((0, 9),), 2.0) for tp in (2, 1, 2)])]
     monkeypatch.setattr(reprofile, "doubtful", lambda *_: doubts.pop() if doubts else None)
     monkeypatch.setattr(replanning, "consider", lambda *_: None)
 
@@ -198,22 +201,22 @@ class BusyLauncher(PlayedLauncher):
 @pytest.mark.parametrize("second", [JobState.DONE, JobState.FAILED])
 def test_doubtful_sizes_are_timed_beside_the_training_and_judged(make_run, doubtful, monkeypatch, second):
     run, launcher = make_run("cluster.num_cores_per_node=4"), BusyLauncher(JobState.DONE, second)
-    run.write_plan(PLANS[0], [])
-    judged: list[Reprofile] = []
+    run.write_plan(PLANS[0], [make_table(LLM)])
+    judged: list[str] = []
 
-    def settle(_run: RunDir, _config: object, work: Reprofile, _say: object) -> None:
-        judged.append(work)
+    def settle(_run: RunDir, _config: object, doubts: Path, _say: object) -> None:
+        judged.append(doubts.name)
         launcher.end_training()
 
     monkeypatch.setattr(reprofile, "settle", settle)
     assert train(run, launcher) is None
     assert launcher.names == ["small-1-train", "small-1-reprofile-1-tp1", "small-1-reprofile-1-tp2"]
-    assert [work.profile_key for work in judged] == ["profile"]
+    assert judged == ["1.json"]
 
 
 def test_a_probing_job_ends_with_the_training(make_run, doubtful, monkeypatch):
     run, launcher = make_run("cluster.num_cores_per_node=4"), BusyLauncher(JobState.RUNNING)
-    run.write_plan(PLANS[0], [])
+    run.write_plan(PLANS[0], [make_table(LLM)])
     monkeypatch.setattr(reprofile, "settle", lambda *_: pytest.fail("nothing was measured"))
 
     def consider(*_: object) -> None:
