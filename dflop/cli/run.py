@@ -46,7 +46,7 @@ def run(config: ConfigFile, *, overrides: Overrides = (), dry_run: DryRun = Fals
     from dflop.cli import server
     from dflop.run.cancel import DRIVER_VARIABLE
     from dflop.run.lifecycle import is_finished
-    from dflop.steps.session import run_meant
+    from dflop.steps.session import begun
 
     server.prepare()
     from prefect.exceptions import Abort
@@ -62,7 +62,7 @@ def run(config: ConfigFile, *, overrides: Overrides = (), dry_run: DryRun = Fals
             server.lock_temporary_server()
     except server.ServerAway as error:
         away = error
-    driven = run_meant(path=config, overrides=overrides, say=say)
+    driven = begun(loaded.config, say)
     if away is None:
         try:
             with contextlib.redirect_stdout(io.StringIO()):  # Prefect prints there that it polls in vain

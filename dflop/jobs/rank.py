@@ -5,13 +5,12 @@ from __future__ import annotations
 import functools
 import socket
 import time
-from dataclasses import fields
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from dflop.config import Config, TrainConfig
+from dflop.config import Config
 from dflop.data.tokens import ChatTokenizer
 from dflop.errors import TrainError
 from dflop.jobs.fallback_plan import quick_planner
@@ -111,18 +110,9 @@ class Rank:
         if self.supervisor is not None:
             num_devices, frozen = self.plan.num_processes / self.config.cluster.ranks_per_gpu, self.stage.frozen
             self.telemetry.speed = SpeedCounter(self.config, family, self.batches, self.steps, num_devices, frozen)
-        same = {field.name for field in fields(LoopSettings)} & TrainConfig.model_fields.keys()
-        settings = LoopSettings(
-            **self.config.train.model_dump(include=same - {"num_steps", "learning_rate"}),
-            run_id=self.run_id,
-            attempt=self.attempt,
-            num_steps=len(self.steps),
-            learning_rate=self.stage.learning_rate,
-            first_step=self.stage.first_step if self.mode == TRAIN else 0,
-        )
-        return self._trainer(family, tokenizer, settings).run()
+        return self._trainer(family, tokenizer).run()
 
-    def _trainer(self, family: Family, tokenizer: ChatTokenizer, settings: LoopSettings) -> Trainer:
+    def _trainer(self, family: Family, tokenizer: ChatTokenizer) -> Trainer:
         """Model, optimizer, engine, feed and checkpoints, put together; collective over all ranks."""
         config, plan, seat, device = self.config, self.plan, self.seat, self.device
         check_plan(plan, family.specs())
@@ -157,16 +147,11 @@ class Rank:
             source, family, plan, seat, stage_of, prefetcher=make_prefetcher(config, source, device.type),
             activity=self.activities.feed, dtype=dtype, pins=device.type == "cuda", fills=groups.shards is not None,
         )  # fmt: skip
-        hooks = Hooks(
-            self._observed, self._bad_sample, self._before_checkpoint, self._checkpoint_meta, self.stop.is_set,
-            on_fall_back=lambda step, newer: self._event(
-                step, "checkpoint_damaged", f"{newer}; using the one before it"
-            ),
-            on_spans=self.telemetry.traced,
-            on_skipped_step=lambda step, reason: self._event(step, "not_finite", reason),
-        )  # fmt: skip
+        first_step = self.stage.first_step if self.mode == TRAIN else 0
         return Trainer(
-            settings=settings,
+            settings=LoopSettings(
+                config.train, self.run_id, self.attempt, len(self.steps), self.stage.learning_rate, first_step
+            ),
             plan=plan,
             seat=seat,
             groups=groups,
@@ -176,7 +161,14 @@ class Rank:
             plans=self.plans,
             reducer=made.reducer,
             optimizer=made.optimizer,
-            hooks=hooks,
+            hooks=Hooks(
+                self._observed,
+                self._bad_sample,
+                self._before_checkpoint,
+                self.stop.is_set,
+                self.telemetry.traced,
+                self._event,
+            ),
             checkpointer=checkpointer,
             activities=self.activities,
         )
@@ -224,12 +216,10 @@ class Rank:
             if not self.stop.is_set():
                 self.supervisor.tend(seen.step, self._event)
 
-    def _before_checkpoint(self, _next_step: int) -> None:
+    def _before_checkpoint(self) -> dict[str, Any]:
         if self.claim is not None:
             self.claim.check()
         self.spool.flush()
-
-    def _checkpoint_meta(self) -> dict[str, Any]:
         return {"seed": self.config.train.seed, "learned": wire.noted(self.store, wire.LEARNED, {})}
 
     def _bad_sample(self, step: int, sample_index: int, path: str, reason: str) -> None:

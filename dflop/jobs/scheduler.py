@@ -105,7 +105,9 @@ class Scheduler:
             config, facts, shapes, first_step=self._first, earlier=earlier, learned=learned, usual=usual
         )
         self._noted: Factors | None = None
-        self.warm_up = _in_thread(warm)
+        # A thread that keeps no process alive. What it raises stands in the log, and is raised again by the first plan.
+        self.warm_up = threading.Thread(target=warm, name="compile", daemon=True)
+        self.warm_up.start()
         writer = SpoolWriter(config.store, self._run_id, f"{mode}-scheduler-a{attempt}-s{start}")
         self._spool = SpoolThread(writer, "the scheduler's rows")
         self._spool.put(run_input(run.run_id, mode, attempt, snapshot, run.profile_key(), tables))
@@ -123,7 +125,7 @@ class Scheduler:
                 may_begin = step < end and step - seen <= ahead
                 # Caught up: as far ahead as it may be.
                 self._is_behind = self._is_behind and (may_begin or bool(making))
-                if may_begin and len(making) < self._num_threads and self.warm_up.done():
+                if may_begin and len(making) < self._num_threads and not self.warm_up.is_alive():
                     making.extend(self._begin(store, step, pool))
                     step += 1
                 elif making and making[0].done():
@@ -143,7 +145,6 @@ class Scheduler:
     def _begin(self, store: Store, step: int, pool: ThreadPoolExecutor) -> list[Future[PlanMessage]]:
         """Begin to plan a step, unless that is too late already."""
         spec = self._steps[step]
-        self.warm_up.result()  # raises what it raised
         if wire.is_published(store, step):
             self._fell_behind(step, "it already runs another plan")
             self._learn_from_others(store, step)
@@ -227,22 +228,6 @@ def _num_free_cores() -> int:
     num_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     num_cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     return num_cores - num_ranks
-
-
-def _in_thread(work: Callable[[], None]) -> Future[None]:
-    """What becomes of work in a thread that does not keep the process alive."""
-    future: Future[None] = Future()
-
-    def run() -> None:
-        try:
-            work()
-        except Exception as error:
-            future.set_exception(error)
-        else:
-            future.set_result(None)
-
-    threading.Thread(target=run, name="compile", daemon=True).start()
-    return future
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from dflop.run.messages import Say
 from dflop.run.queue import site_of
 from dflop.steps import planning, preflight, submit
 from dflop.store.reader import Reader
+from dflop.units import counted
 
 T = TypeVar("T")
 
@@ -119,17 +120,12 @@ def script_by_hand(run: RunDir, mode: str) -> Path:
 def _groups(run: RunDir, config: Config, notes: list[str]) -> list[list[JobSpec]]:
     """Jobs that are submitted together, group by group."""
     family = family_of(config)
-
-    def modules() -> tuple[str, ...]:
-        """Of the run's samples, or as far as a look at the annotations tells."""
-        if (run.path / "shapes.parquet").is_file():
-            return tuple(spec.module for spec in used_modules(family, run.shapes()))
-        return preflight.modules_named(family, config)
-
-    data_key = _or(notes, "DATA_PROFILE_KEY", lambda: profile_key(dataset_ref(config), family_of(config)))
+    data_key = _or(notes, "DATA_PROFILE_KEY", lambda: profile_key(dataset_ref(config), family))
     unknown: tuple[str, str, dict[str, object]] = ("MODEL_PROFILE_KEY", config.cluster.hardware, {})
     model_key, hardware, _ = _or(notes, unknown, lambda: planning.model_profile_key(config))
-    profiled = _or(notes, family.modules, modules)
+    modules: Sequence[str] = preflight.modules_named(family, config)  # as far as a look at the annotations tells
+    if (run.path / "shapes.parquet").is_file():
+        modules = [spec.module for spec in used_modules(family, run.shapes())]
     if run.has_plan():
         num_processes = run.plan().num_processes
     else:
@@ -139,7 +135,7 @@ def _groups(run: RunDir, config: Config, notes: list[str]) -> list[list[JobSpec]
     return [
         submit.data_jobs(run, config, data_key, config.cluster.backend),
         submit.link_jobs(run, config, model_key, hardware),
-        submit.model_jobs(run, config, model_key, hardware, profiled),
+        submit.model_jobs(run, config, model_key, hardware, modules),
         *([submit.train_job(run, config, mode, num_processes)] for mode in modes),
     ]
 
@@ -163,8 +159,7 @@ def _shown(run: RunDir, config: Config, specs: Sequence[JobSpec]) -> list[DryJob
         return [DryJob(e.job_name, e.folder / SCRIPT, redacted(e.script_text())) for e in found]
     jobs = []
     for spec in specs:
-        num_tasks = spec.resources.num_tasks
-        what = f"{num_tasks} process{'es' if num_tasks > 1 else ''} of this machine"
+        what = f"{counted(spec.resources.num_tasks, 'process', 'processes')} of this machine"
         text = f"{spec.name}: {what}, each runs {spec.entry} {shlex.join(spec.args)}\n"
         jobs.append(DryJob(spec.name, None, text))
     return jobs

@@ -11,7 +11,6 @@ import functools
 import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 from dflop.config import Config
@@ -121,28 +120,6 @@ def is_the_clusters_doing(error: object, run: RunDir) -> bool:
     return is_told or isinstance(error, InfrastructureError)
 
 
-@dataclass(frozen=True, slots=True)
-class _Job:
-    """How a job stands."""
-
-    handle: JobHandle
-    status: JobStatus
-    step: int = 0
-    num_steps: int = 0
-    """Optimizer steps; 0 where it makes none."""
-
-    @property
-    def done_frac(self) -> float:
-        if self.status.state is JobState.DONE:
-            return 1.0
-        return self.step / self.num_steps if self.num_steps else 0.0
-
-    def __str__(self) -> str:
-        reason = self.status.reason.splitlines()[0] if self.status.reason else ""
-        step = f"{self.step} of {self.num_steps} steps done" if self.num_steps else ""
-        return ", ".join(part for part in (str(self.status.state), step, reason) if part)
-
-
 class _Told:
     """Passes on what there is to tell of jobs that are followed together: states, steps and lines of their logs."""
 
@@ -151,7 +128,10 @@ class _Told:
     ) -> None:
         self._names = {spec.key: spec.name.removeprefix(f"{run.run_id}-") for spec in specs}
         self._to, self._clock = to, clock
-        self._jobs: dict[str, _Job] = {}
+        self._jobs: dict[str, Change] = {}
+        """By key, how the newest job stands."""
+        self._steps: dict[str, tuple[int, int]] = {}
+        """By job id, optimizer steps that are done, and of how many."""
         self._since_s, self._num_lines, self._num_hidden = float("-inf"), 0, 0
 
     def changes(self, changes: Sequence[Change]) -> None:
@@ -166,9 +146,7 @@ class _Told:
                 for handle in jobs:
                     self._to.say(f"{handle} is {status}")
         for handle, status in changes:
-            before = self._jobs.get(handle.key)
-            is_same = before is not None and before.handle.job_id == handle.job_id
-            self._jobs[handle.key] = replace(before, status=status) if before and is_same else _Job(handle, status)
+            self._jobs[handle.key] = handle, status
             if status.state.is_final:
                 self._admit_hidden(handle)
         self._show()
@@ -176,7 +154,7 @@ class _Told:
     def line(self, handle: JobHandle, line: str) -> None:
         """A line of a job's log."""
         if handle.key in self._jobs and (found := STEP_LINE.match(line)) is not None:
-            self._jobs[handle.key] = replace(self._jobs[handle.key], step=int(found[1]), num_steps=int(found[2]))
+            self._steps[handle.job_id] = int(found[1]), int(found[2])
             self._show()
         if self._clock() - self._since_s >= PER_S:
             self._admit_hidden(handle)
@@ -195,11 +173,19 @@ class _Told:
 
     def _show(self) -> None:
         jobs = list(self._jobs.values())
-        percent = 100.0 * sum(job.done_frac for job in jobs) / len(self._names)
+        done = [(1, 1) if s.state is JobState.DONE else self._steps.get(h.job_id, (0, 1)) for h, s in jobs]
+        percent = 100.0 * sum(step / num_steps for step, num_steps in done) / len(self._names)
         if len(self._names) == 1:
-            text = f"{jobs[0]} ({jobs[0].handle.backend} {jobs[0].handle.job_id})"
+            handle, status = jobs[0]
+            found = self._steps.get(handle.job_id)
+            parts = (
+                status.state,
+                f"{found[0]} of {found[1]} steps done" if found else "",
+                status.reason.split("\n")[0],
+            )
+            text = f"{', '.join(filter(None, parts))} ({handle.backend} {handle.job_id})"
         else:
-            states = [str(job.status.state) for job in jobs]
+            states = [str(status.state) for _, status in jobs]
             text = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
         self._to.progress(percent, text)
 

@@ -18,6 +18,7 @@ import numpy as np
 from dflop import files
 from dflop.config import Config
 from dflop.errors import InfeasiblePlanError
+from dflop.parallel.topology import rank_of
 from dflop.plan.rank import scheduled_step_s
 from dflop.plan.space import Problem
 from dflop.records import Decision, JobRecord, Plan, PlanProgram, RankFactor, RankSpan
@@ -186,10 +187,9 @@ def _moved(plan: Plan, other: Plan, slow: Mapping[Node, float]) -> dict[Node, fl
 
 
 def _ranks(plan: Plan, node: Node) -> list[int]:
-    module, stage, dp_rank = node
+    module, *place = node
     part = plan.module(module)
-    first = part.first_rank + (stage * part.parallel.dp + dp_rank) * part.parallel.tp
-    return list(range(first, first + part.parallel.tp))
+    return [rank_of(part, *place, tp_rank) for tp_rank in range(part.parallel.tp)]
 
 
 def _verdict(

@@ -70,6 +70,11 @@ def run_meant(
         say(f"run {run.run_id} in {run.path}")
         return run
     preflight(config, origins)
+    return begun(config, say)
+
+
+def begun(config: Config, say: Say) -> RunDir:
+    """The unfinished run of a configuration, which can run here, or a new one."""
     run, is_resumed = lifecycle.begin(config, say)
     say(f"{'resuming' if is_resumed else 'starting'} run {run.run_id} in {run.path}")
     return run

@@ -66,18 +66,16 @@ def model_jobs(run: RunDir, config: Config, profile_key: str, hardware: str, mod
 
     On one machine a job per degree times all of them, one after the other.
     """
-    found: list[JobSpec] = []
-    key, profile = f"{run.run_id}/profile/{profile_key}", (profile_key, hardware)
-    for tp in config.model_profile.tp:
-        name, args = f"profile-tp{tp}", (*profile, str(tp))
-        if config.cluster.backend == "slurm" and len(modules) > 1:
-            found += [
-                _job(run, config, f"{name}-{m}", _MODEL, (*args, m), f"{key}/tp{tp}/{m}", num_tasks=tp, array=name)
-                for m in modules
-            ]
-        else:
-            found.append(_job(run, config, name, _MODEL, args, f"{key}/tp{tp}", num_tasks=tp))
-    return found
+    are_apart = config.cluster.backend == "slurm" and len(modules) > 1
+    return [
+        _job(
+            run, config, "-".join((f"profile-tp{tp}", *only)), _MODEL, (profile_key, hardware, str(tp), *only),
+            "/".join((run.run_id, "profile", profile_key, f"tp{tp}", *only)), num_tasks=tp,
+            array=f"profile-tp{tp}" if are_apart else "",
+        )
+        for tp in config.model_profile.tp
+        for only in ([(module,) for module in modules] if are_apart else [()])
+    ]  # fmt: skip
 
 
 def link_jobs(run: RunDir, config: Config, profile_key: str, hardware: str) -> list[JobSpec]:

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from dflop.config import TrainConfig
 from dflop.errors import Interrupted, TrainError
 from dflop.parallel.topology import Groups, Seat
 from dflop.records import MicrobatchSpan, Plan, StepObservation, StepPlan
@@ -41,23 +42,17 @@ UNKNOWN = (0, 0, 0, 0.0, 0.0)
 
 @dataclass(frozen=True, slots=True)
 class LoopSettings:
-    """Numbers the loop needs; see `TrainConfig` for their meaning."""
+    """What the loop of one start of a job runs."""
 
+    train: TrainConfig
+    """Of the whole run; number of steps and learning rate of what this job trains stand here."""
     run_id: str
     attempt: int
     num_steps: int
     """Behind the last step to run, counted from the first of training."""
     learning_rate: float
-    warmup_steps: int
-    max_grad_norm: float
-    checkpoint_every: int
-    checkpoint_every_s: float = 0.0
-    prefetch_steps: int = 1
-    trace_every_steps: int = 0
     first_step: int = 0
     """Of the stage of training whose last step is `num_steps`: the learning rate begins there anew."""
-    seed: int = 0
-    """Of the random generators, where no checkpoint says what they are at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,19 +62,16 @@ class Hooks:
     on_observation: Callable[[StepObservation], None]
     on_bad_sample: Callable[[int, int, str, str], None]
     """(step, sample index, path, reason), on the rank that failed to decode it; called by the feed thread."""
-    before_checkpoint: Callable[[int], None] = lambda next_step: None
-    """(next step) on every rank. What the run says of the steps before it must outlive the job once this returns: no
-    resumed job says it again. The only hook that may block."""
-    checkpoint_meta: Callable[[], Mapping[str, Any]] = dict
-    """JSON values that a checkpoint keeps."""
+    before_checkpoint: Callable[[], Mapping[str, Any]] = dict
+    """On every rank; JSON values that the checkpoint keeps. What the run says of the steps before it must outlive the
+    job once this returns: no resumed job says it again. The only hook that may block."""
     is_told_to_stop: Callable[[], bool] = lambda: False
     """Asked once per step on every rank; when any says yes, all stop."""
-    on_fall_back: Callable[[int, str], None] = lambda next_step, newer: None
-    """(next step, what is wrong with the newer checkpoint) when an older one was loaded."""
     on_spans: Callable[[int, Sequence[Span]], None] = lambda step, spans: None
     """(step, what happened in it), of traced steps; of the others their checkpoint only."""
-    on_skipped_step: Callable[[int, str], None] = lambda step, reason: None
-    """(step, loss, norm and samples) on every rank, when a step updated nothing because these are not finite."""
+    on_event: Callable[[int, str, str], None] = lambda step, kind, detail: None
+    """(step, kind of `RunEvent`, detail) on every rank: `checkpoint_damaged` when an older one was loaded, `not_finite`
+    when a step updated nothing because loss or norm are not finite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +119,10 @@ class Trainer:
         first = int(latest["next_step"]) if latest else 0
         if latest is None:
             # Ranks of a tensor-parallel group must draw the same random numbers.
-            reseed(self.settings.seed, first, self.seat.rank - self.seat.tp_rank)
+            reseed(self.settings.train.seed, first, self.seat.rank - self.seat.tp_rank)
         if latest and "fell_back_from" in latest:
-            self.hooks.on_fall_back(first, latest["fell_back_from"])
+            newer = f"{latest['fell_back_from']}; using the one before it"
+            self.hooks.on_event(first, "checkpoint_damaged", newer)
         if latest and self.checkpointer and first < self.settings.first_step:
             self.checkpointer.take_back(latest)
             raise Interrupted(f"step {first} belongs to an earlier stage of training")
@@ -165,7 +158,7 @@ class Trainer:
             gc.collect(1)
             self._end_if_not_finite()
             is_last = step + 1 == last
-            is_due = is_due or is_late or (step + 1) % self.settings.checkpoint_every == 0
+            is_due = is_due or is_late or (step + 1) % self.settings.train.checkpoint_every == 0
             if must_stop or is_last or (is_due and not self._skipped):
                 self._save(step + 1, is_on_disk=must_stop or is_last)
                 is_due = False
@@ -181,12 +174,11 @@ class Trainer:
             return
         self.activities.main.may_last("checkpoint")
         began = time.perf_counter()
-        self.hooks.before_checkpoint(next_step)
-        meta = {"plan_id": self.plan.plan_id, **self._skipped.state(), **self.hooks.checkpoint_meta()}
+        meta = {"plan_id": self.plan.plan_id, **self._skipped.state(), **self.hooks.before_checkpoint()}
         self.checkpointer.save(next_step, meta)
         if is_on_disk:
             self.checkpointer.wait()
-        if self.settings.trace_every_steps:
+        if self.settings.train.trace_every_steps:
             duration_s = time.perf_counter() - began
             span = Span("checkpoint", WHOLE_STEP, began - self._started_at_s, duration_s)
             self.hooks.on_spans(next_step - 1, [span])
@@ -225,7 +217,7 @@ class Trainer:
 
     def _published_after(self, step: int) -> list[StepPlan]:
         """Plans of later steps whose media may be decoded ahead."""
-        num_steps = min(self.settings.prefetch_steps - 1, self.settings.num_steps - step - 1)
+        num_steps = min(self.settings.train.prefetch_steps - 1, self.settings.num_steps - step - 1)
         return self.plans.published_after(step, num_steps) if num_steps > 0 else []
 
     def _step(self, step: int, ready: _ReadyStep, data_wait_s: float) -> tuple[bool, bool]:
@@ -258,7 +250,7 @@ class Trainer:
             optimizer_s=ended - reduced,
         )
         self.hooks.on_observation(seen)
-        if self.settings.trace_every_steps and step % self.settings.trace_every_steps == 0:
+        if (every := self.settings.train.trace_every_steps) and step % every == 0:
             self.hooks.on_spans(step, step_spans(trace, seen, started, ready.asked_at_s))
         return must_stop, is_late
 
@@ -266,7 +258,7 @@ class Trainer:
         """Update the weights by the gradients, or skip the step where these are not finite; then drop them."""
         if is_finite(loss, norm):
             self.activities.main.works("update of the weights")
-            self.reducer.clip(norm, self.settings.max_grad_norm)
+            self.reducer.clip(norm, self.settings.train.max_grad_norm)
             self.optimizer.step(learning_rate(step, self.settings))
             self._skipped.clear()
         else:
@@ -275,7 +267,7 @@ class Trainer:
             samples = sorted(batch[position] for position in found)
             self._skipped.add(step, samples)
             of_batch = f"{len(samples)} of {len(batch)} samples: {listed(samples)}"
-            self.hooks.on_skipped_step(step, f"loss {loss:g}, gradient norm {norm:g}; no update; {of_batch}")
+            self.hooks.on_event(step, "not_finite", f"loss {loss:g}, gradient norm {norm:g}; no update; {of_batch}")
         self.reducer.zero()
 
     def _end_if_not_finite(self) -> None:
@@ -289,7 +281,7 @@ class Trainer:
 
     def _is_late(self) -> bool:
         """Whether the last checkpoint is too long ago, by the clock of one rank."""
-        every_s = self.settings.checkpoint_every_s
+        every_s = self.settings.train.checkpoint_every_s
         return every_s > 0 and self.seat.rank == 0 and time.monotonic() - self._saved_at_s >= every_s
 
     def _agree_on_health(self, step: int, prepared: PreparedStep) -> torch.Tensor:
@@ -351,7 +343,8 @@ def _collecting_between_steps() -> Iterator[None]:
 def learning_rate(step: int, settings: LoopSettings) -> float:
     """Linear warm-up, then a cosine to a tenth, both within the stage of training."""
     done, num_steps = step - settings.first_step, settings.num_steps - settings.first_step
-    if done < settings.warmup_steps:
-        return settings.learning_rate * (done + 1) / settings.warmup_steps
-    progress = (done - settings.warmup_steps) / max(1, num_steps - settings.warmup_steps)
+    warmup = settings.train.warmup_steps
+    if done < warmup:
+        return settings.learning_rate * (done + 1) / warmup
+    progress = (done - warmup) / max(1, num_steps - warmup)
     return settings.learning_rate * (0.1 + 0.45 * (1 + math.cos(math.pi * min(progress, 1.0))))

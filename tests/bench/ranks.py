@@ -31,12 +31,12 @@ from dflop.profile.probe import ProbeSettings
 from dflop.profile.profiler import profile_model
 from dflop.records import LinkMeasurement, Measurement, MediaItem, Plan, SampleShape, StepObservation, StepPlan
 from dflop.train.inputs import PreparedStep
-from dflop.train.loop import Hooks, LoopSettings
+from dflop.train.loop import Hooks
 from dflop.train.plan_source import PlanMessage
 from dflop.train.step_trace import StepTrace
 from tests.bench.command import in_ranks
 from tests.bench.figures import ROOT
-from tests.train.rank import Rank
+from tests.train.rank import Rank, loop_settings
 from tests.train.synthetic import SyntheticSource
 
 CPU = torch.device("cpu")
@@ -203,7 +203,9 @@ class EngineRank(Rank):
         """Train the first steps, or all of them, each of which begins on all ranks together."""
         num_steps = len(self._step_plans) if num_steps is None else min(num_steps, len(self._step_plans))
         seen: list[StepObservation] = []
-        settings = LoopSettings("bench", 0, num_steps, LEARNING_RATE, 1, MAX_GRAD_NORM, num_steps)
+        settings = loop_settings(
+            "bench", num_steps, LEARNING_RATE, warmup_steps=1, max_grad_norm=MAX_GRAD_NORM, checkpoint_every=num_steps
+        )
         hooks = Hooks(seen.append, complain_of_samples)
         self.trainer(settings, self._source, InTurn(self._step_plans), hooks).run()
         return seen

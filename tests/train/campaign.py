@@ -23,9 +23,9 @@ import torch.distributed.checkpoint as dcp
 from dflop.data.sample_order import SampleOrder
 from dflop.records import Plan, SampleShape, StepObservation
 from dflop.train.checkpoint import Checkpointer
-from dflop.train.loop import Hooks, LoopSettings, Trainer
+from dflop.train.loop import Hooks, Trainer
 from dflop.train.plan_source import PlanMessage
-from tests.train.rank import Rank
+from tests.train.rank import Rank, loop_settings
 from tests.train.ranks import PRELOAD
 from tests.train.synthetic import SyntheticSource, family, make_shapes, make_step_plan, tiny_model
 
@@ -175,7 +175,7 @@ def _no_bad_sample(*event: Any) -> None:
 def _trainer(rank: int, job: Job, plan: Plan, hooks: Hooks) -> Trainer:
     it = Rank(rank, plan, family(), tiny_model(), weight_decay=0.01)
     source = SyntheticSource(job.shapes)
-    settings = LoopSettings("campaign", 0, job.num_steps, 0.003, 3, 1.0, job.checkpoint_every)
+    settings = loop_settings("campaign", job.num_steps, 0.003, warmup_steps=3, checkpoint_every=job.checkpoint_every)
     checkpointer = Checkpointer(job.checkpoints, it.stages, it.optimizer, it.groups, it.parts, keep=2)
     return it.trainer(settings, source, EpochPlans(plan, job.shapes, job.order), hooks, checkpointer=checkpointer)
 

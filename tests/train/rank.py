@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from dflop.config import TrainConfig
 from dflop.models import attention
 from dflop.models.family import Family
 from dflop.models.weights import Weights
@@ -27,6 +28,14 @@ from dflop.train.step_trace import StepTrace
 TIMEOUT_S = 120
 NO_GROUPS = SimpleNamespace(**dict.fromkeys(field.name for field in fields(Groups)))
 """Of a rank that is alone."""
+
+
+def loop_settings(
+    run_id: str, num_steps: int, rate: float, *, attempt: int = 0, first_step: int = 0, **train: Any
+) -> LoopSettings:
+    """Nothing is traced or decoded ahead, unless `train` says so."""
+    settings = TrainConfig(**{"prefetch_steps": 1, "trace_every_steps": 0, "warmup_steps": 0} | train)
+    return LoopSettings(settings, run_id, attempt, num_steps, rate, first_step)
 
 
 class Rank:

@@ -19,10 +19,10 @@ from dflop.records import LLM, Plan
 from dflop.train.blocks import SafeReader
 from dflop.train.checkpoint import Checkpointer
 from dflop.train.finite import MAX_SKIPPED, SkippedSteps, listed
-from dflop.train.loop import Hooks, LoopSettings
+from dflop.train.loop import Hooks
 from dflop.train.manifest import candidates, read_latest
 from dflop.train.plan_source import PlanMessage
-from tests.train.rank import Rank
+from tests.train.rank import Rank, loop_settings
 from tests.train.ranks import run_ranks
 from tests.train.synthetic import ALL, SyntheticSource, make_shapes, make_step_plan, sharing_optimizer
 from tests.train.test_parity import IMAGES, Layout
@@ -118,14 +118,14 @@ def job(
     (layout, *sharing), subject = how, how[0].subject
     plan = sharing_optimizer(layout.plan, *sharing)
     it = Rank(rank, plan, subject.family, subject.build(), weight_decay=decay)
-    settings = LoopSettings("run", 0, NUM_STEPS, rate, 0, 1.0, every)
+    settings = loop_settings("run", NUM_STEPS, rate, checkpoint_every=every)
     seen = Seen({}, {}, "", "", {})
     if spike is not None and rank == spike[0]:
         weight = next(p for name, p in it.names.items() if name.endswith("layernorm.weight"))
         weight.register_hook(lambda g: torch.full_like(g, math.inf) if len(seen.losses) == spike[1] else g)
     hooks = Hooks(
         lambda o: seen.losses.update({o.step: o.loss}), lambda *event: None,
-        on_skipped_step=lambda step, reason: seen.skipped.update({step: reason}),
+        on_event=lambda step, kind, reason: seen.skipped.update({step: reason} if kind == "not_finite" else {}),
         is_told_to_stop=lambda: len(seen.losses) == stops_in,
     )  # fmt: skip
     checkpointer = Checkpointer(folder / "checkpoints", it.stages, it.optimizer, it.groups, it.parts, keep=keep)

@@ -24,9 +24,9 @@ from dflop.models import load_family
 from dflop.models.family import Family
 from dflop.models.random_weights import build_model
 from dflop.records import LLM, SampleShape
-from dflop.train.loop import Hooks, LoopSettings
+from dflop.train.loop import Hooks
 from tests.train.campaign import EpochPlans
-from tests.train.rank import Rank
+from tests.train.rank import Rank, loop_settings
 from tests.train.ranks import run_ranks
 from tests.train.synthetic import HF_CONFIG, make_plan
 
@@ -90,7 +90,7 @@ def train(rank, folder, lesson):
     it = Rank(rank, plan, lesson.family, lesson.model(), rate=3e-3)
     source = CachedSource(lesson.dataset, lesson.family, lesson.shapes)
     hooks = Hooks(lambda seen: losses.append(seen.loss), lambda *event: pytest.fail(f"{event}"))
-    settings = LoopSettings("overfit", 0, NUM_STEPS, 3e-3, 20, 1.0, NUM_STEPS)
+    settings = loop_settings("overfit", NUM_STEPS, 3e-3, warmup_steps=20, checkpoint_every=NUM_STEPS)
     it.trainer(
         settings,
         source,
