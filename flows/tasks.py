@@ -19,7 +19,7 @@ from dflop.run.directory import RunDir
 from dflop.run.queue import launcher_of
 from dflop.steps import next_plan, profiling, reporting, training
 from dflop.steps.follow import ingest_run, is_the_clusters_doing
-from dflop.steps.profiling import DataKey, LinkProfile
+from dflop.steps.profiling import Counts, DataKey
 from dflop.steps.session import RETRIES, RETRY_DELAY_S
 from dflop.steps.training import Trained
 from dflop.store.ingest import freshen
@@ -58,7 +58,7 @@ async def profile_data(run: RunDir, key: DataKey) -> ProfileRecord:
 
 
 @task(name="profile-links", cache_key_fn=store_key, persist_result=True, **RETRIED)
-async def profile_links(run: RunDir, key: str) -> LinkProfile:
+async def profile_links(run: RunDir, key: str) -> Counts:
     """Times of messages between processes, which depend on no sample: on a cluster measured next to the data profile.
 
     Args:
@@ -70,7 +70,7 @@ async def profile_links(run: RunDir, key: str) -> LinkProfile:
 
 
 @task(name="profile-model", cache_key_fn=store_key, persist_result=True, **RETRIED)
-async def profile_model(run: RunDir, data: ProfileRecord, links: LinkProfile, key: str) -> ProfileRecord:
+async def profile_model(run: RunDir, data: ProfileRecord, links: Counts, key: str) -> ProfileRecord:
     """Times of every module on the cluster's devices, measured by an array of jobs per tensor-parallel degree.
 
     Args:

@@ -6,7 +6,6 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from dflop.config import Config
 from dflop.cost.model import CostModel
@@ -15,17 +14,14 @@ from dflop.run.batches import QUICK, WARMUP, GlobalBatches, job_steps
 from dflop.run.directory import RunDir
 from dflop.train.wire import FACTORS, PlanMessage, Store, noted
 
-if TYPE_CHECKING:
-    from dflop.schedule.caps import Fill
-
 
 def quick_planner(
     run: RunDir, config: Config, plan: Plan, mode: str, run_id: str, batches: GlobalBatches, store: Store,
-    on_exceeded: Callable[[int, Fill], None] = lambda step, fill: None,
+    on_event: Callable[[int, str, str], None] = lambda step, kind, detail: None,
 ) -> Callable[[int], PlanMessage]:  # fmt: skip
     """What makes quick plans of a job's steps, with the corrections that the scheduler last had in force in the store.
 
-    `on_exceeded` is told the step and the cap that its plan exceeds, where no quick plan keeps all of them.
+    `on_event` is told (step, `memory_exceeded`, the cap that its plan exceeds) where no quick plan keeps all of them.
     """
     steps, tables, cluster = job_steps(config, mode), CostModel(run.cost_tables()), config.cluster.spec()
     concurrency = cluster.max_concurrency if cluster.max_concurrency < plan.num_processes else None
@@ -44,7 +40,7 @@ def quick_planner(
             slowness=factors.by_node(),
         )  # fmt: skip
         if policy == QUICK and (fill := exceeded(plan, batch, step_plan)):
-            on_exceeded(step, fill)
+            on_event(step, "memory_exceeded", f"the fallback schedule puts {fill}")
         return PlanMessage(replace(step_plan, policy=WARMUP if spec.label == WARMUP else policy), {})
 
     return quick_plan

@@ -23,24 +23,64 @@ from dflop.store.spool import SpoolWriter
 
 
 def main(
-    run_path: str, profile_key: str, hardware: str, tp: str = "1", module: str = "", attempt: str = "0"
-) -> dict[str, float]:
+    run_path: str, profile_key: str, hardware: str, tp: str = "1", module: str = "", attempt: str = "0",
+    doubts: Sequence[Doubt | None] = (None,),
+) -> dict[str, float]:  # fmt: skip
     """Profile the model of a run, whose healthy shapes are in its directory; `tp` processes, rows with these labels.
 
     `module` is the only one to profile, in its share of the budget; empty: all. Where what was probed before determines
-    no cost table, `attempt` is not 0, and other and smaller groups of samples are probed.
+    no cost table, `attempt` is not 0, and other and smaller groups of samples are probed. Every way of running a module
+    is timed, or (`doubts`) only what is doubtful. The first process spools what all of them measure.
 
     Returns:
         Number of measurements and seconds.
     """
-    producer = f"model-profile-tp{tp}{f'-{module}' if module else ''}"
-    return _measure(run_path, profile_key, hardware, int(tp), producer, only=module or None, attempt=int(attempt))
+    started_s, num_measured, run = time.perf_counter(), 0, open_run(run_path)
+    config, shapes = run.config(), run.shapes()
+    producer = "-".join(["model-profile" if None in doubts else "reprofile", f"tp{tp}", *filter(None, [module])])
+    tokenizer, settings = tokenizer_of(config), config.model_profile
+    family, device = family_of(config, tokenizer.vocab_size), take_device(config)
+    budget_s = settings.budget_s if None in doubts else min(settings.budget_s, BUDGET_S / max(1, len(doubts)))
+    probes = ProbeSettings(
+        profile_key=profile_key,
+        hardware=hardware,
+        software=software_name(),
+        dtype=config.model.dtype,
+        num_repeats=settings.num_repeats,
+        seed=config.model.seed + int(attempt),
+        attention=config.model.attention,
+    )
+    with joined(config.cluster.collectives, config.train.timeout_s) if int(tp) > 1 else nullcontext():
+        group = dist.group.WORLD if int(tp) > 1 else None
+        leads = group is None or dist.get_rank() == 0
+        with SpoolWriter(config.store, run.run_id, producer) if leads else nullcontext() as spool:
+            for doubt in doubts:
+                ways = [WAYS[name] for name in profiled_ways(config)]
+                for row in profile_model(
+                    family,
+                    shapes if doubt is None else samples_of(doubt, shapes),
+                    token_config=family.token_ids(tokenizer.special_ids),
+                    settings=probes,
+                    depths=settings.num_layers,
+                    num_probes=settings.num_probes,
+                    max_samples=1 if int(attempt) else config.plan.max_probe_samples,
+                    budget_s=budget_s,
+                    device=device,
+                    progress=say if leads else lambda _: None,
+                    ways=ways if doubt is None else [Way(doubt.is_frozen, doubt.recompute)],
+                    group=group,
+                    only=(module or None) if doubt is None else doubt.module,
+                ):
+                    if spool is not None:
+                        spool.append(row if doubt is None else replace(row, group=DOUBTED))
+                    num_measured += 1
+    return {"num_measurements": num_measured, "elapsed_s": time.perf_counter() - started_s}
 
 
 def again(run_path: str, profile_key: str, hardware: str, tp: str, file: str) -> dict[str, float]:
     """As `main`, of what predictions are doubtful about, written by `write_doubts`; some seconds."""
     doubts = [doubt for doubt in read_doubts(file) if doubt.tp == int(tp)]
-    return _measure(run_path, profile_key, hardware, int(tp), f"reprofile-tp{tp}", doubts)
+    return main(run_path, profile_key, hardware, tp, doubts=doubts)
 
 
 def links(run_path: str, profile_key: str, hardware: str) -> dict[str, float]:
@@ -58,49 +98,3 @@ def links(run_path: str, profile_key: str, hardware: str) -> dict[str, float]:
         for row in rows:
             spool.append(row)
     return {"num_measurements": len(rows), "elapsed_s": time.perf_counter() - started_s}
-
-
-def _measure(
-    run_path: str, profile_key: str, hardware: str, tp: int, producer: str, doubts: Sequence[Doubt | None] = (None,), *,
-    only: str | None = None, attempt: int = 0,
-) -> dict[str, float]:  # fmt: skip
-    """Spools on the first process what all of them measure: in every way of running it, or only what is doubtful."""
-    started_s, num_measured, run = time.perf_counter(), 0, open_run(run_path)
-    config, shapes = run.config(), run.shapes()
-    tokenizer, settings = tokenizer_of(config), config.model_profile
-    family, device = family_of(config, tokenizer.vocab_size), take_device(config)
-    budget_s = settings.budget_s if None in doubts else min(settings.budget_s, BUDGET_S / max(1, len(doubts)))
-    probes = ProbeSettings(
-        profile_key=profile_key,
-        hardware=hardware,
-        software=software_name(),
-        dtype=config.model.dtype,
-        num_repeats=settings.num_repeats,
-        seed=config.model.seed + attempt,
-        attention=config.model.attention,
-    )
-    with joined(config.cluster.collectives, config.train.timeout_s) if tp > 1 else nullcontext():
-        group = dist.group.WORLD if tp > 1 else None
-        leads = group is None or dist.get_rank() == 0
-        with SpoolWriter(config.store, run.run_id, producer) if leads else nullcontext() as spool:
-            for doubt in doubts:
-                ways = [WAYS[name] for name in profiled_ways(config)]
-                for row in profile_model(
-                    family,
-                    shapes if doubt is None else samples_of(doubt, shapes),
-                    token_config=family.token_ids(tokenizer.special_ids),
-                    settings=probes,
-                    depths=settings.num_layers,
-                    num_probes=settings.num_probes,
-                    max_samples=1 if attempt else config.plan.max_probe_samples,
-                    budget_s=budget_s,
-                    device=device,
-                    progress=say if leads else lambda _: None,
-                    ways=ways if doubt is None else [Way(doubt.is_frozen, doubt.recompute)],
-                    group=group,
-                    only=only if doubt is None else doubt.module,
-                ):
-                    if spool is not None:
-                        spool.append(row if doubt is None else replace(row, group=DOUBTED))
-                    num_measured += 1
-    return {"num_measurements": num_measured, "elapsed_s": time.perf_counter() - started_s}

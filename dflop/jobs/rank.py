@@ -42,7 +42,6 @@ from dflop.train.signals import StopRequest
 from dflop.train.stages import apply_plan
 from dflop.train.watchdog import Watch
 from dflop.train.wire import RankTimes, Store
-from dflop.units import seconds
 
 START_PATIENCE_S = 10.0
 """For the first plan. The scheduler had the time in which the ranks loaded the model: little, if it is a small one."""
@@ -181,16 +180,9 @@ class Rank:
         if self.mode == COMPARE:
             patience = Patience(min(COMPARE_PATIENCE_S, timeout_s / 2), None)
         quick = quick_planner(
-            self.run, self.config, self.plan, self.mode, self.run_id, self.batches, self.store,
-            on_exceeded=lambda step, fill: self._event(step, "memory_exceeded", f"the fallback schedule puts {fill}"),
-        )  # fmt: skip
-        guard = Guard(
-            quick, self.supervisor.is_alive, patience,
-            lambda step, waited_s: self._event(
-                step, "scheduler_late", f"not ready after {seconds(waited_s)}; using the fallback schedule"
-            ),
-            self.spool.put,
-        )  # fmt: skip
+            self.run, self.config, self.plan, self.mode, self.run_id, self.batches, self.store, self._event
+        )
+        guard = Guard(quick, self.supervisor.is_alive, patience, self._event, self.spool.put)
         return PlanSource(self.store, self.seat.rank, timeout_s=timeout_s, guard=guard)
 
     def _event(self, step: int, kind: str, detail: str) -> None:

@@ -22,7 +22,6 @@ class SpoolThread:
 
     def __init__(self, writer: SpoolWriter, what: str = "observations") -> None:
         self._writer, self._what = writer, what
-        self._is_failing = False
         self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="spool", daemon=True)
         self._thread.start()
@@ -44,6 +43,7 @@ class SpoolThread:
 
     def _run(self) -> None:
         record: Any = ()
+        is_failing = False
         while record is not None:
             try:
                 record = self._queue.get(timeout=FLUSH_EVERY_S)
@@ -56,17 +56,14 @@ class SpoolThread:
                 else:
                     self._writer.flush()
             except StoreError as error:
-                self._fails(error, is_last=record is None)
+                if record is None:
+                    say(f"{self._what} are lost: {error}")
+                elif not is_failing:
+                    say(f"{self._what} cannot be written, training continues and retries: {error}")
+                is_failing = True
             else:
-                if self._is_failing and not is_row:
-                    self._is_failing = False
+                if is_failing and not is_row:
+                    is_failing = False
                     say(f"{self._what} are being written again, none was lost")
             if isinstance(record, threading.Event):
                 record.set()
-
-    def _fails(self, error: StoreError, *, is_last: bool) -> None:
-        if is_last:
-            say(f"{self._what} are lost: {error}")
-        elif not self._is_failing:
-            self._is_failing = True
-            say(f"{self._what} cannot be written, training continues and retries: {error}")

@@ -9,9 +9,8 @@ from __future__ import annotations
 import contextlib
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from dflop.config import Config, shown_config
 from dflop.data.dataset_profile import profile_key
@@ -34,18 +33,15 @@ from dflop.units import counted
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class DryJob:
-    """What one submission would hand over."""
+class DryJob(NamedTuple):
+    """What one submission would hand over; no script where jobs are processes of this machine."""
 
     name: str
     script: Path | None
-    """None where jobs are processes of this machine."""
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class DryRun:
+class DryRun(NamedTuple):
     """What a run, taken up or new, would do: its configuration as YAML, its jobs, and what may turn out otherwise."""
 
     run_id: str

@@ -72,20 +72,6 @@ def model_profile_key(config: Config) -> tuple[str, str, dict[str, object]]:
     return key, hardware, inputs
 
 
-def search_space(config: Config) -> SearchSpace:
-    """What the configuration lets the planner choose."""
-    wanted = config.plan
-    return SearchSpace(
-        layouts=wanted.layouts,
-        recompute=wanted.recompute,
-        shard_optimizer=wanted.shard_optimizer,
-        shard_parameters=wanted.shard_parameters,
-        host_bytes=wanted.offload_gib_per_process * 2**30,
-        host_bytes_per_s=wanted.offload_gb_per_s * 1e9,
-        microbatches=wanted.microbatch_choices,
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class Gap:
     """A cost table that a model profile does not determine."""
@@ -200,7 +186,7 @@ def planning_task(
         from_step: Where a plan begins to run; None: before anything has run.
     """
     first, num_steps = planned_steps(config, from_step)
-    stage = stage_at(config, first)
+    wanted, stage = config.plan, stage_at(config, first)
     tables, held = tables_for(costs.tables, stage.frozen)
     cost = CostModel(tables, specs=bound_family(config).specs(), links=costs.links, frozen=held, extrapolate=True)
     if costs.profile_key and config.correct.enabled:
@@ -213,9 +199,17 @@ def planning_task(
         cluster=cluster or config.cluster.spec(),
         cost=cost,
         batches=scenario_batches(config, shapes, first, num_steps),
-        global_batch_size=config.plan.global_batch_size,
+        global_batch_size=wanted.global_batch_size,
         snapshot_seq=costs.snapshot.seq if costs.snapshot else 0,
-        space=search_space(config),
+        space=SearchSpace(
+            layouts=wanted.layouts,
+            recompute=wanted.recompute,
+            shard_optimizer=wanted.shard_optimizer,
+            shard_parameters=wanted.shard_parameters,
+            host_bytes=wanted.offload_gib_per_process * 2**30,
+            host_bytes_per_s=wanted.offload_gb_per_s * 1e9,
+            microbatches=wanted.microbatch_choices,
+        ),
         worst_samples=tuple(worst),
     ).levelled()
     factors = tuple(f for f in problem.cost.corrections.values() if isinstance(f, ModuleFactors))

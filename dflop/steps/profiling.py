@@ -33,6 +33,8 @@ from dflop.store.spool import SpoolWriter
 from dflop.units import count
 
 T = TypeVar("T")
+Counts = Mapping[str, float]
+"""What a job counted: of measurements, or of samples."""
 
 MAX_EXAMPLES = 5
 _ROWS = "rows"
@@ -124,7 +126,7 @@ async def profile_data(run: RunDir, launcher: Launcher, to: Listener, key: DataK
         return found
     if _has_begun(run) and key.key == run.profile_key():  # the store has lost it; the run goes on with what it has
         return ProfileRecord(key.key, "data", run.run_id, "{}", len(run.shapes()), 0, time.time(), 0.0)
-    started_s, base, first_row, counts = time.time(), key.base, 0, list[dict[str, int]]()
+    started_s, base, first_row, counts = time.time(), key.base, 0, list[Counts]()
     if base is not None and await asyncio.to_thread(_reuse, run, key, base):
         first_row = base.num_rows + base.num_quarantined
         counts = [{"num_samples": base.num_rows, "num_quarantined": base.num_quarantined}]
@@ -200,16 +202,8 @@ async def meanwhile(run: RunDir, work: Coroutine[Any, Any, T]) -> AsyncIterator[
         work.close()
 
 
-@dataclass(frozen=True, slots=True)
-class LinkProfile:
-    """What the job that times messages has left in the spool; Prefect draws no line for a number between two tasks."""
-
-    num_measurements: int = 0
-    """None where it had nothing to do: one process, or a complete model profile in the store."""
-
-
-async def profile_links(run: RunDir, launcher: Launcher, to: Listener) -> LinkProfile:
-    """Times messages between processes, for the profile of the modules.
+async def profile_links(run: RunDir, launcher: Launcher, to: Listener) -> Counts:
+    """Times messages between processes, for the profile of the modules; empty where there is nothing to do.
 
     What a message costs depends on no sample: this is submitted together with the data profile. Modules are not: the
     sizes that their jobs probe are drawn from the run's samples.
@@ -221,13 +215,13 @@ async def profile_links(run: RunDir, launcher: Launcher, to: Listener) -> LinkPr
     key, hardware, _ = await asyncio.to_thread(planning.model_profile_key, config)
     jobs = submit.link_jobs(run, config, key, hardware)
     if not jobs or await asyncio.to_thread(stored_profile, config.store, key) is not None:
-        return LinkProfile()
+        return {}
     ((counts, *_),) = await follow_jobs(run, launcher, jobs, to)
-    return LinkProfile(counts["num_measurements"])
+    return dict(counts)
 
 
 async def profile_model(
-    run: RunDir, launcher: Launcher, to: Listener, data: ProfileRecord, links: LinkProfile
+    run: RunDir, launcher: Launcher, to: Listener, data: ProfileRecord, links: Counts
 ) -> ProfileRecord:
     """Measurements of every module over the run's shapes, out of the store or from jobs.
 
@@ -239,7 +233,7 @@ async def profile_model(
         launcher: Of its jobs.
         to: Hears how far they are.
         data: Profile of the samples.
-        links: Part of the profile.
+        links: Of the messages, a part of the profile.
 
     Raises:
         LaunchError: a job failed; raised when all have ended.
@@ -248,9 +242,9 @@ async def profile_model(
     key, hardware, inputs = await asyncio.to_thread(planning.model_profile_key, config)
     specs = await asyncio.to_thread(specs_of, run)
 
-    async def measure(jobs: Sequence[JobSpec], num_before: int) -> ProfileRecord:
+    async def measure(jobs: Sequence[JobSpec], before: Counts) -> ProfileRecord:
         to.say(f"profiling on {hardware}, over samples of data profile {data.profile_key}")
-        started_s, counts = time.time(), [{"num_measurements": num_before}]
+        started_s, counts = time.time(), [before]
         for group in submit.in_turns(config, jobs):
             counts += [ranks[0] for ranks in await follow_jobs(run, launcher, group, to)]
         record = note_profile(run, key, "model", counts, time.time() - started_s, inputs)
@@ -260,7 +254,7 @@ async def profile_model(
     found = await asyncio.to_thread(stored_profile, config.store, key)
     if found is None:
         jobs = submit.model_jobs(run, config, key, hardware, [spec.module for spec in specs])
-        found = await measure(jobs, links.num_measurements)
+        found = await measure(jobs, links)
     else:
         to.say(f"model profile {key} is in the store: {found.num_rows} measurements, reused")
     gaps = await asyncio.to_thread(planning.profile_gaps, config, key, specs)
@@ -269,7 +263,7 @@ async def profile_model(
         to.say(f"model profile {key} determines no cost table of `{gap.module}`, tp {gap.tp}; {why}: adding probes")
     if gaps:
         jobs = submit.missing_jobs(run, config, key, hardware, gaps, int(found.created_at_s))
-        found = await measure(jobs, found.num_rows)
+        found = await measure(jobs, {"num_measurements": found.num_rows})
     return found
 
 
@@ -293,7 +287,7 @@ def stored_profile(store: Path, key: str) -> ProfileRecord | None:
 
 
 def note_profile(
-    run: RunDir, key: str, kind: str, counts: Sequence[Mapping[str, Any]], elapsed_s: float,
+    run: RunDir, key: str, kind: str, counts: Sequence[Counts], elapsed_s: float,
     inputs: Mapping[str, object],
 ) -> ProfileRecord:  # fmt: skip
     """Spools the record that says a profile (`data` or `model`) is complete.

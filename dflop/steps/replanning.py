@@ -187,9 +187,9 @@ def _moved(plan: Plan, other: Plan, slow: Mapping[Node, float]) -> dict[Node, fl
 
 
 def _ranks(plan: Plan, node: Node) -> list[int]:
-    module, *place = node
+    module, stage, dp_rank = node
     part = plan.module(module)
-    return [rank_of(part, *place, tp_rank) for tp_rank in range(part.parallel.tp)]
+    return [rank_of(part, stage, dp_rank, tp_rank) for tp_rank in range(part.parallel.tp)]
 
 
 def _verdict(

@@ -14,12 +14,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
-from dflop.config import TrainConfig
 from dflop.errors import Interrupted, TrainError
 from dflop.parallel.topology import Groups, Seat
 from dflop.records import MicrobatchSpan, Plan, StepObservation, StepPlan
@@ -35,6 +34,9 @@ from dflop.train.plan_source import PlanSource
 from dflop.train.reduce import GradientReducer
 from dflop.train.step_trace import WHOLE_STEP, Span, StepTrace, step_spans
 from dflop.train.wire import PlanMessage
+
+if TYPE_CHECKING:
+    from dflop.config import TrainConfig  # the engine is measured on machines without pydantic
 
 UNKNOWN = (0, 0, 0, 0.0, 0.0)
 """What a quick plan predicts of a microbatch."""

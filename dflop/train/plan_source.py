@@ -18,6 +18,7 @@ from dflop.errors import TrainError
 from dflop.records import StepPlan
 from dflop.train import wire
 from dflop.train.wire import PlanMessage, Store
+from dflop.units import seconds
 
 POLL_S = 0.005
 NUM_TIMED_STEPS = 8
@@ -60,8 +61,8 @@ class Guard:
     """Makes the plan of a step, in tenths of a second and without compiled code."""
     scheduler_is_alive: Callable[[], bool]
     patience: Patience
-    on_late: Callable[[int, float], None]
-    """Given a step whose quick plan was published, and how long a scheduler that lives was waited for."""
+    on_event: Callable[[int, str, str], None]
+    """Given a step, `scheduler_late` and how long a scheduler that lives was waited for before a quick plan ran."""
     on_plan: Callable[[StepPlan], None]
     """Given the plan of every step, by whomever it is."""
 
@@ -136,5 +137,6 @@ class PlanSource:
                 time.sleep(POLL_S)
             elif wire.publish(self._store, quick):
                 if is_alive:
-                    guard.on_late(step, waited_s)
+                    why = f"not ready after {seconds(waited_s)}; using the fallback schedule"
+                    guard.on_event(step, "scheduler_late", why)
                 return

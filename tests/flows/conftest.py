@@ -12,7 +12,7 @@ from dflop.records import ProfileRecord
 from dflop.run.directory import RunDir
 from dflop.steps import next_plan, planning, profiling, reporting, training
 from dflop.steps.follow import Listener
-from dflop.steps.profiling import DataKey, LinkProfile
+from dflop.steps.profiling import Counts, DataKey
 from dflop.steps.training import Trained
 from dflop.views import run_results
 from tests.flows.loading import module
@@ -85,9 +85,9 @@ class Steps:
 
         return profile
 
-    async def profile_links(self, _run: RunDir, _launcher: Any, to: Listener) -> LinkProfile:
+    async def profile_links(self, _run: RunDir, _launcher: Any, to: Listener) -> Counts:
         self.called("profile links", to.say)
-        return LinkProfile(4)
+        return {"num_measurements": 4}
 
     def plan(self, _run: RunDir, _launcher: Any, _advice: Any, say: Callable[[str], None], _model: Any) -> Any:
         self.called("plan", say)

@@ -57,7 +57,8 @@ def test_a_plan_that_no_memory_holds_is_told_of(run, store):
     quick = quick_planner(run, config, plan, TRAIN, "r", batches, store, lambda *seen: told.append(seen))
     for step in range(2):
         quick(step)
-    assert [(step, fill.module, fill.frac > 1) for step, fill in told] == [(0, "vision", True), (1, "vision", True)]
+    assert [(step, kind) for step, kind, _ in told] == [(0, "memory_exceeded"), (1, "memory_exceeded")]
+    assert all("vision" in detail for _, _, detail in told)
 
 
 CODE = """

@@ -72,7 +72,7 @@ def profile(run: RunDir, rows: Rows) -> tuple[list[tuple[str, ...]], list[str]]:
     """(jobs, lines) of profiling for a run."""
     prober, lines = Prober(run, rows), list[str]()
     data = ProfileRecord("data", "data", run.run_id, "{}", 8, 0, 1.0, 1.0)
-    found = asyncio.run(profiling.profile_model(run, prober, Listener(lines.append), data, profiling.LinkProfile()))
+    found = asyncio.run(profiling.profile_model(run, prober, Listener(lines.append), data, {}))
     assert found.profile_key == "key"
     return prober.jobs, lines
 

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dflop.config import TrainConfig
 from dflop.models import attention
 from dflop.models.family import Family
 from dflop.models.weights import Weights
@@ -34,6 +33,8 @@ def loop_settings(
     run_id: str, num_steps: int, rate: float, *, attempt: int = 0, first_step: int = 0, **train: Any
 ) -> LoopSettings:
     """Nothing is traced or decoded ahead, unless `train` says so."""
+    from dflop.config import TrainConfig  # not on a borrowed GPU
+
     settings = TrainConfig(**{"prefetch_steps": 1, "trace_every_steps": 0, "warmup_steps": 0} | train)
     return LoopSettings(settings, run_id, attempt, num_steps, rate, first_step)
 

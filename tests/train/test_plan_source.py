@@ -25,7 +25,7 @@ def source(store, *, quick=quick_message, alive=True, patience=None, timeout_s=2
         quick,
         alive if callable(alive) else lambda: alive,
         patience or Patience(0.05, None),
-        lambda step, waited_s: told.late.append(step),
+        lambda step, kind, detail: told.late.append((step, kind)),
         told.plans.append,
     )
     return PlanSource(store, 0, timeout_s=timeout_s, guard=guard), told
@@ -56,7 +56,7 @@ def test_a_scheduler_that_is_dead_or_dies_while_rank_0_waits_is_not_waited_for(s
 def test_a_late_scheduler_is_waited_for_only_so_long(store):
     plans, told = source(store)
     assert plans.get(0).step_plan.policy == "quick"
-    assert told.late == [0]
+    assert told.late == [(0, "scheduler_late")]
     assert not wire.publish(store, message(0)), "the late plan replaced the one in use"
     assert follower(store).get(0) == plans.get(0)
 
