@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from contextvars import Context, ContextVar, copy_context
-from types import TracebackType
 from typing import Any, Self
 
 import httpx
@@ -27,10 +26,8 @@ Send = Callable[[], Coroutine[Any, Any, Any]]
 class Outbox:
     """Sends in order, one after the other and in the background, and again until the server has answered.
 
-    For the length of a block, in which it is `OUTBOX`; the end of the block waits for what is not sent yet.
-
-    Args:
-        say: Told once that the server is away, once that it is back, and at the end what it has missed.
+    For the length of a block, in which it is `OUTBOX`; the end of the block waits for what is not sent yet. `say` is
+    told once that the server is away, once that it is back, and at the end what it has missed.
     """
 
     def __init__(self, say: Say) -> None:
@@ -50,9 +47,7 @@ class Outbox:
         OUTBOX.set(self)
         return self
 
-    async def __aexit__(
-        self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         is_stopped = isinstance(error, Cancelled) or not isinstance(error, Exception | None)
         if self._sender is not None:
             await asyncio.wait({self._sender}, timeout=SHORT_END_S if is_stopped else END_S)

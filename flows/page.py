@@ -9,7 +9,6 @@ import asyncio
 import time
 from collections.abc import Callable
 from functools import partial
-from types import TracebackType
 from typing import Any, Self, TypeVar
 from uuid import UUID
 
@@ -38,12 +37,7 @@ T = TypeVar("T")
 
 
 class Page(Listener):
-    """Hears of a step of a run and shows it; what jobs there are and what was decided is shown when it ends.
-
-    Args:
-        step: Name of the task.
-        run: The run.
-    """
+    """Hears of a step of a run and shows it; what jobs there are and what was decided is shown when it ends."""
 
     def __init__(self, step: str, run: RunDir) -> None:
         super().__init__(get_run_logger().info)
@@ -55,9 +49,7 @@ class Page(Listener):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if self._drawing is not None:
             self._drawing.cancel()
             self._draw()

@@ -47,23 +47,16 @@ RETRIED: dict[str, Any] = {
 
 @task(name="profile-data", cache_key_fn=store_key, persist_result=True, **RETRIED)
 async def profile_data(run: RunDir, key: DataKey) -> ProfileRecord:
-    """Sizes of every sample, measured by an array of jobs over shards of the dataset.
-
-    Args:
-        run: The run.
-        key: Of the profile in the store, under which Prefect keeps it, too.
-    """
+    """Sizes of every sample, measured by jobs over shards of the dataset; in the store and in Prefect under the key."""
     async with Page("profile-data", run) as page:
         return await profiling.profile_data(run, launcher_of(run, run.config()), page, key)
 
 
 @task(name="profile-links", cache_key_fn=store_key, persist_result=True, **RETRIED)
 async def profile_links(run: RunDir, key: str) -> Counts:
-    """Times of messages between processes, which depend on no sample: on a cluster measured next to the data profile.
+    """Times of messages between processes, a part of the profile of modules that depends on no sample.
 
-    Args:
-        run: The run.
-        key: Of the profile of its modules, which they are a part of.
+    On a cluster they are measured next to the data profile.
     """
     async with Page("profile-links", run) as page:
         return await profiling.profile_links(run, launcher_of(run, run.config()), page)
@@ -73,11 +66,7 @@ async def profile_links(run: RunDir, key: str) -> Counts:
 async def profile_model(run: RunDir, data: ProfileRecord, links: Counts, key: str) -> ProfileRecord:
     """Times of every module on the cluster's devices, measured by an array of jobs per tensor-parallel degree.
 
-    Args:
-        run: The run; its samples are in its directory.
-        data: Profile of its samples, which say what modules are used and how large their inputs are.
-        links: Messages that were timed, a part of the profile.
-        key: As of `profile_data`.
+    The samples say what modules are used and how large their inputs are.
     """
     async with Page("profile-model", run) as page:
         return await profiling.profile_model(run, launcher_of(run, run.config()), page, data, links)
@@ -87,10 +76,7 @@ async def profile_model(run: RunDir, data: ProfileRecord, links: Counts, key: st
 async def optimize_plan(run: RunDir, model: ProfileRecord | None, trained: Trained) -> Plan:
     """The layout for what is trained next: of a stage, or in place of the plan whose job stopped for another.
 
-    Args:
-        run: The run.
-        model: Profile of its modules; None: as the store has it.
-        trained: How far it has trained, and what its job stopped for.
+    Without a `model` profile, costs are as the store has them.
     """
     async with Page("optimize-plan", run) as page:
         launcher = launcher_of(run, run.config())
@@ -105,9 +91,7 @@ async def optimize_plan(run: RunDir, model: ProfileRecord | None, trained: Train
 async def train(run: RunDir, plan: Plan | None) -> Trained:
     """The training job: to the end of its stage, until another plan pays, or until its time is over.
 
-    Args:
-        run: The run.
-        plan: That the job trains under; None: as the run directory has it.
+    Without a `plan`, it trains under that of the run directory.
     """
     async with Page("train", run) as page:
         if plan is not None:
@@ -117,12 +101,7 @@ async def train(run: RunDir, plan: Plan | None) -> Trained:
 
 @task(name="compare", cache_policy=NO_CACHE, **RETRIED)
 async def compare(run: RunDir, trained: Trained) -> None:
-    """The first batches under the plan, balanced and in arrival order.
-
-    Args:
-        run: The run.
-        trained: How far it has trained: to its end.
-    """
+    """The first batches under the plan, balanced and in arrival order, once the run has trained to its end."""
     async with Page("compare", run) as page:
         page.say(f"after {trained.next_step} steps of training")
         await training.compare(run, launcher_of(run, run.config()), page)
@@ -132,9 +111,7 @@ async def compare(run: RunDir, trained: Trained) -> None:
 async def report(run: RunDir, trained: Trained | None) -> RunSummary:
     """report.html from what the store knows, with summary and history on the page of the flow run.
 
-    Args:
-        run: The run.
-        trained: How far it has trained; None: another process may be driving it.
+    `trained` is None where another process may be driving the run.
     """
     async with Page("report", run) as page:
         if trained is None:

@@ -123,7 +123,7 @@ def _begin(run: RunDir, mode: str, config: Config) -> _Begun:
     except LaunchError as refused:
         say(f"{mode}: {refused}")  # first, and without a traceback, in the log of a job that somebody started by hand
         raise
-    host, attempt = wire.master_host(os.environ), run.claim_attempt(mode)
+    host, attempt = wire.master_host(os.environ), claim.attempt
     store = wire.open_store(host, 0, is_server=True, timeout_s=config.train.timeout_s)
     latest = (read_latest(run.checkpoints) if mode == TRAIN else None) or {"next_step": 0}
     stage = stage_of_job(config, mode, int(latest["next_step"]))

@@ -15,10 +15,10 @@ How the one error of a job is chosen, layer by layer: inside the job the ranks a
 from __future__ import annotations
 
 from dflop.launch.job import JobHandle, JobSpec, JobState, JobStatus, Launcher, LogPaths, Resources, log_paths
-from dflop.launch.journal import Change, Journal
-from dflop.launch.wait import adopt_or_submit_all, cancel_jobs, run_jobs_async
+from dflop.launch.journal import Change, Journal, Noted
+from dflop.launch.wait import adopt_or_submit_all, cancel_jobs, run_jobs_async, standing
 
 __all__ = [
-    "Change", "JobHandle", "JobSpec", "JobState", "JobStatus", "Journal", "Launcher", "LogPaths", "Resources",
-    "adopt_or_submit_all", "cancel_jobs", "log_paths", "run_jobs_async",
+    "Change", "JobHandle", "JobSpec", "JobState", "JobStatus", "Journal", "Launcher", "LogPaths", "Noted", "Resources",
+    "adopt_or_submit_all", "cancel_jobs", "log_paths", "run_jobs_async", "standing",
 ]  # fmt: skip

@@ -25,7 +25,7 @@ from submitit.core.core import Job
 from submitit.core.utils import DelayedSubmission
 from submitit.slurm.slurm import SlurmExecutor, SlurmJob
 
-from dflop.config import ContainerConfig, SlurmConfig, sbatch_options
+from dflop.config import ContainerConfig, SlurmConfig
 from dflop.config.slurm_refusals import keys_of_refusal, refusal
 from dflop.errors import Interrupted, LaunchError, printable
 from dflop.launch import commands
@@ -83,9 +83,6 @@ class Executor(SlurmExecutor):
             **({"mem": f"{r.memory_bytes // 2**20}M"} if r.memory_bytes and site.ask_for_memory else {}),
             **{name: value or True for name, value in r.extra.items()},
         }  # fmt: skip
-        for name, text in r.extra.items():
-            if problem := sbatch_options.problem_of(sbatch_options.canonical(name), text):
-                raise LaunchError(f"sbatch's option `{name}` {problem}", hint="see cluster.slurm.extra")
         # sbatch reads these lines one by one and knows no quotes over several: what follows would be an option.
         for name, value in {"job-name": self.job_name, "partition": r.partition, **options}.items():
             if printable(str(value)) != str(value) or "\n" in str(value):

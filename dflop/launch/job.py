@@ -227,27 +227,20 @@ class Launcher(ABC):
     backend: str
 
     @abstractmethod
-    def submit(self, spec: JobSpec) -> JobHandle:
-        """Start the job, or queue it, and return without waiting for it."""
-
     def submit_all(self, specs: Sequence[JobSpec]) -> list[JobHandle]:
-        """The same for several jobs, with as few commands as the backend needs; all of them are accepted or none."""
-        handles: list[JobHandle] = []
-        try:
-            for spec in specs:
-                handles.append(self.submit(spec))
-        except LaunchError:
-            self.cancel(*handles)
-            raise
-        return handles
+        """Start jobs, or queue them, and return without waiting for them; all of them are accepted or none."""
+
+    def submit(self, spec: JobSpec) -> JobHandle:
+        """The same for one job."""
+        return self.submit_all([spec])[0]
 
     @abstractmethod
-    def poll(self, handle: JobHandle) -> JobStatus:
-        """What is known about the job now; cheap enough to call every second."""
-
     def poll_all(self, handles: Sequence[JobHandle]) -> list[JobStatus]:
-        """The same for several jobs, in their order."""
-        return [self.poll(handle) for handle in handles]
+        """What is known about jobs now, in their order; cheap enough to call every second."""
+
+    def poll(self, handle: JobHandle) -> JobStatus:
+        """The same for one job."""
+        return self.poll_all([handle])[0]
 
     @abstractmethod
     def cancel(self, *handles: JobHandle) -> None:

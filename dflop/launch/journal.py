@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from dflop.errors import LaunchError
 from dflop.launch.job import JobHandle, JobId, JobState, JobStatus
@@ -20,6 +21,27 @@ from dflop.records import JobRecord, from_dict, parse_json, to_dict
 
 _MAX_LINE_BYTES = 1 << 16
 Change = tuple[JobHandle, JobStatus]
+
+
+class Noted(NamedTuple):
+    """A job, and the last that was noted of it; it may have ended unseen."""
+
+    handle: JobHandle
+    last: JobRecord
+
+    @property
+    def state(self) -> JobState:
+        return JobState(self.last.state)
+
+    @property
+    def name(self) -> str:
+        """Without the run's id."""
+        return self.handle.name.removeprefix(f"{self.last.run_id}-")
+
+    @property
+    def took_s(self) -> float | None:
+        """From submission to its last change of state; None while it lives."""
+        return self.last.observed_at_s - self.handle.submitted_at_s if self.state.is_final else None
 
 
 class Journal:
@@ -45,9 +67,9 @@ class Journal:
                 rows.append(self._row(handle, status, last.attempt if last else 0, now_s))
         self._append(rows)
 
-    def jobs(self) -> dict[JobId, tuple[JobHandle, JobRecord]]:
-        """Every job, with the last that was noted of it; in the order of submission."""
-        found: dict[JobId, tuple[JobHandle, JobRecord]] = {}
+    def jobs(self) -> dict[JobId, Noted]:
+        """Every job, in the order of submission."""
+        found: dict[JobId, Noted] = {}
         handles: dict[tuple[str, str, int], JobHandle] = {}
         for r in self.records():
             job = r.job_key, r.job_id, r.attempt
@@ -56,12 +78,12 @@ class Journal:
                 handles[job] = JobHandle(
                     r.backend, number, r.job_name, r.job_key, folder, r.num_tasks, r.observed_at_s, cluster
                 )
-            found[handles[job].id] = handles[job], r
+            found[handles[job].id] = Noted(handles[job], r)
         return found
 
     def latest(self) -> dict[str, tuple[JobHandle, JobState]]:
-        """The latest job with each key, and its state; it may have ended unseen."""
-        return {handle.key: (handle, JobState(last.state)) for handle, last in self.jobs().values()}
+        """The latest job with each key, and its state."""
+        return {job.handle.key: (job.handle, job.state) for job in self.jobs().values()}
 
     def records(self) -> list[JobRecord]:
         """Everything noted so far, oldest first; what was appended since the last time is read.

@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 import uuid
+from collections.abc import Sequence
 from typing import Any
 
 import psutil
@@ -26,7 +27,7 @@ from dflop import files
 from dflop.launch.job import JobHandle, JobSpec, JobState, JobStatus, Launcher, make_folder
 from dflop.launch.payload import Payload, task_environment
 from dflop.launch.process import JOB_VARIABLE, kill_all, processes_of_job, wait_for_end
-from dflop.launch.results import DeadTask, collect_values, explain, handle_of, has_all_results, status_from_results
+from dflop.launch.results import DeadTask, collect_values, handle_of, has_all_results, status_from_results
 
 _PROCESS, _EXIT, _CANCELLED = "process.json", "exit.json", "cancelled"
 
@@ -39,29 +40,14 @@ class LocalLauncher(Launcher):
     def __init__(self, *, cancel_grace_s: float = 3.0) -> None:
         self.cancel_grace_s = cancel_grace_s
 
-    def submit(self, spec: JobSpec) -> JobHandle:
-        make_folder(spec.folder)
-        job = _Executor(spec).submit(Payload(self.backend, spec))
-        return handle_of(job.paths.submitted_pickle)
+    def submit_all(self, specs: Sequence[JobSpec]) -> list[JobHandle]:
+        for spec in specs:  # all that may be refused, before any job starts
+            make_folder(spec.folder)
+        jobs = [_Executor(spec).submit(Payload(self.backend, spec)) for spec in specs]
+        return [handle_of(job.paths.submitted_pickle) for job in jobs]
 
-    def poll(self, handle: JobHandle) -> JobStatus:
-        if handle.read(_CANCELLED) is not None:
-            return JobStatus(JobState.CANCELLED)
-        controller = _controller_of(handle)
-        # Asked after the controller: one that ends between the two questions has written its record by then.
-        if (record := handle.read(_EXIT)) is not None:
-            if json.loads(record)["timed_out"]:
-                return JobStatus(JobState.TIMEOUT, "time limit reached")
-            dead = _dead_task(handle)
-            return explain(handle, JobStatus(JobState.FAILED), dead) if dead else status_from_results(handle)
-        if controller is not None:
-            return JobStatus(JobState.RUNNING)
-        if handle.read(_PROCESS) is None:
-            return JobStatus(JobState.LOST, "it was never started")
-        kill_all(processes_of_job(handle.job_id))  # tasks of a killed controller live on
-        if has_all_results(handle):
-            return status_from_results(handle)
-        return JobStatus(JobState.FAILED, "killed: its controller died before its tasks ended")
+    def poll_all(self, handles: Sequence[JobHandle]) -> list[JobStatus]:
+        return [_status_of(handle) for handle in handles]
 
     def cancel(self, *handles: JobHandle) -> None:
         for handle in handles:
@@ -104,6 +90,25 @@ class _Executor(LocalExecutor):
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         files.replace(self.folder / f"{job_id}_{_PROCESS}", json.dumps({"pid": process.pid}))
         return LocalJob(self.folder, job_id, tasks=range(spec.resources.num_tasks))
+
+
+def _status_of(handle: JobHandle) -> JobStatus:
+    if handle.read(_CANCELLED) is not None:
+        return JobStatus(JobState.CANCELLED)
+    controller = _controller_of(handle)
+    # Asked after the controller: one that ends between the two questions has written its record by then.
+    if (record := handle.read(_EXIT)) is not None:
+        if json.loads(record)["timed_out"]:
+            return JobStatus(JobState.TIMEOUT, "time limit reached")
+        return status_from_results(handle, _dead_task(handle))
+    if controller is not None:
+        return JobStatus(JobState.RUNNING)
+    if handle.read(_PROCESS) is None:
+        return JobStatus(JobState.LOST, "it was never started")
+    kill_all(processes_of_job(handle.job_id))  # tasks of a killed controller live on
+    if has_all_results(handle):
+        return status_from_results(handle)
+    return JobStatus(JobState.FAILED, "killed: its controller died before its tasks ended")
 
 
 def _controller_of(handle: JobHandle) -> psutil.Process | None:

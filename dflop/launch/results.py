@@ -143,14 +143,12 @@ def first_error(results: Sequence[TaskResult], dead: DeadTask | None = None) -> 
     return None if dead.was_killed or is_no_cause else error
 
 
-def status_from_results(handle: JobHandle) -> JobStatus:
-    """Final status of a job of which only the files are left."""
+def status_from_results(handle: JobHandle, dead: DeadTask | None = None) -> JobStatus:
+    """Final status of a job of which only the files are left, and who ended badly, if anybody did."""
     results = read_results(handle)
-    if (error := first_error(results)) is not None:
-        return JobStatus(JobState.FAILED, f"rank {error.rank}: {error.headline}")
-    if len(results) < handle.num_tasks:
-        return JobStatus(JobState.FAILED, _is_missing(_first_missing(results)))
-    return JobStatus(JobState.DONE)
+    if dead is None and sum(result.ok for result in results) == handle.num_tasks:
+        return JobStatus(JobState.DONE)
+    return explain(handle, JobStatus(JobState.FAILED, _is_missing(_first_missing(results))), dead)
 
 
 def explain(handle: JobHandle, status: JobStatus, dead: DeadTask | None) -> JobStatus:

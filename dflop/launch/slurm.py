@@ -51,9 +51,6 @@ class SlurmLauncher(Launcher):
         self.site = s = site or SlurmConfig()
         self.watcher = Watcher(poll_interval_s=s.poll_interval_s, lost_after_s=s.lost_after_s)
 
-    def submit(self, spec: JobSpec) -> JobHandle:
-        return self.submit_all([spec])[0]
-
     def submit_all(self, specs: Sequence[JobSpec]) -> list[JobHandle]:
         """Hand the jobs to sbatch, those of one array name and shape as one array.
 
@@ -75,9 +72,6 @@ class SlurmLauncher(Launcher):
             handles |= {n: handle_of(job.paths.submitted_pickle) for n, job in zip(group, jobs, strict=True)}
         self.watcher.note(handles.values())
         return [handles[n] for n in range(len(specs))]
-
-    def poll(self, handle: JobHandle) -> JobStatus:
-        return self.poll_all([handle])[0]
 
     def poll_all(self, handles: Sequence[JobHandle]) -> list[JobStatus]:
         """States from jobs' results if all went well, else from Slurm, which is asked about all of them together.

@@ -12,7 +12,8 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from dflop.errors import InfrastructureError, Interrupted, LaunchError
@@ -51,7 +52,7 @@ async def run_jobs_async(
     submit = functools.partial(adopt_or_submit_all, launcher, specs, journal, keep_done=keep_done)
     handles = await _submitted(submit, launcher, journal)
     noted = journal.jobs()  # of those that had ended all was told before
-    live = [handle for handle in handles if not JobState(noted[handle.id][1].state).is_final]
+    live = [handle for handle in handles if not noted[handle.id].state.is_final]
     tails = JobTails(on_log_line) if on_log_line else None
     seen: dict[JobHandle, JobStatus] = {}
     try:
@@ -86,18 +87,15 @@ def adopt_or_submit_all(
         LaunchError: a submission was refused.
         NotNow: Slurm may accept them later.
     """
-    keys, noted = {spec.key for spec in specs}, journal.jobs().values()
-    live = [job for job, last in noted if job.key in keys and not JobState(last.state).is_final]
-    unnoted = [job for job in submitted_in({s.folder for s in specs}, (job for job, _ in noted)) if job.key in keys]
-    asked = [job for job in (*live, *unnoted) if job.backend == launcher.backend]
-    found = list(zip(asked, launcher.poll_all(asked) if asked else [], strict=True))
+    keys, noted = {spec.key for spec in specs}, journal.jobs()
+    found = standing(launcher, journal, {spec.folder for spec in specs}, keys)
     handles: dict[str, JobHandle] = {}
     for wanted in (JobState.RUNNING, JobState.QUEUED, JobState.DONE):  # a job may be submitted by hand besides
         for job, status in found:
             if status.state is wanted:
                 handles.setdefault(job.key, job)
-    journal.submitted(*(job for job, _ in found if job in unnoted and handles.get(job.key, job) == job))
-    journal.changes([(job, s) for job, s in found if job in live and handles.get(job.key) != job])
+    journal.submitted(*(job for job, _ in found if job.id not in noted and handles.get(job.key, job) == job))
+    journal.changes([(job, s) for job, s in found if job.id in noted and handles.get(job.key) != job])
     journal.changes([(job, s) for job, s in found if job.key not in handles])
     latest = [found for key, found in journal.latest().items() if key in keys]
     if keep_done:
@@ -111,6 +109,20 @@ def adopt_or_submit_all(
     journal.submitted(*submitted)
     handles |= {handle.key: handle for handle in submitted}
     return [handles[spec.key] for spec in specs]
+
+
+def standing(
+    launcher: Launcher, journal: Journal, folders: Iterable[Path], keys: Collection[str] | None = None
+) -> list[Change]:
+    """Jobs of a launcher, with certain keys or any, whose end is not noted, and how they stand now.
+
+    Those that a journal knows come before those that a person, or a driver that died, submitted from folders.
+    """
+    noted = journal.jobs().values()
+    asked = [job.handle for job in noted if not job.state.is_final]
+    asked += submitted_in(folders, (job.handle for job in noted))
+    asked = [job for job in asked if job.backend == launcher.backend and (keys is None or job.key in keys)]
+    return list(zip(asked, launcher.poll_all(asked) if asked else [], strict=True))
 
 
 async def _submitted(submit: Callable[[], list[JobHandle]], launcher: Launcher, journal: Journal) -> list[JobHandle]:

@@ -22,7 +22,7 @@ from dflop.run.directory import RunDir
 from dflop.run.driver_lock import driver_of
 from dflop.run.find import all_runs
 from dflop.run.messages import Say
-from dflop.run.queue import QueuedJob, backend_of, check_reach, jobs_in_queue, launcher_of, live_jobs
+from dflop.run.queue import QueuedJob, backend_of, check_reach, jobs_in_queue, jobs_of, launcher_of, live_jobs
 
 LIMIT_S = 60.0
 """For jobs to leave the queue; Slurm gives a job KillWait (30 s by default) to end."""
@@ -82,7 +82,7 @@ def _remaining(run: RunDir) -> list[QueuedJob]:
 
 def _clusters(run: RunDir) -> set[str]:
     """Slurm clusters that accepted jobs of a run."""
-    return {handle.cluster for handle, _ in Journal(run.path, run.run_id).jobs().values()}
+    return {job.handle.cluster for job in jobs_of(run)}
 
 
 def reap(folder: Path, say: Say, *, dry_run: bool = False) -> list[tuple[QueuedJob, str]]:

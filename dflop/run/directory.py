@@ -19,7 +19,6 @@ report.html
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -55,10 +54,6 @@ class RunDir:
     @property
     def config_file(self) -> Path:
         return self.path / "config.resolved.yaml"
-
-    @property
-    def journal_file(self) -> Path:
-        return self.path / "jobs.jsonl"
 
     @property
     def checkpoints(self) -> Path:
@@ -177,20 +172,6 @@ class RunDir:
         with _named(self.path / "shapes.parquet", "it is rebuilt from the store"):
             keys = pq.read_table(self.path / "shapes.parquet", columns=["profile_key"]).column(0)
         return str(keys[0]) if len(keys) else ""
-
-    def num_attempts(self, job: str) -> int:
-        """How often `job` has been started."""
-        return len(list((self.path / "attempts").glob(f"{job}-*")))
-
-    def claim_attempt(self, job: str) -> int:
-        """Number of this start of `job`, from 1; two starts never get the same one."""
-        folder = self.path / "attempts"
-        folder.mkdir(exist_ok=True)
-        for attempt in itertools.count(1):
-            with contextlib.suppress(FileExistsError):
-                (folder / f"{job}-{attempt}").touch(exist_ok=False)
-                return attempt
-        raise AssertionError("unreachable")
 
 
 def _write(path: Path, text: str) -> None:

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 
 from dflop.config import Config, SlurmConfig
 from dflop.errors import LaunchError
-from dflop.launch import JobHandle, JobState, JobStatus, Journal, Launcher
+from dflop.launch import Change, JobHandle, Journal, Launcher, Noted, standing
 from dflop.launch.commands import COMMENT, rows_of_queue
 from dflop.launch.job import BY_HAND, SCRIPT, JobId
-from dflop.launch.results import submitted_in
 from dflop.run.directory import RunDir
 from dflop.run.driver_lock import driver_of
 
@@ -78,17 +77,18 @@ def jobs_in_queue(clusters: Collection[str] = ()) -> list[QueuedJob]:
     return found
 
 
-def live_jobs(run: RunDir, launcher: Launcher) -> list[tuple[JobHandle, JobStatus]]:
+def jobs_of(run: RunDir) -> list[Noted]:
+    """Jobs of a run that are noted, in the order of their submission."""
+    return list(Journal(run.path, run.run_id).jobs().values())
+
+
+def live_jobs(run: RunDir, launcher: Launcher) -> list[Change]:
     """Jobs of a run that have not ended, whoever submitted them; ends that nobody saw are noted in the journal.
 
     Jobs that a person submitted are in their folders only, until a driver notes them.
     """
     journal = Journal(run.path, run.run_id)
-    noted = journal.jobs()
-    by_hand = submitted_in([run.path / "jobs"], [handle for handle, _ in noted.values()])
-    live = [handle for handle, last in noted.values() if not JobState(last.state).is_final]
-    handles = [handle for handle in [*live, *by_hand] if handle.backend == launcher.backend]
-    found = list(zip(handles, launcher.poll_all(handles) if handles else [], strict=True))
+    noted, found = journal.jobs(), standing(launcher, journal, [run.path / "jobs"])
     journal.changes([(handle, status) for handle, status in found if status.state.is_final and handle.id in noted])
     return [(handle, status) for handle, status in found if not status.state.is_final]
 
@@ -98,7 +98,7 @@ def is_over(run: RunDir, handle: JobHandle | None) -> bool:
 
     None stands for what runs beside the jobs, and ends when no job is left.
     """
-    ended = {h: JobState(last.state).is_final for h, last in Journal(run.path, run.run_id).jobs().values()}
+    ended = {job.handle: job.state.is_final for job in jobs_of(run)}
     if handle is None:
         return all(ended.values())
     if ended.get(handle, True):

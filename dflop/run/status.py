@@ -6,17 +6,17 @@ import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from dflop.errors import ConfigError, DflopError, did_you_mean
-from dflop.launch import JobHandle, JobState, Journal, log_paths
+from dflop.launch import JobState, Noted, log_paths
 from dflop.launch.tail import last_lines
-from dflop.records import JobRecord
 from dflop.report.tables import layout_text
 from dflop.run import lifecycle
 from dflop.run.batches import TRAIN
 from dflop.run.directory import RunDir
 from dflop.run.driver_lock import driver_of
+from dflop.run.queue import jobs_of
 
 RUN_COLUMNS = ("run", "state", "step", "num_steps", "jobs", "plan", "begun", "driver")
 JOB_COLUMNS = ("job", "id", "state", "reason", "attempt", "submitted", "took_s", "log")
@@ -26,27 +26,6 @@ STEP_LINE = re.compile(r"step \d+  (\d+)/(\d+) done")
 """What a training job says of each step."""
 MAX_LINES = 1000
 """Among which the last step is looked for."""
-
-
-class JobView(NamedTuple):
-    """One job of a run, as its journal tells it."""
-
-    name: str
-    """Without the run's id."""
-    handle: JobHandle
-    last: JobRecord
-    state: JobState
-
-    @property
-    def took_s(self) -> float | None:
-        """From submission to its last change of state; None while it lives."""
-        return self.last.observed_at_s - self.handle.submitted_at_s if self.state.is_final else None
-
-
-def jobs_of(run: RunDir) -> list[JobView]:
-    """Jobs of a run in the order of their submission."""
-    found = Journal(run.path, run.run_id).jobs().values()
-    return [JobView(h.name.removeprefix(f"{run.run_id}-"), h, last, JobState(last.state)) for h, last in found]
 
 
 def run_rows(runs: Sequence[RunDir], *, everything: bool = False) -> list[tuple[Any, ...]]:
@@ -108,7 +87,7 @@ def steps_done(run: RunDir) -> int:
     return max(steps)
 
 
-def log_files(run: RunDir, job: str, rank: int) -> tuple[JobView | None, list[Path]]:
+def log_files(run: RunDir, job: str, rank: int) -> tuple[Noted | None, list[Path]]:
     """The job that is meant by its name, its id, `scheduler`, or (empty) as the last one, and its log files.
 
     Raises:
@@ -123,7 +102,7 @@ def log_files(run: RunDir, job: str, rank: int) -> tuple[JobView | None, list[Pa
         names = [*dict.fromkeys(view.name for view in views), *([SCHEDULER] if beside else [])]
         raise ConfigError(
             f"run `{run.run_id}` has no job `{job}`" if names else f"run `{run.run_id}` has submitted no job yet",
-            where=str(run.journal_file),
+            where=str(run.path / "jobs.jsonl"),
             hint=did_you_mean(job, names) if names else "",
         )
     view = found[-1]

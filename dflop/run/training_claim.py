@@ -36,6 +36,11 @@ def trainer_of(run: RunDir, mode: str) -> Claim | None:
     return claim if claim.is_of_this_machine or not _has_ended(claim.job) else None
 
 
+def num_attempts(run: RunDir, mode: str) -> int:
+    """How often jobs have begun to train or to compare a run."""
+    return max(durable.numbered(_folder(run, mode), ".json"), default=0)
+
+
 class TrainingClaim:
     """A run that this job trains (`train`) or compares (`compare`), until it is released.
 
@@ -57,6 +62,11 @@ class TrainingClaim:
                 raise self._refusal(newest_claim(folder)) from None
             self._held = stack.pop_all()
 
+    @property
+    def attempt(self) -> int:
+        """Number of this start of the job, from 1; two starts never have the same one."""
+        return self._lease.epoch
+
     def check(self) -> None:
         """Call it before a checkpoint is written.
 
@@ -75,7 +85,7 @@ class TrainingClaim:
 
     def _dead_epoch(self, folder: Path, job: str, say: Say) -> int:
         """Number of the newest claim, once nobody holds it; 0 where there is none."""
-        epoch, claim = max(durable.numbered(folder, ".json"), default=0), newest_claim(folder)
+        epoch, claim = num_attempts(self._run, self._mode), newest_claim(folder)
         # Of this machine: the file lock is ours. Of this job: its start before this one.
         if claim is None or claim.is_released or claim.is_of_this_machine or job == claim.job != "":
             return epoch

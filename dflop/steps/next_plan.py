@@ -19,7 +19,7 @@ from dflop.run.directory import RunDir
 from dflop.run.messages import Say
 from dflop.run.plan_scope import basis_of
 from dflop.run.queue import live_jobs
-from dflop.run.training_claim import trainer_of
+from dflop.run.training_claim import num_attempts, trainer_of
 from dflop.steps import planning, replanning, submit
 from dflop.steps.profiling import stored_profile
 from dflop.steps.replanning import Advice
@@ -102,7 +102,7 @@ def came_to_nothing(run: RunDir, config: Config, advice: Advice, why: str) -> No
 def _note_stage(run: RunDir, config: Config, stage: Stage, old_id: str, plan: Plan) -> None:
     frozen = f"with {', '.join(stage.frozen)} frozen" if stage.frozen else "with nothing frozen"
     detail = f"stage `{stage.name}` begins, {frozen}, learning rate {stage.learning_rate:g}: {plan.reason}"
-    attempt = run.num_attempts(TRAIN) + 1
+    attempt = num_attempts(run, TRAIN) + 1
     decision = Decision(
         run.run_id, attempt, stage.first_step, "stage", stage.name, replanning.DONE, math.nan, plan.predicted_step_s,
         math.nan, math.nan, stage.num_steps, old_id, plan.plan_id, detail, time.time(),

@@ -22,6 +22,7 @@ from dflop.records import ModuleSpec, ProfileRecord, QuarantinedSample
 from dflop.run.batches import TRAIN
 from dflop.run.directory import RunDir, dataset_ref, family_of
 from dflop.run.messages import Say
+from dflop.run.training_claim import num_attempts
 from dflop.steps import planning, submit
 from dflop.steps.follow import Listener, follow_jobs, ingest_run
 from dflop.store.console import named_query, query
@@ -109,7 +110,7 @@ def _profiles(config: Config) -> dict[str, ProfileRecord]:
 
 def _has_begun(run: RunDir) -> bool:
     """Whether a run has trained: the order of its samples is made from those that are in its directory."""
-    return run.num_attempts(TRAIN) > 0 and (run.path / "shapes.parquet").is_file()
+    return num_attempts(run, TRAIN) > 0 and (run.path / "shapes.parquet").is_file()
 
 
 async def profile_data(run: RunDir, launcher: Launcher, to: Listener, key: DataKey) -> ProfileRecord:

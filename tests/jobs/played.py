@@ -9,7 +9,7 @@ import uuid
 from pathlib import Path
 
 from dflop.errors import Interrupted, LaunchError
-from dflop.launch import JobHandle, JobSpec, JobState, JobStatus, Journal, Launcher
+from dflop.launch import JobHandle, JobSpec, JobState, JobStatus, Journal
 from dflop.launch.job import CHECKPOINTED, make_folder
 from dflop.records import LLM, Decision
 from dflop.run.batches import TRAIN
@@ -20,6 +20,7 @@ from dflop.steps.replanning import Advice
 from tests.builders import make_decision, make_plan
 from tests.jobs.configs import make_config
 from tests.jobs.made import run_of
+from tests.launch.helpers import OneByOne
 from tests.store.spooled import read_spool
 
 PLANS = [
@@ -35,7 +36,7 @@ def configured_run(tmp_path: Path, *overrides: str) -> RunDir:
     return run_of(tmp_path / "runs" / "small-1", make_config(tmp_path, *settings))
 
 
-class PlayedLauncher(Launcher):
+class PlayedLauncher(OneByOne):
     """Its jobs are in whatever state a test gives them; those that are told to stop do so when they are told again."""
 
     backend = "played"

@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -39,6 +39,16 @@ def until(find: Callable[[], T | None], *, what: str, limit_s: float = 60.0) -> 
         time.sleep(min(0.25, 0.02 + (now - began) / 20))
         now = time.monotonic()
     pytest.fail(f"waited {limit_s:g} s for {what}")
+
+
+class OneByOne(Launcher):
+    """A launcher of tests, which say what happens to one job."""
+
+    def submit_all(self, specs: Sequence[JobSpec]) -> list[JobHandle]:
+        return [self.submit(spec) for spec in specs]
+
+    def poll_all(self, handles: Sequence[JobHandle]) -> list[JobStatus]:
+        return [self.poll(handle) for handle in handles]
 
 
 class Background:

@@ -11,7 +11,7 @@ from dflop.launch.commands import NotNow
 from dflop.launch.job import Launcher
 from dflop.launch.local import LocalLauncher
 from dflop.launch.payload import Payload
-from tests.launch.helpers import make_spec, run_job
+from tests.launch.helpers import OneByOne, make_spec, run_job
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def test_what_the_job_did_to_itself_is_told_before_what_the_machine_did_to_anoth
         together(Unlucky(), specs_of(tmp_path, "report", "a"), journal)
 
 
-class Played(Launcher):
+class Played(OneByOne):
     """Its jobs are done at once; polls of it fail as often as a test wants."""
 
     backend = "played"
@@ -227,7 +227,7 @@ def test_who_is_told_to_stop_stops_though_no_job_can_be_told(journal, tmp_path, 
     assert ("the jobs may be running: cancel them with `dflop cancel`" in caplog.text) is has_submitted
 
 
-class Answers(Launcher):
+class Answers(OneByOne):
     """A launcher that knows what became of jobs by their ids, and gives new ones the id `new`."""
 
     backend = "slurm"

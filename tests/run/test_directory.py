@@ -45,12 +45,6 @@ def test_plans_that_ran_before_are_kept(run):
     assert [from_dict(Plan, json.loads(p.read_text())) for p in kept] == plans[:2]
 
 
-def test_attempts_are_numbered_from_one_per_job(run):
-    assert [run.claim_attempt(job) for job in ("train", "train", "compare", "train")] == [1, 2, 1, 3]
-    again = RunDir(run.path)
-    assert again.claim_attempt("train") == 4
-
-
 def test_only_a_run_directory_is_opened(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match=r"config\.resolved\.yaml is missing") as caught:
         open_run(tmp_path / "nothing")

@@ -13,7 +13,7 @@ from dflop.run import training_claim
 from dflop.run.batches import COMPARE, TRAIN
 from dflop.run.directory import RunDir
 from dflop.run.driver_lock import LEASE_S
-from dflop.run.training_claim import TrainingClaim, trainer_of
+from dflop.run.training_claim import TrainingClaim, num_attempts, trainer_of
 from dflop.store import lease
 from tests.jobs.made import make_run
 
@@ -92,6 +92,16 @@ def test_a_run_trains_in_one_job_at_a_time(run, squeue, monkeypatch):
     with pytest.raises(LaunchError, match="being trained by job slurm 13"):
         first.check()
     second.release()
+
+
+def test_starts_are_numbered_from_one_per_job(run, squeue):
+    attempts = []
+    for mode in (TRAIN, TRAIN, COMPARE, TRAIN):
+        claim = TrainingClaim(run, mode, print)
+        attempts.append(claim.attempt)
+        claim.release()
+    assert attempts == [1, 2, 1, 3]
+    assert (num_attempts(RunDir(run.path), TRAIN), num_attempts(run, COMPARE)) == (3, 1)
 
 
 def test_a_job_that_was_killed_holds_nothing_on_its_machine(run):

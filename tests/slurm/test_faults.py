@@ -169,7 +169,7 @@ def test_after_all_that_no_step_and_no_row_is_missing(run):
     ingest(run.config().store)
     with Reader(run.config().store) as reader:
         assert len(reader.records(StepObservation, where={"run_id": run.run_id})) == len(found)
-    states = [json.loads(line)["state"] for line in run.journal_file.read_text().splitlines()]
+    states = [json.loads(line)["state"] for line in (run.path / "jobs.jsonl").read_text().splitlines()]
     assert states[-1] == "cancelled"
 
 

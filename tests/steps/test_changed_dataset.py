@@ -13,6 +13,7 @@ from dflop.run import lifecycle
 from dflop.run.batches import TRAIN
 from dflop.run.directory import RunDir
 from dflop.run.queue import launcher_of
+from dflop.run.training_claim import TrainingClaim
 from dflop.steps import profiling
 from dflop.steps.follow import Listener
 from dflop.steps.session import profiled_data
@@ -61,7 +62,7 @@ def test_a_run_takes_the_dataset_as_it_is_until_it_trains_and_then_keeps_it(run,
     picture(run, 1).unlink()
     assert "5 valid samples, 1 skipped" in profile_again(run, capsys)
     assert [s.sample_index for s in run.shapes()] == [0, 2, 3, 4, 5]
-    run.claim_attempt(TRAIN)
+    TrainingClaim(run, TRAIN, print).release()
     assert "reused" in profile_again(run, capsys)
     before = run.shapes()
     for file, old, new in (("a.jsonl", "cat", "dog"), ("tokenizer.json", "}", "} ")):
