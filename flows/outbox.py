@@ -26,8 +26,8 @@ Send = Callable[[], Coroutine[Any, Any, Any]]
 class Outbox:
     """Sends in order, one after the other and in the background, and again until the server has answered.
 
-    For the length of a block, in which it is `OUTBOX`; the end of the block waits for what is not sent yet. `say` is
-    told once that the server is away, once that it is back, and at the end what it has missed.
+    For the length of a block, in which it is `OUTBOX`; the end of the block waits for what is not sent yet. `say` hears
+    that the server does not respond, that it does again, and at the end what its page lacks.
     """
 
     def __init__(self, say: Say) -> None:
