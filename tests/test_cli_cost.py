@@ -1,11 +1,15 @@
 """`dflop profile`, `dflop cost`, `dflop plan` and `dflop compare` as a person uses them."""
 
 import json
+import re
+import shlex
 from dataclasses import replace
+from html import unescape
 from pathlib import Path
 
 import pytest
 
+from dflop.cli import app
 from dflop.cost.devices import A100, H100, H200
 from dflop.records import ProfileRecord
 from tests.builders import make_table
@@ -76,9 +80,32 @@ def compared(folder: Path, *arguments: str) -> str:
     return talk
 
 
-def test_a_comparison_from_a_data_sheet(folder: Path) -> None:
-    talk = compared(folder, "--device", "h100", "--gpus", "4", "--gpus-per-node", "2")
+def command_of_page(page: Path) -> list[str]:
+    found = re.search("<dt>command</dt><dd>dflop (.*)</dd>", page.read_text())
+    assert found is not None
+    return shlex.split(unescape(found[1]))
+
+
+def test_a_comparison_from_a_data_sheet_and_its_page(folder: Path) -> None:
+    given = ("--device", "h100", "--gpus", "4", "--gpus-per-node", "2", "--html", "a page.html")
+    talk = compared(folder, *given)
     assert "simulated on 3 held-out batches; costs analytic" in talk
+    _, bound, _ = app.parse_args(command_of_page(folder / "a page.html"))
+    assert bound.arguments == {
+        "config": Path("run.yaml"), "device": "h100", "gpus": 4, "gpus_per_node": 2, "num_batches": 3,
+        "num_steps": 10_000, "usd_per_gpu_hour": 2.0, "html": Path("a page.html"),
+    }  # fmt: skip
+
+
+@pytest.mark.lane("people")
+def test_the_command_on_a_page_makes_the_page_again(folder: Path) -> None:
+    page = folder / "again.html"
+    given = ("--device", "h200", "--gpus", "2", "--policy", "token_kk", "--set", "plan.microbatch_choices=[2]")
+    run(folder, "compare", "run.yaml", *given, "--num-batches", "1", "--batch", "4", "--html", page.name)
+    first, command = page.read_text(), command_of_page(page)
+    page.unlink()
+    run(folder, *command)
+    assert page.read_text() == first
 
 
 @pytest.mark.lane("jobs")

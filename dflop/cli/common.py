@@ -7,6 +7,7 @@ stdout is data, stderr is talk. `--json` is one object per line, `--parsable` th
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,6 +45,15 @@ def talk(quiet: bool) -> Say:
 def form_of(form: str, as_json: bool) -> str:
     """The form of rows that two options ask for; `--json` is short for `--format json`."""
     return "json" if as_json else form
+
+
+def command_line(*words: str, **options: object) -> str:
+    """A command to copy, with those options that are given: neither None, empty nor 0; a tuple repeats its option."""
+    found = list(words)
+    for name, value in options.items():
+        for each in value if isinstance(value, tuple) else (value,) if value else ():
+            found += [name, str(each)]
+    return shlex.join(found)
 
 
 def _say_nothing(_line: str) -> None:

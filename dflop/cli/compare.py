@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from dflop.cli.common import Form, Json, Overrides, Quiet, UsdPerGpuHour, check_folder, form_of, talk, writing
+from dflop.cli.common import (
+    Form,
+    Json,
+    Overrides,
+    Quiet,
+    UsdPerGpuHour,
+    check_folder,
+    command_line,
+    form_of,
+    talk,
+    writing,
+)
 from dflop.cli.configured import Batch, ConfigOrModel, Data, batch_sizes, configured, show_batches
 from dflop.cli.plan import Device, Gpus, GpusPerNode
 from dflop.run.messages import Say
@@ -95,9 +106,9 @@ def compare(
 
     assert config is not None
     sizes = batch_sizes(batch)
-    overrides = (*overrides, *(f"plan.global_batch_size={size}" for size in sizes[:1]))
-    loaded, file = configured(config, data, say, gpus=gpus, overrides=overrides)
-    cluster = planned_cluster(loaded, say, device=device, gpus=gpus, gpus_per_node=gpus_per_node, overrides=overrides)
+    sized = (*overrides, *(f"plan.global_batch_size={size}" for size in sizes[:1]))
+    loaded, file = configured(config, data, say, gpus=gpus, overrides=sized)
+    cluster = planned_cluster(loaded, say, device=device, gpus=gpus, gpus_per_node=gpus_per_node, overrides=sized)
 
     def look(outlook: Outlook) -> AtBatch[Contest]:
         found = compare_on_data(outlook, num_batches, loaded.train.seed + 1, say, policy)
@@ -109,7 +120,13 @@ def compare(
     if len(sizes) > 1:
         show_batches(ranked, wanted, say)
     if html is not None:
-        _write(html, data_page(contest, loaded, file, num_steps, usd_per_gpu_hour), say)
+        given = {
+            "--batch": batch, "--device": device, "--gpus": gpus, "--gpus-per-node": gpus_per_node,
+            "--num-batches": num_batches, "--policy": policy, "--num-steps": num_steps,
+            "--usd-per-gpu-hour": usd_per_gpu_hour, "--set": overrides, "--html": html,
+        }  # fmt: skip
+        again = command_line("dflop", "compare", str(file), **given)
+        _write(html, data_page(contest, loaded, again, num_steps, usd_per_gpu_hour), say)
     if wanted == "table":
         print_table(comparison_table(contest, num_steps, usd_per_gpu_hour), Console())
     elif len(sizes) < 2:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from dflop import __version__, units
 from dflop.compare.outlook import Outlook
@@ -28,7 +27,6 @@ from dflop.compare.suite.contest import (
 )
 from dflop.config import Config
 from dflop.data.distribution import sample_batches
-from dflop.plan.drafts import holding
 from dflop.records import Plan
 from dflop.records.speedup import Speedup
 from dflop.report.html_page import Drawing, Page, Section
@@ -53,8 +51,8 @@ NAMES: Mapping[str, str] = {
 BOUND = "perfect balance, no bubble"
 NOTES = (
     "Simulated: every number. Plans were made on some batches of your data and evaluated on held-out ones.",
-    "Speedups are over the best uniform plan of all that fit: one layout for the whole model, arrival order, equal "
-    "counts. Geometric means over batches, the same for all, with their 95 % interval.",
+    "Speedups are over {baseline}. Geometric means over batches, the same for all, with their 95 % interval. Uniform: "
+    "one layout for the whole model; in arrival order with equal counts unless its name says otherwise.",
     "The bound is what the step would take with every GPU busy all the time, at the best tensor-parallel degree.",
     "A name with (exceeds memory): its plan does not fit, or some batch or sample exceeds memory.",
 )
@@ -72,7 +70,7 @@ class Competitor:
     mfu_frac: float
     """NaN where the peak of the devices is not known."""
     speedup: Speedup
-    """Over the tuned uniform plan."""
+    """Over `Contest.baseline`."""
     idle_frac: float
     gpu_hours: float
     """Of all steps of the training, on all GPUs, whether a plan uses them or not."""
@@ -111,7 +109,7 @@ def compare_on_data(outlook: Outlook, num_batches: int, seed: int, say: Say, pol
 def competitors(found: Contest, num_steps: int, usd_per_gpu_hour: float) -> list[Competitor]:
     """The data-blind ones first, the bound last; those without a plan are left out."""
     plans = found.plans
-    made = {GROUPED: plans.tuned, **plans.named}
+    made, baseline = {GROUPED: plans.tuned, **plans.named}, found.baseline
 
     def competitor(what: str, plan: Plan | None, step_s: float, speedup: Speedup, idle_frac: float) -> Competitor:
         hours = gpu_hours(step_s, num_steps=num_steps, num_gpus=found.setting.num_gpus)
@@ -123,13 +121,11 @@ def competitors(found: Contest, num_steps: int, usd_per_gpu_hour: float) -> list
     for key, what in NAMES.items():
         plan = made.get(key, plans.ours)
         if (steps := found.steps.get(key)) is not None:
-            cost = plans.expert.cost if plans.expert and key == EXPERT else found.setting.problem.cost
-            has_room = plan is not None and holding(replace(found.setting.problem, cost=cost), plan) is not None
-            is_over = steps.num_over_cap > 0 or not has_room
-            name = what + " (exceeds memory)" * is_over
-            rows.append(competitor(name, plan, steps.mean_s, found.speedup(key), steps.mean_idle_frac))
+            name = what + " (exceeds memory)" * found.exceeds_memory(key)
+            rows.append(competitor(name, plan, steps.mean_s, found.speedup(key, baseline), steps.mean_idle_frac))
     bound_s = sum(found.bound_s) / len(found.bound_s)
-    return [*rows, competitor(BOUND, None, bound_s, Speedup(found.bound_speedup, math.nan, math.nan, 0), 0.0)]
+    bound = Speedup(found.bound_over(baseline), math.nan, math.nan, 0)
+    return [*rows, competitor(BOUND, None, bound_s, bound, 0.0)]
 
 
 def comparison_rows(found: Contest, num_steps: int, usd_per_gpu_hour: float) -> list[tuple[object, ...]]:
@@ -137,29 +133,32 @@ def comparison_rows(found: Contest, num_steps: int, usd_per_gpu_hour: float) -> 
     return [tuple(of(row) for of in COLUMNS.values()) for row in competitors(found, num_steps, usd_per_gpu_hour)]
 
 
-def data_page(found: Contest, config: Config, config_file: Path, num_steps: int, usd_per_gpu_hour: float) -> Page:
+def data_page(found: Contest, config: Config, command: str, num_steps: int, usd_per_gpu_hour: float) -> Page:
     """The page of `--html`.
 
     Args:
         found: What was compared.
         config: Of the run that it is about.
-        config_file: Where that lies.
+        command: That makes the page again.
         num_steps: Optimizer steps of the training whose cost is estimated.
         usd_per_gpu_hour: Price; 0: unknown, the page shows no cost.
     """
-    rows = competitors(found, num_steps, usd_per_gpu_hour)
+    rows, baseline = competitors(found, num_steps, usd_per_gpu_hour), found.baseline
     bars = [(c.what, c.speedup.mean, c.speedup.low, c.speedup.high) for c in rows[:-1]]
-    caption = "Times as fast as the tuned uniform plan; whiskers: 95 % intervals; dashed: the bound"
-    steps, tuned = found.steps[OURS], found.steps.get(TUNED)
-    step, idle = (units.seconds(tuned.mean_s), units.percent(tuned.mean_idle_frac)) if tuned else ("none fits", "-")
+    name, steps = NAMES[baseline] if baseline else "a baseline", found.steps[OURS]
+    caption = f"Times as fast as {name}; whiskers: 95 % intervals; dashed: the bound"
+    step = idle = "no baseline fits"
     drawings: tuple[Drawing, ...] = ()
-    if tuned:
-        drawings = (Drawing(bars_of("competitors", caption, bars, found.bound_speedup).svg(), f"{caption}."),)
+    if baseline:
+        base = found.steps[baseline]
+        step, idle = f"{name}: {units.seconds(base.mean_s)}", f"{name}: {units.percent(base.mean_idle_frac)}"
+        picture = bars_of("competitors", caption, bars, found.bound_over(baseline), f"times as fast as {name}")
+        drawings = (Drawing(picture.svg(), f"{caption}."),)
     facts = (
-        ("command", f"dflop compare {config_file}"),
+        ("command", command),
         ("configuration key", config.key),
         ("costs", found.setting.cost_name),
-        ("batches", f"{len(found.setting.unseen)}held-out"),
+        ("batches", f"{len(found.setting.unseen)} held-out"),
         ("plan", f"{found.plans.ours.plan_id}: {found.plans.ours.reason}"),
         ("dflop", __version__),
     )
@@ -169,8 +168,8 @@ def data_page(found: Contest, config: Config, config_file: Path, num_steps: int,
         kinds=("simulated",),
         verdict=verdict(found),
         numbers=(
-            ("step, simulated", units.seconds(steps.mean_s), f"uniform, tuned: {step}"),
-            ("idle, simulated", units.percent(steps.mean_idle_frac), f"uniform, tuned: {idle}"),
+            ("step, simulated", units.seconds(steps.mean_s), step),
+            ("idle, simulated", units.percent(steps.mean_idle_frac), idle),
             ("step over the bound", units.ratio(found.over_bound), "1.00x is the optimum"),
         ),
         sections=(
@@ -181,23 +180,36 @@ def data_page(found: Contest, config: Config, config_file: Path, num_steps: int,
                 drawings=drawings,
                 tables=(_table(rows, num_steps, has_price=usd_per_gpu_hour > 0),),
             ),
-            Section("how", "How to read this", notes=NOTES),
+            Section(
+                "how", "How to read this", notes=tuple(note.format(baseline=_baseline_text(found)) for note in NOTES)
+            ),
             Section("reproduce", "To reproduce", facts=facts),
         ),
     )
 
 
 def verdict(found: Contest) -> str:
-    """What dflop gains over the best of what experts run and over the best uniform plan."""
-    parts = []
+    """What dflop gains over the best of what experts run and over the best uniform plan, where these fit."""
+    parts, baseline = [], found.baseline
     if found.best_expert:
         parts.append(_over(found.over_experts, f"the best expert baseline ({NAMES[found.best_expert]})"))
-    if TUNED in found.steps:
-        parts.append(_over(found.speedup(OURS), "the best uniform plan in arrival order"))
-    gains = f"dflop's plan is {' and '.join(parts)}" if parts else "dflop's plan fits in memory"
-    if TUNED not in found.steps:
-        return f"Simulated: {gains}; no uniform plan fits in memory."
-    return f"Simulated: {gains}; with every GPU busy all the time it would be {units.ratio(found.bound_speedup)}."
+    if baseline and baseline != found.best_expert:
+        parts.append(_over(found.speedup(OURS, baseline), _baseline_text(found)))
+    if not parts:
+        return "Simulated: no baseline fits in memory, so no gain is claimed."
+    more = f"with every GPU busy all the time it would be {units.ratio(found.bound_over(baseline))}"
+    if baseline == found.best_expert:
+        more += "; no uniform plan in arrival order fits in memory"
+    return f"Simulated: dflop's plan is {' and '.join(parts)}; {more}."
+
+
+def _baseline_text(found: Contest) -> str:
+    if found.baseline is None:
+        return "nothing: no baseline fits in memory"
+    if found.baseline == found.best_expert:
+        return f"{NAMES[found.baseline]}, since no uniform plan in arrival order fits in memory"
+    which = "the best" if found.baseline == TUNED else "a"
+    return f"{which} uniform plan in arrival order that fits ({NAMES[found.baseline]})"
 
 
 def _over(found: Speedup, what: str) -> str:

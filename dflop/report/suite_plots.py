@@ -105,7 +105,9 @@ def lines(name: str, label: str, panels: Sequence[Panel]) -> Picture:
     return Picture(name, label, (4.8, 4.0) if is_alone else (5.2 * num_columns, 0.8 + 3.6 * num_rows), draw)
 
 
-def competitors(name: str, label: str, rows: Sequence[tuple[str, float, float, float]], bound: float) -> Picture:
+def competitors(
+    name: str, label: str, rows: Sequence[tuple[str, float, float, float]], bound: float, x_label: str
+) -> Picture:
     """Bars of one setting, one below the other, with their intervals and the bound.
 
     Args:
@@ -113,24 +115,25 @@ def competitors(name: str, label: str, rows: Sequence[tuple[str, float, float, f
         label: What it shows.
         rows: (competitor, speed-up, ends of its 95 % interval or NaN).
         bound: Speed-up that no plan can exceed.
+        x_label: What speed-ups are over.
     """
 
     def draw(figure: Figure) -> None:
         axes, ink = figure.subplots(), rcParams["text.color"]
+        beside = axes.get_yaxis_transform()  # where no line is
         for y, (competitor, speedup, low, high) in enumerate(rows):
             colour, _ = STYLES["dflop" if competitor.startswith("dflop") else "uniform default"]
             axes.barh(y, speedup, color=colour, height=0.7)
             if low <= speedup <= high:
                 axes.errorbar(speedup, y, xerr=_errors([speedup], [low], [high]), color=ink, capsize=3, linewidth=1)
-            end = high if low <= speedup <= high else speedup
-            axes.annotate(units.ratio(speedup), (end, y), (5, 0), textcoords="offset points", va="center", fontsize=9)
+            axes.text(1.01, y, f"{speedup:.3f}x", transform=beside, va="center", fontsize=9)
         axes.axvline(1, color=ink, linewidth=0.8, linestyle=":")
         axes.axvline(bound, color=ink, linewidth=1.4, linestyle="--", label=f"{BOUND} {units.ratio(bound)}")
         axes.set_yticks(range(len(rows)), ["\n".join(textwrap.wrap(row[0], 26)) for row in rows], fontsize=8)
         axes.tick_params(axis="y", length=0)
         axes.invert_yaxis()
         most = max([bound, *(high if high == high else speedup for _, speedup, _, high in rows)])
-        axes.set(xlabel="times as fast as uniform, tuned", xlim=(0, 1.18 * most))
+        axes.set(xlabel=x_label, xlim=(0, 1.03 * most))
         legend(figure)
 
     return Picture(name, label, (5.6, 1.2 + 0.42 * len(rows)), draw)

@@ -157,19 +157,39 @@ def test_where_no_uniform_plan_fits_the_others_are_still_compared(found, tmp_pat
     assert mean["dflop"] == second["dflop"], "the mean of those that there are"
     assert f"No uniform plan of {LLAVA.name} fits on data `main`, ours does." in suite_page(result).verdict
     save_picture(result.points, tmp_path / "paper.svg")
-    page = data_page(alone, make_config(tmp_path), tmp_path / "run.yaml", 5000, 3.5)
+    page = data_page(alone, make_config(tmp_path), "dflop compare run.yaml", 5000, 3.5)
     assert f"dflop's plan is {found.over_experts.mean:.3f}x" in page.verdict
     assert f"as fast as the best expert baseline ({NAMES[EXPERT]}" in page.verdict
-    assert page.verdict.endswith("no uniform plan fits in memory.")
-    assert comparison_rows(alone, 5000, 0.0)[-2][list(COLUMNS).index("speedup")] is None
+    assert page.verdict.endswith("no uniform plan in arrival order fits in memory.")
+    assert comparison_rows(alone, 5000, 0.0)[-2][list(COLUMNS).index("speedup")] == found.over_experts.mean
+    steps = {OURS: found.steps[OURS]}
+    lonely = data_page(dataclasses.replace(alone, steps=steps), make_config(tmp_path), "dflop", 5000, 3.5)
+    assert lonely.verdict == "Simulated: no baseline fits in memory, so no gain is claimed."
+    assert not lonely.sections[0].drawings
+
+
+def test_a_baseline_that_exceeds_memory_is_named_so_and_is_nobodys_measure(found, tmp_path):
+    over = dataclasses.replace(
+        found.steps[TUNED], num_over_cap=1, step_s=tuple(s / 2 for s in found.steps[TUNED].step_s)
+    )
+    tried = dataclasses.replace(found, steps={**found.steps, TUNED: over})
+    assert found.baseline in {TUNED, "uniform default"}
+    assert tried.baseline == "uniform default"
+    page = data_page(tried, make_config(tmp_path), "dflop compare run.yaml", 5000, 3.5)
+    (table,) = page.sections[0].tables
+    assert {row[0]: row[6] for row in table.rows}[f"{NAMES[TUNED]} (exceeds memory)"] != "1.000x"
+    assert {row[0]: row[6] for row in table.rows}[NAMES["uniform default"]] == "1.000x"
+    measure = f"a uniform plan in arrival order that fits ({NAMES['uniform default']})"
+    assert measure in page.verdict
+    assert any(f"Speedups are over {measure}." in note for note in page.sections[1].notes)
 
 
 def test_the_page_of_ones_own_data_says_what_its_rows_say(found, tmp_path):
-    page = data_page(found, make_config(tmp_path), tmp_path / "run.yaml", 5000, 3.5)
+    page = data_page(found, make_config(tmp_path), "dflop compare run.yaml", 5000, 3.5)
     (table,) = page.sections[0].tables
     assert [row[0] for row in table.rows] == [row[0] for row in comparison_rows(found, 5000, 3.5)]
     assert [row[0] for row in table.rows[-3:]] == ["dflop's plan, token_kk", "dflop", "perfect balance, no bubble"]
-    ours = found.speedup(OURS)
+    ours = found.speedup(OURS, found.baseline)
     told = units.speedup(ours.mean, ours.low, ours.high)
     assert told in page.verdict
     assert (told.split()[0], f"{ours.low:.3f}-{ours.high:.3f}") == table.rows[-2][6:8]

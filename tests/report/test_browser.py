@@ -89,3 +89,10 @@ def test_a_foreign_script_does_not_run(browser: Browser, report: Path, tmp_path:
     with opened(browser, changed) as page:
         assert page.eval("document.title") != "taken"
         assert any("Content Security Policy" in line or "ContentSecurityPolicy" in line for line in page.said())
+
+
+def test_a_phone_shows_every_cell_of_a_table(browser: Browser, report: Path) -> None:
+    beyond = "[...document.querySelectorAll('td')].filter((e) => e.getBoundingClientRect().right > innerWidth).length"
+    with opened(browser, report, width=390) as page:
+        assert page.eval("document.querySelectorAll('td').length") > 50
+        assert page.eval(beyond) == 0

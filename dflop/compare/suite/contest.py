@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from dflop.compare.suite.cases import Setting
@@ -28,6 +28,7 @@ from dflop.plan.baselines.expert import ExpertPlan, expert_plan
 from dflop.plan.baselines.reference import reference_plan
 from dflop.plan.baselines.sharded import tuned_sharded
 from dflop.plan.baselines.uniform import default_plan, tuned_uniform
+from dflop.plan.drafts import holding
 from dflop.plan.rank import arrival_step_s, policy_step_s
 from dflop.plan.search import plan_problem
 from dflop.plan.space import Problem
@@ -93,15 +94,27 @@ class Contest:
     bound_of_ours_s: tuple[float, ...]
     """The bound at the tp and recomputation of our plan."""
 
-    def speedup(self, name: str) -> Speedup:
-        """Over the tuned uniform plan; of no batches without a plan."""
-        if name not in self.steps or TUNED not in self.steps:
+    def speedup(self, name: str, over: str | None = TUNED) -> Speedup:
+        """Over another competitor, the tuned uniform plan unless given; of no batches where one has no plan."""
+        if over is None or not {name, over} <= self.steps.keys():
             return NOT_COMPARED
-        return speedup(self.steps[TUNED].step_s, self.steps[name].step_s)
+        return speedup(self.steps[over].step_s, self.steps[name].step_s)
 
     def exceeds_memory(self, name: str) -> bool:
-        """Whether some batch has more than the plan has room for, or the reference's plan does not fit at all."""
-        return self.steps[name].num_over_cap > 0 or (name == REFERENCE and not self.plans.reference_fits)
+        """Whether a plan has no room for the batches and largest samples that it was made for, or for an unseen one."""
+        if self.steps[name].num_over_cap > 0 or (name == REFERENCE and not self.plans.reference_fits):
+            return True
+        plans, problem = {GROUPED: self.plans.tuned, **self.plans.named}, self.setting.problem
+        if name == EXPERT and self.plans.expert:
+            problem = replace(problem, cost=self.plans.expert.cost)
+        plan = plans.get(name, self.plans.ours)
+        return plan is None or holding(problem, plan) is None
+
+    @property
+    def baseline(self) -> str | None:
+        """The faster uniform plan in arrival order whose memory holds everything; without any, the best expert."""
+        held = [name for name in (TUNED, DEFAULT) if name in self.steps and not self.exceeds_memory(name)]
+        return min(held, key=lambda name: self.steps[name].mean_s, default=self.best_expert)
 
     @property
     def best_expert(self) -> str | None:
@@ -112,16 +125,18 @@ class Contest:
     @property
     def over_experts(self) -> Speedup:
         """Ours over the best expert's."""
-        if self.best_expert is None:
-            return NOT_COMPARED
-        return speedup(self.steps[self.best_expert].step_s, self.steps[OURS].step_s)
+        return self.speedup(OURS, self.best_expert)
 
     @property
     def bound_speedup(self) -> float:
         """Over the tuned uniform plan; NaN where there is none."""
-        if TUNED not in self.steps:
+        return self.bound_over(TUNED)
+
+    def bound_over(self, name: str | None) -> float:
+        """The bound over a competitor; NaN without one."""
+        if name is None or name not in self.steps:
             return math.nan
-        return speedup(self.steps[TUNED].step_s, self.bound_s).mean
+        return speedup(self.steps[name].step_s, self.bound_s).mean
 
     @property
     def over_bound(self) -> float:

@@ -71,8 +71,10 @@ def _told(contests: Sequence[Contest]) -> tuple[str, tuple[tuple[str, str, str],
         if experts:
             over = f"{ratio(geometric_mean(experts))} as fast as the best expert baseline{several}, and "
         if over_uniform:
+            beyond = sum(c.exceeds_memory(TUNED) for c in over_uniform)
             sentences.append(
-                f"On data `{mixture}` dflop is {over}{mean} as fast as the best uniform plan in arrival order. With "
+                f"On data `{mixture}` dflop is {over}{mean} as fast as the best uniform plan in arrival order"
+                f"{f', which exceeds memory in {beyond} of {len(over_uniform)} settings' * (beyond > 0)}. With "
                 f"every GPU busy all the time that would be {bound}."
             )
         if len(over_uniform) < len(of):
