@@ -137,11 +137,6 @@ class Rank:
                 self.run.checkpoints, made.stages, made.optimizer, groups, made.parts,
                 keep=config.train.keep_checkpoints, on_failure=self._not_saved,
             )  # fmt: skip
-        engine = Engine(
-            plan, seat, made.stages, groups, device, hidden_size=llm.hidden_size,
-            row_width=llm.hidden_size * (1 + family.decoder.num_deep_features), trains=made.trains,
-            activity=self.activities.main,
-        )  # fmt: skip
         feed = Feed(
             source, family, plan, seat, stage_of, prefetcher=make_prefetcher(config, source, device.type),
             activity=self.activities.feed, dtype=dtype, pins=device.type == "cuda", fills=groups.shards is not None,
@@ -151,15 +146,11 @@ class Rank:
             settings=LoopSettings(
                 config.train, self.run_id, self.attempt, len(self.steps), self.stage.learning_rate, first_step
             ),
-            plan=plan,
-            seat=seat,
-            groups=groups,
-            engine=engine,
+            model=made,
+            engine=Engine(made, self.activities.main),
             feed=feed,
             source=source,
             plans=self.plans,
-            reducer=made.reducer,
-            optimizer=made.optimizer,
             hooks=Hooks(
                 self._observed,
                 self._bad_sample,

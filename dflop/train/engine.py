@@ -17,16 +17,17 @@ import torch
 import torch.distributed as dist
 
 from dflop.errors import DflopError, TrainError
-from dflop.models.build import EncoderStage, LlmStage, Stage
+from dflop.models.build import EncoderStage, LlmStage
 from dflop.parallel.exchange import message_device
-from dflop.parallel.topology import Groups, Peers, Seat, SeatPart, peers_of
-from dflop.records import LLM, Plan
+from dflop.parallel.topology import Peers, SeatPart, peers_of
+from dflop.records import LLM
 from dflop.simulate.pipeline_order import Action, one_f_one_b
 from dflop.simulate.step import num_stages_after
 from dflop.train.inputs import EncoderInput, LlmInput, MicrobatchInput
 from dflop.train.liveness import Activity
-from dflop.train.routes import Crossing, Trains, crossings, needs_grad
+from dflop.train.routes import Crossing, crossings, needs_grad
 from dflop.train.sends import Sends
+from dflop.train.stages import RankModel
 from dflop.train.step_trace import DeviceClock, Mark, StepTrace, visit
 
 Shape = tuple[int, int]
@@ -64,27 +65,18 @@ class Engine:
     """Runs steps of one seat.
 
     Args:
-        plan: The layout, the same on every rank.
-        seat: This rank's place.
-        stages: What it runs, one per part of the seat.
-        groups: Process groups.
-        device: Where the stages live.
-        hidden_size: Of the LLM.
-        row_width: Of the rows that encoders hand to the LLM; the hidden size unless deep features stand beside it.
-        trains: Which modules train on which stages, the same on every rank.
+        model: What it runs, and its seat.
         activity: Told what the thread that runs steps does.
     """
 
-    def __init__(
-        self, plan: Plan, seat: Seat, stages: Sequence[Stage], groups: Groups, device: torch.device,
-        *, hidden_size: int, row_width: int, trains: Trains, activity: Activity | None = None,
-    ) -> None:  # fmt: skip
-        self._plan, self._seat, self._groups, self._device = plan, seat, groups, device
+    def __init__(self, model: RankModel, activity: Activity | None = None) -> None:
+        self._plan, self._seat, self._groups, self._device = model.plan, model.seat, model.groups, model.device
+        plan, seat, trains = model.plan, model.seat, model.trains
         self._activity = activity or Activity()
-        self._parts = list(zip(seat.parts, stages, strict=True))
+        self._parts = list(zip(seat.parts, model.stages, strict=True))
         self._stage_of = {part.module: stage for part, stage in self._parts}
-        self._hidden_size, self._row_width = hidden_size, row_width
-        self._dtype = stages[0].dtype
+        self._hidden_size, self._row_width = model.hidden_size, model.row_width
+        self._dtype = model.stages[0].dtype
         self._number = {m.module: n for n, m in enumerate(plan.modules)}
         grid = plan.module(seat.module)
         self._entering: tuple[Crossing, ...] = crossings(plan, seat, seat.stage, trains)

@@ -20,8 +20,7 @@ import torch
 import torch.distributed as dist
 
 from dflop.errors import Interrupted, TrainError
-from dflop.parallel.topology import Groups, Seat
-from dflop.records import MicrobatchSpan, Plan, StepObservation, StepPlan
+from dflop.records import MicrobatchSpan, StepObservation, StepPlan
 from dflop.train.checkpoint import Checkpointer
 from dflop.train.checkpoint_state import reseed
 from dflop.train.engine import Engine
@@ -29,9 +28,8 @@ from dflop.train.feed import Feed
 from dflop.train.finite import SkippedSteps, is_finite, listed, suspects
 from dflop.train.inputs import PreparedStep, SampleSource
 from dflop.train.liveness import Activities
-from dflop.train.optim import Optimizer
 from dflop.train.plan_source import PlanSource
-from dflop.train.reduce import GradientReducer
+from dflop.train.stages import RankModel
 from dflop.train.step_trace import WHOLE_STEP, Span, StepTrace, step_spans
 from dflop.train.wire import PlanMessage
 
@@ -95,15 +93,11 @@ class Trainer:
     """The parts of one rank, bound together; `run` does the work."""
 
     settings: LoopSettings
-    plan: Plan
-    seat: Seat
-    groups: Groups
+    model: RankModel
     engine: Engine
     feed: Feed
     source: SampleSource
     plans: PlanSource
-    reducer: GradientReducer
-    optimizer: Optimizer
     hooks: Hooks
     checkpointer: Checkpointer | None = None
     activities: Activities = field(default_factory=Activities)
@@ -121,7 +115,7 @@ class Trainer:
         first = int(latest["next_step"]) if latest else 0
         if latest is None:
             # Ranks of a tensor-parallel group must draw the same random numbers.
-            reseed(self.settings.train.seed, first, self.seat.rank - self.seat.tp_rank)
+            reseed(self.settings.train.seed, first, self.model.seat.rank - self.model.seat.tp_rank)
         if latest and "fell_back_from" in latest:
             newer = f"{latest['fell_back_from']}; using the one before it"
             self.hooks.on_event(first, "checkpoint_damaged", newer)
@@ -129,7 +123,7 @@ class Trainer:
             self.checkpointer.take_back(latest)
             raise Interrupted(f"step {first} belongs to an earlier stage of training")
         self._saved_at_s, self._skipped = time.monotonic(), SkippedSteps(latest or {})
-        _, _, (is_told,) = self.reducer.totals(0.0, (self.hooks.is_told_to_stop(),))
+        _, _, (is_told,) = self.model.reducer.totals(0.0, (self.hooks.is_told_to_stop(),))
         if is_told and first < self.settings.num_steps:
             raise Interrupted(f"stopped before step {first}, {first} of {self.settings.num_steps} steps done")
         ahead = ThreadPoolExecutor(1, thread_name_prefix="feed")
@@ -171,12 +165,12 @@ class Trainer:
         """Save a checkpoint; when it is needed by whoever comes next, return only when it is written."""
         self._saved_at_s = time.monotonic()
         self.activities.main.waits("weights that other ranks update")
-        self.optimizer.wait()
+        self.model.optimizer.wait()
         if self.checkpointer is None:
             return
         self.activities.main.may_last("checkpoint")
         began = time.perf_counter()
-        meta = {"plan_id": self.plan.plan_id, **self._skipped.state(), **self.hooks.before_checkpoint()}
+        meta = {"plan_id": self.model.plan.plan_id, **self._skipped.state(), **self.hooks.before_checkpoint()}
         self.checkpointer.save(next_step, meta)
         if is_on_disk:
             self.checkpointer.wait()
@@ -228,13 +222,13 @@ class Trainer:
         trace = self.engine.run(
             ready.prepared.microbatches,
             num_loss_tokens=ready.num_loss_tokens,
-            before_last_backward=self.reducer.expect_last_backward,
+            before_last_backward=self.model.reducer.expect_last_backward,
         )
         computed = time.perf_counter()
         self.activities.main.waits("sum of gradients")
-        self.reducer.reduce()
+        self.model.reducer.reduce()
         flags = (self.hooks.is_told_to_stop(), self._is_late())
-        norm, loss, (must_stop, is_late) = self.reducer.totals(trace.loss, flags)
+        norm, loss, (must_stop, is_late) = self.model.reducer.totals(trace.loss, flags)
         reduced = time.perf_counter()
         self._update(step, ready, trace, loss, norm)
         self.engine.wait()  # else the update would count as the next step's
@@ -260,17 +254,17 @@ class Trainer:
         """Update the weights by the gradients, or skip the step where these are not finite; then drop them."""
         if is_finite(loss, norm):
             self.activities.main.works("update of the weights")
-            self.reducer.clip(norm, self.settings.train.max_grad_norm)
-            self.optimizer.step(learning_rate(step, self.settings))
+            self.model.reducer.clip(norm, self.settings.train.max_grad_norm)
+            self.model.optimizer.step(learning_rate(step, self.settings))
             self._skipped.clear()
         else:
             batch = ready.message.step_plan.sample_index
-            found = suspects(trace.losses, ready.prepared.microbatches, ready.healthy, self.groups.control)
+            found = suspects(trace.losses, ready.prepared.microbatches, ready.healthy, self.model.groups.control)
             samples = sorted(batch[position] for position in found)
             self._skipped.add(step, samples)
             of_batch = f"{len(samples)} of {len(batch)} samples: {listed(samples)}"
             self.hooks.on_event(step, "not_finite", f"loss {loss:g}, gradient norm {norm:g}; no update; {of_batch}")
-        self.reducer.zero()
+        self.model.reducer.zero()
 
     def _end_if_not_finite(self) -> None:
         try:
@@ -284,7 +278,7 @@ class Trainer:
     def _is_late(self) -> bool:
         """Whether the last checkpoint is too long ago, by the clock of one rank."""
         every_s = self.settings.train.checkpoint_every_s
-        return every_s > 0 and self.seat.rank == 0 and time.monotonic() - self._saved_at_s >= every_s
+        return every_s > 0 and self.model.seat.rank == 0 and time.monotonic() - self._saved_at_s >= every_s
 
     def _agree_on_health(self, step: int, prepared: PreparedStep) -> torch.Tensor:
         """Samples that no rank failed to decode; every rank's feed thread comes here once per step, in step order."""
@@ -292,7 +286,7 @@ class Trainer:
         for position, (path, reason) in prepared.bad_samples.items():
             bad[position] = 1
             self.hooks.on_bad_sample(step, prepared.step_plan.sample_index[position], path, reason)
-        dist.all_reduce(bad, op=dist.ReduceOp.MAX, group=self.groups.feed)
+        dist.all_reduce(bad, op=dist.ReduceOp.MAX, group=self.model.groups.feed)
         return bad == 0
 
     def _observe(
@@ -304,7 +298,7 @@ class Trainer:
         norm: float,
         **seconds: float,
     ) -> StepObservation:
-        seat, message = self.seat, ready.message
+        seat, message = self.model.seat, ready.message
         node = (seat.module, seat.stage, seat.dp_rank)
         return StepObservation(
             run_id=self.settings.run_id,

@@ -16,7 +16,7 @@ from dflop.models.weights import Weights
 from dflop.parallel.part import Part
 from dflop.parallel.stages import Piece, build_stages
 from dflop.parallel.topology import Groups, Seat
-from dflop.records import Plan
+from dflop.records import LLM, Plan
 from dflop.train.fsdp import shard_parameters
 from dflop.train.optim import Optimizer, OptimizerSettings, make_optimizer
 from dflop.train.reduce import GradientReducer
@@ -25,13 +25,22 @@ from dflop.train.routes import Trains
 
 @dataclass(frozen=True, slots=True)
 class RankModel:
-    """What one rank trains."""
+    """What one rank trains, and where."""
 
+    plan: Plan
+    seat: Seat
+    groups: Groups
+    device: torch.device
     stages: tuple[Stage, ...]
     """One per part of the seat."""
     parts: Mapping[str, Part]
     """What the rank holds of the parameters that it does not hold whole, by global name."""
     trains: Trains
+    """Which modules train on which stages, the same on every rank."""
+    hidden_size: int
+    """Of the LLM."""
+    row_width: int
+    """Of the rows that encoders hand to the LLM; the hidden size unless deep features stand beside it."""
     optimizer: Optimizer
     reducer: GradientReducer
 
@@ -67,7 +76,9 @@ def apply_plan(
     parts = cut | shard_parameters(stages, groups, cut)
     optimizer = make_optimizer(plan, seat, stages, groups, rates)
     reducer = GradientReducer(plan, seat, stages, groups, cut, owners=optimizer.owners)
-    return RankModel(stages, parts, _trains(plan, frozen), optimizer, reducer)
+    hidden = int(family.configs[LLM]["hidden_size"])
+    width, trains = hidden * (1 + family.decoder.num_deep_features), _trains(plan, frozen)
+    return RankModel(plan, seat, groups, device, stages, parts, trains, hidden, width, optimizer, reducer)
 
 
 def pieces_of(plan: Plan, seat: Seat, frozen: Collection[str] = ()) -> list[Piece]:

@@ -14,7 +14,7 @@ from dflop.models import attention
 from dflop.models.family import Family
 from dflop.models.weights import Weights
 from dflop.parallel.topology import Groups, connect, make_groups, seat_of
-from dflop.records import LLM, Plan, SampleShape, StepPlan
+from dflop.records import Plan, SampleShape, StepPlan
 from dflop.train import zero
 from dflop.train.engine import Engine
 from dflop.train.feed import Feed
@@ -53,7 +53,7 @@ class Rank:
         self.groups: Any = NO_GROUPS if is_alone else make_groups(plan, rank, timeout_s=TIMEOUT_S, is_tied=is_tied)
         if not is_alone and dist.get_backend() == "nccl":
             connect(self.groups, plan, torch.device(device))
-        made = apply_plan(
+        self.model = made = apply_plan(
             model, family, plan, self.seat, self.groups, torch.device(device), frozen=frozen, weights=weights,
             kernel=attention.resolve(attention.AUTO, device, self.dtype), rates=OptimizerSettings(rate, weight_decay),
         )  # fmt: skip
@@ -63,11 +63,7 @@ class Rank:
             num_offloaded = m.offloaded[self.seat.stage] if m.offloaded else 0
             assert sum(flags) == m.num_recomputed[self.seat.stage] + num_offloaded
         self.stage_of = {part.module: stage for part, stage in zip(self.seat.parts, self.stages, strict=True)}
-        hidden = int(family.configs[LLM]["hidden_size"])
-        self.engine = Engine(
-            plan, self.seat, self.stages, self.groups, torch.device(device), hidden_size=hidden,
-            row_width=hidden * (1 + family.decoder.num_deep_features), trains=made.trains,
-        )  # fmt: skip
+        self.engine = Engine(made)
 
     @property
     def names(self) -> dict[str, torch.nn.Parameter]:
@@ -116,9 +112,8 @@ class Rank:
         self, settings: LoopSettings, source: SampleSource, plans: Any, hooks: Hooks, **options: Any
     ) -> Trainer:  # fmt: skip
         return Trainer(
-            settings=settings, plan=self.plan, seat=self.seat, groups=self.groups,
-            reducer=self.reducer, engine=self.engine, feed=self.feed(source), source=source, plans=plans,
-            optimizer=self.optimizer, hooks=hooks, **options,
+            settings=settings, model=self.model, engine=self.engine, feed=self.feed(source), source=source, plans=plans,
+            hooks=hooks, **options,
         )  # fmt: skip
 
 
