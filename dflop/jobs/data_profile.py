@@ -9,7 +9,7 @@ from dflop.data.dataset_profile import profile_shard, profile_sizes_shard
 from dflop.records import LLM, QuarantinedSample, SampleShape
 from dflop.run.directory import dataset_ref, family_of, open_run
 from dflop.run.messages import say
-from dflop.store.spool import SpoolWriter
+from dflop.store.spool import SpoolWriter, spool_rows
 
 
 def main(run_path: str, profile_key: str, shard: str, num_shards: str, first_row: str = "0") -> dict[str, float]:
@@ -33,9 +33,8 @@ def main(run_path: str, profile_key: str, shard: str, num_shards: str, first_row
         shapes, bad = profile_shard(
             dataset, media, *part, say, key=profile_key, num_workers=num_workers, cache=cache, first_row=int(first_row)
         )
-        with SpoolWriter(config.store, run.run_id, producer) as spool:
-            for record in (*shapes, *(replace(b, run_id=run.run_id) for b in bad)):
-                spool.append(record)
+        bad = [replace(b, run_id=run.run_id) for b in bad]
+        spool_rows(config.store, run.run_id, producer, (*shapes, *bad))
         counts = len(shapes), len(bad), sum(s.load(LLM).num_tokens for s in shapes)
     names = ("num_samples", "num_quarantined", "num_llm_tokens")
     return {**dict(zip(names, counts, strict=True)), "elapsed_s": time.perf_counter() - started_s}

@@ -19,7 +19,7 @@ from dflop.profile.profiler import profile_model
 from dflop.run.batches import profiled_ways
 from dflop.run.directory import family_of, open_run, tokenizer_of
 from dflop.run.messages import say
-from dflop.store.spool import SpoolWriter
+from dflop.store.spool import SpoolWriter, spool_rows
 
 
 def main(
@@ -94,7 +94,5 @@ def links(run_path: str, profile_key: str, hardware: str) -> dict[str, float]:
         )
         rows, rank = list(found), dist.get_rank()
     # A node's first rank may lead a group that rank 0 is not in: whoever has rows writes them.
-    with SpoolWriter(config.store, run.run_id, f"links-r{rank}") as spool:
-        for row in rows:
-            spool.append(row)
+    spool_rows(config.store, run.run_id, f"links-r{rank}", rows)
     return {"num_measurements": len(rows), "elapsed_s": time.perf_counter() - started_s}

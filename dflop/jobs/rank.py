@@ -88,7 +88,8 @@ class Rank:
         self.watch.close()
         self.close(at_once=at_once)
         dist.barrier()
-        self.release()
+        if self.claim is not None:
+            self.claim.release()
 
     def close(self, *, at_once: bool) -> None:
         """Write what is left. A scheduler whose job ends early waits for observations that never come."""
@@ -96,11 +97,6 @@ class Rank:
             self.supervisor.stop(at_once=at_once)
         self.telemetry.close()
         self.spool.close()
-
-    def release(self) -> None:
-        """Let another job train the run; call it when nothing is left to write."""
-        if self.claim is not None:
-            self.claim.release()
 
     def train(self) -> int:
         """Train to the last step; returns the first one that was run."""

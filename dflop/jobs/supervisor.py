@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import os
 import signal
 import subprocess
@@ -41,8 +42,8 @@ class Supervisor:
     def __init__(self, args: Sequence[str], log: Path, *, num_steps: int, max_restarts: int) -> None:
         self._args, self._log, self._num_steps, self._max_restarts = args, log, num_steps, max_restarts
         self._num_starts = 0
-        self._due_step: int | None = None
-        self._is_given_up = False
+        self._due_step: float | None = None
+        """Of the next start; infinity: it was given up."""
         self._process = self._start()
 
     @property
@@ -55,7 +56,7 @@ class Supervisor:
 
     def tend(self, step: int, on_event: EventHandler) -> None:
         """Look after it once `step` is over."""
-        if self._is_given_up or self.is_alive() or step + 2 >= self._num_steps:
+        if self.is_alive() or step + 2 >= self._num_steps:
             return  # in the end, too: the last plan is asked for before the last step but one is over
         if self._due_step is None:
             code = self._process.returncode
@@ -84,7 +85,7 @@ class Supervisor:
                 self._process.wait(FAILED_EXIT_S)
 
     def _give_up(self, step: int, why: str, on_event: EventHandler) -> None:
-        self._is_given_up = True
+        self._due_step = math.inf
         on_event(step, "scheduler_given_up", f"{why}; training continues with the fallback schedule")
 
     def _start(self) -> subprocess.Popen[bytes]:

@@ -50,8 +50,7 @@ class SpeedCounter:
     ) -> None:  # fmt: skip
         self._batches, self._steps = batches, steps
         self._counter = FlopCounter(family.specs(), frozen)
-        hardware = config.cluster.hardware
-        hardware = hardware_name(config.cluster.device) if hardware == "auto" else hardware
+        hardware = hardware_name(config.cluster.device, config.cluster.hardware)
         self._peak_flops_per_s = num_devices * peak_flops_per_s(hardware, config.model.dtype)
 
     def of(self, seen: StepObservation) -> Speed:

@@ -20,7 +20,7 @@ from dflop.jobs.rank_setup import join, take_device
 from dflop.jobs.supervisor import Supervisor
 from dflop.launch.payload import note_stop
 from dflop.models.build import import_model
-from dflop.run.batches import COMPARE, TRAIN, Stage, job_steps, stage_of_job, stages_of
+from dflop.run.batches import COMPARE, TRAIN, job_steps, stage_of_job
 from dflop.run.directory import RunDir, family_of, open_run
 from dflop.run.messages import say
 from dflop.run.training_claim import TrainingClaim
@@ -66,13 +66,12 @@ def main(run_path: str, mode: str) -> dict[str, float]:
     begun = _begin(run, mode, config) if os.environ["RANK"] == "0" else None
     device = take_device(config)
     join(config.cluster.collectives, timeout_s)
-    agreed = [(begun.attempt, begun.store.port, begun.stage.index) if begun else (0, 0, 0)]
+    agreed = [(begun.attempt, begun.store.port, begun.next_step) if begun else (0, 0, 0)]
     dist.broadcast_object_list(agreed, src=0)
-    (attempt, port, number), host = agreed[0], wire.master_host(os.environ)
+    (attempt, port, next_step), host = agreed[0], wire.master_host(os.environ)
     store = begun.store if begun else wire.open_store(host, port, is_server=False, timeout_s=timeout_s)
-    stage = stages_of(config)[number]
     rank0 = (begun.supervisor, begun.claim) if begun else ()
-    rank = Rank(run, config, plan, mode, stage, attempt, device, store, stop, *rank0)
+    rank = Rank(run, config, plan, mode, stage_of_job(config, mode, next_step), attempt, device, store, stop, *rank0)
     try:
         first = rank.train()
     except Interrupted as stopped:
@@ -91,7 +90,8 @@ def main(run_path: str, mode: str) -> dict[str, float]:
     except BaseException as error:
         rank.watch.report(error)
         rank.close(at_once=True)
-        rank.release()
+        if begun:
+            begun.claim.release()
         leave_at_exit(error.exit_code if isinstance(error, DflopError) else 1)
         raise
     rank.leave(at_once=False)
@@ -110,8 +110,6 @@ class _Begun:
     attempt: int
     store: Store
     supervisor: Supervisor
-    stage: Stage
-    """Of training."""
     next_step: int
     """That the newest checkpoint does not hold; 0 in a comparison, which always starts over."""
 
@@ -126,7 +124,8 @@ def _begin(run: RunDir, mode: str, config: Config) -> _Begun:
     host, attempt = wire.master_host(os.environ), claim.attempt
     store = wire.open_store(host, 0, is_server=True, timeout_s=config.train.timeout_s)
     latest = (read_latest(run.checkpoints) if mode == TRAIN else None) or {"next_step": 0}
-    stage = stage_of_job(config, mode, int(latest["next_step"]))
+    next_step = int(latest["next_step"])
+    num_steps = len(job_steps(config, mode, stage_of_job(config, mode, next_step)))
     # What the job had learnt before it was ended may not be in the snapshot that the scheduler reads.
     wire.note(store, wire.LEARNED, latest.get("learned", {}))
     log = run.path / "log" / f"scheduler-{mode}-{attempt}.log"
@@ -134,9 +133,9 @@ def _begin(run: RunDir, mode: str, config: Config) -> _Begun:
     say(f"scheduler starts, log in {log}")
     supervisor = Supervisor(
         [str(run.path), mode, str(attempt), host, str(store.port)], log,
-        num_steps=len(job_steps(config, mode, stage)), max_restarts=config.train.scheduler_restarts,
+        num_steps=num_steps, max_restarts=config.train.scheduler_restarts,
     )  # fmt: skip
-    return _Begun(claim, attempt, store, supervisor, stage, int(latest["next_step"]))
+    return _Begun(claim, attempt, store, supervisor, next_step)
 
 
 if __name__ == "__main__":

@@ -12,15 +12,18 @@ PROBES_VERSION = 4
 """Changes when the same module takes another time, or other groups of samples are timed: older costs are not reused."""
 
 
-def hardware_name(device: str) -> str:
+def hardware_name(device: str, stated: str = "auto") -> str:
     """Device name as the driver or `/proc/cpuinfo` gives it, e.g. `cpu: AMD EPYC 9R14`.
 
     Args:
         device: `cpu` or `cuda`.
+        stated: What the configuration calls it, instead; `auto`: nothing.
 
     Raises:
         ConfigError: there is no CUDA device.
     """
+    if stated != "auto":
+        return stated
     if device == "cuda":
         import torch
 

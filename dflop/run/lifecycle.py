@@ -21,7 +21,7 @@ from dflop.run.directory import RunDir
 from dflop.run.find import all_runs, problem_of, this_user
 from dflop.run.messages import Say
 from dflop.run.model_files import keep_model_files
-from dflop.store.spool import SpoolWriter, next_seq
+from dflop.store.spool import SpoolWriter, next_seq, spool_rows
 
 BEGINS_WITHIN_S = 60.0
 ID_LETTERS, NUM_ID_LETTERS = "bcdfghjkmnpqrstvwxz", 5
@@ -117,8 +117,7 @@ def note(run: RunDir, state: str) -> None:
         run.run_id, config.name, key_of(run), state, hardware, software_name(), code_revision(), str(run.path),
         time.time(), str(run.state().get("owner", "")),
     )  # fmt: skip
-    with SpoolWriter(config.store, run.run_id, "flow") as spool:
-        spool.append(record)
+    spool_rows(config.store, run.run_id, "flow", [record])
 
 
 def spool_journal(run: RunDir, config: Config) -> None:

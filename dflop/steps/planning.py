@@ -42,7 +42,7 @@ from dflop.run.plan_scope import Batches, PlanBasis, factors_text, planned_steps
 from dflop.store.ingest import ingest
 from dflop.store.reader import Reader
 from dflop.store.snapshot import Current
-from dflop.store.spool import SpoolWriter
+from dflop.store.spool import spool_rows
 
 SAMPLES_PER_GPU = 8
 """Of a global batch: enough for several microbatches in which samples of all sizes can be balanced."""
@@ -55,9 +55,7 @@ def bound_family(config: Config) -> Family:
 
 def model_profile_key(config: Config) -> tuple[str, str, dict[str, object]]:
     """(key, hardware, inputs) of the model profile: same model, hardware, software and settings, same key."""
-    hardware = config.cluster.hardware
-    if hardware == "auto":
-        hardware = hardware_name(config.cluster.device)
+    hardware = hardware_name(config.cluster.device, config.cluster.hardware)
     inputs: dict[str, object] = {
         "family": config.model.family,
         "rules_key": bound_family(config).rules_key,
@@ -121,17 +119,17 @@ def cost_tables(run_id: str, config: Config, profile_key: str, specs: Sequence[M
         if tables and not measurements:
             return Costs(tables, known, profile_key, reader.snapshot)
         links = [] if known else reader.records(LinkMeasurement, where=where)
-    profiled = {m.module for m in measurements}
-    with SpoolWriter(config.store, run_id, "fit") as spool:
-        for table in fit_cost_tables(measurements, [s for s in specs if s.module in profiled]):
-            spool.append(replace(table, fitted_at_s=time.time()))
-            say(
-                f"cost table of `{table.module}`, tp {table.tp}: {table.num_measurements} probes, held-out error: "
-                f"median {table.median_error_frac:.1%}, 95th percentile {table.p95_error_frac:.1%}; noise "
-                f"{table.noise_frac:.1%}"
-            )
-        for link in fit_link_costs(links):
-            spool.append(replace(link, fitted_at_s=time.time()))
+    fitted_specs = [spec for spec in specs if spec.module in {m.module for m in measurements}]
+    new = [replace(t, fitted_at_s=time.time()) for t in fit_cost_tables(measurements, fitted_specs)]
+    spool_rows(
+        config.store, run_id, "fit", (*new, *(replace(c, fitted_at_s=time.time()) for c in fit_link_costs(links)))
+    )
+    for table in new:
+        say(
+            f"cost table of `{table.module}`, tp {table.tp}: {table.num_measurements} probes, held-out error: "
+            f"median {table.median_error_frac:.1%}, 95th percentile {table.p95_error_frac:.1%}; noise "
+            f"{table.noise_frac:.1%}"
+        )
     ingest(config.store)
     with Reader(config.store) as reader:
         tables = reader.latest_cost_tables(profile_key)
@@ -266,9 +264,7 @@ def spool_plans(config: Config, task: Task, plans: Sequence[Plan], *others: Plan
     used = {table.table_id: table for plan in plans for table in tables_of(plan, task.problem.cost)}
     is_stored = set() if task.costs.snapshot is None else {table.table_id for table in task.costs.tables}
     tables = (t for t in used.values() if t.source != "measured" and t.table_id not in is_stored)
-    with SpoolWriter(config.store, task.problem.run_id, "plan") as spool:
-        for row in (*tables, *plans, *others):
-            spool.append(row)
+    spool_rows(config.store, task.problem.run_id, "plan", (*tables, *plans, *others))
 
 
 def tables_of(plan: Plan, cost: CostModel) -> list[CostTable]:

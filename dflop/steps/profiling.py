@@ -30,7 +30,7 @@ from dflop.store.ingest import ingest
 from dflop.store.profile_copy import copy_profile
 from dflop.store.profile_frames import profile_frame
 from dflop.store.reader import Reader
-from dflop.store.spool import SpoolWriter
+from dflop.store.spool import spool_rows
 from dflop.units import count
 
 T = TypeVar("T")
@@ -299,6 +299,5 @@ def note_profile(
     num_quarantined = sum(int(c.get("num_quarantined", 0)) for c in counts)
     text = json.dumps(inputs)
     record = ProfileRecord(key, kind, run.run_id, text, num_rows, num_quarantined, time.time(), elapsed_s)
-    with SpoolWriter(run.config().store, run.run_id, "profile-record") as spool:
-        spool.append(record)
+    spool_rows(run.config().store, run.run_id, "profile-record", [record])
     return record

@@ -30,7 +30,7 @@ from dflop.simulate.step import Node, step_nodes
 from dflop.steps.follow import poll_interval_s
 from dflop.steps.planning import Task, find_plans, keep_plans, run_task
 from dflop.store.reader import Reader
-from dflop.store.spool import SpoolWriter
+from dflop.store.spool import spool_rows
 from dflop.units import count, percent, ratio, seconds
 
 REPLAN, REPROFILE = "replan", "reprofile"
@@ -155,8 +155,7 @@ def apply(run: RunDir, config: Config, advice: Advice) -> None:
 
 def spool_decision(run: RunDir, config: Config, decision: Decision) -> None:
     """Writes a decision to the spool; of one to act that came to nothing, with the verdict `failed`."""
-    with SpoolWriter(config.store, run.run_id, "replan") as spool:
-        spool.append(decision)
+    spool_rows(config.store, run.run_id, "replan", [decision])
 
 
 def _slow_nodes(reader: Reader, run_id: str, attempt: int) -> dict[Node, float]:

@@ -24,7 +24,7 @@ from dflop.steps.profiling import note_profile
 from dflop.steps.replanning import ADVISED, DONE, FAILED, REPROFILE, STAY, spool_decision
 from dflop.store.ingest import ingest
 from dflop.store.reader import Reader
-from dflop.store.spool import SpoolWriter
+from dflop.store.spool import spool_rows
 
 
 def doubtful(run: RunDir, config: Config) -> Path | None:
@@ -72,9 +72,7 @@ def settle(run: RunDir, config: Config, file: Path, say: Say) -> list[Decision]:
         verdict, seconds = DONE if judged.tables else STAY, (judged.measured_s, judged.before_s)
         found.append(_decision(decisions, doubt, verdict, judged.detail, *seconds))
     if tables:
-        with SpoolWriter(config.store, run.run_id, "refit") as spool:
-            for table in tables:
-                spool.append(replace(table, fitted_at_s=time.time()))
+        spool_rows(config.store, run.run_id, "refit", (replace(table, fitted_at_s=time.time()) for table in tables))
         counts, inputs = [{"num_measurements": len(measurements)}], json.loads(before.inputs if before else "{}")
         note_profile(run, key, "model", counts, time.time() - started_s, inputs)
     for decision in found:

@@ -12,7 +12,7 @@ import dataclasses
 import errno
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -166,6 +166,13 @@ class SpoolWriter:
                 durable.write_new(self._store_root / "spool" / key.relative_path, encode(key, table))
                 self._next_seq[kind] = key.seq + 1
                 return
+
+
+def spool_rows(store_root: Path | str, run_id: str, producer: str, rows: Iterable[Any]) -> None:
+    """Writes all rows of a producer; raises as `SpoolWriter`."""
+    with SpoolWriter(store_root, run_id, producer) as spool:
+        for row in rows:
+            spool.append(row)
 
 
 def encode(key: SpoolKey, table: pa.Table) -> bytes:
