@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 from uuid import UUID
 
-from outbox import TIMEOUT_S, Outbox
+from page import TIMEOUT_S, Outbox
 from prefect import Flow, get_run_logger, states
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import State
@@ -25,10 +25,10 @@ from dflop.cli.server import close_flow_runs
 from dflop.config import Config
 from dflop.errors import Cancelled, ConfigError, DflopError, Stopped, did_you_mean
 from dflop.run import lifecycle
-from dflop.run.cancel import as_cancelled, cancel_run
 from dflop.run.directory import RunDir, open_run
 from dflop.run.driver_lock import driver_of
 from dflop.run.messages import Say
+from dflop.run.queue import as_cancelled, cancel_run
 from dflop.steps.session import driver_session, finished_text, run_meant
 
 RUN_DIR_LABEL = "dflop.run_dir"

@@ -13,8 +13,7 @@ from typing import Any
 
 import tasks
 from flow_run import Texts, drive, empty_the_queue, note_crash, plain_logs
-from outbox import Outbox
-from page import Page
+from page import Outbox, Page
 from prefect import flow, get_run_logger
 
 from dflop.config import TypedConfig, load_config

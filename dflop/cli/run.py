@@ -44,8 +44,8 @@ def run(config: ConfigFile, *, overrides: Overrides = (), dry_run: DryRun = Fals
         _show_dry_run(loaded.config)
         return
     from dflop.cli import server
-    from dflop.run.cancel import DRIVER_VARIABLE
     from dflop.run.lifecycle import is_finished
+    from dflop.run.queue import DRIVER_VARIABLE
     from dflop.steps.session import begun
 
     server.prepare()

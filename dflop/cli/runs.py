@@ -144,9 +144,9 @@ def cancel(run: Run, *, runs: Runs = RUNS, quiet: Quiet = False) -> None:
     Example: dflop cancel latest
     """
     from dflop.cli.server import close_left
-    from dflop.run.cancel import cancel_run
     from dflop.run.driver_lock import driver_of
     from dflop.run.find import find_run
+    from dflop.run.queue import cancel_run
 
     found, say = find_run(run, runs), talk(quiet)
     cancelled = cancel_run(found, say)
@@ -169,14 +169,13 @@ def reap(
     """
     from dflop.launch.process import kill_all
     from dflop.report.rows import print_rows
-    from dflop.run.cancel import reap as reap_jobs
-    from dflop.run.cancel import servers_left_behind
+    from dflop.run import queue
 
     say = talk(quiet)
-    found = reap_jobs(runs, say, dry_run=dry_run)
+    found = queue.reap(runs, say, dry_run=dry_run)
     columns = ("run", "id", "job", "state", "fate")
     print_rows(columns, [(j.run_id, j.job_id, j.name, j.state, fate) for j, fate in found], form_of(form, as_json))
-    if servers := servers_left_behind():
+    if servers := queue.servers_left_behind():
         pids = ", ".join(str(process.pid) for process in servers)
         if not dry_run:
             kill_all(servers)

@@ -7,9 +7,8 @@ A job is a function named by reference plus string arguments, known by its id *a
 come again. Shards of a data profile are an array; so are modules of a model profile, one array per tensor-parallel
 degree. Elements that were done are kept when a sibling fails.
 
-How the one error of a job is chosen, layer by layer: inside the job the ranks agree on a first cause
-(`dflop/train/liveness.py`, `Judge.verdict`); each task leaves its result or traceback; afterwards `first_error`
-(results.py) ranks them: killed by a signal, then a traceback that is no echo, then echoes, the earliest of a class.
+The one error of a job: inside it the ranks agree on a first cause (`Judge.verdict` in `dflop/train/liveness.py`), each
+task leaves its result or traceback, and `results.py` ranks them.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from submitit.core.utils import JobPaths
 from dflop import files
 from dflop.launch.job import JobSpec
 from dflop.launch.payload import FIRST_PORT, NUM_PORTS
-from dflop.launch.process import kill_all, processes_of_job, wait_until
+from dflop.launch.process import kill_all, processes_of_job, tell, wait_until
 from dflop.launch.results import payload_of
 
 TIMEOUT_SIGNAL_DELAY_S = 60  # before the time limit tasks get SIGUSR2
@@ -60,7 +60,7 @@ def watch(tasks: Sequence[psutil.Process], limit_s: float, warning_s: float) -> 
         if now >= warn_at:
             warn_at, must_tell = float("inf"), True
         if must_tell and dead is None:
-            _tell(tasks, signal.SIGUSR2)
+            tell(tasks, signal.SIGUSR2)
 
 
 def _exit_code(task: psutil.Process) -> int | None:
@@ -68,12 +68,6 @@ def _exit_code(task: psutil.Process) -> int | None:
     with contextlib.suppress(psutil.TimeoutExpired):
         return int(task.wait(0))
     return None
-
-
-def _tell(tasks: Sequence[psutil.Process], number: int) -> None:
-    for task in tasks:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            task.send_signal(number)
 
 
 def _preload(spec: JobSpec) -> None:
@@ -138,7 +132,7 @@ def main(folder: str, job_id: str) -> None:
     finally:
         if not is_task:
             with contextlib.suppress(KeyboardInterrupt):
-                _tell(tasks, signal.SIGINT)
+                tell(tasks, signal.SIGINT)
                 wait_until(lambda: None not in map(_exit_code, tasks), INTERRUPT_GRACE_S)
             kill_all(processes_of_job(job_id) - {psutil.Process()})
     if is_task:

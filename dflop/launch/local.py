@@ -26,7 +26,7 @@ from submitit.local.local import LocalExecutor, LocalJob
 from dflop import files
 from dflop.launch.job import JobHandle, JobSpec, JobState, JobStatus, Launcher, make_folder
 from dflop.launch.payload import Payload, task_environment
-from dflop.launch.process import JOB_VARIABLE, kill_all, processes_of_job, wait_for_end
+from dflop.launch.process import JOB_VARIABLE, kill_all, processes_of_job, tell, wait_for_end
 from dflop.launch.results import DeadTask, collect_values, handle_of, has_all_results, status_from_results
 
 _PROCESS, _EXIT, _CANCELLED = "process.json", "exit.json", "cancelled"
@@ -54,12 +54,12 @@ class LocalLauncher(Launcher):
             if not self.poll(handle).state.is_final:
                 handle.path(_CANCELLED).touch()
                 processes = processes_of_job(handle.job_id)
-                _signal(handle, signal.SIGTERM)
+                tell(_controller_of(handle), signal.SIGTERM)
                 wait_for_end(processes, self.cancel_grace_s)
                 kill_all(processes | processes_of_job(handle.job_id))
 
     def interrupt(self, handle: JobHandle) -> None:
-        _signal(handle, signal.SIGUSR2)
+        tell(_controller_of(handle), signal.SIGUSR2)
 
     def collect(self, handle: JobHandle) -> list[Any]:
         return collect_values(handle, self.poll(handle), _dead_task(handle))
@@ -101,7 +101,7 @@ def _status_of(handle: JobHandle) -> JobStatus:
         if json.loads(record)["timed_out"]:
             return JobStatus(JobState.TIMEOUT, "time limit reached")
         return status_from_results(handle, _dead_task(handle))
-    if controller is not None:
+    if controller:
         return JobStatus(JobState.RUNNING)
     if handle.read(_PROCESS) is None:
         return JobStatus(JobState.LOST, "it was never started")
@@ -111,19 +111,13 @@ def _status_of(handle: JobHandle) -> JobStatus:
     return JobStatus(JobState.FAILED, "killed: its controller died before its tasks ended")
 
 
-def _controller_of(handle: JobHandle) -> psutil.Process | None:
+def _controller_of(handle: JobHandle) -> list[psutil.Process]:
     """While it lives: a later process with its pid has not the job's id in its environment, nor has a zombie."""
     with contextlib.suppress(psutil.Error):
         if record := handle.read(_PROCESS):
             process = psutil.Process(json.loads(record)["pid"])
-            return process if process.environ().get(JOB_VARIABLE) == handle.job_id else None
-    return None
-
-
-def _signal(handle: JobHandle, number: int) -> None:
-    if (controller := _controller_of(handle)) is not None:
-        with contextlib.suppress(psutil.NoSuchProcess):  # it ended in the meantime
-            controller.send_signal(number)
+            return [process] if process.environ().get(JOB_VARIABLE) == handle.job_id else []
+    return []
 
 
 def _dead_task(handle: JobHandle) -> DeadTask | None:

@@ -2,8 +2,7 @@
 
 The payload turns Slurm's words for a task's place into the variables that torch.distributed reads, leaves a pid file,
 imports the entry and calls it. It imports nothing heavy, so that a broken entry fails with its own traceback. A job
-that was told to stop and did leaves a line, so that its batch script knows that it may start again: srun's exit code
-is 137 where one rank leaves some milliseconds after another.
+that was told to stop and did leaves a line, so that its batch script knows that it may start again.
 """
 
 from __future__ import annotations

@@ -40,15 +40,20 @@ def is_alive(process: psutil.Process) -> bool:
     return False
 
 
+def tell(processes: Iterable[psutil.Process], number: int) -> None:
+    """Send a signal to those that have not ended meanwhile."""
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            process.send_signal(number)
+
+
 def kill_all(processes: Iterable[psutil.Process]) -> None:
     """SIGKILL every one that is still alive, and wait until the kernel has taken them down.
 
     All are stopped before the first dies: a rank that sees its peer go might otherwise end by itself, with a result.
     """
     for number in (signal.SIGSTOP, signal.SIGKILL):
-        for process in processes:
-            with contextlib.suppress(psutil.Error):  # it went by itself in the meantime
-                process.send_signal(number)
+        tell(processes, number)
     wait_for_end(processes, 5.0)
 
 

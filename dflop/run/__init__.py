@@ -5,8 +5,7 @@ A run has one driver: the only process that submits its jobs. A file lock and a 
 the hash of its configuration or by name (`lifecycle.py`, `find.py`), finished profiles are found in the store by key,
 live jobs are found by theirs and adopted. So the answer to most failures is to run the same command again.
 
-`directory.py` has a name for every file; jobs find their inputs there and nowhere else. `plan_scope.py` keeps what a
-plan was made for. `cancel.py` leaves a mark that keeps any driver from submitting, then empties the queue. A run is
-trained by one job at a time, whoever submitted it (`training_claim.py`), and opened by its owner alone (`find.py`).
-pyarrow is imported because shapes are kept as Parquet.
+`directory.py` has a name for every file; jobs find their inputs there and nowhere else. A run is trained by one job at
+a time, whoever submitted it (`training_claim.py`), and opened by its owner alone (`find.py`). pyarrow is imported
+because shapes are kept as Parquet.
 """

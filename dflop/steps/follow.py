@@ -18,10 +18,10 @@ from dflop.errors import InfrastructureError, Interrupted
 from dflop.launch import Change, JobHandle, JobSpec, JobState, JobStatus, Journal, Launcher, log_paths, run_jobs_async
 from dflop.records import Decision
 from dflop.run import lifecycle
-from dflop.run.cancel import as_cancelled
 from dflop.run.directory import RunDir
 from dflop.run.driver_lock import refuse_if_taken_over
 from dflop.run.messages import Say
+from dflop.run.queue import as_cancelled
 from dflop.run.status import STEP_LINE
 from dflop.store.ingest import ingest
 from dflop.units import count, seconds

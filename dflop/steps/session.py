@@ -20,12 +20,11 @@ from dflop.errors import Cancelled, ConfigError, DflopError, Interrupted, Stoppe
 from dflop.launch import Journal, Launcher, cancel_jobs
 from dflop.records import ProfileRecord
 from dflop.run import lifecycle
-from dflop.run.cancel import as_cancelled
 from dflop.run.directory import RunDir, family_of
 from dflop.run.driver_lock import check_free, drive_alone
 from dflop.run.find import find_run, runs_folder
 from dflop.run.messages import Say
-from dflop.run.queue import launcher_of, live_jobs
+from dflop.run.queue import as_cancelled, launcher_of, live_jobs
 from dflop.steps import next_plan, planning, profiling, training
 from dflop.steps.follow import Listener, ingest_run, is_the_clusters_doing
 from dflop.steps.preflight import preflight

@@ -60,12 +60,12 @@ def test_a_run_is_found_by_the_label_of_its_flow_run_wherever_it_is(tmp_path, mo
 
 def played(play: Any, lines: list[str], monkeypatch: Any, end_s: float = 0.05) -> None:
     """Play something with an outbox that hardly rests, and at the end waits this long."""
-    outbox = module("outbox")
-    monkeypatch.setattr(outbox, "RETRY_S", 0.01)
-    monkeypatch.setattr(outbox, "END_S", end_s)
+    page = module("page")
+    monkeypatch.setattr(page, "RETRY_S", 0.01)
+    monkeypatch.setattr(page, "END_S", end_s)
 
     async def main() -> None:
-        async with outbox.Outbox(lines.append) as found:
+        async with page.Outbox(lines.append) as found:
             await play(found)
 
     asyncio.run(main())
@@ -78,7 +78,7 @@ def test_a_server_that_is_away_costs_the_page_and_is_said_once(run, monkeypatch)
         raise OSError("nobody answers")
 
     for name in ("markdown", "table", "progress"):
-        monkeypatch.setattr(page_module, f"acreate_{name}_artifact", away)
+        monkeypatch.setattr(page_module.artifacts, f"acreate_{name}_artifact", away)
     monkeypatch.setattr(page_module, "history_page", lambda run: "nothing happened")
     monkeypatch.setattr(page_module, "get_run_logger", lambda: SimpleNamespace(info=lines.append))
     add_job(run, "train")
@@ -126,7 +126,7 @@ def test_what_a_server_missed_is_sent_in_order_when_it_is_back_and_what_it_refus
 
 def test_a_server_that_accepts_and_never_answers_is_away(monkeypatch):
     lines = list[str]()
-    monkeypatch.setattr(module("outbox"), "TIMEOUT_S", 0.02)
+    monkeypatch.setattr(module("page"), "TIMEOUT_S", 0.02)
 
     async def play(outbox: Any) -> None:
         outbox.put("bar", asyncio.Event().wait)

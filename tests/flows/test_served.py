@@ -23,8 +23,8 @@ import pytest
 
 from dflop.launch import JobState, Journal
 from dflop.run import lifecycle
-from dflop.run.cancel import servers_left_behind
 from dflop.run.directory import RunDir
+from dflop.run.queue import servers_left_behind
 from dflop.run.status import jobs_of
 from tests.jobs.training import fresh, planned_run, profiled, set_config
 from tests.launch.helpers import Background, is_gone, live, until

@@ -12,7 +12,7 @@ import pytest
 
 from dflop.jobs.supervisor import PARENT
 from dflop.launch.process import kill_all
-from dflop.run.cancel import DRIVER_VARIABLE, servers_left_behind
+from dflop.run.queue import DRIVER_VARIABLE, servers_left_behind
 from tests.launch.helpers import is_gone, until
 
 LIVES = (

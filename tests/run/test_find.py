@@ -14,9 +14,9 @@ import pytest
 from dflop.config import dump_config
 from dflop.errors import ConfigError, LaunchError
 from dflop.run import lifecycle
-from dflop.run.cancel import reap
 from dflop.run.directory import RunDir
 from dflop.run.find import all_runs, find_run, left_out_text, look_into
+from dflop.run.queue import reap
 from dflop.run.status import run_rows
 from tests.jobs.configs import make_config
 from tests.jobs.made import make_run

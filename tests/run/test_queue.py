@@ -9,11 +9,10 @@ import pytest
 from dflop.errors import Cancelled, LaunchError
 from dflop.launch import JobHandle, JobState, Journal
 from dflop.launch.local import LocalLauncher
-from dflop.run import cancel, lifecycle
-from dflop.run.cancel import cancel_run, reap
+from dflop.run import lifecycle
 from dflop.run.directory import RunDir
 from dflop.run.driver_lock import drive_alone
-from dflop.run.queue import launcher_of
+from dflop.run.queue import cancel_run, launcher_of, reap
 from dflop.steps.follow import refuse_if_cancelled
 from tests.jobs.made import add_job, make_run
 from tests.launch.helpers import is_gone, make_spec, pids_of_hang, until
@@ -21,7 +20,7 @@ from tests.launch.helpers import is_gone, make_spec, pids_of_hang, until
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cancel, "POLL_S", 0.05)
+    monkeypatch.setattr("dflop.run.queue.POLL_S", 0.05)
 
 
 @pytest.fixture
