@@ -64,6 +64,11 @@ def speedup(mean: float, low: float, high: float) -> str:
     return f"{mean:.3f}x" + ("" if math.isnan(low) else f" (95 % interval {low:.3f}x to {high:.3f}x)")
 
 
+def interval(low: float, high: float) -> str:
+    """`1.01, 1.1 -> '1.010-1.100'`, empty for NaN."""
+    return "" if math.isnan(low) else f"{low:.3f}-{high:.3f}"
+
+
 def percent(value_frac: float) -> str:
     """`0.123 -> '12.3 %'`."""
     return "-" if math.isnan(value_frac) else f"{value_frac * 100:.1f} %"

@@ -232,7 +232,7 @@ def _table(rows: list[Competitor], num_steps: int, *, has_price: bool) -> Table:
         "tok/s/GPU": lambda c: f"{c.tokens_per_s_per_gpu:,.0f}",
         "MFU": lambda c: units.percent(c.mfu_frac),
         "speedup": lambda c: units.speedup(c.speedup.mean, math.nan, math.nan),
-        "95 %": lambda c: f"{c.speedup.low:.3f}-{c.speedup.high:.3f}" if c.speedup.has_interval else "",
+        "95 %": lambda c: units.interval(c.speedup.low, c.speedup.high),
         "idle": lambda c: units.percent(c.idle_frac),
         "GPU-h": lambda c: f"{c.gpu_hours:,.1f}",
     }

@@ -2,13 +2,15 @@
 
 Batches differ far more from one another than the policies do, so steps are paired by global batch before anything is
 averaged. The speedup is not computed here: it is that of the store's view `v_speedup`, so that everybody who asks gets
-the same figure with the same interval. With fewer than 3 batches there is no interval, and no winner is named.
+the same figure with the same interval. A policy's step time is the geometric mean over the global batches that all
+policies ran, medians over repeats: the ratio of two policies is their speedup. With fewer than 3 batches there is no
+interval, and no winner is named.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,13 +33,14 @@ class PolicyStats:
     policy: str
     num_steps: int
     step_s: float
-    """Median, measured."""
+    """Geometric mean over global batches, measured."""
     step_q1_s: float
+    """Quartiles of single steps."""
     step_q3_s: float
     pipeline_s: float
-    """Median, measured, forward and backward only: the counterpart of `predicted_step_s`."""
+    """As `step_s`, forward and backward only: the counterpart of `predicted_step_s`."""
     predicted_step_s: float
-    """Median, simulated."""
+    """As `step_s`, simulated; 0 where a batch was not."""
     idle_frac: float
     """Mean, measured."""
 
@@ -102,9 +105,18 @@ def compare_policies(steps: Sequence[MeasuredStep], plans: Sequence[StepPlan], s
     steps = [s for s in steps if s.policy in POLICY_NAMES]
     last = max((s.ranks[0].attempt for s in steps), default=0)
     steps = [s for s in steps if s.ranks[0].attempt == last]
-    sides = ([s for s in steps if s.policy == policy] for policy in POLICY_NAMES)
-    policies = tuple(_stats(side) for side in sides if side)
-    return Comparison(policies, _pair(steps, plans), speedups) if policies else None
+    batch_of = {plan.step: plan.sample_index for plan in plans}
+    sides: dict[str, dict[tuple[int, ...], list[MeasuredStep]]] = {}
+    for s in steps:
+        if s.step_s > 0:
+            # A step without a plan is a batch of its own.
+            sides.setdefault(s.policy, {}).setdefault(batch_of.get(s.step, (-1, s.step)), []).append(s)
+    shared = set.intersection(*map(set, sides.values())) if sides else set()
+    policies = tuple(_stats(sides[policy], shared) for policy in POLICY_NAMES if policy in sides)
+    arrival, balanced = (sides.get(policy, {}) for policy in (ARRIVAL, BALANCED))
+    both = [batch for batch in arrival if batch in balanced]
+    pairs = tuple(BatchPair(batch, tuple(arrival[batch]), tuple(balanced[batch])) for batch in both)
+    return Comparison(policies, pairs, speedups) if policies else None
 
 
 def verdict(comparison: Comparison | None, *, num_processes: int, num_cores: int | None) -> str:
@@ -150,25 +162,25 @@ def _text(found: Speedup) -> str:
     return units.speedup(found.mean, found.low, found.high)
 
 
-def _stats(steps: Sequence[MeasuredStep]) -> PolicyStats:
-    q1, median, q3 = np.quantile([s.step_s for s in steps], [0.25, 0.5, 0.75]).tolist()
+def _stats(
+    batches: Mapping[tuple[int, ...], Sequence[MeasuredStep]], shared: Collection[tuple[int, ...]]
+) -> PolicyStats:
+    """Of the global batches that all policies ran; of all, where they share none."""
+    steps = [step for of_batch in batches.values() for step in of_batch]
+    wanted = [batches[batch] for batch in batches if not shared or batch in shared]
+
+    def mean(of: Callable[[MeasuredStep], float]) -> float:
+        medians = [statistics.median(map(of, repeats)) for repeats in wanted]
+        return statistics.geometric_mean(medians) if min(medians) > 0 else 0.0
+
+    q1, q3 = np.quantile([s.step_s for s in steps], [0.25, 0.75]).tolist()
     return PolicyStats(
         policy=steps[0].policy,
         num_steps=len(steps),
-        step_s=median,
+        step_s=mean(lambda s: s.step_s),
         step_q1_s=q1,
         step_q3_s=q3,
-        pipeline_s=statistics.median(s.pipeline_s for s in steps),
-        predicted_step_s=statistics.median(s.predicted_step_s for s in steps),
+        pipeline_s=mean(lambda s: s.pipeline_s),
+        predicted_step_s=mean(lambda s: s.predicted_step_s),
         idle_frac=statistics.fmean(s.idle_frac for s in steps),
     )
-
-
-def _pair(steps: Sequence[MeasuredStep], plans: Sequence[StepPlan]) -> tuple[BatchPair, ...]:
-    batch_of = {plan.step: plan.sample_index for plan in plans}
-    sides: dict[tuple[int, ...], dict[str, list[MeasuredStep]]] = {}
-    for s in steps:
-        if s.policy in (ARRIVAL, BALANCED) and s.step in batch_of and s.step_s > 0:
-            sides.setdefault(batch_of[s.step], {ARRIVAL: [], BALANCED: []})[s.policy].append(s)
-    pairs = (BatchPair(batch, tuple(found[ARRIVAL]), tuple(found[BALANCED])) for batch, found in sides.items())
-    return tuple(pair for pair in pairs if pair.arrival and pair.balanced)

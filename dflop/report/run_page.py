@@ -96,7 +96,7 @@ def _plan(summary: RunSummary) -> Section:
 
 def _comparison(summary: RunSummary) -> Section:
     bars = run_plots.step_time_bars(summary.comparison) if summary.comparison else None
-    drawn = (bars, "Median step time on the same global batches; whiskers: quartiles.", (MEASURED, SIMULATED))
+    drawn = (bars, "Step time on the same global batches; whiskers: quartiles of steps.", (MEASURED, SIMULATED))
     table = run_tables.policy_table(summary)
     return Section("comparison", "Same global batches, every policy", drawings=drawings(drawn), tables=(table,))
 

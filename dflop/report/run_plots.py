@@ -75,7 +75,7 @@ def throughput_curve(steps: Sequence[MeasuredStep], plan_steps: Iterable[int] = 
 
 
 def step_time_bars(comparison: Comparison) -> str:
-    """SVG of the median step time of both policies, measured and simulated, in ms."""
+    """SVG of the step time of every policy, measured and simulated, in ms: bars as long as the table's numbers."""
 
     def draw(figure: Figure) -> None:
         axes, labels = figure.subplots(), list[str]()
@@ -87,7 +87,7 @@ def step_time_bars(comparison: Comparison) -> str:
         axes.invert_yaxis()
         axes.grid(axis="x")
         axes.set_axisbelow(True)
-        axes.set(xlabel="time per step (ms), median", xlim=(0, 1.22 * max(ends_ms)))
+        axes.set(xlabel="time per step (ms), geometric mean over batches", xlim=(0, 1.22 * max(ends_ms)))
         times = {"forward + backward": BLUE, "reduction + optimizer (not simulated)": GREY}
         legend(figure, {name: Patch(facecolor=colour) for name, colour in times.items()})
 
@@ -130,7 +130,8 @@ def _policy_bars(axes: Axes, y: int, policy: PolicyStats) -> float:
     q1_ms, q3_ms = 1e3 * policy.step_q1_s, 1e3 * policy.step_q3_s
     axes.barh(y, pipeline_ms, color=BLUE)
     axes.barh(y, max(0.0, step_ms - pipeline_ms), left=pipeline_ms, color=GREY)
-    axes.errorbar(step_ms, y, xerr=[[step_ms - q1_ms], [q3_ms - step_ms]], color=INK, capsize=3, linewidth=1)
+    spread = [[max(0.0, step_ms - q1_ms)], [max(0.0, q3_ms - step_ms)]]
+    axes.errorbar(step_ms, y, xerr=spread, color=INK, capsize=3, linewidth=1)
     axes.barh(y + 1, predicted_ms, facecolor="none", edgecolor=BLUE, hatch="///", linewidth=1.5)
     for bar, end_ms, value_ms in ((y, max(step_ms, q3_ms), step_ms), (y + 1, predicted_ms, predicted_ms)):
         axes.annotate(units.seconds(value_ms / 1e3), (end_ms, bar), (5, 0), textcoords="offset points", va="center")

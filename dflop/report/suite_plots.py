@@ -132,8 +132,10 @@ def competitors(
         axes.set_yticks(range(len(rows)), ["\n".join(textwrap.wrap(row[0], 26)) for row in rows], fontsize=8)
         axes.tick_params(axis="y", length=0)
         axes.invert_yaxis()
-        most = max([bound, *(high if high == high else speedup for _, speedup, _, high in rows)])
-        axes.set(xlabel=x_label, xlim=(0, 1.03 * most))
+        most = max(high if high == high else speedup for _, speedup, _, high in rows)
+        axes.set(
+            xlabel=x_label, xlim=(0, 1.03 * max(most, min(bound, 3 * most)))
+        )  # a bound far off would hide the bars
         legend(figure)
 
     return Picture(name, label, (5.6, 1.2 + 0.42 * len(rows)), draw)

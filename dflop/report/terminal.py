@@ -47,5 +47,6 @@ def markdown_summary(summary: RunSummary) -> str:
 
 
 def _tables(summary: RunSummary) -> list[Table]:
-    found = (policy_table(summary), stage_table(summary), correction_table(summary))
+    policies = policy_table(summary).without("steps", "fwd+bwd measured")  # the page has them, 100 columns do not
+    found = (policies, stage_table(summary), correction_table(summary))
     return [table for table in found if table.rows]

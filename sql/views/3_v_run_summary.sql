@@ -5,7 +5,6 @@ with compared as (
     select
         split_part(run_id, '/', 1) as run_id,
         policy,
-        step_s,
         idle_frac
     from v_step
     where ends_with(run_id, '/compare') and policy in ('arrival', 'balanced')
@@ -13,11 +12,19 @@ with compared as (
     qualify attempt = max(attempt) over (partition by v_step.run_id)
 ),
 
+paired as (
+    select
+        run_id,
+        exp(avg(ln(baseline_step_s))) as arrival_step_s,
+        exp(avg(ln(balanced_step_s))) as balanced_step_s
+    from v_comparison
+    where baseline = 'arrival' and measured_speedup is not null
+    group by run_id
+),
+
 comparison as (
     select
         run_id,
-        median(step_s) filter (where policy = 'arrival') as arrival_step_s,
-        median(step_s) filter (where policy = 'balanced') as balanced_step_s,
         avg(idle_frac) filter (where policy = 'arrival') as arrival_idle_frac,
         avg(idle_frac) filter (where policy = 'balanced') as balanced_idle_frac
     from compared
@@ -96,8 +103,8 @@ select
     training.first_loss,
     training.last_loss,
     training.median_step_s,
-    comparison.arrival_step_s,
-    comparison.balanced_step_s,
+    paired.arrival_step_s,
+    paired.balanced_step_s,
     speedup.measured_speedup,
     speedup.measured_speedup_low,
     speedup.measured_speedup_high,
@@ -124,6 +131,7 @@ from v_run as run
 left join v_run_plan as ran on run.run_id = ran.run_id
 left join v_plan as plan on ran.run_id = plan.run_id and ran.plan_id = plan.plan_id
 left join run_rollup as training on run.run_id = training.run_id
+left join paired on run.run_id = paired.run_id
 left join comparison on run.run_id = comparison.run_id
 left join v_speedup as speedup on run.run_id = speedup.run_id and speedup.baseline = 'arrival'
 left join quarantine on run.run_id = quarantine.run_id
@@ -138,8 +146,10 @@ comment on view v_run_summary is
 'of planning as in v_plan.';
 comment on column v_run_summary.run_id is 'run';
 comment on column v_run_summary.plan_layout is 'layout of the last plan, in words';
-comment on column v_run_summary.arrival_step_s is 'compared steps in arrival order: median, seconds';
-comment on column v_run_summary.balanced_step_s is 'compared steps balanced: median, seconds';
+comment on column v_run_summary.arrival_step_s is
+'compared steps in arrival order: geometric mean over global batches, seconds; over balanced_step_s: measured_speedup';
+comment on column v_run_summary.balanced_step_s is
+'compared steps balanced, of the same global batches: geometric mean, seconds';
 comment on column v_run_summary.measured_speedup is
 'speedup by balancing, as in v_speedup: measured in arrival order over balanced, geometric mean over global '
 'batches';

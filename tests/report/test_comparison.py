@@ -32,8 +32,9 @@ def test_pairs_by_global_batch_before_averaging() -> None:
     assert found.measured.mean == pytest.approx((1.5 * 1.5 * 1.2) ** (1 / 3))
     assert found.predicted.mean == pytest.approx(1.2)
     arrival, balanced = found.policies
-    assert (arrival.num_steps, arrival.step_s, arrival.predicted_step_s) == (5, 3.0, 1.2)
-    assert (balanced.num_steps, balanced.step_s) == (5, 2.0)
+    assert (arrival.num_steps, balanced.num_steps) == (5, 5)
+    assert (arrival.step_s, arrival.predicted_step_s) == pytest.approx(((3.0 * 30.0 * 1.2) ** (1 / 3), 1.2))
+    assert arrival.step_s / balanced.step_s == pytest.approx(found.measured.mean), "bars, table and sentence agree"
     assert (arrival.step_q1_s, arrival.step_q3_s) == (3.0, 9.0)  # of 1.2, 3, 3, 9, 30
     assert arrival.idle_frac == pytest.approx(statistics.fmean(1 - 0.5 / s for s in (3.0, 9.0, 3.0, 30.0, 1.2)))
 
@@ -44,6 +45,7 @@ def test_every_baseline_is_compared_with_the_same_balanced_steps() -> None:
     found = compare_policies(measured_steps(seen), plans, speedups_of(seen, plans))
     assert found is not None
     assert [p.policy for p in found.policies] == [*policies]
+    assert found.policies[1].step_s / found.policies[2].step_s == found.speedups["length_grouped"][0].mean
     assert found.measured.mean == pytest.approx(2.0)
     text = verdict(found, num_processes=1, num_cores=None)
     assert text.startswith("Balanced was faster: its steps took 50.0 % less time than in arrival order")
