@@ -19,6 +19,7 @@ Which other keys a row may have is `keys.py`'s business.
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -27,6 +28,7 @@ from typing import Any
 from dflop.data.annotations import MEDIA_KINDS, PLACEHOLDER, AnnotatedSample, BadSample, MediaRef, Turn, printable
 from dflop.data.frame_folders import FrameList, entries_of, take_rates
 from dflop.data.keys import ANSWERS, ASKS, BESIDE_QUESTIONS, CAPTIONS, CONVERSATION_KEYS, LISTS, KeyReader
+from dflop.data.ledger import names_in
 from dflop.data.marks import Files, place_marks
 from dflop.data.media_value import Attached, shortened
 from dflop.data.message import Mark, MessageReader, Said, checked
@@ -58,7 +60,7 @@ def read_row(row: dict[str, Any], index: int, container: str, ignored_keys: Coll
     keys = KeyReader(ignored_keys)
     messages = MessageReader(keys, f"{container}#{index}")
     try:
-        row, rates = take_rates(row)
+        given, (row, rates) = row, take_rates(row)
         keys.check(row, "row", "row")
         files: Files = {kind: _files(row, kind, messages, rates) for kind in MEDIA_KINDS}
         turns: tuple[Turn, ...]
@@ -70,12 +72,19 @@ def read_row(row: dict[str, Any], index: int, container: str, ignored_keys: Coll
             said = _with_missing_placeholders(_decided(said, files), files)
             turns, media = tuple(map(_turn_of, said)), tuple(_refs(said, files, messages.attached))
         keys.check_row(row, {ref.kind for ref in media})
+        placed = {name for ref in media for name in (ref.path, *ref.frames)}
+        held = {os.path.basename(name) for inner in messages.attached.values() for name in inner.names}
+        named = tuple(
+            (at, name)
+            for at, name in names_in(given, ignored_keys)
+            if name not in placed and os.path.basename(name) not in held
+        )
     except BadSample as error:
         error.sample_id = sample_id
         raise
     except RecursionError as error:
         raise BadSample("row is nested too deeply", sample_id=sample_id) from error
-    sample = AnnotatedSample(index, sample_id, turns, media, tuple(sorted(keys.unknown)))
+    sample = AnnotatedSample(index, sample_id, turns, media, tuple(sorted(keys.unknown)), named)
     return ReadRow(sample, messages.attached)
 
 

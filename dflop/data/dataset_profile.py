@@ -20,9 +20,10 @@ from pathlib import Path
 
 import polars as pl
 
-from dflop.data.annotations import AnnotatedSample, BadSample
+from dflop.data.annotations import AnnotatedSample, BadSample, printable
 from dflop.data.chat import ChatTemplate
 from dflop.data.header_cache import HeaderCache, HeaderRow
+from dflop.data.keys import never_ignored
 from dflop.data.mixture import Dataset, MixtureEntry
 from dflop.data.shapes import ShapeRules, shapes_of
 from dflop.data.size_table import is_table_of_sizes, profile_sizes, read_sizes
@@ -40,7 +41,7 @@ _REPORT_EVERY_BLOCKS = 8
 _MAX_KEYS_SHOWN = 20
 
 Result = SampleShape | QuarantinedSample
-_Done = tuple[list[Result], list[HeaderRow], Counter[str], Counter[str]]
+_Done = tuple[list[Result], list[HeaderRow], Counter[str], Counter[str], Counter[str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,23 +138,26 @@ def profile_shard(
     headers: list[HeaderRow] = []
     unknown_keys: Counter[str] = Counter()
     named_tokens: Counter[str] = Counter()
+    refused_keys: Counter[str] = Counter()
     num_bad = 0
-    for number, (found, new, unknown, named) in enumerate(_run(work, rows, num_workers)):
+    for number, (found, new, unknown, named, refused) in enumerate(_run(work, rows, num_workers)):
         results += found
         headers += new
         unknown_keys += unknown
         named_tokens += named
+        refused_keys += refused
         num_bad += sum(isinstance(r, QuarantinedSample) for r in found)
         if number % _REPORT_EVERY_BLOCKS == _REPORT_EVERY_BLOCKS - 1:
             tell(f"{label}: {len(results)} of {len(rows)} rows, {num_bad} quarantined")
     work.headers.save(headers)
     tell(f"{label}: {len(rows)} rows, {num_bad} skipped, {len(headers)} media files read")
-    if unknown_keys:
-        keys = ", ".join(f"{key} ({count} rows)" for key, count in unknown_keys.most_common(_MAX_KEYS_SHOWN))
-        tell(f"{label}: unknown keys, ignored: {keys}")
-    if named_tokens:
-        tokens = ", ".join(f"{token} ({count} rows)" for token, count in named_tokens.most_common(_MAX_KEYS_SHOWN))
-        tell(f"{label}: special tokens that texts name, encoded as characters (dataset.special_tokens): {tokens}")
+    for what, counts in {
+        "rows skipped for a key": refused_keys,
+        "unknown keys, ignored": unknown_keys,
+        "special tokens that texts name, encoded as characters (dataset.special_tokens)": named_tokens,
+    }.items():
+        if counts:
+            tell(f"{label}: {what}: {', '.join(f'{k} ({n} rows)' for k, n in counts.most_common(_MAX_KEYS_SHOWN))}")
     shapes = [r for r in results if isinstance(r, SampleShape)]
     return shapes, [r for r in results if isinstance(r, QuarantinedSample)]
 
@@ -226,6 +230,7 @@ def dataset_keys(dataset: DatasetRef, media: MediaRules, known: Mapping[str, int
         with contextlib.suppress(BadSample):  # the fingerprint of the rows covers those without readable media
             sample = rows.sample(index)
             lines.update(f"{ref.path}\t{rows.media_fingerprint(index, ref)}\n" for ref in sample.media)
+            lines.update(filter(None, ["\t".join(rows.unplaced(index, sample) or ())]))
     fingerprint = rows.fingerprint()
     found_keys = keys(fingerprint, profile(fingerprint))
     return replace(found_keys, base=base[0], num_base_rows=base[1], num_rows=len(rows))
@@ -264,13 +269,14 @@ class _Work:
         self._rules = ShapeRules(key, media, tokenizer, dataset.max_llm_tokens, dataset.overlong, dataset.min_side_px)
 
     def do(self, rows: range) -> _Done:
-        """Results of some rows, in order, the headers read for them; rows per unknown key and per token they name."""
+        """Results of some rows, in order, the headers read for them; rows per unknown key, named token, refused key."""
         samples = [(i, self._sample(i)) for i in rows]
         found = shapes_of(samples, self._rules, self.headers.read)
         good = [sample for _, sample in samples if isinstance(sample, AnnotatedSample)]
         unknown = Counter(key for sample in good for key in sample.unknown_keys)
         named = Counter(token for sample in good for token in self._rules.tokenizer.spelled_out(sample))
-        return [self._weighted(r) for r in found], self.headers.take_new(), unknown, named
+        refused = Counter(s.key for _, s in samples if isinstance(s, BadSample) and s.key)
+        return [self._weighted(r) for r in found], self.headers.take_new(), unknown, named, refused
 
     def _weighted(self, result: Result) -> Result:
         weight = float(self._weights[result.sample_index])
@@ -278,9 +284,16 @@ class _Work:
 
     def _sample(self, index: int) -> AnnotatedSample | BadSample:
         try:
-            return self.rows.sample(index)
+            sample = self.rows.sample(index)
         except BadSample as error:
             return error
+        if (unplaced := self.rows.unplaced(index, sample)) is None:
+            return sample
+        keys, name = unplaced
+        key = keys.rpartition(".")[2]
+        hint = "remove the name" if never_ignored([key]) else "to ignore the key, add it to dataset.ignored_keys"
+        reason = f"row names {printable(name)} under `{printable(keys)}`: the file exists, but is not placed; {hint}"
+        return BadSample(reason, path=printable(name), sample_id=sample.sample_id, key=printable(key))
 
 
 def _run(work: _Work, rows: range, num_workers: int) -> Iterator[_Done]:

@@ -41,6 +41,11 @@ class FrameList:
         """Those that are no bytes."""
         return tuple(frame for frame in self.frames if isinstance(frame, str))
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What those that are bytes are called."""
+        return tuple(frame.name for frame in self.frames if not isinstance(frame, str))
+
 
 def entries_of(value: object, kind: str) -> list[Any]:
     """The items that a value of a row's `image`, `videos` and such names: a list of pictures alone is one video."""

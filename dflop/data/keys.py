@@ -12,7 +12,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from dflop.data.annotations import MEDIA_KINDS, BadSample, printable
-from dflop.data.media_value import is_media_like
+from dflop.data.media_value import is_media, is_media_like
 
 LISTS = ("conversations", "messages", "texts")
 ASKS = ("instruction", "prompt", "query", "question")
@@ -113,7 +113,7 @@ IGNORED = frozenset(BESIDE_QUESTIONS) | frozenset(
     )
 )
 """Keys that say where a row comes from and what it is like."""
-_IGNORED_OF_ROWS = ("name", "channel")
+_NO_QUESTION = {**FOLLOWED, "row": FOLLOWED["row"] | {"name", "channel"}}
 
 
 class KeyReader:
@@ -145,9 +145,9 @@ class KeyReader:
                 raise BadSample(f"{what} has `{key}`: name media in the row or in a part of their type", key=key)
             if meaning := _meaning(key, value, kinds):
                 raise _refusal(printable(key), f"{what} has `{printable(key)}` ({meaning}), which is not supported")
+            if is_media(value) or (key not in IGNORED and is_media_like(value)):
+                raise _refusal(printable(key), f"{what} has media under `{printable(key)}`, which is not read")
             if key not in IGNORED:
-                if is_media_like(value):
-                    raise _refusal(printable(key), f"{what} has media under `{printable(key)}`, which is not read")
                 self.unknown.add(printable(key))
 
     def check_row(self, row: Mapping[str, object], kinds: Collection[str]) -> None:
@@ -163,9 +163,8 @@ class KeyReader:
                 raise _refusal(key, f"row has no media, but names some under `{printable(key)}`, which is not read")
 
     def _not_followed(self, entry: Mapping[str, object], level: str) -> Iterator[tuple[str, object]]:
-        followed = FOLLOWED[level] | set(_IGNORED_OF_ROWS if level == "row" else ())
         for key, value in entry.items():
-            if key not in followed and key not in self.ignored and not says_nothing(key, value):
+            if key not in _NO_QUESTION[level] and key not in self.ignored and not says_nothing(key, value):
                 yield key, value
 
     def check_columns(self, row: Mapping[str, object], keys: Iterable[str]) -> None:

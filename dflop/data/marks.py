@@ -82,9 +82,10 @@ def place_marks(said: tuple[Said, ...], files: Files) -> tuple[tuple[Said, ...],
         BadSample: a mark that stands for no file for certain.
     """
     tags = [(number, tag) for number, turn in enumerate(said) for tag in _tags(turn.text)]
-    plain = Counter(mark.kind for turn in said if turn.role == "user" for mark in turn.marks if not mark.path)
-    if not tags and all(files[kind] or not plain[kind] for kind in MEDIA_KINDS):
+    marks = [mark for turn in said if turn.role == "user" for mark in turn.marks if not mark.path]
+    if not tags and all(files[mark.kind] for mark in marks):
         return said, files
+    plain = Counter(mark.kind for mark in marks)
     has_media = any(files.values()) or any(mark.path for turn in said for mark in turn.marks)
     of_users = [(number, tag) for number, tag in tags if said[number].role == "user"]
     for number, tag in tags if has_media else ():
@@ -173,6 +174,8 @@ def _replaced(turn: Said, tags: Sequence[tuple[_Tag, str]], others: Mapping[str,
 
 def _tags(text: str) -> list[_Tag]:
     """Marks in a text, without plain placeholders on their own."""
+    if "<" not in text and "[" not in text and "{" not in text:
+        return []
     raw, found, at = list(_raw(text)), [], 0
     while at < len(raw):
         tag = raw[at]
@@ -188,8 +191,6 @@ def _tags(text: str) -> list[_Tag]:
 
 
 def _raw(text: str) -> Iterator[_Tag]:
-    if not any(bracket in text for bracket in "<[{"):
-        return
     code = [match.span() for match in _CODE.finditer(text)] if "`" in text else []
     for match in _TAG.finditer(text):
         name = next(filter(None, match.groups()))

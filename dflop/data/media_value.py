@@ -30,6 +30,7 @@ _NAMED = re.compile(rf"[^\n]{{0,500}}\.({'|'.join(_SUFFIXES)})", re.IGNORECASE)
 _DATA = re.compile(r"data:([^,;]*)((?:;[^,;]*)*),", re.IGNORECASE)
 _BASE64_STARTS = ("/9j/", "iVBORw0KGgo", "R0lGOD", "UklGR", "T2dnUw", "SUkqA", "TU0AK")
 """How JPEG, PNG, GIF, RIFF, Ogg and TIFF begin."""
+_STARTS = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"RIFF", b"OggS", b"fLaC", b"ID3", b"\x1aE\xdf\xa3")
 _LONGEST_NAME = 255
 _SCHEMES = ("http", "https", "s3", "gs", "hf", "oss", "ftp", "azure", "abfs")
 
@@ -42,6 +43,11 @@ class Attached:
     """The bytes, or base64 of them."""
     name: str
     """What it is called; only its suffix matters."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """As `FrameList.names`."""
+        return (self.name,)
 
     def decoded(self) -> bytes:
         """The bytes.
@@ -81,12 +87,23 @@ def read_value(value: object, what: str) -> str | Attached | None:
     raise BadSample(f"{what} names no file: {shortened(value)}")
 
 
+def is_media(value: object) -> bool:
+    """Whether a value holds the bytes of a media file, or a list of such."""
+    if isinstance(value, bytes):
+        return value.startswith(_STARTS) or value[4:8] == b"ftyp"
+    if isinstance(value, str):
+        return value.startswith(("data:image/", "data:video/", "data:audio/"))
+    if isinstance(value, dict | list):
+        return any(map(is_media, value.values() if isinstance(value, dict) else value))
+    return False
+
+
 def is_media_like(value: object) -> bool:
     """Whether a value of a key that is not known looks like media."""
     if isinstance(value, bytes):
         return True
     if isinstance(value, str):
-        return bool(_NAMED.fullmatch(value)) or value.startswith(("data:image/", "data:video/", "data:audio/"))
+        return bool(_NAMED.fullmatch(value)) or is_media(value)
     if isinstance(value, dict):
         return value.get("bytes") is not None or (value.keys() <= {"bytes", "path"} and bool(value.get("path")))
     return isinstance(value, list) and any(map(is_media_like, value))

@@ -24,6 +24,7 @@ from dflop.data.formats.row_source import RowSource
 from dflop.data.formats.source import open_source
 from dflop.data.frame_files import AnySource, FrameFiles
 from dflop.data.keys import never_ignored
+from dflop.data.ledger import MediaFolder
 from dflop.data.patterns import expand, relative_to
 from dflop.errors import ConfigError
 
@@ -123,6 +124,7 @@ class Dataset:
         self._rows = rows
         self._starts = np.cumsum([0, *map(len, rows)])
         self._source_starts = [np.cumsum([0, *map(len, of_entry)]) for of_entry in sources]
+        self._folders = [MediaFolder(entry.media_root) for entry in entries]
 
     @classmethod
     def open(cls, entries: Sequence[MixtureEntry], seed: int = 0) -> Dataset:
@@ -198,6 +200,21 @@ class Dataset:
         except (BadSample, OSError):
             return "absent"
         return "\t".join(f"{status.st_size}\t{status.st_mtime_ns}" for status in found)
+
+    def unplaced(self, index: int, sample: AnnotatedSample) -> tuple[str, str] | None:
+        """Keys and name of a media file that exists and that sample `index` names without having it as a medium."""
+        if not sample.named:
+            return None
+        source, _ = self._source(index)
+        folder, members = self._folders[self.locate(index)[0]], source.members()
+        inside = {os.path.basename(ref.path) for ref in sample.media if source.embeds(ref)}
+        for keys, name in sample.named:
+            path = folder.find(name, by_end=not sample.media)
+            if (path is None and name not in members) or os.path.basename(name) in inside:
+                continue
+            if path not in {folder.path(placed) for ref in sample.media for placed in (ref.path, *ref.frames)}:
+                return keys, name
+        return None
 
     def fingerprint(self) -> str:
         """Hash of rows, what is in them and their weights: equal ones mean equal samples under equal numbers.

@@ -28,6 +28,7 @@ from dflop.data.decode import decode_audio, decode_image, decode_video
 from dflop.data.demo import make_demo_dataset
 from dflop.data.demo_text import train_tokenizer
 from dflop.data.headers import read_header
+from dflop.data.ledger import names_in
 from dflop.data.load_media import resize
 from dflop.data.shapes import ShapeRules
 from dflop.data.size_table import profile_sizes, read_sizes
@@ -92,6 +93,7 @@ def all_figures(folder: Path, given: Path | None, sizes: Path | None, num_sample
     for kind in RATIOS:
         yield media_figure(folder / kind.replace(" ", "-"), media, kind, num_samples, is_bound=given is not None)
     yield text_figure(folder / "text", num_samples)
+    yield ledger_figure(folder / "ledger", num_samples)
     yield again_figure(folder / "again", media, num_samples)
     if sizes:
         yield sizes_figure(sizes)
@@ -115,6 +117,21 @@ def text_figure(folder: Path, num_samples: int) -> Figure:
     note = f"{num_healthy / took_s:,.0f} samples/s"
     name = f"profile {num_samples} conversations"
     return Figure(name, took_s, None, "apply_chat_template alone", other_s, note=note)
+
+
+def ledger_figure(folder: Path, num_samples: int) -> Figure:
+    """What it costs to look for media that rows name but do not place, where every row names one that is not there."""
+    dataset, _ = conversations(folder, num_samples, lambda i: {"metadata": {"source": f"train/{i}.jpg"}})
+    took_s, _ = profile(dataset)
+    rows, (entry,) = dataset.open(), dataset.entries
+    parsed = [json.loads(line) for line in entry.paths[0].open()]
+    samples = [rows.sample(i) for i in range(len(parsed))]
+    looked_s = _timed(lambda: [list(names_in(row, ())) for row in parsed])
+    looked_s += _timed(lambda: [rows.unplaced(i, sample) for i, sample in enumerate(samples)])
+    note = f"{looked_s / took_s:.1%} of the profile"
+    return Figure(
+        f"  names of media looked for in {num_samples} rows", looked_s, None, "their profile", took_s, 20.0, note
+    )
 
 
 def again_figure(folder: Path, media: Path, num_samples: int) -> Figure:
@@ -154,8 +171,10 @@ def _is_small(path: Path) -> bool:
     return header.width_px * header.height_px < 1_000_000
 
 
-def conversations(folder: Path, num_samples: int) -> tuple[DatasetRef, list[list[dict[str, str]]]]:
-    """Questions and answers of 5 to 300 words out of Python's documentation."""
+def conversations(
+    folder: Path, num_samples: int, more: Callable[[int], dict[str, object]] = lambda _: {}
+) -> tuple[DatasetRef, list[list[dict[str, str]]]]:
+    """Questions and answers of 5 to 300 words out of Python's documentation; `more` gives further keys of a row."""
     folder.mkdir(parents=True)
     words = " ".join(pydoc_data.topics.topics.values()).split(" ")
     rng = np.random.default_rng(0)
@@ -168,7 +187,7 @@ def conversations(folder: Path, num_samples: int) -> tuple[DatasetRef, list[list
         ]
         for s, n in zip(starts, lengths, strict=True)
     ]
-    rows = [json.dumps({"id": str(i), "messages": chat}) for i, chat in enumerate(chats)]
+    rows = [json.dumps({"id": str(i), "messages": chat, **more(i)}) for i, chat in enumerate(chats)]
     return _dataset(folder, rows, folder), chats
 
 

@@ -50,6 +50,10 @@ class RowSource(abc.ABC):
         """
         return self._read(index).sample
 
+    def members(self) -> Collection[str]:
+        """Names of the media files in this file that are no part of a row; none unless it is an archive."""
+        return ()
+
     def embeds(self, ref: MediaRef) -> bool:
         """Whether its bytes are in this file, so that `fingerprint` covers them; frames of a list may be elsewhere."""
         return self._holds(ref.path) and not ref.frames

@@ -9,11 +9,11 @@ the tar. A member of any other extension is a reason against its row, unless the
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import tarfile
 from collections.abc import Collection
-from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -61,6 +61,7 @@ class TarShard(RowSource):
         places = [(m.start, m.size_bytes) for group in groups for m in group]
         self._places: npt.NDArray[np.int64] = np.array(places, np.int64).reshape(-1, 2)
         self._row_stops = np.cumsum([0, *map(len, groups)])
+        self._all: frozenset[str] | None = None
 
     @classmethod
     def open(cls, path: Path, ignored_keys: Collection[str] = ()) -> TarShard:
@@ -154,6 +155,14 @@ class TarShard(RowSource):
         except OSError as error:
             raise BadSample(f"shard cannot be read: {error.strerror}", path=ref.path) from error
 
+    def members(self) -> Collection[str]:
+        """Names of all members."""
+        if self._all is None:
+            stops = self._name_stops.tolist()
+            names = (self._names[start:stop].decode("utf-8") for start, stop in itertools.pairwise(stops))
+            self._all = frozenset(names)
+        return self._all
+
     def _holds(self, path: str) -> bool:
         return path.startswith(self._prefix) or super()._holds(path)
 
@@ -223,7 +232,7 @@ def _captioned(row: dict[str, Any], caption: bytes | None, *, has_media: bool) -
 
 def _chosen(row: dict[str, Any], kind: str, names: list[str]) -> list[str]:
     values = [row[key] for key in (kind, f"{kind}s") if row.get(key) is not None]
-    given = list(chain.from_iterable(v if isinstance(v, list) else [v] for v in values))
+    given = list(itertools.chain.from_iterable(v if isinstance(v, list) else [v] for v in values))
     known = {n.rpartition("/")[2].partition(".")[2]: n for n in names}
     known |= {n.rpartition("/")[2]: n for n in names} | {n: n for n in names}
     found = [known[g] for g in given if isinstance(g, str) and g in known]
