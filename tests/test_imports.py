@@ -13,6 +13,10 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "dflop"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 CONTRACTS, EXTRAS = PROJECT["tool"]["importlinter"]["contracts"], PROJECT["project"]["optional-dependencies"]
+MODULES = {"pillow": "PIL", "ruamel.yaml": "ruamel"}
+PLAN = {MODULES.get(name, name) for text in EXTRAS["plan"] for name in text.split(">")[:1]}
+OF_TRAINERS = {"psutil", "jinja2", "tokenizers", "PIL", "zstandard", "av", "scipy"}
+"""Come with torch, transformers and accelerate, or are looked for by them."""
 FILES = sorted(PACKAGE.rglob("*.py"))
 TORCH_FILES_OF_MODELS = {
     "autograd.py", "build.py", "fused.py", "loss.py", "attention.py", "encoders.py", "positions.py", "ways.py",
@@ -79,13 +83,12 @@ def test_files_stay_small():
             "import tests.gpu.evidence",
         ),
         (
-            # accelerate, which a Trainer needs, brings psutil.
-            [*({text.split(">")[0].split(".")[0] for text in EXTRAS["plan"]} - {"psutil"}), "prefect"],
-            "import dflop.cli, dflop.sampler.estimate, dflop.sampler.hf, dflop.sampler.costs_of_media, "
-            "dflop.data.headers, dflop.data.annotations, dflop.data.shapes, dflop.cost.analytic",
+            [*PLAN, "torch", "transformers", "prefect"],
+            "import dflop.cli, dflop.sampler.estimate, dflop.data.lengths_file, dflop.report.table_text",
         ),
+        ([*(PLAN - OF_TRAINERS), "prefect"], "import dflop.sampler.hf, dflop.sampler.gradient_check"),
     ],
-    ids=["a borrowed GPU", "pip install dflop"],
+    ids=["a borrowed GPU", "pip install dflop", "and torch"],
 )
 def test_what_needs_little_needs_no_more(blocked, code):
     run_without(blocked, code)

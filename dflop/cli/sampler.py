@@ -24,12 +24,15 @@ def estimate(
     sync: Annotated[
         Literal["step", "microbatch"], Parameter(help="Where ranks wait: DDP once per step, FSDP per microbatch.")
     ] = "step",
+    window: Annotated[
+        int | None, Parameter(help="Global batches that dflop's window sorts together; as group_by_length without.")
+    ] = None,
     max_steps: Annotated[int, Parameter(help="Steps that are simulated.")] = 200,
     form: Form = "table",
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Estimate what waiting for the slowest rank costs, under the usual orders and with dflop's sampler.
+    """Estimate what waiting for the slowest rank costs, under the usual orders and with dflop's sampler; a verdict.
 
     A file has numbers, a `length` or `input_ids` column, and a `cost` column where cost is more than tokens; .npz is
     what `media_costs(...).save` wrote. Simulated: no communication, and ranks equally fast.
@@ -43,17 +46,19 @@ def estimate(
     from dflop.report.rows import print_rows
     from dflop.report.table_text import print_table
     from dflop.report.tables import make_table
-    from dflop.sampler.estimate import RANDOM, Setting, costs_of_file, estimate_waiting
+    from dflop.sampler.estimate import RANDOM, costs_of_file, estimate_waiting, verdict
+    from dflop.sampler.waiting import Setting
 
     say, shown = talk(quiet), form_of(form, as_json)
     costs = costs_of_file(lengths, say)
-    setting = Setting(ranks, 8 * ranks * microbatches if batch is None else batch, microbatches, padded, sync)
+    setting = Setting(ranks, 8 * ranks * microbatches if batch is None else batch, microbatches, padded, sync, window)
     found = estimate_waiting(costs, setting, max_steps=max_steps)
     by_order = {of.order: of.step_cost for of in found}
     if shown != "table":
         header = ("order", "waiting_frac", "padding_frac", "speedup", "num_steps")
         rows = [(w.order, w.waiting_frac, w.padding_frac, by_order[RANDOM] / w.step_cost, w.num_steps) for w in found]
         print_rows(header, rows, shown)
+        say(verdict(found))
         return
     table = make_table(
         f"Waiting, simulated: {ranks} ranks x {units.counted(microbatches, 'microbatch', 'microbatches')}, "
@@ -70,3 +75,4 @@ def estimate(
         "Waiting: 1 - mean / longest of the ranks' times. Step time: over random order.",
     )
     print_table(table, Console())
+    print(verdict(found))

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import polars as pl
 
 from dflop.errors import ConfigError
 
@@ -35,7 +34,7 @@ def read_lengths(path: Path) -> tuple[Column | None, Column | None]:
         columns = _columns(path)
         lengths, costs = (_numbers(columns, names) for names in (LENGTHS, COSTS))
         plain = _numbers(columns, (_PLAIN,))
-    except (OSError, ValueError, TypeError, LookupError, pl.exceptions.PolarsError) as error:
+    except (OSError, ValueError, TypeError, LookupError) as error:
         words = " ".join(str(error).split())[:200]
         raise ConfigError(f"lengths cannot be read: {words}", where=str(path)) from error
     if plain is not None:
@@ -56,9 +55,7 @@ def _columns(path: Path) -> Mapping[str, Iterable[Any]]:
     if path.suffix == ".npy":
         return {_PLAIN: _only_column(np.load(path, allow_pickle=False))}
     if path.suffix == ".parquet":
-        names = pl.read_parquet_schema(path)
-        wanted = [name for name in (*LENGTHS, *COSTS) if name in names]
-        return pl.read_parquet(path, columns=wanted).to_dict(as_series=False) if wanted else dict.fromkeys(names, ())
+        return _of_parquet(path)
     text = path.read_text()
     if path.suffix == ".txt":
         return {_PLAIN: text.split()}
@@ -73,6 +70,17 @@ def _columns(path: Path) -> Mapping[str, Iterable[Any]]:
     if isinstance(rows, list) and rows and isinstance(rows[0], dict):
         return {name: [row[name] for row in rows] for name in rows[0] if all(name in row for row in rows)}
     return rows if isinstance(rows, dict) else {_PLAIN: rows}
+
+
+def _of_parquet(path: Path) -> Mapping[str, Iterable[Any]]:
+    import polars as pl  # here, so that other files are read without it
+
+    try:
+        names = pl.read_parquet_schema(path)
+        wanted = [name for name in (*LENGTHS, *COSTS) if name in names]
+        return pl.read_parquet(path, columns=wanted).to_dict(as_series=False) if wanted else dict.fromkeys(names, ())
+    except pl.exceptions.PolarsError as error:
+        raise ValueError(str(error)) from error
 
 
 def _only_column(found: npt.NDArray[Any]) -> list[Any]:

@@ -2,15 +2,18 @@
 
 Which rank this is, of how many, is looked up when an iteration begins: trainers initialise torch.distributed after the
 sampler was made. Resuming goes by the number of optimizer steps that were trained: `resume(step)` before the first
-batch is all there is to it; how many ranks or microbatches there were before does not matter.
+batch is all there is to it; how many ranks or microbatches there were before does not matter. With a global batch of
+another size it takes `load_state_dict`: the epoch goes on after the last sample that was trained.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict
 from typing import Any
 
 import torch.distributed as dist
@@ -21,9 +24,11 @@ from dflop.sampler.accumulation import Step
 from dflop.sampler.costs_of_samples import SampleCosts, sample_costs
 from dflop.sampler.dp_rank import PlaceUnknown, find_place
 from dflop.sampler.draws import Draws, Progress, Start
+from dflop.sampler.followed import FollowedOrder
 from dflop.sampler.hands import check_hands, refuse_dispatch, who_draws
 from dflop.sampler.numbers import check_positive
-from dflop.sampler.rank_plans import BatchPlan, Planner, warm_up
+from dflop.sampler.orders import Cut
+from dflop.sampler.rank_plans import BatchPlan, Origin, Planner, warm_up
 from dflop.schedule.data_parallel import Sync
 
 SYNCS = ("step", "microbatch")
@@ -56,6 +61,12 @@ class BalancedBatchSampler(Sampler[list[int]]):
             share one. False: it puts them one after the other.
         seed: Of the order.
         drop_last: Leave out the samples beyond the last full global batch of an epoch; other ones in every epoch.
+            False: they are a step with fewer microbatches; where they are fewer than ranks, some repeat a sample that
+            does not count.
+        window: Global batches whose samples are sorted together, so that those of a step are similar: less waiting and
+            padding where a global batch has few samples, and steps that are no random choice any more, as under
+            `group_by_length`. 1: each is a random choice.
+        order: A sampler, or a batch sampler, whose global batches are taken; None: a random order by the seed.
         ahead: Steps planned early by a thread; 0: none, each is planned when its first batch is drawn.
 
     Raises:
@@ -75,10 +86,13 @@ class BalancedBatchSampler(Sampler[list[int]]):
         padded: bool = False,
         seed: int = 0,
         drop_last: bool = False,
+        window: int = 1,
+        order: Iterable[Any] | None = None,
         ahead: int = 2,
     ) -> None:
         numbers = {
             "global_batch_size": global_batch_size, "num_microbatches": num_microbatches, "max_tokens": max_tokens,
+            "window": window,
         }  # fmt: skip
         for name, number in numbers.items():
             if number is not None:
@@ -89,20 +103,30 @@ class BalancedBatchSampler(Sampler[list[int]]):
                 where="BalancedBatchSampler",
                 hint="a constant number of microbatches, or as many as fit into max_tokens",
             )
+        if order is not None and window > 1:
+            raise ConfigError(
+                "window rearranges global batches, and order says what they are",
+                where="BalancedBatchSampler",
+                hint="give one of them; under Hugging Face's Trainer a window goes with the random order alone",
+            )
         if sync not in SYNCS:
             raise ConfigError(f"unknown sync `{sync}`", where="BalancedBatchSampler", hint=did_you_mean(sync, SYNCS))
         if not isinstance(costs, SampleCosts):
             costs = sample_costs(costs)
+        num_microbatches = num_microbatches or (None if max_tokens else 1)
         self._planner = Planner(
             costs,
-            global_batch_size,
-            num_microbatches=num_microbatches or (None if max_tokens else 1),
+            Cut(global_batch_size, window, num_microbatches or 1),
+            num_microbatches=num_microbatches,
             max_tokens=max_tokens,
             sync=sync,
             padded=padded,
             seed=seed,
             drop_last=drop_last,
+            order=None if order is None else FollowedOrder(order, costs, seed),
         )
+        self.num_trained: Callable[[], int] | None = None
+        """A trainer's count of the steps that it trained, where an iteration begins by that, whatever is skipped."""
         self._ahead = ahead
         self._epoch = self._first_in_epoch = 0
         self._progress: Progress | None = None
@@ -141,7 +165,12 @@ class BalancedBatchSampler(Sampler[list[int]]):
         """Microbatches of this rank in a whole epoch."""
         if self.num_microbatches is None:
             raise TypeError("with max_tokens the number of microbatches is not known in advance; see steps_per_epoch")
-        return self.steps_per_epoch * self.num_microbatches
+        return self._planner.microbatches_per_epoch
+
+    @property
+    def planner(self) -> Planner:
+        """What makes its plans."""
+        return self._planner
 
     def __iter__(self) -> Iterator[list[int]]:
         hands, is_stepping = who_draws(), self._is_stepping
@@ -149,11 +178,18 @@ class BalancedBatchSampler(Sampler[list[int]]):
         def begin() -> Start:
             if not is_stepping:
                 self._leave_last()
+            num_skipped = 0
+            if self.num_trained is not None:
+                num_skipped = hands.num_skipped
+                self.resume(self.num_trained())
             is_constant = is_stepping or self.num_microbatches is not None
-            check_hands(hands, self.costs, is_constant=is_constant, num_resumed=self._first_in_epoch)
+            num_resumed = 0 if num_skipped else self._first_in_epoch
+            check_hands(hands, self.costs, is_constant=is_constant, num_resumed=num_resumed)
             rank, _ = self._settle()
-            first, end = self._place_in_order(), (self._epoch + 1) * self.steps_per_epoch
-            return Start(rank, first, end, functools.partial(self._planner.plans, ahead=self._ahead))
+            first, end = self._place_in_order(), self._planner.first_step(self._epoch + 1)
+            if self.num_trained is not None and self._planner.is_shifted:  # the trainer's epochs end elsewhere
+                end = first + self.steps_per_epoch
+            return Start(rank, first, end, functools.partial(self._planner.plans, ahead=self._ahead), num_skipped)
 
         return Draws(begin, self._follow, hands.num_prefetched)
 
@@ -183,7 +219,7 @@ class BalancedBatchSampler(Sampler[list[int]]):
         self._leave_last()
         while True:
             step = self._place_in_order()
-            end = (self._epoch + 1) * self.steps_per_epoch
+            end = self._planner.first_step(self._epoch + 1)
             end = end if until is None else min(end, until)
             rank, num_replicas = self._settle()
             self._is_stepping = True
@@ -223,11 +259,10 @@ class BalancedBatchSampler(Sampler[list[int]]):
         sampler by itself.
 
         Raises:
-            ConfigError: the number is negative.
+            ConfigError: the number is negative, or before a checkpoint whose global batches had another size.
         """
-        if step < 0:
-            raise ConfigError(f"step {step} is negative", where="BalancedBatchSampler.resume")
-        self._goto(*divmod(step, self.steps_per_epoch))
+        epoch, _ = self._planner.place(step)
+        self._goto(epoch, step - self._planner.first_step(epoch))
 
     def state_dict(self, step: int | None = None) -> dict[str, int]:
         """State as a few integers, for a checkpoint.
@@ -236,10 +271,13 @@ class BalancedBatchSampler(Sampler[list[int]]):
             step: Optimizer steps trained so far, over all epochs. None: those whose batches were all handed out to the
                 loop; what a loader's workers have drawn beyond that does not count.
         """
-        return {"step": self._num_trained() if step is None else step, **self._identity()}
+        step = self._num_trained() if step is None else step
+        epoch, offset = self._planner.place(step)
+        cut = asdict(self._planner.cut_of(epoch))
+        return {"step": step, "epoch": epoch, "offset": offset, **cut, **self._identity()}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Go on where a checkpoint was made, with any number of ranks and microbatches.
+        """Go on where a checkpoint was made, with any number of ranks and microbatches and any global batch size.
 
         Raises:
             ConfigError: the state is of another order of samples.
@@ -251,7 +289,17 @@ class BalancedBatchSampler(Sampler[list[int]]):
                     where="BalancedBatchSampler.load_state_dict",
                     hint="the same samples in the same order need the same value",
                 )
-        self.resume(state["step"])
+        step, epoch, offset = (state[name] for name in ("step", "epoch", "offset"))
+        cut = Cut(*(state[name] for name in ("global_batch_size", "window", "num_pieces")))
+        is_alike = cut == self._planner.cut or self._planner.cut.window == cut.window == 1
+        size = self._planner.cut.global_batch_size
+        if cut.global_batch_size != size or not is_alike or self._planner.place(step) != (epoch, offset):
+            self._planner.start_from(Origin(step, epoch, offset, cut))
+            _log.info(
+                "global batches have %d samples and had %d: epoch %d continues after its first %d samples", size,
+                cut.global_batch_size, epoch, offset,
+            )  # fmt: skip
+        self.resume(step)
 
     @property
     def sampler(self) -> BalancedBatchSampler:
@@ -288,16 +336,16 @@ class BalancedBatchSampler(Sampler[list[int]]):
     def _leave_last(self) -> None:
         """An iteration begins: the one before it had the whole epoch, or its epoch begins anew."""
         if self._progress is not None and self._progress.is_over:
-            self._goto(self._progress.end // self.steps_per_epoch, 0)
+            self.resume(self._progress.end)
         elif (num_trained := self._num_trained()) > self._place_in_order():
             _log.info(
                 "epoch %d was left after %d of %d steps, it begins anew", self._epoch,
-                num_trained - self._epoch * self.steps_per_epoch, self.steps_per_epoch,
+                num_trained - self._planner.first_step(self._epoch), self.steps_per_epoch,
             )  # fmt: skip
         self._progress = self._current = None
 
     def _place_in_order(self) -> int:
-        return self._epoch * self.steps_per_epoch + self._first_in_epoch
+        return self._planner.first_step(self._epoch) + self._first_in_epoch
 
     def _num_trained(self) -> int:
         """Steps whose microbatches the loop has."""
@@ -322,32 +370,30 @@ class BalancedBatchSampler(Sampler[list[int]]):
         return place
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_progress": None, "_current": None}
+        return {**self.__dict__, "_progress": None, "_current": None, "num_trained": None}
 
     def _identity(self) -> dict[str, int]:
         planner = self._planner
         return {
             "seed": planner.seed,
-            "global_batch_size": planner.global_batch_size,
-            "num_samples": len(planner.costs),
+            "num_samples": planner.order.num_drawn,
             "drop_last": int(planner.drop_last),
         }
 
     def _compare_ranks(self) -> None:
         planner = self._planner
+        order = hashlib.sha256(planner.rows(self._epoch).tobytes()).hexdigest()
         mine = (
-            planner.costs.key,
-            planner.num_microbatches,
-            planner.max_tokens,
-            planner.sync,
-            *self._identity().items(),
-        )
+            planner.costs.key, order, planner.cut, planner.origin, planner.num_microbatches, planner.max_tokens,
+            planner.sync, *self._identity().items(),
+        )  # fmt: skip
         every: list[Any] = [None] * self.num_replicas
         dist.all_gather_object(every, mine)
         other = [r for r, theirs in enumerate(every) if theirs != every[0]]
         if other:
             raise ConfigError(
-                f"rank(s) {', '.join(map(str, other[:8]))} have other costs or settings than rank 0",
+                f"rank(s) {', '.join(map(str, other[:8]))} have other costs, settings or order than rank 0",
                 where="BalancedBatchSampler",
-                hint="make the costs once, SampleCosts.save them and load the file on every rank",
+                hint="make the costs once, SampleCosts.save them and load the file on every rank; a sampler of yours "
+                "must draw the same on every rank",
             )

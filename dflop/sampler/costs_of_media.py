@@ -57,13 +57,16 @@ def media_costs(
         DataError: the data cannot be read, or no sample of them.
         CostError: an unknown device.
     """
-    from dflop.cost.analytic import analytic_cost_tables
-    from dflop.cost.devices import find_device
-    from dflop.cost.towers import tables_for
-    from dflop.data.model_tokenizer import find_tokenizer
-    from dflop.data.shapes import ShapeRules
-    from dflop.data.tokens import ChatTokenizer
-    from dflop.models.hub import read_hub_model
+    try:
+        from dflop.cost.analytic import analytic_cost_tables
+        from dflop.cost.devices import find_device
+        from dflop.cost.towers import tables_for
+        from dflop.data.model_tokenizer import find_tokenizer
+        from dflop.data.shapes import ShapeRules
+        from dflop.data.tokens import ChatTokenizer
+        from dflop.models.hub import read_hub_model
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"media_costs needs the package {error.name}", hint="pip install 'dflop[plan]'") from error
 
     sheet, config = find_device(device), Path(model)
     config = config / "config.json" if config.is_dir() else config

@@ -58,6 +58,8 @@ class Start:
     """The step after the last."""
     plans: Callable[[int, int], Iterator[BatchPlan]]
     """Of the steps from one to another."""
+    num_skipped: int = 0
+    """Microbatches that are drawn and thrown away before the first, by a trainer that skips what was trained."""
 
 
 class Draws(Iterator[list[int]]):
@@ -73,10 +75,13 @@ class Draws(Iterator[list[int]]):
         self._begin, self._follow, self._num_prefetched = begin, follow, num_prefetched
         self._start: Start | None = None
         self._left: list[list[int]] = []
-        self._num_in_step = 0
+        self._num_in_step = self._num_skipped = 0
 
     def __next__(self) -> list[int]:
-        self._begun()
+        start = self._begun()
+        if self._num_skipped < start.num_skipped:
+            self._num_skipped += 1
+            return []
         self._progress.num_asked += 1
         if not self._left:
             self._next_step()

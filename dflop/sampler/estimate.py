@@ -1,61 +1,37 @@
 """What waiting for the slowest rank costs a trainer, by the costs of its samples alone, under the usual orders.
 
-Ranks end a step together, so what one rank has less to do than the slowest is waiting. That is simulated: no machine is
-slower than another, nothing overlaps, and time is what the costs say. Orders that deal out the same global batches are
-compared on the same steps; `length-grouped` makes other global batches, and is judged on its own.
+Orders that deal out the same global batches are compared on the same steps; `length-grouped` and dflop's window make
+other ones, of samples that are alike, and are judged on their own. The verdict names the fastest of either kind.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from dflop.cost.model import Floats
+from dflop import units
 from dflop.errors import ConfigError
 from dflop.run.messages import Say
 from dflop.sampler.costs_of_samples import Ints, SampleCosts
 from dflop.sampler.lengths import ATTENTION_TOKENS, costs_of_lengths
 from dflop.sampler.numbers import check_positive
+from dflop.sampler.orders import Cut
 from dflop.sampler.rank_plans import Planner
-from dflop.schedule.data_parallel import Sync
+from dflop.sampler.waiting import Dealt, Setting, Waiting, dealt_by, in_turn, waiting_of
 from dflop.schedule.karmarkar_karp import over_ranks
 
-RANDOM, GROUPED, BY_TOKENS, BY_COST, OURS = (
-    "random order", "length-grouped", "Karmarkar-Karp, tokens", "Karmarkar-Karp, cost", "dflop",
+RANDOM, GROUPED, BY_TOKENS, BY_COST, OURS, WINDOW = (
+    "random order", "length-grouped", "Karmarkar-Karp, tokens", "Karmarkar-Karp, cost", "dflop", "dflop, window",
 )  # fmt: skip
 KK_UNITS = 2**40
 """Of the dearest sample: Karmarkar-Karp counts in integers."""
 MAX_MEGABATCH = 50
-"""Batches that transformers sorts together, at most."""
-
-
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """One order of samples."""
-
-    order: str
-    waiting_frac: float
-    """1 - mean / longest of the ranks' times, mean over steps."""
-    padding_frac: float
-    """Of all work, what is done on padding."""
-    step_cost: float
-    """Mean over steps, in the unit of the costs."""
-    num_steps: int
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """How a trainer cuts its data."""
-
-    num_ranks: int
-    batch_size: int
-    """Samples of a global batch."""
-    num_microbatches: int = 1
-    padded: bool = False
-    sync: Sync = "step"
+"""Batches of a rank that transformers sorts together, at most."""
+WORTHWHILE = 1.02
+"""Ratio of step times below which an order is not worth a change."""
 
 
 def costs_of_file(path: Path, say: Say) -> SampleCosts:
@@ -66,7 +42,7 @@ def costs_of_file(path: Path, say: Say) -> SampleCosts:
     """
     if path.suffix == ".npz":
         return SampleCosts.load(path)
-    from dflop.data.lengths_file import read_lengths  # polars
+    from dflop.data.lengths_file import read_lengths
 
     lengths, costs = read_lengths(path)
     if lengths is None:
@@ -79,84 +55,91 @@ def costs_of_file(path: Path, say: Say) -> SampleCosts:
 
 
 def estimate_waiting(costs: SampleCosts, setting: Setting, *, max_steps: int, seed: int = 0) -> list[Waiting]:
-    """Waiting under each order, `RANDOM` first and `OURS` last.
+    """Waiting under each order, `RANDOM` first, `OURS` and `WINDOW` last.
 
     Args:
         costs: Of every sample.
-        setting: Ranks, batch and microbatches.
+        setting: Ranks, batch, microbatches and window.
         max_steps: Simulated of each order, the first ones of an epoch.
         seed: Of the orders.
 
     Raises:
         ConfigError: fewer samples than a global batch, or than ranks and microbatches need.
     """
-    ranks, slots = setting.num_ranks, setting.num_microbatches
-    numbers = {"ranks": ranks, "batch": setting.batch_size, "microbatches": slots, "max_steps": max_steps}
+    ranks, slots, size = setting.num_ranks, setting.num_microbatches, setting.batch_size
+    window = setting.window or max(2, round(_megabatch(len(costs), setting) / size))
+    numbers = {"ranks": ranks, "batch": size, "microbatches": slots, "window": window, "max_steps": max_steps}
     for name, number in numbers.items():
         check_positive(name, number, "estimate")
-    if len(costs) < setting.batch_size:
+    if len(costs) < size:
         raise ConfigError(
-            f"{len(costs)} samples do not fill one global batch of {setting.batch_size}",
+            f"{len(costs)} samples do not fill one global batch of {size}",
             where="estimate",
             hint="give more samples, or a smaller batch",
         )
-    planner = Planner(
-        costs, setting.batch_size, num_microbatches=slots, max_tokens=None, sync=setting.sync, padded=setting.padded,
-        seed=seed, drop_last=True,
-    )  # fmt: skip
-    planner.deal_to(ranks)
-    steps = [planner.plan(step) for step in range(min(max_steps, planner.steps_per_epoch))]
-    where = np.arange(len(costs)) if costs.index is None else costs.index
-    at = np.empty(int(where.max()) + 1, dtype=np.int64)
-    at[where] = np.arange(len(where))
-    drawn = [at[plan.samples] for plan in steps]
-    found = [_waiting(RANDOM, [(rows, _in_turn(len(rows), setting)) for rows in drawn], costs, setting)]
+    random = replace(costs, index=None, weights=None)  # how often a mixture draws them changes none of the ratios
+    steps = _steps(random, setting, Cut(size), seed, max_steps)
+    drawn = [rows for rows, *_ in steps]
+    found = [waiting_of(RANDOM, [in_turn(rows, setting) for rows in drawn], costs, setting)]
     grouped = list(_grouped(costs.tokens, setting, np.random.default_rng(seed)))[: 20 * max_steps]
-    found.append(_waiting(GROUPED, [(rows, _in_turn(len(rows), setting)) for rows in grouped], costs, setting))
-    units = np.rint(costs.seconds / max(float(costs.seconds.max()), 1e-300) * KK_UNITS).astype(np.int64)
-    for order, weights in ((BY_TOKENS, costs.tokens), (BY_COST, units)):
-        dealt = [(rows, over_ranks(weights[rows], ranks, slots)) for rows in drawn]
-        found.append(_waiting(order, dealt, costs, setting))
-    ours = [(rows, (plan.dealt.slot, plan.dealt.rank)) for rows, plan in zip(drawn, steps, strict=True)]
-    return [*found, _waiting(OURS, ours, costs, setting)]
+    found.append(waiting_of(GROUPED, [in_turn(rows, setting) for rows in grouped], costs, setting))
+    units_of = np.rint(costs.seconds / max(float(costs.seconds.max()), 1e-300) * KK_UNITS).astype(np.int64)
+    for order, weights in ((BY_TOKENS, costs.tokens), (BY_COST, units_of)):
+        dealt = [(rows, *over_ranks(weights[rows], ranks, slots), slots) for rows in drawn]
+        found.append(waiting_of(order, dealt, costs, setting))
+    gathered = _steps(random, setting, Cut(size, window, slots), seed, 20 * max_steps)
+    alike = waiting_of(f"{WINDOW} of {window}", gathered, costs, setting)
+    return [*found, waiting_of(OURS, steps, costs, setting), alike]
 
 
-def _waiting(
-    order: str, steps: Sequence[tuple[Ints, tuple[Ints, Ints]]], costs: SampleCosts, setting: Setting
-) -> Waiting:
-    fracs, longest, work, useful = [], [], 0.0, 0.0
-    for rows, (slot, rank) in steps:
-        seconds = costs.seconds[rows]
-        loads = _loads(seconds, slot * setting.num_ranks + rank, setting) + costs.fixed_s
-        longest.append(float(loads.sum(axis=0).max() if setting.sync == "step" else loads.max(axis=1).sum()))
-        fracs.append(1 - float(loads.sum()) / setting.num_ranks / longest[-1] if longest[-1] else 0.0)
-        work, useful = work + float(loads.sum()), useful + float(seconds.sum()) + costs.fixed_s * loads.size
-    padding = max(0.0, 1 - useful / work) if work else 0.0
-    return Waiting(order, float(np.mean(fracs)), padding, float(np.mean(longest)), len(steps))
-
-
-def _loads(seconds: Floats, bucket: Ints, setting: Setting) -> Floats:
-    """`[microbatches, ranks]`; padded, every sample of a microbatch costs what its dearest does."""
-    num_buckets = setting.num_ranks * setting.num_microbatches
-    loads: Floats = np.zeros(num_buckets)
-    if setting.padded:
-        np.maximum.at(loads, bucket, seconds)
-        loads *= np.bincount(bucket, minlength=num_buckets)
+def verdict(found: Sequence[Waiting]) -> str:
+    """What to train with, in a sentence or two: also where that is not dflop."""
+    by_order = {of.order: of for of in found}
+    random, grouped, ours, alike = by_order[RANDOM], by_order[GROUPED], by_order[OURS], found[-1]
+    other = min((of for of in found if of not in (grouped, ours, alike)), key=lambda of: of.step_cost)
+    over_other, over_random, over_grouped, by_window = (
+        of.step_cost / ours.step_cost if of is not alike else ours.step_cost / alike.step_cost
+        for of in (other, random, grouped, alike)
+    )
+    if max(over_random, by_window, 1 / over_grouped) < WORTHWHILE:
+        return f"Stay with what you have: ranks wait {units.percent(random.waiting_frac)} of a step in random order."
+    if over_other < WORTHWHILE:
+        known = f"as fast as {other.order}: stay with that if your trainer has it"
+        own = f"dflop: {units.ratio(over_random)} over random order, {known}"
+    elif over_grouped < 1:
+        own = f"dflop: {units.ratio(over_other)} over the best other order of random batches ({other.order})"
     else:
-        np.add.at(loads, bucket, seconds)
-    return loads.reshape(setting.num_microbatches, setting.num_ranks)
+        best = min((other, grouped), key=lambda of: of.step_cost)
+        own = f"dflop: {units.ratio(best.step_cost / ours.step_cost)} over the best other order ({best.order})"
+    if 1 / over_grouped > WORTHWHILE:
+        keep = "Keep group_by_length if correlated batches are acceptable to you"
+        more = grouped.step_cost / alike.step_cost
+        still = f"; {alike.order} is {units.ratio(more)} faster still" if more > WORTHWHILE else ""
+        return f"{keep}: {units.ratio(1 / over_grouped)} faster here{still}. Else {own}."
+    if by_window > WORTHWHILE:
+        return f"{own}; {alike.order} is {units.ratio(by_window)} faster still if correlated batches are acceptable."
+    return f"{own}."
 
 
-def _in_turn(num_samples: int, setting: Setting) -> tuple[Ints, Ints]:
-    """(slot, rank): equal counts, batches dealt to the ranks in turn, as Accelerate shards a loader."""
-    bucket = np.arange(num_samples) * setting.num_ranks * setting.num_microbatches // num_samples
-    return bucket // setting.num_ranks, bucket % setting.num_ranks
+def _steps(costs: SampleCosts, setting: Setting, cut: Cut, seed: int, max_steps: int) -> list[Dealt]:
+    """The first steps of an epoch, as dflop deals them."""
+    planner = Planner(
+        costs, cut, num_microbatches=setting.num_microbatches, max_tokens=None, sync=setting.sync,
+        padded=setting.padded, seed=seed, drop_last=True,
+    )  # fmt: skip
+    planner.deal_to(setting.num_ranks)
+    return [dealt_by(planner.plan(step)) for step in range(min(max_steps, planner.steps_per_epoch))]
+
+
+def _megabatch(num_samples: int, setting: Setting) -> int:
+    """Samples that transformers' LengthGroupedSampler sorts together."""
+    batch = max(1, setting.batch_size // setting.num_ranks)
+    return batch * max(1, min(num_samples // (4 * batch), MAX_MEGABATCH))
 
 
 def _grouped(lengths: Ints, setting: Setting, rng: np.random.Generator) -> Iterator[Ints]:
     """Global batches of transformers' LengthGroupedSampler: random megabatches, each sorted by length."""
-    batch = max(1, setting.batch_size // setting.num_ranks)
-    order, mega = rng.permutation(len(lengths)), batch * max(1, min(len(lengths) // (4 * batch), MAX_MEGABATCH))
+    order, mega = rng.permutation(len(lengths)), _megabatch(len(lengths), setting)
     parts = [order[first : first + mega] for first in range(0, len(order), mega)]
     order = np.concatenate([part[np.argsort(-lengths[part], kind="stable")] for part in parts])
     for first in range(0, len(order) - setting.batch_size + 1, setting.batch_size):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +14,8 @@ from dflop.sampler.numbers import whole_numbers
 
 ATTENTION_TOKENS = 20_000
 """Length of a text at which attention takes as long as all the rest: a dense model of about 7B, flash attention."""
+PACKED = "seq_lengths"
+"""TRL's column of the lengths of a pack's texts."""
 
 
 def lengths_of(dataset: Any, column: str = "length") -> Ints:
@@ -34,19 +36,17 @@ def lengths_of(dataset: Any, column: str = "length") -> Ints:
             where="lengths",
             hint="give a dataset with __len__ and __getitem__",
         )
-    columns = getattr(dataset, "column_names", None)
-    first = dataset[0] if not isinstance(columns, list) and len(dataset) else None
-    found = columns if isinstance(columns, list) else list(first) if isinstance(first, Mapping) else []
+    found = _names(dataset)
     name = next((name for name in (column, "input_ids") if name in found), None)
     if name is None:
-        has = f"they have {', '.join(map(str, found))}" if found else f"they are of type {type(first).__name__}"
+        first = "" if found or not len(dataset) else f"they are of type {type(dataset[0]).__name__}"
+        has = first or f"they have {', '.join(map(str, found))}"
         raise ConfigError(
             f"samples have no `{column}` and no `input_ids` to take their length from; {has}",
             where="lengths",
             hint="give lengths=[...], or costs=: dflop.sampler.media_costs counts the tokens of texts and media",
         )
-    values = dataset[name] if isinstance(columns, list) else (dataset[i][name] for i in range(len(dataset)))
-    return whole_numbers(name, [int(v) if name == column else len(v) for v in values], "lengths")
+    return whole_numbers(name, [int(v) if name == column else len(v) for v in _values(dataset, name)], "lengths")
 
 
 def costs_of_lengths(lengths: Sequence[int], costs: Sequence[float] | None = None) -> SampleCosts:
@@ -64,3 +64,30 @@ def costs_of_lengths(lengths: Sequence[int], costs: Sequence[float] | None = Non
         return found
     tokens = found.tokens.astype(np.float64)
     return replace(found, seconds=tokens + tokens**2 / ATTENTION_TOKENS)
+
+
+def costs_of_dataset(dataset: Any, column: str = "length") -> SampleCosts:
+    """Costs of texts as long as `lengths_of` says; of packs, whose texts attend to themselves, by their `seq_lengths`.
+
+    Raises:
+        ConfigError: as `lengths_of`.
+    """
+    if PACKED not in _names(dataset):
+        return costs_of_lengths(lengths_of(dataset, column).tolist())
+    packs = [np.asarray(pack, dtype=np.float64) for pack in _values(dataset, PACKED)]
+    costs = [float((pack + pack**2 / ATTENTION_TOKENS).sum()) for pack in packs]
+    return costs_of_lengths([int(pack.sum()) for pack in packs], costs)
+
+
+def _names(dataset: Any) -> list[Any]:
+    """Columns of a dataset, or keys of its first sample."""
+    columns = getattr(dataset, "column_names", None)
+    if isinstance(columns, list):
+        return columns
+    first = dataset[0] if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__") and len(dataset) else None
+    return list(first) if isinstance(first, Mapping) else []
+
+
+def _values(dataset: Any, name: str) -> Iterable[Any]:
+    is_table = isinstance(getattr(dataset, "column_names", None), list)
+    return dataset[name] if is_table else (dataset[i][name] for i in range(len(dataset)))

@@ -1,24 +1,26 @@
 """Which rank trains on what in a step: a pure function of the costs, the seed and the step's number.
 
-Which samples form a global batch comes from `SampleOrder` and does not depend on ranks, microbatches or costs; how they
-are dealt out comes from `balance_ranks`. So every rank plans for itself, without a message, and a run that goes on with
-other ranks goes on with the same global batches.
+Which samples form a global batch comes from an `Order` and does not depend on ranks, nor, without a window, on
+microbatches or costs; how they are dealt out comes from `balance_ranks`. So every rank plans for itself, without a
+message, and a run that goes on with other ranks goes on with the same global batches. With batches of another size it
+goes on after the same sample: steps are counted from an `Origin`.
 """
 
 from __future__ import annotations
 
+import functools
 from collections import OrderedDict
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Any
 
 import numpy as np
 
-from dflop.data.sample_order import SampleOrder
 from dflop.errors import ConfigError
 from dflop.sampler.costs_of_samples import Ints, SampleCosts
+from dflop.sampler.orders import Cut, Order, RandomOrder
 from dflop.schedule.data_parallel import RankPlan, Sync, balance_ranks
 from dflop.schedule.pack import token_cap
 from dflop.schedule.padded import balance_padded
@@ -32,8 +34,10 @@ class BatchPlan:
     """One global batch, dealt out."""
 
     step: int
+    rows: Ints
+    """`[samples]` positions in the costs, in arrival order."""
     samples: Ints
-    """`[samples]` positions in the dataset, in arrival order."""
+    """`[samples]` positions in the dataset."""
     supervised: Ints | None
     """`[samples]` tokens that carry loss."""
     dealt: RankPlan
@@ -63,13 +67,25 @@ class BatchPlan:
         return [not (mine & (self.dealt.slot == slot)).any() for slot in range(self.dealt.num_microbatches)]
 
 
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """From where steps are counted: the beginning, or a checkpoint that was made with another cut."""
+
+    step: int = 0
+    epoch: int = 0
+    offset: int = 0
+    """Samples of the epoch that were trained before."""
+    cut: Cut | None = None
+    """Of what the epoch's order is; None: the same as afterwards."""
+
+
 class Planner:
     """Plans of steps; see `BalancedBatchSampler` for the arguments."""
 
     def __init__(
         self,
         costs: SampleCosts,
-        global_batch_size: int,
+        cut: Cut,
         *,
         num_microbatches: int | None,
         max_tokens: int | None,
@@ -77,14 +93,16 @@ class Planner:
         padded: bool,
         seed: int,
         drop_last: bool,
+        order: Order | None = None,
     ) -> None:
-        self.costs, self.global_batch_size = costs, global_batch_size
+        self.costs, self.cut, self.origin = costs, cut, Origin()
         self.num_replicas, self.num_microbatches, self.max_tokens = 1, num_microbatches, max_tokens
         self.sync: Sync = sync
         self.padded = padded
         self.seed, self.drop_last = seed, drop_last
-        self._check_sizes()
+        self.order = order or RandomOrder(seed, costs, costs.tokens if padded else costs.seconds)
         self._prepare()
+        self._check_sizes()
 
     def deal_to(self, num_replicas: int) -> None:
         """Plan for so many data-parallel ranks from now on.
@@ -97,11 +115,50 @@ class Planner:
             self._check_sizes()
             self._prepare()
 
+    def start_from(self, origin: Origin) -> None:
+        """Count steps from there from now on."""
+        self.origin = origin
+        self._prepare()
+
+    @property
+    def is_shifted(self) -> bool:
+        """Whether an epoch in progress was begun with global batches of another size."""
+        return self.origin.offset > 0
+
     @property
     def steps_per_epoch(self) -> int:
-        """Optimizer steps of an epoch."""
-        full, rest = divmod(len(self.costs), self.global_batch_size)
-        return full + (rest > 0 and not self.drop_last)
+        """Optimizer steps of a whole epoch."""
+        return self._num_steps(self.order.num_drawn)
+
+    def first_step(self, epoch: int) -> int:
+        """Of an epoch; where it was begun before the origin, the first one after it."""
+        start = self.origin
+        if epoch <= start.epoch:
+            return start.step
+        rest = self._num_steps(self.order.num_drawn - start.offset)
+        return start.step + rest + (epoch - start.epoch - 1) * self.steps_per_epoch
+
+    def place(self, step: int) -> tuple[int, int]:
+        """(epoch, samples of it that come before the step).
+
+        Raises:
+            ConfigError: the step is negative, or before the checkpoint from which steps are counted.
+        """
+        start = self.origin
+        if step < start.step:
+            raise ConfigError(f"step {step} is before step {start.step}", where="BalancedBatchSampler")
+        if step < (second := self.first_step(start.epoch + 1)):
+            return start.epoch, start.offset + (step - start.step) * self.cut.global_batch_size
+        epoch, within = divmod(step - second, self.steps_per_epoch)
+        return start.epoch + 1 + epoch, within * self.cut.global_batch_size
+
+    def cut_of(self, epoch: int) -> Cut:
+        """What the order of an epoch is made for."""
+        return self.origin.cut or self.cut if epoch == self.origin.epoch else self.cut
+
+    def rows(self, epoch: int) -> Ints:
+        """`[samples]` positions in the costs, in the order of an epoch."""
+        return self._rows(epoch, self.cut_of(epoch))
 
     def plan(self, step: int) -> BatchPlan:
         """The plan of a step (from 0, counted over epochs). May be called from several threads."""
@@ -117,6 +174,8 @@ class Planner:
 
     def plans(self, first: int, end: int, ahead: int) -> Iterator[BatchPlan]:
         """Plans of the steps `first` .. `end` - 1, made up to `ahead` steps early in a thread of their own."""
+        for step in {first, max(first, end - 1)}:  # here, not in the thread: somebody's sampler may draw
+            self.rows(self.place(step)[0])
         if not ahead:
             yield from map(self.plan, range(first, end))
             return
@@ -133,67 +192,65 @@ class Planner:
             pool.shutdown(wait=False, cancel_futures=True)
 
     def _make(self, step: int) -> BatchPlan:
-        epoch, step_in_epoch = divmod(step, self.steps_per_epoch)
-        drawn = self._order.batch(epoch * self._order.steps_per_epoch + step_in_epoch)
-        costs, tokens = self.costs, self.costs.tokens[drawn]
-        if self.num_microbatches is not None and len(drawn) < self.num_replicas * self.num_microbatches:
-            raise self._too_few(len(drawn))
+        epoch, first = self.place(step)
+        rows = self.rows(epoch)[first : first + self.cut.global_batch_size]
+        costs = self.costs
+        if costs.weights is not None:  # a sample that comes up twice within a batch is in it once
+            rows = rows[np.sort(np.unique(rows, return_index=True)[1])]
+        samples = rows if costs.index is None else costs.index[rows]
+        supervised = None if costs.supervised is None else costs.supervised[rows]
+        return BatchPlan(step, rows, samples, supervised, self._deal(rows), int(samples[costs.tokens[rows].argmin()]))
+
+    def _deal(self, rows: Ints) -> RankPlan:
+        """Ranks and microbatches; the rest of an epoch has fewer of these, where samples do not suffice."""
+        seconds, tokens, ranks = self.costs.seconds[rows], self.costs.tokens[rows], self.num_replicas
+        constant = self.num_microbatches
+        num = constant and max(1, min(constant, len(rows) // ranks))
+        given: dict[str, Any] = {"fixed_s": self.costs.fixed_s, "sync": self.sync}
         if self.padded:
+            fits = num is not None and len(rows) >= ranks * num  # else a sample per rank, as far as they go
             dealt = balance_padded(
-                costs.seconds[drawn],
-                tokens,
-                self.num_replicas,
-                cap_tokens=self.max_tokens,
-                fixed_s=costs.fixed_s,
-                num_microbatches=self.num_microbatches,
-                sync=self.sync,
+                seconds, tokens, ranks, cap_tokens=self.max_tokens, num_microbatches=num if fits else None, **given
             )
         else:
-            num_buckets = self.num_replicas * (self.num_microbatches or 1)
-            dealt = balance_ranks(
-                costs.seconds[drawn],
-                tokens,
-                self.num_replicas,
-                cap_tokens=self.max_tokens or max(1, token_cap(tokens, num_buckets)),
-                fixed_s=costs.fixed_s,
-                num_microbatches=self.num_microbatches,
-                sync=self.sync,
-            )
-        samples = drawn if costs.index is None else costs.index[drawn]
-        supervised = None if costs.supervised is None else costs.supervised[drawn]
-        return BatchPlan(step, samples, supervised, dealt, int(samples[tokens.argmin()]))
+            cap = self.max_tokens or max(1, token_cap(tokens, ranks * (num or 1)))
+            dealt = balance_ranks(seconds, tokens, ranks, cap_tokens=cap, num_microbatches=num, **given)
+        # In an epoch that is not where the trainer takes it to be, every step has as many as all others.
+        return replace(dealt, num_microbatches=constant) if constant and self.is_shifted else dealt
+
+    def _num_steps(self, num_samples: int) -> int:
+        full, rest = divmod(num_samples, self.cut.global_batch_size)
+        return full + (rest > 0 and not self.drop_last)
+
+    @property
+    def microbatches_per_epoch(self) -> int:
+        """Per rank, where steps have a constant number; fewer in the rest of an epoch."""
+        num, rest = self.num_microbatches or 1, self.order.num_drawn % self.cut.global_batch_size
+        missing = num - max(1, min(num, rest // self.num_replicas)) if rest and not self.drop_last else 0
+        return self.steps_per_epoch * num - (0 if self.is_shifted else missing)
 
     def _check_sizes(self) -> None:
-        num_samples, size = len(self.costs), self.global_batch_size
+        num_samples, size = self.order.num_drawn, self.cut.global_batch_size
         if self.steps_per_epoch < 1:
             raise ConfigError(
                 f"drop_last leaves nothing of {num_samples} samples at a global batch size of {size}",
                 where="BalancedBatchSampler",
             )
-        if self.num_microbatches is not None:
-            rest = 0 if self.drop_last else num_samples % size
-            for smallest in (min(size, num_samples), rest or size):
-                if smallest < self.num_replicas * self.num_microbatches:
-                    raise self._too_few(smallest)
-
-    def _too_few(self, num_samples: int) -> ConfigError:
-        is_rest = num_samples == len(self.costs) % self.global_batch_size < len(self.costs)
-        which = "the last global batch of an epoch has" if is_rest else "a global batch has"
-        return ConfigError(
-            f"{which} {num_samples} sample(s) for {self.num_replicas} rank(s) x {self.num_microbatches} microbatch(es)",
-            where="BalancedBatchSampler",
-            hint="set drop_last=True: other samples are left out in every epoch"
-            if is_rest
-            else "make global_batch_size larger, or num_microbatches smaller",
-        )
+        if self.num_microbatches is not None and size < self.num_replicas * self.num_microbatches:
+            raise ConfigError(
+                f"a global batch has {size} sample(s) for {self.num_replicas} rank(s) x {self.num_microbatches} "
+                "microbatch(es)",
+                where="BalancedBatchSampler",
+                hint="make global_batch_size larger, or num_microbatches smaller",
+            )
 
     def _prepare(self) -> None:
-        self._order = SampleOrder(self.seed, len(self.costs), self.global_batch_size, self.costs.weights)
+        self._rows = functools.lru_cache(maxsize=2)(self.order.epoch)
         self._plans: OrderedDict[int, BatchPlan] = OrderedDict()
         self._lock = Lock()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("_order", "_plans", "_lock")}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_rows", "_plans", "_lock")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

@@ -12,12 +12,12 @@ ranks that plan for themselves must come to the same plan to the last sample.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from dflop.schedule.items import Ints
-from dflop.simulate.jit import kernel
+from dflop.simulate.jit import IS_COMPILED, kernel
 
 MAX_KICKS = 8
 """Random disturbances in a row that led to nothing before the search gives up."""
@@ -117,7 +117,7 @@ def improve(problem: RankProblem, bucket: Ints, target: int, max_evals: int) -> 
         target: Good enough: stops here.
         max_evals: Moves and swaps looked at.
     """
-    start = bucket.astype(np.int64)
+    start, keep_full = bucket.astype(np.int64), problem.keep_full
     now = _Now(
         start.copy(),
         np.zeros(problem.num_cells, dtype=np.int64),
@@ -126,8 +126,15 @@ def improve(problem: RankProblem, bucket: Ints, target: int, max_evals: int) -> 
         np.full(problem.num_cells, NOBODY),
         np.full(len(start), NOBODY),
     )
-    found: Ints = _improve(problem, problem.keep_full, now, start, target, max_evals)
+    if not IS_COMPILED:  # an element of a list takes Python a third of the time that one of an array does
+        problem, now = _as_lists(problem), _as_lists(now)
+        return np.array(_improve(problem, keep_full, now, start.tolist(), target, max_evals))
+    found: Ints = _improve(problem, keep_full, now, start, target, max_evals)
     return found
+
+
+def _as_lists(of: Any) -> Any:
+    return of._replace(**{k: v.tolist() for k, v in of._asdict().items() if isinstance(v, np.ndarray)})
 
 
 @kernel
@@ -181,7 +188,7 @@ def _improve(problem, keep_full, now, best, target, max_evals):  # type: ignore[
             own = now.loads[g * num_ranks : (g + 1) * num_ranks]
             heaviest[g] = g * num_ranks + np.argmax(own)
             step += now.loads[heaviest[g]]
-            idle[g] = now.loads[heaviest[g]] * num_ranks - own.sum()
+            idle[g] = now.loads[heaviest[g]] * num_ranks - sum(own)
         if best_step < 0 or step < best_step:
             best[:], best_step, kicks = now.bucket, step, 0
         if best_step <= target or kicks > MAX_KICKS or evals >= max_evals:

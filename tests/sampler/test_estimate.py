@@ -9,7 +9,8 @@ import pytest
 from dflop.data.lengths_file import read_lengths
 from dflop.errors import ConfigError
 from dflop.sampler import sample_costs
-from dflop.sampler.estimate import BY_COST, GROUPED, OURS, RANDOM, Setting, estimate_waiting
+from dflop.sampler.estimate import BY_COST, GROUPED, OURS, RANDOM, WINDOW, estimate_waiting, verdict
+from dflop.sampler.waiting import Setting, Waiting
 from tests.sampler.test_batch_sampler import LENGTHS
 from tests.test_cli import assert_refused, dflop
 
@@ -44,7 +45,7 @@ def test_lengths_and_costs_of_any_file(tmp_path):
 @pytest.mark.parametrize("setting", [Setting(2, 32), Setting(2, 32, 2, True), Setting(4, 32, 2, False, "microbatch")])
 def test_balanced_ranks_wait_least(setting):
     found = {of.order: of for of in estimate_waiting(sample_costs(LENGTHS), setting, max_steps=6)}
-    same_batches = [of.step_cost for of in found.values() if of.order != GROUPED]
+    same_batches = [of.step_cost for name, of in found.items() if name != GROUPED and not name.startswith(WINDOW)]
     assert found[OURS].step_cost <= 1.001 * min(same_batches) < found[RANDOM].step_cost
     assert found[OURS].waiting_frac < 0.5 * found[RANDOM].waiting_frac
     assert (found[RANDOM].step_cost > 2 * found[OURS].step_cost) == setting.padded, "less padding and less waiting"
@@ -56,7 +57,38 @@ def test_waiting_is_what_ranks_are_short_of_the_slowest(tmp_path):
     done = dflop("sampler", "estimate", "l.json", "--ranks", "2", "--batch", "4", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     rows = {row["order"]: row["waiting_frac"] for row in map(json.loads, done.stdout.splitlines())}
-    assert rows == pytest.approx({RANDOM: 0.25, GROUPED: 0.25, "Karmarkar-Karp, tokens": 0, BY_COST: 0, OURS: 0})
+    window = {f"{WINDOW} of 2": 0}
+    assert rows == pytest.approx(
+        {RANDOM: 0.25, GROUPED: 0.25, "Karmarkar-Karp, tokens": 0, BY_COST: 0, OURS: 0, **window}
+    )
     assert "stand for tokens" in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("dflop: 1.33x over random order, as fast as Karmarkar-Karp")
     refused = dflop("sampler", "estimate", "l.json", "--ranks", "2", cwd=tmp_path)
     assert_refused(refused, 2, "4 samples do not fill one global batch of 16")
+
+
+@pytest.mark.parametrize("median", [60, 400])
+@pytest.mark.parametrize(
+    ("ranks", "slots", "sync"), [(2, 2, "step"), (2, 1, "step"), (8, 4, "microbatch"), (1, 4, "step")]
+)
+def test_a_window_is_never_slower_than_length_grouping(median, ranks, slots, sync):
+    lengths = np.clip(np.random.default_rng(0).lognormal(np.log(median), 1, 6000), 16, 8192).astype(int)
+    found = estimate_waiting(sample_costs(lengths), Setting(ranks, 8 * ranks * slots, slots, True, sync), max_steps=25)
+    assert found[-1].step_cost <= next(of for of in found if of.order == GROUPED).step_cost
+
+
+@pytest.mark.parametrize(
+    ("costs", "words"),
+    [
+        ((9, 9, 9, 9, 8.9, 8.9), "Stay with what you have: ranks wait 50.0 %"),
+        ((9, 3, 6, 5, 4, 2), "Keep group_by_length if correlated batches are acceptable to you: 1.33x faster here; "
+         "dflop, window of 4 is 1.50x faster still. Else dflop: 1.25x over the best other order of random batches"),
+        ((9, 3, 6, 5, 4, 3), "1.33x faster here. Else dflop"),
+        ((9, 5, 6, 5.5, 4, 4), "dflop: 1.25x over the best other order (length-grouped)."),
+        ((9, 5, 6, 5.5, 4, 2), "(length-grouped); dflop, window of 4 is 2.00x faster still if correlated"),
+        ((9, 12, 6, 4, 4, 4), "dflop: 2.25x over random order, as fast as kk cost: stay with that if"),
+    ],
+)  # fmt: skip
+def test_the_verdict_names_what_is_fastest_also_where_that_is_not_dflop(costs, words):
+    names = (RANDOM, GROUPED, "kk tokens", "kk cost", OURS, f"{WINDOW} of 4")
+    assert words in verdict([Waiting(name, 0.5, 0.1, cost, 9) for name, cost in zip(names, costs, strict=True)])
