@@ -149,12 +149,12 @@ def _seeded(seed: int) -> Iterator[None]:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed % 2**63)
         random.seed(seed)
-        np.random.seed(seed % 2**32)  # noqa: NPY002
+        np.random.seed(seed % 2**32)  # noqa: NPY002  # as above
         try:
             yield
         finally:
             random.setstate(of_python)
-            np.random.set_state(of_numpy)  # noqa: NPY002
+            np.random.set_state(of_numpy)  # noqa: NPY002  # as above
 
 
 def _refused(what: str, hint: str) -> ConfigError:
