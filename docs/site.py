@@ -32,6 +32,7 @@ PAGES = {
         "README.md",
         "docs/tutorial.md",
         "docs/guide.md",
+        "docs/use-the-model.md",
         "docs/formats.md",
         "docs/glossary.md",
         "docs/sampler.md",

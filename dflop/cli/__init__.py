@@ -28,7 +28,7 @@ commands = (
 )  # fmt: skip
 for command in commands:
     app.command(command)
-for also_runs in (outputs.history, outputs.replan, outputs.export):
+for also_runs in (outputs.history, outputs.replan, outputs.export, outputs.chat):
     runs.app.command(also_runs)
     app.command(also_runs)
 for group in (config.app, profiles.cost, profiles.data, runs.app, sampler.app, store.app):

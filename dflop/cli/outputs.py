@@ -184,6 +184,35 @@ def export(
     print(out)
 
 
+def chat(
+    run: Annotated[str, Parameter(help="Run directory, id, beginning of one, `latest`; or a model's folder.")],
+    question: Annotated[str, Parameter(help="What to ask.")],
+    media: Annotated[tuple[Path, ...], Parameter(help="Pictures, videos or audio that the question is about.")] = (),
+    /,
+    *,
+    runs: Runs = RUNS,
+    max_tokens: Annotated[int, Parameter(help="Tokens of the answer, at most.")] = 256,
+    quiet: Quiet = False,
+) -> None:
+    """Ask a run's newest checkpoint, or the model in a folder, and print its answer.
+
+    The prompt is made as in training. The answer is the most likely one (greedy).
+
+    Example: dflop chat latest "What is in this picture?" cat.jpg
+    """
+    prepare_kernels()
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # of what a config leaves out
+    from dflop.jobs.chat import answer, is_model_folder, model_of_folder, model_of_run
+    from dflop.run.find import find_run
+
+    say = talk(quiet)
+    model = model_of_folder(Path(run)) if is_model_folder(Path(run)) else model_of_run(find_run(run, runs), say)
+    found = answer(model, question, media, max_tokens=max_tokens)
+    end = "" if found.is_complete else "; cut there, see --max-tokens"
+    say(f"{found.num_prompt_tokens} tokens of prompt, {found.num_tokens} of answer{end}")
+    print(found.text)
+
+
 def _directory_of(name: str, runs: Path) -> RunDir | None:
     """The run directory that is meant; None: the name is for the store."""
     from dflop.errors import ConfigError

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Encoding
 
-from dflop.data.annotations import PLACEHOLDER, AnnotatedSample, BadSample, Turn
+from dflop.data.annotations import PLACEHOLDER, AnnotatedSample, BadSample, MediaRef, Turn
 from dflop.data.chat import PLAIN_ROLE, ChatTemplate
 from dflop.data.shown import Item, ShownTurns, TurnText
 from dflop.data.special_tokens import ids_in_texts, load_tokenizer, one_of, special_ids
@@ -180,6 +180,17 @@ class ChatTokenizer:
         encodings = iter(self._tokenizer.encode_batch(texts, add_special_tokens=False))
         for of_sample, items in zip(pieces, layouts, strict=True):  # of many tokens: the caller need not hold all
             yield _joined(of_sample, encodings, len(items))
+
+    def prompt(self, turns: Sequence[Turn], media: Sequence[MediaRef], layouts: Sequence[Layout]) -> EncodedSample:
+        """What a model is given to answer a conversation: everything in front of the answer that would come next.
+
+        Raises:
+            BadSample: as `check`.
+        """
+        sample = AnnotatedSample(0, "", (*turns, Turn("assistant", _WORD)), tuple(media))
+        self.check(sample)
+        (found,) = self.encode([sample], [layouts])
+        return found.cut(int(np.flatnonzero(found.labels != IGNORE_LABEL)[0]))
 
     @property
     def end_of_answer(self) -> int | None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -55,6 +56,52 @@ def first_weights(config: Config, family: Family, tokenizer: ChatTokenizer) -> t
     return model, WeightFolder(config.model.weights, model)
 
 
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """A run's model as trained so far."""
+
+    config: Config
+    """With the tokenizer and chat template that the run kept."""
+    family: Family
+    tokenizer: ChatTokenizer
+    hf_config: Mapping[str, Any]
+    weights: Mapping[str, torch.Tensor]
+    """Every parameter by global name, in the model's type."""
+    num_steps: int
+
+
+def read_trained(run: RunDir, progress: Callable[[str], None]) -> Trained:
+    """The model of a run's newest checkpoint.
+
+    Raises:
+        ConfigError: the run has no checkpoint.
+        TrainError: no checkpoint can be read.
+    """
+    meta, damaged = manifest.newest_sound(run.checkpoints)
+    for problem in damaged:
+        progress(f"skipped damaged checkpoint: {problem}")
+    if meta is None and damaged:
+        raise TrainError("every checkpoint is damaged", where=str(run.checkpoints))
+    if meta is None:
+        hint = "training writes one every train.checkpoint_every"
+        raise ConfigError("the run has no checkpoint yet", where=str(run.path), hint=hint)
+    config, num_steps = with_kept_tokenizer(run.config(), run), int(meta["next_step"])
+    progress(f"checkpoint of {num_steps} steps of {config.train.num_steps}")
+    tokenizer = tokenizer_of(config)
+    family = family_of(config, tokenizer.vocab_size)
+    weights = checkpoint_state.read_model(run.checkpoints / meta["name"])
+    trained = {module.module for module in run.plan().modules}
+    untrained = tuple(module for module in family.modules if module not in trained)
+    if untrained:
+        progress(f"not trained, as the data has no items for it: {', '.join(untrained)}")
+        empty, first = first_weights(config, family, tokenizer)
+        names = [name for module in untrained for name in EncoderStage(empty, family.towers[module]).names]
+        weights |= {name: first.read(name) for name in names}
+    dtype = getattr(torch, config.model.dtype)
+    weights = {name: tensor.to(dtype) for name, tensor in weights.items()}
+    return Trained(config, family, tokenizer, full_config(family, tokenizer), weights, num_steps)
+
+
 def export_run(run: RunDir, out: Path, progress: Callable[[str], None], max_shard_bytes: int = MAX_SHARD_BYTES) -> int:
     """Write the model as trained so far, and return for how many steps; the folder appears when it is complete.
 
@@ -64,21 +111,11 @@ def export_run(run: RunDir, out: Path, progress: Callable[[str], None], max_shar
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError("already exists", where=str(out), hint="choose a new folder")
-    meta, damaged = manifest.newest_sound(run.checkpoints)
-    for problem in damaged:
-        progress(f"skipped damaged checkpoint: {problem}")
-    if meta is None and damaged:
-        raise TrainError("every checkpoint is damaged", where=str(run.checkpoints))
-    if meta is None:
-        hint = "training writes one every train.checkpoint_every"
-        raise ConfigError("the run has no checkpoint yet", where=str(run.path), hint=hint)
-    config, step = with_kept_tokenizer(run.config(), run), int(meta["next_step"])
-    temporary = files.tmp_path(out)
-    progress(f"checkpoint of {step} steps of {config.train.num_steps}")
-    weights = checkpoint_state.read_model(run.checkpoints / meta["name"])
-    trained = {module.module for module in run.plan().modules}
+    of, temporary = read_trained(run, progress), files.tmp_path(out)
     try:
-        told = _write(run, config, weights, trained, temporary, max_shard_bytes)
+        temporary.mkdir(parents=True)
+        write_folder(of.family, of.hf_config, of.weights, temporary, max_shard_bytes=max_shard_bytes)
+        notes = write_model_files(run, of.config, of.family, of.tokenizer, temporary)
         if out.exists():
             out.rmdir()
         os.replace(temporary, out)
@@ -86,26 +123,6 @@ def export_run(run: RunDir, out: Path, progress: Callable[[str], None], max_shar
         raise TrainError(f"cannot write the model: {error.strerror or error}", where=str(out)) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    for line in told:
-        progress(line)
-    return step
-
-
-def _write(
-    run: RunDir, config: Config, weights: dict[str, torch.Tensor], trained: Collection[str], folder: Path,
-    max_shard_bytes: int,
-) -> list[str]:  # fmt: skip
-    """Write the folder; returns what to know of it. What nobody trained has the weights that the run began with."""
-    tokenizer = tokenizer_of(config)
-    family = family_of(config, tokenizer.vocab_size)
-    left_out = [module for module in family.modules if module not in trained]
-    if left_out:
-        empty, first = first_weights(config, family, tokenizer)
-        names = [name for module in left_out for name in EncoderStage(empty, family.towers[module]).names]
-        weights |= {name: first.read(name) for name in names}
-    dtype = getattr(torch, config.model.dtype)
-    weights = {name: tensor.to(dtype) for name, tensor in weights.items()}
-    folder.mkdir(parents=True)
-    write_folder(family, full_config(family, tokenizer), weights, folder, max_shard_bytes=max_shard_bytes)
-    told = [f"not trained, as the data has no items for it: {', '.join(left_out)}"] if left_out else []
-    return told + write_model_files(run, config, family, tokenizer, folder)
+    for note in notes:
+        progress(note)
+    return of.num_steps

@@ -54,6 +54,47 @@ def materialise(
     return made
 
 
+def plain_model(family: Family, hf_config: Mapping[str, Any], weights: Mapping[str, torch.Tensor]) -> nn.Module:
+    """The family's model as transformers has it, attention and all, with these weights; for evaluation.
+
+    Args:
+        family: Names the transformers classes.
+        hf_config: Keyword arguments of the config class, token ids included.
+        weights: Every parameter by global name, in the type it is to have.
+
+    Raises:
+        TrainError: the weights are not this model's.
+    """
+    import transformers
+
+    config = getattr(transformers, family.config_class)(**hf_config)
+    with _parameters_on_meta():
+        model: Any = getattr(transformers, family.model_class)._from_config(
+            config, attn_implementation="sdpa", dtype=next(iter(weights.values())).dtype
+        )
+    _check_names(model, weights)
+    model.load_state_dict(dict(weights), strict=False, assign=True)
+    model.tie_weights()
+    made: nn.Module = model.eval()
+    return made
+
+
+def load_folder(family: Family, folder: Path) -> nn.Module:
+    """The family's model as transformers loads it, for evaluation.
+
+    Raises:
+        ConfigError: it does not load.
+    """
+    import transformers
+
+    try:
+        made: nn.Module = getattr(transformers, family.model_class).from_pretrained(folder, dtype="auto").eval()
+    except (OSError, ValueError, RuntimeError) as error:
+        what = f"cannot load the model: {' '.join(str(error).split())[:300]}"
+        raise ConfigError(what, where=str(folder)) from error
+    return made
+
+
 class Weights(Protocol):
     """Where first weights come from."""
 
@@ -184,14 +225,18 @@ def write_folder(
         TrainError: the weights are not this model's.
     """
     model: Any = build_empty(family, hf_config, next(iter(weights.values())).dtype)
-    expected = dict(model.named_parameters())
-    if different := some_of(expected.keys() ^ weights.keys(), "parameters are not both in model and checkpoint"):
-        raise TrainError(different)
+    _check_names(model, weights)
     model.save_pretrained(folder, state_dict=dict(weights), max_shard_size=max_shard_bytes)
     for path in folder.glob("*.safetensors"):
         path.chmod((folder / "config.json").stat().st_mode)  # safetensors lets nobody else read what it writes
     # Made up from defaults: nobody has said how the model is to generate.
     (folder / "generation_config.json").unlink(missing_ok=True)
+
+
+def _check_names(model: nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
+    expected = dict(model.named_parameters())
+    if different := some_of(expected.keys() ^ weights.keys(), "parameters are not both in model and checkpoint"):
+        raise TrainError(different)
 
 
 def _renaming(model: Any, names: Collection[str]) -> Any:

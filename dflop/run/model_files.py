@@ -91,7 +91,7 @@ def write_model_files(run: RunDir, config: Config, family: Family, tokenizer: Ch
     written = [name for name in made if not (out / name).exists()]
     for name in written:
         files.replace(out / name, json.dumps(made[name], indent=2) + "\n")
-    return [*_told(written), *_other_limits(family, out)]
+    return [*_told(written), *_differences(family, out)]
 
 
 def _told(written: list[str]) -> Iterator[str]:
@@ -102,9 +102,10 @@ def _told(written: list[str]) -> Iterator[str]:
         )
 
 
-def _other_limits(family: Family, out: Path) -> Iterator[str]:
-    """Media limits of training that the processor's settings state otherwise."""
+def _differences(family: Family, out: Path) -> Iterator[str]:
+    """What the processor's settings state otherwise than training had it: media limits, and what is fixed here."""
     stated = read_settings(out, family)
+    yield from (f"trained otherwise: {entry.removeprefix(f'{out}/')}" for entry in stated.not_followed)
     for key, value in stated.media.items():
         if value != family.media[key]:
             place = stated.sources[key].removeprefix(f"{out}/")

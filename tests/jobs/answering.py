@@ -45,7 +45,8 @@ class Subject(NamedTuple):
 
 def _native(name: str, template: str, video: Mapping[str, Any]) -> Subject:
     case = CASES[name]
-    return Subject(case.name, case.hf_config, case.media, template, PIXELS | {"video": video})
+    images = PIXELS["image"] | ({"image_mean": [0.5] * 3, "image_std": [0.5] * 3} if case.name == "qwen3_vl" else {})
+    return Subject(case.name, case.hf_config, case.media, template, {"image": images, "video": video})
 
 
 _FRAMES = {"size": {"shortest_edge": 784, "longest_edge": 6272}, "max_frames": 6, "fps": 2.0, "do_sample_frames": True}
@@ -87,7 +88,8 @@ def write_source(subject: Subject, folder: Path, ask: Any) -> None:
         save_to=str(folder),
     )  # fmt: skip
     assert said.get("error") is None
-    prompt = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    begins = "{{ '<|im_start|>assistant \n' }}" if subject.template == "media first" else "<|im_start|>assistant\n"
+    prompt = f"{{% if add_generation_prompt %}}{begins}{{% endif %}}"
     (folder / "chat_template.jinja").write_text(template + prompt)
     (folder / "config.json").write_text("{}")
     (folder / "model.safetensors.index.json").write_text("{}")

@@ -113,8 +113,8 @@ def test_an_encoder_gives_the_rows_that_the_media_rules_promise(case):
 def test_a_limit_on_tiles_is_the_list_of_resolutions_without_the_larger_ones():
     case = CASES["LLaVA-OneVision"]
     few = [p for p in case.hf_config["image_grid_pinpoints"] if p[0] * p[1] <= 2 * 42**2]
-    plain = Case(case.name, {**case.hf_config, "image_grid_pinpoints": few}, case.media, case.hf_media, [])
-    limited = Case(case.name, case.hf_config, {**case.media, "max_tiles": 2}, case.hf_media, [])
+    plain = Case(case.name, {**case.hf_config, "image_grid_pinpoints": few}, case.media, [])
+    limited = Case(case.name, case.hf_config, {**case.media, "max_tiles": 2}, [])
     for size in ((200, 90), (90, 200), (300, 300), (9, 70)):
         item, _ = limited.item(("image", *size, 1, 0.0))
         array = case.array(item, 3)

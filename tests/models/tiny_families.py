@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -13,6 +13,7 @@ import torch
 from dflop.models import load_family
 from dflop.models.build import IGNORE_LABEL
 from dflop.models.family import Family
+from dflop.models.hf_inputs import hf_inputs
 from dflop.models.media import Layout, MediaHeader
 from dflop.models.random_weights import build_model
 from dflop.records import MediaItem
@@ -74,12 +75,11 @@ class Sample:
 
 @dataclass(frozen=True)
 class Case:
-    """A tiny family, and how Hugging Face's model takes the media of a sample."""
+    """A tiny family."""
 
     name: str
     hf_config: Mapping[str, Any]
     media: Mapping[str, Any]
-    hf_media: Callable[[Case, Sample], dict[str, Any]]
     samples: Sequence[Sequence[Media]]
 
     @cached_property
@@ -146,72 +146,28 @@ class Case:
         return found
 
     def hf_inputs(self, sample: Sample) -> dict[str, Any]:
-        ids = sample.input_ids[None]
-        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), **self.hf_media(self, sample)}
+        return hf_inputs(self.family, sample.input_ids, sample.items, sample.arrays, sample.item_positions)
 
     @staticmethod
     def _text(rng: np.random.Generator, count: int) -> list[int]:
         return rng.integers(FIRST_TEXT_ID, VOCAB, count).tolist()
 
 
-def of_kind(sample: Sample, kind: str) -> list[tuple[MediaItem, torch.Tensor]]:
-    return [(i, a) for i, a in zip(sample.items, sample.arrays, strict=True) if i.kind == kind]
-
-
-def llava_media(case: Case, sample: Sample) -> dict[str, Any]:
-    inputs: dict[str, Any] = {}
-    if images := of_kind(sample, "image"):
-        inputs["pixel_values"] = torch.stack([a for _, a in images])
-        inputs["image_sizes"] = torch.tensor([(i.height_px, i.width_px) for i, _ in images])
-        inputs["batch_num_images"] = torch.tensor([len(images)])
-    if videos := of_kind(sample, "video"):
-        inputs["pixel_values_videos"] = torch.stack([a for _, a in videos])
-    return inputs
-
-
-def internvl_media(case: Case, sample: Sample) -> dict[str, Any]:
-    return {"pixel_values": torch.cat(sample.arrays)} if sample.arrays else {}
-
-
-def native_media(case: Case, sample: Sample) -> dict[str, Any]:
-    pads = [case.token_id[case.family.media_tokens[kind].pad] for kind in ("image", "video")]
-    inputs: dict[str, Any] = {
-        "mm_token_type_ids": sum(n * (sample.input_ids == pad).int() for n, pad in enumerate(pads, start=1))[None]
-    }
-    if images := of_kind(sample, "image"):
-        inputs["pixel_values"] = torch.cat([a for _, a in images])
-        inputs["image_grid_thw"] = torch.tensor([i.grid for i, _ in images])
-    if videos := of_kind(sample, "video"):
-        inputs["pixel_values_videos"] = torch.cat([a for _, a in videos])
-        inputs["video_grid_thw"] = torch.tensor([i.grid for i, _ in videos])
-        if case.name == "qwen2_5_vl":
-            inputs["second_per_grid_ts"] = torch.tensor([i.duration_s / i.grid[0] for i, _ in videos])
-    return inputs
-
-
-def audio_media(case: Case, sample: Sample) -> dict[str, Any]:
-    if not sample.arrays:
-        return {}
-    window = sample.arrays[0].shape[2]
-    masks = [(torch.arange(window) < i.grid[0]).long() for i in sample.items]
-    return {"input_features": torch.cat(sample.arrays), "feature_attention_mask": torch.stack(masks)}
-
-
 LLAMA_TEXT = TEXT | {"model_type": "llama"}
 CASES = {
-    "LLaVA-OneVision": Case("llava_onevision", LLAVA, {"video_frames": 4}, llava_media, IMAGES),
+    "LLaVA-OneVision": Case("llava_onevision", LLAVA, {"video_frames": 4}, IMAGES),
     "LLaVA-OneVision with Llama": Case(
         "llava_onevision",
         LLAVA | {
             "text_config": LLAMA_TEXT | {"attention_bias": True, "mlp_bias": True}, "vision_feature_layer": [3, 1, -1],
             "vision_config": LLAVA["vision_config"] | {"num_hidden_layers": 4},
         },
-        {}, llava_media, IMAGES,
+        {}, IMAGES,
     ),
     "InternVL": Case(
         "internvl",
         {"vision_config": {"image_size": 28, "patch_size": 7, "attention_bias": True, **VIT}, "text_config": WINDOWED},
-        {"max_tiles": 4, "video_frames": 3}, internvl_media, IMAGES,
+        {"max_tiles": 4, "video_frames": 3}, IMAGES,
     ),
     "InternVL with InternViT-6B": Case(
         "internvl",
@@ -222,7 +178,7 @@ CASES = {
                 "use_mean_pooling": False, **VIT, "num_hidden_layers": 3,
             },
         },
-        {"max_tiles": 4, "video_frames": 3}, internvl_media, IMAGES,
+        {"max_tiles": 4, "video_frames": 3}, IMAGES,
     ),
     "Qwen2-VL": Case(
         "qwen2_vl",
@@ -232,7 +188,7 @@ CASES = {
                 "depth": 3, "embed_dim": 32, "mlp_ratio": 2, "num_heads": 2, "hidden_size": HIDDEN, "patch_size": 14,
             },
         },
-        NATIVE_LIMITS, native_media, IMAGES,
+        NATIVE_LIMITS, IMAGES,
     ),
     "Qwen2.5-VL": Case(
         "qwen2_5_vl",
@@ -240,7 +196,7 @@ CASES = {
             "text_config": WINDOWED | {"rope_parameters": MROPE},
             "vision_config": NATIVE | {"window_size": 56, "fullatt_block_indexes": [2], "tokens_per_second": 2},
         },
-        NATIVE_LIMITS, native_media, IMAGES,
+        NATIVE_LIMITS, IMAGES,
     ),
     "Qwen3-VL": Case(
         "qwen3_vl",
@@ -248,7 +204,7 @@ CASES = {
             "text_config": TEXT | {"rope_parameters": MROPE, "head_dim": 24},
             "vision_config": NATIVE | {"num_position_embeddings": 36, "deepstack_visual_indexes": [0, 1]},
         },
-        NATIVE_LIMITS | {"video_max_pixels": 28 * 28 * 24}, native_media, IMAGES,
+        NATIVE_LIMITS | {"video_max_pixels": 28 * 28 * 24}, IMAGES,
     ),
     "Qwen2-Audio": Case(
         "qwen2_audio",
@@ -259,6 +215,6 @@ CASES = {
                 "d_model": 32, "max_source_positions": 50,
             },
         },
-        {}, audio_media, AUDIO,
+        {}, AUDIO,
     ),
 }  # fmt: skip

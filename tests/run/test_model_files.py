@@ -77,9 +77,12 @@ def test_what_is_gone_since_is_written_as_it_was(tmp_path, folder):
 
 
 def test_limits_of_training_that_the_processor_states_otherwise_are_told(tmp_path, folder):
-    (folder / "preprocessor_config.json").write_text(json.dumps({"max_pixels": 4096, "min_pixels": 784}))
+    (folder / "preprocessor_config.json").write_text(
+        json.dumps({"max_pixels": 4096, "min_pixels": 784, "do_resize": False})
+    )
     run = begin(tmp_path, "model.media.min_pixels=784", "model.media.max_pixels=8000")
     config = run.config()
     (out := tmp_path / "out").mkdir()
     told = write_model_files(run, config, family_of(config), tokenizer_of(config), out)
-    assert told == ["trained with max_pixels 8000; the processor has 4096 (preprocessor_config.json: max_pixels)"]
+    assert told[0].startswith("trained otherwise: preprocessor_config.json: do_resize = False is not supported")
+    assert told[1:] == ["trained with max_pixels 8000; the processor has 4096 (preprocessor_config.json: max_pixels)"]

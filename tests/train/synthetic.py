@@ -13,10 +13,10 @@ import torch
 from dflop.data.tokens import EncodedSample
 from dflop.models import load_family
 from dflop.models.family import Family
+from dflop.models.hf_inputs import hf_inputs as model_inputs
 from dflop.models.media import MediaHeader
 from dflop.models.random_weights import build_model
 from dflop.records import LLM, MediaItem, ModulePlan, ModuleWork, ParallelSpec, Plan, SampleShape, StepPlan
-from dflop.train.feed import seconds_per_grid
 
 TOKEN_IDS = {
     "<|IMAGE|>": 1, "<|VIDEO|>": 2, "<|AUDIO|>": 3, "<|vision_bos|>": 4, "<|audio_bos|>": 5, "<|audio_eos|>": 6,
@@ -133,32 +133,10 @@ class SyntheticSource:
 
 def hf_inputs(source: SyntheticSource, shape: SampleShape, sample: EncodedSample) -> dict[str, object]:
     """Arguments of Hugging Face's own forward for one sample."""
-    ids = torch.from_numpy(sample.input_ids)[None]
-    inputs: dict[str, object] = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "use_cache": False}
-    data = {
-        kind: [
-            (i, torch.from_numpy(source.array(shape.sample_index, n)))
-            for n, i in enumerate(shape.items)
-            if i.kind == kind
-        ]
-        for kind in ("image", "video", "audio")
-    }
-    if data["image"]:
-        inputs["pixel_values"] = torch.cat([a for _, a in data["image"]])
-        inputs["image_grid_thw"] = torch.tensor([i.grid for i, _ in data["image"]])
-    if data["video"]:
-        inputs["pixel_values_videos"] = torch.cat([a for _, a in data["video"]])
-        inputs["video_grid_thw"] = torch.tensor([i.grid for i, _ in data["video"]])
-        inputs["video_second_per_grid"] = torch.tensor([seconds_per_grid(i) for i, _ in data["video"]])
-    if data["audio"]:
-        longest = max(a.shape[1] for _, a in data["audio"])
-        inputs["input_features"] = torch.stack(
-            [torch.nn.functional.pad(a, (0, longest - a.shape[1])) for _, a in data["audio"]]
-        )
-        inputs["feature_attention_mask"] = torch.stack(
-            [(torch.arange(longest) < a.shape[1]).long() for _, a in data["audio"]]
-        )
-    return inputs
+    arrays = [torch.from_numpy(source.array(shape.sample_index, n)) for n in range(len(shape.items))]
+    positions = [torch.from_numpy(where) for where in sample.media_positions]
+    ids = torch.from_numpy(sample.input_ids)
+    return {**model_inputs(family(), ids, shape.items, arrays, positions), "use_cache": False}
 
 
 def loss_sum(plain: torch.nn.Module, source: SyntheticSource, shape: SampleShape) -> torch.Tensor:
