@@ -20,7 +20,7 @@ from dflop.cli.common import (
     talk,
     writing,
 )
-from dflop.cli.configured import Batch, ConfigOrModel, Data, batch_sizes, configured, show_batches
+from dflop.cli.configured import Batch, ConfigOrModel, Data, Split, batch_sizes, configured, show_batches
 from dflop.cli.plan import Device, Gpus, GpusPerNode
 from dflop.run.messages import Say
 
@@ -35,6 +35,7 @@ def compare(
     config: ConfigOrModel | None = None,
     data: Data = (),
     *,
+    split: Split = "",
     batch: Batch = "",
     suite: Annotated[Suite | None, Parameter(help="The paper's models on generated data instead of your own.")] = None,
     device: Device = "",
@@ -76,8 +77,8 @@ def compare(
     others: dict[str, object] = {"--picture": picture, "--numbers": numbers}
     if suite is not None:
         others = {
-            "--batch": batch, "--device": device, "--gpus": gpus, "--gpus-per-node": gpus_per_node, "--policy": policy,
-            "--usd-per-gpu-hour": usd_per_gpu_hour, "--set": overrides,
+            "--split": split, "--batch": batch, "--device": device, "--gpus": gpus, "--gpus-per-node": gpus_per_node,
+            "--policy": policy, "--usd-per-gpu-hour": usd_per_gpu_hour, "--set": overrides,
         }  # fmt: skip
     if unused := [name for name, given in others.items() if given]:
         raise ConfigError(
@@ -107,7 +108,7 @@ def compare(
     assert config is not None
     sizes = batch_sizes(batch)
     sized = (*overrides, *(f"plan.global_batch_size={size}" for size in sizes[:1]))
-    loaded, file = configured(config, data, say, gpus=gpus, overrides=sized)
+    loaded, file = configured(config, data, say, gpus=gpus, overrides=sized, split=split)
     cluster = planned_cluster(loaded, say, device=device, gpus=gpus, gpus_per_node=gpus_per_node, overrides=sized)
 
     def look(outlook: Outlook) -> AtBatch[Contest]:

@@ -24,6 +24,9 @@ ConfigOrModel = Annotated[
 Data = Annotated[
     tuple[Path, ...], Parameter(help="Training data for that model: a file of rows, or its folder; several: a mixture.")
 ]
+Split = Annotated[
+    str, Parameter(help="Split of the data to train on, or several with commas; default: the one for training.")
+]
 Batch = Annotated[str, Parameter(help="Samples of a global batch; several, such as 128,256,512, are compared.")]
 MADE = Path(".dflop/configurations")
 """Where configurations are kept that were made for a model and its data."""
@@ -60,7 +63,7 @@ def show_batches(ranked: Sequence[AtBatch[T]], form: str, say: Say, *, is_data: 
 
 
 def configured(
-    given: Path, data: Sequence[Path], say: Say, *, gpus: int | None, overrides: Sequence[str]
+    given: Path, data: Sequence[Path], say: Say, *, gpus: int | None, overrides: Sequence[str], split: str = ""
 ) -> tuple[Config, Path]:
     """(configuration, its file).
 
@@ -70,6 +73,7 @@ def configured(
         say: Hears what was found and what was assumed.
         gpus: That the global batch is for where a configuration is made.
         overrides: `key=value`s.
+        split: Of the data; empty: the one for training.
 
     Raises:
         ConfigError: the configuration is wrong, or a model has no data; the model is not known, or there is no data.
@@ -82,18 +86,29 @@ def configured(
             raise ConfigError(
                 f"`{given}` is a model, and a plan depends on its data", hint=f"name the data: {given} DATA"
             )
-        return load_config(given, overrides), given
-    path = _made(given, data, say, gpus, {x.partition("=")[0] for x in overrides})
+        loaded = load_config(given, [*overrides, *([f"dataset.split={split}"] if split else [])])
+        show_card(loaded, say)
+        return loaded, given
+    path = _made(given, data, say, gpus, split, {x.partition("=")[0] for x in overrides})
     say(f"configuration: {path}, for `dflop run` and `dflop config show`; change any key: --set KEY=VALUE")
     return load_config(path, overrides), path
 
 
-def _made(model: Path, data: Sequence[Path], say: Say, gpus: int | None, by_hand: Collection[str]) -> Path:
+def show_card(config: Config, say: Say) -> None:
+    """What a configuration trains on, in lines for people."""
+    from dflop.data.card import read_card
+
+    if not config.dataset.demo:
+        for line in read_card(config.dataset.annotations, config.dataset.split).lines():
+            say(f"data     {line}")
+
+
+def _made(model: Path, data: Sequence[Path], say: Say, gpus: int | None, split: str, by_hand: Collection[str]) -> Path:
     """File of a configuration of which some keys are set by hand."""
     from dflop.errors import ConfigError
     from dflop.starter.starter import make_starter
 
-    made = make_starter(model, data[0] if len(data) == 1 else _mixture(data), gpus)
+    made = make_starter(model, *((data[0], gpus, split) if len(data) == 1 else (_mixture(data, split), gpus)))
     if made.tokenizer_problem and "dataset.tokenizer" not in by_hand:
         raise ConfigError(
             made.tokenizer_problem, where="dataset.tokenizer", hint="--set dataset.tokenizer=PATH/tokenizer.json"
@@ -106,13 +121,15 @@ def _made(model: Path, data: Sequence[Path], say: Say, gpus: int | None, by_hand
     return _keep(made.name, made.text)
 
 
-def _mixture(data: Sequence[Path]) -> Path:
+def _mixture(data: Sequence[Path], split: str) -> Path:
     """File of a mixture of all rows of some data, each with the folder that its media were found in."""
     from dflop.config import dump_yaml
     from dflop.starter.dataset import find_dataset
 
-    found = [find_dataset(path) for path in data]
-    entries = [{"path": of.annotations, "media_root": str(of.media_root)} for of in found]
+    found = [find_dataset(path, split) for path in data]
+    entries = [
+        {"path": of.card.annotations, "split": of.card.written_split, "media_root": str(of.media_root)} for of in found
+    ]
     return _keep("mixture", "# Shares of its files: docs/formats.md.\n" + dump_yaml({"datasets": entries}))
 
 

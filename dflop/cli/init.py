@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from dflop.cli.common import Quiet, check_folder, talk, writing
+from dflop.cli.configured import Split
 
 
 def init(
@@ -15,7 +16,8 @@ def init(
     model: Annotated[
         Path, Parameter(help="config.json of a Hugging Face model, or its folder with tokenizer and processor files.")
     ],
-    data: Annotated[Path, Parameter(help="File of training data, or its folder.")],
+    data: Annotated[Path, Parameter(help="File of training data, a pattern of several, or a folder.")],
+    split: Split = "",
     gpus: Annotated[
         int | None, Parameter(help="Choose the global batch for this number of GPUs instead of this machine.")
     ] = None,
@@ -34,7 +36,7 @@ def init(
     if out is not None and out.exists():
         raise ConfigError("already exists", where=str(out), hint="name a new file")
     check_folder(out)
-    say, made = talk(quiet), make_starter(model, data, gpus)
+    say, made = talk(quiet), make_starter(model, data, gpus, split)
     if out is None:
         print(made.text, end="")
     else:

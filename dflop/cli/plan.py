@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from dflop.cli.common import Form, Json, Overrides, Quiet, UsdPerGpuHour, form_of, prepare_kernels, talk
-from dflop.cli.configured import Batch, ConfigOrModel, Data, batch_sizes, configured, show_batches
+from dflop.cli.configured import Batch, ConfigOrModel, Data, Split, batch_sizes, configured, show_batches
 from dflop.run.messages import Say
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ def plan(
     config: ConfigOrModel,
     data: Data = (),
     *,
+    split: Split = "",
     batch: Batch = "",
     device: Device = "",
     gpus: Gpus = None,
@@ -84,7 +85,7 @@ def plan(
         check_suffix(picture)
     sizes = batch_sizes(batch)
     overrides = (*overrides, *(f"plan.global_batch_size={size}" for size in sizes[:1]))
-    loaded, _ = configured(config, data, say, gpus=gpus, overrides=overrides)
+    loaded, _ = configured(config, data, say, gpus=gpus, overrides=overrides, split=split)
     cluster = planned_cluster(loaded, say, device=device, gpus=gpus, gpus_per_node=gpus_per_node, overrides=overrides)
 
     def ruled(problem: Problem) -> Problem:

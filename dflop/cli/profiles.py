@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import App, Parameter
 
 from dflop.cli.common import DEFAULT_STORE, ConfigFile, DryRun, Form, Json, Overrides, Quiet, Store, form_of, talk
+from dflop.cli.configured import Split
 from dflop.errors import printable
 from dflop.run.messages import Say
 
@@ -182,6 +183,39 @@ def published(
     )  # fmt: skip
     for line in public_runs.summary(runs):
         talk(quiet)(line)
+
+
+@data.command(name="card")
+def show_card(
+    path: Annotated[
+        Path, Parameter(help="Data: a file, a pattern of several, a folder, or an index such as a mixture.")
+    ],
+    /,
+    *,
+    split: Split = "",
+    form: Form = "table",
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Show what lies at a path: layout, splits, rows, formats and columns, and what a run would train on.
+
+    Exit code 2 when several parts could be meant; the message lists them.
+
+    Example: dflop data card my_data; dflop data card my_data --split validation --json
+    """
+    from dflop.data.card import read_card
+    from dflop.report.rows import print_rows
+
+    card, shown = read_card(path, split), form_of(form, as_json)
+    rows = [
+        (of in card.taken, of.part.split, of.part.name, card.layout.kind, of.part.format, of.num_rows, of.is_estimate,
+         len(of.part.entry.paths), of.part.repeats, ", ".join(of.columns), of.problem)
+        for of in (*card.taken, *card.left)
+    ]  # fmt: skip
+    names = ("taken", "split", "name", "layout", "format", "rows", "estimate", "files", "repeats", "columns", "problem")
+    print_rows(names, rows, shown)
+    for line in card.lines():
+        talk(quiet or shown != "table")(line)
 
 
 @data.command(name="profile")

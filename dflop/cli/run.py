@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from dflop.cli.common import RUNS, ConfigFile, DryRun, Overrides, Runs, prepare_kernels
+from dflop.cli.configured import show_card
 from dflop.run.messages import say
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ def run(config: ConfigFile, *, overrides: Overrides = (), dry_run: DryRun = Fals
     # What cannot run is refused before Prefect is loaded, which makes its folder.
     loaded = load_with_origins(config, overrides)
     preflight(loaded.config, loaded.origins, is_dry=dry_run)
+    show_card(loaded.config, say)
     if dry_run:
         _show_dry_run(loaded.config)
         return

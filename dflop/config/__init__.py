@@ -20,6 +20,7 @@ from dflop.config.load import (
     load_model,
     load_problems,
     load_with_origins,
+    read_yaml,
 )
 from dflop.config.places import Origins
 from dflop.config.section import Section
@@ -66,6 +67,7 @@ __all__ = [
     "load_model",
     "load_problems",
     "load_with_origins",
+    "read_yaml",
     "shown_config",
     "shown_keys",
 ]

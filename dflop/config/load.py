@@ -46,6 +46,15 @@ def load_mixture(path: Path) -> MixtureConfig:
     return mixture
 
 
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping that a YAML file of another program holds.
+
+    Raises:
+        ConfigError: it cannot be read, or holds no mapping.
+    """
+    return _read(path)[0]
+
+
 def load_model(path: Path) -> ModelConfig:
     """A model section that is a file of its own, such as those in `configs/models/`.
 

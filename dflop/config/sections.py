@@ -54,8 +54,10 @@ class DatasetConfig(Section):
     """The training data."""
 
     annotations: FilePath
-    """JSON or JSON Lines (plain, .gz, .zst), Hugging Face Parquet, a WebDataset .tar, a pattern of several of them, a
-    mixture of such files (.yaml), or a Parquet table of sizes."""
+    """JSON or JSON Lines (plain, .gz, .zst), Hugging Face Parquet or Arrow, CSV, WebDataset .tar, a pattern of several
+    of them, a mixture (.yaml), a folder or an index of another program, or a Parquet table of sizes."""
+    split: str = ""
+    """Which split of a folder or an index to train on, or several with commas; empty: the one for training."""
     media_root: FilePath
     tokenizer: FilePath
     """A `tokenizer.json` of the `tokenizers` library with the family's special tokens."""
@@ -332,6 +334,8 @@ class MixtureEntryConfig(Section):
     """Rows of one file, or of several that one path with braces or a glob names."""
 
     path: str = Field(min_length=1, validation_alias=AliasChoices("path", "json_path", "annotations"))
+    split: str = ""
+    """Of a folder or an index, see `dataset.split`."""
     sampling_strategy: str = "all"
     """`all`, or `first:`, `end:` or `random:` with a number of rows or a percentage."""
     weight: float | None = Field(default=None, gt=0)

@@ -11,7 +11,7 @@ import hashlib
 import math
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dflop.data.annotations import AnnotatedSample, BadSample, MediaRef, confine
+from dflop.data.formats.row_mapping import RowMapping
 from dflop.data.formats.row_source import RowSource
 from dflop.data.formats.source import open_source
 from dflop.data.frame_files import AnySource, FrameFiles
@@ -46,6 +47,8 @@ class MixtureEntry:
     """Share of the entry in the samples drawn, relative to the other entries; None: as large as its rows are many."""
     ignored_keys: tuple[str, ...] = ()
     """Keys of rows, messages and parts that may be ignored besides those of `keys.py`."""
+    mapping: RowMapping | None = None
+    """How rows are written, where an index says so; None: as the names of the files say."""
 
 
 def make_entry(
@@ -70,15 +73,24 @@ def make_entry(
     Raises:
         ConfigError: there is no such file, or a key that cannot be ignored.
     """
-    if needed := never_ignored(ignored_keys):
+    check_ignored(ignored_keys)
+    paths = expand(pattern, folder)
+    root = relative_to(media_root, folder)
+    return MixtureEntry(os.path.basename(pattern), paths, root, strategy, weight, ignored_keys)
+
+
+def check_ignored(keys: Collection[str]) -> None:
+    """Refuses to ignore keys without which there is no row.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    if needed := never_ignored(keys):
         raise ConfigError(
             f"{', '.join(needed)} cannot be ignored: they hold the conversation",
             where="dataset.ignored_keys",
             hint="use keys that the reason of a skipped row names",
         )
-    paths = expand(pattern, folder)
-    root = relative_to(media_root, folder)
-    return MixtureEntry(os.path.basename(pattern), paths, root, strategy, weight, ignored_keys)
 
 
 def select(num_rows: int, strategy: str, seed: int = 0, name: str = "") -> npt.NDArray[np.int64]:
@@ -141,7 +153,7 @@ class Dataset:
             )
         for entry in entries:
             select(0, entry.strategy, seed, entry.name)  # before a file of terabytes is opened
-        sources = [[open_source(path, entry.ignored_keys) for path in entry.paths] for entry in entries]
+        sources = [[open_source(path, entry.ignored_keys, entry.mapping) for path in entry.paths] for entry in entries]
         rows = [
             select(sum(map(len, of_entry)), entry.strategy, seed, entry.name)
             for entry, of_entry in zip(entries, sources, strict=True)
@@ -243,7 +255,7 @@ class Dataset:
             is_cut = taken < len(rows)
             if is_cut and entry.strategy != "all":  # how many rows there are decides which it takes
                 return []
-            digests = _added(digests, f"{entry.weight}\n{sorted(entry.ignored_keys)}\n")
+            digests = _added(digests, f"{entry.weight}\n{sorted(entry.ignored_keys)}\n{entry.mapping or ''}")
             for source, first in zip(of_entry, self._source_starts[number].tolist(), strict=False):
                 left = min(len(source), taken - first) if is_cut else len(source)
                 if is_cut and left <= 0:

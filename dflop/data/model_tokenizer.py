@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dflop.data.annotations import AnnotatedSample, BadSample, Turn
-from dflop.data.formats.source import open_source
-from dflop.data.patterns import expand
+from dflop.data.formats.row_source import RowSource
 from dflop.data.tokens import ChatTokenizer
-from dflop.errors import ConfigError, DataError
+from dflop.errors import ConfigError
 from dflop.models.media import MediaRules
 
 NUM_LOOKED_AT = 64
@@ -67,16 +66,12 @@ def find_tokenizer(folders: tuple[Path, ...], rules: MediaRules) -> FoundTokeniz
     return FoundTokenizer(path, DEFAULT_TEMPLATE, notes=tuple(notes))
 
 
-def tokens_in_texts(found: FoundTokenizer, rules: MediaRules, annotations: str) -> Mapping[str, int]:
+def tokens_in_texts(found: FoundTokenizer, rules: MediaRules, source: RowSource) -> Mapping[str, int]:
     """Special tokens that texts may name and that some do: of so many of the rows looked at."""
     if found.path is None or found.problem:
         return {}
     tokenizer = ChatTokenizer(found.path, rules, found.template)
     named: Counter[str] = Counter()
-    try:
-        source = open_source(expand(annotations, Path())[0])
-    except (ConfigError, DataError):  # a mixture; of its files the profile tells
-        return {}
     for index in range(0, len(source), max(1, len(source) // NUM_LOOKED_AT))[:NUM_LOOKED_AT]:
         with contextlib.suppress(BadSample):
             named.update(tokenizer.spelled_out(source.sample(index)) & tokenizer.nameable)

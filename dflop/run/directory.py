@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import Any
 
 from dflop import files
-from dflop.config import Config, DatasetConfig, load_config, load_mixture
+from dflop.config import Config, load_config
 from dflop.data.dataset_profile import DatasetRef
-from dflop.data.mixture import MixtureEntry, make_entry
+from dflop.data.layouts import entries_of
 from dflop.data.tokens import ChatTokenizer
 from dflop.errors import ConfigError
 from dflop.models import load_family
@@ -202,21 +202,10 @@ def _named(path: Path, what_then: str) -> Iterator[None]:
 def dataset_ref(config: Config) -> DatasetRef:
     """The dataset as the data room takes it."""
     d = config.dataset
+    entries = entries_of(d.annotations, d.media_root, d.split, d.ignored_keys)
     return DatasetRef(
-        _entries(d), d.tokenizer, d.max_llm_tokens, d.chat_template, d.overlong, d.min_side_px, d.seed, d.special_tokens
+        entries, d.tokenizer, d.max_llm_tokens, d.chat_template, d.overlong, d.min_side_px, d.seed, d.special_tokens
     )
-
-
-def _entries(d: DatasetConfig) -> tuple[MixtureEntry, ...]:
-    if d.annotations.suffix not in (".yaml", ".yml"):
-        return (make_entry(str(d.annotations), d.media_root, folder=Path.cwd(), ignored_keys=d.ignored_keys),)
-    return tuple(
-        make_entry(
-            e.path, e.media_root or d.media_root, folder=d.annotations.absolute().parent,
-            strategy=e.sampling_strategy, weight=e.weight, ignored_keys=d.ignored_keys,
-        )
-        for e in load_mixture(d.annotations).datasets
-    )  # fmt: skip
 
 
 def family_of(config: Config, vocab_size: int | None = None) -> Family:

@@ -16,6 +16,7 @@ from pathlib import Path
 from dflop import units
 from dflop.config import dump_yaml, load_model
 from dflop.data.annotations import printable
+from dflop.data.formats.source import open_source
 from dflop.data.model_tokenizer import FoundTokenizer, find_tokenizer, tokens_in_texts
 from dflop.doctor.this_machine import find_gpus, memory_bytes
 from dflop.errors import ConfigError
@@ -46,26 +47,29 @@ class Starter:
     """Why no sample can be counted with the tokenizer that was found; empty: it can."""
 
 
-def make_starter(model_config: Path, data: Path, gpus: int | None = None) -> Starter:
+def make_starter(model_config: Path, data: Path, gpus: int | None = None, split: str = "") -> Starter:
     """A configuration for a model and a dataset, on this machine.
 
     Args:
         model_config: `config.json` of a Hugging Face model, or the folder it is in; or a `model` section, a YAML file.
-        data: File of rows, or the folder it is in.
+        data: A file of rows, a pattern of several, or a folder.
         gpus: That the global batch is for; None: those of this machine.
+        split: Of the data, or several with commas; empty: the one for training.
 
     Raises:
-        ConfigError: the model is not known, there is no training data, there are no GPUs, or a path is no UTF-8.
+        ConfigError: the model is not known, there is no training data or it is open what is meant, there are no GPUs,
+            or a path is no UTF-8.
     """
     if gpus is not None and gpus < 1:
         raise ConfigError(f"cannot train on {gpus} GPUs", where="--gpus", hint="1 or more")
     if model_config.is_dir():
         model_config /= "config.json"
     model = _section(model_config) if _is_section(model_config) else read_hub_model(model_config)
-    dataset = find_dataset(data)
-    folders = tuple(dict.fromkeys((model_config.parent, Path(dataset.annotations).parent, dataset.media_root)))
+    dataset = find_dataset(data, split)
+    entry = dataset.card.taken[0].part.entry
+    folders = tuple(dict.fromkeys((model_config.parent, entry.paths[0].parent, dataset.media_root)))
     tokenizer = find_tokenizer(folders, model.family)
-    named = tokens_in_texts(tokenizer, model.family, dataset.annotations)
+    named = tokens_in_texts(tokenizer, model.family, open_source(entry.paths[0], mapping=entry.mapping))
     writer = _Writer(model_config, model, dataset, tokenizer, named, gpus)
     text = writer.text()
     if (shown := printable(text)) != text:
@@ -99,7 +103,7 @@ class _Writer:
         """Of the GPUs, `wanted` are to train on, if those are not this machine's; `named`: special tokens -> rows."""
         self.model_config, self.model, self.dataset = model_config, model, dataset
         self.tokenizer, self.named, self.wanted = tokenizer, named, wanted
-        stem = Path(dataset.annotations).name.partition(".")[0]
+        stem = Path(dataset.card.annotations).absolute().name.partition(".")[0]
         self.name = re.sub(r"[^A-Za-z0-9_-]+", "-", f"{model.family.name}-{stem}").strip("-") or "run"
         has_weights = any((model_config.parent / name).is_file() for name in _WEIGHTS)
         self.weights = model_config.parent if has_weights else None
@@ -132,17 +136,17 @@ class _Writer:
             yield f"weights: {self.weights or 'none next to the config; they will be random'}"
         kinds = ", ".join(f"{n} with {kind}" for kind, n in data.kinds.items()) or "text only"
         looked = f"of {data.num_looked_at} rows sampled: {kinds}"
-        yield f"data: {data.annotations}, {data.format}, {data.num_rows} rows; {looked}"
+        first, *more = data.card.lines()
+        yield f"data: {first}; {looked}"
+        yield from more
         if data.frames:
             listed = ", ".join(f"{count} {how}" for how, count in data.frames.items())
             yield f"videos given as frames, in the rows sampled: {listed}"
         if data.num_media:
-            where = "found" if data.format == "mixture" else f"under {data.media_root}"
+            where = "found" if len(data.card.taken) > 1 else f"under {data.media_root}"
             yield f"media: {data.num_media_found} of {data.num_media} named files are {where}"
         if data.unknown_keys:
             yield f"unknown keys, ignored: {_counted(data.unknown_keys)}"
-        if data.others:
-            yield f"other files with rows: {', '.join(data.others[:5])}"
         if self.tokenizer.path is not None:
             template = self.tokenizer.template if self.tokenizer.has_template else "not found in any file"
             yield f"tokenizer: {self.tokenizer.path}, chat template {template}"
@@ -179,7 +183,7 @@ class _Writer:
             )
         if WITHOUT_RATE in data.frames:
             yield (
-                f"{data.annotations}: {data.frames[WITHOUT_RATE]} videos of the sampled rows are frames "
+                f"{data.card.annotations}: {data.frames[WITHOUT_RATE]} videos of the sampled rows are frames "
                 f"{WITHOUT_RATE}; set `sample_fps` (frames per second) in the row or part, or they are skipped"
             )
         if data.refused_keys:
@@ -197,7 +201,7 @@ class _Writer:
         return "".join(f"{line}\n" for part in parts for line in part)
 
     def _head(self) -> Iterator[str]:
-        yield f"# Made by `dflop init` from {self.model_config} and {self.dataset.annotations}."
+        yield f"# Made by `dflop init` from {self.model_config} and {self.dataset.card.annotations}."
         yield "# Lines with EDIT were not found or had to be assumed. Every key, with defaults and where each"
         yield "# value comes from: `dflop config show FILE`; to check it: `dflop config validate FILE`."
         yield f"name: {self.name}"
@@ -239,9 +243,11 @@ class _Writer:
 
     def _dataset(self) -> Iterator[str]:
         data = self.dataset
-        yield f"\n# {data.num_rows} rows, {data.format}. Relative paths start at the working directory."
+        yield f"\n# {printable(next(data.card.lines()))}. Relative paths start at the working directory."
         yield "dataset:"
-        yield f"  annotations: {_scalar(data.annotations)}"
+        yield f"  annotations: {_scalar(data.card.annotations)}"
+        if data.card.written_split:
+            yield f"  split: {_scalar(data.card.written_split)}"
         note = "" if data.num_media == data.num_media_found else "   # EDIT: not all named files are here"
         yield f"  media_root: {_scalar(data.media_root)}{note}"
         path = self.tokenizer.path or f"{MISSING}/tokenizer.json"
@@ -261,11 +267,11 @@ class _Writer:
         if data.num_bad or self.not_taken:
             yield "\ndata_profile:"
             yield "  max_bad_frac: 0.01   # EDIT: a larger share of skipped rows stops the run"
-        steps = max(1, data.num_rows // self.batch_size)
+        steps = max(1, data.card.num_rows // self.batch_size)
         yield "\nplan:"
         yield f"  global_batch_size: {self.batch_size}   # EDIT: samples per optimizer step, {self.batch_note}"
         yield "\ntrain:"
-        yield f"  num_steps: {steps}   # EDIT: {'once over the data' if data.num_rows else 'assumed'}"
+        yield f"  num_steps: {steps}   # EDIT: {'once over the data' if data.card.num_rows else 'assumed'}"
         yield "  learning_rate: 1.0e-5   # EDIT"
         yield f"  checkpoint_every: {max(1, min(100, steps // 4))}"
 

@@ -167,7 +167,7 @@ def _check_dataset(config: Config, origins: Origins) -> None:
         return
     is_pattern = any(c in str(d.annotations) for c in "{*?[")
     for key, path, exists in (
-        ("annotations", d.annotations, is_pattern or d.annotations.is_file()),
+        ("annotations", d.annotations, is_pattern or d.annotations.exists()),
         ("media_root", d.media_root, d.media_root.is_dir()),
         ("tokenizer", d.tokenizer, d.tokenizer.is_file()),
     ):

@@ -18,21 +18,26 @@ def touch(folder: Path, *names: str) -> None:
         (folder / name).touch()
 
 
-def test_a_folder_gives_the_file_with_most_rows_and_the_root_of_their_media_and_a_file_is_taken_as_it_is(tmp_path):
+def test_a_folder_gives_the_rows_for_training_and_the_root_of_their_media_and_a_file_is_taken_as_it_is(tmp_path):
     touch(tmp_path / "pictures", "a/1.jpg", "a/2.jpg")
     (tmp_path / "train.jsonl").write_text(rows("a/1.jpg", "a/2.jpg", "a/3.jpg"))
     (tmp_path / "val.jsonl").write_text(rows("a/1.jpg"))
     (tmp_path / "manifest.json").write_text(json.dumps([{"file": "x", "licence": "y"}] * 50))
     found = find_dataset(tmp_path)
-    assert found.annotations == str(tmp_path / "train.jsonl")
-    assert (found.format, found.num_rows, found.num_bad, dict(found.kinds)) == ("JSON Lines", 3, 0, {"image": 3})
+    first, *more = found.card.lines()
+    assert (found.card.annotations, found.num_bad, dict(found.kinds)) == (
+        str(tmp_path / "train.jsonl"),
+        0,
+        {"image": 3},
+    )
+    assert first == f"{tmp_path / 'train.jsonl'}, JSON Lines, 3 rows, split train"
+    assert more == ["not taken: val.jsonl, JSON Lines, 1 rows, split validation"]
     assert (found.media_root, found.num_media, found.num_media_found) == (tmp_path / "pictures", 3, 2)
-    assert found.others == (str(tmp_path / "val.jsonl"),)
     touch(tmp_path / "media", "1.mp4")
     path = tmp_path / "a.json.gz"
     path.write_bytes(gzip.compress(json.dumps([chat("<video>\nx", "y", video="1.mp4")]).encode()))
     found = find_dataset(path)
-    assert (found.annotations, found.format, dict(found.kinds)) == (str(path), "JSON", {"video": 1})
+    assert (list(found.card.lines()), dict(found.kinds)) == ([f"{path}, JSON, 1 rows"], {"video": 1})
     assert found.media_root == tmp_path / "media"
 
 
@@ -41,7 +46,7 @@ def test_only_some_rows_of_a_long_file_are_read_and_bad_ones_counted_with_a_reas
     path.write_text((json.dumps(chat("a", "b")) + "\n") * 1000)
     found = find_dataset(tmp_path)
     assert (found.num_media, found.media_root, dict(found.kinds)) == (0, tmp_path, {}), "text needs no media"
-    assert (found.num_rows, found.num_looked_at) == (1000, NUM_LOOKED_AT)
+    assert (found.card.num_rows, found.num_looked_at) == (1000, NUM_LOOKED_AT)
     path.write_text(rows("1.jpg") + '{"conversations": []}\n{"id": 1')
     found = find_dataset(tmp_path)
     assert (found.num_looked_at, found.num_bad) == (3, 2)
@@ -56,7 +61,7 @@ def test_a_mixture_counts_the_rows_of_all_its_files(tmp_path):
         "datasets:\n  - {json_path: a.jsonl, media_root: m}\n  - {json_path: b.jsonl}\n"
     )
     found = find_dataset(tmp_path)
-    assert (found.annotations, found.format, found.num_rows) == (str(tmp_path / "mixture.yaml"), "mixture", 3)
+    assert next(iter(found.card.lines())) == f"{tmp_path / 'mixture.yaml'}, mixture, 2 parts, 3 rows"
     assert (found.media_root, found.num_media_found, found.kinds) == (tmp_path / "m", 3, {"image": 3})
 
 

@@ -28,7 +28,7 @@ SUFFIXES = ("json", "jsonl", "jsonl.gz", "jsonl.zst", "parquet", "tar", "yaml")
         ("a.jsonl", b"\0" * 99, "row 0"), ("a.jsonl", ROW.encode("utf-16"), "row 0"), ("a.json", b"3", "a.json: "),
         ("a.jsonl", b"[" * 9999, "row 0"), ("a.jsonl.gz", gzip.compress(ROW.encode(), mtime=0)[:20], "a.jsonl.gz: "),
         ("a.parquet", b"PAR1xxxxPAR1", "Parquet file cannot be read"), ("a.tar", b"x" * 999, "shard cannot be read"),
-        ("a.yaml", b"datasets: 3", "a.yaml: "), ("a.txt", b"hi", "unknown suffix"), ("a.jsonl", b"1\n2\n", "row 0"),
+        ("a.txt", b"hi", "unknown suffix"), ("a.jsonl", b"1\n2\n", "row 0"),
         ("a.jsonl", b'{"x": 1}', "row 0: no `conv"),
     ],
 )  # fmt: skip
@@ -38,6 +38,12 @@ def test_a_file_that_is_no_training_data_says_why(name, content, reason, tmp_pat
         find_dataset(tmp_path / name)
     assert reason in caught.value.what
     assert "\n" not in caught.value.what
+
+
+def test_a_file_that_is_no_mixture_names_its_key(tmp_path):
+    (tmp_path / "a.yaml").write_text("datasets: 3")
+    with pytest.raises(ConfigError, match=r"a\.yaml:1: datasets"):
+        find_dataset(tmp_path / "a.yaml")
 
 
 def test_folders_and_paths_that_hold_no_file(tmp_path, monkeypatch):

@@ -11,15 +11,16 @@ from __future__ import annotations
 import codecs
 import hashlib
 import mmap
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from dflop.data.formats.compressed import COMPRESSIONS, mapped
+from dflop.data.formats.compressed import COMPRESSIONS, head, mapped
 from dflop.data.formats.json_rows import element_spans, holds_lines, parse_object
+from dflop.data.formats.row_mapping import RowMapping
 from dflop.data.formats.row_source import RowSource
 from dflop.errors import DataError
 
@@ -31,27 +32,30 @@ class AnnotationFile(RowSource):
     """Random access to the rows of a `.json` or `.jsonl` file, either one optionally `.gz` or `.zst`."""
 
     def __init__(
-        self, path: Path, data: bytes | mmap.mmap, spans: npt.NDArray[np.int64], ignored_keys: Collection[str] = ()
+        self,
+        path: Path,
+        data: bytes | mmap.mmap,
+        spans: npt.NDArray[np.int64],
+        ignored_keys: Collection[str] = (),
+        mapping: RowMapping | None = None,
     ) -> None:
-        super().__init__(path, ignored_keys)
+        super().__init__(path, ignored_keys, mapping)
         self._data = data
         self._spans = spans
 
     @classmethod
-    def open(cls, path: Path, ignored_keys: Collection[str] = ()) -> AnnotationFile:
+    def open(cls, path: Path, ignored_keys: Collection[str] = (), mapping: RowMapping | None = None) -> AnnotationFile:
         """Index the rows of `path` without judging them.
 
         Raises:
-            DataError: the file cannot be read, or a `.json` file holds no list of rows, or several.
+            DataError: the file cannot be read, or a `.json` file holds no list of rows, or several and none is named.
         """
-        data = mapped(path)
-        if path.name.lower().endswith(_LINES) or holds_lines(data):
-            return cls(path, data, _line_spans(data), ignored_keys)
-        lists = element_spans(data, path)
-        if len(lists) > 1:
+        lists, data = _lists(path)
+        name = mapping.list_name if mapping is not None else ""
+        if name not in lists and len(lists) > 1:
             names = ", ".join(f"`{name}` ({len(spans)} rows)" for name, spans in lists.items())
             raise DataError(f"holds several lists: {names}", where=str(path), hint="dataset.split: one of them")
-        return cls(path, data, next(iter(lists.values())), ignored_keys)
+        return cls(path, data, lists.get(name, next(iter(lists.values()))), ignored_keys, mapping)
 
     def __len__(self) -> int:
         return len(self._spans)
@@ -84,6 +88,23 @@ class AnnotationFile(RowSource):
         last, following = int(self._spans[num_rows - 1, 1]), int(self._spans[num_rows, 0])
         ends = {last, following, last - self._data[:last].endswith(b"\n")}
         return {hashlib.sha256(self._data[:end]).hexdigest() for end in ends}
+
+
+def list_names(path: Path) -> tuple[str, ...]:
+    """Names of the lists of rows that a `.json` file holds, if it is an object of them.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
+    is_object = ".json" in path.name.lower() and head(path).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"{")
+    return tuple(_lists(path)[0]) if is_object else ("",)
+
+
+def _lists(path: Path) -> tuple[Mapping[str, npt.NDArray[np.int64]], bytes | mmap.mmap]:
+    data = mapped(path)
+    if path.name.lower().endswith(_LINES) or holds_lines(data):
+        return {"": _line_spans(data)}, data
+    return element_spans(data, path), data
 
 
 def _line_spans(data: bytes | mmap.mmap) -> npt.NDArray[np.int64]:

@@ -10,6 +10,7 @@ from typing import Any
 from dflop.data.annotations import AnnotatedSample, BadSample, MediaRef, confine, printable
 from dflop.data.conversation import ReadRow, read_row
 from dflop.data.formats.embedded import NamedBytes
+from dflop.data.formats.row_mapping import RowMapping
 from dflop.data.frame_files import AnySource, open_frames
 from dflop.data.frame_folders import FrameList
 from dflop.data.media_value import Attached
@@ -22,10 +23,12 @@ class RowSource(abc.ABC):
     Args:
         path: The file; its name begins the names of media that stand in its rows.
         ignored_keys: Keys that may be ignored besides those of `keys.py`.
+        mapping: What is done to a row before it is read.
     """
 
-    def __init__(self, path: Path, ignored_keys: Collection[str] = ()) -> None:
+    def __init__(self, path: Path, ignored_keys: Collection[str] = (), mapping: RowMapping | None = None) -> None:
         self.path = path
+        self._mapping = mapping
         self._container = printable(path.name)
         self._ignored_keys = ignored_keys
 
@@ -35,7 +38,7 @@ class RowSource(abc.ABC):
 
     @abc.abstractmethod
     def row(self, index: int) -> dict[str, Any]:
-        """Row `index` as `read_row` takes it.
+        """Row `index` as it is written.
 
         Raises:
             BadSample: the row is not an object or cannot be read.
@@ -99,4 +102,6 @@ class RowSource(abc.ABC):
 
     def _read(self, index: int) -> ReadRow:
         """Row `index` with what stands in it."""
-        return read_row(self.row(index), index, self._container, self._ignored_keys)
+        row = self.row(index)
+        row = row if self._mapping is None else self._mapping.apply(row, self._ignored_keys)
+        return read_row(row, index, self._container, self._ignored_keys)

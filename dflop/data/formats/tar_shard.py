@@ -24,13 +24,12 @@ from dflop.data.annotations import MEDIA_KINDS, AnnotatedSample, BadSample, Medi
 from dflop.data.conversation import form_of
 from dflop.data.formats.embedded import open_window
 from dflop.data.formats.json_rows import parse_object
+from dflop.data.formats.row_mapping import RowMapping, kind_of
 from dflop.data.formats.row_source import RowSource
 from dflop.data.frame_files import AnySource
 from dflop.data.keys import CAPTIONS, FOLLOWED, IGNORED
-from dflop.data.media_value import EXTENSIONS
 from dflop.errors import DataError
 
-_KIND = {extension: kind for kind, extensions in EXTENSIONS.items() for extension in extensions}
 _MAX_TEXT_BYTES = 2**26
 _NOT_PLAIN = -1
 
@@ -46,14 +45,20 @@ class _Member(NamedTuple):
 
     @property
     def kind(self) -> str | None:
-        return _KIND.get(self.extension.rpartition(".")[2])
+        return kind_of(f".{self.extension}")
 
 
 class TarShard(RowSource):
     """Random access to the rows of an uncompressed tar; about 100 bytes are held per member."""
 
-    def __init__(self, path: Path, groups: list[list[_Member]], ignored_keys: Collection[str] = ()) -> None:
-        super().__init__(path, ignored_keys)
+    def __init__(
+        self,
+        path: Path,
+        groups: list[list[_Member]],
+        ignored_keys: Collection[str] = (),
+        mapping: RowMapping | None = None,
+    ) -> None:
+        super().__init__(path, ignored_keys, mapping)
         self._prefix = f"{self._container}/"
         names = [m.name.encode("utf-8") for group in groups for m in group]
         self._names = b"".join(names)
@@ -64,7 +69,7 @@ class TarShard(RowSource):
         self._all: frozenset[str] | None = None
 
     @classmethod
-    def open(cls, path: Path, ignored_keys: Collection[str] = ()) -> TarShard:
+    def open(cls, path: Path, ignored_keys: Collection[str] = (), mapping: RowMapping | None = None) -> TarShard:
         """Index the members of `path` by their headers.
 
         Raises:
@@ -89,7 +94,7 @@ class TarShard(RowSource):
         for member in bare:  # a README is nobody's, a member `key` is that of its row
             if member.name in groups:
                 groups[member.name].append(member)
-        return cls(path, list(groups.values()), ignored_keys)
+        return cls(path, list(groups.values()), ignored_keys, mapping)
 
     def __len__(self) -> int:
         return len(self._row_stops) - 1

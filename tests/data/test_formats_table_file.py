@@ -6,16 +6,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from dflop.data.annotations import BadSample, MediaRef
-from dflop.data.formats import parquet_file
-from dflop.data.formats.parquet_file import ParquetFile
+from dflop.data.formats import table_file
 from dflop.data.formats.source import open_source
+from dflop.data.formats.table_file import TableFile
 from dflop.errors import ConfigError, DataError
 from tests.data.containers import ROWS, content_of, jsonl_of, parquet_of
 
 
-def table_of(tmp_path: Path, **columns: Any) -> ParquetFile:
+def table_of(tmp_path: Path, **columns: Any) -> TableFile:
     pq.write_table(pa.table(columns), tmp_path / "t.parquet")
-    return ParquetFile.open(tmp_path / "t.parquet")
+    return TableFile.open(tmp_path / "t.parquet")
 
 
 def talk(*texts: str) -> list[dict[str, str]]:
@@ -28,7 +28,7 @@ def talk(*texts: str) -> list[dict[str, str]]:
 def test_parquet_gives_the_same_samples_as_jsonl(
     tmp_path, media_root, monkeypatch, embed, window_bytes, row_group_size
 ):
-    monkeypatch.setattr(parquet_file, "_WINDOW_BYTES", window_bytes)
+    monkeypatch.setattr(table_file, "_WINDOW_BYTES", window_bytes)
     plain = open_source(jsonl_of(ROWS, tmp_path / "a.jsonl"))
     path = parquet_of(ROWS, media_root, tmp_path / "a[0].parquet", embed=embed, row_group_size=row_group_size)
     parquet = open_source(path)
@@ -81,20 +81,20 @@ def test_bytes_count_wherever_they_stand_and_path_is_a_name_only(tmp_path, media
 def test_columns_that_hold_media_or_change_what_is_learnt_are_a_reason(tmp_path, name, value):
     path = table_of(tmp_path, messages=[talk("hi", "ok")] * 2, image=["a.png"] * 2, **{name: [value, None]}).path
     with pytest.raises(BadSample, match=f"`{name}`"):
-        ParquetFile.open(path).sample(0)
-    assert len(ParquetFile.open(path).sample(1).media) == 1, "a null says nothing"
-    assert len(ParquetFile.open(path, (name,)).sample(0).media) == 1
+        TableFile.open(path).sample(0)
+    assert len(TableFile.open(path).sample(1).media) == 1, "a null says nothing"
+    assert len(TableFile.open(path, (name,)).sample(0).media) == 1
 
 
 def test_files_without_rows_of_ours_are_refused(tmp_path):
     with pytest.raises(DataError, match=r"columns are label, answer[\s\S]*conversations, messages"):
         table_of(tmp_path, label=["x"], answer=["y"])
     with pytest.raises(DataError, match="cannot be read"):
-        ParquetFile.open(tmp_path / "absent.parquet")
-    with pytest.raises(ConfigError, match=r"decompress it.*\.jsonl\.zst, \.parquet, \.tar"):
+        TableFile.open(tmp_path / "absent.parquet")
+    with pytest.raises(ConfigError, match=r"decompress it.*\.jsonl\.zst, .*\.parquet, .*\.tar"):
         open_source(tmp_path / "x.tar.gz")
     with pytest.raises(ConfigError, match=r"\.parquet"):
-        open_source(tmp_path / "x.arrow")
+        open_source(tmp_path / "x.mds")
 
 
 def test_bad_rows_and_names(tmp_path):
@@ -114,7 +114,7 @@ def test_a_file_cut_off_is_refused(tmp_path, media_root):
     for size in [0, 1, 8, *range(100, len(whole), len(whole) // 20), len(whole) - 1]:
         (tmp_path / "cut.parquet").write_bytes(whole[:size])
         with pytest.raises(DataError, match="cannot be read"):
-            ParquetFile.open(tmp_path / "cut.parquet")
+            TableFile.open(tmp_path / "cut.parquet")
 
 
 def test_damage_costs_the_rows_of_its_row_group(tmp_path):
@@ -126,7 +126,7 @@ def test_damage_costs_the_rows_of_its_row_group(tmp_path):
     for i in range(chunk.data_page_offset, chunk.data_page_offset + chunk.total_compressed_size):
         content[i] = 0xFF
     path.write_bytes(content)
-    parquet = ParquetFile.open(path)
+    parquet = TableFile.open(path)
     outcomes = []
     for index in range(6):
         try:

@@ -1,0 +1,161 @@
+"""The card of a dataset: what lies at a path, and which rows of it are trained on.
+
+Files are opened, and a few rows of each part read as training would read them. Rows are counted, but of many files in
+proportion to their sizes from some of them: counting a thousand tar files takes longer than a plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from dflop.data.annotations import BadSample
+from dflop.data.formats.row_source import RowSource
+from dflop.data.formats.source import open_source
+from dflop.data.layouts import layout_of
+from dflop.data.mixture import select
+from dflop.data.parts import Layout, Part, chosen
+from dflop.errors import ConfigError, DataError, printable
+
+_MAX_COUNTED = 32
+_NUM_SAMPLED_FILES = 8
+_NUM_SAMPLED_ROWS = 8
+_MAX_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class CardPart:
+    """Files of one split that are read in the same way, and what is in them."""
+
+    part: Part
+    num_rows: int
+    is_estimate: bool
+    columns: tuple[str, ...]
+    problem: str
+    """Why it is no training data; empty: some of its rows are."""
+
+    def __str__(self) -> str:
+        files = f" in {len(self.part.entry.paths)} files" * (len(self.part.entry.paths) > 1)
+        times = f", {self.part.repeats} times each" * (self.part.repeats > 1)
+        split = f", split {self.part.split}" * bool(self.part.split)
+        rows = f"{'about ' * self.is_estimate}{self.num_rows} rows{files}{times}{split}"
+        return ", ".join(filter(None, (printable(self.part.name), self.part.format, rows)))
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetCard:
+    """What lies at a path, and what of it is trained on."""
+
+    layout: Layout
+    taken: tuple[CardPart, ...]
+    left: tuple[CardPart, ...]
+    split: str
+    """That was asked for."""
+
+    @property
+    def annotations(self) -> str:
+        """What `dataset.annotations` has to be."""
+        is_plain = self.layout.kind in ("files", "media folder with metadata") and len(self.taken) == 1
+        return self.taken[0].part.pattern if is_plain else str(self.layout.path)
+
+    @property
+    def written_split(self) -> str:
+        """What `dataset.split` has to be."""
+        if self.annotations == str(self.layout.path) and not self.layout.is_named:
+            return self.split or ",".join(dict.fromkeys(of.part.split or of.part.name for of in self.taken))
+        mapping = self.taken[0].part.entry.mapping
+        return mapping.list_name if mapping is not None else ""
+
+    @property
+    def num_rows(self) -> int:
+        """Of an epoch."""
+        return sum(part.num_rows * part.part.repeats for part in self.taken)
+
+    def lines(self) -> Iterator[str]:
+        """What a person should know: the layout, what is taken, what is left and why."""
+        about = "about " * any(part.is_estimate for part in self.taken)
+        form = self.taken[0].part.format if len(self.taken) == 1 else f"{len(self.taken)} parts"
+        names = {part.part.split for part in self.taken} - {""}
+        split = f", split {', '.join(sorted(names))}" * bool(names)
+        kind = f"{self.layout.kind}, " * (self.layout.kind not in ("files", form))
+        yield f"{printable(self.annotations)}, {kind}{form}, {about}{self.num_rows} rows{split}"
+        yield from (f"taken: {part}" for part in self.taken[:_MAX_SHOWN] if len(self.taken) > 1)
+        # Of plain files, many are no rows at all.
+        left = [part for part in self.left if self.layout.is_index or not part.problem]
+        for part in left[:_MAX_SHOWN]:
+            yield f"not taken: {part}" + f": {part.problem}" * bool(part.problem)
+        if (more := len(left) - _MAX_SHOWN) > 0:
+            yield f"not taken: {more} more, see `dflop data card {printable(str(self.layout.path))}`"
+        yield from self.layout.notes
+
+
+def read_card(path: Path, split: str = "") -> DatasetCard:
+    """The card of what lies at a path.
+
+    Args:
+        path: A file, a pattern of several, a mixture, a folder, or a file that describes datasets.
+        split: Which to train on, or several with commas; empty: the one for training.
+
+    Raises:
+        ConfigError: there is nothing, nothing that could be read as training data, or it is open what is meant.
+    """
+    layout = layout_of(path)
+    known = {id(part): _looked_at(part) for part in layout.parts}
+    parts = [replace(part, num_rows=known[id(part)].num_rows) for part in layout.parts]
+    usable = [p for p, part in zip(parts, layout.parts, strict=True) if not known[id(part)].problem]
+    if not usable:
+        raise _nothing(layout, list(known.values()))
+    wanted = chosen(replace(layout, parts=tuple(parts if split else usable)), split)
+    looked_at = list(zip(parts, (known[id(part)] for part in layout.parts), strict=True))
+    taken = tuple(found for part, found in looked_at if part in wanted)
+    if bad := next((found for found in taken if found.problem and (split or layout.is_named)), None):
+        raise _nothing(layout, [bad])
+    return DatasetCard(layout, taken, tuple(found for part, found in looked_at if part not in wanted), split)
+
+
+def _nothing(layout: Layout, parts: Sequence[CardPart]) -> ConfigError:
+    reasons = "; ".join(f"{part.part.name}: {part.problem}" for part in parts[:3])
+    return ConfigError(
+        f"no training data at `{layout.path}`" + f": {reasons}" * bool(reasons),
+        where="dataset.annotations",
+        hint="layouts, formats and rows that are read: docs/formats.md",
+    )
+
+
+def _looked_at(part: Part) -> CardPart:
+    files, problem = part.entry.paths, part.problem
+    if problem or not files:
+        return CardPart(part, part.num_rows or 0, False, (), problem or "no files")
+    step = max(1, len(files) // _NUM_SAMPLED_FILES)
+    opened = files if len(files) <= _MAX_COUNTED and part.num_rows is None else files[::step]
+    try:
+        sources = [(file, open_source(file, part.entry.ignored_keys, part.entry.mapping)) for file in opened]
+        total_bytes, opened_bytes = (sum(file.stat().st_size for file in group) for group in (files, opened))
+    except (ConfigError, DataError) as error:
+        return CardPart(part, part.num_rows or 0, False, (), f"{error.what}" + f" ({error.hint})" * bool(error.hint))
+    except OSError as error:
+        return CardPart(part, part.num_rows or 0, False, (), f"cannot be read: {error.strerror}")
+    counted = sum(len(source) for _, source in sources)
+    estimate = counted if len(opened) == len(files) else round(counted * total_bytes / max(1, opened_bytes))
+    num_rows = part.num_rows if part.num_rows is not None else estimate
+    columns, problem = _read(sources[0][1])
+    taken = len(select(num_rows, part.entry.strategy))
+    return CardPart(part, taken, part.num_rows is None and len(opened) < len(files), columns, problem)
+
+
+def _read(source: RowSource) -> tuple[tuple[str, ...], str]:
+    """(columns of some rows, why none of them is a sample)."""
+    columns: dict[str, None] = {}
+    problems: list[str] = []
+    rows = range(0, len(source), max(1, len(source) // _NUM_SAMPLED_ROWS))[:_NUM_SAMPLED_ROWS]
+    for index in rows:
+        try:
+            columns |= dict.fromkeys(map(str, source.row(index)))
+            source.sample(index)
+        except BadSample as error:
+            # Rows that a key alone makes bad are training data: which keys they can do without is for a person to say.
+            problems += [] if error.key else [f"row {index}: {error.reason}"]
+    if len(problems) < len(rows):
+        return tuple(columns), ""
+    return tuple(columns), f"{problems[0]} (keys: {', '.join(columns)})" if problems else "no rows"

@@ -1,0 +1,103 @@
+"""What a dataset consists of, and which of it is trained on: never a split for tests that nobody asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from dflop.data.mixture import MixtureEntry
+from dflop.data.splits import TRAIN, role_of
+from dflop.errors import ConfigError
+
+_FORMATS = {
+    ".parquet": "Parquet", ".arrow": "Arrow", ".tar": "WebDataset tar", ".csv": "CSV", ".tsv": "TSV", ".mds": "MDS",
+    ".jsonl": "JSON Lines", ".ndjson": "JSON Lines", ".json": "JSON",
+}  # fmt: skip
+_MAX_SHOWN = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Files of one split that are read in the same way."""
+
+    name: str
+    split: str
+    """As the layout calls it; empty: nothing says."""
+    entry: MixtureEntry
+    pattern: str = ""
+    """A path that stands for the files."""
+    is_rooted: bool = False
+    """Whether the layout says where the media lie."""
+    repeats: int = 1
+    """How often every row comes in an epoch."""
+    num_rows: int | None = None
+    """As the layout states it."""
+    problem: str = ""
+    """Why it cannot be trained on."""
+
+    @property
+    def format(self) -> str:
+        """Of its files, as people call it."""
+        name = self.entry.paths[0].name.lower() if self.entry.paths else ""
+        return next((found for suffix, found in _FORMATS.items() if suffix in name), "")
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What lies at a path."""
+
+    path: Path
+    kind: str
+    parts: tuple[Part, ...]
+    is_index: bool = False
+    """Whether the parts of a split belong together, as an index says."""
+    is_named: bool = False
+    """Whether a person named what is to be trained on, whatever its split."""
+    notes: tuple[str, ...] = ()
+
+
+def chosen(layout: Layout, split: str) -> tuple[Part, ...]:
+    """The parts to train on: those of `split`, a name or several with commas, else of `train`, else those of no split.
+
+    Raises:
+        ConfigError: nothing or several could be meant.
+    """
+    parts = layout.parts
+    if split:
+        words = split.split(",")
+        taken = [p for p in parts if {p.split, p.name} & set(words)] or [p for p in parts if role_of(p.split) in words]
+    elif layout.is_named:
+        taken = list(parts)
+    else:
+        taken = [p for p in parts if role_of(p.split) == TRAIN] or [p for p in parts if not p.split]
+    if not taken:
+        names = dict.fromkeys(p.split or p.name for p in parts)
+        raise ConfigError(
+            f"no split `{split or TRAIN}` in `{layout.path}`, but {_listed(parts)}",
+            where="dataset.split",
+            hint="; or ".join([*(f"--split {name}" for name in names)][:_MAX_SHOWN]) or "name a file",
+        )
+    splits = {p.split for p in taken}
+    if len(taken) > 1 and not (split or layout.is_named or (layout.is_index and len(splits) == 1)):
+        ways = [f"--split {p.split}" if len(splits) == len(taken) else f"--data {p.pattern}" for p in taken]
+        raise ConfigError(
+            f"`{layout.path}` has several parts that could be meant: {_listed(taken)}",
+            where="dataset.annotations",
+            hint="; or ".join(ways[:_MAX_SHOWN]) + "; a pattern (`*`, `{a,b}`) takes several",
+        )
+    return tuple(taken)
+
+
+def entries(parts: Sequence[Part], media_root: Path, ignored_keys: tuple[str, ...] = ()) -> tuple[MixtureEntry, ...]:
+    """What is read of some parts, each as often as its rows are to come."""
+    return tuple(
+        replace(p.entry, media_root=p.entry.media_root if p.is_rooted else media_root, ignored_keys=ignored_keys)
+        for p in parts
+        for _ in range(p.repeats)
+    )
+
+
+def _listed(parts: Sequence[Part]) -> str:
+    rows = [p.name + f" ({p.num_rows} rows)" * (p.num_rows is not None) for p in parts[:_MAX_SHOWN]]
+    return ", ".join(rows) + f" and {len(parts) - len(rows)} more" * (len(parts) > len(rows))
