@@ -9,7 +9,7 @@ from dflop import units
 from dflop.records import ALL_TOKENS, Correction, Plan, QuarantinedSample, RankFactor, RankMemory
 from dflop.records.speedup import NOT_COMPARED, Speedup
 from dflop.report.comparison import ARRIVAL, BALANCED
-from dflop.report.stage_stats import StageStats, stage_stats
+from dflop.report.stage_stats import StageStats, errors_of, stage_stats, timed_spans
 from dflop.report.summary import RunSummary
 from dflop.report.tables import POLICY_NAMES, Table, make_table, stages_of_plan
 
@@ -157,25 +157,31 @@ def quarantine_table(quarantined: Sequence[QuarantinedSample]) -> Table:
 
 
 def correction_table(summary: RunSummary) -> Table:
-    """Corrections at the end of the run: per module its level, then the sizes that plans are made otherwise for."""
+    """Corrections at the end of the run: per module its level, then active buckets, or that which deviates most."""
+    last_step = max((step.step for step in summary.steps), default=-1)
     rows: list[tuple[str, ...]] = []
     for buckets in summary.corrections:
         first, in_force = buckets[0], [c for c in buckets if c.is_in_force and len(buckets) > 1]
         sizes = f"{len(in_force)} of {len(buckets)} buckets" if len(buckets) > 1 else ""
-        rows.append((
-            first.module, "overall", str(first.effective_step), units.ratio(first.level), "", sizes,
-            units.percent(first.residual_frac), units.count(max(c.num_observations for c in buckets)),
-        ))  # fmt: skip
-        rows += [
-            (c.module, _sizes(c), "", units.ratio(c.factor), units.ratio(c.sd_frac), "yes", "", "") for c in in_force
-        ]
+        began = str(first.effective_step) if first.effective_step <= last_step else "next run"
+        observations = units.count(max(c.num_observations for c in buckets))
+        rows.append((first.module, "overall", began, units.ratio(first.level), "", sizes, observations))
+        furthest = max(buckets, key=lambda c: abs(math.log(c.factor / c.level)))
+        for c in in_force or [furthest] * (len(buckets) > 1):
+            spread, active = units.percent(c.sd_frac), "yes" if c.is_in_force else "no, within noise"
+            rows.append((c.module, _sizes(c), "", units.ratio(c.factor), spread, active, ""))
+    errors = {found[0].module: found[0].residual_frac for found in summary.corrections}
+    error_after = errors_of(timed_spans(summary.steps)).median_frac
+    before = ", ".join(f"{module} {units.percent(frac)}" for module, frac in errors.items())
+    said = f"Median error of predicted compute: as planned {units.percent(error_after)}, without corrections {before}. "
     return Table(
         "Cost corrections",
-        ("module", "tokens of an item", "from step", "factor", "+-", "active", "error before", "observations"),
+        ("module", "tokens of an item", "from step", "factor", "+-", "active", "observations"),
         tuple(rows),
-        frozenset({"module", "tokens of an item"}),
-        f"Newest per module, of {len(summary.correction_sets)}. Factor: measured / predicted compute seconds. "
-        "Inactive length buckets use the overall factor.",
+        frozenset({"module", "tokens of an item", "active"}),
+        said * bool(errors) + f"Newest per module, of {len(summary.correction_sets)}. Factor: measured / predicted "
+        "compute seconds. Inactive length buckets use the overall factor: one that deviates no more than its "
+        "uncertainty (+-) allows would add noise to plans.",
         empty="None: predictions stayed within 3 % of measurements, or nothing was observed.",
     )
 

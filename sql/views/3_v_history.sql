@@ -52,13 +52,14 @@ with happened as (
             '; ',
             format('overall factor {:.3f}', level),
             case when num_buckets > 1 then format(
-                'largest bucket deviation {:.3f} at {} tokens{}; {} of {} length buckets active',
+                'largest bucket deviation {:.3f} +- {:.3f} at {} tokens{}; {} of {} length buckets active',
                 worst.factor,
+                worst.sd_frac,
                 case
                     when worst.max_tokens >= 9007199254740992 then format('from {}', worst.min_tokens)
                     else concat(worst.min_tokens, ' to ', worst.max_tokens::hugeint - 1)
                 end,
-                case when worst.is_in_force then '' else ' (inactive)' end,
+                case when worst.is_in_force then '' else ' (inactive, within noise)' end,
                 num_in_force,
                 num_buckets
             ) end

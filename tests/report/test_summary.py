@@ -9,7 +9,7 @@ import pytest
 from dflop.records import StepObservation
 from dflop.report.observed_steps import MeasuredStep
 from dflop.report.run_plots import loss_curve
-from dflop.report.run_tables import key_numbers
+from dflop.report.run_tables import correction_table, key_numbers
 from dflop.report.summary import RunSummary
 from tests.builders import make_cluster, make_corrections, make_plan
 from tests.report.runs import CUDA, make_run, make_span, observe
@@ -105,3 +105,18 @@ def test_a_run_slower_than_predicted_beside_other_programs_says_so(cluster, comp
     assert numbers["training step, predicted / measured"] == "0.40x"
     assert numbers.get("processor time / wall time", "") == share
     assert ("Other programs used the cores: forward and backward took 2.50 times" in found.verdict) == bool(share)
+
+
+def test_corrections_say_from_which_step_how_sure_and_whether_they_work() -> None:
+    learnt = make_corrections("llm", [1.0, 1.45, 1.1], [100, 900], effective_step=1, sd_frac=0.4, is_in_force=False)
+    later = make_corrections("vision", [1.2, 2.0], [100], effective_step=2, level=1.1)
+    steps = [observe(step, spans=[make_span(0, 0.2, 0.3, predicted=0.95)]) for step in range(2)]
+    table = correction_table(summary_of(steps, correction_rows=[*learnt, *later]))
+    assert table.rows == (
+        ("llm", "overall", "1", "1.18x", "", "0 of 3 buckets", "8"),
+        ("llm", "100 to 899", "", "1.45x", "40.0 %", "no, within noise", ""),
+        ("vision", "overall", "next run", "1.10x", "", "2 of 2 buckets", "8"),
+        ("vision", "0 to 99", "", "1.20x", "2.0 %", "yes", ""),
+        ("vision", "from 100", "", "2.00x", "2.0 %", "yes", ""),
+    )
+    assert table.note.startswith("Median error of predicted compute: as planned 5.0 %, without corrections llm 10.0 %")
