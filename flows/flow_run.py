@@ -1,7 +1,6 @@
 """A flow run and the run that it drives: what its parameters mean, what its server knows, how it is cancelled.
 
-Nothing that a run needs waits for the server: what is to be shown goes through an `Outbox`, and tasks have no tags,
-for each of which Prefect would ask the server for a slot before it begins a task.
+Nothing that a run needs waits for the server: tasks have no tags, for each of which Prefect would ask it for a slot.
 """
 
 from __future__ import annotations
@@ -34,8 +33,6 @@ from dflop.steps.session import driver_session, finished_text, run_meant
 RUN_DIR_LABEL = "dflop.run_dir"
 """Label of a flow run with the run directory, by which its jobs are found when it is cancelled, wherever it is."""
 WATCH_EVERY_S = 10.0
-
-
 Texts = tuple[str, ...]
 
 
@@ -166,9 +163,7 @@ def plain_logs() -> None:
     """Errors of ours are logged as they are; lines that nobody reads any more end no flow."""
     for name in ("prefect.flow_runs", "prefect.task_runs"):
         logging.getLogger(name).addFilter(_THREE_LINES)
-    for name in ("events.clients", "FlowRunSuspendingObserver"):
-        logging.getLogger(f"prefect.{name}").setLevel(
-            logging.CRITICAL
-        )  # of a server that is away an outbox says it once
+    for name in ("events.clients", "FlowRunSuspendingObserver"):  # of a server that is away an outbox says it once
+        logging.getLogger(f"prefect.{name}").setLevel(logging.CRITICAL)
     logging.raiseExceptions = False
     Console.on_broken_pipe = lambda self: None  # type: ignore[method-assign]  # it has no other switch

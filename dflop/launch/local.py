@@ -1,10 +1,9 @@
 """Jobs as processes of this machine, through submitit's local executor.
 
 submitit names jobs by pid, blanks CUDA_VISIBLE_DEVICES and lets the peers of a dead task wait; here each job has a
-controller (`controller.py`) that ends them, ids are unique over time and devices stay visible. As on Slurm, what was
-submitted outlives the process that submitted it. All state is in the job's folder: submitit's pickle, `_process.json`
-(the controller), `_exit.json` (how the tasks ended), `_cancelled`. Nodes are simulated: all tasks share one machine,
-hence one node. Jobs start at once: who submits says how many the machine bears.
+controller (`controller.py`) that ends them, ids are unique over time and devices stay visible. All state is in the
+job's folder: submitit's pickle, `_process.json` (the controller), `_exit.json` (how the tasks ended), `_cancelled`.
+Nodes are simulated: all tasks share one machine, hence one node. Jobs start at once.
 """
 
 from __future__ import annotations

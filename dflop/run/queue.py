@@ -104,10 +104,7 @@ def jobs_of(run: RunDir) -> list[Noted]:
 
 
 def live_jobs(run: RunDir, launcher: Launcher) -> list[Change]:
-    """Jobs of a run that have not ended, whoever submitted them; ends that nobody saw are noted in the journal.
-
-    Jobs that a person submitted are in their folders only, until a driver notes them.
-    """
+    """Jobs of a run that have not ended, whoever submitted them; ends that nobody saw are noted in the journal."""
     journal = Journal(run.path, run.run_id)
     noted, found = journal.jobs(), standing(launcher, journal, [run.path / "jobs"])
     journal.changes([(handle, status) for handle, status in found if status.state.is_final and handle.id in noted])
@@ -221,8 +218,7 @@ def reap(folder: Path, say: Say, *, dry_run: bool = False) -> list[tuple[QueuedJ
 
 def _reap_run(run: RunDir, say: Say, dry_run: bool) -> list[QueuedJob]:
     try:
-        states = [state for _, state in Journal(run.path, run.run_id).latest().values()]
-        if all(state.is_final for state in states) and backend_of(run) != "slurm":
+        if backend_of(run) != "slurm" and all(job.state.is_final for job in jobs_of(run)):
             return []
         check_reach(run)
         orphans = _remaining(run)
