@@ -82,13 +82,11 @@ def forecast_dataset(config: Config, say: Say) -> str:
         say("the demo dataset would be built first; the profile's key depends on it")
         return ""
     key = profile_key(dataset_ref(config), family_of(config))
-    found = None
+    line = f"not in the store: up to {config.data_profile.num_shards} jobs would run, {config.cluster.backend}"
     with contextlib.suppress(StoreError), Reader(config.store) as reader:
-        found = reader.profile(key)
-    if found is not None:
-        say(f"in the store: {found.num_rows} samples, {found.num_quarantined} skipped; nothing would run")
-    else:
-        say(f"not in the store: up to {config.data_profile.num_shards} jobs would run, {config.cluster.backend}")
+        if (found := reader.profile(key)) is not None:
+            line = f"in the store: {found.num_rows} samples, {found.num_quarantined} skipped; nothing would run"
+    say(line)
     return key
 
 

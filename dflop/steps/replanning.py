@@ -288,10 +288,8 @@ def _starts_s(jobs: Sequence[JobRecord], progress: Progress) -> list[float]:
     submitted: dict[str, float] = {}
     for job in jobs:
         submitted[job.job_id] = min(job.observed_at_s, submitted.get(job.job_id, math.inf))
-    found, taken = [], set[str]()
+    found: dict[str, float] = {}
     for _, started_s in sorted(progress.started_at_s.items()):
-        earlier = [(at_s, job_id) for job_id, at_s in submitted.items() if at_s <= started_s]
-        if earlier and (newest := max(earlier))[1] not in taken:
-            taken.add(newest[1])
-            found.append(started_s - newest[0])
-    return found
+        for at_s, job_id in sorted((at_s, job_id) for job_id, at_s in submitted.items() if at_s <= started_s)[-1:]:
+            found.setdefault(job_id, started_s - at_s)
+    return list(found.values())

@@ -123,10 +123,7 @@ def has_place_beside(config: Config, plan: Plan) -> bool:
     cluster = config.cluster.spec()
     if cluster.backend == "slurm":
         return True
-    num_devices = cluster.num_processes
-    if cluster.device == "cpu":
-        num_devices = min(num_devices, cluster.num_nodes * cluster.num_cores_per_node)
-    return num_devices - plan.num_processes >= max(module.parallel.tp for module in plan.modules)
+    return cluster.max_concurrency - plan.num_processes >= max(module.parallel.tp for module in plan.modules)
 
 
 def train_job(run: RunDir, config: Config, mode: str, num_processes: int) -> JobSpec:
