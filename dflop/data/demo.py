@@ -20,25 +20,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from PIL import Image
 
 from dflop.data import demo_media as media
 from dflop.data import demo_text
 from dflop.data.dataset_profile import DatasetRef
 from dflop.data.decode import decode_audio, decode_image, decode_video
-from dflop.data.demo_sources import CITY_VIDEO, PHOTOS, SOUNDS, Source, find, package_versions
+from dflop.data.demo_sources import Source, find_files, load_sources, package_versions
 from dflop.data.headers import read_header
 from dflop.errors import ConfigError
 from dflop.models.media import MediaRules
 
 DEMO_VERSION = 2
 """Raise when the same seed gives another dataset."""
-
 MIXTURE = {"single_image": 0.35, "multi_image": 0.12, "video": 0.15, "audio": 0.13, "text": 0.25}
 _KINDS = {"single_image": "image", "multi_image": "image", "video": "video", "audio": "audio"}
-
-_CITY_FPS = Fraction(25, 2)  # every second frame of the shipped 25 frames per second
+_PAN_FPS, _CITY_FPS = Fraction(10), Fraction(25, 2)  # every second frame of the shipped 25 frames per second
 _MIN_SOUND_S = 0.3  # shorter shipped sounds appear only joined to others
 
 Row = dict[str, Any]
@@ -67,22 +64,26 @@ def make_demo_dataset(
     Raises:
         ConfigError: packages of `dflop[demo]` are missing, or the folder holds something else.
     """
-    identity: dict[str, int | str] = {"dflop_demo_version": DEMO_VERSION, "seed": seed, "num_samples": num_samples}
-    identity["made_for"] = (
-        "" if rules is None or set(_special_tokens(rules)) == set(_special_tokens(None)) else rules.name
-    )
+    tokens = _special_tokens(rules)
+    made_for = "" if rules is None or set(tokens) == set(demo_text.SPECIAL_TOKENS) else rules.name
+    identity: Row = {"dflop_demo_version": DEMO_VERSION, "seed": seed, "num_samples": num_samples, "made_for": made_for}
     if not _is_made(folder, identity):
         versions = package_versions()
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
             made = Path(scratch) / "dataset"
-            builder = _Builder(made, np.random.default_rng(seed), versions, progress or (lambda _: None), rules)
-            builder.build(num_samples, identity)
-            _publish(made, folder, identity)
+            builder = _Builder(made, np.random.default_rng(seed), versions, progress or (lambda _: None))
+            builder.build(_groups(rules), num_samples, tokens, identity)
+            try:
+                made.rename(folder)
+            except OSError:
+                # Someone else made it in the meantime; theirs serves as well if it is the same.
+                if not _is_made(folder, identity):
+                    raise
     return DatasetRef.of_file(folder / "annotations.jsonl", folder / "media", folder / "tokenizer.json", max_llm_tokens)
 
 
-def _is_made(folder: Path, identity: dict[str, int | str]) -> bool:
+def _is_made(folder: Path, identity: Row) -> bool:
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return False
     try:
@@ -99,92 +100,66 @@ def _is_made(folder: Path, identity: dict[str, int | str]) -> bool:
     return True
 
 
-def _publish(made: Path, folder: Path, identity: dict[str, int | str]) -> None:
-    try:
-        made.rename(folder)
-    except OSError:
-        # Someone else made it in the meantime; theirs serves as well if it is the same.
-        if not _is_made(folder, identity):
-            raise
-
-
 class _Builder:
-    """Draws rows from one generator and writes their media; `provenance` grows by one entry per file."""
+    """Draws rows from one generator and writes their media; `files` grows by one entry per file."""
 
     def __init__(
-        self,
-        folder: Path,
-        rng: np.random.Generator,
-        versions: dict[str, str],
-        progress: Callable[[str], None],
-        rules: MediaRules | None,
+        self, folder: Path, rng: np.random.Generator, versions: dict[str, str], progress: Callable[[str], None]
     ) -> None:
-        self.folder, self.rules = folder, rules
-        self.rng = rng
-        self.versions = versions
-        self.progress = progress
-        self.provenance: list[Row] = []
-        self.texts = demo_text.load_texts()
-        self.photos = [(source, Image.fromarray(decode_image(find(source)))) for source in PHOTOS]
-        self.sounds = [(source, find(source)) for source in SOUNDS]
+        self.folder, self.rng, self.versions, self.progress = folder, rng, versions, progress
+        self.files: list[Row] = []
+        self.texts = list(demo_text.load_texts())
+        found = {kind: [(s, _find(s)) for s in sources] for kind, sources in load_sources().items()}
+        self.photos = [(source, Image.fromarray(decode_image(path))) for source, path in found["photos"]]
+        self.sounds = found["sounds"]
         self.waves = [decode_audio(path, media.SAMPLE_RATE_HZ) for _, path in self.sounds]
-        self.city = self._city_frames()
+        ((self.city_source, city),) = found["videos"]
+        self.city = decode_video(city, range(0, read_header("video", city).num_frames, 2))
 
-    def build(self, num_samples: int, identity: dict[str, int | str]) -> None:
+    def build(self, shares: dict[str, float], num_samples: int, tokens: tuple[str, ...], identity: Row) -> None:
         for kind in ("image", "video", "audio"):
             (self.folder / "media" / kind).mkdir(parents=True)
-        makers = {
-            "single_image": self._single_image,
-            "multi_image": self._multi_image,
-            "video": self._video,
-            "audio": self._audio,
-            "text": self._text,
-        }
-        rows = []
-        for index, group in enumerate(self._groups(num_samples)):
+        # One group per row: the shares by largest remainder, shuffled.
+        edges = np.round(np.cumsum([0.0, *shares.values()]) * num_samples).astype(int)
+        rows: list[Row] = []
+        for index, group in enumerate(self.rng.permutation(np.repeat(list(shares), np.diff(edges)))):
             if index % 80 == 0:
                 self.progress(f"demo dataset: {index} of {num_samples} samples")
-            rows.append({"id": f"demo-{index:05d}", **makers[group](f"{index:05d}")})
-        lines = [json.dumps(row, ensure_ascii=False) for row in rows]
-        (self.folder / "annotations.jsonl").write_text("\n".join(lines) + "\n", "utf-8")
+            rows.append({"id": f"demo-{index:05d}", **getattr(self, f"_{group}")(f"{index:05d}")})
+        lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
+        (self.folder / "annotations.jsonl").write_text("".join(lines), "utf-8")
         self.progress("demo dataset: training the tokenizer")
-        turns = (turn["value"] for row in rows for turn in row["conversations"])
-        prose = (paragraph for text in self.texts for paragraph in text.paragraphs)
-        tokens = _special_tokens(self.rules)
-        demo_text.train_tokenizer((*prose, *turns), self.folder / "tokenizer.json", tokens)
-        provenance = {**identity, "packages": self.versions, "texts": self._text_sources(), "files": self.provenance}
+        turns = [turn["value"] for row in rows for turn in row["conversations"]]
+        prose = [paragraph for text in self.texts for paragraph in text.paragraphs]
+        demo_text.train_tokenizer(prose + turns, self.folder / "tokenizer.json", tokens)
+        descriptions = Source("scikit-learn", "sklearn/datasets/descr/*.rst", "BSD-3-Clause", "")
+        topics = Source("python", "pydoc_data/topics.py", "PSF-2.0", "")
+        texts = [self._origin(topics), self._origin(descriptions)]
+        provenance = {**identity, "packages": self.versions, "texts": texts, "files": self.files}
         (self.folder / "provenance.json").write_text(json.dumps(provenance, indent=1) + "\n", "utf-8")
-        self.progress(f"demo dataset: {num_samples} samples with {len(self.provenance)} media files")
-
-    def _groups(self, num_samples: int) -> list[str]:
-        """One group per row: the mixture's shares by largest remainder, shuffled."""
-        shares = _shares(self.rules)
-        edges = np.round(np.cumsum([0.0, *shares.values()]) * num_samples).astype(int)
-        groups = np.repeat(list(shares), np.diff(edges))
-        return [str(group) for group in self.rng.permutation(groups)]
+        self.progress(f"demo dataset: {num_samples} samples with {len(self.files)} media files")
 
     def _single_image(self, name: str) -> Row:
-        caption, size, path = self._image(f"{name}", 300)
-        turns = [("<image>\nWhat does the picture show?", f"The picture shows {caption}.")]
+        caption, size, path = self._image(name, 300)
+        turns = ["<image>\nWhat does the picture show?", f"The picture shows {caption}."]
         if self.rng.random() < 0.5:
-            turns.append(("How large is it?", f"It is {size[0]} pixels wide and {size[1]} pixels high."))
+            turns += ["How large is it?", f"It is {size[0]} pixels wide and {size[1]} pixels high."]
         return _row("image", path, turns, "derived: crop of a shipped photo")
 
     def _multi_image(self, name: str) -> Row:
         images = [self._image(f"{name}-{number}", 200) for number in range(self.rng.integers(2, 6))]
         listed = " ".join(f"Picture {n + 1} shows {caption}." for n, (caption, _, _) in enumerate(images))
         widest = max(range(len(images)), key=lambda n: images[n][1][0])
-        turns = [
-            ("<image>" * len(images) + "\nDescribe the pictures one by one.", listed),
-            ("Which of them is the widest?", f"Picture {widest + 1}, with {images[widest][1][0]} pixels."),
-        ]
+        question = "<image>" * len(images) + "\nDescribe the pictures one by one."
+        answer = f"Picture {widest + 1}, with {images[widest][1][0]} pixels."
+        turns = [question, listed, "Which of them is the widest?", answer]
         return _row("image", [path for _, _, path in images], turns, "derived: crops of shipped photos")
 
     def _video(self, name: str) -> Row:
         path, size = f"video/{name}.mp4", media.video_size(self.rng)
         duration_s = media.lognormal(self.rng, 4.0, 0.9, 1.0, 12.0)
         if self.rng.random() < 0.3:
-            source, fps = CITY_VIDEO, _CITY_FPS
+            source, fps = self.city_source, _CITY_FPS
             num_frames = min(round(duration_s * fps), len(self.city))
             begin = int(self.rng.integers(len(self.city) - num_frames + 1))
             cut = self.city[begin : begin + num_frames]
@@ -192,88 +167,75 @@ class _Builder:
             origin, answer = "derived: cut of a shipped video, resized", f"The clip shows {source.caption}."
         else:
             source, photo = self.photos[self.rng.integers(len(self.photos))]
-            fps, num_frames = media.PAN_FPS, round(duration_s * media.PAN_FPS)
+            fps, num_frames = _PAN_FPS, round(duration_s * _PAN_FPS)
             frames = media.pan(self.rng, photo, size, num_frames)
             origin, answer = "derived: pan over a shipped photo", f"The camera moves over a photo of {source.caption}."
-        media.write_video(frames, self.folder / "media" / path, fps)
-        self._record(path, origin, [source])
+        media.write_video(frames, self._file(path, origin, [source]), fps)
         length = f"It has {num_frames} frames and lasts {float(num_frames / fps):.1f} seconds."
-        return _row("video", path, [("<video>\nWhat does the clip show?", answer), ("How long is it?", length)], origin)
+        return _row("video", path, ["<video>\nWhat does the clip show?", answer, "How long is it?", length], origin)
 
     def _audio(self, name: str) -> Row:
         if self.rng.random() < 0.15:
-            chosen = self.rng.choice([i for i, wave in enumerate(self.waves) if _seconds(wave) >= _MIN_SOUND_S])
+            shortest = _MIN_SOUND_S * media.SAMPLE_RATE_HZ
+            chosen = self.rng.choice([i for i, wave in enumerate(self.waves) if len(wave) >= shortest])
             source, shipped = self.sounds[chosen]
             path, origin, sources = f"audio/{name}{shipped.suffix}", "shipped file, unchanged", [source]
-            shutil.copyfile(shipped, self.folder / "media" / path)
+            shutil.copyfile(shipped, file := self._file(path, origin, sources))
         else:
             picks = self.rng.permutation(len(self.sounds))[: self.rng.integers(1, 5)]
             num_samples = round(media.lognormal(self.rng, 5.0, 0.8, 1.0, 30.0) * media.SAMPLE_RATE_HZ)
             path, sources = f"audio/{name}.flac", [self.sounds[i][0] for i in picks]
             origin = "derived: shipped sounds joined, repeated and cut"
-            joined = media.join_sounds([self.waves[i] for i in picks], num_samples)
-            media.write_audio(joined, self.folder / "media" / path)
-        self._record(path, origin, sources)
-        duration_s = read_header("audio", self.folder / "media" / path).duration_s
-        turns = [
-            ("<audio>\nWhat is to be heard?", f"The recording is made of {', '.join(s.caption for s in sources)}."),
-            ("How long is it?", f"It lasts {duration_s:.1f} seconds."),
-        ]
-        return _row("audio", path, turns, origin)
+            gap = np.zeros(media.SAMPLE_RATE_HZ // 4, np.float32)
+            joined = np.concatenate([part for i in picks for part in (self.waves[i], gap)])
+            media.write_audio(np.resize(joined, num_samples), file := self._file(path, origin, sources))
+        heard = f"The recording is made of {', '.join(s.caption for s in sources)}."
+        length = f"It lasts {read_header('audio', file).duration_s:.1f} seconds."
+        return _row("audio", path, ["<audio>\nWhat is to be heard?", heard, "How long is it?", length], origin)
 
-    def _text(self, name: str) -> Row:
-        question, answer, text = demo_text.question_and_answer(self.rng, self.texts)
-        return _row("", "", [(question, answer)], f"documentation of {text.source}")
+    def _text(self, _: str) -> Row:
+        question, answer, source = demo_text.question_and_answer(self.rng, self.texts)
+        return _row("", "", [question, answer], f"documentation of {source}")
 
     def _image(self, name: str, median_px: float) -> tuple[str, tuple[int, int], str]:
         """Write one crop; its caption, size and path."""
         source, photo = self.photos[self.rng.integers(len(self.photos))]
         size = media.image_size(self.rng, median_px)
         path = f"image/{name}.{'png' if max(size) < 128 else 'jpg'}"
-        media.write_image(media.crop(self.rng, photo, size), self.folder / "media" / path)
-        self._record(path, "derived: crop of a shipped photo, resized", [source])
+        file = self._file(path, "derived: crop of a shipped photo, resized", [source])
+        media.crop(self.rng, photo, size).save(file, quality=85)
         return source.caption, size, path
 
-    def _city_frames(self) -> npt.NDArray[np.uint8]:
-        path = find(CITY_VIDEO)
-        return decode_video(path, range(0, read_header("video", path).num_frames, 2))
+    def _file(self, path: str, origin: str, sources: list[Source]) -> Path:
+        """Where a media file is to be written; its provenance is noted."""
+        origins = [self._origin(source) for source in sources]
+        self.files.append({"file": f"media/{path}", "origin": origin, "sources": origins})
+        return self.folder / "media" / path
 
-    def _record(self, path: str, origin: str, sources: list[Source]) -> None:
-        origins = [
-            {"package": s.package, "version": self.versions[s.package], "path": s.path, "licence": s.licence}
-            for s in sources
-        ]
-        self.provenance.append({"file": f"media/{path}", "origin": origin, "sources": origins})
+    def _origin(self, source: Source) -> Row:
+        version = self.versions.get(source.package) or ".".join(map(str, sys.version_info[:3]))
+        return {"package": source.package, "version": version, "path": source.path, "licence": source.licence}
 
-    def _text_sources(self) -> list[Row]:
-        python = ".".join(map(str, sys.version_info[:3]))
-        sklearn = self.versions["scikit-learn"]
-        descriptions = {"package": "scikit-learn", "version": sklearn, "path": "sklearn/datasets/descr/*.rst"}
-        return [
-            {"package": "python", "version": python, "path": "pydoc_data/topics.py", "licence": "PSF-2.0"},
-            {**descriptions, "licence": "BSD-3-Clause"},
-        ]
+
+def _find(source: Source) -> Path:
+    return find_files(source.package, f"/{source.path}")[0]
 
 
 def _special_tokens(rules: MediaRules | None) -> tuple[str, ...]:
     """What the tokenizer must know for a family."""
     if rules is None:
         return demo_text.SPECIAL_TOKENS
-    media = [token for kind in rules.media_tokens.values() for token in (kind.begin, kind.end, kind.pad) if token]
-    tokens = tuple(dict.fromkeys([*demo_text.CHAT_TOKENS, *media, *rules.special_tokens]))
+    of_media = [token for kind in rules.media_tokens.values() for token in (kind.begin, kind.end, kind.pad) if token]
+    tokens = tuple(dict.fromkeys([*demo_text.CHAT_TOKENS, *of_media, *rules.special_tokens]))
     return demo_text.SPECIAL_TOKENS if set(tokens) == set(demo_text.SPECIAL_TOKENS) else tokens
 
 
-def _shares(rules: MediaRules | None) -> dict[str, float]:
+def _groups(rules: MediaRules | None) -> dict[str, float]:
     """Share of each group of rows; groups with media that a family does not take have none."""
     kept = {g: s for g, s in MIXTURE.items() if rules is None or _KINDS.get(g, "text") in {*rules.media_tokens, "text"}}
     return kept if len(kept) == len(MIXTURE) else {g: s / sum(kept.values()) for g, s in kept.items()}
 
 
-def _row(kind: str, paths: str | list[str], turns: list[tuple[str, str]], origin: str) -> Row:
-    lines = [{"from": who, "value": text} for turn in turns for who, text in zip(("human", "gpt"), turn, strict=True)]
-    return {**({kind: paths} if kind else {}), "conversations": lines, "origin": origin}
-
-
-def _seconds(wave: npt.NDArray[np.float32]) -> float:
-    return len(wave) / media.SAMPLE_RATE_HZ
+def _row(kind: str, paths: str | list[str], turns: list[str], origin: str) -> Row:
+    said = [{"from": ("human", "gpt")[number % 2], "value": text} for number, text in enumerate(turns)]
+    return {**({kind: paths} if kind else {}), "conversations": said, "origin": origin}

@@ -1,12 +1,11 @@
 """Makes the demo's media from shipped files: crops of photos, pans and cuts as video, cuts and joins of sounds.
 
-Sizes are heavy-tailed on purpose (lognormal, clipped): a scheduler has nothing to do on a dataset of equals. Everything
-is drawn from one generator, so a seed fixes every size, cut and caption.
+Sizes are heavy-tailed on purpose (lognormal, clipped): a scheduler has nothing to do on a dataset of equals.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from pathlib import Path
 
@@ -16,9 +15,7 @@ import numpy.typing as npt
 from PIL import Image
 
 Pixels = npt.NDArray[np.uint8]
-
 SAMPLE_RATE_HZ = 16_000
-PAN_FPS = Fraction(10)
 
 
 def lognormal(rng: np.random.Generator, median: float, sigma: float, low: float, high: float) -> float:
@@ -30,8 +27,7 @@ def image_size(rng: np.random.Generator, median_px: float) -> tuple[int, int]:
     """(width, height): the long side lognormal in 56..1200 px, the aspect ratio in 1:2..2:1."""
     long_px = lognormal(rng, median_px, 0.7, 56, 1200)
     aspect = lognormal(rng, 1.2, 0.3, 0.5, 2.0)
-    width, height = (long_px, long_px / aspect) if aspect > 1 else (long_px * aspect, long_px)
-    return max(56, round(width)), max(56, round(height))
+    return max(56, round(long_px * min(aspect, 1))), max(56, round(long_px / max(aspect, 1)))
 
 
 def video_size(rng: np.random.Generator) -> tuple[int, int]:
@@ -61,19 +57,13 @@ def pan(rng: np.random.Generator, photo: Image.Image, size: tuple[int, int], num
         yield np.ascontiguousarray(canvas[top : top + size[1], left : left + size[0]])
 
 
-def write_image(image: Image.Image, path: Path) -> None:
-    """Write as the suffix of `path` says (JPEG at quality 85, PNG without loss)."""
-    image.save(path, quality=85)
-
-
 def write_video(frames: Iterable[Pixels], path: Path, fps: Fraction) -> None:
     """Write an MP4 with H.264, or MPEG-4 part 2 where FFmpeg was built without libx264."""
     codec = "libx264" if "libx264" in av.codec.codecs_available else "mpeg4"
     with av.open(str(path), "w") as container:
         stream = container.add_stream(codec, rate=fps)
         assert isinstance(stream, av.VideoStream)
-        stream.pix_fmt = "yuv420p"
-        stream.thread_count = 1
+        stream.pix_fmt, stream.thread_count = "yuv420p", 1
         if codec == "libx264":
             # Measured with PyAV 18.1: with macroblock-tree rate control the same frames give other bytes each run.
             stream.options = {"preset": "veryfast", "crf": "28", "x264-params": "mbtree=0"}
@@ -82,13 +72,6 @@ def write_video(frames: Iterable[Pixels], path: Path, fps: Fraction) -> None:
                 stream.height, stream.width = pixels.shape[:2]
             container.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
         container.mux(stream.encode(None))
-
-
-def join_sounds(sounds: Sequence[npt.NDArray[np.float32]], num_samples: int) -> npt.NDArray[np.float32]:
-    """The sounds one after the other with a quarter second between them, repeated and cut to `num_samples`."""
-    gap = np.zeros(SAMPLE_RATE_HZ // 4, np.float32)
-    once = np.concatenate([part for sound in sounds for part in (sound, gap)])
-    return np.resize(once, num_samples)
 
 
 def write_audio(samples: npt.NDArray[np.float32], path: Path) -> None:
