@@ -66,5 +66,5 @@ def test_too_many_bad_samples_stop_with_examples(folder: Path) -> None:
     done = dflop("data", "profile", folder / "run.yaml", "--set=dataset.max_llm_tokens=20", cwd=folder)
     assert done.returncode == 1
     assert done.stdout == ""
-    for words in ("more than max_bad_frac = 0.01", "sample too long:", "fix the dataset or raise"):
+    for words in ("more than max_bad_frac = 0.01", "sample too long:", "raise dataset.max_llm_tokens, or shorten"):
         assert words in done.stderr

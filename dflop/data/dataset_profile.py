@@ -148,7 +148,7 @@ def profile_shard(
         refused_keys += refused
         num_bad += sum(isinstance(r, QuarantinedSample) for r in found)
         if number % _REPORT_EVERY_BLOCKS == _REPORT_EVERY_BLOCKS - 1:
-            tell(f"{label}: {len(results)} of {len(rows)} rows, {num_bad} quarantined")
+            tell(f"{label}: {len(results)} of {len(rows)} rows, {num_bad} skipped")
     work.headers.save(headers)
     tell(f"{label}: {len(rows)} rows, {num_bad} skipped, {len(headers)} media files read")
     for what, counts in {

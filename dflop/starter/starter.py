@@ -109,9 +109,9 @@ class _Writer:
         self.weights = model_config.parent if has_weights else None
         self.gpus = find_gpus()
         self.num_processes = len(self.gpus) or min(4, max(2, os.cpu_count() or 1))
-        self.max_tokens = min(
-            _MAX_TOKENS, int(model.family.configs["llm"].get("max_position_embeddings") or _MAX_TOKENS)
-        )
+        most = int(model.family.configs["llm"].get("max_position_embeddings") or _MAX_TOKENS)
+        self.max_tokens = min(_MAX_TOKENS, most)
+        self.model_limit = f"; the model takes {most:,}" * (most > self.max_tokens)
         self.batch_size, self.batch_note = self._batch()
         self.not_taken = {k: n for k, n in dataset.kinds.items() if k not in model.family.media_tokens}
         limits, self.sources = model.family.media, model.settings.sources
@@ -193,6 +193,7 @@ class _Writer:
             )
         more = "" if self.wanted else " of this machine; for others: dflop init --gpus"
         yield f"plan.global_batch_size: {self.batch_size}, {self.batch_note}{more}"
+        yield f"dataset.max_llm_tokens: {self.max_tokens}; longer rows are skipped{self.model_limit}"
         yield "train.num_steps, train.learning_rate: assumed"
         yield "cluster: this machine; for Slurm see configs/clusters/slurm_example.yaml"
 
@@ -260,7 +261,8 @@ class _Writer:
                 f"  special_tokens: {json.dumps(sorted(self.named))}   # allowed in texts; others are tokenized as "
                 "plain text"
             )
-        yield f"  max_llm_tokens: {self.max_tokens}   # longer samples are skipped, or: overlong: [shrink, truncate]"
+        note = f"EDIT: longer rows are skipped, or: overlong: [shrink, truncate]{self.model_limit}"
+        yield f"  max_llm_tokens: {self.max_tokens}   # {note}"
 
     def _rest(self) -> Iterator[str]:
         data = self.dataset

@@ -15,6 +15,7 @@ from dflop.config import Config
 from dflop.data.dataset_profile import dataset_keys
 from dflop.data.distribution import summary_text
 from dflop.data.size_table import check_overlong
+from dflop.data.skipped import hint_for, skipped_text
 from dflop.errors import DataError
 from dflop.launch import JobSpec, Launcher
 from dflop.profile.groups import used_modules
@@ -163,7 +164,7 @@ def take_samples(run: RunDir, data: ProfileRecord, say: Say) -> None:
 
 
 def judge(run: RunDir, profile: ProfileRecord, say: Say) -> None:
-    """Says what is odd about a profile, and stops the run where too much of the dataset is unusable.
+    """Says what is odd about a profile, and which rows it skips; stops the run where too many are unusable.
 
     Raises:
         DataError: more of the dataset is unusable than `data_profile.max_bad_frac` allows.
@@ -174,16 +175,21 @@ def judge(run: RunDir, profile: ProfileRecord, say: Say) -> None:
         shown = ", ".join(str(row[0]) for row in duplicates[:3]) + (", ..." if len(duplicates) > 3 else "")
         say(f"{len(duplicates)} sample ids occur more than once (all rows kept): {shown}")
     total = profile.num_rows + profile.num_quarantined
-    if profile.num_quarantined <= config.data_profile.max_bad_frac * total:
+    if not profile.num_quarantined:
         return
     with Reader(config.store) as reader:
         bad = reader.records(QuarantinedSample, where={"profile_key": profile.profile_key, "phase": "profile"})
+    bad = sorted({b.sample_index: b for b in bad}.values(), key=lambda b: b.sample_index)
+    for line in skipped_text(bad, total):
+        say(line)
+    if profile.num_quarantined <= config.data_profile.max_bad_frac * total:
+        return
     examples = "\n".join(f"    row {b.sample_index} `{b.sample_id}`: {b.path} {b.reason}" for b in bad[:MAX_EXAMPLES])
     raise DataError(
-        f"{profile.num_quarantined} of {total} samples are invalid, more than max_bad_frac = "
+        f"{profile.num_quarantined} of {total} rows are skipped, more than max_bad_frac = "
         f"{config.data_profile.max_bad_frac:g}; the first ones:\n{examples}",
         where=str(config.dataset.annotations),
-        hint="fix the dataset or raise data_profile.max_bad_frac",
+        hint=hint_for(bad),
     )
 
 

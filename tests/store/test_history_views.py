@@ -57,7 +57,8 @@ def test_a_reused_data_profile_brings_its_quarantined_samples(store: Path) -> No
         "run3": 0,
     }
     (row,) = named(store, "quarantine")
-    assert (row["what"], row["num_left_out"], row["num_runs"], row["reason"]) == ("sample", 2, 1, "profile: truncated")
+    assert (row["what"], row["num_skipped"], row["num_runs"], row["reason"]) == ("sample", 2, 1, "profile: truncated")
+    assert (row["example"], row["example_reason"], row["example_path"]) == ("data#3", "profile: truncated", "3.png")
 
 
 def test_events_of_a_run_come_in_order_with_those_of_its_comparison(store: Path) -> None:
