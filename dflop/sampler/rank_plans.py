@@ -122,8 +122,8 @@ class Planner:
 
     @property
     def is_shifted(self) -> bool:
-        """Whether an epoch in progress was begun with global batches of another size."""
-        return self.origin.offset > 0
+        """Whether epochs begin elsewhere than they would with global batches that always had this size."""
+        return self.origin.offset > 0 or self.origin.step != self.origin.epoch * self.steps_per_epoch
 
     @property
     def steps_per_epoch(self) -> int:

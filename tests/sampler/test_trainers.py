@@ -10,7 +10,7 @@ import torch
 from dflop.sampler import BalancedBatchSampler
 from tests.forked import run_module
 from tests.sampler.tiny import costs_of, error_frac, exact_gradient, make_dataset
-from tests.sampler.trainers import BATCH, CASES, NUM_STEPS
+from tests.sampler.trainers import BATCH, CASES, NUM_STEPS, RESTS
 
 ROOT = Path(__file__).parents[2]
 
@@ -27,13 +27,25 @@ def runs(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def expected() -> list[tuple[set[int], torch.Tensor]]:
+def expected_of(dataset) -> list[tuple[set[int], torch.Tensor]]:
     """Samples and gradient of every step, from a single process that has never heard of two."""
-    dataset = make_dataset()
     sampler = BalancedBatchSampler(costs_of(dataset), BATCH, num_replicas=1, rank=0)
     batches = [set(step.indices[0]) for step in sampler.steps(until=NUM_STEPS)]
     return [(batch, exact_gradient(dataset, batch)) for batch in batches]
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[tuple[set[int], torch.Tensor]]:
+    return expected_of(make_dataset())
+
+
+@pytest.mark.parametrize("name", RESTS)
+def test_one_sample_left_for_two_ranks_counts_once(name, runs):
+    expected = expected_of(make_dataset()[: BATCH + 1])
+    assert [len(batch) for batch, _ in expected] == [BATCH, 1]
+    for gradients, _ in (torch.load(runs / f"{name}-{r}.pt") for r in range(2)):
+        for found, (_, exact) in zip(gradients, expected, strict=True):
+            assert error_frac(found, exact) < 1e-5
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -49,4 +61,4 @@ def test_gradients_are_those_of_the_global_batch(name, runs, expected):
 
 def test_ranks_with_other_costs_are_refused_by_all(runs):
     for rank in range(2):
-        assert "rank(s) 1 have other costs" in (runs / f"refusal-{rank}").read_text()
+        assert "rank(s) 1 have other costs, settings or order" in (runs / f"refusal-{rank}").read_text()

@@ -151,6 +151,18 @@ def lightning(seen: Seen) -> list[Tensor]:
     return gradients
 
 
+def rest_of_an_epoch(seen: Seen) -> list[Tensor]:
+    """A second step of one sample: the other rank repeats it, and must not count."""
+    del seen[BATCH + 1 :]
+    return hugging_face(seen, costs=costs_of(seen))
+
+
+def rest_without_count(seen: Seen) -> list[Tensor]:
+    del seen[BATCH + 1 :]
+    return hugging_face(seen, costs=costs_of(seen), model=Bare(), count=num_supervised)
+
+
+RESTS = {f.__name__: f for f in (rest_of_an_epoch, rest_without_count)}
 CASES = {f.__name__: f for f in (plain_ddp, varying_count, fsdp2, accelerate_loop, lightning, hugging_face, no_count)}
 
 
@@ -167,7 +179,7 @@ def run_rank(rank: int, folder: Path) -> None:
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(NUM_RANKS)}
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     (folder / f"refusal-{rank}").write_text(refusal())
-    for name, case in CASES.items():
+    for name, case in {**CASES, **RESTS}.items():
         seen = Seen()
         gradients = case(seen)
         torch.save((gradients, seen.drawn), folder / f"{name}-{rank}.pt")
