@@ -86,6 +86,8 @@ class AnnotatedSample:
     media: tuple[MediaRef, ...]
     unknown_keys: tuple[str, ...] = ()
     """Keys of the row that mean nothing to us and, as far as we know, to nobody; sorted."""
+    durations: tuple[tuple[str, float], ...] = ()
+    """Keys that say how long a recording is, and what they say, in seconds if it is true."""
     named: tuple[tuple[str, str], ...] = ()
     """What else looks like the name of a media file in the row, with its keys, see `ledger.py`."""
 

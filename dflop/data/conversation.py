@@ -84,7 +84,7 @@ def read_row(row: dict[str, Any], index: int, container: str, ignored_keys: Coll
         raise
     except RecursionError as error:
         raise BadSample("row is nested too deeply", sample_id=sample_id) from error
-    sample = AnnotatedSample(index, sample_id, turns, media, tuple(sorted(keys.unknown)), named)
+    sample = AnnotatedSample(index, sample_id, turns, media, tuple(sorted(keys.unknown)), tuple(keys.durations), named)
     return ReadRow(sample, messages.attached)
 
 

@@ -82,15 +82,16 @@ _MASKS_AS_HERE = re.compile(
 
 _OF_RECORDING = (
     "((audio|video|clip|media|seg(ment)?|speech|sound|rec(ording)?|wav|chunk|utt(erance)?|frame|time|sample|shot|scene"
-    "|event|moment|temporal|crop|trim|cut|span|window)_?)*"
+    "|event|moment|temporal|crop|trim|cut|span|window|sub|first|last|t(?=_))_?)*"
 )
-_UNIT = "times?|sec(ond)?s?|s|ms|milliseconds?|frames?|at|samples?|points?|stamps?|offset|in|range|span"
+_UNIT = "times?|sec(ond)?s?|s|t|ms|milliseconds?|frames?|at|samples?|points?|stamps?|offset|in|range|span"
 EXTENT = re.compile(
     rf"{_OF_RECORDING}(((start|begin|beginning|end|ending|stop|offset|onset|from|to|timestamp|frame)s?"
     rf"(_?({_UNIT}|idx|index|indices|pos(ition)?))*)|((segment|span|interval|trim|window|moment|clip|cut|excerpt|range"
     rf"|bound|boundary|boundaries|timespan|timecode)s?(_?({_UNIT}))*))"
 )
 """Keys that say which part of a recording is meant, where a time or the number of a frame stands under them."""
+_DURATION = re.compile(rf"{_OF_RECORDING}duration(_?(in_)?(s|secs?|seconds?))?")
 _MAX_EXTENT_LENGTH, _MAX_TIME = 40, 1e7
 _TIME = re.compile(r"[\d.:,]+\s*(s|ms|sec)?(\s*(-|to)\s*[\d.:,]+\s*(s|ms|sec)?)?")
 
@@ -127,6 +128,8 @@ class KeyReader:
         self.ignored = ignored
         self.unknown: set[str] = set()
         """Keys met that are in no table."""
+        self.durations: list[tuple[str, float]] = []
+        """Keys that say how long a recording is, and what they say."""
 
     def check(self, entry: Mapping[str, object], level: str, what: str, kinds: Collection[str] = ()) -> None:
         """Take note of the keys of a row, a message or a part.
@@ -145,6 +148,8 @@ class KeyReader:
                 raise BadSample(f"{what} has `{key}`: name media in the row or in a part of their type", key=key)
             if meaning := _meaning(key, value, kinds):
                 raise _refusal(printable(key), f"{what} has `{printable(key)}` ({meaning}), which is not supported")
+            if isinstance(value, int | float) and value > 0 and _DURATION.fullmatch(_plain(key)):
+                self.durations.append((printable(key), float(value)))
             if is_media(value) or (key not in IGNORED and is_media_like(value)):
                 raise _refusal(printable(key), f"{what} has media under `{printable(key)}`, which is not read")
             if key not in IGNORED:

@@ -22,6 +22,8 @@ from dflop.models.media import Layout, MediaHeader, MediaRules, Placement
 from dflop.records import MediaItem, QuarantinedSample, SampleShape
 
 OVERLONG_STEPS = ("shrink", "truncate")
+_SLACK_S, _SLACK_FRAC = 1.0, 0.1
+"""By how much what a row says of a duration may fall short of it, as where it was rounded."""
 
 ReadHeader = Callable[[int, MediaRef], MediaHeader]
 """Size of a media item of a sample; raises `BadMedia` or `BadSample`."""
@@ -72,6 +74,7 @@ def shapes_of(
                 raise sample
             rules.tokenizer.check(sample)
             headers = [_header(index, ref, rules, read) for ref in sample.media]
+            _check_durations(sample, headers)
             drafts[number] = _Draft(sample, headers, _place(sample, headers, rules, 0), 0)
         except BadSample as error:
             found[number] = _quarantined(rules, index, sample, error)
@@ -95,6 +98,15 @@ def _header(index: int, ref: MediaRef, rules: ShapeRules, read: ReadHeader) -> M
     if (problem := too_small(header, rules)) is not None:
         raise BadSample(problem, path=ref.path)
     return header
+
+
+def _check_durations(sample: AnnotatedSample, headers: Sequence[MediaHeader]) -> None:
+    """Raise `BadSample` where the row says of its one recording that it is shorter than it is: it means a part."""
+    lengths_s = [header.duration_s for header in headers if header.kind != "image"]
+    for key, stated_s in sample.durations if len(lengths_s) == 1 else ():
+        if stated_s + max(_SLACK_S, _SLACK_FRAC * stated_s) < lengths_s[0]:
+            reason = f"`{key}` is {stated_s:g}, but the recording lasts {lengths_s[0]:.1f} s: parts are not supported"
+            raise BadSample(f"{reason}; to ignore the key, add it to dataset.ignored_keys", key=key)
 
 
 def too_small(header: MediaHeader, rules: ShapeRules) -> str | None:

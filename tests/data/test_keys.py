@@ -48,6 +48,7 @@ EXTENTS = {
     "endFrame": 90, "frame_idx": 7, "from": 2, "stop_sec": 4, "startTimeMs": 1500, "moment": "1.5-3.0",
     "span": {"start": 1, "end": 2},
     "segment_start_s": 1, "trim": [1, 2], "time_range": [3, 5], "time_offset": 2, "sample_range": [16000, 32000],
+    "t_start": 1.5, "start_t": 2, "first_frame": 4, "subclip": [1, 2],
 }  # fmt: skip
 
 

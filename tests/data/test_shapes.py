@@ -31,6 +31,25 @@ def test_shape_of_each_kind(write_rows, family, tokenizer):
     assert len(encode(tokenizer, sample, layouts).input_ids) == result.num_llm_tokens
 
 
+def test_a_row_that_says_less_than_its_recording_lasts_means_a_part(write_rows, family):
+    part = {"type": "audio", "audio": "tone.flac", "duration": 0.5}
+    said = [{"role": "user", "content": [part]}, {"role": "assistant", "content": "ok"}]
+    keys = ("duration", "audio_duration", "duration_s", "segmentDuration", "duration_in_seconds")
+    rows = [chat("<audio>", "x", audio="tone.flac", **{key: 0.5}) for key in keys] + [{"messages": said}]
+    whole = [{"duration": value} for value in (1.9, 2, 2000, "0.5", 0, None)] + [{"num_durations": 0.5}]
+    rows += [chat("<audio>", "x", audio="tone.flac", **more) for more in whole]
+    rows += [
+        chat("<audio><video>", "x", audio="tone.flac", video="clip.mp4", duration=0.1),
+        chat("q", "x", duration=0.1),
+    ]
+    dataset = write_rows([*rows, chat("<image>", "x", image="cat.png", duration=0.1)])
+    found = [shape(dataset, family, index) for index in range(len(rows) + 1)]
+    for result, key in zip(found[:6], [*keys, "duration"], strict=True):
+        assert isinstance(result, QuarantinedSample)
+        assert result.reason.startswith(f"`{key}` is 0.5, but the recording lasts 2.0 s")
+    assert all(isinstance(result, SampleShape) for result in found[6:])
+
+
 def test_every_refusal_is_a_row_with_its_reason(write_rows, family):
     long = "cat " * 3000
     cases: list[tuple[object, str, str]] = [
