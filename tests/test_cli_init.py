@@ -137,7 +137,9 @@ def test_nothing_is_overwritten_and_nonsense_is_refused(folder):
     assert_refused(dflop(*given, "--out", "my.yaml", cwd=folder), 2, "already exists")
     assert (folder / "my.yaml").read_text() == "mine"
     assert_refused(dflop(*given, "--out", "no/such/my.yaml", cwd=folder), 2, "no folder `no/such`")
-    assert_refused(dflop("init", "--model", "none.json", "--data", "data", cwd=folder), 2, "No such file", "none.json")
+    assert_refused(
+        dflop("init", "--model", "none.json", "--data", "data", cwd=folder), 2, "does not exist", "none.json"
+    )
     assert_refused(dflop("init", "--model", "model/config.json", "--data", "x", cwd=folder), 2, "`x` does not exist")
     assert_refused(dflop("init", "--data", "data", cwd=folder), 2, "--model", "dflop init --help")
     assert_refused(dflop(*given, "--gpus", "0", cwd=folder), 2, "cannot train on 0 GPUs", "--gpus")

@@ -15,6 +15,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
+from dflop.addresses import address_problem, hub_repo
 from dflop.errors import ConfigError, path_problem
 from dflop.run.messages import Say, say
 
@@ -88,10 +89,24 @@ def check_value(_type: object, value: object) -> None:
     Raises:
         ValueError: it is one.
     """
-    if isinstance(value, Path) and (problem := path_problem(value)):
+    if isinstance(value, tuple):
+        for each in value:
+            check_value(_type, each)
+    if isinstance(value, Path) and (problem := path_problem(value) or address_problem(value)):
         raise ValueError(problem)
     if isinstance(value, int | float) and not -_MOST <= value <= _MOST:  # NaN is nowhere
         raise ValueError(f"a number between -{_MOST:g} and {_MOST:g} is expected")
+
+
+def check_source(type_: object, value: object) -> None:
+    """As `check_value`, of what may also be a name or an address on the Hugging Face hub.
+
+    Raises:
+        ValueError: it is neither that nor a path.
+    """
+    for each in value if isinstance(value, tuple) else (value,):
+        if not isinstance(each, Path) or hub_repo(each, is_dataset=False) is None:
+            check_value(type_, each)
 
 
 def check_folder(path: Path | None) -> None:

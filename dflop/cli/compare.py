@@ -20,7 +20,7 @@ from dflop.cli.common import (
     talk,
     writing,
 )
-from dflop.cli.configured import Batch, ConfigOrModel, Data, Split, batch_sizes, configured, show_batches
+from dflop.cli.configured import Batch, ConfigOrModel, Data, Download, Split, batch_sizes, configured, show_batches
 from dflop.cli.plan import Device, Gpus, GpusPerNode
 from dflop.run.messages import Say
 
@@ -36,6 +36,7 @@ def compare(
     data: Data = (),
     *,
     split: Split = "",
+    download: Download = False,
     batch: Batch = "",
     suite: Annotated[Suite | None, Parameter(help="The paper's models on generated data instead of your own.")] = None,
     device: Device = "",
@@ -60,8 +61,7 @@ def compare(
 
     All get the same global batches; no GPU is needed.
 
-    Example: dflop compare configs/demo.yaml --device h100 --num-steps 5000 --usd-per-gpu-hour 2.5; dflop compare
-    --suite paper --html paper.html
+    Example: dflop compare my.yaml --device h100 --num-steps 5000; dflop compare --suite paper
     """
     from dflop.errors import ConfigError
     from dflop.report.rows import print_rows
@@ -108,7 +108,7 @@ def compare(
     assert config is not None
     sizes = batch_sizes(batch)
     sized = (*overrides, *(f"plan.global_batch_size={size}" for size in sizes[:1]))
-    loaded, file = configured(config, data, say, gpus=gpus, overrides=sized, split=split)
+    loaded, file = configured(config, data, say, gpus=gpus, overrides=sized, split=split, download=download)
     cluster = planned_cluster(loaded, say, device=device, gpus=gpus, gpus_per_node=gpus_per_node, overrides=sized)
 
     def look(outlook: Outlook) -> AtBatch[Contest]:

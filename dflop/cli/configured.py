@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 from cyclopts import Parameter
 
-from dflop.cli.common import writing
+from dflop.cli.common import check_source, writing
 from dflop.run.messages import Say
 
 if TYPE_CHECKING:
@@ -19,11 +19,18 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 ConfigOrModel = Annotated[
     Path,
-    Parameter(help="Run configuration, or with DATA a model: Hugging Face config.json, its folder, or a model's YAML."),
+    Parameter(
+        help="Run configuration, or with DATA a model: Hugging Face config.json, its folder, or a model's YAML.",
+        validator=check_source,
+    ),
 ]
 Data = Annotated[
-    tuple[Path, ...], Parameter(help="Training data for that model: a file of rows, or its folder; several: a mixture.")
+    tuple[Path, ...],
+    Parameter(
+        help="Training data for that model: a file of rows, or its folder; several: a mixture.", validator=check_source
+    ),
 ]
+Download = Annotated[bool, Parameter(help="Fetch models and data named as on the Hugging Face hub.")]
 Split = Annotated[
     str, Parameter(help="Split of the data to train on, or several with commas; default: the one for training.")
 ]
@@ -63,8 +70,9 @@ def show_batches(ranked: Sequence[AtBatch[T]], form: str, say: Say, *, is_data: 
 
 
 def configured(
-    given: Path, data: Sequence[Path], say: Say, *, gpus: int | None, overrides: Sequence[str], split: str = ""
-) -> tuple[Config, Path]:
+    given: Path, data: Sequence[Path], say: Say, *, gpus: int | None, overrides: Sequence[str], split: str = "",
+    download: bool = False,
+) -> tuple[Config, Path]:  # fmt: skip
     """(configuration, its file).
 
     Args:
@@ -74,13 +82,17 @@ def configured(
         gpus: That the global batch is for where a configuration is made.
         overrides: `key=value`s.
         split: Of the data; empty: the one for training.
+        download: Whether to fetch what is on the Hugging Face hub.
 
     Raises:
         ConfigError: the configuration is wrong, or a model has no data; the model is not known, or there is no data.
     """
     from dflop.config import load_config
     from dflop.errors import ConfigError
+    from dflop.starter.hub_files import local
 
+    given = local(given, say, is_dataset=False, downloads=download)
+    data = [local(path, say, is_dataset=True, downloads=download) for path in data]
     if not data:
         if given.is_dir() or given.name == "config.json":
             raise ConfigError(

@@ -7,17 +7,24 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from dflop.cli.common import Quiet, check_folder, talk, writing
-from dflop.cli.configured import Split
+from dflop.cli.common import Quiet, check_folder, check_source, talk, writing
+from dflop.cli.configured import Download, Split
 
 
 def init(
     *,
     model: Annotated[
-        Path, Parameter(help="config.json of a Hugging Face model, or its folder with tokenizer and processor files.")
+        Path,
+        Parameter(
+            help="config.json of a Hugging Face model, or its folder with tokenizer and processor files.",
+            validator=check_source,
+        ),
     ],
-    data: Annotated[Path, Parameter(help="File of training data, a pattern of several, or a folder.")],
+    data: Annotated[
+        Path, Parameter(help="File of training data, a pattern of several, or a folder.", validator=check_source)
+    ],
     split: Split = "",
+    download: Download = False,
     gpus: Annotated[
         int | None, Parameter(help="Choose the global batch for this number of GPUs instead of this machine.")
     ] = None,
@@ -31,12 +38,15 @@ def init(
     Example: dflop init --model InternVL3-1B-hf/config.json --data my_data --out my.yaml
     """
     from dflop.errors import ConfigError
+    from dflop.starter.hub_files import local
     from dflop.starter.starter import make_starter
 
     if out is not None and out.exists():
         raise ConfigError("already exists", where=str(out), hint="name a new file")
     check_folder(out)
-    say, made = talk(quiet), make_starter(model, data, gpus, split)
+    say = talk(quiet)
+    model = local(model, say, is_dataset=False, downloads=download, with_weights=True)
+    made = make_starter(model, local(data, say, is_dataset=True, downloads=download), gpus, split)
     if out is None:
         print(made.text, end="")
     else:

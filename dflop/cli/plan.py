@@ -10,16 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from dflop.cli.common import Form, Json, Overrides, Quiet, UsdPerGpuHour, form_of, prepare_kernels, talk
-from dflop.cli.configured import Batch, ConfigOrModel, Data, Split, batch_sizes, configured, show_batches
+from dflop.cli.configured import Batch, ConfigOrModel, Data, Download, Split, batch_sizes, configured, show_batches
 from dflop.run.messages import Say
 
 if TYPE_CHECKING:
     from dflop.plan.space import Problem
     from dflop.records import Plan
 
-Device = Annotated[
-    str, Parameter(help="Plan from the data sheet of a100, a100-40, h100, h200 or b200 instead of measured costs.")
-]
+Device = Annotated[str, Parameter(help="Costs by data sheet, not measured: a100, a100-40, h100, h200, b200.")]
 Gpus = Annotated[int | None, Parameter(help="Plan for this number of GPUs instead of the cluster's.")]
 GpusPerNode = Annotated[int | None, Parameter(help="GPUs per node; 8 with a data sheet.")]
 
@@ -29,6 +27,7 @@ def plan(
     data: Data = (),
     *,
     split: Split = "",
+    download: Download = False,
     batch: Batch = "",
     device: Device = "",
     gpus: Gpus = None,
@@ -85,7 +84,7 @@ def plan(
         check_suffix(picture)
     sizes = batch_sizes(batch)
     overrides = (*overrides, *(f"plan.global_batch_size={size}" for size in sizes[:1]))
-    loaded, _ = configured(config, data, say, gpus=gpus, overrides=overrides, split=split)
+    loaded, _ = configured(config, data, say, gpus=gpus, overrides=overrides, split=split, download=download)
     cluster = planned_cluster(loaded, say, device=device, gpus=gpus, gpus_per_node=gpus_per_node, overrides=overrides)
 
     def ruled(problem: Problem) -> Problem:

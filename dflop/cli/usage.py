@@ -6,7 +6,7 @@ import re
 import sys
 from importlib import metadata
 
-from cyclopts import CycloptsError, UnknownCommandError, UnknownOptionError, UnusedCliTokensError
+from cyclopts import CycloptsError, UnknownCommandError, UnknownOptionError, UnusedCliTokensError, ValidationError
 from packaging.requirements import Requirement
 
 from dflop.errors import ConfigError, did_you_mean
@@ -31,7 +31,10 @@ def usage_error(error: CycloptsError) -> ConfigError:
     if isinstance(error, UnusedCliTokensError):
         words = " ".join(error.unused_tokens or ())
         return ConfigError(f"`{command}` got unexpected arguments: {words}", hint=f"{command} --help")
-    return ConfigError(_one_line(str(error)), hint=f"{command} --help")
+    if isinstance(error, ValidationError) and error.argument is not None and error.exception_message:
+        name = error.argument.name  # not the value, in which a path has lost a slash of an address
+        return ConfigError(_one_line(error.exception_message), where=name, hint=f"{command} --help")
+    return ConfigError(_one_line(str(error)).rstrip("."), hint=f"{command} --help")
 
 
 def missing_package(error: ModuleNotFoundError) -> ConfigError | None:
@@ -53,5 +56,5 @@ def missing_package(error: ModuleNotFoundError) -> ConfigError | None:
 
 
 def _one_line(text: str) -> str:
-    flat = " ".join(text.split()).rstrip(".")
+    flat = " ".join(text.split())
     return flat[:1].lower() + flat[1:] if flat[1:2].islower() else flat

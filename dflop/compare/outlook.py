@@ -73,7 +73,8 @@ async def look_ahead(config: Config, device: str, cluster: ClusterSpec, say: Say
         say: Told what happens.
 
     Raises:
-        CostError: measured costs are wanted and the store has none, or an unknown device.
+        CostError: measured costs are wanted and the store has none.
+        ConfigError: an unknown device.
     """
     return await _with_profile(config, "plan", say, lambda run, key: _outlook(run, key, device, cluster, say))
 

@@ -29,8 +29,7 @@ def planned_cluster(
     `overrides` are the `key=value` given by hand that the configuration holds already.
 
     Raises:
-        ConfigError: the GPUs do not make up whole nodes, or none.
-        CostError: unknown device.
+        ConfigError: the GPUs do not make up whole nodes, or none; an unknown device.
     """
     configured = config.cluster.spec()
     for option, number in (("--gpus", gpus), ("--gpus-per-node", gpus_per_node)):

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
+from dflop.addresses import address_problem
 from dflop.errors import path_problem
 
 
@@ -18,7 +19,7 @@ class Section(BaseModel):
 
 
 def _possible(path: Path) -> Path:
-    if problem := path_problem(path):
+    if problem := path_problem(path) or address_problem(path):
         raise ValueError(problem)
     return path
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from dflop.errors import CostError, did_you_mean
+from dflop.errors import ConfigError, did_you_mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +98,9 @@ def find_device(name: str) -> Device:
     """The device whose key is in `name`, such as `NVIDIA H100 80GB HBM3`; of `a100-40` both parts are.
 
     Raises:
-        CostError: none is; the hint lists the keys.
+        ConfigError: none is; the hint lists the keys.
     """
     for key, device in sorted(DEVICES.items(), key=lambda item: -len(item[0])):
         if all(part in name.lower() for part in key.split("-")):
             return device
-    raise CostError(f"no data sheet of device `{name}`", hint=did_you_mean(name.lower(), DEVICES))
+    raise ConfigError(f"no data sheet of device `{name}`", hint=did_you_mean(name.lower(), DEVICES))

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from dflop.cost.devices import find_device
 from dflop.cost.roofline import layer_work
-from dflop.errors import CostError
+from dflop.errors import ConfigError
 from dflop.models.family import tower_of
 from dflop.records import LLM, ModuleLoad, ModuleSpec, SampleShape
 
@@ -79,7 +79,7 @@ def peak_flops_per_s(hardware: str, dtype: str) -> float:
         return math.nan
     try:
         return find_device(hardware).peak_bf16_flops
-    except CostError:
+    except ConfigError:
         return math.nan
 
 

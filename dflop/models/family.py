@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from dflop.errors import ConfigError, did_you_mean
+from dflop.errors import ConfigError
 from dflop.models import counts
 from dflop.models.media import MediaRules, check_like
 from dflop.models.pixels import Colours
-from dflop.models.unsupported import EXPERTS
+from dflop.models.unsupported import EXPERTS, decoder_problem
 from dflop.records import LLM, MediaItem, ModuleSpec
 
 Grid = tuple[int, int, int]
@@ -193,11 +193,7 @@ class Family(MediaRules):
         """The language model's section, of a kind whose layers are known."""
         text = self.configs[LLM]
         if text["model_type"] not in counts.DECODERS:
-            raise ConfigError(
-                f"the layers of a `{text['model_type']}` are not known",
-                where="model.hf_config.text_config.model_type",
-                hint=did_you_mean(text["model_type"], counts.DECODERS),
-            )
+            raise decoder_problem(text, "model.hf_config.text_config.model_type")
         return text
 
     @property

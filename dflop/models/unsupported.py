@@ -90,6 +90,29 @@ def _common(one: str, other: str) -> int:
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
+def decoder_problem(text: Mapping[str, Any], where: str) -> ConfigError:
+    """Why a language model of a known family is not supported, in a line.
+
+    Args:
+        text: Its section of a config, of a kind whose layers are not known.
+        where: Key of the kind, for the error.
+    """
+    import transformers
+
+    kind = str(text.get("model_type"))
+    valid = ", ".join(sorted(counts.DECODERS))
+    if kind not in transformers.CONFIG_MAPPING:
+        what = f"the layers of a `{kind}` are not known"
+        return ConfigError(what, where=where, hint=did_you_mean(kind, counts.DECODERS))
+    default = transformers.CONFIG_MAPPING[kind]()
+    if any(text.get(key) or getattr(default, key, None) for key in EXPERTS):
+        what = f"its language model has layers of experts (`{kind}`), which are not supported"
+        return ConfigError(what, where=where, hint=f"a model of the family whose language model is one of {valid}")
+    return ConfigError(
+        f"the layers of its language model (`{kind}`) are not known", where=where, hint=f"known: {valid}"
+    )
+
+
 def _reasons(whole: Mapping[str, Any]) -> Iterator[str]:
     encoders = [key for key in ("vision_config", "audio_config") if isinstance(whole.get(key), Mapping)]
     if not encoders:

@@ -53,9 +53,8 @@ def media_costs(
         num_workers: Processes that read a file of rows.
 
     Raises:
-        ConfigError: the model is not known, or has no tokenizer that fits.
+        ConfigError: the model or the device is not known, or there is no tokenizer that fits.
         DataError: the data cannot be read, or no sample of them.
-        CostError: an unknown device.
     """
     try:
         from dflop.cost.analytic import analytic_cost_tables

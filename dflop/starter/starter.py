@@ -24,6 +24,7 @@ from dflop.models import load_family
 from dflop.models.hub import HubModel, read_hub_model
 from dflop.models.processor_settings import Settings
 from dflop.starter.dataset import WITHOUT_RATE, FoundDataset, find_dataset
+from dflop.starter.hub_files import model_config as config_of
 from dflop.steps.planning import SAMPLES_PER_GPU
 
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
@@ -62,8 +63,7 @@ def make_starter(model_config: Path, data: Path, gpus: int | None = None, split:
     """
     if gpus is not None and gpus < 1:
         raise ConfigError(f"cannot train on {gpus} GPUs", where="--gpus", hint="1 or more")
-    if model_config.is_dir():
-        model_config /= "config.json"
+    model_config = config_of(model_config)
     model = _section(model_config) if _is_section(model_config) else read_hub_model(model_config)
     dataset = find_dataset(data, split)
     entry = dataset.card.taken[0].part.entry

@@ -9,7 +9,7 @@ from dflop.cost.curve import evaluate
 from dflop.cost.devices import A100, A100_40, B200, DEVICES, ENCODERS, H100, H200, find_device
 from dflop.cost.model import CostModel
 from dflop.cost.roofline import DECODER_LAUNCH_S, ENCODER_LAUNCH_S, backward_work, layer_work
-from dflop.errors import CostError
+from dflop.errors import ConfigError
 from dflop.records import CostTable, ModuleSpec
 
 QWEN_7B = ModuleSpec(
@@ -127,6 +127,6 @@ def test_devices_are_found_by_what_drivers_call_them():
     assert find_device("NVIDIA A100-SXM4-40GB") is A100_40
     assert find_device("NVIDIA H200") is H200
     assert find_device("NVIDIA B200") is B200
-    with pytest.raises(CostError, match="no data sheet of device `H20O`") as caught:
+    with pytest.raises(ConfigError, match="no data sheet of device `H20O`") as caught:
         find_device("H20O")
     assert "h200" in caught.value.hint

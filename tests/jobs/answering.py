@@ -26,8 +26,11 @@ from tests.train.rank import Rank
 from tests.train.synthetic import make_inline_plan
 
 NUM_STEPS = 3
-TILE_28 = {"size": {"height": 28, "width": 28}}
-TILE_42 = {"size": {"height": 42, "width": 42}}
+HALF = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+TILE_28 = {
+    "size": {"height": 28, "width": 28}, "image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225],
+}  # fmt: skip
+TILE_42 = {"size": {"height": 42, "width": 42}, **HALF}
 PIXELS = {"image": {"size": {"shortest_edge": 28 * 28, "longest_edge": 28 * 28 * 12}, "patch_size": 14}}
 
 
@@ -45,7 +48,7 @@ class Subject(NamedTuple):
 
 def _native(name: str, template: str, video: Mapping[str, Any]) -> Subject:
     case = CASES[name]
-    images = PIXELS["image"] | ({"image_mean": [0.5] * 3, "image_std": [0.5] * 3} if case.name == "qwen3_vl" else {})
+    images = PIXELS["image"] | (HALF if case.name == "qwen3_vl" else {})
     return Subject(case.name, case.hf_config, case.media, template, {"image": images, "video": video})
 
 
