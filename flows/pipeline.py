@@ -96,17 +96,11 @@ async def _training(run: RunDir) -> Trained:
 
 
 async def profiled(run: RunDir) -> ProfileRecord:
-    """The profile of a run's modules, made after that of its samples, while messages are timed.
-
-    Prefect's cache is asked where the store has all that the run needs.
-    """
+    """The profile of a run's modules; Prefect's cache is asked where the store has all that the run needs."""
+    data = await profiled_data(run)
     key, *_ = await asyncio.to_thread(planning.model_profile_key, run.config())
-    is_stored = await asyncio.to_thread(profiling.stored_profile, run.config().store, key) is not None
-    timing = tasks.profile_links.with_options(refresh_cache=not is_stored)(run, key)
-    async with profiling.meanwhile(run, timing) as timed:
-        data, links = await profiled_data(run), await timed
     is_stored = await asyncio.to_thread(profiling.is_profiled, run)
-    return await tasks.profile_model.with_options(refresh_cache=not is_stored)(run, data, links, key)
+    return await tasks.profile_model.with_options(refresh_cache=not is_stored)(run, data, key)
 
 
 async def profiled_data(run: RunDir) -> ProfileRecord:

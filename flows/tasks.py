@@ -19,7 +19,7 @@ from dflop.run.directory import RunDir
 from dflop.run.queue import launcher_of
 from dflop.steps import next_plan, profiling, reporting, training
 from dflop.steps.follow import ingest_run, is_the_clusters_doing
-from dflop.steps.profiling import Counts, DataKey
+from dflop.steps.profiling import DataKey
 from dflop.steps.session import RETRIES, RETRY_DELAY_S
 from dflop.steps.training import Trained
 from dflop.store.ingest import freshen
@@ -52,24 +52,14 @@ async def profile_data(run: RunDir, key: DataKey) -> ProfileRecord:
         return await profiling.profile_data(run, launcher_of(run, run.config()), page, key)
 
 
-@task(name="profile-links", cache_key_fn=store_key, persist_result=True, **RETRIED)
-async def profile_links(run: RunDir, key: str) -> Counts:
-    """Times of messages between processes, a part of the profile of modules that depends on no sample.
-
-    On a cluster they are measured next to the data profile.
-    """
-    async with Page("profile-links", run) as page:
-        return await profiling.profile_links(run, launcher_of(run, run.config()), page)
-
-
 @task(name="profile-model", cache_key_fn=store_key, persist_result=True, **RETRIED)
-async def profile_model(run: RunDir, data: ProfileRecord, links: Counts, key: str) -> ProfileRecord:
-    """Times of every module on the cluster's devices, measured by an array of jobs per tensor-parallel degree.
+async def profile_model(run: RunDir, data: ProfileRecord, key: str) -> ProfileRecord:
+    """Times of every module and of messages on the cluster's devices, by an array of jobs per tensor-parallel degree.
 
     The samples say what modules are used and how large their inputs are.
     """
     async with Page("profile-model", run) as page:
-        return await profiling.profile_model(run, launcher_of(run, run.config()), page, data, links)
+        return await profiling.profile_model(run, launcher_of(run, run.config()), page, data)
 
 
 @task(name="optimize-plan", cache_policy=NO_CACHE)

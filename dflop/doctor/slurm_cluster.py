@@ -118,7 +118,7 @@ def job_shapes(config: Config, run: RunDir) -> list[tuple[str, JobSpec, Mapping[
         DflopError: the cluster has too few places.
     """
     training = submit.train_job(run, config, TRAIN, config.cluster.spec().num_processes)
-    profiles = (*submit.model_jobs(run, config, "", "", ("llm",)), *submit.link_jobs(run, config, "", ""))
+    profiles = submit.model_jobs(run, config, "", "", ("llm",))
     found: list[tuple[str, JobSpec, Mapping[str, str]]] = []
     tried = list[Mapping[str, str]]()
     for spec in (submit.data_jobs(run, config, "", "slurm")[0], *profiles, training):

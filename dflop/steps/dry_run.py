@@ -128,7 +128,6 @@ def _groups(run: RunDir, config: Config, notes: list[str]) -> list[list[JobSpec]
     modes = (TRAIN, COMPARE) if config.compare.num_batches else (TRAIN,)
     return [
         submit.data_jobs(run, config, data_key, config.cluster.backend),
-        submit.link_jobs(run, config, model_key, hardware),
         submit.model_jobs(run, config, model_key, hardware, modules),
         *([submit.train_job(run, config, mode, num_processes)] for mode in modes),
     ]

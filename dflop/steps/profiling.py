@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
 
 from dflop.config import Config
 from dflop.data.dataset_profile import dataset_keys
@@ -34,7 +32,6 @@ from dflop.store.reader import Reader
 from dflop.store.spool import spool_rows
 from dflop.units import count
 
-T = TypeVar("T")
 Counts = Mapping[str, float]
 """What a job counted: of measurements, or of samples."""
 
@@ -193,54 +190,17 @@ def judge(run: RunDir, profile: ProfileRecord, say: Say) -> None:
     )
 
 
-@contextlib.asynccontextmanager
-async def meanwhile(run: RunDir, work: Coroutine[Any, Any, T]) -> AsyncIterator[Awaitable[T]]:
-    """Does `work`, which submits jobs, while the block profiles the data; cancels it, and them, where the block fails.
+async def profile_model(run: RunDir, launcher: Launcher, to: Listener, data: ProfileRecord) -> ProfileRecord:
+    """Measurements of every module over the run's shapes, and of messages, out of the store or from jobs.
 
-    On one machine it begins when the block asks for its value: shards on all cores would disturb what is timed.
-    """
-    begun = [asyncio.create_task(work)] if run.config().cluster.backend == "slurm" else []
-    try:
-        yield begun[0] if begun else work
-    finally:
-        for task in begun:
-            task.cancel()
-        await asyncio.gather(*begun, return_exceptions=True)
-        work.close()
-
-
-async def profile_links(run: RunDir, launcher: Launcher, to: Listener) -> Counts:
-    """Times messages between processes, for the profile of the modules; empty where there is nothing to do.
-
-    What a message costs depends on no sample: this is submitted together with the data profile. Modules are not: the
-    sizes that their jobs probe are drawn from the run's samples.
-
-    Raises:
-        LaunchError: the job failed.
-    """
-    config = run.config()
-    key, hardware, _ = await asyncio.to_thread(planning.model_profile_key, config)
-    jobs = submit.link_jobs(run, config, key, hardware)
-    if not jobs or await asyncio.to_thread(stored_profile, config.store, key) is not None:
-        return {}
-    ((counts, *_),) = await follow_jobs(run, launcher, jobs, to)
-    return dict(counts)
-
-
-async def profile_model(
-    run: RunDir, launcher: Launcher, to: Listener, data: ProfileRecord, links: Counts
-) -> ProfileRecord:
-    """Measurements of every module over the run's shapes, out of the store or from jobs.
-
-    Jobs of all tensor-parallel degrees are submitted together. A profile that does not determine every cost table that
-    the run needs gets the probes that are missing.
+    They are submitted together, but after the data profile: the sizes that they probe are drawn from the run's samples.
+    A profile that does not determine every cost table that the run needs gets the probes that are missing.
 
     Args:
         run: The run; its samples are in its directory.
         launcher: Of its jobs.
         to: Hears how far they are.
         data: Profile of the samples.
-        links: Of the messages, a part of the profile.
 
     Raises:
         LaunchError: a job failed; raised when all have ended.
@@ -249,9 +209,9 @@ async def profile_model(
     key, hardware, inputs = await asyncio.to_thread(planning.model_profile_key, config)
     specs = await asyncio.to_thread(specs_of, run)
 
-    async def measure(jobs: Sequence[JobSpec], before: Counts) -> ProfileRecord:
+    async def measure(jobs: Sequence[JobSpec], *before: Counts) -> ProfileRecord:
         to.say(f"profiling on {hardware}, over samples of data profile {data.profile_key}")
-        started_s, counts = time.time(), [before]
+        started_s, counts = time.time(), [*before]
         for group in submit.in_turns(config, jobs):
             counts += [ranks[0] for ranks in await follow_jobs(run, launcher, group, to)]
         record = note_profile(run, key, "model", counts, time.time() - started_s, inputs)
@@ -260,8 +220,7 @@ async def profile_model(
 
     found = await asyncio.to_thread(stored_profile, config.store, key)
     if found is None:
-        jobs = submit.model_jobs(run, config, key, hardware, [spec.module for spec in specs])
-        found = await measure(jobs, links)
+        found = await measure(submit.model_jobs(run, config, key, hardware, [spec.module for spec in specs]))
     else:
         to.say(f"model profile {key} is in the store: {found.num_rows} measurements, reused")
     gaps = await asyncio.to_thread(planning.profile_gaps, config, key, specs)

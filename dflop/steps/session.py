@@ -230,13 +230,10 @@ async def run_to_end(run: RunDir, to: Listener) -> None:
 
 async def profiled(run: RunDir, to: Listener) -> ProfileRecord:
     """The profile of a run's modules, made after that of its samples, which then lie in its directory."""
-    launcher, other, say = launcher_of(run, run.config()), launcher_of(run, run.config()), to.say
-    timing = with_retries(lambda: profiling.profile_links(run, other, Listener(say)), run, say)
-    async with profiling.meanwhile(run, timing) as timed:
-        data = await profiled_data(run, launcher, to)
-        await asyncio.to_thread(profiling.take_samples, run, data, say)
-        links = await timed
-    return await with_retries(lambda: profiling.profile_model(run, launcher, to, data, links), run, say)
+    launcher = launcher_of(run, run.config())
+    data = await profiled_data(run, launcher, to)
+    await asyncio.to_thread(profiling.take_samples, run, data, to.say)
+    return await with_retries(lambda: profiling.profile_model(run, launcher, to, data), run, to.say)
 
 
 async def profiled_data(run: RunDir, launcher: Launcher, to: Listener) -> ProfileRecord:

@@ -24,7 +24,7 @@ CPU_ENV = {
     # layers cost says less about eight.
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
 }
-_MODEL = "dflop.jobs.model_profile:main"
+_JOBS = "dflop.jobs.model_profile"
 
 
 def data_jobs(
@@ -55,37 +55,34 @@ def data_jobs(
 def in_turns(config: Config, jobs: Sequence[JobSpec]) -> list[Sequence[JobSpec]]:
     """Groups of jobs that time something, each to be submitted when the one before has ended.
 
-    On Slurm one group: all wait in the queue at once, and each gets devices and cores of its own. On one machine
-    modules that are timed at the same time would time each other.
+    On Slurm one group: all wait in the queue at once, and each gets devices and cores of its own. On one machine what
+    is timed at the same time would be timed with the others.
     """
     return [jobs] if config.cluster.backend == "slurm" else [[job] for job in jobs]
 
 
 def model_jobs(run: RunDir, config: Config, profile_key: str, hardware: str, modules: Sequence[str]) -> list[JobSpec]:
-    """Jobs that time the modules that the data uses: on Slurm per tensor-parallel degree an array with one per module.
+    """Jobs that time the modules that the data uses, and one for messages between processes where there are several.
 
-    On one machine a job per degree times all of them, one after the other.
+    On Slurm per tensor-parallel degree an array with one per module; on one machine a job per degree times all modules,
+    one after the other.
     """
     are_apart = config.cluster.backend == "slurm" and len(modules) > 1
-    return [
+    jobs = [
         _job(
-            run, config, "-".join((f"profile-tp{tp}", *only)), _MODEL, (profile_key, hardware, str(tp), *only),
+            run, config, "-".join((f"profile-tp{tp}", *only)), f"{_JOBS}:main", (profile_key, hardware, str(tp), *only),
             "/".join((run.run_id, "profile", profile_key, f"tp{tp}", *only)), num_tasks=tp,
             array=f"profile-tp{tp}" if are_apart else "",
         )
         for tp in config.model_profile.tp
         for only in ([(module,) for module in modules] if are_apart else [()])
     ]  # fmt: skip
-
-
-def link_jobs(run: RunDir, config: Config, profile_key: str, hardware: str) -> list[JobSpec]:
-    """The job that times messages between processes; none where there is one process, or nobody wants it."""
     # Two nodes say what a message costs within one and between them.
     num_tasks = min(config.cluster.num_nodes, 2) * config.cluster.num_processes_per_node
-    if num_tasks < 2 or not config.model_profile.links_budget_s:
-        return []
-    key, args = f"{run.run_id}/profile/{profile_key}/links", (profile_key, hardware)
-    return [_job(run, config, "profile-links", "dflop.jobs.model_profile:links", args, key, num_tasks=num_tasks)]
+    if num_tasks > 1 and config.model_profile.links_budget_s:
+        key, args = f"{run.run_id}/profile/{profile_key}/links", (profile_key, hardware)
+        jobs.append(_job(run, config, "profile-links", f"{_JOBS}:links", args, key, num_tasks=num_tasks))
+    return jobs
 
 
 def missing_jobs(
@@ -97,7 +94,7 @@ def missing_jobs(
     """
     return [
         _job(
-            run, config, f"profile-more-tp{gap.tp}-{gap.module}", _MODEL,
+            run, config, f"profile-more-tp{gap.tp}-{gap.module}", f"{_JOBS}:main",
             (profile_key, hardware, str(gap.tp), gap.module, "0" if gap.is_unprobed else str(since_s)),
             f"{run.run_id}/profile/{profile_key}/since{since_s}/tp{gap.tp}/{gap.module}", num_tasks=gap.tp,
         )
@@ -110,7 +107,7 @@ def reprofile_jobs(run: RunDir, config: Config, file: Path) -> list[JobSpec]:
     table = run.cost_tables()[0]
     return [
         _job(
-            run, config, f"reprofile-{file.stem}-tp{tp}", "dflop.jobs.model_profile:again",
+            run, config, f"reprofile-{file.stem}-tp{tp}", f"{_JOBS}:again",
             (table.profile_key, table.hardware, str(tp), str(file)),
             f"{run.run_id}/reprofile/{file.stem}/tp{tp}", num_tasks=tp,
         )

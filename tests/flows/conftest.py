@@ -12,7 +12,7 @@ from dflop.records import ProfileRecord
 from dflop.run.directory import RunDir
 from dflop.steps import next_plan, planning, profiling, reporting, training
 from dflop.steps.follow import Listener
-from dflop.steps.profiling import Counts, DataKey
+from dflop.steps.profiling import DataKey
 from dflop.steps.training import Trained
 from dflop.views import run_results
 from tests.flows.loading import module
@@ -85,10 +85,6 @@ class Steps:
 
         return profile
 
-    async def profile_links(self, _run: RunDir, _launcher: Any, to: Listener) -> Counts:
-        self.called("profile links", to.say)
-        return {"num_measurements": 4}
-
     def plan(self, _run: RunDir, _launcher: Any, _advice: Any, say: Callable[[str], None], _model: Any) -> Any:
         self.called("plan", say)
         return PLANS
@@ -123,7 +119,6 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Steps:
     monkeypatch.setattr(planning, "model_profile_key", lambda _: (found.keys["model"], "cpu", {}))
     for kind in ("data", "model"):
         monkeypatch.setattr(profiling, f"profile_{kind}", found.profile(kind))
-    monkeypatch.setattr(profiling, "profile_links", found.profile_links)
     monkeypatch.setattr(next_plan, "next_plan", found.plan)
     monkeypatch.setattr(training, "trained_so_far", so_far)
     monkeypatch.setattr(training, "train", found.train)
@@ -135,6 +130,6 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Steps:
     monkeypatch.setattr(reporting, "summary_page", lambda run, summary: f"# {summary.verdict}")
     monkeypatch.setattr(module("page"), "history_page", lambda run: "nothing happened")
     monkeypatch.setattr(module("tasks"), "ingest_run", ingest)
-    for name in ("profile_data", "profile_links", "profile_model", "train", "compare"):
+    for name in ("profile_data", "profile_model", "train", "compare"):
         monkeypatch.setattr(getattr(module("tasks"), name), "retry_delay_seconds", 0)
     return found

@@ -127,9 +127,7 @@ def test_the_first_profiles_in_arrays_over_four_nodes_and_trains_on_two(pipeline
     shards = [job.job_id for job in jobs if "data" in job.job_name]
     assert sorted(job_id.partition("_")[2] for job_id in shards) == list("0123")
     assert len({job_id.partition("_")[0] for job_id in shards}) == 1
-    # Messages are timed meanwhile, on two of the nodes.
-    assert len(pipelines.hosts("first", "data")) == 4
-    assert {*pipelines.hosts("first", "data"), *pipelines.hosts("first", "links")} == {f"node{n}" for n in range(1, 5)}
+    assert sorted(pipelines.hosts("first", "data")) == [f"node{n}" for n in range(1, 5)]
     modules = [job.job_id for job in jobs if "profile-tp1-" in job.job_name]
     assert sorted(job_id.partition("_")[2] for job_id in modules) == list("012")
     assert len({job_id.partition("_")[0] for job_id in modules}) == 1

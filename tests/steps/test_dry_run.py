@@ -34,7 +34,7 @@ def test_every_job_of_a_run_that_has_not_begun(config, tmp_path):
     assert sorted(tmp_path.rglob("*")) == before, "a dry run leaves nothing behind"
     assert not found.is_resumed
     names = [job.name.removeprefix(f"{found.run_id}-") for job in found.jobs]
-    assert names == ["data", "profile-links", "profile-tp1", "train", "compare"]
+    assert names == ["data", "profile-tp1", "profile-links", "train", "compare"]
     assert all(job.script.name == "job.sbatch" and str(job.script).startswith(str(config.runs)) for job in found.jobs)
     assert all("#SBATCH --account=a1\n" in job.text for job in found.jobs)
     assert "#SBATCH --array=0-2%3\n" in found.jobs[0].text

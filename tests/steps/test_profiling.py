@@ -72,7 +72,7 @@ def profile(run: RunDir, rows: Rows) -> tuple[list[tuple[str, ...]], list[str]]:
     """(jobs, lines) of profiling for a run."""
     prober, lines = Prober(run, rows), list[str]()
     data = ProfileRecord("data", "data", run.run_id, "{}", 8, 0, 1.0, 1.0)
-    found = asyncio.run(profiling.profile_model(run, prober, Listener(lines.append), data, {}))
+    found = asyncio.run(profiling.profile_model(run, prober, Listener(lines.append), data))
     assert found.profile_key == "key"
     return prober.jobs, lines
 
@@ -153,7 +153,7 @@ class Queue(PlayedLauncher):
 
 
 DATA = {"data-0", "data-1"}
-MODULES = {f"profile-tp{tp}-{module}" for tp in (1, 2) for module in ("vision", "llm")}
+PROBES = {f"profile-tp{tp}-{module}" for tp in (1, 2) for module in ("vision", "llm")} | {"profile-links"}
 
 
 @pytest.fixture
@@ -184,46 +184,31 @@ def profile_on(begin, monkeypatch):
 
 
 def test_whatever_can_wait_in_the_queue_waits_at_once(profile_on):
-    """Two waits in all: of shards with the links, and of the modules of every degree."""
-    queue = Queue(DATA | {"profile-links"}, MODULES)
+    """Two waits in all: of shards, and of the modules of every degree with the messages."""
+    queue = Queue(DATA, PROBES)
     found, _ = profile_on(queue)
-    assert found.num_rows == 5 * 3, "of four modules and of the links"
-    assert set(queue.ended()) == DATA | {"profile-links"} | MODULES
-
-
-def test_links_do_not_stay_in_the_queue_of_a_run_whose_data_cannot_be_profiled(profile_on):
-    queue = Queue(DATA | {"profile-links"}, failing="data-1", waiting="profile-links")
-    with pytest.raises(LaunchError, match="1 of 2 jobs failed, the others keep running: the job is failed"):
-        profile_on(queue)
-    states = {"data-0": JobState.DONE, "data-1": JobState.FAILED, "profile-links": JobState.CANCELLED}
-    assert queue.ended() == states
-
-
-def test_data_is_profiled_to_its_end_whatever_becomes_of_the_links(profile_on):
-    queue = Queue({"profile-links"}, DATA, failing="profile-links")
-    with pytest.raises(LaunchError, match=r"^the job is failed"):
-        profile_on(queue)
-    assert {queue.ended()[name] for name in DATA} == {JobState.DONE}
+    assert found.num_rows == 5 * 3, "of four modules and of the messages"
+    assert set(queue.ended()) == DATA | PROBES
 
 
 def test_a_failing_degree_is_the_error_and_what_the_others_measured_is_kept(profile_on):
-    queue = Queue(DATA | {"profile-links"}, MODULES, failing="profile-tp2-llm")
-    with pytest.raises(LaunchError, match="1 of 4 jobs failed, the others keep running: the job is failed"):
+    queue = Queue(DATA, PROBES, failing="profile-tp2-llm")
+    with pytest.raises(LaunchError, match="1 of 5 jobs failed, the others keep running: the job is failed"):
         profile_on(queue)
     again = Queue({"profile-tp2-llm"})
     again.state, again.names = queue.state, queue.names
     found, _ = profile_on(again)
     assert found.num_rows == 5 * 3
-    assert len(again.names) == len(DATA | MODULES) + 1 + 1, "one job more"
+    assert len(again.names) == len(DATA | PROBES) + 1, "one job more"
 
 
 def test_the_next_driver_adopts_what_waits_in_the_queue(profile_on, monkeypatch):
     """The first dies while all wait; the second submits nothing of the first wave again."""
-    queue = Queue({*DATA, "profile-links", "never"}, MODULES)
+    queue = Queue({*DATA, "never"}, PROBES)
     polled = queue.poll
 
     def killed(handle: JobHandle) -> JobStatus:
-        if len(queue.names) == len(DATA) + 1:
+        if len(queue.names) == len(DATA):
             raise MemoryError("the driver was killed")
         return polled(handle)
 
@@ -235,9 +220,9 @@ def test_the_next_driver_adopts_what_waits_in_the_queue(profile_on, monkeypatch)
     monkeypatch.setattr(queue, "cancel", no_cancel)
     with contextlib.suppress(MemoryError):
         profile_on(queue)
-    assert set(queue.names.values()) == DATA | {"profile-links"}
-    second = Queue(DATA | {"profile-links"}, MODULES)
+    assert set(queue.names.values()) == DATA
+    second = Queue(DATA, PROBES)
     second.state, second.names = queue.state, queue.names
     found, run = profile_on(second)
-    assert (found.num_rows, len(second.names)) == (5 * 3, 3 + 4)
-    assert len(Journal(run.path, run.run_id).jobs()) == 3 + 4
+    assert (found.num_rows, len(second.names)) == (5 * 3, 2 + 5)
+    assert len(Journal(run.path, run.run_id).jobs()) == 2 + 5

@@ -11,7 +11,7 @@ from dflop.launch.payload import load_entry
 from dflop.run.batches import TRAIN
 from dflop.run.directory import RunDir
 from dflop.run.queue import site_of
-from dflop.steps.submit import data_jobs, in_turns, link_jobs, model_jobs, spread, train_job
+from dflop.steps.submit import data_jobs, in_turns, model_jobs, spread, train_job
 from tests.jobs.configs import make_config
 
 
@@ -44,9 +44,7 @@ def test_jobs_name_their_entry_their_run_and_what_they_ask_for(tmp_path, monkeyp
     assert len({j.key for j in (*here, *shards)}) == 2 + 3, "shards of another number are other work"
     train = train_job(run, config, TRAIN, num_processes=6)
     profiled = config.model_copy(update={"model_profile": ModelProfileConfig(tp=(1, 2))})
-    of_model = run, profiled, "key", "H200"
-    models = [*model_jobs(*of_model, ("vision", "llm")), *link_jobs(*of_model)]
-    jobs = [*shards, *models, train]
+    jobs = [*shards, *model_jobs(run, profiled, "key", "H200", ("vision", "llm")), train]
     assert [j.args for j in shards] == [(str(run.path), "key", str(i), "3") for i in range(3)]
     assert len({j.key for j in jobs}) == len({j.name for j in jobs}) == 7
     assert len({j.folder for j in shards}) == 1, "they are one array"
@@ -61,7 +59,7 @@ def test_jobs_name_their_entry_their_run_and_what_they_ask_for(tmp_path, monkeyp
 def test_what_a_job_is_given_follows_from_what_it_does(tmp_path):
     cuda = make_config(tmp_path, "cluster.device=cuda", "cluster.num_cores_per_node=64")
     run, other = RunDir(tmp_path / "small-1"), RunDir(tmp_path / "small-2")
-    (data, *_), (model,) = data_jobs(run, cuda, "key", "local"), model_jobs(run, cuda, "key", "H200", ("llm",))
+    (data, *_), (model,) = data_jobs(run, cuda, "key", "local"), model_jobs(run, cuda, "key", "H200", ("llm",))[:1]
     train = train_job(run, cuda, TRAIN, num_processes=4)
     assert [j.resources.gpus_per_node for j in (data, model, train)] == [0, 1, 4]
     assert [j.resources.cpus_per_task for j in (data, model, train)] == [1, 16, 16]
@@ -78,20 +76,20 @@ def test_on_slurm_a_degree_is_an_array_of_modules_and_elsewhere_one_job(tmp_path
     here = make_config(tmp_path, "model_profile.tp=[1,2]")
     jobs = model_jobs(run, here, "key", "H200", modules)
     assert in_turns(here, jobs) == [[job] for job in jobs], "on one machine they would time each other"
-    assert [j.name for j in jobs] == ["small-1-profile-tp1", "small-1-profile-tp2"]
+    assert [j.name for j in jobs] == [f"small-1-profile-{name}" for name in ("tp1", "tp2", "links")]
     there = make_config(tmp_path, "model_profile.tp=[1,2]", "cluster.backend=slurm")
     jobs = model_jobs(run, there, "key", "H200", modules)
-    assert in_turns(there, jobs) == [jobs], "all degrees wait in the queue at once"
-    one, two, links = jobs[:3], jobs[3:], link_jobs(run, there, "key", "H200")
+    assert in_turns(there, jobs) == [jobs], "all wait in the queue at once"
+    one, two, links = jobs[:3], jobs[3:6], jobs[6:]
     assert [j.args for j in two] == [(str(run.path), "key", "H200", "2", module) for module in modules]
     assert {j.resources.num_tasks for j in two} == {2}
     assert {(j.array, j.folder.name) for j in one} == {("small-1-profile-tp1", "profile-tp1")}
     assert all(j.name.startswith(j.array) for j in (*one, *two))
     assert [j.array for j in links] == [""]
-    assert [len(batch) for batch in batches(jobs)] == [3, 3]
+    assert [len(batch) for batch in batches(jobs)] == [3, 3, 1]
     alone = make_config(tmp_path, "cluster.num_processes_per_node=1")
     unwanted = make_config(tmp_path, "model_profile.links_budget_s=0")
-    assert not any(link_jobs(run, config, "key", "H200") for config in (alone, unwanted))
+    assert not any("links" in j.name for config in (alone, unwanted) for j in model_jobs(run, config, "", "", ("llm",)))
 
 
 def test_the_cluster_file_is_the_sites_dialect(tmp_path):
