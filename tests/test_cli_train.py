@@ -106,7 +106,8 @@ def test_a_driver_that_is_told_to_stop_takes_its_jobs_along(run, start, number, 
     driver = start()
     pids = training(run)
     driver.process.send_signal(number)
-    driver.ends(code, 60)
+    said = driver.ends(code, 60)
+    assert f"interrupted by {number.name}: 1 job cancelled; the same command resumes " in said
     assert all(is_gone(pid) for pid in pids)
     assert run.state()["state"] == lifecycle.INTERRUPTED
     assert driver_of(run) is None

@@ -57,6 +57,7 @@ def main() -> None:
             raise
         _end(of_disk)
     except KeyboardInterrupt:
+        print("dflop: interrupted", file=sys.stderr)
         raise SystemExit(130) from None
 
 

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import signal
 import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -17,7 +18,7 @@ from dflop import errors
 from dflop.config import Config, Origins, load_with_origins
 from dflop.data.demo import make_demo_dataset
 from dflop.errors import Cancelled, ConfigError, DflopError, Interrupted, Stopped, StoreError
-from dflop.launch import Journal, Launcher, cancel_jobs
+from dflop.launch import JobState, Journal, Launcher, cancel_jobs
 from dflop.records import ProfileRecord
 from dflop.run import lifecycle
 from dflop.run.directory import RunDir, family_of
@@ -29,7 +30,7 @@ from dflop.steps import next_plan, planning, profiling, training
 from dflop.steps.follow import Listener, ingest_run, is_the_clusters_doing
 from dflop.steps.preflight import preflight
 from dflop.store.ingest import ingest
-from dflop.units import seconds
+from dflop.units import counted, seconds
 from dflop.views import run_results
 
 RETRIES, RETRY_DELAY_S = 2, 5.0
@@ -96,7 +97,7 @@ async def driver_session(run: RunDir, say: Say) -> AsyncIterator[None]:
         LaunchError: somebody else drives the run.
         DflopError: as the block raised it.
     """
-    config = run.config()
+    config, began_s = run.config(), time.time()
 
     def note_end(state: str) -> None:
         if lifecycle.is_finished(run):  # a report that cannot be written undoes no training
@@ -133,12 +134,17 @@ async def driver_session(run: RunDir, say: Say) -> AsyncIterator[None]:
             _record(run, config)
             if not signals:
                 raise
-            left = [
-                handle.job_id for handle, state in Journal(run.path, run.run_id).latest().values() if not state.is_final
-            ]
-            what = f"{signals[0].name} stopped the driver of run `{run.run_id}`; "
-            what += f"jobs that may still run: {', '.join(left)} (dflop cancel)" if left else "its jobs are cancelled"
-            stopped = Stopped(what, where=str(run.path), hint="start it again: it resumes from what is on disk")
+            jobs = Journal(run.path, run.run_id).jobs().values()
+            left = [job.handle.job_id for job in jobs if not job.state.is_final]
+            cancelled = [job for job in jobs if job.state is JobState.CANCELLED and job.last.observed_at_s >= began_s]
+            what = f"interrupted by {signals[0].name}: "
+            if left:
+                what += f"jobs that may still run: {', '.join(left)} (dflop cancel)"
+            else:
+                what += f"{counted(len(cancelled), 'job')} cancelled"
+            step = run.next_step()
+            goes_on = f"at step {step}" if step else "from the profiles and plans that are there"
+            stopped = Stopped(f"{what}; the same command resumes {goes_on}", where=str(run.path))
             stopped.exit_code = 128 + signals[0]
             raise stopped from None
         note_end(lifecycle.READY if run.state().get("trains", True) else lifecycle.DONE)

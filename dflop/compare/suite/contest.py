@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from dflop.compare.suite.cases import Setting
 from dflop.compare.suite.unseen_batches import (
@@ -35,7 +35,7 @@ from dflop.plan.space import Problem
 from dflop.plan.worst import without_beyond
 from dflop.records import Plan
 from dflop.records.speedup import NOT_COMPARED, Speedup, speedup
-from dflop.run.messages import Say
+from dflop.run.messages import Say, progress
 from dflop.schedule.policies import Effort
 
 TUNED, DEFAULT, GROUPED, REFERENCE = "uniform tuned", "uniform default", "length-grouped", "reference"
@@ -158,7 +158,7 @@ def contest(setting: Setting, say: Say, *, effort: Effort = TRAINING_EFFORT, pol
     plans = make_contestants(setting.problem, say)
     if policies:
         say(f"simulating our plan under {', '.join(policies)}, too")
-    return compete(setting, plans, effort=effort, policies=policies)
+    return compete(setting, plans, effort=effort, policies=policies, say=say)
 
 
 def make_contestants(problem: Problem, say: Say) -> Plans:
@@ -169,15 +169,24 @@ def make_contestants(problem: Problem, say: Say) -> Plans:
     """
     ours = plan_problem(problem, progress=say)[0]
     problem = without_beyond(problem, ours)
-    reference = _or_none(lambda: reference_plan(problem))
+    making: dict[str, Callable[[], Any]] = {
+        TUNED: lambda: tuned_uniform(problem, lambda plan: arrival_step_s(problem, plan)),
+        DEFAULT: lambda: default_plan(problem),
+        REFERENCE: lambda: reference_plan(problem),
+        PACKED: lambda: tuned_uniform(problem, lambda plan: policy_step_s(problem, plan, "token_lpt")),
+        EXPERT: lambda: expert_plan(problem),
+        SHARDED: lambda: tuned_sharded(problem, lambda plan: policy_step_s(problem, plan, "token_kk")),
+    }
+    made = {name: _or_none(making[name]) for name in progress(tuple(making), "planning baselines", say)}
+    reference = made[REFERENCE]
     return Plans(
-        tuned_uniform(problem, lambda plan: arrival_step_s(problem, plan)),
-        _or_none(lambda: default_plan(problem)),
+        made[TUNED],
+        made[DEFAULT],
         reference.plan if reference else None,
         reference.fits if reference else False,
-        tuned_uniform(problem, lambda plan: policy_step_s(problem, plan, "token_lpt")),
-        _or_none(lambda: expert_plan(problem)),
-        tuned_sharded(problem, lambda plan: policy_step_s(problem, plan, "token_kk")),
+        made[PACKED],
+        made[EXPERT],
+        made[SHARDED],
         ours,
     )
 
@@ -189,6 +198,7 @@ def compete(
     effort: Effort = TRAINING_EFFORT,
     noise: Noise | None = None,
     policies: Sequence[str] = (),
+    say: Say = lambda line: None,
 ) -> Contest:
     """Judges plans on the unseen batches; `noise` is what items cost besides what was predicted."""
     problem, unseen = setting.problem, setting.unseen
@@ -196,10 +206,8 @@ def compete(
     def steps(plan: Plan, policy: str, cost: CostModel = problem.cost) -> Steps:
         return judge(plan, unseen, cost, problem.cluster, policy, effort=effort, noise=noise)
 
-    found = {OURS: steps(plans.ours, "balanced")}
-    if plans.expert:
-        found[EXPERT] = steps(plans.expert.plan, EXPERT_POLICY, plans.expert.cost)
-    rest = {
+    rest: dict[str, tuple[Plan | None, str]] = {
+        OURS: (plans.ours, "balanced"),
         TUNED: (plans.tuned, "arrival"),
         GROUPED: (plans.tuned, "length_grouped"),
         DEFAULT: (plans.default, "arrival"),
@@ -208,7 +216,10 @@ def compete(
         SHARDED: (plans.sharded, "token_kk"),
         **{policy: (plans.ours, policy) for policy in policies},
     }
-    found |= {name: steps(plan, policy) for name, (plan, policy) in rest.items() if plan}
+    entered = [(name, plan, policy) for name, (plan, policy) in rest.items() if plan]
+    found = {name: steps(plan, policy) for name, plan, policy in progress(entered, "simulating trainers", say)}
+    if plans.expert:
+        found[EXPERT] = steps(plans.expert.plan, EXPERT_POLICY, plans.expert.cost)
     bounds = tuple(bound_s(problem, batch) for batch in unseen)
     return Contest(setting, plans, found, bounds, tuple(bound_of_plan_s(problem, plans.ours, b) for b in unseen))
 
