@@ -106,11 +106,14 @@ def confine(media_root: Path, relative: str) -> Path:
     Raises:
         BadSample: a name that leaves the root or that no file can have, or such a link.
     """
-    root = os.path.abspath(media_root)
     try:
-        path = os.path.normpath(os.path.join(root, relative))
-        if os.path.commonpath([root, path]) != root:
-            root, path = os.path.realpath(root), os.path.realpath(path)
+        real = os.path.realpath(media_root)
+        for root in (real, os.path.abspath(media_root)):
+            path = os.path.normpath(os.path.join(root, relative))
+            if os.path.commonpath([root, path]) == root:
+                break
+        else:
+            root, path = real, os.path.realpath(path)
     except ValueError as error:
         raise BadSample(f"invalid media path: {error}", path=printable(relative)) from error
     if os.path.commonpath([root, path]) != root:

@@ -70,8 +70,8 @@ REFUSED: Mapping[str, str] = {key: meaning for meaning, keys in _MEANINGS.items(
 """What a key that is not followed says."""
 
 MASK = re.compile(
-    r"(.*_)?(loss|(un)?mask(s|ed|ing)?|(roles|turns)?_?(to|no|not|dont|do_not)_train|train_(on|only)|trainable"
-    r"|(only|on)_last|last_(turn_)?only)(_.*)?"
+    r"(.*_)?(loss|(un)?mask(s|ed|ing)?|(roles|turns)?_?(to|no|not|dont|do_not)_train|train_(on|only|last)"
+    r"|trainable|((token|turn|message|answer|example)_)?weights|(only|on)_last|last_(turn_)?only)(_.*)?"
 )
 """Keys that say which tokens are learnt."""
 _MASKS_AS_HERE = re.compile(

@@ -3,9 +3,9 @@
 They are known by their shape, not by a list: a name in brackets with one word for a kind of media in it. Two that open
 and close around nothing, around others or around a path are one. Such a mark becomes the placeholder of the kind where
 there are as many as files without a place, numbered in order; otherwise its row is refused. It stays text in rows
-without media, between backticks, where an element of its name is closed later, or where attributes stand with the name,
-as in HTML; but `<image_1>` in a user's text is refused there, too, as `<image>` is. One `<img>` or `{image}` within a
-sentence may be either, and is refused.
+without media, between backticks, where an element of its name is closed later, where attributes stand with the name, as
+in HTML, and within sentences of rows whose files all have a place. But `<image_1>` in a user's text is always refused
+there, as `<image>` is, and so is one `<img>` or `{image}` within a sentence of a row with a file: it may be either.
 """
 
 from __future__ import annotations
@@ -130,12 +130,15 @@ def _stand_for(said: Sequence[Said], group: Sequence[tuple[int, _Tag]], kind: st
         BadSample: nobody can tell.
     """
     sure = [found for found in group if found[1].is_sure]
-    if num_free <= 0 and not sure:
-        return False
+    if num_free <= 0:
+        sure = [found for found in group if found[1].is_sure or _is_alone(said[found[0]].text, found[1])]
+        if not sure:
+            return False
     numbers = [tag.number for _, tag in group]
     in_order = set(numbers) == {None} or numbers in (list(range(len(group))), list(range(1, len(group) + 1)))
     number, tag = (sure or group)[0]
-    may_be_text = len(group) == 1 and not sure and not _stands_out(said[number].text, tag)
+    is_a_name = tag.text[0] == "<" and bool(tag.words)
+    may_be_text = len(group) == 1 and not (sure or is_a_name or _is_alone(said[number].text, tag))
     if len(group) == num_free and in_order and not may_be_text:
         return True
     order = "" if in_order else ", in order of the files"
@@ -145,11 +148,11 @@ def _stand_for(said: Sequence[Said], group: Sequence[tuple[int, _Tag]], kind: st
     )
 
 
-def _stands_out(text: str, tag: _Tag) -> bool:
-    """Whether a mark has a line of its own, begins or ends the text, or has more than one word in angles."""
-    before, after = text[: tag.start].rpartition("\n")[2], text[tag.end :].partition("\n")[0]
-    is_edge = not text[: tag.start].strip() or not text[tag.end :].strip() or not (before + after).strip()
-    return is_edge or (tag.text[0] == "<" and bool(tag.words))
+def _is_alone(text: str, tag: _Tag) -> bool:
+    """Whether a mark has a line of its own, or begins or ends the text."""
+    before, after = text[: tag.start], text[tag.end :]
+    line = before.rpartition("\n")[2] + after.partition("\n")[0]
+    return not (before.strip() and after.strip() and line.strip())
 
 
 def _replaced(turn: Said, tags: Sequence[tuple[_Tag, str]], others: Mapping[str, str]) -> Said:

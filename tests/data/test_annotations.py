@@ -18,6 +18,10 @@ def test_paths_stay_under_the_media_root(tmp_path):
     assert confine(root, "inner/a.png") == root / "inner" / "a.png"
     assert confine(root, "loop").name == "loop"
     assert confine(root, "link/x.png").samefile(outside / "x.png")
+    (tmp_path / "other").symlink_to(root / "sub")  # its parent is the root: links of the root's own name come first
+    assert confine(tmp_path / "other" / "..", "a.png") == root / "a.png"
+    (tmp_path / "alias2").symlink_to(root)
+    assert confine(tmp_path / "alias2", f"{tmp_path}/alias2/link/x.png").samefile(outside / "x.png")
     assert confine(root, f"{root}/sub/a.png") == confine(root / "inner", f"{root}/sub/a.png") == root / "sub/a.png"
     (tmp_path / "alias").symlink_to(root)
     assert confine(root, f"{tmp_path}/alias/a.png") == root.resolve() / "a.png"

@@ -79,7 +79,7 @@ MASKS = {
     "loss_on_last_turn": True, "eot": False, "mask_inputs": False, "assistant_only_loss": False, "loss_mask": [0, 1],
     "attention_mask": [1, 1], "train_on_turn": [1], "roles_to_train": ["all"], "train_on_eos": "all",
     "maskHistory": True, "assistant_masks": [1], "mask_user": False, "last_turn_only": True,
-    "completion_only_loss": False,
+    "completion_only_loss": False, "weights": [0, 1], "turn_weights": [0, 1], "train_last": True,
 }  # fmt: skip
 
 

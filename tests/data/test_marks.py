@@ -76,10 +76,12 @@ def test_a_path_between_marks_is_the_file_even_where_the_row_has_others():
         ("<image>", "see <image_1>", {"image": "1.png"}),
         ("<|vision_start|><|vision_end|>", "ok", {"image": "1.png", "video": "1.mp4"}),
         ("use an {image} here", "ok", {"image": "1.png"}),
+        ("<image>\n<ImageHere>\nWhat?", "ok", {"image": "1.png"}),
+        ("What is in <image>? [IMG]", "ok", {"image": "1.png"}),
     ],
 )
 def test_a_mark_that_fits_no_file_for_certain_is_named(text, answer, row):
-    with pytest.raises(BadSample, match=r"holds (<|\{).*a mark of another model"):
+    with pytest.raises(BadSample, match=r"holds [<{\[].*a mark of another model"):
         read(text, answer, **row)
 
 
