@@ -131,6 +131,28 @@ def test_the_global_batch_fits_the_gpus_that_are_asked_for(folder, gpus, num_row
     assert bool(batch_note(load_config(folder / "my.yaml"), gpus)) == (batch < gpus)
 
 
+def test_the_card_of_data_is_shown_and_a_choice_is_asked_for(folder):
+    rows = (folder / "data" / "train.jsonl").read_text()
+    (folder / "data" / "test.jsonl").write_text(rows * 2)
+    card = "data/train.jsonl, JSON Lines, 4 rows, split train"
+    _, talk = init(folder)
+    assert [line for line in talk if line.startswith(f"found  data: {card}; of 4 rows sampled")]
+    assert "found  not taken: test.jsonl, JSON Lines, 8 rows, split test" in talk
+    shown = dflop("data", "card", "data", cwd=folder)
+    assert shown.stderr.splitlines() == [card, "not taken: test.jsonl, JSON Lines, 8 rows, split test"]
+    done = dflop("data", "card", "data", "--split", "test", "--json", cwd=folder)
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(row["taken"], row["split"], row["rows"]) for row in found] == [(True, "test", 8), (False, "train", 4)]
+    assert found[0]["columns"] == "conversations, image, audio"
+    (folder / "data" / "train.jsonl").rename(folder / "data" / "val.jsonl")
+    for command in (
+        ("init", "--model", "model", "--data", "data"),
+        ("plan", "model", "data"),
+        ("data", "card", "data"),
+    ):
+        assert_refused(dflop(*command, cwd=folder), 2, "test.jsonl (8 rows), val.jsonl (4 rows)", "--split validation")
+
+
 def test_nothing_is_overwritten_and_nonsense_is_refused(folder):
     (folder / "my.yaml").write_text("mine")
     given = ("init", "--model", "model/config.json", "--data", "data")

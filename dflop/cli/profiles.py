@@ -208,8 +208,8 @@ def show_card(
 
     card, shown = read_card(path, split), form_of(form, as_json)
     rows = [
-        (of in card.taken, of.part.split, of.part.name, card.layout.kind, of.part.format, of.num_rows, of.is_estimate,
-         len(of.part.entry.paths), of.part.repeats, ", ".join(of.columns), of.problem)
+        (of in card.taken, of.split, of.name, card.layout.kind, of.format, of.num_rows, of.is_estimate,
+         len(of.entry.paths), of.repeats, ", ".join(of.columns), of.problem)
         for of in (*card.taken, *card.left)
     ]  # fmt: skip
     names = ("taken", "split", "name", "layout", "format", "rows", "estimate", "files", "repeats", "columns", "problem")

@@ -25,31 +25,12 @@ _MAX_SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
-class CardPart:
-    """Files of one split that are read in the same way, and what is in them."""
-
-    part: Part
-    num_rows: int
-    is_estimate: bool
-    columns: tuple[str, ...]
-    problem: str
-    """Why it is no training data; empty: some of its rows are."""
-
-    def __str__(self) -> str:
-        files = f" in {len(self.part.entry.paths)} files" * (len(self.part.entry.paths) > 1)
-        times = f", {self.part.repeats} times each" * (self.part.repeats > 1)
-        split = f", split {self.part.split}" * bool(self.part.split)
-        rows = f"{'about ' * self.is_estimate}{self.num_rows} rows{files}{times}{split}"
-        return ", ".join(filter(None, (printable(self.part.name), self.part.format, rows)))
-
-
-@dataclass(frozen=True, slots=True)
 class DatasetCard:
     """What lies at a path, and what of it is trained on."""
 
     layout: Layout
-    taken: tuple[CardPart, ...]
-    left: tuple[CardPart, ...]
+    taken: tuple[Part, ...]
+    left: tuple[Part, ...]
     split: str
     """That was asked for."""
 
@@ -57,29 +38,29 @@ class DatasetCard:
     def annotations(self) -> str:
         """What `dataset.annotations` has to be."""
         is_plain = self.layout.kind in ("files", "media folder with metadata") and len(self.taken) == 1
-        return self.taken[0].part.pattern if is_plain else str(self.layout.path)
+        return self.taken[0].pattern if is_plain else str(self.layout.path)
 
     @property
     def written_split(self) -> str:
         """What `dataset.split` has to be."""
         if self.annotations == str(self.layout.path) and not self.layout.is_named:
-            return self.split or ",".join(dict.fromkeys(of.part.split or of.part.name for of in self.taken))
-        mapping = self.taken[0].part.entry.mapping
+            return self.split or ",".join(dict.fromkeys(of.split or of.name for of in self.taken))
+        mapping = self.taken[0].entry.mapping
         return mapping.list_name if mapping is not None else ""
 
     @property
     def num_rows(self) -> int:
         """Of an epoch."""
-        return sum(part.num_rows * part.part.repeats for part in self.taken)
+        return sum((part.num_rows or 0) * part.repeats for part in self.taken)
 
     def lines(self) -> Iterator[str]:
         """What a person should know: the layout, what is taken, what is left and why."""
         about = "about " * any(part.is_estimate for part in self.taken)
-        form = self.taken[0].part.format if len(self.taken) == 1 else f"{len(self.taken)} parts"
-        names = {part.part.split for part in self.taken} - {""}
+        form = self.taken[0].format if len(self.taken) == 1 else ""
+        names = {part.split for part in self.taken} - {""}
         split = f", split {', '.join(sorted(names))}" * bool(names)
-        kind = f"{self.layout.kind}, " * (self.layout.kind not in ("files", form))
-        yield f"{printable(self.annotations)}, {kind}{form}, {about}{self.num_rows} rows{split}"
+        what = [self.layout.kind] * (self.layout.kind != "files" or not form) + [form] * bool(form)
+        yield f"{printable(self.annotations)}, {', '.join(what)}, {about}{self.num_rows} rows{split}"
         yield from (f"taken: {part}" for part in self.taken[:_MAX_SHOWN] if len(self.taken) > 1)
         # Of plain files, many are no rows at all.
         left = [part for part in self.left if self.layout.is_index or not part.problem]
@@ -100,22 +81,19 @@ def read_card(path: Path, split: str = "") -> DatasetCard:
     Raises:
         ConfigError: there is nothing, nothing that could be read as training data, or it is open what is meant.
     """
-    layout = layout_of(path)
-    known = {id(part): _looked_at(part) for part in layout.parts}
-    parts = [replace(part, num_rows=known[id(part)].num_rows) for part in layout.parts]
-    usable = [p for p, part in zip(parts, layout.parts, strict=True) if not known[id(part)].problem]
+    found = layout_of(path)
+    layout = replace(found, parts=tuple(map(_looked_at, found.parts)))
+    usable = [part for part in layout.parts if not part.problem]
     if not usable:
-        raise _nothing(layout, list(known.values()))
-    wanted = chosen(replace(layout, parts=tuple(parts if split else usable)), split)
-    looked_at = list(zip(parts, (known[id(part)] for part in layout.parts), strict=True))
-    taken = tuple(found for part, found in looked_at if part in wanted)
-    if bad := next((found for found in taken if found.problem and (split or layout.is_named)), None):
-        raise _nothing(layout, [bad])
-    return DatasetCard(layout, taken, tuple(found for part, found in looked_at if part not in wanted), split)
+        raise _nothing(layout, layout.parts)
+    taken = chosen(layout if split or layout.is_named else replace(layout, parts=tuple(usable)), split)
+    if bad := [part for part in taken if part.problem]:
+        raise _nothing(layout, bad)
+    return DatasetCard(layout, taken, tuple(part for part in layout.parts if part not in taken), split)
 
 
-def _nothing(layout: Layout, parts: Sequence[CardPart]) -> ConfigError:
-    reasons = "; ".join(f"{part.part.name}: {part.problem}" for part in parts[:3])
+def _nothing(layout: Layout, parts: Sequence[Part]) -> ConfigError:
+    reasons = "; ".join(f"{part.name}: {part.problem}" for part in parts[:3])
     return ConfigError(
         f"no training data at `{layout.path}`" + f": {reasons}" * bool(reasons),
         where="dataset.annotations",
@@ -123,25 +101,24 @@ def _nothing(layout: Layout, parts: Sequence[CardPart]) -> ConfigError:
     )
 
 
-def _looked_at(part: Part) -> CardPart:
-    files, problem = part.entry.paths, part.problem
-    if problem or not files:
-        return CardPart(part, part.num_rows or 0, False, (), problem or "no files")
-    step = max(1, len(files) // _NUM_SAMPLED_FILES)
-    opened = files if len(files) <= _MAX_COUNTED and part.num_rows is None else files[::step]
+def _looked_at(part: Part) -> Part:
+    files, entry = part.entry.paths, part.entry
+    if part.problem or not files:
+        return replace(part, problem=part.problem or "no files")
+    is_counted = part.num_rows is None and len(files) > _MAX_COUNTED
+    opened = files[:: len(files) // _NUM_SAMPLED_FILES] if is_counted else files if part.num_rows is None else files[:1]
     try:
-        sources = [(file, open_source(file, part.entry.ignored_keys, part.entry.mapping)) for file in opened]
+        sources = [open_source(file, entry.ignored_keys, entry.mapping) for file in opened]
         total_bytes, opened_bytes = (sum(file.stat().st_size for file in group) for group in (files, opened))
     except (ConfigError, DataError) as error:
-        return CardPart(part, part.num_rows or 0, False, (), f"{error.what}" + f" ({error.hint})" * bool(error.hint))
+        return replace(part, problem=f"{error.what}" + f" ({error.hint})" * bool(error.hint))
     except OSError as error:
-        return CardPart(part, part.num_rows or 0, False, (), f"cannot be read: {error.strerror}")
-    counted = sum(len(source) for _, source in sources)
-    estimate = counted if len(opened) == len(files) else round(counted * total_bytes / max(1, opened_bytes))
-    num_rows = part.num_rows if part.num_rows is not None else estimate
-    columns, problem = _read(sources[0][1])
-    taken = len(select(num_rows, part.entry.strategy))
-    return CardPart(part, taken, part.num_rows is None and len(opened) < len(files), columns, problem)
+        return replace(part, problem=f"cannot be read: {error.strerror}")
+    counted = sum(map(len, sources))
+    num_rows = part.num_rows if part.num_rows is not None else round(counted * total_bytes / max(1, opened_bytes))
+    columns, problem = _read(sources[0])
+    num_rows = len(select(num_rows, entry.strategy))
+    return replace(part, num_rows=num_rows, is_estimate=is_counted, columns=columns, problem=problem)
 
 
 def _read(source: RowSource) -> tuple[tuple[str, ...], str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dflop.data.mixture import MixtureEntry
 from dflop.data.splits import TRAIN, role_of
-from dflop.errors import ConfigError
+from dflop.errors import ConfigError, printable
 
 _FORMATS = {
     ".parquet": "Parquet", ".arrow": "Arrow", ".tar": "WebDataset tar", ".csv": "CSV", ".tsv": "TSV", ".mds": "MDS",
@@ -32,7 +32,9 @@ class Part:
     repeats: int = 1
     """How often every row comes in an epoch."""
     num_rows: int | None = None
-    """As the layout states it."""
+    """As the layout states it, or as they were counted."""
+    is_estimate: bool = False
+    columns: tuple[str, ...] = ()
     problem: str = ""
     """Why it cannot be trained on."""
 
@@ -41,6 +43,13 @@ class Part:
         """Of its files, as people call it."""
         name = self.entry.paths[0].name.lower() if self.entry.paths else ""
         return next((found for suffix, found in _FORMATS.items() if suffix in name), "")
+
+    def __str__(self) -> str:
+        files = f" in {len(self.entry.paths)} files" * (len(self.entry.paths) > 1)
+        times = f", {self.repeats} times each" * (self.repeats > 1)
+        split = f", split {self.split}" * bool(self.split)
+        rows = f"{'about ' * self.is_estimate}{self.num_rows or 0} rows{files}{times}{split}"
+        return ", ".join(filter(None, (printable(self.name), self.format, rows)))
 
 
 @dataclass(frozen=True, slots=True)

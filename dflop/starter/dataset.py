@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from dflop.data.annotations import AnnotatedSample, BadSample, MediaRef, confine
-from dflop.data.card import CardPart, DatasetCard, read_card
+from dflop.data.card import DatasetCard, read_card
 from dflop.data.formats.source import open_source
 from dflop.data.frame_folders import PICTURES, NoRate
 from dflop.data.model_tokenizer import NUM_LOOKED_AT
@@ -67,56 +67,47 @@ def find_dataset(path: Path, split: str = "") -> FoundDataset:
             os.listdir(path)  # walking takes a folder that cannot be read for an empty one
     except OSError as error:
         raise ConfigError(f"`{str(path)[:200]}` cannot be read: {error.strerror}", where="--data") from error
-    card = read_card(path, split)
-    found = [_judge(card, of, path) for of in card.taken]
-    return replace(
-        next((one for one in found if one.num_media_found), found[0]),
-        num_looked_at=sum(one.num_looked_at for one in found),
-        num_bad=sum(one.num_bad for one in found),
-        first_reason=next((one.first_reason for one in found if one.num_bad), "no rows"),
-        kinds=_sum(one.kinds for one in found),
-        num_media=sum(one.num_media for one in found),
-        num_media_found=sum(one.num_media_found for one in found),
-        unknown_keys=_sum(one.unknown_keys for one in found),
-        refused_keys=_sum(one.refused_keys for one in found),
-        frames=_sum(one.frames for one in found),
+    return _judge(read_card(path, split), path)
+
+
+def _judge(card: DatasetCard, given: Path) -> FoundDataset:
+    num_looked_at, reasons, samples = 0, list[str](), list[AnnotatedSample]()
+    refused, frames = Counter[str](), Counter[str]()
+    rooted: list[tuple[Path, MediaRef]] = []
+    free: list[MediaRef] = []
+    for part in card.taken:
+        source = open_source(part.entry.paths[0], mapping=part.entry.mapping)
+        looked_at = range(0, len(source), max(1, len(source) // NUM_LOOKED_AT))[:NUM_LOOKED_AT]
+        num_looked_at += len(looked_at)
+        for index in looked_at:
+            try:
+                sample = source.sample(index)
+            except BadSample as error:
+                reasons.append(f"row {index}: {error.reason}")
+                refused.update([error.key] if error.key else [])
+                frames.update([WITHOUT_RATE] if isinstance(error, NoRate) else [])
+                continue
+            samples.append(sample)
+            refs = [ref for ref in sample.media if not source.embeds(ref)]
+            frames.update("folder" if _is_folder(ref) else "list" for ref in refs if ref.frames)
+            named = [found for ref in refs for found in _named(ref)]
+            rooted += [(part.entry.media_root, ref) for ref in named if part.is_rooted]
+            free += [] if part.is_rooted else named
+    root, num_found = _media_root(free, card.taken[0].entry.paths[0].parent, given)
+    if not free and rooted:
+        root = rooted[0][0]
+    refs_by_root = [*rooted, *((root, ref) for ref in free)]
+    frames.update(
+        WITHOUT_RATE
+        for folder, ref in refs_by_root
+        if ref.kind == "video" and not ref.frames and _lies_under(folder, ref, as_folder=True)
     )
-
-
-def _sum(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    return dict(sum(map(Counter, counts), Counter[str]()))
-
-
-def _judge(card: DatasetCard, of: CardPart, given: Path) -> FoundDataset:
-    entry = of.part.entry
-    source, folder = open_source(entry.paths[0], mapping=entry.mapping), entry.paths[0].parent
-    step = max(1, len(source) // NUM_LOOKED_AT)
-    looked_at = range(0, len(source), step)[:NUM_LOOKED_AT]
-    samples: list[AnnotatedSample] = []
-    reasons: list[str] = []
-    refused: Counter[str] = Counter()
-    frames: Counter[str] = Counter()
-    for index in looked_at:
-        try:
-            samples.append(source.sample(index))
-        except BadSample as error:
-            reasons.append(f"row {index}: {error.reason}")
-            refused.update([error.key] if error.key else [])
-            frames.update([WITHOUT_RATE] if isinstance(error, NoRate) else [])
-    refs = [ref for sample in samples for ref in sample.media if not source.embeds(ref)]
-    frames.update("folder" if _is_folder(ref) else "list" for ref in refs if ref.frames)
-    refs = [named for ref in refs for named in _named(ref)]
-    if of.part.is_rooted:
-        root, num_found = entry.media_root, sum(_lies_under(entry.media_root, ref) for ref in refs)
-    else:
-        root, num_found = _media_root(refs, folder, given)
-    videos = [ref for ref in refs if ref.kind == "video" and not ref.frames]
-    frames.update(WITHOUT_RATE for ref in videos if _lies_under(root, ref, as_folder=True))
     unknown = Counter(key for sample in samples for key in sample.unknown_keys)
     kinds = Counter(kind for sample in samples for kind in sorted({ref.kind for ref in sample.media}))
+    num_found += sum(_lies_under(*found) for found in rooted)
     return FoundDataset(
-        card, len(looked_at), len(reasons), reasons[0] if reasons else "no rows", dict(kinds),
-        root, len(refs), num_found, dict(unknown), dict(refused), dict(frames),
+        card, num_looked_at, len(reasons), reasons[0] if reasons else "no rows", dict(kinds),
+        root, len(refs_by_root), num_found, dict(unknown), dict(refused), dict(frames),
     )  # fmt: skip
 
 

@@ -66,7 +66,7 @@ def make_starter(model_config: Path, data: Path, gpus: int | None = None, split:
     model_config = config_of(model_config)
     model = _section(model_config) if _is_section(model_config) else read_hub_model(model_config)
     dataset = find_dataset(data, split)
-    entry = dataset.card.taken[0].part.entry
+    entry = dataset.card.taken[0].entry
     folders = tuple(dict.fromkeys((model_config.parent, entry.paths[0].parent, dataset.media_root)))
     tokenizer = find_tokenizer(folders, model.family)
     named = tokens_in_texts(tokenizer, model.family, open_source(entry.paths[0], mapping=entry.mapping))

@@ -74,6 +74,13 @@ def save_to_disk(folder: Path, splits: dict[str, int], *, stream: bool = True) -
         write = pa.ipc.new_stream if stream else pa.ipc.new_file
         with pa.OSFile(str(path), "wb") as file, write(file, table.schema) as writer:
             writer.write_table(table, max_chunksize=2)
-        state = {"_data_files": [{"filename": path.name}], "_split": split, "_fingerprint": "x"}
+        names = ("_format_type", "_format_columns", "_output_all_columns")
+        state = {
+            "_data_files": [{"filename": path.name}],
+            "_split": split,
+            "_fingerprint": "x",
+            **dict.fromkeys(names),
+            "_format_kwargs": {},
+        }
         write_json(folder / split / "state.json", state)
-        write_json(folder / split / "dataset_info.json", {"features": {}})
+        write_json(folder / split / "dataset_info.json", {"description": ""})

@@ -16,10 +16,10 @@ from tests.data.layouts import PICTURE, pictures, rows, save_to_disk, shards, wr
 
 def counts(card: DatasetCard) -> tuple[dict[str, int], dict[str, int]]:
     """Rows by split: taken and left."""
-    taken, left = ({of.part.split: 0 for of in parts} for parts in (card.taken, card.left))
+    taken, left = ({of.split: 0 for of in parts} for parts in (card.taken, card.left))
     for found, parts in ((taken, card.taken), (left, card.left)):
         for of in parts:
-            found[of.part.split] += of.num_rows
+            found[of.split] += of.num_rows or 0
     return taken, left
 
 
@@ -221,8 +221,8 @@ def test_llama_factorys_columns_and_tags_are_followed(tmp_path):
         "far": {"hf_hub_url": "someone/far"},
     })  # fmt: skip
     card = read_card(tmp_path)
-    assert [of.part.name for of in card.taken] == ["shop", "plain"]
-    assert {of.part.name: of.problem for of in card.left} == {
+    assert [of.name for of in card.taken] == ["shop", "plain"]
+    assert {of.name: of.problem for of in card.left} == {
         "shop_eval": "", "pairs": "preference data", "far": "is elsewhere, hf_hub_url someone/far",
     }  # fmt: skip
     read = dataset(card)
@@ -230,7 +230,7 @@ def test_llama_factorys_columns_and_tags_are_followed(tmp_path):
         [("user", "<image>Colour?"), ("assistant", "Red.")], [("user", "Q\nI"), ("assistant", "A")],
     ]  # fmt: skip
     assert [ref.path for ref in read.sample(0).media] == ["a.jpg"]
-    assert [of.part.name for of in read_card(tmp_path, "plain,shop_eval").taken] == ["plain", "shop_eval"]
+    assert [of.name for of in read_card(tmp_path, "plain,shop_eval").taken] == ["plain", "shop_eval"]
     assert len(dataset(read_card(tmp_path, "plain"))) == 1
 
 

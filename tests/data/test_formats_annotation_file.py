@@ -67,21 +67,20 @@ def test_list_index_agrees_with_parsing(elements, indent, ascii, window):
     data = json.dumps(elements, indent=indent, ensure_ascii=ascii).encode()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(json_rows, "_WINDOW_BYTES", window)
-        (spans,) = json_rows.element_spans(b"\xef\xbb\xbf" + data + b"\n", Path("x")).values()
+        spans = json_rows.element_spans(b"\xef\xbb\xbf" + data + b"\n", Path("x"))
     assert [json.loads((b"\xef\xbb\xbf" + data)[a:b]) for a, b in spans] == elements
 
 
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("{}", "an object without a list of rows"), ("", "expected a list of rows at byte 0, not 'the end'"),
-        ('{"a" 1}', "expected a value after its name at byte 5, not '1}'"), ('{"a": [{}] 2}', "expected a comma"),
-        ('{"a": [{}]', "expected a comma at byte 10, not 'the end'"), ('{"a": [{}]} 2', "more data after its end"),
-        ('{"a": tru}', "no value at byte 6"), ("{\n}{}", "without a list"),
-        ('{"train": [{}], "test": [{}, {}]}', r"several lists: `train` \(1 rows\), `test` \(2 rows\)"),
-        ('[{"a": 1}, {"b"', "byte 10"),
-        ('[{"a": 1},]', "not a JSON document"), ('[{"a": 1}', "file ends within the list"),
-        ('[{"a": 1} {}]', "expected a comma, not '{'"), ("[1] 2", "more data after its end"),
+        ("{}", "an object without a list of rows"), ('{"a": ["x"]}', "an object without a list of rows"),
+        ("", "expected a list of rows, not 'an empty file'"), ('{"a": [{}] 2}', "not a JSON document"),
+        ('{"a": [{}]', "not a JSON document"), ("{\n}{}", "not a JSON document"),
+        ('{"train": [{}], "test": [{}, {}]}', "holds several lists: train, test"),
+        ('[{"a": 1}, {"b"', "byte 10"), ('[{"a": 1},]', "not a JSON document"),
+        ('[{"a": 1}', "file ends within the list"), ('[{"a": 1} {}]', "expected a comma, not '{'"),
+        ("[1] 2", "more data after the list"),
         ("[" * 100_000, "recursion"),
     ],
 )  # fmt: skip
@@ -99,13 +98,12 @@ def test_broken_lists_say_where(tmp_path, monkeypatch, text, reason, window):
         ('{"id": "a", "messages": []}\n\n{"id": "b"}', "ab"),  # as datasets' to_json writes, under the name it is given
         ('\n{"id": "a", "messages": [{"role": "user"}]}', "a"),
         ('{"id": "a", "text": ""}\n{"id": ', "a!"),
+        ("\ufeff \n" + json.dumps({"id": "a", "x": "y" * 5_000_000}) + '\n{"id": "b"}', "ab"),
         ('{"version": 1, "data": [{"id": "a"}, {"id": "b"}], "names": ["x"]}', "ab"),
         ('{\n "data": [{"id": "a"}],\n "info": {"of": [{}]}, "n": 1e3\n}\n', "a"),
     ],
 )
-@pytest.mark.parametrize("window", [3, 2**22])
-def test_a_json_file_may_hold_lines_or_an_object_with_one_list(tmp_path, monkeypatch, text, ids, window):
-    monkeypatch.setattr(json_rows, "_WINDOW_BYTES", window)
+def test_a_json_file_may_hold_lines_or_an_object_with_one_list(tmp_path, text, ids):
     (tmp_path / "a.json").write_text(text)
     file = AnnotationFile.open(tmp_path / "a.json")
 

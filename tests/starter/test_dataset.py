@@ -61,7 +61,7 @@ def test_a_mixture_counts_the_rows_of_all_its_files(tmp_path):
         "datasets:\n  - {json_path: a.jsonl, media_root: m}\n  - {json_path: b.jsonl}\n"
     )
     found = find_dataset(tmp_path)
-    assert next(iter(found.card.lines())) == f"{tmp_path / 'mixture.yaml'}, mixture, 2 parts, 3 rows"
+    assert next(iter(found.card.lines())) == f"{tmp_path / 'mixture.yaml'}, mixture, 3 rows"
     assert (found.media_root, found.num_media_found, found.kinds) == (tmp_path / "m", 3, {"image": 3})
 
 

@@ -11,21 +11,23 @@ from __future__ import annotations
 import codecs
 import hashlib
 import mmap
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from dflop.data.formats.compressed import COMPRESSIONS, head, mapped
-from dflop.data.formats.json_rows import element_spans, holds_lines, parse_object
+from dflop.data.formats.compressed import COMPRESSIONS, mapped
+from dflop.data.formats.json_rows import element_spans, lists_of, parse_object
 from dflop.data.formats.row_mapping import RowMapping
 from dflop.data.formats.row_source import RowSource
 from dflop.errors import DataError
 
 _LINES = tuple(f"{plain}{packed}" for plain in (".jsonl", ".ndjson") for packed in ("", *COMPRESSIONS))
 SUFFIXES = (*(f".json{packed}" for packed in ("", *COMPRESSIONS)), *_LINES)
+
+_FIRST_BYTES = 2**12
 
 
 class AnnotationFile(RowSource):
@@ -50,12 +52,16 @@ class AnnotationFile(RowSource):
         Raises:
             DataError: the file cannot be read, or a `.json` file holds no list of rows, or several and none is named.
         """
-        lists, data = _lists(path)
-        name = mapping.list_name if mapping is not None else ""
-        if name not in lists and len(lists) > 1:
-            names = ", ".join(f"`{name}` ({len(spans)} rows)" for name, spans in lists.items())
-            raise DataError(f"holds several lists: {names}", where=str(path), hint="dataset.split: one of them")
-        return cls(path, data, lists.get(name, next(iter(lists.values()))), ignored_keys, mapping)
+        data = mapped(path)
+        lists = {"": data} if path.name.lower().endswith(_LINES) else lists_of(data, path)
+        if not lists:
+            return cls(path, data, element_spans(data, path), ignored_keys, mapping)
+        name = mapping.list_name if mapping is not None and mapping.list_name in lists else next(iter(lists))
+        if len(lists) > 1 and mapping is None:
+            raise DataError(
+                f"holds several lists: {', '.join(lists)}", where=str(path), hint="dataset.split: one of them"
+            )
+        return cls(path, lists[name], _line_spans(lists[name]), ignored_keys, mapping)
 
     def __len__(self) -> int:
         return len(self._spans)
@@ -94,17 +100,14 @@ def list_names(path: Path) -> tuple[str, ...]:
     """Names of the lists of rows that a `.json` file holds, if it is an object of them.
 
     Raises:
-        DataError: the file cannot be read.
+        DataError: it is damaged.
+        OSError: it cannot be read.
     """
-    is_object = ".json" in path.name.lower() and head(path).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"{")
-    return tuple(_lists(path)[0]) if is_object else ("",)
-
-
-def _lists(path: Path) -> tuple[Mapping[str, npt.NDArray[np.int64]], bytes | mmap.mmap]:
-    data = mapped(path)
-    if path.name.lower().endswith(_LINES) or holds_lines(data):
-        return {"": _line_spans(data)}, data
-    return element_spans(data, path), data
+    if path.suffix.lower() != ".json":
+        return ()
+    with path.open("rb") as file:  # a list may be large, and this is asked often
+        is_object = file.read(_FIRST_BYTES).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"{")
+    return tuple(lists_of(mapped(path), path)) if is_object else ()
 
 
 def _line_spans(data: bytes | mmap.mmap) -> npt.NDArray[np.int64]:

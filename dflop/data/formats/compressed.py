@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import mmap
 import tempfile
@@ -33,7 +32,7 @@ def mapped(path: Path) -> bytes | mmap.mmap:
         DataError: the file cannot be read, is damaged or cut off, there is no room to unpack it, or it unpacks to far
             more than annotations do.
     """
-    chunks = _CHUNKS.get(path.suffix.lower())
+    chunks = {".gz": _gzip_chunks, ".zst": _zstd_chunks}.get(path.suffix.lower())
     try:
         if chunks is None:
             with path.open("rb") as file:
@@ -55,22 +54,10 @@ def mapped(path: Path) -> bytes | mmap.mmap:
         raise DataError(f"annotation file cannot be read: {error}", where=str(path)) from error
 
 
-def head(path: Path) -> bytes:
-    """The first bytes of `path`, unpacked; empty where it cannot be read."""
-    with contextlib.suppress(OSError, EOFError, zlib.error, zstandard.ZstdError):
-        return next(iter(_CHUNKS.get(path.suffix.lower(), _plain_chunks)(path)), b"")
-    return b""
-
-
 def _map(file: BinaryIO) -> bytes | mmap.mmap:
     if file.seek(0, 2) == 0:
         return b""  # an empty file cannot be mapped
     return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-
-
-def _plain_chunks(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        yield file.read(_CHUNK_BYTES)
 
 
 def _gzip_chunks(path: Path) -> Iterator[bytes]:
@@ -92,6 +79,3 @@ def _zstd_chunks(path: Path) -> Iterator[bytes]:
                     chunk, frame = frame.unused_data, None
     if frame is not None:
         raise EOFError("compressed file ended before the end of its last frame was reached")
-
-
-_CHUNKS = {".gz": _gzip_chunks, ".zst": _zstd_chunks}

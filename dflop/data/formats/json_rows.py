@@ -1,4 +1,4 @@
-"""JSON objects, and where they are in a document of them without keeping any."""
+"""JSON objects, and where they are in a list of them without keeping any."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import contextlib
 import json
 import mmap
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,9 @@ from dflop.errors import DataError
 _WINDOW_BYTES = 2**22
 _MAX_ELEMENT_BYTES = 2**28
 _NOT_BLANK = re.compile(r"[^ \t\n\r]|\Z")
-_NOT_BLANK_BYTE = re.compile(rb"[^ \t\n\r]")
+_HEAD_BYTES = 2**12
+_MAX_OBJECT_BYTES = 2**31
+_VALID = "valid: a list of rows, an object of such lists, or one object per line"
 _SPEAKERS = {"from", "role", "user"}
 
 
@@ -48,73 +50,52 @@ def parse_object(content: bytes, what: str) -> dict[str, Any]:
     return row
 
 
-def holds_lines(data: bytes | mmap.mmap) -> bool:
-    """Whether a document is one object per line: its first line is an object, and a row or not the only line."""
-    begin = _next(data, _after_mark(data))
-    newline = data.find(b"\n", begin)
-    stop = len(data) if newline < 0 else newline
-    if data[begin : begin + 1] != b"{" or stop - begin > _MAX_ELEMENT_BYTES:
-        return False
+def lists_of(data: bytes | mmap.mmap, path: Path) -> dict[str, bytes | mmap.mmap]:
+    """The rows of a document that is no list, as JSON Lines, by the name of their list in it.
+
+    One that is JSON Lines already, since its first line is a row, or an object that others follow, has no name; of a
+    list, nothing is returned.
+
+    Raises:
+        DataError: it is none of these, or too large to be parsed as a whole.
+    """
+    if not (text := (head := data[:_HEAD_BYTES]).removeprefix(codecs.BOM_UTF8).lstrip()).startswith(b"{"):
+        return {}
+    start = len(head) - len(text)
+    stop = end if (end := data.find(b"\n", start)) >= 0 else len(data)
+    with contextlib.suppress(ValueError, RecursionError):  # it may go on, or be damaged
+        if json.loads(data[start:stop]).keys() & set(CONVERSATION_KEYS) or data[stop : stop + _HEAD_BYTES].strip():
+            return {"": data}
     try:
-        first = json.loads(data[begin:stop])
-    except (ValueError, RecursionError):
-        return False
-    return _next(data, stop) < len(data) or bool(first.keys() & set(CONVERSATION_KEYS))
+        if len(data) > _MAX_OBJECT_BYTES:
+            raise ValueError(f"an object of more than {_MAX_OBJECT_BYTES} bytes")
+        found = json.loads(bytes(data).decode("utf-8-sig"))
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"not a JSON document: {error}", where=str(path), hint=_VALID) from error
+    lists = {
+        name: rows for name, rows in found.items() if isinstance(rows, list) and rows and isinstance(rows[0], dict)
+    }
+    if not lists:
+        raise DataError("an object without a list of rows", where=str(path), hint=_VALID)
+    return {name: b"".join(json.dumps(row).encode() + b"\n" for row in rows) for name, rows in lists.items()}
 
 
-def element_spans(data: bytes | mmap.mmap, path: Path) -> Mapping[str, npt.NDArray[np.int64]]:
-    """[start, stop) in bytes of every element of the list that a document is, or of each list of objects inside it.
+def element_spans(data: bytes | mmap.mmap, path: Path) -> npt.NDArray[np.int64]:
+    """[start, stop) in bytes of every element of the JSON list that `data` is, of shape (num_elements, 2).
 
     Elements are parsed to find their ends, in windows, so memory is bounded by the longest of them.
 
-    Returns:
-        Shape (num_elements, 2), by the list's name; the document itself has none.
-
     Raises:
-        DataError: not a JSON document, or one without a list of objects.
+        DataError: not a JSON document, or not a list.
     """
     try:
-        begin = _next(data, _after_mark(data))
-        if data[begin : begin + 1] == b"{":
-            found, stop = _lists_of_object(data, begin)
-        else:
-            _expect(data, begin, "[", "a list of rows")
-            spans, stop = _collected(data, begin)
-            found = {"": spans}
-        if (more := _next(data, stop)) < len(data):
-            raise ValueError(f"not a JSON document: more data after its end, at byte {more}")
+        return np.fromiter((edge for span in _spans(data) for edge in span), np.int64).reshape(-1, 2)
     except (ValueError, RecursionError) as error:
-        raise DataError(str(error), where=str(path), hint="valid: a list of rows, or one object per line") from error
-    return found
+        raise DataError(str(error), where=str(path), hint=_VALID) from error
 
 
-def _lists_of_object(data: bytes | mmap.mmap, begin: int) -> tuple[dict[str, npt.NDArray[np.int64]], int]:
-    found: dict[str, npt.NDArray[np.int64]] = {}
-    at = _next(data, begin + 1)
-    while data[at : at + 1] != b"}":
-        name, at = _value(data, at)
-        at = _next(data, _expect(data, _next(data, at), ":", "a value after its name"))
-        if data[at : at + 1] == b"[" and data[(first := _next(data, at + 1)) : first + 1] == b"{":
-            found[str(name).encode("latin-1").decode()], at = _collected(data, at)
-        else:
-            _, at = _value(data, at)
-        at = _next(data, at)
-        if data[at : at + 1] != b"}":
-            at = _next(data, _expect(data, at, ",", "a comma"))
-    if not found:
-        raise ValueError("an object without a list of rows")
-    return found, at + 1
-
-
-def _collected(data: bytes | mmap.mmap, begin: int) -> tuple[npt.NDArray[np.int64], int]:
-    """Spans of the elements of the list at `begin`, and where it ends."""
-    edges = np.fromiter(_edges(data, begin + 1), np.int64)
-    return edges[:-1].reshape(-1, 2), int(edges[-1])
-
-
-def _edges(data: bytes | mmap.mmap, at: int) -> Iterator[int]:
-    """Start and stop of every element, and then the end of the list."""
-    size_bytes, is_first = _WINDOW_BYTES, True
+def _spans(data: bytes | mmap.mmap) -> Iterator[tuple[int, int]]:
+    at, size_bytes, is_first = _after_opening(data), _WINDOW_BYTES, True
     parse = json.JSONDecoder().raw_decode
     while True:
         # One character per byte: what is structure in JSON is ASCII, and never part of a longer UTF-8 character.
@@ -123,18 +104,15 @@ def _edges(data: bytes | mmap.mmap, at: int) -> Iterator[int]:
             while True:
                 start = _skip(text, at - begin)
                 if is_first and text[start] == "]":
-                    yield begin + start + 1
-                    return
+                    return _refuse_more(data, begin + start + 1)
                 _, stop = parse(text, start)
                 end = _skip(text, stop)
                 if text[end] not in ",]":
                     raise ValueError(f"expected a comma, not {text[end]!r} after it")
-                yield begin + start
-                yield begin + stop
-                at, size_bytes, is_first = begin + end + 1, _WINDOW_BYTES, False
+                yield begin + start, begin + stop
                 if text[end] == "]":
-                    yield at
-                    return
+                    return _refuse_more(data, begin + end + 1)
+                at, size_bytes, is_first = begin + end + 1, _WINDOW_BYTES, False
         except (ValueError, IndexError) as error:
             # The element may go on behind the window: read from its start, more if it had a window of its own.
             if begin + len(text) == len(data) or size_bytes >= _MAX_ELEMENT_BYTES:
@@ -144,33 +122,19 @@ def _edges(data: bytes | mmap.mmap, at: int) -> Iterator[int]:
                 size_bytes *= 2
 
 
-def _value(data: bytes | mmap.mmap, at: int) -> tuple[object, int]:
-    """The value at `at`, and where it ends."""
-    for size_bytes in (_WINDOW_BYTES, _MAX_ELEMENT_BYTES):
-        text = data[at : at + size_bytes].decode("latin-1")
-        with contextlib.suppress(ValueError):
-            value, stop = json.JSONDecoder().raw_decode(text)
-            if stop < len(text):  # otherwise it may go on behind the window
-                return value, at + stop
-    raise ValueError(f"not a JSON document: no value at byte {at}")
+def _after_opening(data: bytes | mmap.mmap) -> int:
+    begin = len(codecs.BOM_UTF8) if data[:3] == codecs.BOM_UTF8 else 0
+    text = data[begin : begin + _WINDOW_BYTES].decode("latin-1")
+    at = _skip(text, 0)
+    if text[at : at + 1] != "[":
+        raise ValueError(f"expected a list of rows, not {text[at : at + 20] or 'an empty file'!r}")
+    return begin + at + 1
 
 
-def _expect(data: bytes | mmap.mmap, at: int, sign: str, what: str) -> int:
-    """Position behind `sign`, which is to stand at `at`."""
-    if (found := data[at : at + 1].decode("latin-1")) != sign:
-        shown = data[at : at + 20].decode("utf-8", "replace") if found else "the end"
-        raise ValueError(f"not a JSON document: expected {what} at byte {at}, not {shown!r}")
-    return at + 1
-
-
-def _after_mark(data: bytes | mmap.mmap) -> int:
-    return len(codecs.BOM_UTF8) if data[:3] == codecs.BOM_UTF8 else 0
-
-
-def _next(data: bytes | mmap.mmap, at: int) -> int:
-    """Position of the first byte from `at` that is not blank, or the end."""
-    found = _NOT_BLANK_BYTE.search(data, at)
-    return found.start() if found else len(data)
+def _refuse_more(data: bytes | mmap.mmap, at: int) -> None:
+    for start in range(at, len(data), _WINDOW_BYTES):
+        if data[start : start + _WINDOW_BYTES].strip():
+            raise ValueError(f"not a JSON document: more data after the list, at byte {at}")
 
 
 def _skip(text: str, at: int) -> int:
