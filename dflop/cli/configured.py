@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -107,10 +108,11 @@ def configured(
 
 
 def show_card(config: Config, say: Say) -> None:
-    """What a configuration trains on, in lines for people."""
+    """What a configuration trains on, in lines for people; where none of it can be read, its profile says why."""
     from dflop.data.card import read_card
+    from dflop.errors import DflopError
 
-    if not config.dataset.demo:
+    with contextlib.suppress(DflopError):
         for line in read_card(config.dataset.annotations, config.dataset.split).lines():
             say(f"data     {line}")
 

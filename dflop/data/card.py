@@ -6,6 +6,7 @@ proportion to their sizes from some of them: counting a thousand tar files takes
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,8 +15,8 @@ from dflop.data.annotations import BadSample
 from dflop.data.formats.row_source import RowSource
 from dflop.data.formats.source import open_source
 from dflop.data.layouts import layout_of
-from dflop.data.mixture import select
-from dflop.data.parts import Layout, Part, chosen
+from dflop.data.mixture import MixtureEntry, check_ignored, select
+from dflop.data.parts import Layout, Part, chosen, entries
 from dflop.errors import ConfigError, DataError, printable
 
 _MAX_COUNTED = 32
@@ -71,6 +72,25 @@ class DatasetCard:
         yield from self.layout.notes
 
 
+def entries_of(
+    path: Path, media_root: Path, split: str = "", ignored_keys: tuple[str, ...] = ()
+) -> tuple[MixtureEntry, ...]:
+    """What a configuration's `dataset` section stands for; files are read only where their names leave it open.
+
+    Raises:
+        ConfigError: there is nothing, a file of the layout is not there, it is open what is to be trained on, or a key
+            cannot be ignored.
+    """
+    check_ignored(ignored_keys)
+    layout = layout_of(path)
+    taken: tuple[Part, ...] = ()
+    with contextlib.suppress(ConfigError):
+        taken = chosen(layout, split)
+    if not taken or any(part.problem for part in taken):
+        taken = read_card(path, split).taken
+    return entries(taken, media_root, ignored_keys)
+
+
 def read_card(path: Path, split: str = "") -> DatasetCard:
     """The card of what lies at a path.
 
@@ -83,10 +103,9 @@ def read_card(path: Path, split: str = "") -> DatasetCard:
     """
     found = layout_of(path)
     layout = replace(found, parts=tuple(map(_looked_at, found.parts)))
-    usable = [part for part in layout.parts if not part.problem]
-    if not usable:
+    if all(part.problem for part in layout.parts):
         raise _nothing(layout, layout.parts)
-    taken = chosen(layout if split or layout.is_named else replace(layout, parts=tuple(usable)), split)
+    taken = chosen(layout, split)
     if bad := [part for part in taken if part.problem]:
         raise _nothing(layout, bad)
     return DatasetCard(layout, taken, tuple(part for part in layout.parts if part not in taken), split)

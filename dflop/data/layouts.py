@@ -13,27 +13,14 @@ from dflop.data.formats.row_mapping import RowMapping
 from dflop.data.formats.source import ROW_FILES
 from dflop.data.indices import described, indexed
 from dflop.data.media_value import EXTENSIONS
-from dflop.data.mixture import MixtureEntry, check_ignored, make_entry
-from dflop.data.parts import Layout, Part, chosen, entries
+from dflop.data.mixture import MixtureEntry, make_entry
+from dflop.data.parts import Layout, Part, chosen
 from dflop.data.patterns import expand
 from dflop.data.splits import groups, missing_shards, pattern_of, row_files, split_of
 from dflop.errors import ConfigError, DataError
 
 _MIXTURES = (".yaml", ".yml")
 _MAX_INDICES = 50
-
-
-def entries_of(
-    path: Path, media_root: Path, split: str = "", ignored_keys: tuple[str, ...] = ()
-) -> tuple[MixtureEntry, ...]:
-    """What a configuration's `dataset` section stands for.
-
-    Raises:
-        ConfigError: there is nothing, a file of the layout is not there, it is open what is to be trained on, or a key
-            cannot be ignored.
-    """
-    check_ignored(ignored_keys)
-    return entries(chosen(layout_of(path), split), media_root, ignored_keys)
 
 
 def layout_of(path: Path, folder: Path = Path()) -> Layout:

@@ -72,14 +72,18 @@ def chosen(layout: Layout, split: str) -> tuple[Part, ...]:
     Raises:
         ConfigError: nothing or several could be meant.
     """
-    parts = layout.parts
+    parts, words = layout.parts, split.split(",")
+    usable = [p for p in parts if not p.problem]
     if split:
-        words = split.split(",")
-        taken = [p for p in parts if {p.split, p.name} & set(words)] or [p for p in parts if role_of(p.split) in words]
+        taken = (
+            [p for p in parts if p.name in words or (p.split in words and p in usable)]
+            or [p for p in usable if role_of(p.split) in words]
+            or [p for p in parts if p.split in words]
+        )
     elif layout.is_named:
         taken = list(parts)
     else:
-        taken = [p for p in parts if role_of(p.split) == TRAIN] or [p for p in parts if not p.split]
+        taken = [p for p in usable if role_of(p.split) == TRAIN] or [p for p in usable if not p.split]
     if not taken:
         names = dict.fromkeys(p.split or p.name for p in parts)
         raise ConfigError(
@@ -108,5 +112,8 @@ def entries(parts: Sequence[Part], media_root: Path, ignored_keys: tuple[str, ..
 
 
 def _listed(parts: Sequence[Part]) -> str:
-    rows = [p.name + f" ({p.num_rows} rows)" * (p.num_rows is not None) for p in parts[:_MAX_SHOWN]]
+    rows = [
+        p.name + (f" ({p.problem})" if p.problem else f" ({p.num_rows} rows)" if p.num_rows is not None else "")
+        for p in parts[:_MAX_SHOWN]
+    ]
     return ", ".join(rows) + f" and {len(parts) - len(rows)} more" * (len(parts) > len(rows))

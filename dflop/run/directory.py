@@ -27,8 +27,8 @@ from typing import Any
 
 from dflop import files
 from dflop.config import Config, load_config
+from dflop.data.card import entries_of
 from dflop.data.dataset_profile import DatasetRef
-from dflop.data.layouts import entries_of
 from dflop.data.tokens import ChatTokenizer
 from dflop.errors import ConfigError
 from dflop.models import load_family

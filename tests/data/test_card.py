@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from dflop.data.card import DatasetCard, read_card
-from dflop.data.layouts import entries_of
+from dflop.data.card import DatasetCard, entries_of, read_card
+from dflop.data.layouts import layout_of
 from dflop.data.mixture import Dataset
 from dflop.errors import ConfigError
 from tests.data.containers import jsonl_of
@@ -158,8 +158,9 @@ def test_a_saved_dataset_is_its_arrow_files(tmp_path, stream):
         read_card(tmp_path / "test")
     state = json.loads((tmp_path / "train" / "state.json").read_text())
     write_json(tmp_path / "train" / "state.json", {**state, "_indices_data_files": [{"filename": "i.arrow"}]})
-    with pytest.raises(ConfigError, match="no split `train`"):
-        read_card(tmp_path)
+    for read in (read_card, lambda path: entries_of(path, path)):
+        with pytest.raises(ConfigError, match=r"no split `train`.*\(a selection of its rows"):
+            read(tmp_path)
 
 
 @pytest.mark.parametrize("packed", ["raw_data", "zip_data"])
@@ -169,8 +170,10 @@ def test_mosaics_shards_are_counted_and_refused_by_name(tmp_path, packed):
         shard["zip_data"] = {"basename": "shard.00000.mds.zstd"} if packed == "zip_data" else None
         write_json(tmp_path / split / "index.json", {"version": 2, "shards": [shard]})
         (tmp_path / split / shard[packed]["basename"]).write_bytes(b"\0")
-    with pytest.raises(ConfigError, match=r"this is an MDS folder.*as Parquet"):
-        read_card(tmp_path)
+    for read in (read_card, lambda path: entries_of(path, path)):
+        with pytest.raises(ConfigError, match=r"this is an MDS folder.*as Parquet"):
+            read(tmp_path)
+    assert {part.split: part.num_rows for part in layout_of(tmp_path).parts} == {"train": 5, "val": 2}
 
 
 def test_metadata_names_the_files_of_a_media_folder(tmp_path):

@@ -28,8 +28,11 @@ def test_missing_files_are_named_with_their_key(tmp_path, key):
     with pytest.raises(ConfigError, match="`/nowhere/at/all` does not exist") as caught:
         check(tmp_path, f"dataset.{key}=/nowhere/at/all")
     assert (caught.value.where, caught.value.exit_code) == (f"{tmp_path / 'run.yaml'}: dataset.{key}", 2)
-    with pytest.raises(ConfigError, match="does not exist"):
-        check(tmp_path, f"dataset.annotations={tmp_path / 'data'}")
+    (tmp_path / "data" / "a.jsonl").write_text('{"prompt": "x", "completion": "y"}')
+    check(tmp_path, f"dataset.annotations={tmp_path / 'data'}")
+    with pytest.raises(ConfigError, match="no split `test`") as caught:
+        check(tmp_path, f"dataset.annotations={tmp_path / 'data'}", "dataset.split=test")
+    assert caught.value.where == f"{tmp_path / 'run.yaml'}: dataset.annotations"
     with pytest.raises(ConfigError, match="no weights in") as caught:
         check(tmp_path, f"model.weights={tmp_path}")
     assert caught.value.where == f"{tmp_path / 'run.yaml'}: model.weights"
