@@ -75,7 +75,7 @@ def validate(config: ConfigFile, *, overrides: Overrides = (), as_json: Json = F
     Example: dflop config validate configs/demo.yaml
     """
     from dflop.config import load_problems, load_with_origins
-    from dflop.steps.preflight import problems
+    from dflop.steps.preflight import problems, remarks
 
     found: list[DflopError] = [*load_problems(config, overrides)]
     if not found:
@@ -85,6 +85,8 @@ def validate(config: ConfigFile, *, overrides: Overrides = (), as_json: Json = F
                 say(f"on this machine: {_line(problem.error)}")
             else:
                 found.append(problem.error)
+        for remark in () if found else remarks(loaded.config, loaded.origins):
+            say(f"warning: {_line(remark)}")
     for error in found:
         print(json.dumps({"where": error.where, "what": error.what, "hint": error.hint}) if as_json else _line(error))
     if found:

@@ -28,6 +28,7 @@ def init(
     gpus: Annotated[
         int | None, Parameter(help="Choose the global batch for this number of GPUs instead of this machine.")
     ] = None,
+    cluster: Annotated[str, Parameter(help="`slurm`, or `slurm:PARTITION`: from sinfo; else this machine.")] = "",
     out: Annotated[Path | None, Parameter(help="File to write; stdout without it.")] = None,
     quiet: Quiet = False,
 ) -> None:
@@ -46,7 +47,7 @@ def init(
     check_folder(out)
     say = talk(quiet)
     model = local(model, say, is_dataset=False, downloads=download, with_weights=True)
-    made = make_starter(model, local(data, say, is_dataset=True, downloads=download), gpus, split)
+    made = make_starter(model, local(data, say, is_dataset=True, downloads=download), gpus, split, cluster)
     if out is None:
         print(made.text, end="")
     else:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from dflop.config import Config, load_problems, load_with_origins
 from dflop.doctor import file_system, flow_server, installed, profile_store, slurm_cluster, this_machine, trial
-from dflop.doctor.finding import FAIL, OK, Finding
+from dflop.doctor.finding import FAIL, OK, WARN, Finding
 from dflop.errors import DflopError
-from dflop.steps.preflight import problems
+from dflop.steps.preflight import problems, remarks
 
 CONFIGURATION = "configuration"
 
@@ -39,6 +39,8 @@ def examine(
             config, store = loaded.config, loaded.config.store
             # Checks of this machine report what it lacks.
             errors = [found.error for found in problems(config, loaded.origins) if not found.is_of_machine]
+            for remark in () if errors else remarks(config, loaded.origins):
+                yield Finding(CONFIGURATION, remark.where, WARN, remark.what, remark.hint)
         for error in errors:
             yield Finding(CONFIGURATION, error.where or config_file.name, FAIL, error.what, error.hint)
         if not errors:

@@ -99,7 +99,7 @@ def _of_nodes(options: Mapping[str, str], groups: Sequence[NodeGroup], num_nodes
     of_node: tuple[tuple[str, str, float, Callable[[NodeGroup], float]], ...] = (
         ("cpus", "CPUs", cpus, lambda group: group.num_cpus),
         ("memory", "MiB of memory", memory, lambda group: group.memory_mib),
-        ("gpus", f"GPUs{f' of type {kind}' * bool(kind)}", gpus, lambda group: _num_gpus(group.gres, kind)),
+        ("gpus", f"GPUs{f' of type {kind}' * bool(kind)}", gpus, lambda group: num_gpus(group.gres, kind)),
     )
     lacking = [of for of in of_node if sum(g.num_nodes for g in groups if of[3](g) >= of[2]) < num_nodes]
     for key, unit, wanted, has in lacking:
@@ -129,8 +129,15 @@ def minutes(text: str) -> float:
     return 1440 * days + 60 * first + second + third / 60 if found[1] or found[4] else first + second / 60
 
 
-def _num_gpus(gres: str, kind: str) -> int:
+def num_gpus(gres: str, kind: str = "") -> int:
+    """GPUs of a type, or of any, in the GRES of a node."""
     return sum(int(number) for of_type, number in re.findall(_GPUS, gres) if kind in ("", of_type))
+
+
+def gpu_type(gres: str) -> str:
+    """The type of a node's GPUs; empty where GRES names none, or several."""
+    kinds = {kind for kind, _ in re.findall(_GPUS, gres)}
+    return str(kinds.pop()) if len(kinds) == 1 else ""
 
 
 def _memory_mib(options: Mapping[str, str], cpus: int, gpus: int) -> float:

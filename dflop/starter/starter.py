@@ -7,7 +7,6 @@ a path that does not exist, which `dflop config validate` and `dflop run` refuse
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -18,11 +17,11 @@ from dflop.config import dump_yaml, load_model
 from dflop.data.annotations import printable
 from dflop.data.formats.source import open_source
 from dflop.data.model_tokenizer import FoundTokenizer, find_tokenizer, tokens_in_texts
-from dflop.doctor.this_machine import find_gpus, memory_bytes
 from dflop.errors import ConfigError
 from dflop.models import load_family
 from dflop.models.hub import HubModel, read_hub_model
 from dflop.models.processor_settings import Settings
+from dflop.starter.clusters import FoundCluster, find_cluster
 from dflop.starter.dataset import WITHOUT_RATE, FoundDataset, find_dataset
 from dflop.starter.hub_files import model_config as config_of
 from dflop.steps.planning import SAMPLES_PER_GPU
@@ -48,14 +47,17 @@ class Starter:
     """Why no sample can be counted with the tokenizer that was found; empty: it can."""
 
 
-def make_starter(model_config: Path, data: Path, gpus: int | None = None, split: str = "") -> Starter:
-    """A configuration for a model and a dataset, on this machine.
+def make_starter(
+    model_config: Path, data: Path, gpus: int | None = None, split: str = "", cluster: str = ""
+) -> Starter:
+    """A configuration for a model and a dataset, on this machine or on Slurm.
 
     Args:
         model_config: `config.json` of a Hugging Face model, or the folder it is in; or a `model` section, a YAML file.
         data: A file of rows, a pattern of several, or a folder.
-        gpus: That the global batch is for; None: those of this machine.
+        gpus: That the global batch is for; None: those of the cluster.
         split: Of the data, or several with commas; empty: the one for training.
+        cluster: As of `find_cluster`.
 
     Raises:
         ConfigError: the model is not known, there is no training data or it is open what is meant, there are no GPUs,
@@ -70,7 +72,7 @@ def make_starter(model_config: Path, data: Path, gpus: int | None = None, split:
     folders = tuple(dict.fromkeys((model_config.parent, entry.paths[0].parent, dataset.media_root)))
     tokenizer = find_tokenizer(folders, model.family)
     named = tokens_in_texts(tokenizer, model.family, open_source(entry.paths[0], mapping=entry.mapping))
-    writer = _Writer(model_config, model, dataset, tokenizer, named, gpus)
+    writer = _Writer(model_config, model, dataset, tokenizer, named, gpus, find_cluster(cluster))
     text = writer.text()
     if (shown := printable(text)) != text:
         line = next(line for line in shown.splitlines() if "\\udc" in line)
@@ -99,16 +101,15 @@ class _Writer:
         tokenizer: FoundTokenizer,
         named: Mapping[str, int],
         wanted: int | None,
+        cluster: FoundCluster,
     ) -> None:
         """Of the GPUs, `wanted` are to train on, if those are not this machine's; `named`: special tokens -> rows."""
         self.model_config, self.model, self.dataset = model_config, model, dataset
-        self.tokenizer, self.named, self.wanted = tokenizer, named, wanted
+        self.tokenizer, self.named, self.wanted, self.cluster = tokenizer, named, wanted, cluster
         stem = Path(dataset.card.annotations).absolute().name.partition(".")[0]
         self.name = re.sub(r"[^A-Za-z0-9_-]+", "-", f"{model.family.name}-{stem}").strip("-") or "run"
         has_weights = any((model_config.parent / name).is_file() for name in _WEIGHTS)
         self.weights = model_config.parent if has_weights else None
-        self.gpus = find_gpus()
-        self.num_processes = len(self.gpus) or min(4, max(2, os.cpu_count() or 1))
         most = int(model.family.configs["llm"].get("max_position_embeddings") or _MAX_TOKENS)
         self.max_tokens = min(_MAX_TOKENS, most)
         self.model_limit = f"; the model takes {most:,}" * (most > self.max_tokens)
@@ -120,8 +121,8 @@ class _Writer:
 
     def _batch(self) -> tuple[int, str]:
         """Samples of a global batch, as many for every process, and what that is made for."""
-        num_places, num_rows = self.wanted or self.num_processes, max(1, int(self.dataset.num_good))
-        places = f"{num_places} {'GPUs' if self.wanted or self.gpus else 'processes'}"
+        num_places, num_rows = self.wanted or self.cluster.num_processes, max(1, int(self.dataset.num_good))
+        places = f"{num_places} {'GPUs' if self.wanted or self.cluster.has_gpus else 'processes'}"
         each = min(SAMPLES_PER_GPU, num_rows // num_places)
         if not each:
             return num_rows, f"all rows: fewer than {places}, so most of them work in a pipeline or idle"
@@ -191,14 +192,14 @@ class _Writer:
                 f"dataset.ignored_keys: sampled rows are skipped for {_counted(data.refused_keys)}; add keys that may "
                 "be ignored"
             )
-        more = "" if self.wanted else " of this machine; for others: dflop init --gpus"
+        more = " of this machine; for others: dflop init --gpus" if self.cluster.is_here and not self.wanted else ""
         yield f"plan.global_batch_size: {self.batch_size}, {self.batch_note}{more}"
         yield f"dataset.max_llm_tokens: {self.max_tokens}; longer rows are skipped{self.model_limit}"
         yield "train.num_steps, train.learning_rate: assumed"
-        yield "cluster: this machine; for Slurm see configs/clusters/slurm_example.yaml"
+        yield f"cluster: {self.cluster.note}"
 
     def text(self) -> str:
-        parts = (self._head(), self._model(), self._cluster(), self._dataset(), self._rest())
+        parts = (self._head(), self._model(), ("", *self.cluster.lines), self._dataset(), self._rest())
         return "".join(f"{line}\n" for part in parts for line in part)
 
     def _head(self) -> Iterator[str]:
@@ -231,16 +232,6 @@ class _Writer:
             yield f"    {key}: {json.dumps(value)}   # {_comment(self.sources[key])}"
         if defaults := ", ".join(f"{key}: {value}" for key, value in self.defaults.items()):
             yield f"  # EDIT: limits that no file states, with this family's defaults: {defaults}"
-
-    def _cluster(self) -> Iterator[str]:
-        yield "\n# EDIT: this machine. On Slurm: `cluster: FILE`, a copy of configs/clusters/slurm_example.yaml."
-        yield "cluster:"
-        yield "  name: this_machine"
-        yield "  backend: local"
-        yield f"  num_processes_per_node: {self.num_processes}   # one per {'GPU' if self.gpus else 'core or so'}"
-        each = min((g.memory_bytes for g in self.gpus), default=memory_bytes() // (self.num_processes + 1))
-        yield f"  memory_per_process_gib: {max(0.5, round(each / 2**30, 1))}   # a plan must fit in it"
-        yield f"  device: {'cuda' if self.gpus else 'cpu'}"
 
     def _dataset(self) -> Iterator[str]:
         data = self.dataset

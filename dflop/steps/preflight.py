@@ -13,16 +13,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+from dflop import units
 from dflop.config import Config, Loaded, Origins
 from dflop.data.chat import ChatTemplate
 from dflop.data.formats.source import opener_of
 from dflop.data.tokens import ChatTokenizer
 from dflop.errors import ConfigError, DflopError, did_you_mean
 from dflop.jobs.curves import check_trackers
-from dflop.models.family import Family
+from dflop.models.family import Family, tower_of
 from dflop.models.media import MediaHeader
 from dflop.plan.candidates import check_processes
-from dflop.records import LLM
+from dflop.records import LLM, ModuleSpec
 from dflop.run.batches import stages_of
 from dflop.run.directory import dataset_ref, family_of
 
@@ -75,6 +76,41 @@ def problems(config: Config, config_file: Path | Origins) -> Iterator[Problem]:
     yield from _found(check_trackers, config, where, is_of_machine=True)
     if family is not None and config.plan.layouts == ("split",) and not dataset:
         yield from _found(check_processes, modules_named(family, config), config.cluster.spec().num_processes)
+
+
+def remarks(config: Config, origins: Origins) -> Iterator[ConfigError]:
+    """What keeps no configuration from being one, and is hardly wanted: weights that are random, too little memory.
+
+    Memory is bounded from below by what training keeps of every parameter, wherever that lies; activations come on top.
+    """
+    if config.model.weights is None:
+        hint = "model.weights: a folder with model.safetensors; or leave it to try things out"
+        yield ConfigError("weights are random", where=origins.where("model"), hint=hint)
+    try:
+        specs, stages = family_of(config).specs(), stages_of(config)
+    except ConfigError:  # a problem, and told as one
+        return
+    cluster, needed = config.cluster.spec(), max(_state_bytes(specs, stage.frozen) for stage in stages)
+    if needed > cluster.num_processes * cluster.memory_per_process_bytes:
+        num_params = sum(spec.num_layers * spec.num_layer_params + spec.num_edge_params for spec in specs)
+        yield ConfigError(
+            f"{units.count(num_params)} parameters on {cluster.num_processes} x "
+            f"{units.num_bytes(cluster.memory_per_process_bytes)}: no plan fits, as weights, gradients and optimizer "
+            f"take {units.num_bytes(needed)} at least",
+            where=origins.where("cluster"),
+            hint="more processes or memory, fewer modules that train (model.frozen); elsewhere: dflop plan CONFIG "
+            "--device h100 --gpus 64",
+        )
+
+
+def _state_bytes(specs: Sequence[ModuleSpec], frozen: Sequence[str]) -> int:
+    """Bytes that training keeps at least of all parameters together: a master weight, a gradient and two moments."""
+    found = 0
+    for spec in specs:
+        layers, edge = spec.num_layers * spec.num_layer_params, spec.num_edge_params
+        trained = 0 if spec.module in frozen else edge if tower_of(spec.module) in frozen else layers + edge
+        found += 16 * trained + 2 * (layers + edge - trained)
+    return found
 
 
 def with_every_limit(loaded: Loaded) -> Loaded:

@@ -1,9 +1,10 @@
 import pytest
 
+from dflop.config import Origins
 from dflop.errors import ConfigError, InfeasiblePlanError
 from dflop.records import LLM
 from dflop.run.directory import family_of
-from dflop.steps.preflight import modules_named, preflight
+from dflop.steps.preflight import modules_named, preflight, remarks
 from tests.jobs.configs import make_config, make_dataset, write_config
 
 ALL = ("vision", "audio", LLM)
@@ -20,6 +21,27 @@ def test_a_sound_configuration_passes_and_nothing_is_created(tmp_path):
     before = sorted(tmp_path.rglob("*"))
     check(tmp_path)
     assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("overrides", "needed"),
+    [
+        ((), "169.0 GiB"),
+        (("model.frozen=[llm]",), "69.7 GiB"),
+        (("model.frozen=[vision.tower, llm]",), "32.9 GiB"),
+        (("cluster.memory_per_process_gib=60",), ""),
+        (("cluster.num_nodes=64",), ""),
+    ],
+)
+def test_a_model_that_no_memory_holds_is_a_remark_and_so_are_random_weights(tmp_path, overrides, needed):
+    config = make_config(tmp_path, *overrides)
+    random, *rest = remarks(config, Origins(tmp_path / "run.yaml"))
+    assert random.what == "weights are random"
+    assert [f"no plan fits, as weights, gradients and optimizer take {needed}" in one.what for one in rest] == [
+        True
+    ] * bool(needed)
+    given = config.model_copy(update={"model": config.model.model_copy(update={"weights": tmp_path})})
+    assert len(list(remarks(given, Origins(tmp_path / "run.yaml")))) == len(rest)
 
 
 @pytest.mark.parametrize("key", ["annotations", "media_root", "tokenizer"])
