@@ -11,7 +11,6 @@ of this: they outlive their driver, and the next one adopts them.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import stat
 import time
@@ -22,21 +21,19 @@ from dflop.errors import LaunchError, StoreError
 from dflop.files import user_name
 from dflop.run.directory import RunDir
 from dflop.run.messages import Say
-from dflop.store.lease import Claim, Lease, newest_claim, try_lock
+from dflop.store import lease
+from dflop.store.lease import Claim, Lease, falls_silent, is_alive, newest_claim
 from dflop.units import seconds
 
 LEASE_S = 60.0
 """A driver on another node that was silent for so long is dead; it speaks six times as often."""
 FOLDER, LOCK = "driver", "driver.lock"
-_POLL_S = 1.0
-_LOOK_S = 1.0
-"""How long somebody who only looks may hold the lock, at most."""
 
 
 def driver_of(run: RunDir) -> Claim | None:
     """Who drives a run now, or None."""
     claim = newest_claim(run.path / FOLDER)
-    return claim if claim is not None and is_alive(run.path / LOCK, claim) else None
+    return claim if claim is not None and is_alive(claim, run.path / LOCK, LEASE_S) else None
 
 
 def check_free(run: RunDir, say: Say, *, sleep: Callable[[float], None] = time.sleep) -> None:
@@ -53,7 +50,7 @@ def check_free(run: RunDir, say: Say, *, sleep: Callable[[float], None] = time.s
     if not driver.is_of_this_machine:
         ago = f"last heartbeat {seconds(driver.age_s)} ago"
         say(f"run {run.run_id} was driven by {driver}, {ago}; waiting for a heartbeat")
-        if falls_silent(run.path / FOLDER, driver, lambda now: not is_alive(lock, now), sleep):
+        if falls_silent(run.path / FOLDER, driver, lambda now: not is_alive(now, lock, LEASE_S), sleep):
             return
     raise _refusal(run, driver)
 
@@ -68,19 +65,19 @@ def drive_alone(run: RunDir, say: Say) -> Iterator[None]:
     check_free(run, say)
     with locked(run.path / LOCK, lambda: _refusal(run, driver_of(run))):
         try:
-            lease = Lease(run.path, lease_s=LEASE_S, timeout_s=0.0, name=FOLDER)
+            held = Lease(run.path, lease_s=LEASE_S, timeout_s=0.0, name=FOLDER)
         except StoreError:
             raise _refusal(run, driver_of(run)) from None
         except OSError as error:
             what = f"cannot record the driver of the run: {error.strerror}"
             raise LaunchError(what, where=str(run.path / FOLDER)) from error
-        lease.__enter__()
+        held.__enter__()
         try:
             yield
         finally:
             # A full disk: the claim is then not released, but old, before anybody else can need it.
             with contextlib.suppress(OSError):
-                lease.__exit__(None, None, None)
+                held.__exit__(None, None, None)
 
 
 def refuse_if_taken_over(run: RunDir) -> None:
@@ -99,23 +96,19 @@ def refuse_if_taken_over(run: RunDir) -> None:
     )
 
 
-@contextlib.contextmanager
-def locked(path: Path, refusal: Callable[[], LaunchError], timeout_s: float = _LOOK_S) -> Iterator[None]:
-    """Hold a lock file for the length of the block; the kernel releases it, whatever kills this process.
+def locked(
+    path: Path, refusal: Callable[[], LaunchError], timeout_s: float = 1.0
+) -> contextlib.AbstractContextManager[None]:
+    """Holds a lock file of the user's own for the length of a block; who only looks holds it for less than a second.
 
     Raises:
         LaunchError: `refusal`, where somebody else holds it for too long; the file is another user's or a symbolic
             link, or files cannot be locked there.
     """
-    fd, deadline_s = _open_own(path), time.monotonic() + timeout_s
-    try:
-        while not try_lock(fd, lambda what, hint: LaunchError(what, where=str(path), hint=f"put `runs` {hint}")):
-            if time.monotonic() >= deadline_s:
-                raise refusal()
-            time.sleep(0.05)
-        yield
-    finally:
-        os.close(fd)
+    fd = _open_own(path)
+    return lease.locked(
+        fd, refusal, lambda what, hint: LaunchError(what, where=str(path), hint=f"put `runs` {hint}"), timeout_s
+    )
 
 
 def _open_own(path: Path) -> int:
@@ -135,37 +128,6 @@ def _open_own(path: Path) -> int:
     kind = "file" if stat.S_ISREG(facts.st_mode) else "symbolic link" if stat.S_ISLNK(facts.st_mode) else "special file"
     what = f"cannot use the lock file, a {kind} of {user_name(facts.st_uid)}{f': {problem}' * bool(problem)}"
     raise LaunchError(what, where=str(path), hint="remove it, or ask its owner to")
-
-
-def falls_silent(folder: Path, before: Claim, is_dead: Callable[[Claim], bool], sleep: Callable[[float], None]) -> bool:
-    """Whether a holder on another node that may be dead is; no: it has given a heartbeat, or another one has it."""
-    while True:
-        sleep(_POLL_S)
-        now = newest_claim(folder)
-        if now is None or is_dead(now):
-            return True
-        if now.age_s < before.age_s:
-            return False
-        before = now
-
-
-def is_alive(lock: Path, claim: Claim) -> bool:
-    """Whether the holder of a claim lives: on this machine by the file lock that it holds, else by its heartbeat."""
-    if claim.is_released:
-        return False
-    if not claim.is_of_this_machine:
-        return claim.age_s <= LEASE_S
-    try:
-        fd = os.open(lock, os.O_RDWR)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(fd)
-    return False
 
 
 def _refusal(run: RunDir, driver: Claim | None) -> LaunchError:

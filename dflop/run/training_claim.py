@@ -19,10 +19,10 @@ from dflop.launch.commands import run_command
 from dflop.launch.job import JobState
 from dflop.launch.watcher import STATES
 from dflop.run.directory import RunDir
-from dflop.run.driver_lock import LEASE_S, falls_silent, is_alive, locked
+from dflop.run.driver_lock import LEASE_S, locked
 from dflop.run.messages import Say
 from dflop.store import durable
-from dflop.store.lease import Claim, Lease, newest_claim
+from dflop.store.lease import Claim, Lease, falls_silent, is_alive, newest_claim
 
 LOCK, POLL_S = "lock", 5.0
 
@@ -31,7 +31,7 @@ def trainer_of(run: RunDir, mode: str) -> Claim | None:
     """Who holds the run now, as far as can be seen without waiting; None: nobody."""
     folder = _folder(run, mode)
     claim = newest_claim(folder)
-    if claim is None or not is_alive(folder / LOCK, claim):
+    if claim is None or not is_alive(claim, folder / LOCK, LEASE_S):
         return None
     return claim if claim.is_of_this_machine or not _has_ended(claim.job) else None
 

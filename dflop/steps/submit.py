@@ -53,11 +53,7 @@ def data_jobs(
 
 
 def in_turns(config: Config, jobs: Sequence[JobSpec]) -> list[Sequence[JobSpec]]:
-    """Groups of jobs that time something, each to be submitted when the one before has ended.
-
-    On Slurm one group: all wait in the queue at once, and each gets devices and cores of its own. On one machine what
-    is timed at the same time would be timed with the others.
-    """
+    """Groups of jobs that time something: on Slurm one, as each job has its own devices; on one machine each alone."""
     return [jobs] if config.cluster.backend == "slurm" else [[job] for job in jobs]
 
 

@@ -31,7 +31,7 @@ from dflop.errors import DflopError, StoreError
 from dflop.records import from_dict, parse_json, to_dict
 from dflop.store import access, durable
 
-LOCK_POLL_S, POLL_S = 0.05, 0.2
+LOCK_POLL_S, POLL_S, LOOK_S = 0.05, 0.2, 1.0
 FOLDER = "INGEST.lease"
 
 
@@ -69,17 +69,61 @@ def exclusive(path: Path, *, timeout_s: float) -> Iterator[None]:
         OSError: This user may not write the file.
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o664)
-    try:
+
+    def refusal() -> StoreError:
+        try:
+            holder = str(from_dict(Claim, parse_json(os.pread(fd, 4096, 0))))
+        except (ValueError, TypeError):
+            holder = "a process that has not registered yet"
+        problem = f"another process is ingesting: {holder}; waited {timeout_s:g} s"
+        hint = "wait for it; its snapshot will include every file in the spool"
+        return StoreError(problem, where=str(path), hint=hint)
+
+    def unlockable(what: str, hint: str) -> StoreError:
+        return StoreError(what, where=str(path), hint=f"put the store {hint}")
+
+    with locked(fd, refusal, unlockable, timeout_s):
         access.hand_on(path)
-        _acquire(fd, path, timeout_s)
         os.ftruncate(fd, 0)
         os.pwrite(fd, _claim_text(), 0)
         try:
             yield
         finally:
             os.ftruncate(fd, 0)
+
+
+@contextlib.contextmanager
+def locked(
+    fd: int, refusal: Callable[[], DflopError], unlockable: Callable[[str, str], DflopError], timeout_s: float
+) -> Iterator[None]:
+    """Hold the lock of an open file for the length of the block, and close it, as the kernel does if it is killed.
+
+    Raises:
+        DflopError: `refusal`, where somebody else holds it for longer; `unlockable`, given what happened and the end of
+            a hint, where the file system has no locks.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    try:
+        while not _try_lock(fd, unlockable):
+            if time.monotonic() >= deadline_s:
+                raise refusal()
+            time.sleep(LOCK_POLL_S)
+        yield
     finally:
-        os.close(fd)  # releases the lock
+        os.close(fd)
+
+
+def _try_lock(fd: int, unlockable: Callable[[str, str], DflopError]) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
+            raise
+        hint = "on a file system with flock (Lustre: mount with -o flock; NFS: v4)"
+        raise unlockable(f"the file system cannot lock files ({error.strerror})", hint) from error
+    return True
 
 
 def read_claim(path: Path) -> Claim:
@@ -94,6 +138,37 @@ def newest_claim(folder: Path) -> Claim | None:
     with contextlib.suppress(OSError, ValueError, TypeError):
         return read_claim(claims[max(claims)]) if claims else None
     return None
+
+
+def is_alive(claim: Claim, lock: Path, lease_s: float) -> bool:
+    """Whether the holder of a claim lives: on this machine by the file lock that it holds, else by its heartbeat."""
+    if claim.is_released:
+        return False
+    if not claim.is_of_this_machine:
+        return claim.age_s <= lease_s
+    try:
+        fd = os.open(lock, os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def falls_silent(folder: Path, before: Claim, is_dead: Callable[[Claim], bool], sleep: Callable[[float], None]) -> bool:
+    """Whether a holder on another node that may be dead is; no: it has given a heartbeat, or another one has it."""
+    while True:
+        sleep(LOOK_S)
+        now = newest_claim(folder)
+        if now is None or is_dead(now):
+            return True
+        if now.age_s < before.age_s:
+            return False
+        before = now
 
 
 class Lease:
@@ -193,38 +268,6 @@ class Lease:
 
     def _holder(self) -> str:
         return str(newest_claim(self._folder) or "with an unreadable claim")
-
-
-def _acquire(fd: int, path: Path, timeout_s: float) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not try_lock(fd, lambda what, hint: StoreError(what, where=str(path), hint=f"put the store {hint}")):
-        if time.monotonic() >= deadline_s:
-            try:
-                holder = str(from_dict(Claim, parse_json(os.pread(fd, 4096, 0))))
-            except (ValueError, TypeError):
-                holder = "a process that has not registered yet"
-            problem = f"another process is ingesting: {holder}; waited {timeout_s:g} s"
-            hint = "wait for it; its snapshot will include every file in the spool"
-            raise StoreError(problem, where=str(path), hint=hint)
-        time.sleep(LOCK_POLL_S)
-
-
-def try_lock(fd: int, refusal: Callable[[str, str], DflopError]) -> bool:
-    """Lock a file for this process alone; whether nobody else has. It is unlocked when it is closed.
-
-    Raises:
-        DflopError: `refusal`, given what happened and the end of a hint, where the file system has no locks.
-    """
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
-            raise
-        hint = "on a file system with flock (Lustre: mount with -o flock; NFS: v4)"
-        raise refusal(f"the file system cannot lock files ({error.strerror})", hint) from error
-    return True
 
 
 def _age_s(path: Path) -> float:
