@@ -55,7 +55,13 @@ def costs_of_file(path: Path, say: Say) -> SampleCosts:
 
 
 def estimate_waiting(costs: SampleCosts, setting: Setting, *, max_steps: int, seed: int = 0) -> list[Waiting]:
-    """Waiting under each order, `RANDOM` first, `OURS` and `WINDOW` last.
+    """Waiting under each order; as `deals_of`."""
+    deals = deals_of(costs, setting, max_steps=max_steps, seed=seed)
+    return [waiting_of(order, steps, costs, setting) for order, steps in deals.items()]
+
+
+def deals_of(costs: SampleCosts, setting: Setting, *, max_steps: int, seed: int = 0) -> dict[str, list[Dealt]]:
+    """Steps under each order, `RANDOM` first, `OURS` and `WINDOW` last.
 
     Args:
         costs: Of every sample.
@@ -80,16 +86,15 @@ def estimate_waiting(costs: SampleCosts, setting: Setting, *, max_steps: int, se
     random = replace(costs, index=None, weights=None)  # how often a mixture draws them changes none of the ratios
     steps = _steps(random, setting, Cut(size), seed, max_steps)
     drawn = [rows for rows, *_ in steps]
-    found = [waiting_of(RANDOM, [in_turn(rows, setting) for rows in drawn], costs, setting)]
+    found = {RANDOM: [in_turn(rows, setting) for rows in drawn]}
     grouped = list(_grouped(costs.tokens, setting, np.random.default_rng(seed)))[: 20 * max_steps]
-    found.append(waiting_of(GROUPED, [in_turn(rows, setting) for rows in grouped], costs, setting))
+    found[GROUPED] = [in_turn(rows, setting) for rows in grouped]
     units_of = np.rint(costs.seconds / max(float(costs.seconds.max()), 1e-300) * KK_UNITS).astype(np.int64)
     for order, weights in ((BY_TOKENS, costs.tokens), (BY_COST, units_of)):
-        dealt = [(rows, *over_ranks(weights[rows], ranks, slots), slots) for rows in drawn]
-        found.append(waiting_of(order, dealt, costs, setting))
-    gathered = _steps(random, setting, Cut(size, window, slots), seed, 20 * max_steps)
-    alike = waiting_of(f"{WINDOW} of {window}", gathered, costs, setting)
-    return [*found, waiting_of(OURS, steps, costs, setting), alike]
+        found[order] = [(rows, *over_ranks(weights[rows], ranks, slots), slots) for rows in drawn]
+    found[OURS] = steps
+    found[f"{WINDOW} of {window}"] = _steps(random, setting, Cut(size, window, slots), seed, 20 * max_steps)
+    return found
 
 
 def verdict(found: Sequence[Waiting]) -> str:
