@@ -374,18 +374,14 @@ class BalancedBatchSampler(Sampler[list[int]]):
 
     def _identity(self) -> dict[str, int]:
         planner = self._planner
-        return {
-            "seed": planner.seed,
-            "num_samples": planner.order.num_drawn,
-            "drop_last": int(planner.drop_last),
-        }
+        return {"seed": planner.seed, "num_samples": planner.order.num_drawn}
 
     def _compare_ranks(self) -> None:
         planner = self._planner
         order = hashlib.sha256(planner.rows(self._epoch).tobytes()).hexdigest()
         mine = (
             planner.costs.key, order, planner.cut, planner.origin, planner.num_microbatches, planner.max_tokens,
-            planner.sync, *self._identity().items(),
+            planner.sync, planner.drop_last, *self._identity().items(),
         )  # fmt: skip
         every: list[Any] = [None] * self.num_replicas
         dist.all_gather_object(every, mine)

@@ -120,8 +120,9 @@ class BalancedTrainerMixin(_Base):
             window=self._window,
             order=order_of(own, self._train_batch_size),
         )
-        if saved := self._saved_order():
-            sampler.load_state_dict(saved)
+        saved = self._saved_order()
+        if saved and (saved["num_samples"] == sampler.planner.order.num_drawn or not args.ignore_data_skip):
+            sampler.load_state_dict(saved)  # with that, another dataset begins where the trainer says
         sampler.num_trained = lambda: self.state.global_step
         self._gain = Gain(sampler.planner)
         return DataLoader(

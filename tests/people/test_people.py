@@ -47,6 +47,11 @@ def test_a_trainer_is_balanced_by_one_import(tmp_path: Path) -> None:
     shutil.copy(HERE / "train.py", tmp_path)
     estimate, *trained = run("balanced_trainer.sh", tmp_path).split("$ torchrun")
     assert re.search(r"dflop +\d", estimate)
+    assert re.search(r"(dflop: [\d.]+x over|Keep group_by_length if correlated batches)", estimate)
+    assert "balancing" not in trained[0]
+    assert re.search(r"balancing 16 samples a step over 2 rank\(s\) x 1 microbatch", trained[1])
+    assert re.search(r"'dflop/waiting_frac': '?[\d.]", trained[1])
+    assert re.search(r"balanced \d+ steps: waiting", trained[1])
     losses = [[float(x) for x in re.findall(r"'loss': '?([\d.]+)", text)] for text in trained]
     assert all(len(of) >= 6 and of[-1] < of[0] for of in losses), losses
     assert losses[0] != losses[1], "other batches, so other losses"

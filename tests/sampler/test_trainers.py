@@ -39,6 +39,13 @@ def expected() -> list[tuple[set[int], torch.Tensor]]:
     return expected_of(make_dataset())
 
 
+def test_the_trainers_own_order_is_followed_by_two_ranks(runs):
+    dataset = make_dataset()
+    expected = [exact_gradient(dataset, set(range(k * BATCH, (k + 1) * BATCH))) for k in range(NUM_STEPS)]
+    for gradients, _ in (torch.load(runs / f"sequential-{r}.pt") for r in range(2)):
+        assert all(error_frac(found, exact) < 1e-5 for found, exact in zip(gradients, expected, strict=True))
+
+
 @pytest.mark.parametrize("name", RESTS)
 def test_one_sample_left_for_two_ranks_counts_once(name, runs):
     expected = expected_of(make_dataset()[: BATCH + 1])

@@ -95,7 +95,7 @@ def loop(model, sampler, seen: Seen, no_sync: Callable, backward=torch.Tensor.ba
     return gradients
 
 
-def hugging_face(seen: Seen, model: torch.nn.Module | None = None, **given) -> list[Tensor]:
+def hugging_face(seen: Seen, model: torch.nn.Module | None = None, strategy="random", **given) -> list[Tensor]:
     from transformers import TrainerCallback, TrainingArguments
 
     from dflop.sampler.hf import BalancedTrainer
@@ -109,7 +109,7 @@ def hugging_face(seen: Seen, model: torch.nn.Module | None = None, **given) -> l
     args = TrainingArguments(
         output_dir=str(Path(sys.argv[1]) / "out"), use_cpu=True, max_steps=NUM_STEPS, learning_rate=0.0,
         gradient_accumulation_steps=NUM_MICROBATCHES, max_grad_norm=0.0, report_to=[], save_strategy="no",
-        logging_strategy="no", disable_tqdm=True, data_seed=0,
+        logging_strategy="no", disable_tqdm=True, data_seed=0, train_sampling_strategy=strategy,
         per_device_train_batch_size=BATCH // (NUM_RANKS * NUM_MICROBATCHES),
     )  # fmt: skip
     model = make_model() if model is None else model
@@ -162,6 +162,11 @@ def rest_without_count(seen: Seen) -> list[Tensor]:
     return hugging_face(seen, costs=costs_of(seen), model=Bare(), count=num_supervised)
 
 
+def sequential(seen: Seen) -> list[Tensor]:
+    """The trainer's own order."""
+    return hugging_face(seen, strategy="sequential")
+
+
 RESTS = {f.__name__: f for f in (rest_of_an_epoch, rest_without_count)}
 CASES = {f.__name__: f for f in (plain_ddp, varying_count, fsdp2, accelerate_loop, lightning, hugging_face, no_count)}
 
@@ -179,7 +184,7 @@ def run_rank(rank: int, folder: Path) -> None:
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(NUM_RANKS)}
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     (folder / f"refusal-{rank}").write_text(refusal())
-    for name, case in {**CASES, **RESTS}.items():
+    for name, case in {**CASES, **RESTS, "sequential": sequential}.items():
         seen = Seen()
         gradients = case(seen)
         torch.save((gradients, seen.drawn), folder / f"{name}-{rank}.pt")
