@@ -87,7 +87,7 @@ class BalancedBatchSampler(Sampler[list[int]]):
         seed: int = 0,
         drop_last: bool = False,
         window: int = 1,
-        order: Iterable[Any] | None = None,
+        order: Iterable[Any] | FollowedOrder | None = None,
         ahead: int = 2,
     ) -> None:
         numbers = {
@@ -123,7 +123,7 @@ class BalancedBatchSampler(Sampler[list[int]]):
             padded=padded,
             seed=seed,
             drop_last=drop_last,
-            order=None if order is None else FollowedOrder(order, costs, seed),
+            order=order if order is None or isinstance(order, FollowedOrder) else FollowedOrder(order, costs, seed),
         )
         self.num_trained: Callable[[], int] | None = None
         """A trainer's count of the steps that it trained, where an iteration begins by that, whatever is skipped."""

@@ -31,7 +31,7 @@ class FollowedOrder:
         source: Gives positions in the dataset, or lists of them; told the epoch if it has `set_epoch`.
         costs: Of the dataset's samples; what they leave out is left out here.
         seed: Of what the source draws at random, where it has no generator of its own.
-        batch_size: Of the lists; None: of any size.
+        batch_size: Of the lists; None: as the first one.
 
     Raises:
         ConfigError: it has no end, draws what has no cost, or lists of other sizes.
@@ -103,9 +103,10 @@ class FollowedOrder:
             found += batch
             if not all(isinstance(i, int | np.integer) or (isinstance(i, torch.Tensor) and not i.ndim) for i in batch):
                 raise _refused(f"{self.name} packs several samples into one", "pack the dataset, or use plain trainer")
-        if self._batch_size and any(size != self._batch_size for size in sizes[:-1]):
+        size = self._batch_size or (sizes[0] if sizes else 1)
+        if any(of != size for of in sizes[:-1]):
             raise _refused(
-                f"{self.name} makes batches of {min(sizes)} to {max(sizes)} samples, not of {self._batch_size}",
+                f"{self.name} makes batches of {min(sizes)} to {max(sizes)} samples, not of {size}",
                 "such batches cannot be dealt out anew: give a sampler of single samples, or use the plain trainer",
             )
         return np.array([int(i) for i in found], dtype=np.int64)

@@ -108,17 +108,18 @@ class BalancedTrainerMixin(_Base):
                 hint="give a dataset with __len__ and __getitem__",
             )
         is_sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
-        args = self.args
+        args, costs, source = self.args, self._sample_costs(), order_of(own, self._train_batch_size)
+        seed = args.seed if args.data_seed is None else args.data_seed
         self.balanced_sampler = sampler = BalancedBatchSampler(
-            self._sample_costs(),
+            costs,
             self.get_total_train_batch_size(args),
             num_microbatches=args.gradient_accumulation_steps,
             sync=self._sync or ("microbatch" if is_sharded else "step"),
             padded=self._pads() if self._is_padded is None else self._is_padded,
-            seed=args.seed if args.data_seed is None else args.data_seed,
+            seed=seed,
             drop_last=args.dataloader_drop_last,
             window=self._window,
-            order=order_of(own, self._train_batch_size),
+            order=None if source is None else FollowedOrder(source, costs, seed, self._train_batch_size),
         )
         saved = self._saved_order()
         if saved and (saved["num_samples"] == sampler.planner.order.num_drawn or not args.ignore_data_skip):
@@ -220,7 +221,7 @@ class BalancedTrainerMixin(_Base):
         if not self._checkpoint or not file.is_file():
             return {}
         saved = (TrainerState.load_from_json(str(file)).stateful_callbacks or {}).get(BalancedOrder.__name__)
-        if not saved:
+        if not saved and self.is_world_process_zero():
             _tell("the checkpoint was made without dflop: samples of its epoch may be left out or repeated")
         return saved["attributes"]["saved"] if saved else {}
 
@@ -282,7 +283,7 @@ class BalancedOrder(TrainerCallback, ExportableState):
             _tell(sampler_line(sampler, state.global_step))
 
     def on_step_end(self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **kwargs: Any) -> None:
-        if isinstance(sampler := train_dataloader.batch_sampler, BalancedBatchSampler):
+        if isinstance(sampler := getattr(train_dataloader, "batch_sampler", None), BalancedBatchSampler):
             self.saved = sampler.state_dict(state.global_step)
 
     def state(self) -> dict[str, Any]:

@@ -80,6 +80,10 @@ PARTS = (
         "trainer", "BalancedTrainer against the orders of Hugging Face's Trainer", "tests.bench.trainer", 4.0,
         ("--rounds", "8"), ("--rounds", "2"), 1.2,
     ),
+    Part(
+        "verdicts", "what dflop sampler estimate says, beside real steps", "tests.bench.verdicts", 2.0,
+        ("--rounds", "2"), ("--rounds", "1"), 1.0,
+    ),
     Part("correct", "corrections under known truths, simulated", "tests.bench.correct", 2.0),
     Part(
         "endtoend", "whole trainings, dflop against baselines", "tests.bench.endtoend", 60.0, ("--full",), (),

@@ -24,7 +24,7 @@ from tests.bench.markdown import ratio, table
 from tests.models.tiny_families import CASES, FIRST_TEXT_ID, Case
 from tests.sampler.tiny import collate
 
-NUM_RANKS, SLOTS, BATCH, NUM_SAMPLES = 2, 2, 16, 96
+NUM_RANKS, SLOTS, BATCH, NUM_SAMPLES = 2, 2, 16, 64
 VOCAB, NOISE = 512, 1.03
 Media = tuple[str, int, int, int, float]
 
@@ -110,8 +110,8 @@ KINDS = {
 
 
 def costs_by_trial(model: torch.nn.Module, kind: Kind, rows: Sequence[Any], tokens: Sequence[int]) -> SampleCosts:
-    """Least processor time of three trials of every sample alone; the least of all samples is a microbatch's own."""
-    found = np.array([min(_took(model, kind, [row]) for _ in range(3)) for row in rows])
+    """Least processor time of two trials of every sample alone; the least of all samples is a microbatch's own."""
+    found = np.array([min(_took(model, kind, [row]) for _ in range(2)) for row in rows])
     lowest = float(found.min())
     return sample_costs(
         tokens, np.maximum(found - lowest, 0.02 * lowest).tolist(), fixed=0.0 if kind.padded else lowest
@@ -190,7 +190,7 @@ def tables(content: Mapping[str, Any]) -> dict[str, str]:
 
 if __name__ == "__main__":
     parser = options(__doc__)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=2)
     given = parser.parse_args()
     become_a_job("tests.bench.verdicts", OMP_NUM_THREADS="1")
     keep_to(2)

@@ -204,7 +204,7 @@ def test_a_sampler_travels_to_other_processes():
         ({"rank": 2, "world": 2}, "rank 2 is none of 2"), ({"world": 40}, r"32 sample\(s\) for 40 rank\(s\)"),
         ({"window": 0}, "window is 0"), ({"order": iter([1, 2])}, "list_iterator has no length"),
         ({"order": [1, 203]}, "list draws sample 203, of 203 samples"),
-        ({"order": [[1, [2]], [3]]}, "packs several samples"),
+        ({"order": [[1, [2]], [3]]}, "packs several samples"), ({"order": [[1, 2], [3], [4]]}, "batches of 1 to 2"),
         ({"size": 300, "drop_last": True}, "drop_last leaves nothing"),
     ],
 )  # fmt: skip
