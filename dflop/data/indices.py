@@ -165,9 +165,11 @@ def _factory_part(folder: Path, name: str, entry: Mapping[str, Any]) -> Part:
         columns=tuple((_OURS.get(key, key), theirs) for key, theirs in columns.items() if theirs),
         tags=tuple(_our_tags(tags)),
     )
-    number = entry.get("num_samples")
-    made = make_entry(str(folder / file), folder, folder=folder, strategy=f"random:{number}" if number else "all")
-    problem = "preference data" if entry.get("ranking") else ""
+    number, problem = entry.get("num_samples"), "preference data" if entry.get("ranking") else ""
+    try:
+        made = make_entry(str(folder / file), folder, folder=folder, strategy=f"random:{number}" if number else "all")
+    except ConfigError as error:  # of the program's own list, few files are downloaded
+        made, problem = MixtureEntry(name, (), folder), error.what
     return Part(name, split, replace(made, mapping=mapping), str(folder / file), problem=problem)
 
 

@@ -221,12 +221,13 @@ def test_llama_factorys_columns_and_tags_are_followed(tmp_path):
         "plain": {"file_name": "alpaca.json", "columns": {"prompt": "ask", "query": "more", "response": "say"}},
         "shop_eval": {"file_name": "holdout.json", **sharegpt},
         "pairs": {"file_name": "alpaca.json", "ranking": True},
-        "far": {"hf_hub_url": "someone/far"},
+        "far": {"hf_hub_url": "someone/far"}, "gone": {"file_name": "gone.json"},
     })  # fmt: skip
     card = read_card(tmp_path)
     assert [of.name for of in card.taken] == ["shop", "plain"]
     assert {of.name: of.problem for of in card.left} == {
         "shop_eval": "", "pairs": "preference data", "far": "is elsewhere, hf_hub_url someone/far",
+        "gone": f"no file `{tmp_path / 'gone.json'}`",
     }  # fmt: skip
     read = dataset(card)
     assert [[(t.role, t.text) for t in read.sample(n).turns] for n in (2, 3)] == [
