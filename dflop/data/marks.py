@@ -10,6 +10,7 @@ there, as `<image>` is, and so is one `<img>` or `{image}` within a sentence of 
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import re
 from collections import Counter
@@ -65,11 +66,6 @@ class _Tag(NamedTuple):
     def is_close(self) -> bool:
         return self.text.startswith("</") or bool(self.words & _ENDS)
 
-    def closes(self, other: _Tag) -> bool:
-        if self.text.startswith("</"):
-            return self.name == other.name
-        return bool(other.words & _BEGINS) and self.words - _ENDS == other.words - _BEGINS and self.is_close
-
 
 def place_marks(said: tuple[Said, ...], files: Files) -> tuple[tuple[Said, ...], Files]:
     """Turns with placeholders for the marks of other models, and the files of the row that no mark names.
@@ -92,12 +88,14 @@ def place_marks(said: tuple[Said, ...], files: Files) -> tuple[tuple[Said, ...],
         if said[number].role != "user" and tag.is_sure and tag.number is not None:
             raise BadSample(f"turn {number} ({said[number].role}) holds {tag.text}, a mark of another model")
     left = {kind: list(names) for kind, names in files.items()}
+    for at, (number, tag) in enumerate(of_users):
+        inside = _inside(said[number].marks, tag)
+        plain.subtract(mark.kind for mark in inside if not mark.path)
+        for mark in (mark for mark in inside if mark.path):  # a part that names its file
+            of_users[at] = (number, tag._replace(kind=mark.kind, path=mark.path or ""))
+        if tag.path in left.get(tag.kind, ()):
+            left[tag.kind].remove(tag.path)
     placed = [(number, tag, tag.kind) for number, tag in of_users if tag.path]
-    for _, tag, kind in placed:
-        if tag.path in left[kind]:
-            left[kind].remove(tag.path)
-    for number, tag in of_users:
-        plain.subtract(mark.kind for mark in said[number].marks if tag.start <= mark.start < tag.end)
     free = {kind: len(left[kind]) - plain[kind] for kind in MEDIA_KINDS}
     unnamed = [found for found in of_users if not found[1].path and (has_media or found[1].number is not None)]
     others = {kind: other for kind in MEDIA_KINDS if not files[kind] and (other := _other(kind, plain[kind], free))}
@@ -155,24 +153,28 @@ def _is_alone(text: str, tag: _Tag) -> bool:
     return not (before.strip() and after.strip() and line.strip())
 
 
+def _inside(marks: Sequence[Mark], tag: _Tag) -> Sequence[Mark]:
+    first, end = (bisect.bisect_left(marks, at, key=lambda mark: mark.start) for at in (tag.start, tag.end))
+    return marks[first:end]
+
+
 def _replaced(turn: Said, tags: Sequence[tuple[_Tag, str]], others: Mapping[str, str]) -> Said:
     """A turn with placeholders in place of marks, and of another kind in place of plain ones."""
+    gone = {mark for tag, _ in tags for mark in _inside(turn.marks, tag)}
     stops = [(tag.start, tag.end, Mark(0, kind, tag.path or None, True)) for tag, kind in tags]
-    stops += [
-        (mark.start, mark.start + len(f"<{mark.kind}>"), mark if mark.path else mark._replace(kind=kind))
-        for mark in turn.marks
-        if not any(tag.start <= mark.start < tag.end for tag, _ in tags)
-        for kind in [others.get(mark.kind, mark.kind)]
-    ]
-    text, at = "", 0
+    for mark in (mark for mark in turn.marks if mark not in gone):
+        kind = mark.kind if mark.path else others.get(mark.kind, mark.kind)
+        stops.append((mark.start, mark.start + len(f"<{mark.kind}>"), mark._replace(kind=kind)))
+    pieces, at, length = [], 0, 0
     marks: list[Mark] = []
+    longer = [(-1, 0)]
     for start, end, mark in sorted(stops):
-        text += turn.text[at:start]
-        marks.append(mark._replace(start=len(text)))
-        text, at = f"{text}<{mark.kind}>", end
-    longer = [(end, len(f"<{mark.kind}>") - (end - start)) for start, end, mark in stops]
-    cuts = tuple(cut + sum(by for end, by in longer if end <= cut) for cut in turn.cuts)
-    return replace(turn, text=text + turn.text[at:], marks=tuple(marks), cuts=cuts)
+        marks.append(mark._replace(start=length + start - at))
+        pieces += [turn.text[at:start], f"<{mark.kind}>"]
+        length, at = marks[-1].start + len(pieces[-1]), end
+        longer.append((end, length - end))
+    cuts = (cut + longer[bisect.bisect_right(longer, (cut, len(turn.text) * 9)) - 1][1] for cut in turn.cuts)
+    return replace(turn, text="".join([*pieces, turn.text[at:]]), marks=tuple(marks), cuts=tuple(cuts))
 
 
 def _tags(text: str) -> list[_Tag]:
@@ -180,11 +182,12 @@ def _tags(text: str) -> list[_Tag]:
     if "<" not in text and "[" not in text and "{" not in text:
         return []
     raw, found, at = list(_raw(text)), [], 0
+    ends = _ends(raw)
     while at < len(raw):
         tag = raw[at]
-        rest = range(at + 1, min(len(raw), at + _MOST_INSIDE)) if not tag.is_close else ()
-        last = next((i for i in rest if raw[i].closes(tag)), at)
-        if last > at and (pair := _pair(text, raw[at : last + 1])) is not None:
+        last = ends.get(at, at)
+        is_like = last > at and (last == at + 1 or raw[at + 1].text == raw[last - 1].text)
+        if is_like and last - at <= _MOST_INSIDE and (pair := _pair(text, raw[at : last + 1])) is not None:
             found.append(pair)
             at = last
         elif not tag.is_close and not tag.is_plain and (last == at or tag.text.startswith("<|")):
@@ -193,15 +196,32 @@ def _tags(text: str) -> list[_Tag]:
     return found
 
 
+def _ends(raw: Sequence[_Tag]) -> dict[int, int]:
+    """Which tag closes which, by their numbers."""
+    waiting: dict[object, list[int]] = {}
+    ends: dict[int, int] = {}
+    for number, tag in enumerate(raw):
+        if not tag.is_close:
+            waiting.setdefault(tag.name, []).append(number)
+            if tag.words & _BEGINS:
+                waiting.setdefault(tag.words - _BEGINS, []).append(number)
+        elif opened := waiting.get(tag.name if tag.text.startswith("</") else tag.words - _ENDS):
+            ends[opened.pop()] = number
+    return ends
+
+
 def _raw(text: str) -> Iterator[_Tag]:
     code = [match.span() for match in _CODE.finditer(text)] if "`" in text else []
+    begins = [start for start, _ in code]
     for match in _TAG.finditer(text):
         name = next(filter(None, match.groups()))
         words = [word.lower() for word in _WORD.findall(name)]
         kinds = {_KINDS[word] for word in words if word in _KINDS}
         numbers = [int(word) for word in words if word.isdigit()]
         specific = kinds - {""} or kinds
-        if len(specific) != 1 or len(numbers) > 1 or any(start <= match.start() < end for start, end in code):
+        before = bisect.bisect_right(begins, match.start())
+        is_code = before > 0 and match.start() < code[before - 1][1]
+        if len(specific) != 1 or len(numbers) > 1 or is_code:
             continue
         other = frozenset(word for word in words if word not in _KINDS and not word.isdigit())
         has_pipes = match[0].startswith("<|")

@@ -108,6 +108,23 @@ def test_in_a_row_without_media_answers_are_text_whatever_they_hold(text):
     assert read("<|image_pad|>, <img> or {image}?") == (["<|image_pad|>, <img> or {image}?"], [])
 
 
+def test_a_mark_around_a_part_that_names_its_file_is_that_file():
+    for before, after in (("<Image>", "</Image>"), ("<|vision_start|>", "<|vision_end|>")):
+        parts = [("text", f"a {before}"), ("image", "1.png"), ("text", f"{after} b"), ("image", "2.png"), ("text", "c")]
+        content = [{"type": kind, kind: value} for kind, value in parts]
+        row = {"messages": [{"role": "user", "content": content}, {"role": "assistant", "content": "ok"}]}
+        sample = parse_row(row, 0)
+        assert sample.turns[0].pieces() == ["a ", "image", " b", "image", "c"]
+        assert [ref.path for ref in sample.media] == ["1.png", "2.png"]
+
+
+@pytest.mark.parametrize("unit", ["<img>", "<|image_start|>", "<image>", "<img></img>", "<a_img>", "[IMG]", "`<img>"])
+def test_a_hostile_text_costs_as_much_as_it_is_long(unit):
+    for text in (unit * 8_000, f"{unit * 8_000}{'</img>' * 8_000}"):
+        with pytest.raises(BadSample):
+            read(text, image="1.png")
+
+
 @given(st.text("<>[]{}|/ _1`imgevdo.pn", max_size=40))
 def test_any_text_is_read_or_refused_and_none_of_it_lost(text):
     for row in ({}, {"image": "1.png"}):
