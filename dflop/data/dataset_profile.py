@@ -18,8 +18,6 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import polars as pl
-
 from dflop.data.annotations import AnnotatedSample, BadSample, printable
 from dflop.data.chat import ChatTemplate
 from dflop.data.header_cache import HeaderCache, HeaderRow
@@ -41,7 +39,12 @@ _REPORT_EVERY_BLOCKS = 8
 _MAX_KEYS_SHOWN = 20
 
 Result = SampleShape | QuarantinedSample
-_Done = tuple[list[Result], list[HeaderRow], Counter[str], Counter[str], Counter[str]]
+_Noted = Counter[tuple[str, str]]
+"""Rows by what was noted of them, and of which key or token."""
+_Done = tuple[list[Result], list[HeaderRow], _Noted]
+_REFUSED = "rows skipped for a key"
+_UNKNOWN = "unknown keys, ignored"
+_NAMED = "special tokens that texts name, encoded as characters (dataset.special_tokens)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,10 @@ class DatasetRef:
         """
         return ChatTokenizer(self.tokenizer, media, self.chat_template, self.special_tokens)
 
+    def shape_rules(self, key: str, media: MediaRules, tokenizer: ChatTokenizer) -> ShapeRules:
+        """What decides the shapes of its rows."""
+        return ShapeRules(key, media, tokenizer, self.max_llm_tokens, self.overlong, self.min_side_px)
+
     @property
     def sizes(self) -> Path | None:
         """The table of sizes this is, if it is one: shapes without texts and media, see `size_table.py`."""
@@ -130,36 +137,37 @@ def profile_shard(
     if not 0 <= shard_index < num_shards:
         raise ValueError(f"shard_index {shard_index} is not in 0..{num_shards - 1}")
     key = key or profile_key(dataset, media)
+    if dataset.sizes is not None:
+        table = read_sizes(dataset.sizes)
+        rows = shard_rows(len(table), shard_index, num_shards, first_row)
+        rules = dataset.shape_rules(key, media, dataset.chat_tokenizer(media))
+        return _sorted(profile_sizes(table[rows.start : rows.stop], rules, rows.start))
     work = _Work(dataset, media, key, cache)
     rows = shard_rows(len(work.rows), shard_index, num_shards, first_row)
     tell = progress or (lambda _: None)
     label = f"data profile, shard {shard_index + 1} of {num_shards}"
     results: list[Result] = []
     headers: list[HeaderRow] = []
-    unknown_keys: Counter[str] = Counter()
-    named_tokens: Counter[str] = Counter()
-    refused_keys: Counter[str] = Counter()
+    noted: _Noted = Counter()
     num_bad = 0
-    for number, (found, new, unknown, named, refused) in enumerate(_run(work, rows, num_workers)):
+    for number, (found, new, of_block) in enumerate(_run(work, rows, num_workers)):
         results += found
         headers += new
-        unknown_keys += unknown
-        named_tokens += named
-        refused_keys += refused
+        noted += of_block
         num_bad += sum(isinstance(r, QuarantinedSample) for r in found)
         if number % _REPORT_EVERY_BLOCKS == _REPORT_EVERY_BLOCKS - 1:
             tell(f"{label}: {len(results)} of {len(rows)} rows, {num_bad} skipped")
     work.headers.save(headers)
     tell(f"{label}: {len(rows)} rows, {num_bad} skipped, {len(headers)} media files read")
-    for what, counts in {
-        "rows skipped for a key": refused_keys,
-        "unknown keys, ignored": unknown_keys,
-        "special tokens that texts name, encoded as characters (dataset.special_tokens)": named_tokens,
-    }.items():
+    for what in (_REFUSED, _UNKNOWN, _NAMED):
+        counts = Counter({name: n for (noted_as, name), n in noted.items() if noted_as == what})
         if counts:
             tell(f"{label}: {what}: {', '.join(f'{k} ({n} rows)' for k, n in counts.most_common(_MAX_KEYS_SHOWN))}")
-    shapes = [r for r in results if isinstance(r, SampleShape)]
-    return shapes, [r for r in results if isinstance(r, QuarantinedSample)]
+    return _sorted(results)
+
+
+def _sorted(results: list[Result]) -> tuple[list[SampleShape], list[QuarantinedSample]]:
+    return [r for r in results if isinstance(r, SampleShape)], [r for r in results if isinstance(r, QuarantinedSample)]
 
 
 def shard_rows(num_rows: int, shard_index: int, num_shards: int, first_row: int = 0) -> range:
@@ -236,27 +244,6 @@ def dataset_keys(dataset: DatasetRef, media: MediaRules, known: Mapping[str, int
     return replace(found_keys, base=base[0], num_base_rows=base[1], num_rows=len(rows))
 
 
-def profile_sizes_shard(
-    dataset: DatasetRef, media: MediaRules, shard_index: int, num_shards: int, *, key: str = "", run_id: str = ""
-) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """`profile_shard` for a table of sizes: columns of `SampleShape` and of `QuarantinedSample`.
-
-    Raises:
-        DataError: the table cannot be read, or lacks a column.
-        ConfigError: tokenizer or chat template do not fit the family, or a step of `overlong` needs texts.
-        ValueError: the dataset is not a table of sizes.
-    """
-    if dataset.sizes is None:
-        raise ValueError("the dataset is not a table of sizes")
-    key = key or profile_key(dataset, media)
-    tokenizer = dataset.chat_tokenizer(media)
-    table = read_sizes(dataset.sizes)
-    rows = shard_rows(len(table), shard_index, num_shards)
-    rules = ShapeRules(key, media, tokenizer, dataset.max_llm_tokens, dataset.overlong, dataset.min_side_px)
-    shapes, bad = profile_sizes(table[rows.start : rows.stop], rules, rows.start)
-    return shapes, bad.with_columns(run_id=pl.lit(run_id))
-
-
 class _Work:
     """What a process needs to turn rows into shapes."""
 
@@ -265,18 +252,21 @@ class _Work:
         self.rows = dataset.open()
         self.headers = HeaderCache(self.rows, cache)
         self._weights = self.rows.weights()
-        tokenizer = dataset.chat_tokenizer(media)
-        self._rules = ShapeRules(key, media, tokenizer, dataset.max_llm_tokens, dataset.overlong, dataset.min_side_px)
+        self._tokenizer = dataset.chat_tokenizer(media)
+        self._rules = dataset.shape_rules(key, media, self._tokenizer)
 
     def do(self, rows: range) -> _Done:
-        """Results of some rows, in order, the headers read for them; rows per unknown key, named token, refused key."""
+        """Results of some rows, in order, the headers read for them, and what was noted."""
         samples = [(i, self._sample(i)) for i in rows]
         found = shapes_of(samples, self._rules, self.headers.read)
-        good = [sample for _, sample in samples if isinstance(sample, AnnotatedSample)]
-        unknown = Counter(key for sample in good for key in sample.unknown_keys)
-        named = Counter(token for sample in good for token in self._rules.tokenizer.spelled_out(sample))
-        refused = Counter(s.key for _, s in samples if isinstance(s, BadSample) and s.key)
-        return [self._weighted(r) for r in found], self.headers.take_new(), unknown, named, refused
+        noted: _Noted = Counter()
+        for _, sample in samples:
+            if isinstance(sample, BadSample):
+                noted.update([(_REFUSED, sample.key)] if sample.key else [])
+            else:
+                noted.update((_UNKNOWN, key) for key in sample.unknown_keys)
+                noted.update((_NAMED, token) for token in self._tokenizer.spelled_out(sample))
+        return [self._weighted(r) for r in found], self.headers.take_new(), noted
 
     def _weighted(self, result: Result) -> Result:
         weight = float(self._weights[result.sample_index])

@@ -11,13 +11,13 @@ was done is part of the shape, and the trainer does the same. A sample that no s
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from dflop.data.annotations import AnnotatedSample, BadSample, MediaRef
 from dflop.data.headers import BadMedia
-from dflop.data.tokens import ChatTokenizer, EncodedSample
+from dflop.data.tokens import EncodedSample
 from dflop.models.media import Layout, MediaHeader, MediaRules, Placement
 from dflop.records import MediaItem, QuarantinedSample, SampleShape
 
@@ -29,13 +29,33 @@ ReadHeader = Callable[[int, MediaRef], MediaHeader]
 """Size of a media item of a sample; raises `BadMedia` or `BadSample`."""
 
 
+class Counts(NamedTuple):
+    """Lengths of a sample that has no texts to cut off."""
+
+    num_tokens: int
+    num_text_tokens: int
+    num_supervised_tokens: int
+
+
+class Tokenizer(Protocol):
+    """What shapes need of a `ChatTokenizer`."""
+
+    def check(self, sample: AnnotatedSample) -> None:
+        """Raise `BadSample` where the chat template does not show the turns."""
+
+    def encode(
+        self, samples: Sequence[AnnotatedSample], layouts: Sequence[Sequence[Layout]]
+    ) -> Iterator[EncodedSample | Counts]:
+        """Each sample with media items of these layouts."""
+
+
 @dataclass(frozen=True, slots=True)
 class ShapeRules:
     """Everything besides the row that decides a sample's shape."""
 
     profile_key: str
     media: MediaRules
-    tokenizer: ChatTokenizer
+    tokenizer: Tokenizer
     max_llm_tokens: int
     overlong: tuple[str, ...] = ()
     """Steps out of `OVERLONG_STEPS`; none: too long is quarantined."""
@@ -95,8 +115,9 @@ def _header(index: int, ref: MediaRef, rules: ShapeRules, read: ReadHeader) -> M
         header = read(index, ref)
     except BadMedia as error:
         raise BadSample(f"{ref.kind}: {error.reason}", path=ref.path) from error
-    if (problem := too_small(header, rules)) is not None:
-        raise BadSample(problem, path=ref.path)
+    if ref.kind != "audio" and min(header.width_px, header.height_px) < rules.min_side_px:
+        size = f"{header.width_px}x{header.height_px} px"
+        raise BadSample(f"{ref.kind}: {size}, shorter side below min_side_px {rules.min_side_px}", path=ref.path)
     return header
 
 
@@ -107,13 +128,6 @@ def _check_durations(sample: AnnotatedSample, headers: Sequence[MediaHeader]) ->
         if stated_s + max(_SLACK_S, _SLACK_FRAC * stated_s) < lengths_s[0]:
             reason = f"`{key}` is {stated_s:g}, but the recording lasts {lengths_s[0]:.1f} s: parts are not supported"
             raise BadSample(f"{reason}; to ignore the key, add it to dataset.ignored_keys", key=key)
-
-
-def too_small(header: MediaHeader, rules: ShapeRules) -> str | None:
-    """Why a picture is too small to be one; None if it is not."""
-    if header.kind == "audio" or min(header.width_px, header.height_px) >= rules.min_side_px:
-        return None
-    return f"{header.kind}: {header.width_px}x{header.height_px} px, shorter side below min_side_px {rules.min_side_px}"
 
 
 def _place(sample: AnnotatedSample, headers: Sequence[MediaHeader], rules: ShapeRules, level: int) -> list[Placement]:
@@ -142,34 +156,34 @@ def header_of(item: MediaItem) -> MediaHeader:
     return MediaHeader(item.kind, item.width_px, item.height_px, item.num_frames, item.duration_s)
 
 
-def _shape(draft: _Draft, encoded: EncodedSample, rules: ShapeRules) -> SampleShape:
+def _shape(draft: _Draft, encoded: EncodedSample | Counts, rules: ShapeRules) -> SampleShape:
     if encoded.num_supervised_tokens == 0:
         raise BadSample("no supervised tokens: every answer is empty")
-    limit, num_tokens = rules.max_llm_tokens, len(encoded.input_ids)
+    limit, num_tokens = rules.max_llm_tokens, encoded.num_tokens
     for step in rules.overlong if num_tokens > limit else ():
         if step == "shrink":
             draft, encoded = _shrunk(draft, encoded, rules)
-        elif len(encoded.input_ids) > limit >= encoded.media_end:
+        elif isinstance(encoded, EncodedSample) and encoded.num_tokens > limit >= encoded.media_end:
             kept = encoded.cut(limit)
             if kept.num_supervised_tokens == 0:
                 raise BadSample(f"no supervised tokens among the first {limit}")
-            return _of(draft, kept, rules, len(encoded.input_ids) - limit)
-    if len(encoded.input_ids) > limit:
+            return _of(draft, kept, rules, encoded.num_tokens - limit)
+    if encoded.num_tokens > limit:
         tried = f" (after: {', '.join(rules.overlong)})" if rules.overlong else ""
         raise BadSample(f"sample too long: {num_tokens} tokens > max_llm_tokens {limit}{tried}")
     return _of(draft, encoded, rules)
 
 
-def _shrunk(draft: _Draft, encoded: EncodedSample, rules: ShapeRules) -> tuple[_Draft, EncodedSample]:
+def _shrunk(draft: _Draft, encoded: EncodedSample | Counts, rules: ShapeRules) -> tuple[_Draft, EncodedSample | Counts]:
     """The sample at the first level at which it fits; at the last one if at none, or as it was without media."""
-    while len(encoded.input_ids) > rules.max_llm_tokens and draft.headers and draft.level < rules.media.max_level:
+    while encoded.num_tokens > rules.max_llm_tokens and draft.headers and draft.level < rules.media.max_level:
         level = draft.level + 1
         draft = draft._replace(placements=_place(draft.sample, draft.headers, rules, level), level=level)
         (encoded,) = rules.tokenizer.encode([draft.sample], [draft.layouts])
     return draft, encoded
 
 
-def _of(draft: _Draft, encoded: EncodedSample, rules: ShapeRules, num_cut_tokens: int = 0) -> SampleShape:
+def _of(draft: _Draft, encoded: EncodedSample | Counts, rules: ShapeRules, num_cut_tokens: int = 0) -> SampleShape:
     items = tuple(
         header.item(ref.path, placed)
         for ref, header, placed in zip(draft.sample.media, draft.headers, draft.placements, strict=True)
@@ -180,7 +194,7 @@ def _of(draft: _Draft, encoded: EncodedSample, rules: ShapeRules, num_cut_tokens
         sample_id=draft.sample.sample_id,
         num_text_tokens=encoded.num_text_tokens,
         num_supervised_tokens=encoded.num_supervised_tokens,
-        num_llm_tokens=len(encoded.input_ids),
+        num_llm_tokens=encoded.num_tokens,
         items=items,
         media_level=draft.level,
         num_cut_tokens=num_cut_tokens,

@@ -1,9 +1,8 @@
 """Shapes of a dataset known by its sizes alone: a Parquet table of lengths, widths, frames and seconds, no media.
 
 Planning a run needs the joint distribution of sizes, not the files: a table of them can be published, mailed, or kept
-from a cluster one has left. The work is done column by column: a size is placed once however often it occurs
-(364,091 rows of real datasets hold 25,033 different sizes), and the rest is joins. Text counts are taken as given, so
-tokens that would merge with the template around them are not.
+from a cluster one has left. Its rows go the way of all others (`shapes.py`), with headers and counts from the table.
+Text counts are taken as given, so tokens that would merge with the template around them are not.
 
 Columns: `id`, `prompt_tokens`, `response_tokens`, `turns` (question and answer pairs; 1 where there is no such column);
 lists with one entry per item: `image_w`, `image_h`, `video_w`, `video_h`, `video_frames`, `video_fps`, `video_seconds`,
@@ -12,14 +11,22 @@ lists with one entry per item: `image_w`, `image_h`, `video_w`, `video_h`, `vide
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, cast
 
 import polars as pl
 
-from dflop.data.shapes import ShapeRules, place, too_small
+from dflop.data.annotations import AnnotatedSample, BadSample, MediaRef
+from dflop.data.headers import BadMedia
+from dflop.data.shapes import Counts, ShapeRules, Tokenizer, shapes_of
+from dflop.data.tokens import ChatTokenizer
 from dflop.errors import ConfigError, DataError
-from dflop.models.media import MediaHeader
+from dflop.models.media import Layout, MediaHeader
+from dflop.records import QuarantinedSample, SampleShape
 
 ASSUMED_FPS = 30.0
 
@@ -36,15 +43,6 @@ _MAX_TOKENS = 2**40
 """Counts above it are none, and would not add up in 64 bits."""
 _MAX_FRAMES = 2**62
 """Of a video whose length would give more than fit 64 bits."""
-_SIZE = ("kind", "width_px", "height_px", "num_frames", "duration_s", "num_images")
-_ITEM = (
-    "kind", "path", "width_px", "height_px", "num_frames", "duration_s", "module", "grid", "num_tokens",
-    "sum_sq_tokens", "num_rows",
-)  # fmt: skip
-_PLACED: dict[str, pl.DataType | type[pl.DataType]] = {
-    "module": pl.String, "grid": pl.List(pl.Int64), "num_tokens": pl.Int64, "sum_sq_tokens": pl.Int64,
-    "num_rows": pl.Int64, "num_layout_tokens": pl.Int64, "reason": pl.String,
-}  # fmt: skip
 
 
 def read_sizes(path: Path) -> pl.DataFrame:
@@ -122,203 +120,115 @@ def check_overlong(overlong: Sequence[str]) -> None:
         )
 
 
-def profile_sizes(sizes: pl.DataFrame, rules: ShapeRules, first_index: int = 0) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Shapes of all rows, in order.
+def profile_sizes(
+    sizes: pl.DataFrame, rules: ShapeRules, first_index: int = 0
+) -> list[SampleShape | QuarantinedSample]:
+    """Shapes of all rows, in order, or why a row has none.
 
     Args:
         sizes: A frame of `read_sizes`.
         rules: Family, tokenizer and limits.
         first_index: `sample_index` of the first row.
 
-    Returns:
-        Columns of `SampleShape` and of `QuarantinedSample`; every row is in one of the two.
-
     Raises:
-        ConfigError: `truncate` is not among the steps this can do without texts.
+        ConfigError: `truncate` is among the steps.
     """
     check_overlong(rules.overlong)
-    rows = _texts(sizes, rules, first_index)
-    items = _items(sizes, first_index)
-    found = _measured(rows, items, rules, 0)
-    max_level = rules.media.max_level if "shrink" in rules.overlong else 0
-    done = []
-    for level in range(1, max_level + 1):
-        long = _is_long(rules) & pl.col("reason").is_null() & (pl.col("num_items") > 0)
-        done.append(found.filter(~long))
-        again = found.filter(long).select("sample_index")
-        if again.is_empty():
-            found = again.join(found, on="sample_index")
-            break
-        found = _measured(
-            rows.join(again, on="sample_index", how="semi"), items.join(again, on="sample_index", how="semi"),
-            rules, level,
-        )  # fmt: skip
-    found = pl.concat([*done, found]).sort("sample_index")
-    return _split(found, rules)
-
-
-def _texts(sizes: pl.DataFrame, rules: ShapeRules, first_index: int) -> pl.DataFrame:
-    turns = pl.col("turns").cast(pl.Int64) if "turns" in sizes.columns else pl.lit(1, pl.Int64)
-    rows = sizes.select(
-        _sample_index(first_index),
-        pl.col("id").cast(pl.String).fill_null("").alias("sample_id"),
-        pl.col("prompt_tokens").cast(pl.Int64),
-        pl.col("response_tokens").cast(pl.Int64),
-        turns.fill_null(1).alias("turns"),
-        _uneven(sizes.columns).alias("uneven"),
-    )
-    # A turn is a token at least: of more turns than tokens fit, a template need not be written out.
-    most = rules.max_llm_tokens
-    template = [(n, *rules.tokenizer.template_tokens(n)) for n in rows["turns"].unique().to_list() if 0 < n <= most]
-    columns = {"turns": pl.Int64, "text": pl.Int64, "supervised": pl.Int64}
-    added = pl.DataFrame(template, schema=columns, orient="row")
-    rows = rows.join(added, on="turns", how="left", maintain_order="left")
-    counts = (pl.col("prompt_tokens"), pl.col("response_tokens"))
-    bad = pl.col("text").is_null() | pl.any_horizontal(*(~c.is_between(0, _MAX_TOKENS) for c in counts))
-    many = pl.when(pl.col("turns") > most).then(
-        pl.format("sample too long: {} turns > max_llm_tokens {}", "turns", most)
-    )
-    given = pl.col("prompt_tokens") + pl.col("response_tokens")
-    return rows.select(
-        "sample_index",
-        "sample_id",
-        (given + pl.col("text")).fill_null(0).alias("num_text_tokens"),
-        pl.when(pl.col("response_tokens") > 0)
-        .then(pl.col("response_tokens") + pl.col("supervised"))
-        .otherwise(0)
-        .fill_null(0)
-        .alias("num_supervised_tokens"),
-        pl.coalesce(many, pl.when(bad | given.is_null()).then(pl.lit(_BAD_COUNTS)), "uneven").alias("text_reason"),
-    )
-
-
-def _uneven(columns: Sequence[str]) -> pl.Expr:
-    """Why a row's lists are not one entry per item; null where they are."""
-    found = [pl.lit(None, pl.String)]
-    for first, *others in MEDIA_COLUMNS.values():
-        for other in others if first in columns else ():
-            differ = pl.col(other).list.len().fill_null(0) != pl.col(first).list.len().fill_null(0)
-            found.append(pl.when(differ).then(pl.lit(f"`{first}` and `{other}` have different numbers of entries")))
-    return pl.coalesce(*found)
-
-
-def _items(sizes: pl.DataFrame, first_index: int) -> pl.DataFrame:
-    """One row per media item in order of sample, kind and place: its header."""
-    indexed = sizes.with_columns(_sample_index(first_index)).filter(_uneven(sizes.columns).is_null())
-    frames = []
-    for order, (kind, columns) in enumerate(MEDIA_COLUMNS.items()):
-        if columns[0] not in sizes.columns:
-            continue
-        num_images = pl.col("image_w").list.len().cast(pl.Int64) if kind == "image" else pl.lit(1, pl.Int64)
-        lists = [pl.col(column).fill_null([]) for column in columns]
-        items = indexed.select("sample_index", num_images.alias("num_images"), *lists).explode(
-            *columns, empty_as_null=False
-        )
-        items = items.filter(pl.col(columns[0]).is_not_null() | pl.lit(kind == "audio"))
-        frames.append(items.select("sample_index", "num_images", pl.lit(order).alias("order"), *_header_columns(kind)))
-    if not frames:
-        empty = {"sample_index": pl.Int64, "num_images": pl.Int64, "kind": pl.String}
-        return pl.DataFrame(schema={**empty, **dict.fromkeys(_SIZE[1:4], pl.Int64), "duration_s": pl.Float64})
-    return pl.concat(frames).sort("sample_index", "order", maintain_order=True).drop("order")
-
-
-def _sample_index(first: int) -> pl.Expr:
-    return pl.int_range(first, first + pl.len(), dtype=pl.Int64).alias("sample_index")
-
-
-def _header_columns(kind: str) -> list[pl.Expr]:
-    zero = pl.lit(0, pl.Int64)
-    if kind == "audio":
-        size, frames, duration = [zero, zero], zero, pl.col("audio_seconds").cast(pl.Float64).fill_null(0)
-    else:
-        size = [pl.col(f"{kind}_w").cast(pl.Int64).fill_null(0), pl.col(f"{kind}_h").cast(pl.Int64).fill_null(0)]
-        frames, duration = pl.lit(1, pl.Int64), pl.lit(0.0)
-    if kind == "video":
-        fps = pl.col("video_fps").cast(pl.Float64).fill_null(ASSUMED_FPS)
-        given_s, given = pl.col("video_seconds").cast(pl.Float64), pl.col("video_frames").cast(pl.Int64)
-        frames = given.fill_null((given_s * fps).round().clip(1, _MAX_FRAMES).cast(pl.Int64)).fill_null(0)
-        duration = given_s.fill_null(given / fps).fill_null(0)
-    return [
-        pl.lit(kind).alias("kind"),
-        size[0].alias("width_px"),
-        size[1].alias("height_px"),
-        frames.alias("num_frames"),
-        duration.alias("duration_s"),
+    item = functools.cache(_Item.of)
+    rows = [
+        (i, _read(i, row, item, rules.max_llm_tokens)) for i, row in enumerate(sizes.iter_rows(named=True), first_index)
     ]
+    return shapes_of(rows, replace(rules, tokenizer=_Counter(rules.tokenizer)), lambda _, ref: cast(_Item, ref).read())
 
 
-def _measured(rows: pl.DataFrame, items: pl.DataFrame, rules: ShapeRules, level: int) -> pl.DataFrame:
-    """Rows with their items placed at a level: lengths, and why there is none."""
-    different = items.select(_SIZE).unique()
-    placed = [_placed(rules, MediaHeader(*size[:5]), size[5], level) for size in different.iter_rows()]
-    table = different.hstack(pl.DataFrame(placed, schema=_PLACED, orient="row"))
-    full = items.join(table, on=list(_SIZE), how="left", maintain_order="left").with_columns(path=pl.lit(""))
-    per_row = full.group_by("sample_index", maintain_order=True).agg(
-        pl.struct(_ITEM).alias("items"),
-        pl.len().cast(pl.Int64).alias("num_items"),
-        pl.col("num_rows").sum().alias("num_rows"),
-        pl.col("num_layout_tokens").sum().alias("num_layout_tokens"),
-        pl.col("reason").drop_nulls().first().alias("item_reason"),
-    )
-    joined = rows.join(per_row, on="sample_index", how="left", maintain_order="left")
-    text = pl.col("num_text_tokens") + pl.col("num_layout_tokens").fill_null(0)
-    silent = pl.when(pl.col("num_supervised_tokens") == 0).then(pl.lit("no supervised tokens: every answer is empty"))
-    return joined.select(
-        "sample_index",
-        "sample_id",
-        text.alias("num_text_tokens"),
-        "num_supervised_tokens",
-        (text + pl.col("num_rows").fill_null(0)).alias("num_llm_tokens"),
-        pl.col("items").fill_null(pl.lit([], pl.List(full.select(pl.struct(_ITEM)).dtypes[0]))),
-        pl.lit(level, pl.Int64).alias("media_level"),
-        pl.lit(0, pl.Int64).alias("num_cut_tokens"),
-        pl.lit(1.0).alias("weight"),
-        pl.col("num_items").fill_null(0),
-        pl.coalesce("item_reason", "text_reason", silent).alias("reason"),
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Item(MediaRef):
+    header: MediaHeader
+
+    @classmethod
+    def of(cls, *size: Any) -> _Item:
+        return cls(size[0], "", header=MediaHeader(*size))
+
+    def read(self) -> MediaHeader:
+        """The header, if it says a size."""
+        h = self.header
+        if h.kind == "audio" and h.duration_s <= 0:
+            raise BadMedia("no length")
+        if h.kind != "audio" and min(h.width_px, h.height_px, h.num_frames) < 1:
+            raise BadMedia("no size, or no frames")
+        return h
 
 
-def _placed(
-    rules: ShapeRules, header: MediaHeader, num_images: int, level: int
-) -> tuple[str | None, list[int], int, int, int, int, str | None]:
-    try:
-        _check(rules, header)
-        p = place(rules.media, header, num_images, level)
-    except ValueError as error:
-        return None, [0, 0, 0], 0, 0, 0, 0, str(error)
-    layout_tokens = rules.tokenizer.layout_tokens(p.layout) + rules.tokenizer.template_tokens_for(header.kind)
-    return p.module, list(p.grid), p.num_tokens, p.sum_sq_tokens, p.num_rows, layout_tokens, None
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Row(AnnotatedSample):
+    """A row without texts: how many tokens its questions and its answers have, and of how many turns they are."""
+
+    num_prompt_tokens: int
+    num_response_tokens: int
+    num_turns: int
 
 
-def _check(rules: ShapeRules, header: MediaHeader) -> None:
-    if header.kind not in rules.media.media_tokens:
-        takes = ", ".join(sorted(rules.media.media_tokens)) or "text only"
-        raise ValueError(f"family {rules.media.name} does not support {header.kind} (supported: {takes})")
-    if header.kind == "audio" and header.duration_s <= 0:
-        raise ValueError("audio: no length")
-    if header.kind != "audio" and min(header.width_px, header.height_px, header.num_frames) < 1:
-        raise ValueError(f"{header.kind}: no size, or no frames")
-    if (problem := too_small(header, rules)) is not None:
-        raise ValueError(problem)
+class _Counter:
+    """Counts tokens of rows without texts: those of the row, and what the template and a family write around them."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        assert isinstance(tokenizer, ChatTokenizer)
+        self._around_turns = functools.cache(tokenizer.template_tokens)
+        self._layout_tokens, self._around_item = tokenizer.layout_tokens, tokenizer.template_tokens_for
+
+    def check(self, sample: AnnotatedSample) -> None:
+        """Nothing: there are no texts to refuse."""
+
+    def encode(self, samples: Sequence[AnnotatedSample], layouts: Sequence[Sequence[Layout]]) -> Iterator[Counts]:
+        """Counts of every row."""
+        for row, of_row in zip(cast(Sequence[_Row], samples), layouts, strict=True):
+            around, supervised = self._around_turns(row.num_turns)
+            own = sum(map(self._layout_tokens, of_row)) + sum(self._around_item(ref.kind) for ref in row.media)
+            num_text = row.num_prompt_tokens + row.num_response_tokens + around + own
+            num_rows = sum(entry for layout in of_row for entry in layout if isinstance(entry, int))
+            yield Counts(
+                num_text + num_rows, num_text, row.num_response_tokens and row.num_response_tokens + supervised
+            )
 
 
-def _is_long(rules: ShapeRules) -> pl.Expr:
-    return pl.col("num_llm_tokens") > rules.max_llm_tokens
-
-
-def _split(found: pl.DataFrame, rules: ShapeRules) -> tuple[pl.DataFrame, pl.DataFrame]:
-    tried = f" (after: {', '.join(rules.overlong)})" if rules.overlong else ""
-    too_long = pl.format(
-        "sample too long: {} tokens > max_llm_tokens {}" + tried, "num_llm_tokens", pl.lit(rules.max_llm_tokens)
-    )
-    reason = pl.coalesce("reason", pl.when(_is_long(rules)).then(too_long))
-    found = found.with_columns(reason.alias("reason"), profile_key=pl.lit(rules.profile_key))
-    shapes = found.filter(pl.col("reason").is_null()).select(
-        "profile_key", "sample_index", "sample_id", "num_text_tokens", "num_supervised_tokens", "num_llm_tokens",
-        "items", "media_level", "num_cut_tokens", "weight",
+def _read(index: int, row: dict[str, Any], item: Callable[..., _Item], max_turns: int) -> _Row | BadSample:
+    sample_id, turns = row["id"] or "", 1 if row.get("turns") is None else row["turns"]
+    counts = row["prompt_tokens"], row["response_tokens"]
+    # A turn is a token at least: of more turns than tokens fit, a template need not be written out.
+    if turns > max_turns:
+        reason = f"sample too long: {turns} turns > max_llm_tokens {max_turns}"
+        return BadSample(reason, sample_id=sample_id)
+    if turns < 1 or any(count is None or not 0 <= count <= _MAX_TOKENS for count in counts):
+        return BadSample(_BAD_COUNTS, sample_id=sample_id)
+    items: list[_Item] = []
+    for kind, columns in MEDIA_COLUMNS.items():
+        lists = [row.get(column) or [] for column in columns]
+        for column, listed in zip(columns, lists, strict=True):
+            if len(listed) != len(lists[0]):
+                reason = f"`{columns[0]}` and `{column}` have different numbers of entries"
+                return BadSample(reason, sample_id=sample_id)
+        sizes = zip(*lists, strict=True)
+        items += [item(kind, *_SIZE_OF[kind](*size)) for size in sizes if kind == "audio" or size[0] is not None]
+    return _Row(
+        index, sample_id, (), tuple(items),
+        num_prompt_tokens=counts[0], num_response_tokens=counts[1], num_turns=turns,
     )  # fmt: skip
-    bad = found.filter(pl.col("reason").is_not_null()).select(
-        "profile_key", "sample_index", "sample_id", pl.lit("profile").alias("phase"), pl.lit("").alias("path"),
-        "reason", pl.lit("").alias("run_id"), pl.lit(-1, pl.Int64).alias("step"),
-    )  # fmt: skip
-    return shapes, bad
+
+
+def _video(
+    width_px: int, height_px: int | None, frames: int | None, fps: float | None, seconds: float | None
+) -> tuple[int, int, int, float]:
+    rate = ASSUMED_FPS if fps is None else fps
+    num_frames = frames or 0
+    if frames is None and seconds is not None:
+        num_frames = math.floor(min(max(seconds * rate, 1.0), _MAX_FRAMES) + 0.5)
+    if seconds is None:
+        seconds = num_frames / rate if rate else math.inf
+    return width_px, height_px or 0, num_frames, seconds
+
+
+_SIZE_OF: dict[str, Callable[..., tuple[int, int, int, float]]] = {
+    "image": lambda width_px, height_px: (width_px, height_px or 0, 1, 0.0),
+    "video": _video,
+    "audio": lambda seconds: (0, 0, 0, seconds or 0.0),
+}

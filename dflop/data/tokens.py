@@ -45,6 +45,10 @@ class EncodedSample:
     """Per media item, in order: positions of its pad tokens, which the encoder's rows replace."""
 
     @property
+    def num_tokens(self) -> int:
+        return len(self.input_ids)
+
+    @property
     def num_supervised_tokens(self) -> int:
         return int((self.labels != IGNORE_LABEL).sum())
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from dflop.data.dataset_profile import profile_shard, profile_sizes_shard
-from dflop.records import LLM, QuarantinedSample, SampleShape
+from dflop.data.dataset_profile import profile_shard
+from dflop.records import LLM
 from dflop.run.directory import dataset_ref, family_of, open_run
 from dflop.run.messages import say
-from dflop.store.spool import SpoolWriter, spool_rows
+from dflop.store.spool import spool_rows
 
 
 def main(run_path: str, profile_key: str, shard: str, num_shards: str, first_row: str = "0") -> dict[str, float]:
@@ -22,19 +22,12 @@ def main(run_path: str, profile_key: str, shard: str, num_shards: str, first_row
     config, started_s, part = run.config(), time.perf_counter(), (int(shard), int(num_shards))
     dataset, media = dataset_ref(config), family_of(config)
     producer = f"data-{shard}-of-{num_shards}"
-    if dataset.sizes is not None:
-        sizes, unusable = profile_sizes_shard(dataset, media, *part, key=profile_key, run_id=run.run_id)
-        with SpoolWriter(config.store, run.run_id, producer) as spool:
-            spool.append_table(SampleShape, sizes.to_arrow())
-            spool.append_table(QuarantinedSample, unusable.to_arrow())
-        counts = len(sizes), len(unusable), int(sizes["num_llm_tokens"].sum())
-    else:
-        num_workers, cache = config.data_profile.num_workers, config.store / "cache" / "headers"
-        shapes, bad = profile_shard(
-            dataset, media, *part, say, key=profile_key, num_workers=num_workers, cache=cache, first_row=int(first_row)
-        )
-        bad = [replace(b, run_id=run.run_id) for b in bad]
-        spool_rows(config.store, run.run_id, producer, (*shapes, *bad))
-        counts = len(shapes), len(bad), sum(s.load(LLM).num_tokens for s in shapes)
+    num_workers, cache = config.data_profile.num_workers, config.store / "cache" / "headers"
+    shapes, bad = profile_shard(
+        dataset, media, *part, say, key=profile_key, num_workers=num_workers, cache=cache, first_row=int(first_row)
+    )
+    bad = [replace(b, run_id=run.run_id) for b in bad]
+    spool_rows(config.store, run.run_id, producer, (*shapes, *bad))
+    counts = len(shapes), len(bad), sum(s.load(LLM).num_tokens for s in shapes)
     names = ("num_samples", "num_quarantined", "num_llm_tokens")
     return {**dict(zip(names, counts, strict=True)), "elapsed_s": time.perf_counter() - started_s}

@@ -22,7 +22,7 @@ from hypothesis import example as explicit
 
 from dflop.cli.common import check_value
 from dflop.config import load_config
-from dflop.data.dataset_profile import profile_shard, profile_sizes_shard
+from dflop.data.dataset_profile import profile_shard
 from dflop.data.tokens import ChatTokenizer
 from dflop.errors import ConfigError, StoreError
 from dflop.models import load_family
@@ -146,8 +146,8 @@ def test_what_was_found_is_refused_in_words(call: Any, error: Any, words: str, t
 def test_lists_of_different_lengths_and_media_that_are_numbers_cost_their_own_row(tmp_path: Path) -> None:
     columns = {**SIZES, "image_w": [[640, 2], [10]], "image_h": [[480], [20]], "turns": [1, 10**12]}
     path = write_parquet(prepare(tmp_path), columns)
-    shapes, bad = profile_sizes_shard(dataset_at(path, tmp_path), rules(), 0, 1)
-    assert (len(shapes), bad["reason"].to_list()) == (0, [
+    shapes, bad = profile_shard(dataset_at(path, tmp_path), rules(), 0, 1)
+    assert (len(shapes), [row.reason for row in bad]) == (0, [
         "`image_w` and `image_h` have different numbers of entries",
         f"sample too long: {10**12} turns > max_llm_tokens 4096",
     ])  # fmt: skip

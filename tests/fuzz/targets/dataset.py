@@ -18,7 +18,7 @@ import zstandard
 from hypothesis import strategies as st
 
 from dflop.data.annotations import BadSample
-from dflop.data.dataset_profile import DatasetRef, profile_shard, profile_sizes_shard
+from dflop.data.dataset_profile import DatasetRef, profile_shard
 from dflop.data.keys import FOLLOWED
 from dflop.records import QuarantinedSample, SampleShape
 from dflop.store import schema
@@ -112,11 +112,10 @@ def _sizes(folder: Path, example: dict[str, Any]) -> None:
     path = write_parquet(folder, example)
     if path is None or (dataset := dataset_at(path, folder)).sizes is None:
         return
-    if (found := attempt(profile_sizes_shard, dataset, rules(), 0, 1)) is not None:
-        rows = [index for rows in found for index in rows["sample_index"]]
+    if (found := attempt(profile_shard, dataset, rules(), 0, 1)) is not None:
+        rows = [row.sample_index for rows in found for row in rows]
         assert sorted(rows) == list(range(pq.ParquetFile(path).metadata.num_rows))
-        wanted = schema.arrow_schema("sample_shape")
-        found[0].to_arrow().select(wanted.names).cast(wanted)
+        schema.to_table(SampleShape, found[0])
 
 
 def _parquet(columns: dict[str, Any], codec: str) -> bytes:
