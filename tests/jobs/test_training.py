@@ -41,7 +41,8 @@ def train(planned, tmp_path) -> Callable[..., RunDir]:
 
 def events(run: RunDir) -> list[tuple[int, str, str]]:
     found = sorted(read_spool(run.config().store, RunEvent), key=lambda e: e.observed_at_s)
-    return [(e.step, e.kind, e.detail) for e in found if e.kind != "scheduler_behind"]  # in the scheduler's own log
+    scheduler_says = ("scheduler_behind", "machine_busy")  # in its own log
+    return [(e.step, e.kind, e.detail) for e in found if e.kind not in scheduler_says]
 
 
 def happened(run: RunDir, *kinds: str) -> list[tuple[int, str]]:
