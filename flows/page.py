@@ -25,6 +25,7 @@ from dflop.run.messages import Say
 from dflop.run.status import JOB_COLUMNS, job_rows
 from dflop.steps.follow import Listener
 from dflop.steps.reporting import history_page
+from dflop.units import seconds
 
 MAX_SHOWN_JOBS = 50
 EVERY_S = 5.0
@@ -179,4 +180,5 @@ class Page(Listener):
 
 def _jobs(run: RunDir) -> list[dict[str, Any]]:
     """The newest jobs of a run, as `dflop runs show` has them."""
-    return [dict(zip(JOB_COLUMNS, row, strict=True)) for row in job_rows(run)[-MAX_SHOWN_JOBS:]]
+    rows = [dict(zip(JOB_COLUMNS, row, strict=True)) for row in job_rows(run)[-MAX_SHOWN_JOBS:]]
+    return [{**row, "took_s": "" if row["took_s"] is None else seconds(row["took_s"])} for row in rows]

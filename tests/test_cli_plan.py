@@ -72,7 +72,8 @@ def test_an_explanation_is_data_and_its_progress_is_talk(folder: Path, explained
 def test_with_emit_the_explanation_leaves_stdout_to_the_file(
     folder: Path, explained: tuple[dict[str, Any], str]
 ) -> None:
-    out, talk = plan(folder, "--emit", "json", "--explain")
+    out, talk = plan(folder, "--emit", "json", "--explain", "--html", "plan.html")
+    assert "dflop plan run.yaml --device h100" in (folder / "plan.html").read_text()
     document = json.loads(out)
     assert (document["schema"], document["plan_id"]) == ("dflop.plan", explained[0]["plans"][0]["plan_id"])
     for heading in ("Candidates", "What limits the plan", "Where the step goes", "What-if analysis"):

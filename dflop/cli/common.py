@@ -11,13 +11,16 @@ import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
 from dflop.addresses import address_problem, hub_repo
 from dflop.errors import ConfigError, path_problem
 from dflop.run.messages import Say, say
+
+if TYPE_CHECKING:
+    from dflop.report.html_page import Page
 
 Store = Annotated[Path, Parameter(help="Folder of the store.", env_var="DFLOP_STORE")]
 DEFAULT_STORE = Path(".dflop/store")
@@ -81,6 +84,20 @@ def writing(path: Path) -> Iterator[None]:
         raise ConfigError(
             f"cannot write `{path}`: {error.strerror or error}", hint="name a file in a writable folder"
         ) from error
+
+
+def write_page(path: Path, page: Page, say: Say) -> None:
+    """Write a page to the file that a person named, and say so.
+
+    Raises:
+        ConfigError: the file system refused it.
+    """
+    from dflop import files
+    from dflop.report.html_page import render_page
+
+    with writing(path):
+        files.replace(path, render_page(page))
+    say(f"page: {path}")
 
 
 def check_value(_type: object, value: object) -> None:

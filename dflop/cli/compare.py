@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -18,14 +18,10 @@ from dflop.cli.common import (
     command_line,
     form_of,
     talk,
-    writing,
+    write_page,
 )
 from dflop.cli.configured import Batch, ConfigOrModel, Data, Download, Split, batch_sizes, configured, show_batches
 from dflop.cli.plan import Device, Gpus, GpusPerNode
-from dflop.run.messages import Say
-
-if TYPE_CHECKING:
-    from dflop.report.html_page import Page
 
 Suite = Literal["paper", "scaling", "balance", "noise"]
 Policy = Literal["token_lpt", "token_kk", "length_grouped", "bottleneck", "program"]
@@ -91,7 +87,7 @@ def compare(
 
         found = run_suite(suite, say, picture, numbers)
         if html is not None:
-            _write(html, suite_page(found), say)
+            write_page(html, suite_page(found), say)
         print_rows(found.columns, found.rows, wanted)
         for note in found.notes:
             say(note)
@@ -127,7 +123,7 @@ def compare(
             "--usd-per-gpu-hour": usd_per_gpu_hour, "--set": overrides, "--html": html,
         }  # fmt: skip
         again = command_line("dflop", "compare", str(file), **given)
-        _write(html, data_page(contest, loaded, again, num_steps, usd_per_gpu_hour), say)
+        write_page(html, data_page(contest, loaded, again, num_steps, usd_per_gpu_hour), say)
     if wanted == "table":
         print_table(comparison_table(contest, num_steps, usd_per_gpu_hour), Console())
     elif len(sizes) < 2:
@@ -135,12 +131,3 @@ def compare(
     say(f"simulated on {num_batches} held-out batches; costs {outlook.source}")
     say(contest.plans.ours.reason)
     say(verdict(contest))
-
-
-def _write(path: Path, page: Page, say: Say) -> None:
-    from dflop import files
-    from dflop.report.html_page import render_page
-
-    with writing(path):
-        files.replace(path, render_page(page))
-    say(f"page: {path}")

@@ -9,7 +9,19 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from dflop.cli.common import Form, Json, Overrides, Quiet, UsdPerGpuHour, form_of, prepare_kernels, talk
+from dflop.cli.common import (
+    Form,
+    Json,
+    Overrides,
+    Quiet,
+    UsdPerGpuHour,
+    check_folder,
+    command_line,
+    form_of,
+    prepare_kernels,
+    talk,
+    write_page,
+)
 from dflop.cli.configured import Batch, ConfigOrModel, Data, Download, Split, batch_sizes, configured, show_batches
 from dflop.run.messages import Say
 
@@ -39,6 +51,7 @@ def plan(
     picture: Annotated[
         Path | None, Parameter(help="Draw a step in arrival order and balanced: .svg, .png, .pdf.")
     ] = None,
+    html: Annotated[Path | None, Parameter(help="Write the explanation as a self-contained HTML page.")] = None,
     usd_per_gpu_hour: UsdPerGpuHour = 0.0,
     overrides: Overrides = (),
     form: Form = "table",
@@ -76,15 +89,17 @@ def plan(
         raise ConfigError(
             "an explanation is several tables, and CSV holds one", where="--format csv", hint="--format table or json"
         )
-    if explain or picture is not None:
-        from dflop.report.explain_page import explanation_json, print_explanation
+    check_folder(html)
+    if explain or picture is not None or html is not None:
+        from dflop.report.explain_page import explanation_json, explanation_page, print_explanation
+        from dflop.report.plan_picture import plan_steps, save_plan_steps
         from dflop.report.plots import check_suffix
-        from dflop.views.explain_plan import explain_plan, save_plan_picture
+        from dflop.views.explain_plan import explain_plan, typical_steps
     if picture is not None:
         check_suffix(picture)
     sizes = batch_sizes(batch)
-    overrides = (*overrides, *(f"plan.global_batch_size={size}" for size in sizes[:1]))
-    loaded, _ = configured(config, data, say, gpus=gpus, overrides=overrides, split=split, download=download)
+    by_hand, overrides = overrides, (*overrides, *(f"plan.global_batch_size={size}" for size in sizes[:1]))
+    loaded, file = configured(config, data, say, gpus=gpus, overrides=overrides, split=split, download=download)
     cluster = planned_cluster(loaded, say, device=device, gpus=gpus, gpus_per_node=gpus_per_node, overrides=overrides)
 
     def ruled(problem: Problem) -> Problem:
@@ -120,8 +135,21 @@ def plan(
         else:
             print_rows(table.header, table.rows, wanted)
     say(f"simulated: {throughput_text(speed, found.workload.num_samples, usd_per_gpu_hour)}")
-    if explain:
-        explained, out = explain_plan(problem, plans, say), Console(stderr=bool(emit))
+    explained = explain_plan(problem, plans, say) if explain or html is not None else None
+    steps = typical_steps(problem, plans[0]) if html is not None or picture is not None else ()
+    if html is not None and explained is not None:
+        given = {
+            "--batch": batch, "--device": device, "--gpus": gpus, "--gpus-per-node": gpus_per_node, "--emit": emit,
+            "--usd-per-gpu-hour": usd_per_gpu_hour, "--set": by_hand, "--html": html,
+        }  # fmt: skip
+        told = throughput_text(speed, found.workload.num_samples, usd_per_gpu_hour)
+        value, _, remark = told.partition(", ")
+        drawn = plan_steps(plans[0], steps)
+        again = command_line("dflop", "plan", str(file), **given)
+        page = explanation_page(explained, found.source, again, (("speed", value, remark),), drawn)
+        write_page(html, page, say)
+    if explain and explained is not None:
+        out = Console(stderr=bool(emit))
         if wanted == "json":
             print(explanation_json(explained, found.source), file=out.file)
         else:
@@ -132,7 +160,7 @@ def plan(
         for regret in encoder_regrets(problem, plans[0], say):
             say(regret_text(regret))
     if picture is not None:
-        save_plan_picture(problem, plans[0], found.source, picture)
+        save_plan_steps(plans[0], steps, found.source, picture)
         say(f"picture of a step: {picture}")
 
 

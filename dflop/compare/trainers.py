@@ -29,7 +29,7 @@ from dflop.config import Config
 from dflop.data.distribution import sample_batches
 from dflop.records import Plan
 from dflop.records.speedup import Speedup
-from dflop.report.html_page import Drawing, Page, Section
+from dflop.report.html_page import GLOSSARY, Drawing, Page, Section
 from dflop.report.suite_plots import competitors as bars_of
 from dflop.report.tables import Table, layout_text, make_table
 from dflop.report.worth import gpu_hours
@@ -181,7 +181,9 @@ def data_page(found: Contest, config: Config, command: str, num_steps: int, usd_
                 tables=(_table(rows, num_steps, has_price=usd_per_gpu_hour > 0),),
             ),
             Section(
-                "how", "How to read this", notes=tuple(note.format(baseline=_baseline_text(found)) for note in NOTES)
+                "how",
+                "How to read this",
+                notes=(*(note.format(baseline=_baseline_text(found)) for note in NOTES), GLOSSARY),
             ),
             Section("reproduce", "To reproduce", facts=facts),
         ),

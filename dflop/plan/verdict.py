@@ -74,9 +74,10 @@ def _chosen(plan: Plan, candidates: Sequence[Ranked]) -> str:
     many = units.counted(plan.num_microbatches, "microbatch", "microbatches")
     step = f"{units.seconds(plan.predicted_step_s)} per step with {many} {_where(plan)}"
     if fastest.predicted_step_s < plan.predicted_step_s * 0.999:
-        slower = units.ratio(plan.predicted_step_s / fastest.predicted_step_s)
-        kind = "simpler, " if plan.is_inline and not fastest.is_inline else "steadier under the cost model's errors, "
-        return f"{kind}at {slower} of the fastest of {len(candidates)} simulated plans: {step}."
+        slower = units.percent(plan.predicted_step_s / fastest.predicted_step_s - 1)
+        is_simpler = plan.is_inline and not fastest.is_inline
+        kind = "simpler" if is_simpler else "less sensitive to errors of the cost model"
+        return f"{kind} than the fastest of {len(candidates)} simulated plans, and {slower} slower: {step}."
     return f"fastest of {len(candidates)} simulated plans at {step}."
 
 

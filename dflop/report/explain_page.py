@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.text import Text
 
-from dflop import units
+from dflop import __version__, units
 from dflop.plan.limits import BINDING_FRAC, Limit
 from dflop.records import Plan, to_dict
+from dflop.report.html_page import GLOSSARY, Drawing, Page, Section
+from dflop.report.plots import Picture
 from dflop.report.rows import json_text
 from dflop.report.table_text import print_table
 from dflop.report.tables import Table, layout_text, make_table
@@ -119,6 +121,49 @@ def print_explanation(found: Explanation, source: str, console: Console) -> None
     console.print(Text(paragraph(found)), soft_wrap=not console.is_terminal)
     costs = ", ".join(f"{what} {origin}" for what, origin in found.costs)
     console.print(Text(f"Simulated; costs {source} ({costs}).", style="dim"), soft_wrap=not console.is_terminal)
+
+
+def explanation_page(
+    found: Explanation, source: str, command: str, numbers: tuple[tuple[str, str, str], ...], steps: Picture
+) -> Page:
+    """The explanation as a page: sentence, picture, candidates, limits, stages, what-if.
+
+    Args:
+        found: What is explained.
+        source: Of the costs.
+        command: That makes the page again.
+        numbers: (label, value, remark) besides those of the plan.
+        steps: One global batch in arrival order and balanced.
+    """
+    plan, kinds = found.plans[0], ("simulated",)
+    candidates, limits, stages, variations = explanation_tables(found)
+    facts = (
+        ("command", command),
+        ("costs", ", ".join(f"{what} {origin}" for what, origin in found.costs)),
+        ("plan", plan.plan_id),
+        ("dflop", __version__),
+    )
+    return Page(
+        title=f"A plan: {layout_text(plan)}",
+        subtitle=f"{found.variations[0].num_gpus} devices, costs {source}.",
+        kinds=kinds,
+        verdict=paragraph(found),
+        numbers=(
+            ("step", units.seconds(plan.predicted_step_s), f"{plan.num_microbatches} microbatches"),
+            ("speedup over arrival order", units.ratio(plan.planned_speedup), "same layout, unbalanced batches"),
+            ("over the best uniform plan", units.ratio(plan.planned_speedup_over_uniform), "in arrival order"),
+            *numbers,
+        ),
+        sections=(
+            Section("step", "One global batch", kinds, drawings=(Drawing(steps.svg(), f"{steps.label}.", (), True),)),
+            Section("candidates", candidates.title, tables=(candidates,)),
+            Section("limits", limits.title, tables=(limits,)),
+            Section("stages", stages.title, tables=(stages,)),
+            Section("variations", variations.title, tables=(variations,)),
+            Section("how", "How to read this", notes=(GLOSSARY,)),
+            Section("reproduce", "To reproduce", facts=facts),
+        ),
+    )
 
 
 def explanation_json(found: Explanation, source: str) -> str:

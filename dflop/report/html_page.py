@@ -17,6 +17,7 @@ import jinja2
 from dflop.report.tables import Table
 
 TEMPLATES = Path(__file__).parent / "templates"
+GLOSSARY = "What words mean: docs/glossary.md, https://github.com/dflop/dflop/blob/main/docs/glossary.md"
 Pairs = tuple[tuple[str, str], ...]
 
 

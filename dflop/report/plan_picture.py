@@ -13,6 +13,7 @@ import numpy.typing as npt
 from dflop import units
 from dflop.records import Plan
 from dflop.report.gantt import BACKWARD, FORWARD, MAX_LANES, UPDATE, Bar, Lane, StepPicture, gantt
+from dflop.report.plots import Picture
 from dflop.report.tables import POLICY_NAMES, layout_text, stage_name
 from dflop.simulate.step import step_nodes
 
@@ -43,15 +44,21 @@ class SimulatedStep:
 
 
 def save_plan_steps(plan: Plan, steps: Sequence[SimulatedStep], source: str, path: Path) -> None:
-    """Draws simulated steps of the same global batch below one another, each with the plan's `sync_s` at its end.
+    """Draws simulated steps of the same global batch as a file, see `plan_steps`.
 
     Raises:
         ConfigError: the suffix of the path is none that can be drawn.
         OSError: the file cannot be written.
     """
+    picture = plan_steps(plan, steps)
+    lines = [*textwrap.wrap(picture.label, MAX_TITLE_CHARS), *textwrap.wrap(f"costs {source}", MAX_TITLE_CHARS)]
+    picture.save(path, "\n".join(lines))
+
+
+def plan_steps(plan: Plan, steps: Sequence[SimulatedStep]) -> Picture:
+    """Simulated steps of the same global batch below one another, each with the plan's `sync_s` at its end."""
     title = f"{layout_text(plan)}, {plan.num_microbatches} microbatches: one global batch, simulated"
-    lines = [*textwrap.wrap(title, MAX_TITLE_CHARS), *textwrap.wrap(f"costs {source}", MAX_TITLE_CHARS)]
-    gantt("plan", title, [step_picture(plan, step) for step in steps]).save(path, "\n".join(lines))
+    return gantt("plan", title, [step_picture(plan, step) for step in steps])
 
 
 def step_picture(plan: Plan, step: SimulatedStep) -> StepPicture:

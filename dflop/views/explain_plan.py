@@ -69,20 +69,25 @@ def policy_of(problem: Problem) -> str:
 
 
 def save_plan_picture(problem: Problem, plan: Plan, source: str, path: Path) -> None:
-    """Draws a step of one sampled batch in arrival order and, below it, as the plan runs it.
-
-    The batch is the one whose gain is the median, of an even number the smaller of both.
+    """Draws `typical_steps`, one below the other.
 
     Raises:
         ConfigError: the suffix of the path is none that can be drawn.
         OSError: the file cannot be written.
     """
     check_suffix(path)
+    save_plan_steps(plan, typical_steps(problem, plan), source, path)
+
+
+def typical_steps(problem: Problem, plan: Plan) -> Sequence[SimulatedStep]:
+    """One sampled batch in arrival order and as the plan runs it.
+
+    The batch is the one whose gain is the median, of an even number the smaller of both.
+    """
     policies = list(dict.fromkeys(("arrival", policy_of(problem))))
     found = [[_step(problem, plan, i, policy) for policy in policies] for i in range(len(problem.batches))]
     found.sort(key=lambda steps: steps[0].pipeline_s / max(steps[-1].pipeline_s, 1e-12))
-    chosen = found[(len(found) - 1) // 2]
-    save_plan_steps(plan, chosen, source, path)
+    return found[(len(found) - 1) // 2]
 
 
 def _step(problem: Problem, plan: Plan, index: int, policy: str) -> _Step:

@@ -2,13 +2,25 @@
 
 import io
 import json
+import re
 from dataclasses import replace
+from html import unescape
 
 import pytest
 from rich.console import Console
 
 from dflop.plan.search import plan_problem
-from dflop.report.explain_page import MAX_CANDIDATES, Explanation, explanation_json, paragraph, print_explanation
+from dflop.report.explain_page import (
+    MAX_CANDIDATES,
+    Explanation,
+    explanation_json,
+    explanation_page,
+    explanation_tables,
+    paragraph,
+    print_explanation,
+)
+from dflop.report.html_page import render_page
+from dflop.report.plots import Picture
 from dflop.report.tables import layout_text
 from dflop.views.explain_plan import explain_plan
 from tests.plan.problems import make_problem
@@ -67,3 +79,14 @@ def test_per_gpu_counts_gpus_without_a_seat(found: Explanation) -> None:
     assert json.loads(explanation_json(both, SOURCE))["variations"][1]["relative"] == pytest.approx(0.5)
     line = next(line for line in printed(both).splitlines() if line.startswith("twice the GPUs"))
     assert "0.50x" in line
+
+
+def test_a_page_says_what_the_tables_say(found: Explanation) -> None:
+    picture = Picture("plan", "a step", (2.0, 1.0), lambda figure: None)
+    numbers = (("speed", "9 tokens/s/GPU", ""),)
+    html = render_page(explanation_page(found, SOURCE, "dflop plan run.yaml --html p.html", numbers, picture))
+    text = unescape(re.sub(r"<[^>]+>", " ", html))
+    cells = [cell for table in explanation_tables(found) for row in table.rows for cell in row]
+    expected = (paragraph(found), SOURCE, "dflop plan run.yaml --html p.html", "docs/glossary.md", *filter(None, cells))
+    assert [words for words in expected if words not in text] == []
+    assert html.count("<svg") == 1
