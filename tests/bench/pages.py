@@ -21,7 +21,8 @@ XEON, EPYC = "2-core-intel-xeon", "2-core-amd-epyc"
 SHOWN = (
     ("schedule-real", XEON, "tests.bench.schedule"), ("engine", XEON, "tests.bench.engine"),
     ("data", XEON, "tests.bench.data"), ("suite", EPYC, "tests.bench.suite"), ("correct", EPYC, "tests.bench.correct"),
-    ("trainer", EPYC, "tests.bench.trainer"), ("endtoend", EPYC, "tests.bench.endtoend"),
+    ("trainer", EPYC, "tests.bench.trainer"), ("verdicts", XEON, "tests.bench.verdicts"),
+    ("endtoend", EPYC, "tests.bench.endtoend"),
     ("chaos", EPYC, "tests.chaos.page"), ("chaos-slurm", EPYC, "tests.chaos.page"), ("fuzz", EPYC, "tests.fuzz.page"),
 )  # fmt: skip
 """(part, machine whose newest result is shown, module with `tables(content)`: Markdown by name)."""
