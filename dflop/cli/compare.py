@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -20,8 +20,14 @@ from dflop.cli.common import (
     talk,
     write_page,
 )
-from dflop.cli.configured import Batch, ConfigOrModel, Data, Download, Split, batch_sizes, configured, show_batches
+from dflop.cli.configured import Batch, ConfigOrModel, Data, Download, Given, LookedAt, Split, show_batches
 from dflop.cli.plan import Device, Gpus, GpusPerNode
+from dflop.run.messages import Say
+
+if TYPE_CHECKING:
+    from dflop.compare.batches import AtBatch
+    from dflop.compare.outlook import Outlook
+    from dflop.compare.suite.contest import Contest
 
 Suite = Literal["paper", "scaling", "balance", "noise"]
 Policy = Literal["token_lpt", "token_kk", "length_grouped", "bottleneck", "program"]
@@ -94,25 +100,13 @@ def compare(
         return
     from rich.console import Console
 
-    from dflop.compare.batches import AtBatch, at_batches
-    from dflop.compare.outlook import Outlook, look_ahead
-    from dflop.compare.planned_cluster import planned_cluster
-    from dflop.compare.suite.contest import OURS, Contest
-    from dflop.compare.trainers import COLUMNS, compare_on_data, comparison_rows, comparison_table, data_page, verdict
+    from dflop.compare.trainers import COLUMNS, comparison_rows, comparison_table, data_page, verdict
     from dflop.report.table_text import print_table
 
     assert config is not None
-    sizes = batch_sizes(batch)
-    sized = (*overrides, *(f"plan.global_batch_size={size}" for size in sizes[:1]))
-    loaded, file = configured(config, data, say, gpus=gpus, overrides=sized, split=split, download=download)
-    cluster = planned_cluster(loaded, say, device=device, gpus=gpus, gpus_per_node=gpus_per_node, overrides=sized)
-
-    def look(outlook: Outlook) -> AtBatch[Contest]:
-        found = compare_on_data(outlook, num_batches, loaded.train.seed + 1, say, policy)
-        plan, step_s = found.plans.ours, found.steps[OURS].mean_s
-        return AtBatch(outlook, found, plan, step_s, found.setting.workload.throughput(step_s, plan))
-
-    ranked = at_batches(asyncio.run(look_ahead(loaded, device, cluster, say)), sizes, look, say)
+    asked = Given(config, data, split, download, batch, device, gpus, gpus_per_node, overrides)
+    at, ranked = contests(asked, say, num_batches, policy)
+    loaded, file, sizes = at.config, at.file, at.sizes
     outlook, contest = ranked[0].outlook, ranked[0].found
     if len(sizes) > 1:
         show_batches(ranked, wanted, say)
@@ -131,3 +125,32 @@ def compare(
     say(f"simulated on {num_batches} held-out batches; costs {outlook.source}")
     say(contest.plans.ours.reason)
     say(verdict(contest))
+
+
+def contests(
+    given: Given, say: Say, num_batches: int, policies: Sequence[str] = ()
+) -> tuple[LookedAt, list[AtBatch[Contest]]]:
+    """What was looked at, and dflop next to baseline trainers at every global batch size, best size first.
+
+    Args:
+        given: What is asked.
+        say: Hears what happens.
+        num_batches: Held-out global batches that are simulated.
+        policies: Under which dflop's plan is simulated, too.
+
+    Raises:
+        ConfigError, CostError: as `Given.looked_at`.
+        InfeasiblePlanError: nothing fits in memory at any size.
+    """
+    from dflop.compare.batches import AtBatch, at_batches
+    from dflop.compare.suite.contest import OURS
+    from dflop.compare.trainers import compare_on_data
+
+    at = given.looked_at(say)
+
+    def look(outlook: Outlook) -> AtBatch[Contest]:
+        found = compare_on_data(outlook, num_batches, at.config.train.seed + 1, say, policies)
+        plan, step_s = found.plans.ours, found.steps[OURS].mean_s
+        return AtBatch(outlook, found, plan, step_s, found.setting.workload.throughput(step_s, plan))
+
+    return at, at_batches(at.outlook, at.sizes, look, say)

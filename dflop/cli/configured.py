@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -15,7 +17,9 @@ from dflop.run.messages import Say
 
 if TYPE_CHECKING:
     from dflop.compare.batches import AtBatch
+    from dflop.compare.outlook import Outlook
     from dflop.config import Config
+    from dflop.records import ClusterSpec
 
 T = TypeVar("T")
 ConfigOrModel = Annotated[
@@ -105,6 +109,55 @@ def configured(
     path = _made(given, data, say, gpus, split, {x.partition("=")[0] for x in overrides})
     say(f"configuration: {path}, for `dflop run` and `dflop config show`; change any key: --set KEY=VALUE")
     return load_config(path, overrides), path
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a plan or a comparison is asked of, in words and numbers of a command line."""
+
+    config: Path
+    """Or a model, with data."""
+    data: tuple[Path, ...] = ()
+    split: str = ""
+    download: bool = False
+    batch: str = ""
+    device: str = ""
+    gpus: int | None = None
+    gpus_per_node: int | None = None
+    overrides: tuple[str, ...] = ()
+
+    def looked_at(self, say: Say) -> LookedAt:
+        """Configuration, cluster and costs; the dataset is profiled if need be.
+
+        Raises:
+            ConfigError: as `configured`, `batch_sizes` and `planned_cluster`.
+            CostError: measured costs are wanted and the store has none.
+        """
+        from dflop.compare.outlook import look_ahead
+        from dflop.compare.planned_cluster import planned_cluster
+
+        sizes = batch_sizes(self.batch)
+        sized = (*self.overrides, *(f"plan.global_batch_size={size}" for size in sizes[:1]))
+        config, file = configured(
+            self.config, self.data, say, gpus=self.gpus, overrides=sized, split=self.split, download=self.download
+        )
+        cluster = planned_cluster(
+            config, say, device=self.device, gpus=self.gpus, gpus_per_node=self.gpus_per_node, overrides=sized
+        )
+        return LookedAt(config, file, cluster, sizes, asyncio.run(look_ahead(config, self.device, cluster, say)))
+
+
+@dataclass(frozen=True, slots=True)
+class LookedAt:
+    """What a plan is made from."""
+
+    config: Config
+    file: Path
+    """Of the configuration."""
+    cluster: ClusterSpec
+    sizes: tuple[int, ...]
+    """Of global batches that are compared; empty: the configured one."""
+    outlook: Outlook
 
 
 def show_card(config: Config, say: Say) -> None:

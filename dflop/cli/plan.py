@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -22,10 +21,12 @@ from dflop.cli.common import (
     talk,
     write_page,
 )
-from dflop.cli.configured import Batch, ConfigOrModel, Data, Download, Split, batch_sizes, configured, show_batches
+from dflop.cli.configured import Batch, ConfigOrModel, Data, Download, Given, LookedAt, Split, show_batches
 from dflop.run.messages import Say
 
 if TYPE_CHECKING:
+    from dflop.compare.batches import AtBatch
+    from dflop.compare.outlook import Outlook
     from dflop.plan.space import Problem
     from dflop.records import Plan
 
@@ -70,17 +71,12 @@ def plan(
 
     from rich.console import Console
 
-    from dflop.compare.batches import AtBatch, at_batches
-    from dflop.compare.outlook import Outlook, look_ahead
-    from dflop.compare.planned_cluster import planned_cluster
     from dflop.errors import ConfigError
-    from dflop.plan.emit import RULES, emitter
+    from dflop.plan.emit import emitter
     from dflop.plan.robust import encoder_regrets
     from dflop.report.rows import print_rows
     from dflop.report.table_text import print_table
     from dflop.report.tables import plan_table, regret_text, throughput_text
-    from dflop.steps.planning import find_plans, spool_plans
-    from dflop.store.ingest import freshen
     from dflop.units import num_bytes
 
     say, wanted = talk(quiet), form_of(form, as_json)
@@ -97,24 +93,10 @@ def plan(
         from dflop.views.explain_plan import explain_plan, typical_steps
     if picture is not None:
         check_suffix(picture)
-    sizes = batch_sizes(batch)
-    by_hand, overrides = overrides, (*overrides, *(f"plan.global_batch_size={size}" for size in sizes[:1]))
-    loaded, file = configured(config, data, say, gpus=gpus, overrides=overrides, split=split, download=download)
-    cluster = planned_cluster(loaded, say, device=device, gpus=gpus, gpus_per_node=gpus_per_node, overrides=overrides)
-
-    def ruled(problem: Problem) -> Problem:
-        return replace(problem, space=replace(problem.space, rules=RULES.get(emit)))
-
-    def look(outlook: Outlook) -> AtBatch[Sequence[Plan]]:
-        plans = find_plans(replace(outlook.task, problem=ruled(outlook.problem)), loaded, say).plans
-        step_s = plans[0].predicted_step_s
-        return AtBatch(outlook, plans, plans[0], step_s, outlook.workload.throughput(step_s, plans[0]))
-
-    ranked = at_batches(asyncio.run(look_ahead(loaded, device, cluster, say)), sizes, look, say)
-    found, plans, speed = ranked[0].outlook, ranked[0].found, ranked[0].speed
-    problem = ruled(found.problem)
-    spool_plans(loaded, found.task, plans)
-    freshen(loaded.store, problem.run_id, say)
+    asked = Given(config, data, split, download, batch, device, gpus, gpus_per_node, overrides)
+    at, ranked = ranked_plans(asked, say, emit)
+    cluster, sizes, found = at.cluster, at.sizes, ranked[0].outlook
+    plans, speed, problem = ranked[0].found, ranked[0].speed, _ruled(found.problem, emit)
     nodes = f"{cluster.num_nodes} node{'s' * (cluster.num_nodes > 1)} of {cluster.num_processes_per_node}"
     say(
         f"{len(found.shapes)} samples, {cluster.num_processes} processes; simulated, costs {found.source}\n{nodes}, "
@@ -140,12 +122,12 @@ def plan(
     if html is not None and explained is not None:
         given = {
             "--batch": batch, "--device": device, "--gpus": gpus, "--gpus-per-node": gpus_per_node, "--emit": emit,
-            "--usd-per-gpu-hour": usd_per_gpu_hour, "--set": by_hand, "--html": html,
+            "--usd-per-gpu-hour": usd_per_gpu_hour, "--set": overrides, "--html": html,
         }  # fmt: skip
         told = throughput_text(speed, found.workload.num_samples, usd_per_gpu_hour)
         value, _, remark = told.partition(", ")
         drawn = plan_steps(plans[0], steps)
-        again = command_line("dflop", "plan", str(file), **given)
+        again = command_line("dflop", "plan", str(at.file), **given)
         page = explanation_page(explained, found.source, again, (("speed", value, remark),), drawn)
         write_page(html, page, say)
     if explain and explained is not None:
@@ -162,6 +144,46 @@ def plan(
     if picture is not None:
         save_plan_steps(plans[0], steps, found.source, picture)
         say(f"picture of a step: {picture}")
+
+
+def ranked_plans(given: Given, say: Say, emit: str = "") -> tuple[LookedAt, list[AtBatch[Sequence[Plan]]]]:
+    """What was looked at, and the plans at every global batch size, the best size first; the store keeps its plans.
+
+    Args:
+        given: What is asked.
+        say: Hears what happens.
+        emit: Of which program the plans keep the rules; empty: all that dflop can run.
+
+    Raises:
+        ConfigError, CostError: as `Given.looked_at`.
+        InfeasiblePlanError: nothing fits in memory at any size.
+    """
+    from dataclasses import replace
+
+    from dflop.compare.batches import AtBatch, at_batches
+    from dflop.steps.planning import find_plans, spool_plans
+    from dflop.store.ingest import freshen
+
+    at = given.looked_at(say)
+
+    def look(outlook: Outlook) -> AtBatch[Sequence[Plan]]:
+        plans = find_plans(replace(outlook.task, problem=_ruled(outlook.problem, emit)), at.config, say).plans
+        step_s = plans[0].predicted_step_s
+        return AtBatch(outlook, plans, plans[0], step_s, outlook.workload.throughput(step_s, plans[0]))
+
+    ranked = at_batches(at.outlook, at.sizes, look, say)
+    spool_plans(at.config, ranked[0].outlook.task, ranked[0].found)
+    freshen(at.config.store, ranked[0].outlook.problem.run_id, say)
+    return at, ranked
+
+
+def _ruled(problem: Problem, emit: str) -> Problem:
+    """A problem whose plans keep the rules of a program."""
+    from dataclasses import replace
+
+    from dflop.plan.emit import RULES
+
+    return replace(problem, space=replace(problem.space, rules=RULES.get(emit)))
 
 
 def _say_what_rules_cost(problem: Problem, plan: Plan, target: str, say: Say) -> None:
