@@ -97,11 +97,11 @@ def test_it_goes_on_to_the_end_after_that(run):
 
 def test_a_driver_follows_the_job_that_a_person_started_and_submits_none(run, drivers, monkeypatch):
     first = run.next_step()
-    set_config(run, f"train.num_steps={first + 24}")
+    set_config(run, f"train.num_steps={first + 60}")
     monkeypatch.setattr(submit, "train_job", with_slow_steps(submit.train_job))
     before = jobs_of(run)
     job = ByHand(run)
-    job.reaches(f"  {first + 2}/{first + 24} done")
+    job.reaches(f"  {first + 2}/{first + 60} done")
     driver = drivers.start()
     second = ByHand(run)  # while the first one trains, a driver or not
     assert end_of(second.job_id, 600) == "FAILED"
@@ -110,7 +110,7 @@ def test_a_driver_follows_the_job_that_a_person_started_and_submits_none(run, dr
     assert jobs_of(run) - before - {second.job_id} == {job.job_id}, driver.output
     assert f"(slurm {job.job_id}) is done" in driver.output
     assert end_of(job.job_id) == "COMPLETED"
-    assert run.next_step() == first + 24
+    assert run.next_step() == first + 60
     assert len(trained_by(run, first)) == 1
 
 
