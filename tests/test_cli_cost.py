@@ -39,7 +39,7 @@ def run(folder: Path, command: str, *arguments: str) -> tuple[list[str], str]:
 def test_without_measured_costs_the_error_says_how_to_get_some(folder: Path) -> None:
     done = dflop("plan", folder / "run.yaml", cwd=folder)
     assert_refused(done, 1, "no cost tables of this model on", "dflop profile CONFIG", "--device h100")
-    assert_refused(dflop("plan", folder / "run.yaml", "--device", "h300", cwd=folder), 1, "h300", "h100")
+    assert_refused(dflop("plan", folder / "run.yaml", "--device", "h300", cwd=folder), 2, "h300", "h100")
 
 
 def test_a_plan_from_a_data_sheet_needs_no_hardware(folder: Path) -> None:

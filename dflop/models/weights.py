@@ -88,7 +88,11 @@ def load_folder(family: Family, folder: Path) -> nn.Module:
     import transformers
 
     try:
-        made: nn.Module = getattr(transformers, family.model_class).from_pretrained(folder, dtype="auto").eval()
+        made: nn.Module = (
+            getattr(transformers, family.model_class)
+            .from_pretrained(folder, dtype="auto", local_files_only=True, use_safetensors=True)
+            .eval()
+        )
     except (OSError, ValueError, RuntimeError) as error:
         what = f"cannot load the model: {' '.join(str(error).split())[:300]}"
         raise ConfigError(what, where=str(folder)) from error
