@@ -1,7 +1,7 @@
 """Addresses where a path is expected, `s3://bucket/rows.jsonl`, and names of the hub, `Qwen/Qwen2.5-VL-7B-Instruct`.
 
-dflop reads files. So an address is told from a path, shown as it was written (a path keeps one slash of two), and named
-with the command that fetches it.
+dflop reads files only. An address is recognized before it becomes a path, which would drop one of two slashes, and the
+error shows it as it was written, with the command that fetches it.
 """
 
 from __future__ import annotations

@@ -223,7 +223,7 @@ def _words(overrides: Mapping[str, object] | None) -> tuple[str, ...]:
 
 
 def _run(work: Callable[[], T]) -> T:
-    """What work returns that starts an event loop: in a thread of its own where one runs, as in a notebook."""
+    """The result of work that starts an event loop: run in another thread where one runs already, as in a notebook."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

@@ -130,7 +130,7 @@ def _check_links(root: str, path: str) -> None:
         makers = {status.st_uid for status in found if stat.S_ISLNK(status.st_mode)} - {0, os.getuid()}
         is_own = bool(makers) and os.stat(path).st_uid == os.getuid()
     except OSError:
-        return  # whoever opens it says what is wrong
+        return  # opening it will say what is wrong
     except ValueError as error:
         raise BadSample(f"invalid media path: {error}", path=printable(path)) from error
     if is_own:

@@ -7,7 +7,7 @@
 - A question and its answer in columns: `instruction` (Alpaca, with `input` and earlier `history` pairs), `prompt`,
   `query` or `question`; and `output`, `completion`, `response` or `answer`. Either may be a list of messages, as TRL
   has it; then of those in the prompt none is learnt.
-- Media and what is said of them: `text`, `caption`, `sentence`, `transcription` or `transcript`, which is the answer.
+- Media and their caption, which is the answer: `text`, `caption`, `sentence`, `transcription` or `transcript`.
 - Plain text: `text`, when there are neither a conversation nor media.
 
 `<image>` in a user's text is a placeholder; in the text part of a list of parts it is one only if the row has files

@@ -18,7 +18,7 @@ LISTS = ("conversations", "messages", "texts")
 ASKS = ("instruction", "prompt", "query", "question")
 ANSWERS = ("output", "completion", "response", "answer")
 CAPTIONS = ("text", "caption", "sentence", "transcription", "transcript")
-"""What is said of the media of a row that has nothing else to say."""
+"""Keys of a caption, which is the answer in a row with media and no conversation."""
 CONVERSATION_KEYS = (*LISTS, *ASKS, *CAPTIONS)
 """A row has one of these; where it has several, the first counts, and of `ASKS` it has one alone."""
 MEDIA_KEYS = tuple(key for kind in MEDIA_KINDS for key in (kind, f"{kind}s"))
