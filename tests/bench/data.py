@@ -146,7 +146,7 @@ def sizes_figure(path: Path) -> Figure:
     took_s = _timed(lambda: [profile_sizes(read_sizes(path), _rules(family)) for family in FAMILIES])
     peak_gb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
     name = f"sizes of {num_rows} samples, {len(FAMILIES)} families"
-    return Figure(name, took_s, 40.0, note=f"peak {peak_gb:.2f} GB (bound 4)")
+    return Figure(name, took_s, 20.0, note=f"peak {peak_gb:.2f} GB (bound 4)")
 
 
 def link_files(folder: Path, media: Path, kind: str, num_samples: int) -> tuple[DatasetRef, list[Path]]:
