@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dflop.data.demo_text import train_tokenizer
+from dflop.data.demo_content import train_tokenizer
 from tests.jobs.configs import make_dataset, write_config
 from tests.test_cli import assert_refused, dflop
 

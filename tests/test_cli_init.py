@@ -8,7 +8,7 @@ import transformers
 
 from dflop import resources
 from dflop.config import load_config, load_model
-from dflop.data.demo_text import SPECIAL_TOKENS, train_tokenizer
+from dflop.data.demo_content import SPECIAL_TOKENS, train_tokenizer
 from dflop.starter.starter import make_starter
 from dflop.steps.planning import batch_note
 from tests.data.helpers import chat

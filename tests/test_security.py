@@ -44,7 +44,6 @@ LISTED = {
     ("dflop/launch/controller.py", "importlib.import_module"),
     ("dflop/models/__init__.py", "importlib.import_module"),
     ("dflop/models/attention.py", "importlib.import_module"),
-    ("dflop/data/demo_text.py", "importlib.import_module"),
     ("dflop/sampler/__init__.py", "importlib.import_module"),
     ("dflop/sampler/plugins/llama_factory.py", "importlib.import_module"),
     # Headers of an archive that is not packed; nothing is extracted.

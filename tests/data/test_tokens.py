@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerFast
 
 from dflop.data.chat import BUILT_IN
 from dflop.data.dataset_profile import profile_shard
-from dflop.data.demo_text import CHAT_TOKENS, SPECIAL_TOKENS, train_tokenizer
+from dflop.data.demo_content import CHAT_TOKENS, SPECIAL_TOKENS, train_tokenizer
 from dflop.data.tokens import IGNORE_LABEL, ChatTokenizer
 from dflop.errors import ConfigError
 from dflop.models.media import Layout, MediaTokens

@@ -31,7 +31,7 @@ import torch
 import yaml
 from PIL import Image
 
-from dflop.data.demo_text import CHAT_TOKENS, train_tokenizer
+from dflop.data.demo_content import CHAT_TOKENS, train_tokenizer
 from tests.gpu.drawn import ROOT
 from tests.gpu.evidence import circumstances, write
 from tests.gpu.subject import DECODER, released, tiny

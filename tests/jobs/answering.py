@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from dflop.config import Config, load_config
-from dflop.data.demo_text import train_tokenizer
+from dflop.data.demo_content import train_tokenizer
 from dflop.jobs.weights import full_config
 from dflop.models.random_weights import build_model
 from dflop.records import LLM

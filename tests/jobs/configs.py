@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dflop.config import Config, load_config
-from dflop.data.demo_text import train_tokenizer
+from dflop.data.demo_content import train_tokenizer
 
 MODELS = Path(__file__).parents[2] / "configs" / "models"
 MINIMAL: dict[str, Any] = {

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from dflop.data.dataset_profile import DatasetRef, profile_shard
-from dflop.data.demo_media import write_audio, write_video
+from dflop.data.demo_content import write_audio, write_video
 from dflop.data.mixture import Dataset
 from dflop.data.tokens import ChatTokenizer
 from dflop.jobs.sample_source import DatasetSource

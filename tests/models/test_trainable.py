@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from dflop.data.demo_media import write_video
+from dflop.data.demo_content import write_video
 from dflop.data.load_media import load_item, resize
 from dflop.models import load_family
 from dflop.models.arrays import SAMPLE_RATE_HZ, log_mel, patchify

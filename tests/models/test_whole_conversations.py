@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dflop.data.demo_text import SPECIAL_TOKENS, train_tokenizer
+from dflop.data.demo_content import SPECIAL_TOKENS, train_tokenizer
 from dflop.data.tokens import ChatTokenizer
 from dflop.models import load_family
 from dflop.models.media import MediaHeader

@@ -13,7 +13,7 @@ from ruamel.yaml import YAML
 
 from dflop import resources
 from dflop.data.demo import make_demo_dataset
-from dflop.data.demo_text import SPECIAL_TOKENS, train_tokenizer
+from dflop.data.demo_content import SPECIAL_TOKENS, train_tokenizer
 from dflop.launch import JobSpec
 from tests.data.containers import jsonl_of
 from tests.data.helpers import chat

@@ -11,7 +11,7 @@ import transformers
 from PIL import Image
 
 from dflop.cost.model import CostModel
-from dflop.data.demo_text import SPECIAL_TOKENS, train_tokenizer
+from dflop.data.demo_content import SPECIAL_TOKENS, train_tokenizer
 from dflop.errors import ConfigError, DataError
 from dflop.records import LLM, Correction, ProfileRecord, to_dict
 from dflop.sampler.costs_of_media import media_costs

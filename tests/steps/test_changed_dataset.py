@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from dflop.data.demo_text import train_tokenizer
+from dflop.data.demo_content import train_tokenizer
 from dflop.errors import DataError
 from dflop.run import lifecycle
 from dflop.run.batches import TRAIN

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from dflop.data.demo_text import train_tokenizer
+from dflop.data.demo_content import train_tokenizer
 from dflop.launch import JobHandle, JobSpec, JobState
 from dflop.records import ProfileRecord
 from dflop.run.directory import RunDir

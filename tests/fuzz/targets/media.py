@@ -18,7 +18,7 @@ from PIL import Image
 
 from dflop.data.chat import BUILT_IN, ChatTemplate
 from dflop.data.decode import decode_audio, decode_image, decode_video
-from dflop.data.demo_media import write_audio, write_video
+from dflop.data.demo_content import write_audio, write_video
 from dflop.data.formats.embedded import NamedBytes
 from dflop.data.headers import BadMedia, read_header
 from dflop.data.tokens import ChatTokenizer
