@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dflop.data.annotations import MEDIA_KINDS, PLACEHOLDER, AnnotatedSample, BadSample, MediaRef, Turn, printable
-from dflop.data.frame_folders import FrameList, entries_of, take_rates
+from dflop.data.frame_files import FrameList, entries_of, take_rates
 from dflop.data.keys import ANSWERS, ASKS, BESIDE_QUESTIONS, CAPTIONS, CONVERSATION_KEYS, LISTS, KeyReader
 from dflop.data.ledger import names_in
 from dflop.data.marks import Files, place_marks

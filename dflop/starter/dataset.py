@@ -14,7 +14,7 @@ from pathlib import Path
 from dflop.data.annotations import AnnotatedSample, BadSample, MediaRef, confine
 from dflop.data.card import DatasetCard, read_card
 from dflop.data.formats.source import open_source
-from dflop.data.frame_folders import PICTURES, NoRate
+from dflop.data.frame_files import PICTURES, NoRate
 from dflop.data.model_tokenizer import NUM_LOOKED_AT
 from dflop.errors import ConfigError
 

@@ -11,8 +11,7 @@ from dflop.data.annotations import AnnotatedSample, BadSample, MediaRef, confine
 from dflop.data.conversation import ReadRow, read_row
 from dflop.data.formats.embedded import NamedBytes
 from dflop.data.formats.row_mapping import RowMapping
-from dflop.data.frame_files import AnySource, open_frames
-from dflop.data.frame_folders import FrameList
+from dflop.data.frame_files import AnySource, FrameList, open_frames
 from dflop.data.media_value import Attached
 from dflop.errors import DataError
 
