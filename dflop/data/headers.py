@@ -28,7 +28,7 @@ from av.container import InputContainer
 from PIL import Image, UnidentifiedImageError
 
 from dflop.data.display import OddAngle, states_a_turn, turn_of
-from dflop.data.packets import after_mp3_tag, count_audio, count_video, states_audio_length
+from dflop.data.packets import count_audio, count_video, states_audio_length
 from dflop.models.media import MediaHeader
 
 MediaSource = Path | BinaryIO
@@ -213,7 +213,7 @@ def _video_header(container: InputContainer, source: MediaSource) -> MediaHeader
     limit_frames(stream)
     num_frames, duration_s = stream.frames, _stated_duration_s(container, stream)
     if (counted := count_video(container, stream)) is not None:
-        num_frames, duration_s = counted.num_frames, counted.duration_s or duration_s
+        num_frames, duration_s = counted[0], counted[1] or duration_s
     if num_frames <= 0:
         raise BadMedia("video stream has zero frames")
     if duration_s <= 0 and stream.average_rate:
@@ -245,11 +245,8 @@ def _lies_on_its_side(container: InputContainer, stream: av.VideoStream, source:
 def _audio_header(container: InputContainer, source: MediaSource) -> MediaHeader:
     stream = audio_stream(container)
     with _bytes_of(source) as file:
-        head = after_mp3_tag(file) if container.format.name == "mp3" else (b"", 0)
-    if states_audio_length(container, stream, *head):
-        duration_s = _stated_duration_s(container, stream)
-    else:
-        duration_s = count_audio(container, stream)
+        is_stated = states_audio_length(container, stream, file)
+    duration_s = _stated_duration_s(container, stream) if is_stated else count_audio(container, stream)
     if duration_s <= 0:
         raise BadMedia("no audio samples")
     return MediaHeader("audio", 0, 0, 0, duration_s)

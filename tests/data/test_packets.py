@@ -158,6 +158,7 @@ def test_where_a_header_is_right_nothing_is_counted(tmp_path, monkeypatch):
         write_sound(tmp_path / name, 1.0, codec)
         for name, codec in (("a.mp3", "libmp3lame"), ("a.flac", "flac"), ("a.wav", "pcm_s16le"), ("a.m4a", "aac"))
     ]
-    monkeypatch.setattr("dflop.data.packets._Span", None)
+    monkeypatch.setattr("dflop.data.packets._covered_s", None)
+    monkeypatch.setattr("dflop.data.packets.audio_packets", None)
     assert read_header("video", video).num_frames == 20
     assert all(read_header("audio", sound).duration_s > 0.9 for sound in sounds)
