@@ -24,7 +24,7 @@ from dflop.data.headers import BadMedia, read_header
 from dflop.data.mixture import Dataset
 from dflop.models.media import MediaHeader
 
-_VERSION = 3
+_VERSION = 4
 """Raise when headers are read differently: cached ones then no longer match."""
 _SCHEMA = {
     "kind": pl.String, "path": pl.String, "size_bytes": pl.Int64, "mtime_ns": pl.Int64, "width_px": pl.Int64,

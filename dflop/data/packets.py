@@ -86,8 +86,8 @@ def count_audio(container: InputContainer, stream: av.AudioStream) -> float:
     times, (at_start, at_end), time_base_s = table[:, :3], table[:, 3:].T, float(stream.time_base or 0)
     durations, usual = times[:, 2], times[:, 2].max(initial=0)
     covered_s, total_s = _covered_s(times, time_base_s), np.where(durations, durations, usual).sum() * time_base_s
-    # Durations in whole milliseconds add up to some per cent too little.
-    is_rounding = abs(covered_s - total_s) <= len(times) * time_base_s
+    # Durations in whole milliseconds add up to some per cent too little; there may be none at all.
+    is_rounding = not usual or abs(covered_s - total_s) <= len(times) * time_base_s
     # The last packet may have been shortened by what is to be dropped of it, or not.
     rest_s = np.maximum(0, at_end / (stream.rate or 1) - (usual - durations) * time_base_s)
     return float((covered_s if is_rounding else total_s) - at_start.sum() / (stream.rate or 1) - rest_s.sum())

@@ -85,6 +85,11 @@ def test_a_matroska_lasts_as_long_as_its_video_and_its_sound_as_long_as_itself(t
     assert read_header("audio", path).duration_s < 1.9
 
 
+def test_sound_without_durations_lasts_to_its_last_packet(tmp_path):
+    path = write_clip(tmp_path / "x.mkv", 600, sound_s=20.0)  # 20 s of video lie before the sound
+    assert read_header("audio", path).duration_s == pytest.approx(len(decode_audio(path, 16_000)) / 16_000, abs=0.03)
+
+
 def check_length(path: Path, about_s: float, slack_s: float = 0.001) -> None:
     header, decoded_s = read_header("audio", path), len(decode_audio(path, 16_000)) / 16_000
     assert header.duration_s == pytest.approx(decoded_s, abs=slack_s)
