@@ -9,6 +9,7 @@ from cyclopts import Parameter
 
 from dflop.cli.common import Quiet, check_folder, check_source, talk, writing
 from dflop.cli.configured import Download, Split
+from dflop.run.messages import Meter
 
 
 def init(
@@ -78,7 +79,8 @@ def demo_data(
     from dflop.models import load_family
 
     rules = load_family(family, {}, {})
-    made = make_demo_dataset(folder, num_samples, seed, progress=talk(quiet), rules=rules)
+    say = talk(quiet)
+    made = make_demo_dataset(folder, num_samples, seed, progress=say, at=Meter(say), rules=rules)
     print(made.entries[0].paths[0])
 
 

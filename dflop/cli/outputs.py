@@ -177,9 +177,10 @@ def export(
     """
     from dflop.jobs.weights import export_run
     from dflop.run.find import find_run
+    from dflop.run.messages import Meter
 
     say = talk(quiet)
-    step = export_run(find_run(run, runs), out, say)
+    step = export_run(find_run(run, runs), out, say, Meter(say))
     say(f"model after {step} steps")
     print(out)
 

@@ -22,7 +22,7 @@ from dflop.cli.common import (
     write_page,
 )
 from dflop.cli.configured import Batch, ConfigOrModel, Data, Download, Given, LookedAt, Split, show_batches
-from dflop.run.messages import Say
+from dflop.run.messages import Meter, Say
 
 if TYPE_CHECKING:
     from dflop.compare.batches import AtBatch
@@ -139,7 +139,7 @@ def plan(
     else:
         say(plans[0].reason)
     if device and write is None:
-        for regret in encoder_regrets(problem, plans[0], say):
+        for regret in encoder_regrets(problem, plans[0], say, Meter(say)):
             say(regret_text(regret))
     if picture is not None:
         save_plan_steps(plans[0], steps, found.source, picture)
@@ -192,7 +192,7 @@ def _say_what_rules_cost(problem: Problem, plan: Plan, target: str, say: Say) ->
     from dflop.plan.search import plan_problem
     from dflop.report.tables import layout_text
 
-    best = plan_problem(problem)[0]
+    best = plan_problem(problem, at=Meter(say))[0]
     say(
         f"emitted for `{target}`: {layout_text(plan)}, in arrival order, "
         f"{units.ratio(plan.predicted_step_s / best.predicted_step_s)} the step time of the best plan, "

@@ -28,6 +28,7 @@ from dflop.data.size_table import is_table_of_sizes, profile_sizes, read_sizes
 from dflop.data.tokens import ChatTokenizer
 from dflop.errors import DataError
 from dflop.models.media import MediaRules
+from dflop.progress import At, counted, unseen
 from dflop.records import QuarantinedSample, SampleShape
 
 RULES_VERSION = 15
@@ -35,7 +36,6 @@ RULES_VERSION = 15
 
 BLOCK_ROWS = 256
 """Rows a worker takes at a time: enough to keep the tokenizer's batches full."""
-_REPORT_EVERY_BLOCKS = 8
 _MAX_KEYS_SHOWN = 20
 
 Result = SampleShape | QuarantinedSample
@@ -109,6 +109,7 @@ def profile_shard(
     num_shards: int,
     progress: Callable[[str], None] | None = None,
     *,
+    at: At = unseen,
     key: str = "",
     num_workers: int = 1,
     cache: Path | None = None,
@@ -123,7 +124,8 @@ def profile_shard(
         media: The family's rules, which turn sizes into tokens.
         shard_index: 0 .. num_shards - 1.
         num_shards: Into how many shards the rows are cut; some may be empty.
-        progress: Hears how far the shard is.
+        progress: Told what was found.
+        at: Told how many rows are done.
         key: `profile_key(dataset, media)` where the caller has it already; it reads every row.
         num_workers: Processes to spread the shard over; 1: this one.
         cache: Folder with headers that were read before, see `HeaderCache`.
@@ -150,13 +152,14 @@ def profile_shard(
     headers: list[HeaderRow] = []
     noted: _Noted = Counter()
     num_bad = 0
-    for number, (found, new, of_block) in enumerate(_run(work, rows, num_workers)):
+    what = f"{label}, rows"
+    at(what, 0, len(rows))
+    for found, new, of_block in _run(work, rows, num_workers):
         results += found
         headers += new
         noted += of_block
         num_bad += sum(isinstance(r, QuarantinedSample) for r in found)
-        if number % _REPORT_EVERY_BLOCKS == _REPORT_EVERY_BLOCKS - 1:
-            tell(f"{label}: {len(results)} of {len(rows)} rows, {num_bad} skipped")
+        at(what, len(results), len(rows))
     work.headers.save(headers)
     tell(f"{label}: {len(rows)} rows, {num_bad} skipped, {len(headers)} media files read")
     for what in (_REFUSED, _UNKNOWN, _NAMED):
@@ -196,13 +199,16 @@ def profile_key(dataset: DatasetRef, media: MediaRules) -> str:
     return dataset_keys(dataset, media).profile
 
 
-def dataset_keys(dataset: DatasetRef, media: MediaRules, known: Mapping[str, int] | None = None) -> DatasetKeys:
+def dataset_keys(
+    dataset: DatasetRef, media: MediaRules, known: Mapping[str, int] | None = None, at: At = unseen
+) -> DatasetKeys:
     """What identifies a dataset, and the largest part of it that was profiled before; reads every row once.
 
     Args:
         dataset: What is to be profiled.
         media: The family's rules.
         known: Number of rows of profiles by key, of any datasets.
+        at: Told how many rows are read.
 
     Raises:
         DataError: a file cannot be read.
@@ -231,7 +237,7 @@ def dataset_keys(dataset: DatasetRef, media: MediaRules, known: Mapping[str, int
         return digest
 
     base, lengths = ("", 0), set((known or {}).values())
-    for index in range(len(rows)):
+    for index in counted(range(len(rows)), "reading rows of the dataset", at):
         if index and index in lengths:
             found = {profile(fingerprint).hexdigest()[:16] for fingerprint in rows.fingerprints(index)}
             base = next(((key, index) for key in found if (known or {}).get(key) == index), base)

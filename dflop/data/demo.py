@@ -29,6 +29,7 @@ from dflop.data.demo_content import SAMPLE_RATE_HZ, Pixels, Source
 from dflop.data.headers import read_header
 from dflop.errors import ConfigError
 from dflop.models.media import MediaRules
+from dflop.progress import At, counted, unseen
 
 DEMO_VERSION = 2
 """Raise when the same seed gives another dataset."""
@@ -50,6 +51,7 @@ def make_demo_dataset(
     num_samples: int = 320,
     seed: int = 0,
     progress: Callable[[str], None] | None = None,
+    at: At = unseen,
     *,
     max_llm_tokens: int = 8192,
     rules: MediaRules | None = None,
@@ -60,7 +62,8 @@ def make_demo_dataset(
         folder: Created; must not exist, be empty, or hold this very dataset.
         num_samples: Rows of the annotation file.
         seed: Fixes every draw: equal seeds give equal annotations, byte for byte, on one machine.
-        progress: Hears what is being made.
+        progress: Told what is being made.
+        at: Told how far it is.
         max_llm_tokens: Passed on to the returned reference.
         rules: Of the family it is made for: the tokenizer knows its special tokens, and there are no rows with media
             that it does not take. None: for Qwen2.5-Omni, which takes all kinds.
@@ -79,7 +82,7 @@ def make_demo_dataset(
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
             made = Path(scratch) / "dataset"
-            _Builder(made, seed, progress or (lambda _: None)).build(shares, num_samples, tokens, identity)
+            _Builder(made, seed, progress or (lambda _: None), at).build(shares, num_samples, tokens, identity)
             try:
                 made.rename(folder)
             except OSError:
@@ -109,8 +112,8 @@ def _is_made(folder: Path, identity: Row) -> bool:
 class _Builder:
     """Draws rows from one generator and writes their media; `files` grows by one entry per file."""
 
-    def __init__(self, folder: Path, seed: int, progress: Callable[[str], None]) -> None:
-        self.folder, self.rng, self.progress = folder, np.random.default_rng(seed), progress
+    def __init__(self, folder: Path, seed: int, progress: Callable[[str], None], at: At) -> None:
+        self.folder, self.rng, self.progress, self.at = folder, np.random.default_rng(seed), progress, at
         self.files: list[Row] = []
         sources = content.load_sources()
         self.text_sources, self.texts = sources["texts"], content.load_texts(sources["texts"][-1])
@@ -128,9 +131,8 @@ class _Builder:
         # One group per row: the shares by largest remainder, shuffled.
         edges = np.round(np.cumsum([0.0, *shares.values()]) / sum(shares.values()) * num_samples).astype(int)
         rows: list[Row] = []
-        for index, group in enumerate(self.rng.permutation(np.repeat(list(shares), np.diff(edges)))):
-            if index % 80 == 0:
-                self.progress(f"demo dataset: {index} of {num_samples} samples")
+        groups = self.rng.permutation(np.repeat(list(shares), np.diff(edges))).tolist()
+        for index, group in enumerate(counted(groups, "samples of the demo dataset", self.at)):
             rows.append({"id": f"demo-{index:05d}", **getattr(self, f"_{group}")(f"{index:05d}")})
         lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
         (self.folder / "annotations.jsonl").write_text("".join(lines), "utf-8")

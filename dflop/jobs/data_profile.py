@@ -8,7 +8,7 @@ from dataclasses import replace
 from dflop.data.dataset_profile import profile_shard
 from dflop.records import LLM
 from dflop.run.directory import dataset_ref, family_of, open_run
-from dflop.run.messages import say
+from dflop.run.messages import Meter, say
 from dflop.store.spool import spool_rows
 
 
@@ -24,8 +24,9 @@ def main(run_path: str, profile_key: str, shard: str, num_shards: str, first_row
     producer = f"data-{shard}-of-{num_shards}"
     num_workers, cache = config.data_profile.num_workers, config.store / "cache" / "headers"
     shapes, bad = profile_shard(
-        dataset, media, *part, say, key=profile_key, num_workers=num_workers, cache=cache, first_row=int(first_row)
-    )
+        dataset, media, *part, say,
+        at=Meter(say), key=profile_key, num_workers=num_workers, cache=cache, first_row=int(first_row),
+    )  # fmt: skip
     bad = [replace(b, run_id=run.run_id) for b in bad]
     spool_rows(config.store, run.run_id, producer, (*shapes, *bad))
     counts = len(shapes), len(bad), sum(s.load(LLM).num_tokens for s in shapes)

@@ -16,9 +16,10 @@ from dflop.profile.hardware import software_name
 from dflop.profile.link_probe import profile_links
 from dflop.profile.probe import ProbeSettings
 from dflop.profile.profiler import profile_model
+from dflop.progress import unseen
 from dflop.run.batches import profiled_ways
 from dflop.run.directory import family_of, open_run, tokenizer_of
-from dflop.run.messages import say
+from dflop.run.messages import Meter, say
 from dflop.store.spool import SpoolWriter, spool_rows
 
 
@@ -67,6 +68,7 @@ def main(
                     budget_s=budget_s,
                     device=device,
                     progress=say if leads else lambda _: None,
+                    at=Meter(say) if leads else unseen,
                     ways=ways if doubt is None else [Way(doubt.is_frozen, doubt.recompute)],
                     group=group,
                     only=(module or None) if doubt is None else doubt.module,

@@ -20,6 +20,7 @@ from dflop.models.build import EncoderStage
 from dflop.models.family import Family
 from dflop.models.random_weights import RandomWeights
 from dflop.models.weights import WeightFolder, Weights, build_empty, write_folder
+from dflop.progress import At, unseen
 from dflop.run.directory import RunDir, family_of, tokenizer_of
 from dflop.run.model_files import with_kept_tokenizer, write_model_files
 from dflop.train import checkpoint_state, manifest
@@ -70,7 +71,7 @@ class Trained:
     num_steps: int
 
 
-def read_trained(run: RunDir, progress: Callable[[str], None]) -> Trained:
+def read_trained(run: RunDir, progress: Callable[[str], None], at: At = unseen) -> Trained:
     """The model of a run's newest checkpoint.
 
     Raises:
@@ -89,7 +90,7 @@ def read_trained(run: RunDir, progress: Callable[[str], None]) -> Trained:
     progress(f"checkpoint of {num_steps} steps of {config.train.num_steps}")
     tokenizer = tokenizer_of(config)
     family = family_of(config, tokenizer.vocab_size)
-    weights = checkpoint_state.read_model(run.checkpoints / meta["name"])
+    weights = checkpoint_state.read_model(run.checkpoints / meta["name"], at)
     trained = {module.module for module in run.plan().modules}
     untrained = tuple(module for module in family.modules if module not in trained)
     if untrained:
@@ -102,7 +103,14 @@ def read_trained(run: RunDir, progress: Callable[[str], None]) -> Trained:
     return Trained(config, family, tokenizer, full_config(family, tokenizer), weights, num_steps)
 
 
-def export_run(run: RunDir, out: Path, progress: Callable[[str], None], max_shard_bytes: int = MAX_SHARD_BYTES) -> int:
+def export_run(
+    run: RunDir,
+    out: Path,
+    progress: Callable[[str], None],
+    at: At = unseen,
+    *,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+) -> int:
     """Write the model as trained so far, and return for how many steps; the folder appears when it is complete.
 
     Raises:
@@ -111,10 +119,10 @@ def export_run(run: RunDir, out: Path, progress: Callable[[str], None], max_shar
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError("already exists", where=str(out), hint="choose a new folder")
-    of, temporary = read_trained(run, progress), files.tmp_path(out)
+    of, temporary = read_trained(run, progress, at), files.tmp_path(out)
     try:
         temporary.mkdir(parents=True)
-        write_folder(of.family, of.hf_config, of.weights, temporary, max_shard_bytes=max_shard_bytes)
+        write_folder(of.family, of.hf_config, of.weights, temporary, max_shard_bytes=max_shard_bytes, at=at)
         notes = write_model_files(run, of.config, of.family, of.tokenizer, temporary)
         if out.exists():
             out.rmdir()

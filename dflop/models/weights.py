@@ -20,6 +20,7 @@ from torch import nn
 from dflop.errors import ConfigError, TrainError
 from dflop.models.build import construct
 from dflop.models.family import Family
+from dflop.progress import At, counted, unseen
 
 _NUM_NAMED = 3
 _NEVER_NEEDED = r"rotary_emb\.inv_freq|^(talker|token2wav)\."
@@ -214,7 +215,7 @@ class WeightFolder:
 
 def write_folder(
     family: Family, hf_config: Mapping[str, Any], weights: Mapping[str, torch.Tensor], folder: Path,
-    *, max_shard_bytes: int,
+    *, max_shard_bytes: int, at: At = unseen,
 ) -> None:  # fmt: skip
     """Write a folder that `from_pretrained` loads: tied weights once, names those of the family's published folders.
 
@@ -224,17 +225,31 @@ def write_folder(
         weights: Every parameter by global name, in the type it is to have in the folder.
         folder: Made if need be.
         max_shard_bytes: A larger model becomes several files and an index.
+        at: Told how many files of weights are written.
 
     Raises:
         TrainError: the weights are not this model's.
     """
     model: Any = build_empty(family, hf_config, next(iter(weights.values())).dtype)
     _check_names(model, weights)
-    model.save_pretrained(folder, state_dict=dict(weights), max_shard_size=max_shard_bytes)
+    with _files_counted(at):
+        model.save_pretrained(folder, state_dict=dict(weights), max_shard_size=max_shard_bytes)
     for path in folder.glob("*.safetensors"):
         path.chmod((folder / "config.json").stat().st_mode)  # safetensors lets nobody else read what it writes
     # Made up from defaults: nobody has said how the model is to generate.
     (folder / "generation_config.json").unlink(missing_ok=True)
+
+
+@contextmanager
+def _files_counted(at: At) -> Iterator[None]:
+    """Within it, transformers reports the files that it goes through to `at`, instead of drawing a bar on stderr."""
+    from transformers.utils.logging import set_tqdm_hook
+
+    before = set_tqdm_hook(lambda _make, args, _options: counted(list(args[0]), "writing files of weights", at))
+    try:
+        yield
+    finally:
+        set_tqdm_hook(before)
 
 
 def _check_names(model: nn.Module, weights: Mapping[str, torch.Tensor]) -> None:

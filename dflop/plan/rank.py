@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dflop.plan.space import Problem
+from dflop.progress import At, counted, unseen
 from dflop.records import LLM, Plan
 from dflop.schedule.policies import QUICK, Effort, StepJob
 from dflop.simulate.step import Node
@@ -67,19 +68,21 @@ def thorough(problem: Problem) -> Effort:
     )
 
 
-def rank(problem: Problem, nominees: Sequence[Plan], policy: str = "balanced") -> list[Ranked]:
+def rank(problem: Problem, nominees: Sequence[Plan], policy: str = "balanced", at: At = unseen) -> list[Ranked]:
     """Plans that keep to the memory with their simulated times, fastest first; those of the first round behind.
 
     Args:
         problem: What they are for.
         nominees: Drafts.
         policy: What will run.
+        at: Told how far it is.
     """
-    first = [found for plan in nominees if (found := _simulated(problem, plan, FIRST_BATCHES, QUICK, policy))]
+    each = counted(nominees, "simulating plans", at)
+    first = [found for plan in each if (found := _simulated(problem, plan, FIRST_BATCHES, QUICK, policy))]
     first.sort(key=_order)
     second = [
         dataclasses.replace(found, first_step_s=r.first_step_s, is_final=True)
-        for r in first[:SECOND_PLANS]
+        for r in counted(first[:SECOND_PLANS], "simulating the best plans on all batches", at)
         if (found := _simulated(problem, r.plan, None, thorough(problem), policy))
     ]
     return sorted(second, key=_order) + first[SECOND_PLANS:]

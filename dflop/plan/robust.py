@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from dflop.plan.rank import scheduled_step_s
 from dflop.plan.search import plan_problem
 from dflop.plan.space import Problem
+from dflop.progress import At, unseen
 from dflop.records import LLM, Plan
 
 FACTORS = (0.5, 2.0)
@@ -35,19 +36,20 @@ class Regret:
         return max(0.0, self.step_s / self.best.predicted_step_s - 1)
 
 
-def encoder_regrets(problem: Problem, plan: Plan, say: Callable[[str], None]) -> tuple[Regret, ...]:
+def encoder_regrets(problem: Problem, plan: Plan, say: Callable[[str], None], at: At = unseen) -> tuple[Regret, ...]:
     """One per factor, each a search of its own; none for a model without encoders.
 
     Args:
         problem: What the plan was made for, on uncorrected costs.
         plan: Its best one.
         say: Told what happens.
+        at: Told how far each search is.
     """
     encoders = [spec.module for spec in problem.specs if spec.module != LLM]
     found = []
     for factor in FACTORS if encoders else ():
         say(f"planning with encoders that take {factor:g} times as long")
         changed = replace(problem, cost=problem.cost.with_corrections(dict.fromkeys(encoders, factor)))
-        best = plan_problem(changed)[0]
+        best = plan_problem(changed, at=at)[0]
         found.append(Regret(factor, scheduled_step_s(changed, plan), best))
     return tuple(found)

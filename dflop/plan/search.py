@@ -24,6 +24,7 @@ from dflop.plan.rank import Ranked, arrival_step_s, nominate, rank
 from dflop.plan.space import Problem
 from dflop.plan.verdict import prefer_simple, proven, reason, unused
 from dflop.plan.worst import beyond_text, samples_beyond
+from dflop.progress import At, counted, unseen
 from dflop.records import Plan, PlanProgram
 
 DRAFTS_PER_COUNT = 15
@@ -48,9 +49,10 @@ def plan_problem(
     top: int = 40,
     policy: str = "balanced",
     progress: Callable[[str], None] | None = None,
+    at: At = unseen,
 ) -> tuple[Plan, ...]:
     """The plans of `optimize`."""
-    return optimize(problem, top=top, policy=policy, progress=progress).plans
+    return optimize(problem, top=top, policy=policy, progress=progress, at=at).plans
 
 
 def optimize(
@@ -59,6 +61,7 @@ def optimize(
     top: int = 40,
     policy: str = "balanced",
     progress: Callable[[str], None] | None = None,
+    at: At = unseen,
 ) -> Planned:
     """Simulated plans, the one to run first, and what is proven.
 
@@ -71,6 +74,7 @@ def optimize(
         top: Plans to simulate; those the formula likes best, of all kinds.
         policy: What makes microbatches.
         progress: Told what happens, one line each.
+        at: Told how far the search is.
 
     Raises:
         InfeasiblePlanError: no layout fits; the message names the binding limit and the nearest fix.
@@ -82,11 +86,11 @@ def optimize(
         problem, policy = replace(problem, space=space), "arrival"
     if problem.space.layouts == ("split",):
         check_processes([s.module for s in problem.specs], problem.cluster.num_processes)
-    ranked, programs = _ranked(problem, top, policy, tell)
+    ranked, programs = _ranked(problem, top, policy, tell, at)
     beyond = ""
     if not ranked and problem.worst_samples:
         tell("no plan fits the largest samples of the data: planning for the sampled batches alone")
-        ranked, programs = _ranked(replace(problem, worst_samples=()), top, policy, tell)
+        ranked, programs = _ranked(replace(problem, worst_samples=()), top, policy, tell, at)
         beyond = beyond_text(problem, samples_beyond(problem, ranked[0].plan)) if ranked else ""
     if not ranked:
         raise explain(problem)
@@ -103,34 +107,34 @@ def optimize(
 
 
 def _ranked(
-    problem: Problem, top: int, policy: str, tell: Callable[[str], None]
+    problem: Problem, top: int, policy: str, tell: Callable[[str], None], at: At
 ) -> tuple[list[Ranked], list[PlanProgram]]:
     """Simulated plans that fit in memory, the uniform data-blind plan among them, none if none fits; what is proven."""
-    drafts, programs = _drafts(problem, tell)
+    drafts, programs = _drafts(problem, tell, at)
     uniform = tuned_uniform(problem, lambda plan: arrival_step_s(problem, plan))
     nominees = nominate(drafts, top)
     space = problem.space
     if uniform is not None and "inline" in space.layouts and False in space.shard_parameters:
         nominees = list({plan.plan_id: plan for plan in (*nominees, uniform)}.values())
-    ranked = prefer_simple(rank(problem, nominees, policy))
+    ranked = prefer_simple(rank(problem, nominees, policy, at))
     held = " together with the largest samples of the data" * bool(problem.worst_samples)
     tell(f"simulated {len(nominees)} plans on {len(problem.batches)} global batches, {len(ranked)} fit in memory{held}")
     uniform_s = float("nan") if uniform is None else arrival_step_s(problem, uniform)
     return [replace(r, plan=replace(r.plan, uniform_step_s=uniform_s)) for r in ranked], programs
 
 
-def _drafts(problem: Problem, tell: Callable[[str], None]) -> tuple[list[Plan], list[PlanProgram]]:
+def _drafts(problem: Problem, tell: Callable[[str], None], at: At) -> tuple[list[Plan], list[PlanProgram]]:
     """The formula's favourites for numbers of microbatches far apart, then for those beside the best of these."""
     counts = problem.microbatch_choices
-    found, proofs = _visit(problem, _far_apart(counts), math.inf, tell)
+    found, proofs = _visit(problem, _far_apart(counts), math.inf, tell, at)
     best = sorted((min(d.formula_step_s for d in drafts), m) for m, drafts in found.items() if drafts)[:NUM_REFINED]
     visited, more = sorted(found), set[int]()
     for _, m in best:
-        at = visited.index(m)
-        below, above = visited[max(at - 1, 0)], visited[min(at + 1, len(visited) - 1)]
+        place = visited.index(m)
+        below, above = visited[max(place - 1, 0)], visited[min(place + 1, len(visited) - 1)]
         more |= {n for n in counts if below < n < above and n not in found}
     if more:
-        others, other_proofs = _visit(problem, sorted(more), best[0][0], tell)
+        others, other_proofs = _visit(problem, sorted(more), best[0][0], tell, at)
         found, proofs = found | others, proofs + other_proofs
     if problem.space.rules is not None:
         proofs = []  # of parts of what the rules allow
@@ -145,7 +149,7 @@ def _drafts(problem: Problem, tell: Callable[[str], None]) -> tuple[list[Plan], 
 
 
 def _visit(
-    problem: Problem, counts: Sequence[int], known_s: float, tell: Callable[[str], None]
+    problem: Problem, counts: Sequence[int], known_s: float, tell: Callable[[str], None], at: At
 ) -> tuple[dict[int, list[Plan]], list[Optimum]]:
     """Drafts per number of microbatches, and what is proven; `known_s` is the best formula value so far."""
     space, found, cluster = problem.space, {m: list[Plan]() for m in counts}, problem.cluster
@@ -153,7 +157,8 @@ def _visit(
     ratio = CUTOFF_RATIO if cluster.max_concurrency >= cluster.num_processes else math.inf
     if "inline" in space.layouts:
         middle = len(counts) // 2  # where the best are more likely than at the ends: others are cut off the sooner
-        for m in sorted(counts, key=lambda m: abs(counts.index(m) - middle)):
+        ordered = sorted(counts, key=lambda m: abs(counts.index(m) - middle))
+        for m in counted(ordered, "searching layouts, by the number of microbatches", at):
             chains = inline_choices(problem, m, DRAFTS_PER_COUNT, known_s * ratio)
             known_s = min([known_s, *(value_s for value_s, _ in chains)])
             found[m] += [plan for _, plan in chains]

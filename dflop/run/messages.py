@@ -3,60 +3,66 @@
 from __future__ import annotations
 
 import contextlib
+import re
+import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Callable
 
 from dflop.errors import printable, redacted
 from dflop.units import seconds
 
-T = TypeVar("T")
 Say = Callable[[str], None]
 """Told what happens, a line at a time."""
-MIN_TOLD_S = 5.0
+MIN_TOLD_S, MIN_TOLD_FRAC = 5.0, 0.1
 """Between two lines on how far something is."""
+MIN_DRAWN_S = 0.1
+"""Between two changes of a terminal's line."""
+PROGRESS_LINE = re.compile(r".+: (\d+) of ([1-9]\d*) \(\d+%\), ")
+"""What a `Meter` says in a log."""
+_CLEARED = "\r\x1b[K"
 
 
 def say(line: str) -> None:
     """A line on stderr, with secrets blacked out and control characters shown: names come from anybody's dataset."""
     with contextlib.suppress(OSError):  # a terminal that was closed ends no driver
-        print(printable(redacted(line)), file=sys.stderr, flush=True)
+        print(f"{_CLEARED * sys.stderr.isatty()}{printable(redacted(line))}", file=sys.stderr, flush=True)
 
 
 _TO_STDERR = say
 
 
-def progress(
-    items: Sequence[T],
-    what: str,
-    say: Say,
-    *,
-    clock: Callable[[], float] = time.monotonic,
-    is_terminal: bool | None = None,
-) -> Iterator[T]:
-    """The items, one after the other, and how far it is with the time to go.
+class Meter:
+    """Reports how far work is, with the time to go; an `At` of `progress.py`.
 
-    A terminal has one line that changes; a log has a line per 10 %, and none of what is over in a moment.
-
-    Args:
-        items: To go through, each about as long as the others.
-        what: Is done to them, as in `simulating plans`.
-        say: Told the lines of a log.
-        clock: Seconds.
-        is_terminal: Whether stderr is one; None: asked.
+    A terminal has one line that changes, below what else is said; a log has a line per 10 %, and none of what is over
+    in a moment.
     """
-    shows = (say is _TO_STDERR and sys.stderr.isatty()) if is_terminal is None else is_terminal
-    began_s, told_frac, told_s = clock(), 0.0, clock()
-    for number, item in enumerate(items):
-        yield item
-        done, now_s = (number + 1) / len(items), clock()
-        left = (
-            f"{seconds((now_s - began_s) * (1 / done - 1))} to go" if done < 1 else f"took {seconds(now_s - began_s)}"
-        )
-        line = f"{what}: {number + 1} of {len(items)} ({done:.0%}), {left}"
-        if shows:
-            print(f"\r\x1b[K{line}", end="\n" * (done == 1), file=sys.stderr, flush=True)
-        elif done - told_frac >= 0.1 - 1e-9 and now_s - told_s >= MIN_TOLD_S:
-            say(line)
-            told_frac, told_s = done, now_s
+
+    def __init__(
+        self, say: Say, *, clock: Callable[[], float] = time.monotonic, is_terminal: bool | None = None
+    ) -> None:
+        """`say` is told the lines of a log; `clock` counts seconds; `is_terminal` says what stderr is, None: asked."""
+        self.is_drawn = (say is _TO_STDERR and sys.stderr.isatty()) if is_terminal is None else is_terminal
+        self._say, self._clock = say, clock
+        self._what, self._began_s, self._told_frac, self._told_s = "", 0.0, 0.0, 0.0
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        now_s = self._clock()
+        if not done or what != self._what:
+            self._what, self._began_s, self._told_frac = what, now_s, 0.0
+            self._told_s = now_s - MIN_DRAWN_S * self.is_drawn
+        if not done:
+            return
+        frac, took_s, since_s = done / total, now_s - self._began_s, now_s - self._told_s
+        left = f"{seconds(took_s * (1 / frac - 1))} to go" if done < total else f"took {seconds(took_s)}"
+        line = f"{what}: {done} of {total} ({frac:.0%}), {left}"
+        if self.is_drawn:
+            if since_s >= MIN_DRAWN_S or done == total:
+                shown = line[: shutil.get_terminal_size().columns - 1]
+                with contextlib.suppress(OSError):
+                    print(f"{_CLEARED}{shown}", end="\n" * (done == total), file=sys.stderr, flush=True)
+                self._told_s = now_s
+        elif frac - self._told_frac >= MIN_TOLD_FRAC - 1e-9 and since_s >= MIN_TOLD_S:
+            self._say(line)
+            self._told_frac, self._told_s = frac, now_s

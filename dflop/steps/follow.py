@@ -20,7 +20,7 @@ from dflop.records import Decision
 from dflop.run import lifecycle
 from dflop.run.directory import RunDir
 from dflop.run.driver_lock import refuse_if_taken_over
-from dflop.run.messages import Say
+from dflop.run.messages import PROGRESS_LINE, Meter, Say
 from dflop.run.queue import as_cancelled
 from dflop.run.status import STEP_LINE
 from dflop.store.ingest import ingest
@@ -40,10 +40,12 @@ class Listener:
     """Told what happens in a step; `say` is told lines."""
 
     def __init__(self, say: Say) -> None:
-        self.say = say
+        self.say, self._meter = say, Meter(say)
 
     def progress(self, percent: float, text: str) -> None:
         """Told how far the jobs are that are followed; called from the event loop, often, and returns at once."""
+        if self._meter.is_drawn and percent < 100:  # a log has the jobs' own lines
+            self._meter("percent of the jobs' work", int(percent), 100)
 
     def decided(self, decision: Decision) -> None:
         """Told what the run noticed or decided; returns at once."""
@@ -130,8 +132,8 @@ class _Told:
         self._to, self._clock = to, clock
         self._jobs: dict[str, Change] = {}
         """By key, how the newest job stands."""
-        self._steps: dict[str, tuple[int, int]] = {}
-        """By job id, optimizer steps that are done, and of how many."""
+        self._done: dict[str, tuple[int, int, str]] = {}
+        """By job id, how much is done, of how much, and the words for it: steps, or what a job's `Meter` counts."""
         self._since_s, self._num_lines, self._num_hidden = float("-inf"), 0, 0
 
     def changes(self, changes: Sequence[Change]) -> None:
@@ -153,9 +155,7 @@ class _Told:
 
     def line(self, handle: JobHandle, line: str) -> None:
         """A line of a job's log."""
-        if handle.key in self._jobs and (found := STEP_LINE.match(line)) is not None:
-            self._steps[handle.job_id] = int(found[1]), int(found[2])
-            self._show()
+        found = STEP_LINE.match(line) or PROGRESS_LINE.match(line)
         if self._clock() - self._since_s >= PER_S:
             self._admit_hidden(handle)
             self._since_s, self._num_lines = self._clock(), 0
@@ -164,6 +164,10 @@ class _Told:
             self._num_hidden += 1
         else:
             self._to.say(f"{self._names[handle.key]} | {line}")
+        if handle.key in self._jobs and found is not None:
+            unit = " steps" * (found.re is STEP_LINE)
+            self._done[handle.job_id] = int(found[1]), int(found[2]), f"{found[1]} of {found[2]}{unit} done"
+            self._show()
 
     def _admit_hidden(self, handle: JobHandle) -> None:
         if self._num_hidden:
@@ -173,16 +177,11 @@ class _Told:
 
     def _show(self) -> None:
         jobs = list(self._jobs.values())
-        done = [(1, 1) if s.state is JobState.DONE else self._steps.get(h.job_id, (0, 1)) for h, s in jobs]
-        percent = 100.0 * sum(step / num_steps for step, num_steps in done) / len(self._names)
+        done = [(1, 1, "") if s.state is JobState.DONE else self._done.get(h.job_id, (0, 1, "")) for h, s in jobs]
+        percent = 100.0 * sum(part / whole for part, whole, _ in done) / len(self._names)
         if len(self._names) == 1:
             handle, status = jobs[0]
-            found = self._steps.get(handle.job_id)
-            parts = (
-                status.state,
-                f"{found[0]} of {found[1]} steps done" if found else "",
-                status.reason.split("\n")[0],
-            )
+            parts = (status.state, self._done.get(handle.job_id, (0, 1, ""))[2], status.reason.split("\n")[0])
             text = f"{', '.join(filter(None, parts))} ({handle.backend} {handle.job_id})"
         else:
             states = [str(status.state) for _, status in jobs]

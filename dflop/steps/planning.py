@@ -37,7 +37,7 @@ from dflop.records import (
 )
 from dflop.run.batches import profiled_ways, stage_at
 from dflop.run.directory import RunDir, family_of, tokenizer_of
-from dflop.run.messages import Say
+from dflop.run.messages import Meter, Say
 from dflop.run.plan_scope import Batches, PlanBasis, factors_text, planned_steps, scenario_batches, write_basis
 from dflop.store.ingest import ingest
 from dflop.store.reader import Reader
@@ -222,7 +222,7 @@ def find_plans(task: Task, config: Config, say: Say) -> Planned:
     Raises:
         InfeasiblePlanError: no layout fits.
     """
-    planned = optimize(task.problem, top=config.plan.top, progress=say)
+    planned = optimize(task.problem, top=config.plan.top, progress=say, at=Meter(say))
     if task.later:
         planned = _holding_what_is_later(task, planned, config, say)
     if not (corrected := task.corrections_text):
@@ -238,7 +238,7 @@ def _holding_what_is_later(task: Task, planned: Planned, config: Config, say: Sa
     found = [held for plan in plans if (held := holding(everything, plan)) is not None]
     if not found:
         say("no plan for the next steps fits later samples: planning for all samples")
-        return optimize(everything, top=config.plan.top, progress=say)
+        return optimize(everything, top=config.plan.top, progress=say, at=Meter(say))
     if found[0].plan_id != plans[0].plan_id:
         say("faster plans for the next steps do not fit later samples")
     return replace(planned, plans=tuple(replace(plan, candidate_rank=place) for place, plan in enumerate(found)))

@@ -20,7 +20,7 @@ from dflop.profile.groups import used_modules
 from dflop.records import ModuleSpec, ProfileRecord, QuarantinedSample
 from dflop.run.batches import TRAIN
 from dflop.run.directory import RunDir, dataset_ref, family_of
-from dflop.run.messages import Say
+from dflop.run.messages import Meter, Say
 from dflop.run.training_claim import num_attempts
 from dflop.steps import planning, submit
 from dflop.steps.follow import Listener, follow_jobs, ingest_run
@@ -72,7 +72,8 @@ def data_profile_key(run: RunDir, say: Say) -> DataKey:
     if dataset.sizes is not None:
         check_overlong(dataset.overlong)  # known from the configuration: no job need find out
     known = {} if _has_begun(run) else _profiles(config)
-    keys = dataset_keys(dataset, family, {key: p.num_rows + p.num_quarantined for key, p in known.items()})
+    num_rows = {key: p.num_rows + p.num_quarantined for key, p in known.items()}
+    keys = dataset_keys(dataset, family, num_rows, Meter(say))
     inputs = {
         "annotations": str(config.dataset.annotations),
         "family": family.name,

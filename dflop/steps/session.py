@@ -11,6 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -24,7 +25,7 @@ from dflop.run import lifecycle
 from dflop.run.directory import RunDir, family_of
 from dflop.run.driver_lock import check_free, drive_alone
 from dflop.run.find import find_run, runs_folder
-from dflop.run.messages import Say
+from dflop.run.messages import Meter, Say
 from dflop.run.queue import as_cancelled, launcher_of, live_jobs
 from dflop.steps import next_plan, planning, profiling, training
 from dflop.steps.follow import Listener, ingest_run, is_the_clusters_doing
@@ -114,7 +115,8 @@ async def driver_session(run: RunDir, say: Say) -> AsyncIterator[None]:
         try:
             if (d := config.dataset).demo:
                 rules, num_samples = family_of(config), d.demo_num_samples
-                await asyncio.to_thread(make_demo_dataset, d.annotations.parent, num_samples, progress=say, rules=rules)
+                make = partial(make_demo_dataset, d.annotations.parent, num_samples, rules=rules)
+                await asyncio.to_thread(make, progress=say, at=Meter(say))
             yield
         except DflopError as error:
             ended = error

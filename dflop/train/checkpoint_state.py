@@ -26,6 +26,7 @@ from dflop.errors import TrainError
 from dflop.models.build import Stage
 from dflop.models.weights import some_of
 from dflop.parallel.part import Part
+from dflop.progress import At, unseen
 from dflop.train.blocks import Block, SafeReader, Stored, blocks_of, reason_of
 from dflop.train.optim import State
 
@@ -78,7 +79,7 @@ def name_problem(shapes: Mapping[str, tuple[int, ...]], stored: Mapping[str, Sto
     return f"the checkpoint is of another model; parameters {'; '.join(filter(None, found))}" if any(found) else ""
 
 
-def read_model(checkpoint: Path) -> dict[str, torch.Tensor]:
+def read_model(checkpoint: Path, at: At = unseen) -> dict[str, torch.Tensor]:
     """Every parameter of a checkpoint by global name, in the type it was saved in, in one process.
 
     Raises:
@@ -89,10 +90,31 @@ def read_model(checkpoint: Path) -> dict[str, torch.Tensor]:
         tensors = {name: of.empty() for name, of in reader.index.items() if name.startswith(_PREFIX)}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that there are no other processes
-            dcp.load(dict(tensors), storage_reader=reader, no_dist=True)
+            dcp.load(dict(tensors), storage_reader=reader, planner=_Watched(at), no_dist=True)
     except (OSError, dcp.CheckpointException) as error:
         raise TrainError(f"cannot read checkpoint: {reason_of(error)}", where=str(checkpoint)) from error
     return {name.removeprefix(_PREFIX): tensor for name, tensor in tensors.items()}
+
+
+_READING = "reading the checkpoint, pieces of tensors"
+
+
+class _Watched(dcp.DefaultLoadPlanner):
+    """DCP's, which reports how many pieces of tensors are read."""
+
+    def __init__(self, at: At) -> None:
+        super().__init__()
+        self._at, self._num_read, self._num_pieces = at, 0, 0
+
+    def finish_plan(self, new_plan: dcp.LoadPlan) -> dcp.LoadPlan:
+        self._num_pieces = len(new_plan.items)
+        self._at(_READING, 0, self._num_pieces)
+        return super().finish_plan(new_plan)
+
+    def commit_tensor(self, read_item: dcp.ReadItem, tensor: torch.Tensor) -> None:
+        super().commit_tensor(read_item, tensor)
+        self._num_read += 1
+        self._at(_READING, self._num_read, self._num_pieces)
 
 
 def host_memory(blocks: Iterable[Block]) -> dict[MetadataIndex, torch.Tensor]:

@@ -23,7 +23,7 @@ from dflop.report.explain_page import Explanation, StageUse, TimeUse, Variation
 from dflop.report.plan_picture import SimulatedStep, save_plan_steps
 from dflop.report.plots import check_suffix
 from dflop.report.tables import stage_layers, stage_name
-from dflop.run.messages import Say
+from dflop.run.messages import Meter, Say
 from dflop.schedule.assignment import Assignment
 from dflop.schedule.evaluate import bucket_tokens
 from dflop.schedule.policies import StepJob
@@ -168,11 +168,12 @@ def _largest_tokens(plan: Plan, steps: Sequence[_Step]) -> dict[str, int]:
 
 
 def _variations(problem: Problem, say: Say) -> Iterator[Variation]:
+    at = Meter(say)
     for name, changed, note in _changed_problems(problem):
         say(f"planning with {name}")
         num_gpus, num_samples = changed.cluster.num_processes, _num_samples(changed)
         try:
-            plan = plan_problem(changed, policy=policy_of(changed))[0]
+            plan = plan_problem(changed, policy=policy_of(changed), at=at)[0]
         except (InfeasiblePlanError, ConfigError) as error:
             yield Variation(name, num_gpus, num_samples, None, error.what)
         else:

@@ -43,8 +43,12 @@ def test_a_pool_of_processes_gives_the_same_rows(write_rows, family, monkeypatch
     dataset = write_rows(ROWS * 3)
     alone = profile_shard(dataset, family, 0, 1, key="key")
     monkeypatch.setattr(dataset_profile, "BLOCK_ROWS", 4)
-    said: list[str] = []
-    assert profile_shard(dataset, family, 0, 1, said.append, key="key", num_workers=2) == alone
+    said, done = list[str](), list[tuple[int, int]]()
+    found = profile_shard(
+        dataset, family, 0, 1, said.append, at=lambda _, *numbers: done.append(numbers), key="key", num_workers=2
+    )
+    assert found == alone
+    assert done == [(n, 15) for n in (0, 4, 8, 12, 15)]
     assert said[-1].startswith("data profile, shard 1 of 1: 15 rows, 6 skipped")
 
 

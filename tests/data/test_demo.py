@@ -69,7 +69,11 @@ def test_complete_folder_is_reused_and_another_never_touched(demo, tmp_path):
 @pytest.mark.parametrize("name", [*FEW, *(pytest.param(n, marks=OTHERS) for n in FAMILIES if n not in FEW)])
 def test_made_for_a_family_it_has_its_tokens_and_no_media_it_does_not_take(name, tmp_path):
     rules = load_family(name, {}, {})
-    made = make_demo_dataset(tmp_path / "demo", num_samples=16, max_llm_tokens=16384, rules=rules)
+    done = list[tuple[int, int]]()
+    made = make_demo_dataset(
+        tmp_path / "demo", num_samples=16, max_llm_tokens=16384, rules=rules, at=lambda _, *at: done.append(at)
+    )
+    assert done == [(number, 16) for number in range(17)]
     shapes, quarantined = profile_shard(made, rules, 0, 1)
     assert (len(shapes), quarantined) == (16, [])
     kinds = {item.kind for shape in shapes for item in shape.items}

@@ -64,11 +64,18 @@ def test_a_run_starts_from_what_another_exported(trained, exported, train):
     assert losses_of(other) != pytest.approx(losses, rel=1e-4)
 
 
-def test_a_damaged_checkpoint_is_not_exported(trained, tmp_path):
+def test_a_damaged_checkpoint_is_not_exported(trained, tmp_path, capsys):
     run, said = fresh(trained, tmp_path), []
     newest, older = sorted(run.checkpoints.glob("step-*"), reverse=True)
     (newest / "__0_0.distcp").write_bytes(b"")
-    assert export_run(run, tmp_path / "out", said.append, max_shard_bytes=1_000_000) == 2
+    seen = list[tuple[str, int, int]]()
+    assert export_run(run, tmp_path / "out", said.append, lambda *at: seen.append(at), max_shard_bytes=1_000_000) == 2
+    for what in {what for what, _, _ in seen}:
+        counts = [done for name, done, _ in seen if name == what]
+        assert counts == list(range(seen[-1][2] + 1 if "files" in what else len(counts)))
+    assert [seen[0][0][:7], seen[-1][0][:7]] == ["reading", "writing"]
+    assert all(done == total for what, done, total in (seen[-1],))
+    assert not capsys.readouterr().err, "transformers draws no bar of its own"
     assert "skipped damaged checkpoint: step-00000003: __0_0.distcp has 0 bytes" in said[0]
     assert len(list((tmp_path / "out").glob("model-*.safetensors"))) > 2
     (older / "manifest.json").unlink()

@@ -10,6 +10,7 @@ from dflop.plan.emit.mimo_rules import MimoRules, mimo_problems
 from dflop.plan.rank import MOVES_PER_SAMPLE, arrival_step_s
 from dflop.plan.search import plan_problem
 from dflop.plan.space import Problem, SearchSpace
+from dflop.progress import unseen
 from dflop.records import LLM, Plan
 from dflop.schedule.policies import Effort
 from dflop.schedule.step_scheduler import schedule_step
@@ -20,16 +21,19 @@ ENCODERS = ("vision", "audio")
 BATCHES = tuple(random_batch(24, seed=seed) for seed in range(2))
 
 
-def plans(progress=None, top=6, **changes) -> tuple[Plan, ...]:
+def plans(progress=None, top=6, at=unseen, **changes) -> tuple[Plan, ...]:
     space = SearchSpace(layouts=changes.pop("layouts", ("split",)), microbatches=changes.pop("microbatches", (2, 4)))
     cost = changes.pop("cost", make_cost(*ENCODERS)).extrapolating()
     problem = Problem("run", make_specs(*ENCODERS), make_cluster(4), cost, BATCHES, 24, snapshot_seq=3, space=space)
-    return plan_problem(dataclasses.replace(problem, **changes), top=top, progress=progress)
+    return plan_problem(dataclasses.replace(problem, **changes), top=top, progress=progress, at=at)
 
 
 def test_plans_are_ranked_placed_and_explained():
-    lines: list[str] = []
-    found = plans(progress=lines.append)
+    lines, seen = list[str](), list[tuple[str, int, int]]()
+    found = plans(progress=lines.append, at=lambda *at: seen.append(at))
+    assert seen == [
+        (f"simulating {what}", done, 6) for what in ("plans", "the best plans on all batches") for done in range(7)
+    ]
     assert [line.partition(":")[0] for line in lines[:-2]] == ["2 microbatches", "4 microbatches"]
     assert lines[-1] == f"simulated 6 plans on 2 global batches, {len(found)} fit in memory"
     assert lines[-2].startswith(

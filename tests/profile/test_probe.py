@@ -98,8 +98,12 @@ def test_every_used_module_is_profiled_at_every_depth():
 
 
 def test_every_way_of_running_is_profiled():
-    ways = (TRAIN, WAYS["recompute"])
-    found, lines = profile(make_shapes(10, seed=1, kinds=("audio",))[4:5], num_probes=1, ways=ways)
+    ways, spent = (TRAIN, WAYS["recompute"]), []
+    shapes = make_shapes(10, seed=1, kinds=("audio",))[4:5]
+    found, lines = profile(shapes, num_probes=1, ways=ways, budget_s=1e4, at=lambda _, *at: spent.append(at))
+    assert spent[0] == (0, 10000)
+    assert spent == sorted(spent), "of both ways together"
+    assert (5000, 10000) in spent
     assert [m.recompute for m in found] == [False, False, True, True]
     assert [line.partition(":")[0] for line in lines] == ["llm", "llm, recompute"]
 

@@ -132,6 +132,16 @@ def test_how_a_job_stands_is_told_with_its_steps(run, job):
     assert "82 lines not shown; see" in hearer.lines[-2]
 
 
+def test_what_a_job_says_of_how_far_it_is_moves_the_bar(run, job):
+    hearer = Hearer()
+    told = _Told(run, [job], hearer)
+    handle = JobHandle("local", "12", job.name, job.key, job.folder, 1, 5.0)
+    told.changes([(handle, JobStatus(JobState.RUNNING))])
+    for line in ("rows of 3 of 4 files", "data profile, rows: 256 of 1024 (25%), 54.00 s to go", "x: 1 of 0 (0%), y"):
+        told.line(handle, line)
+    assert hearer.bar[1:] == [(25.0, "running, 256 of 1024 done (local 12)")]
+
+
 def test_of_many_jobs_what_they_have_in_common_is_said_once(run, job):
     hearer = Hearer()
     specs = [dataclasses.replace(job, name=f"data-{i}", key=f"k{i}") for i in range(20)]

@@ -33,9 +33,10 @@ from dflop.plan.rank import arrival_step_s, policy_step_s
 from dflop.plan.search import plan_problem
 from dflop.plan.space import Problem
 from dflop.plan.worst import without_beyond
+from dflop.progress import counted
 from dflop.records import Plan
 from dflop.records.speedup import NOT_COMPARED, Speedup, speedup
-from dflop.run.messages import Say, progress
+from dflop.run.messages import Meter, Say
 from dflop.schedule.policies import Effort
 
 TUNED, DEFAULT, GROUPED, REFERENCE = "uniform tuned", "uniform default", "length-grouped", "reference"
@@ -167,7 +168,8 @@ def make_contestants(problem: Problem, say: Say) -> Plans:
     Raises:
         InfeasiblePlanError: as `contest`.
     """
-    ours = plan_problem(problem, progress=say)[0]
+    at = Meter(say)
+    ours = plan_problem(problem, progress=say, at=at)[0]
     problem = without_beyond(problem, ours)
     making: dict[str, Callable[[], Any]] = {
         TUNED: lambda: tuned_uniform(problem, lambda plan: arrival_step_s(problem, plan)),
@@ -177,7 +179,7 @@ def make_contestants(problem: Problem, say: Say) -> Plans:
         EXPERT: lambda: expert_plan(problem),
         SHARDED: lambda: tuned_sharded(problem, lambda plan: policy_step_s(problem, plan, "token_kk")),
     }
-    made = {name: _or_none(making[name]) for name in progress(tuple(making), "planning baselines", say)}
+    made = {name: _or_none(making[name]) for name in counted(tuple(making), "planning baselines", at)}
     reference = made[REFERENCE]
     return Plans(
         made[TUNED],
@@ -217,7 +219,7 @@ def compete(
         **{policy: (plans.ours, policy) for policy in policies},
     }
     entered = [(name, plan, policy) for name, (plan, policy) in rest.items() if plan]
-    found = {name: steps(plan, policy) for name, plan, policy in progress(entered, "simulating trainers", say)}
+    found = {name: steps(plan, policy) for name, plan, policy in counted(entered, "simulating trainers", Meter(say))}
     if plans.expert:
         found[EXPERT] = steps(plans.expert.plan, EXPERT_POLICY, plans.expert.cost)
     bounds = tuple(bound_s(problem, batch) for batch in unseen)
