@@ -16,7 +16,7 @@ import numpy as np
 
 from dflop.cost.model import CostModel, Floats
 from dflop.plan.candidates import MAX_PP, Bools, layer_and_edge_seconds, nearest_power, recompute_ways, shard_choices
-from dflop.plan.memory import NUM_WAITING, StageBytes, in_flight, stage_bytes
+from dflop.plan.memory import NUM_WAITING, StageBytes, stage_bytes
 from dflop.plan.offload import offloaded_layers
 from dflop.plan.partition import Cuts, best_cuts, free_cuts, range_seconds
 from dflop.plan.space import Problem
@@ -24,6 +24,7 @@ from dflop.plan.stage_params import first_and_last
 from dflop.plan.sync import chain_sync_s, gather_seconds
 from dflop.records import ModuleSpec, ParallelSpec
 from dflop.schedule.items import Ints
+from dflop.simulate.order import in_flight
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +178,7 @@ class Chain:
         plain_s = range_seconds(self.unit_s[power])
         stage_s = np.full((pp, num_units + 1, num_units + 1), np.inf)
         for stage in range(pp):
-            depth = np.array([min(self.num_microbatches, pp - stage)])
+            depth = self._depth(pp)[stage : stage + 1]
             is_own = ((start == 0) == (stage == 0)) & ((end == num_units) == (stage == pp - 1)) & (start >= stage)
             rows = np.flatnonzero(has_room & is_own & (num_units - end >= pp - 1 - stage))
             between = StageBytes(*(getattr(held, field.name)[rows, 1:2] for field in fields(held)))
@@ -196,10 +197,14 @@ class Chain:
         again, fit = self._recomputed(layers, dp, shards)
         return self._choices(layers, again, dp, shards)[0] if fit[0] else None
 
+    def _depth(self, pp: int) -> Ints:
+        """`[P]` microbatches in flight."""
+        return in_flight(self.num_microbatches, np.arange(pp)[::-1])
+
     def _recomputed(self, layers: Ints, dp: Ints, shards: Ints) -> tuple[Ints, Bools]:
         """(`[modules, C, P]` fewest layers that run again, `[C]` whether all stages of a chain fit so)."""
         pp = layers.shape[2]
-        depth, none = in_flight(pp, self.num_microbatches, 0, pp), np.zeros_like(layers)
+        depth, none = self._depth(pp), np.zeros_like(layers)
         again = none if False in self.ways else layers
         held = self._stage_bytes(layers, again, dp, shards)
         is_over: Bools = np.asarray(held.peaks(depth) > self.problem.usable_bytes)
@@ -214,7 +219,7 @@ class Chain:
     def _is_over(self, layers: Ints, again: Ints, dp: Ints, shards: Ints) -> Bools:
         """`[C, P]`: whether stages go beyond the memory."""
         pp = layers.shape[2]
-        peaks = self._stage_bytes(layers, again, dp, shards).peaks(in_flight(pp, self.num_microbatches, 0, pp))
+        peaks = self._stage_bytes(layers, again, dp, shards).peaks(self._depth(pp))
         return np.asarray(peaks > self.problem.usable_bytes)
 
     def _least(self, held: StageBytes, layers: Ints, depth: Ints, dp: Ints) -> tuple[Ints, Bools]:
@@ -291,7 +296,7 @@ class Chain:
     def _stage_bytes(self, layers: Ints, again: Ints, dp: Ints, shards: Ints) -> StageBytes:
         """Of C chains: `layers`, and those that run again, are `[modules, C, P]`."""
         pp = layers.shape[2]
-        offloaded = self._offloaded(layers, again, in_flight(pp, self.num_microbatches, 0, pp), dp)
+        offloaded = self._offloaded(layers, again, self._depth(pp), dp)
         parts = [
             stage_bytes(
                 spec,
@@ -316,7 +321,7 @@ class Chain:
         gathers_s: Floats = np.zeros(())
         plain_s: Floats = np.zeros(())
         which, pp = np.searchsorted(list(self.least_s), dp), layers.shape[2]
-        again = again - self._offloaded(layers, again, in_flight(pp, self.num_microbatches, 0, pp), dp)
+        again = again - self._offloaded(layers, again, self._depth(pp), dp)
         for m, spec in enumerate(self.specs):
             layer_s, edge_s, again_s = (part[which].T[:, :, np.newaxis] for part in self.average_s[m])
             _, edge = first_and_last(layers[m])

@@ -14,11 +14,12 @@ import numpy as np
 
 from dflop.cost.model import Floats
 from dflop.plan.candidates import Candidate, recompute_ways
-from dflop.plan.memory import in_flight, stage_bytes
+from dflop.plan.memory import stage_bytes
 from dflop.plan.offload import with_host
 from dflop.plan.space import Problem
 from dflop.plan.sync import plan_sync_s, with_gathers
-from dflop.records import LLM, ClusterSpec, ModulePlan, ParallelSpec, Plan, to_dict
+from dflop.records import ClusterSpec, ModulePlan, ParallelSpec, Plan, to_dict
+from dflop.simulate.order import in_flight, num_stages_after
 
 SLACK = 1.6
 """Times the largest microbatch of an even cut: with no room for larger ones the scheduler has no choice left."""
@@ -238,7 +239,6 @@ def chain_peaks(problem: Problem, plan: Plan, chain: Sequence[ModulePlan], loads
         loads: Per module `[3]` or `[3, C]`.
     """
     pp = chain[0].parallel.pp
-    beyond = 0 if plan.is_inline or chain[-1].module == LLM else plan.module(LLM).parallel.pp
     parts = []
     for m, load in zip(chain, loads, strict=True):
         columns = load.reshape(3, -1)
@@ -257,7 +257,8 @@ def chain_peaks(problem: Problem, plan: Plan, chain: Sequence[ModulePlan], loads
             )
         )
     total = functools.reduce(operator.add, parts)
-    return total.peaks(in_flight(pp, plan.num_microbatches, beyond, pp))
+    after = [num_stages_after(plan, chain[-1].module, stage) for stage in range(pp)]
+    return total.peaks(in_flight(plan.num_microbatches, after))
 
 
 def max_tokens(problem: Problem, plan: Plan, chain: Sequence[ModulePlan], largest: Sequence[Floats]) -> list[int]:

@@ -231,17 +231,6 @@ def candidate_bytes(candidates: Candidates, cost: CostModel, load: Floats) -> St
     return found
 
 
-def in_flight(pp: npt.ArrayLike, num_microbatches: int, num_stages_beyond: npt.ArrayLike, num_stages: int) -> Ints:
-    """`[C, num_stages]` microbatches a stage holds under 1F1B; `pp` and `num_stages_beyond` are `[C]`.
-
-    `num_stages_beyond` counts the stages between the module's last one and the loss: the LLM's pp for an encoder with
-    ranks of its own, else 0.
-    """
-    total = np.asarray(pp) + np.asarray(num_stages_beyond)
-    found: Ints = np.clip(total[..., np.newaxis] - np.arange(num_stages), 0, num_microbatches)
-    return found
-
-
 def max_stages_beyond(found: StageBytes, pp: Ints, *, num_microbatches: int, usable_bytes: float) -> Floats:
     """`[C]`: deepest pipeline behind a module that still fits its memory: infinite if any does, negative if none.
 

@@ -11,11 +11,11 @@ import dataclasses
 
 import numpy as np
 
-from dflop.plan.memory import in_flight
 from dflop.plan.space import Problem
 from dflop.plan.sync import average_passes_s
 from dflop.records import LLM, ModulePlan
 from dflop.schedule.items import Ints
+from dflop.simulate.order import in_flight
 
 LOCKED_RATIO = 2
 """Page-locked bytes over those of tensors, at most: torch rounds each of them up to a power of two."""
@@ -53,7 +53,7 @@ def offloaded_layers(
 def with_host(problem: Problem, llm: ModulePlan, num_microbatches: int) -> ModulePlan:
     """The LLM's place with activations on the host, where it would recompute and copies hide."""
     p, layers = llm.parallel, np.array([llm.layers_per_stage])
-    again, depth = np.array([llm.num_recomputed]), in_flight(p.pp, num_microbatches, 0, p.pp)
+    again, depth = np.array([llm.num_recomputed]), in_flight(num_microbatches, np.arange(p.pp)[::-1])
     found = offloaded_layers(problem, layers, again, num_microbatches, depth, tp=p.tp, dp=np.array([p.dp]))
     if not found.any():
         return llm

@@ -13,20 +13,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dflop.records import LLM, Plan, StepObservation, StepPlan
+from dflop.records import Plan, StepObservation, StepPlan
 from dflop.schedule.assignment import assignment_of
 from dflop.schedule.evaluate import feeding
 from dflop.simulate.kernel import Bools, StepShape, StepWork, run_step, step_shape
-from dflop.simulate.pipeline_order import Phase, one_f_one_b
-from dflop.simulate.step import (
-    Floats,
-    Node,
-    meeting_ranks,
-    num_stages_after,
-    on_shared_cores,
-    slowest,
-    step_nodes,
-)
+from dflop.simulate.order import Phase, actions, num_stages_after, stage_links
+from dflop.simulate.step import Floats, Node, meeting_ranks, on_shared_cores, slowest, step_nodes
 
 Op = tuple[Node, int, Phase]
 """(node, microbatch, `F` or `B`)."""
@@ -105,7 +97,7 @@ def simulate_again(
     ops = {
         node: [
             PredictedOp(node, k, phase, *spans[i][k][phase == "B"])
-            for phase, k in one_f_one_b(m, num_stages_after(plan, *node[:2]))
+            for phase, k in actions(m, num_stages_after(plan, *node[:2]))
             if is_active[i, k]
         ]
         for i, node in enumerate(nodes)
@@ -114,15 +106,17 @@ def simulate_again(
 
 
 def _waits(plan: Plan, shape: StepShape, is_active: Bools, feeds: Bools) -> Iterator[tuple[Op, Op]]:
-    """Between stages of a pipe, and between the last one of an encoder and the LLM's first."""
-    for (module, stage, rank), active in zip(step_nodes(plan), is_active, strict=True):
-        for k in np.flatnonzero(active).tolist() if stage else ():
-            yield from _exchange((module, stage - 1, rank), (module, stage, rank), k)
-    num_ranks = plan.module(LLM).parallel.dp
-    for p, encoder in enumerate(() if plan.is_inline else plan.encoders):
-        links = feeds[shape.link_start[p] : shape.link_start[p + 1]].reshape(-1, encoder.parallel.dp, num_ranks)
-        for k, rank, llm_rank in np.argwhere(links).tolist():
-            yield from _exchange((encoder.module, encoder.parallel.pp - 1, rank), (LLM, 0, llm_rank), k)
+    """Between stages of a pipe rank by rank, and from an encoder to the LLM where its rows go."""
+    active, links = dict(zip(step_nodes(plan), is_active, strict=True)), iter(range(len(shape.pipes) - 1))
+    for before, behind in stage_links(plan):
+        if before[0] == behind[0]:
+            for rank in range(plan.module(before[0]).parallel.dp):
+                for k in np.flatnonzero(active[*behind, rank]).tolist():
+                    yield from _exchange((*before, rank), (*behind, rank), k)
+            continue
+        p, dps = next(links), [plan.module(stage[0]).parallel.dp for stage in (before, behind)]
+        for k, *ranks in np.argwhere(feeds[shape.link_start[p] : shape.link_start[p + 1]].reshape(-1, *dps)).tolist():
+            yield from _exchange((*before, ranks[0]), (*behind, ranks[1]), k)
 
 
 def _exchange(before: Node, behind: Node, k: int) -> Iterator[tuple[Op, Op]]:

@@ -16,6 +16,7 @@ from dflop.schedule.assignment import Assignment, assignment_of
 from dflop.schedule.evaluate import bucket_tokens
 from dflop.schedule.items import Ints, ModuleItems, module_items
 from dflop.schedule.pack import token_cap, token_lpt
+from dflop.simulate import order
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ def plan_caps(plan: Plan, items: Mapping[str, ModuleItems]) -> Caps:
     if 0 < llm.max_tokens < packable:
         lpt = token_lpt(num_tokens, num_buckets)
         in_flight = max(llm.max_tokens, int(np.bincount(lpt, num_tokens).max(initial=0)))
-    window = min(plan.num_microbatches, llm.parallel.pp)
+    window = int(order.in_flight(plan.num_microbatches, llm.parallel.pp - 1))
     media = {e.module: _media_cap(plan, e, items[e.module]) for e in plan.encoders if e.max_tokens}
     return Caps(max(llm.max_tokens, packable), window, window * in_flight, media)
 

@@ -19,7 +19,8 @@ from dflop.cost.model import CostModel, Floats, StageKind, stage_kind
 from dflop.records import LLM, ModulePlan, Plan
 from dflop.schedule.caps import Caps, tokens_of_samples
 from dflop.schedule.items import Ints, ModuleItems, stage_mix, stage_slowness
-from dflop.simulate.step import Node, meeting, num_stages_after
+from dflop.simulate.order import num_stages_after
+from dflop.simulate.step import Node, meeting
 
 
 class Part(NamedTuple):

@@ -1,8 +1,8 @@
 """The compiled simulator: a step in one pass over a list of operations, a few nanoseconds per operation.
 
-As 1F1B fixes what every stage runs when, one order of all operations fits every global batch of a plan: none comes
-before one it waits for. The data-parallel ranks of a pipe are lanes that run the same list side by side. What a lane
-waits for is a gate, a number that is added to when the other operation ends: the time its result travels, or minus
+As `order.py` fixes what every stage runs when, one order of all operations fits every global batch of a plan: none
+comes before one it waits for. The data-parallel ranks of a pipe are lanes that run the same list side by side. What a
+lane waits for is a gate, a number that is added to when the other operation ends: the time its result travels, or minus
 infinity where there is nothing to wait for. Ranks that share out weights meet in every microbatch: all of a group begin
 when the last of them is ready, and end with the slowest.
 
@@ -23,8 +23,8 @@ import numpy.typing as npt
 
 from dflop.records import LLM, Plan
 from dflop.simulate.jit import kernel
-from dflop.simulate.pipeline_order import one_f_one_b
-from dflop.simulate.step import meeting_ranks, num_stages_after
+from dflop.simulate.order import Order, actions, links, num_stages_after
+from dflop.simulate.step import meeting_ranks
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -63,6 +63,7 @@ class StepShape:
     """Per encoder, where its links begin in `StepWork.feeds`; the last entry is their number."""
     node_pipe: Ints
     node_stage: Ints
+    order: Order = "1F1B"
 
     @property
     def num_nodes(self) -> int:
@@ -84,7 +85,7 @@ class StepWork:
     holds items of samples that are on r."""
 
 
-def step_shape(plan: Plan) -> StepShape:
+def step_shape(plan: Plan, order: Order = "1F1B") -> StepShape:
     """Shape of a plan's steps."""
     modules = sorted(plan.pipes, key=lambda m: m.module == LLM)
     pipes = tuple(
@@ -107,12 +108,14 @@ def step_shape(plan: Plan) -> StepShape:
         link_start=np.concatenate([[0], np.cumsum(links)]).astype(np.int64),
         node_pipe=node_pipe.copy(),
         node_stage=node_stage.copy(),
+        order=order,
     )
 
 
 def run_step(shape: StepShape, work: StepWork) -> tuple[Floats, Floats]:
-    """(start_s, end_s) of every operation, each `[nodes, microbatches, 2]`: forward, backward."""
-    m, program = shape.num_microbatches, step_program(shape.pipes, shape.num_microbatches, is_shared=False)
+    """(start_s, end_s) of every operation, each `[nodes, microbatches, 2]`: forward, backward if the order has any."""
+    m = shape.num_microbatches
+    program = step_program(shape.pipes, m, is_shared=False, order=shape.order)
     seconds, gates = (
         np.zeros((program.num_seconds, program.width)),
         np.full((program.num_gates, program.width), -np.inf),
@@ -188,7 +191,7 @@ class Program(NamedTuple):
 
 
 @functools.lru_cache(maxsize=64)
-def step_program(pipes: tuple[Pipe, ...], num_slots: int, *, is_shared: bool) -> Program:
+def step_program(pipes: tuple[Pipe, ...], num_slots: int, *, is_shared: bool, order: Order = "1F1B") -> Program:
     """The program of a shape of steps.
 
     Args:
@@ -196,6 +199,7 @@ def step_program(pipes: tuple[Pipe, ...], num_slots: int, *, is_shared: bool) ->
         num_slots: Microbatches.
         is_shared: Nothing travels, and encoders have one lane: one gate per microbatch serves forward and backward of
             all stages of a pipe.
+        order: Of every stage.
     """
     m, llm, widest = num_slots, len(pipes) - 1, max(pipe.num_lanes for pipe in pipes)
     stages = [(p, s) for p, pipe in enumerate(pipes) for s in range(len(pipe.num_after))]
@@ -207,8 +211,11 @@ def step_program(pipes: tuple[Pipe, ...], num_slots: int, *, is_shared: bool) ->
     crossing = np.cumsum([num_inside, *(m * pipe.num_lanes for pipe in pipes[:-1])])
     entry_at, turn_at = crossing[:-1], crossing[:-1] + (0 if is_shared else crossing[-1] - num_inside)
 
-    waits = [_waits(pipes, stages, g, phase) for g in range(len(stages)) for phase in (0, 1)]
-    turns, before = _sequence(pipes, stages, waits, m)
+    linked = links([len(pipe.num_after) for pipe in pipes])
+    both_ways = (linked, tuple((b, a) for a, b in linked))
+    waits = [[a for a, b in of_phase if b == g] for g in range(len(stages)) for of_phase in both_ways]
+    orders = np.array([2 * g * m + _own_order(m, pipes[p].num_after[s], order) for g, (p, s) in enumerate(stages)])
+    turns, before = _sequence(orders, waits, m)
 
     def lines(first: int) -> Iterator[Ints]:
         """`[m, 8]`: when it is the turn of an operation, and the columns of `ops`."""
@@ -230,11 +237,11 @@ def step_program(pipes: tuple[Pipe, ...], num_slots: int, *, is_shared: bool) ->
             columns = (turns[own], MEET, 1 + own, nobody, nobody, nobody, seconds, group)
             yield np.stack(np.broadcast_arrays(*columns), axis=1)
 
-    ops = np.concatenate([line for first in range(len(waits)) for line in lines(first)])
+    ops = np.concatenate([line for first in np.unique(orders // m).tolist() for line in lines(first)])
     ops = ops[np.argsort(ops[:, 0], kind="stable"), 1:]
     return Program(
         ops,
-        (2 + 2 * np.arange(len(stages))) * m,
+        1 + orders[:, -1],
         seconds_at,
         gates_at,
         entry_at,
@@ -245,43 +252,29 @@ def step_program(pipes: tuple[Pipe, ...], num_slots: int, *, is_shared: bool) ->
     )
 
 
-def _waits(pipes: Sequence[Pipe], stages: Sequence[tuple[int, int]], g: int, phase: int) -> list[int]:
-    """Stages whose operation on the same microbatch one waits for."""
-    (p, s), llm = stages[g], len(pipes) - 1
-    depth, is_last = len(pipes[p].num_after), s == len(pipes[p].num_after) - 1
-    if phase == 0 and s == 0:
-        return [h for h, (q, t) in enumerate(stages) if p == llm != q and t == len(pipes[q].num_after) - 1]
-    if phase == 1 and is_last:
-        return [len(stages) - len(pipes[llm].num_after)] if p != llm else []
-    return [g - 1 if phase == 0 else g + 1] if depth > 1 else []
-
-
-def _sequence(
-    pipes: Sequence[Pipe], stages: Sequence[tuple[int, int]], waits: Sequence[Sequence[int]], m: int
-) -> tuple[Ints, Ints]:
+def _sequence(orders: Ints, waits: Sequence[Sequence[int]], m: int) -> tuple[Ints, Ints]:
     """Of every operation its place in an order in which none comes before what it waits for, and the row before it."""
-    orders = np.array([2 * g * m + _own_order(m, pipes[p].num_after[s]) for g, (p, s) in enumerate(stages)])
-    before, turns = np.zeros(orders.size, dtype=np.int64), np.empty(orders.size, dtype=np.int64)
+    before, turns = (np.zeros(2 * m * len(orders), dtype=np.int64) for _ in range(2))
     before[orders[:, 1:]] = 1 + orders[:, :-1]
     most = max(map(len, waits))
     padded = np.array([[*of, *[-1] * (most - len(of))] for of in waits], dtype=np.int64)
-    turns[_in_turn(orders, padded)] = np.arange(orders.size)
+    turns[_in_turn(orders, padded, m)] = np.arange(orders.size)
     return turns, before
 
 
 @functools.lru_cache(maxsize=1024)
-def _own_order(m: int, num_stages_after: int) -> Ints:
-    """`[2 m]`: what a stage runs, forwards numbered from 0, backwards from m."""
-    actions = one_f_one_b(m, num_stages_after)
-    return np.array([(a.phase == "B") * m + a.microbatch for a in actions], dtype=np.int64)
+def _own_order(m: int, num_stages_after: int, order: Order) -> Ints:
+    """`[actions]`: what a stage runs, forwards numbered from 0, backwards from m."""
+    own = actions(m, num_stages_after, order)
+    return np.array([(a.phase == "B") * m + a.microbatch for a in own], dtype=np.int64)
 
 
 @kernel
-def _in_turn(orders, waits):  # type: ignore[no-untyped-def]  # numba infers them
-    """`[operations]`, none before one it waits for: `orders` `[stages, 2 m]`, `waits` `[2 stages, W]`, -1 for none."""
+def _in_turn(orders, waits, m):  # type: ignore[no-untyped-def]  # numba infers them
+    """`[operations]`, none before one it waits for: `orders` `[stages, ...]`, `waits` `[2 stages, W]`, -1 for none."""
     num_stages, num_each = orders.shape
-    m, num_done = num_each // 2, 0
-    found, is_done = np.empty(orders.size, np.int64), np.zeros(orders.size, np.bool_)
+    num_done = 0
+    found, is_done = np.empty(orders.size, np.int64), np.zeros(2 * m * num_stages, np.bool_)
     position = np.zeros(num_stages, np.int64)
     while num_done < orders.size:
         known = num_done

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from dflop.records import LLM, ModulePlan, Plan
+from dflop.records import ModulePlan, Plan
 
 Floats = npt.NDArray[np.float64]
 
@@ -45,12 +45,6 @@ def step_nodes(plan: Plan) -> tuple[Node, ...]:
         for stage in range(m.parallel.pp)
         for dp_rank in range(m.parallel.dp)
     )
-
-
-def num_stages_after(plan: Plan, module: str, stage: int) -> int:
-    """Stages between this one and the loss: what decides its 1F1B warm-up."""
-    own = plan.module(module).parallel.pp - 1 - stage
-    return own if module == LLM else own + plan.module(LLM).parallel.pp
 
 
 def meeting(module: ModulePlan, stage: int) -> tuple[int, float, float]:

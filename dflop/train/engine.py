@@ -1,4 +1,4 @@
-"""One optimizer step of one rank: run the stage's 1F1B actions, exchange rows, measure every microbatch.
+"""One step of one rank: run the actions of the stage's order, exchange rows, measure every microbatch.
 
 Both ends of a message know its shape from the StepPlan, so a forward is: receive what is planned, compute, send. The
 received tensor is an autograd leaf; its gradient is what travels back, where anything behind it trains. Sends never
@@ -21,8 +21,8 @@ from dflop.models.build import EncoderStage, LlmStage
 from dflop.parallel.exchange import message_device
 from dflop.parallel.topology import Peers, SeatPart, peers_of
 from dflop.records import LLM
-from dflop.simulate.pipeline_order import Action, one_f_one_b
-from dflop.simulate.step import num_stages_after
+from dflop.simulate.order import Action, Order, actions, num_stages_after, returned
+from dflop.train.fsdp import sharded_modules
 from dflop.train.inputs import EncoderInput, LlmInput, MicrobatchInput
 from dflop.train.liveness import Activity
 from dflop.train.routes import Crossing, crossings, needs_grad
@@ -90,14 +90,15 @@ class Engine:
 
     def run(
         self, inputs: Sequence[MicrobatchInput | None], *, num_loss_tokens: int,
-        before_last_backward: Callable[[], None] = lambda: None,
+        before_last_backward: Callable[[], None] = lambda: None, order: Order = "1F1B",
     ) -> StepTrace:  # fmt: skip
-        """Forward and backward of every microbatch; gradients are left in `.grad`, not yet reduced.
+        """Every microbatch in an order; gradients are left in `.grad`, not yet reduced.
 
         Args:
             inputs: One entry per microbatch, None where this rank has no work.
             num_loss_tokens: Supervised tokens of the healthy samples of the whole global batch.
             before_last_backward: Called in front of this rank's last backward pass, if it has one.
+            order: Of all ranks; `forward` makes losses alone.
 
         Raises:
             TrainError: naming rank, stage, phase and microbatch.
@@ -106,33 +107,48 @@ class Engine:
         self._in_flight: dict[int, _InFlight] = {}
         self._losses: dict[int, torch.Tensor] = {}
         self._clock = DeviceClock(self._device)
-        marked: list[tuple[Action, list[Mark], int, int]] = []
         self._posted: dict[tuple[bool, int, int], tuple[torch.Tensor, dist.Work]] = {}
-        order = one_f_one_b(len(inputs), self._num_stages_after)
-        actions = [(action, given) for action in order if (given := inputs[action.microbatch]) is not None]
-        for (action, given), following in itertools.zip_longest(actions, actions[1:]):
-            self._next_action = following
-            self._received_bytes = self._sent_bytes = 0
-            self._marks = [self._clock.mark()]
-            try:
-                if action.phase == "F":
-                    self._forward(action.microbatch, given, num_loss_tokens)
-                else:
-                    if following is None:
-                        before_last_backward()
-                    self._backward(action.microbatch)
-            except Exception as error:
-                raise self._located(error, action) from error
-            self._marks.append(self._clock.mark())
-            marked.append((action, self._marks, self._received_bytes, self._sent_bytes))
+        self._is_training = order != "forward"
+        # Who sends to this stage has one more stage between itself and the loss.
+        self._returned = returned(actions(len(inputs), self._num_stages_after + 1, order))
+        own = actions(len(inputs), self._num_stages_after, order)
+        todo = [(action, given) for action in own if (given := inputs[action.microbatch]) is not None]
+        with torch.set_grad_enabled(self._is_training):
+            marked = [
+                self._act(action, given, following, num_loss_tokens, before_last_backward)
+                for (action, given), following in itertools.zip_longest(todo, todo[1:])
+            ]
         self._activity.waits("the last messages it sent")
         for sends in self._sends.values():
             sends.settle_all()
+        for stage in () if self._is_training else self._stage_of.values():
+            for module in sharded_modules(stage):
+                module.reshard()  # what a backward pass would let go of
         (end,) = self._clock.read([self._clock.mark()])
         visits = [visit(action, self._clock.read(marks), *moved) for action, marks, *moved in marked]
         losses = torch.stack(list(self._losses.values())).tolist() if self._losses else []  # read at once
         by_microbatch = dict(zip(self._losses, losses, strict=True))
         return StepTrace(by_microbatch, self._clock.started_at_s, end.wall_s, visits)
+
+    def _act(
+        self, action: Action, given: MicrobatchInput, following: tuple[Action, MicrobatchInput] | None,
+        num_loss_tokens: int, before_last_backward: Callable[[], None],
+    ) -> tuple[Action, list[Mark], int, int]:  # fmt: skip
+        """One action; its marks, and bytes received and sent."""
+        self._next_action = following
+        self._received_bytes = self._sent_bytes = 0
+        self._marks = [self._clock.mark()]
+        try:
+            if action.phase == "F":
+                self._forward(action.microbatch, given, num_loss_tokens)
+            else:
+                if following is None:
+                    before_last_backward()
+                self._backward(action.microbatch)
+        except Exception as error:
+            raise self._located(error, action) from error
+        self._marks.append(self._clock.mark())
+        return action, self._marks, self._received_bytes, self._sent_bytes
 
     def wait(self) -> None:
         """Until the device has done all that this thread gave it; messages may still be on their way."""
@@ -165,11 +181,14 @@ class Engine:
                 carry[part.module] = self._encode(part.module, stage, given.encoders[part.module])
         self._marks.append(self._clock.mark())
         state.outputs = self._ways_out(k, given, carry)
-        self._in_flight[k] = state
+        if self._is_training:
+            self._in_flight[k] = state
         for output in state.outputs:
             for way in output.ways:
                 whole = output.tensor.detach()
                 self._send(whole if way.rows is None else whole.index_select(0, way.rows), way, is_forward=True)
+                if not self._is_training:  # no gradient will say that it has arrived
+                    self._sends[True].settle(way.peers, k - 1)
 
     def _encode(self, module: str, stage: EncoderStage, given: EncoderInput) -> torch.Tensor:
         assert given.data is not None, "a rank with an encoder has its input"
@@ -274,8 +293,8 @@ class Engine:
         if not shape[0]:
             return torch.empty(shape, dtype=self._dtype, device=self._device)
         leaf = self._receive(shape, way, is_forward=True)
-        # Who sent it has one more forward under way than this stage, and has been through every backward before that.
-        self._sends[False].settle(way.peers, self._microbatch(way) - self._num_stages_after - 2)
+        # Who sent it has been through every backward pass in front of this forward pass.
+        self._sends[False].settle(way.peers, self._returned[self._microbatch(way)])
         if way.needs_grad:
             leaf.requires_grad_()
         state.leaves.append((way, leaf))

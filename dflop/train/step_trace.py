@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from dflop.records import StepObservation
-from dflop.simulate.pipeline_order import Action
+from dflop.simulate.order import Action
 
 WHOLE_STEP = -1
 """Microbatch of what belongs to none."""

@@ -9,9 +9,10 @@ from dflop.cost.model import CostModel
 from dflop.cost.towers import tower_table
 from dflop.models.loss_size import loss_peak_bytes
 from dflop.plan.candidates import module_candidates
-from dflop.plan.memory import candidate_bytes, in_flight, max_stages_beyond, stage_bytes
+from dflop.plan.memory import candidate_bytes, max_stages_beyond, stage_bytes
 from dflop.plan.stage_params import first_and_last, stage_params
 from dflop.records import LLM
+from dflop.simulate.order import in_flight
 from tests.plan.problems import make_problem
 
 LOAD = np.array([[4.0], [400.0], [40_000.0]])
@@ -132,11 +133,6 @@ def test_sums_of_modules_on_one_stage():
     assert both.once.tolist() == [[LOSS]]  # one layer runs at a time
 
 
-def test_microbatches_in_flight_are_those_of_one_f_one_b():
-    assert in_flight(np.array([3, 1]), 4, np.array([0, 2]), 3).tolist() == [[3, 2, 1], [3, 2, 1]]
-    assert in_flight(np.array([3]), 2, np.array([4]), 3).tolist() == [[2, 2, 2]]
-
-
 @settings(max_examples=40)
 @given(st.integers(1, 8), st.integers(100, 500), st.integers(0, 6), st.integers(1, 4), st.booleans())
 def test_depth_limit_is_the_memory_limit_solved_for_depth(m, limit_mb, beyond, max_pp, frozen):
@@ -146,7 +142,8 @@ def test_depth_limit_is_the_memory_limit_solved_for_depth(m, limit_mb, beyond, m
     found = candidate_bytes(candidates, problem.cost, load)
     deepest = max_stages_beyond(found, candidates.pp, num_microbatches=m, usable_bytes=limit_mb * 10**6)
     stages = found.state.shape[1]
-    peaks = found.peaks(in_flight(candidates.pp, m, np.full(len(candidates), beyond), stages))
+    after = candidates.pp[:, np.newaxis] - 1 + beyond - np.arange(stages)
+    peaks = found.peaks(in_flight(m, np.maximum(after, -1)))
     inside = np.arange(stages) < candidates.pp[:, np.newaxis]
     fit = np.where(inside, peaks <= limit_mb * 10**6, True).all(axis=1)
     assert fit.tolist() == (beyond <= deepest).tolist()

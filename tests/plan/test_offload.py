@@ -9,11 +9,12 @@ import pytest
 from dflop.plan.drafts import chain_peaks, fits, largest_loads
 from dflop.plan.emit.mimo_rules import MimoRules
 from dflop.plan.inline import inline_choices
-from dflop.plan.memory import NUM_WAITING, in_flight
+from dflop.plan.memory import NUM_WAITING
 from dflop.plan.offload import LOCKED_RATIO, offloaded_layers
 from dflop.plan.search import plan_problem
 from dflop.plan.space import Problem
 from dflop.records import LLM, Plan
+from dflop.simulate.order import in_flight
 from tests.plan.problems import make_problem
 
 M = 1_000_000
@@ -43,7 +44,7 @@ def test_copies_hide_and_the_host_holds_them(host_bytes, rate):
         for stage, sent in enumerate(llm.offloaded):
             assert sent + llm.num_recomputed[stage] <= llm.layers_per_stage[stage]
             assert sent * mean_bytes / rate <= 1.001 * llm.layers_per_stage[stage] * pass_s
-            assert LOCKED_RATIO * sent * most_bytes * in_flight(pp, 4, 0, pp)[stage] <= host_bytes
+            assert LOCKED_RATIO * sent * most_bytes * in_flight(4, pp - 1 - stage) <= host_bytes
             seen += sent
         assert fits(problem, plan)
     assert seen, "the case tests nothing"
@@ -58,7 +59,7 @@ def test_a_layer_on_the_host_keeps_nothing_but_two_wait_for_their_copies():
     with_host, without = (chain_peaks(problem, of, of.modules, loads)[0] for of in (plan, bare))
     layer = layer_of(problem, plan)[2]
     pp, sent = llm.parallel.pp, np.array(llm.offloaded)
-    gone = sent * in_flight(pp, 4, 0, pp)
+    gone = sent * in_flight(4, np.arange(pp)[::-1])
     saved = (without - with_host) / layer
     assert (saved <= gone + 1e-6).all()
     assert (saved >= gone - np.minimum(sent, NUM_WAITING) - 1e-6).all()

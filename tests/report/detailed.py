@@ -27,8 +27,8 @@ from dflop.records import (
 from dflop.report.history_table import HistoryEntry
 from dflop.report.summary import RunSummary
 from dflop.schedule.step_scheduler import predicted_spans, schedule_step, stage_spans
-from dflop.simulate.pipeline_order import one_f_one_b
-from dflop.simulate.step import Node, num_stages_after, step_nodes
+from dflop.simulate.order import actions, num_stages_after
+from dflop.simulate.step import Node, step_nodes
 from tests.builders import make_cluster, make_corrections, make_plan, make_rank_factor, make_table, random_batch
 from tests.report.runs import HOSTILE, make_run, observe, speedups_of
 from tests.simulate.graph import op_id, simulate, step_graph
@@ -127,7 +127,7 @@ def spans_of(plan: Plan, seen: StepObservation) -> list[RankSpan]:
         RankSpan(*place, "data_wait", -1, -seen.data_wait_s, seen.data_wait_s, 0),
     ]
     at_s = 0.0
-    for action in one_f_one_b(plan.num_microbatches, after):
+    for action in actions(plan.num_microbatches, after):
         span = of.get(action.microbatch)
         if span is None:
             continue

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from dflop.schedule.anneal import score, search
 from dflop.schedule.linear import LinearStep
 from dflop.schedule.state import exact, make_task
-from dflop.simulate.pipeline_order import one_f_one_b
+from dflop.simulate.order import actions
 from tests.schedule.steps import keeps_caps, linear_steps, llm_step
 from tests.simulate.graph import OpGraph, simulate
 
@@ -33,9 +33,7 @@ def makespan_slowly(step: LinearStep, bucket) -> float:
     for p, s, r in nodes:
         stage = first_stage[p] + s
         parts, after = step.stage_parts[stage], int(step.num_after[stage])
-        orders.append(
-            tuple(op((p, s, r), a.microbatch, int(a.phase == "B")) for a in one_f_one_b(step.num_slots, after))
-        )
+        orders.append(tuple(op((p, s, r), a.microbatch, int(a.phase == "B")) for a in actions(step.num_slots, after)))
         group = max(part.group for part in parts) if p == llm else 1
         others = range(r - r % group, min(r - r % group + group, num_ranks_of(step, p)))
         for k in range(step.num_slots):

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dflop.records import LLM, ModuleWork, Plan
-from dflop.simulate.pipeline_order import Phase, one_f_one_b
-from dflop.simulate.step import Node, meeting_ranks, num_stages_after, step_nodes
+from dflop.simulate.order import Order, Phase, actions, num_stages_after
+from dflop.simulate.step import Node, meeting_ranks, step_nodes
 
 Durations = Mapping[Node, Sequence[tuple[float, float]]]
 """Per node and microbatch (forward_s, backward_s)."""
@@ -79,14 +79,17 @@ def op_id(num_microbatches: int, node: int, microbatch: int, phase: Phase) -> in
     return 2 * (node * num_microbatches + microbatch) + (phase == "B")
 
 
-def step_graph(plan: Plan, work: tuple[ModuleWork, ...], durations: Durations, delays: Delays | None = None) -> OpGraph:
-    """Operation graph of one step under the 1F1B order of every node.
+def step_graph(
+    plan: Plan, work: tuple[ModuleWork, ...], durations: Durations, delays: Delays | None = None, order: Order = "1F1B"
+) -> OpGraph:  # fmt: skip
+    """Operation graph of one step under the order of every node.
 
     Args:
         plan: Layout; its `num_microbatches` is the length of every `durations` entry.
         work: Owners of every module of the plan.
         durations: Per module, inline plans too; of ranks that meet, alone or already `together`.
         delays: Of `step_nodes(plan)`; None: nothing travels.
+        order: Of the actions of every node; those that it lacks never end.
     """
     m, nodes = plan.num_microbatches, step_nodes(plan)
     index = {node: i for i, node in enumerate(nodes)}
@@ -109,7 +112,7 @@ def step_graph(plan: Plan, work: tuple[ModuleWork, ...], durations: Durations, d
                 before, after = _neighbours(plan, links, module, stage, rank, k)
                 depends[forward] = tuple(op_id(m, index[n], k, "F") for n in before)
                 depends[backward] = tuple(op_id(m, index[n], k, "B") for n in after)
-    orders = [one_f_one_b(m, num_stages_after(plan, module, stage)) for module, stage, _ in nodes]
+    orders = [actions(m, num_stages_after(plan, module, stage), order) for module, stage, _ in nodes]
     node_ops = tuple(tuple(op_id(m, node, a.microbatch, a.phase) for a in order) for node, order in enumerate(orders))
     for node, (module, _, rank) in enumerate(nodes):
         group = meeting_ranks(plan, module)

@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dflop.records import LLM, ModuleWork, Plan
-from dflop.simulate.pipeline_order import one_f_one_b
-from dflop.simulate.step import num_stages_after, on_shared_cores, step_nodes
+from dflop.simulate.order import actions, num_stages_after
+from dflop.simulate.step import on_shared_cores, step_nodes
 from tests.builders import make_plan
 from tests.simulate.graph import Durations, op_id, simulate, step_graph
 
@@ -100,7 +100,7 @@ def test_warm_up_counts_the_llm_behind_an_encoder():
     owner = tuple(((k,),) for k in range(4))
     graph = step_graph(plan, (encoder_work("vision", range(4), owner), llm_work(owner)), constant(plan, 1.0, 1.0))
     for node, depth in enumerate(depths):
-        assert graph.node_ops[node] == tuple(op_id(4, node, a.microbatch, a.phase) for a in one_f_one_b(4, depth))
+        assert graph.node_ops[node] == tuple(op_id(4, node, a.microbatch, a.phase) for a in actions(4, depth))
 
 
 def test_item_away_from_its_sample_is_our_bug():

@@ -34,10 +34,11 @@ from dflop.models.ways import Way
 from dflop.parallel import tokens
 from dflop.parallel.topology import seats
 from dflop.plan import memory
-from dflop.plan.memory import StageBytes, in_flight, stage_bytes
+from dflop.plan.memory import StageBytes, stage_bytes
 from dflop.profile.groups import make_group
 from dflop.profile.probe import ModuleProbe, ProbeSettings
 from dflop.records import LLM, CostTable, CostTerms, MediaItem, ModuleLoad, Plan, SampleShape
+from dflop.simulate.order import in_flight, num_stages_after
 from dflop.train.fsdp import sharded_modules
 from tests.profile.measuring import measure
 from tests.train import synthetic
@@ -172,11 +173,9 @@ def predicted(of: Layout) -> list[dict[str, float]]:
     cost = CostModel(tables, frozen=frozen, specs=specs, extrapolate=True)
     found = []
     for seat in seats(plan):
-        grid = plan.module(seat.module)
         parts = [_stage_bytes(plan, cost, spec, seat.stage, of) for spec in specs if seat.part(spec.module)]
         total = sum(parts[1:], start=parts[0])
-        beyond = 0 if plan.is_inline or seat.module == LLM else plan.module(LLM).parallel.pp
-        depth = int(in_flight(grid.parallel.pp, plan.num_microbatches, beyond, grid.parallel.pp)[seat.stage])
+        depth = int(in_flight(plan.num_microbatches, num_stages_after(plan, seat.module, seat.stage)))
         sizes = {name: float(getattr(total, name)[0, 0]) for name in PARTS[:3]}
         kept = depth * float(total.kept[0, 0])
         found.append({**sizes, "kept": kept, "peak": float(total.peaks(depth)[0, 0])})
