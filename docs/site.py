@@ -7,6 +7,7 @@ on a link or an anchor that leads nowhere.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -26,6 +27,14 @@ from dflop.store import migrate
 ROOT = Path(__file__).parents[1]
 SITE = ROOT / ".site"
 REPOSITORY = "https://github.com/dflop/dflop/blob/main"
+COMMAND = re.compile(r"^##+ (dflop [\w -]+)\n\n(?:```.+?```\n\n)?(.+?)\n\n", re.MULTILINE | re.DOTALL)
+"""A command's section: its name and the first paragraph of its help."""
+WORKER_PACKAGE = "https://unpkg.com/iframe-worker/shim"
+FILE_WORKER = """if (location.protocol === "file:") {
+  const address = URL.createObjectURL(new Blob([%s]))
+  window.Worker = class extends Worker { constructor() { super(address) } }
+}
+"""
 LINK = re.compile(r"(\]\()([^)\s:]+)(\))")
 PAGES = {
     "Start": (
@@ -50,6 +59,16 @@ def table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     return "\n".join(
         "| " + " | ".join(" ".join(cell.replace("|", "\\|").split()) for cell in line) + " |" for line in lines
     )
+
+
+def commands() -> Iterator[str]:
+    """Every command from its help, all of them in a table first."""
+    text = app.generate_docs(output_format="markdown").replace(" -m docs.site", "")  # cyclopts looks at what runs
+    head, first = text.index("\n## "), text.index("\n## dflop ")
+    rows = [(f"[`{name}`](#{name.replace(' ', '-')})", what) for name, what in COMMAND.findall(text)]
+    yield text[:head].replace("# dflop", "# Commands", 1).strip()
+    yield table(("command", "what it does"), rows)
+    yield text[first:].strip()
 
 
 def configuration() -> Iterator[str]:
@@ -132,9 +151,8 @@ def write_sources() -> None:
     pages = {moved(path): page(path) for paths in PAGES.values() for path in paths if not path.startswith("reference/")}
     pages |= {
         f"reference/{name}.md": "\n\n".join(text)
-        for name, text in (("configuration", configuration()), ("data", data()))
+        for name, text in (("commands", commands()), ("configuration", configuration()), ("data", data()))
     }
-    pages["reference/commands.md"] = app.generate_docs(output_format="markdown").replace("# dflop", "# Commands", 1)
     for name, text in pages.items():
         file = SITE / "pages" / name
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -146,15 +164,30 @@ def write_sources() -> None:
     (SITE / "zensical.toml").write_text(
         f'[project]\nsite_name = "dflop"\ndocs_dir = "pages"\nsite_dir = "html"\nuse_directory_urls = false\n'
         f'nav = [{listed}]\n[project.theme]\nfont = false\nfeatures = ["navigation.sections"]\n'
-        "[project.markdown_extensions.tables]\n[project.markdown_extensions.pymdownx.superfences]\n"
+        "[project.plugins.offline]\n[project.markdown_extensions.tables]\n[project.markdown_extensions.pymdownx.superfences]\n"
         "[project.markdown_extensions.toc]\n"
     )
+
+
+def search_from_disk(html: Path) -> None:
+    """Let search work where pages are files: browsers start no worker from one, so its code travels in a script.
+
+    zensical would load a package from the network for that.
+    """
+    (worker,) = html.glob("assets/javascripts/workers/search.*.js")
+    script = html / "assets/javascripts/file_worker.js"
+    script.write_text(FILE_WORKER % json.dumps(worker.read_text(encoding="utf-8")), encoding="utf-8")
+    for file in html.rglob("*.html"):
+        text, to = file.read_text(encoding="utf-8"), os.path.relpath(script, file.parent)
+        assert WORKER_PACKAGE in text, f"{file} loads search in another way"
+        file.write_text(text.replace(WORKER_PACKAGE, to), encoding="utf-8")
 
 
 def main() -> None:
     """Build the site; zensical checks its links and anchors."""
     write_sources()
     subprocess.run([sys.executable, "-m", "zensical", "build", "--strict", "-f", SITE / "zensical.toml"], check=True)
+    search_from_disk(SITE / "html")
     print(SITE / "html" / "index.html")
 
 
