@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,8 @@ def test_runs_are_listed_newest_first_for_people_and_programs(folder):
     shown = dflop("runs", "list", cwd=folder)
     assert (shown.returncode, shown.stderr) == (0, "")
     assert shown.stdout.index("demo-20260102") < shown.stdout.index("demo-20260101")
+    assert "train running (local id-train)" in shown.stdout
+    assert not re.search(r"\b(driver|plan)\b", shown.stdout), "no run has one"
     rows = list(csv.DictReader(io.StringIO(dflop("runs", "list", "--format", "csv", cwd=folder).stdout)))
     assert [(r["run"], r["state"], r["step"]) for r in rows] == [
         ("demo-20260102-000000", "abandoned", "12"),

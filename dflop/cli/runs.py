@@ -30,7 +30,8 @@ def list_runs(
 ) -> None:
     """List your runs, the newest first.
 
-    `abandoned`: its driver was killed; dflop train RUN resumes it and adopts its jobs.
+    `abandoned`: its driver was killed; dflop train RUN resumes it and adopts its jobs. `jobs` are those that have not
+    ended, on Slurm or local; a table leaves out columns that are empty for all runs.
 
     Example: dflop runs list --json
     """
@@ -46,7 +47,10 @@ def list_runs(
         for row in rows:
             print(row[RUN_COLUMNS.index("run")])
         return
-    print_rows(RUN_COLUMNS, rows, form_of(form, as_json))
+    shown = form_of(form, as_json)
+    is_whole = shown != "table" or not rows
+    kept = [i for i in range(len(RUN_COLUMNS)) if is_whole or any(row[i] not in ("", None) for row in rows)]
+    print_rows([RUN_COLUMNS[i] for i in kept], [[row[i] for i in kept] for row in rows], shown)
 
 
 @app.command

@@ -59,7 +59,7 @@ def run_facts(run: RunDir) -> dict[str, Any]:
         "state": word,
         "step": steps_done(run),
         "num_steps": state.get("num_steps") or run.config().train.num_steps,
-        "jobs": ", ".join(f"{job.name} {job.state}" for job in live),
+        "jobs": ", ".join(f"{job.name} {job.state} ({job.handle.backend} {job.handle.job_id})" for job in live),
         "plan": layout_text(run.plan()) if run.has_plan() else "",
         "begun": _clock(run.config_file.stat().st_mtime),
         "driver": str(driver or ""),

@@ -22,7 +22,7 @@ def test_runs_are_told_from_their_directories_alone(tmp_path):
     with drive_alone(new, print):
         found = [dict(zip(RUN_COLUMNS, row, strict=True)) for row in run_rows(all_runs(tmp_path / "runs"))]
     assert [(f["run"], f["state"], f["step"], f["num_steps"], f["jobs"]) for f in found] == [
-        ("new", "running", 12, 40, "train running"),
+        ("new", "running", 12, 40, "train running (local id-train)"),
         ("old", "done", 40, 40, ""),
         ("killed-data", "abandoned", 0, 40, ""),
     ]
