@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from dflop.errors import ConfigError, TrainError
 from dflop.sampler.batch_sampler import BalancedBatchSampler
+from dflop.sampler.costs_of_samples import Ints
 from dflop.sampler.loss import Reduction, loss_scale
-from dflop.sampler.rank_plans import BatchPlan
+
+Gradient = dict[str, Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,45 +60,10 @@ def check_loss_scaling(
         TrainError: the gradients differ by more than the tolerance.
         ConfigError: neither costs nor `count` say how many tokens carry loss.
     """
-    plan = sampler.planned(step)
+    plan, num_replicas = sampler.planned(step), sampler.num_replicas
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    was_training = model.training
-    model.eval()
-    try:
-        alone, scaled, naive = _gradients(plan, sampler.num_replicas, model, parameters, loss, fetch, reduction, count)
-    finally:
-        model.train(was_training)
-    errors = {name: _relative(scaled[name], alone[name]) for name in parameters}
-    found = LossCheck(
-        error_frac=_relative(_flat(scaled), _flat(alone)),
-        naive_error_frac=_relative(_flat(naive), _flat(alone)),
-        worst_parameter=max(errors, key=errors.__getitem__),
-    )
-    if not found.error_frac <= tolerance:
-        raise TrainError(
-            f"gradients of step {step} differ by {found.error_frac:.2e} from those of its samples one at a time "
-            f"(tolerance {tolerance:g}; unscaled they would differ by {found.naive_error_frac:.2e}), "
-            f"most in `{found.worst_parameter}`: {errors[found.worst_parameter]:.2e}",
-            where="check_loss_scaling",
-            hint="is `reduction` what the loss does? do `supervised` counts leave out what the loss never predicts "
-            "(the first token of a sequence)? does padding reach attention, positions or the loss?",
-        )
-    return found
 
-
-def _gradients(
-    plan: BatchPlan,
-    num_replicas: int,
-    model: nn.Module,
-    parameters: dict[str, nn.Parameter],
-    loss: Callable[[nn.Module, Any], Tensor],
-    fetch: Callable[[Sequence[int]], Any],
-    reduction: Reduction,
-    count: Callable[[Any], int] | None,
-) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
-    """Of the samples one at a time, of the microbatches scaled, and of the microbatches as means of means."""
-
-    def tokens(batch: Any, positions: list[int]) -> int:
+    def tokens(batch: Any, positions: Ints) -> int:
         if count is not None:
             return int(count(batch))
         if plan.supervised is None:
@@ -105,40 +74,50 @@ def _gradients(
             )
         return int(plan.supervised[positions].sum())
 
-    total = sum(tokens(fetch([int(i)]), [at]) for at, i in enumerate(plan.samples))
-    alone, scaled, naive = ({name: torch.zeros_like(p) for name, p in parameters.items()} for _ in range(3))
-    for at, i in enumerate(plan.samples):
-        batch = fetch([int(i)])
-        weight = loss_scale(tokens(batch, [at]), total, reduction=reduction)
-        if weight:
-            _add(alone, loss(model, batch), parameters, weight)
-    num_slots = plan.dealt.num_microbatches
-    for rank in range(num_replicas):
-        for slot in range(num_slots):
-            positions = ((plan.dealt.rank == rank) & (plan.dealt.slot == slot)).nonzero()[0].tolist()
-            if not positions:
-                continue
+    def gradient(parts: Sequence[Ints], weigh: Callable[[int], float]) -> Gradient:
+        """Sum over parts of the global batch, each weighed by its tokens that carry loss."""
+        found = {name: torch.zeros_like(p) for name, p in parameters.items()}
+        for positions in parts:
             batch = fetch(plan.samples[positions].tolist())
-            num_tokens = tokens(batch, positions)
-            weight = loss_scale(num_tokens, total, num_replicas, reduction=reduction) / num_replicas
-            mean = 1 if reduction == "mean" else 1 / max(1, num_tokens)
-            if weight:
-                _add(scaled, loss(model, batch), parameters, weight)
-                _add(naive, loss(model, batch), parameters, mean / (num_slots * num_replicas))
-    return alone, scaled, naive
+            if weight := weigh(tokens(batch, positions)):
+                of_part = torch.autograd.grad(loss(model, batch) * weight, [*parameters.values()], allow_unused=True)
+                for total, added in zip(found.values(), of_part, strict=True):
+                    if added is not None:
+                        total += added
+        return found
+
+    singles = list(np.arange(len(plan.samples))[:, None])
+    buckets = plan.dealt.slot * num_replicas + plan.dealt.rank
+    microbatches = [np.flatnonzero(buckets == bucket) for bucket in np.unique(buckets)]
+    num_microbatches = num_replicas * plan.dealt.num_microbatches
+    was_training = model.training
+    model.eval()
+    try:
+        total = sum(tokens(fetch(plan.samples[one].tolist()), one) for one in singles)
+        scale = functools.partial(loss_scale, num_global_tokens=total, reduction=reduction)
+        alone = gradient(singles, scale)
+        scaled = gradient(microbatches, lambda n: scale(n, num_replicas=num_replicas) / num_replicas)
+        naive = gradient(
+            microbatches, lambda n: (1.0 if reduction == "mean" else 1 / max(1, n)) * (n > 0) / num_microbatches
+        )
+    finally:
+        model.train(was_training)
+    errors = {name: _relative({name: scaled[name]}, alone) for name in parameters}
+    worst = max(errors, key=errors.__getitem__)
+    found = LossCheck(_relative(scaled, alone), _relative(naive, alone), worst)
+    if not found.error_frac <= tolerance:
+        raise TrainError(
+            f"gradients of step {step} differ by {found.error_frac:.2e} from those of its samples one at a time "
+            f"(tolerance {tolerance:g}; unscaled they would differ by {found.naive_error_frac:.2e}), "
+            f"most in `{worst}`: {errors[worst]:.2e}",
+            where="check_loss_scaling",
+            hint="is `reduction` what the loss does? do `supervised` counts leave out what the loss never predicts "
+            "(the first token of a sequence)? does padding reach attention, positions or the loss?",
+        )
+    return found
 
 
-def _add(gradients: dict[str, Tensor], loss: Tensor, parameters: dict[str, nn.Parameter], weight: float) -> None:
-    found = torch.autograd.grad(loss * weight, list(parameters.values()), allow_unused=True)
-    for name, gradient in zip(parameters, found, strict=True):
-        if gradient is not None:
-            gradients[name] += gradient
-
-
-def _relative(one: Tensor, other: Tensor) -> float:
-    norm = float(other.norm())
-    return float((one - other).norm()) / norm if norm else float(one.norm())
-
-
-def _flat(gradients: dict[str, Tensor]) -> Tensor:
-    return torch.cat([g.flatten() for g in gradients.values()])
+def _relative(some: Gradient, exact: Gradient) -> float:
+    """Error of the gradient of some parameters, relative to its norm."""
+    one, other = (torch.cat([of[name].flatten() for name in some]) for of in (some, exact))
+    return float((one - other).norm() / (other.norm() or 1))
