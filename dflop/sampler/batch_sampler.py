@@ -27,8 +27,7 @@ from dflop.sampler.draws import Draws, Progress, Start
 from dflop.sampler.followed import FollowedOrder
 from dflop.sampler.hands import check_hands, refuse_dispatch, who_draws
 from dflop.sampler.numbers import check_positive
-from dflop.sampler.orders import Cut
-from dflop.sampler.rank_plans import BatchPlan, Origin, Planner, warm_up
+from dflop.sampler.rank_plans import BatchPlan, Cut, Origin, Planner, RandomOrder, warm_up
 from dflop.schedule.data_parallel import Sync
 
 SYNCS = ("step", "microbatch")
@@ -114,17 +113,14 @@ class BalancedBatchSampler(Sampler[list[int]]):
         if not isinstance(costs, SampleCosts):
             costs = sample_costs(costs)
         num_microbatches = num_microbatches or (None if max_tokens else 1)
-        self._planner = Planner(
-            costs,
-            Cut(global_batch_size, window, num_microbatches or 1),
-            num_microbatches=num_microbatches,
-            max_tokens=max_tokens,
-            sync=sync,
-            padded=padded,
-            seed=seed,
-            drop_last=drop_last,
-            order=order if order is None or isinstance(order, FollowedOrder) else FollowedOrder(order, costs, seed),
-        )
+        followed = order if order is None or isinstance(order, FollowedOrder) else FollowedOrder(order, costs, seed)
+        cut = Cut(global_batch_size, window, num_microbatches or 1)
+        self.planner = Planner(
+            costs, cut, followed or RandomOrder(seed, costs, padded=padded), num_microbatches, max_tokens, sync, padded,
+            drop_last,
+        )  # fmt: skip
+        """What makes its plans."""
+        self._seed = seed
         self.num_trained: Callable[[], int] | None = None
         """A trainer's count of the steps that it trained, where an iteration begins by that, whatever is skipped."""
         self._ahead = ahead
@@ -149,28 +145,23 @@ class BalancedBatchSampler(Sampler[list[int]]):
 
     @property
     def costs(self) -> SampleCosts:
-        return self._planner.costs
+        return self.planner.costs
 
     @property
     def steps_per_epoch(self) -> int:
         """Optimizer steps of an epoch."""
-        return self._planner.steps_per_epoch
+        return self.planner.steps_per_epoch
 
     @property
     def num_microbatches(self) -> int | None:
         """Per rank and step; None where it differs from step to step."""
-        return self._planner.num_microbatches
+        return self.planner.num_microbatches
 
     def __len__(self) -> int:
         """Microbatches of this rank in a whole epoch."""
         if self.num_microbatches is None:
             raise TypeError("with max_tokens the number of microbatches is not known in advance; see steps_per_epoch")
-        return self._planner.microbatches_per_epoch
-
-    @property
-    def planner(self) -> Planner:
-        """What makes its plans."""
-        return self._planner
+        return self.planner.microbatches_per_epoch
 
     def __iter__(self) -> Iterator[list[int]]:
         hands, is_stepping = who_draws(), self._is_stepping
@@ -186,15 +177,12 @@ class BalancedBatchSampler(Sampler[list[int]]):
             num_resumed = 0 if num_skipped else self._first_in_epoch
             check_hands(hands, self.costs, is_constant=is_constant, num_resumed=num_resumed)
             rank, _ = self._settle()
-            first, end = self._place_in_order(), self._planner.first_step(self._epoch + 1)
-            if self.num_trained is not None and self._planner.is_shifted:  # the trainer's epochs end elsewhere
+            first, end = self._place_in_order(), self.planner.first_step(self._epoch + 1)
+            if self.num_trained is not None and self.planner.is_shifted:  # the trainer's epochs end elsewhere
                 end = first + self.steps_per_epoch
-            return Start(rank, first, end, functools.partial(self._planner.plans, ahead=self._ahead), num_skipped)
+            return Start(rank, first, end, functools.partial(self.planner.plans, ahead=self._ahead), num_skipped)
 
-        return Draws(begin, self._follow, hands.num_prefetched)
-
-    def _follow(self, progress: Progress) -> None:
-        self._progress = progress
+        return Draws(begin, functools.partial(setattr, self, "_progress"), hands.num_prefetched)
 
     def steps(self, loader: Iterable[Any] | None = None, *, until: int | None = None) -> Iterator[Step]:
         """Optimizer steps from where the sampler stands to the end of the epoch.
@@ -219,7 +207,7 @@ class BalancedBatchSampler(Sampler[list[int]]):
         self._leave_last()
         while True:
             step = self._place_in_order()
-            end = self._planner.first_step(self._epoch + 1)
+            end = self.planner.first_step(self._epoch + 1)
             end = end if until is None else min(end, until)
             rank, num_replicas = self._settle()
             self._is_stepping = True
@@ -227,7 +215,7 @@ class BalancedBatchSampler(Sampler[list[int]]):
                 batches = None if loader is None else iter(loader)
             finally:
                 self._is_stepping = False
-            for plan in self._planner.plans(step, end, self._ahead if loader is None else 0):
+            for plan in self.planner.plans(step, end, self._ahead if loader is None else 0):
                 self._current = found = Step(plan, rank, num_replicas, batches)
                 yield found
                 found.skip_rest()
@@ -237,8 +225,8 @@ class BalancedBatchSampler(Sampler[list[int]]):
 
     def planned(self, step: int) -> BatchPlan:
         """The plan of a step (from 0, counted over epochs): who trains on what, and how long that should take."""
-        self._planner.deal_to(find_place(*self._given)[1])
-        return self._planner.plan(step)
+        self.planner.deal_to(find_place(*self._given)[1])
+        return self.planner.plan(step)
 
     def step(self, number: int) -> Step:
         """A step (from 0, counted over epochs) for trainers that draw its microbatches themselves."""
@@ -261,8 +249,8 @@ class BalancedBatchSampler(Sampler[list[int]]):
         Raises:
             ConfigError: the number is negative, or before a checkpoint whose global batches had another size.
         """
-        epoch, _ = self._planner.place(step)
-        self._goto(epoch, step - self._planner.first_step(epoch))
+        epoch, _ = self.planner.place(step)
+        self._goto(epoch, step - self.planner.first_step(epoch))
 
     def state_dict(self, step: int | None = None) -> dict[str, int]:
         """State as a few integers, for a checkpoint.
@@ -272,8 +260,8 @@ class BalancedBatchSampler(Sampler[list[int]]):
                 loop; what a loader's workers have drawn beyond that does not count.
         """
         step = self._num_trained() if step is None else step
-        epoch, offset = self._planner.place(step)
-        cut = asdict(self._planner.cut_of(epoch))
+        epoch, offset = self.planner.place(step)
+        cut = asdict(self.planner.cut_of(epoch))
         return {"step": step, "epoch": epoch, "offset": offset, **cut, **self._identity()}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
@@ -291,10 +279,10 @@ class BalancedBatchSampler(Sampler[list[int]]):
                 )
         step, epoch, offset = (state[name] for name in ("step", "epoch", "offset"))
         cut = Cut(*(state[name] for name in ("global_batch_size", "window", "num_pieces")))
-        is_alike = cut == self._planner.cut or self._planner.cut.window == cut.window == 1
-        size = self._planner.cut.global_batch_size
-        if cut.global_batch_size != size or not is_alike or self._planner.place(step) != (epoch, offset):
-            self._planner.start_from(Origin(step, epoch, offset, cut))
+        is_alike = cut == self.planner.cut or self.planner.cut.window == cut.window == 1
+        size = self.planner.cut.global_batch_size
+        if cut.global_batch_size != size or not is_alike or self.planner.place(step) != (epoch, offset):
+            self.planner.start_from(Origin(step, epoch, offset, cut))
             _log.info(
                 "global batches have %d samples and had %d: epoch %d continues after its first %d samples", size,
                 cut.global_batch_size, epoch, offset,
@@ -340,12 +328,12 @@ class BalancedBatchSampler(Sampler[list[int]]):
         elif (num_trained := self._num_trained()) > self._place_in_order():
             _log.info(
                 "epoch %d was left after %d of %d steps, it begins anew", self._epoch,
-                num_trained - self._planner.first_step(self._epoch), self.steps_per_epoch,
+                num_trained - self.planner.first_step(self._epoch), self.steps_per_epoch,
             )  # fmt: skip
         self._progress = self._current = None
 
     def _place_in_order(self) -> int:
-        return self._planner.first_step(self._epoch) + self._first_in_epoch
+        return self.planner.first_step(self._epoch) + self._first_in_epoch
 
     def _num_trained(self) -> int:
         """Steps whose microbatches the loop has."""
@@ -362,7 +350,7 @@ class BalancedBatchSampler(Sampler[list[int]]):
     def _settle(self) -> tuple[int, int]:
         """(rank, ranks) to plan for; the first time that torch.distributed says who they are, they compare costs."""
         place = find_place(*self._given)
-        self._planner.deal_to(place[1])
+        self.planner.deal_to(place[1])
         is_looked_up = self._given == (None, None) and dist.is_available() and dist.is_initialized()
         if is_looked_up and not self._is_compared:
             self._compare_ranks()
@@ -373,11 +361,10 @@ class BalancedBatchSampler(Sampler[list[int]]):
         return {**self.__dict__, "_progress": None, "_current": None, "num_trained": None}
 
     def _identity(self) -> dict[str, int]:
-        planner = self._planner
-        return {"seed": planner.seed, "num_samples": planner.order.num_drawn}
+        return {"seed": self._seed, "num_samples": self.planner.order.num_drawn}
 
     def _compare_ranks(self) -> None:
-        planner = self._planner
+        planner = self.planner
         order = hashlib.sha256(planner.rows(self._epoch).tobytes()).hexdigest()
         mine = (
             planner.costs.key, order, planner.cut, planner.origin, planner.num_microbatches, planner.max_tokens,

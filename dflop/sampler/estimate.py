@@ -18,8 +18,7 @@ from dflop.run.messages import Say
 from dflop.sampler.costs_of_samples import Ints, SampleCosts
 from dflop.sampler.lengths import ATTENTION_TOKENS, costs_of_lengths
 from dflop.sampler.numbers import check_positive
-from dflop.sampler.orders import Cut
-from dflop.sampler.rank_plans import Planner
+from dflop.sampler.rank_plans import Cut, Planner, RandomOrder
 from dflop.sampler.waiting import Dealt, Setting, Waiting, dealt_by, in_turn, waiting_of
 from dflop.schedule.karmarkar_karp import over_ranks
 
@@ -128,10 +127,8 @@ def verdict(found: Sequence[Waiting]) -> str:
 
 def _steps(costs: SampleCosts, setting: Setting, cut: Cut, seed: int, max_steps: int) -> list[Dealt]:
     """The first steps of an epoch, as dflop deals them."""
-    planner = Planner(
-        costs, cut, num_microbatches=setting.num_microbatches, max_tokens=None, sync=setting.sync,
-        padded=setting.padded, seed=seed, drop_last=True,
-    )  # fmt: skip
+    order = RandomOrder(seed, costs, padded=setting.padded)
+    planner = Planner(costs, cut, order, setting.num_microbatches, None, setting.sync, setting.padded, drop_last=True)
     planner.deal_to(setting.num_ranks)
     return [dealt_by(planner.plan(step)) for step in range(min(max_steps, planner.steps_per_epoch))]
 

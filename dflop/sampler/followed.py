@@ -19,7 +19,7 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Rando
 
 from dflop.errors import ConfigError
 from dflop.sampler.costs_of_samples import Ints, SampleCosts
-from dflop.sampler.orders import Cut
+from dflop.sampler.rank_plans import Cut
 
 _WHERE = "BalancedTrainer"
 

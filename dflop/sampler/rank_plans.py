@@ -4,29 +4,92 @@ Which samples form a global batch comes from an `Order` and does not depend on r
 microbatches or costs; how they are dealt out comes from `balance_ranks`. So every rank plans for itself, without a
 message, and a run that goes on with other ranks goes on with the same global batches. With batches of another size it
 goes on after the same sample: steps are counted from an `Origin`.
+
+A window of W global batches holds the same samples as W random ones. They are sorted by size and cut into pieces, and
+each batch gets one piece of every size range, so that microbatches need hardly any padding and ranks hardly wait, even
+where a random global batch is too small for that. What it costs: samples of a step have similar lengths by design, as
+under `group_by_length`; with several microbatches less so, since a batch then has pieces of several ranges.
 """
 
 from __future__ import annotations
 
 import functools
-from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from threading import Lock
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
+from dflop.cost.model import Floats
+from dflop.data.sample_order import SampleOrder
 from dflop.errors import ConfigError
 from dflop.sampler.costs_of_samples import Ints, SampleCosts
-from dflop.sampler.orders import Cut, Order, RandomOrder
 from dflop.schedule.data_parallel import RankPlan, Sync, balance_ranks
 from dflop.schedule.pack import token_cap
 from dflop.schedule.padded import balance_padded
 
 KEPT_PLANS = 256
 """Plans kept for whoever asks for a step again: a loader's workers are that far ahead of training at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How the order of an epoch becomes global batches."""
+
+    global_batch_size: int
+    window: int = 1
+    """Global batches whose samples are sorted together; 1: none are."""
+    num_pieces: int = 1
+    """Of different size ranges in a global batch of a window."""
+
+
+class Order(Protocol):
+    """Rows of `SampleCosts`, epoch by epoch."""
+
+    num_drawn: int
+    """In every epoch."""
+
+    def epoch(self, epoch: int, cut: Cut) -> Ints:
+        """`[num_drawn]` rows, one global batch after the other."""
+
+
+class RandomOrder:
+    """A permutation per epoch, a function of the seed and the epoch."""
+
+    def __init__(self, seed: int, costs: SampleCosts, *, padded: bool) -> None:
+        self.num_drawn = len(costs)
+        self._seed, self._weights = seed, costs.weights
+        self._sizes: Floats | Ints = costs.tokens if padded else costs.seconds
+
+    def epoch(self, epoch: int, cut: Cut) -> Ints:
+        """As `Order` says.
+
+        Raises:
+            ConfigError: a window over samples that come several times.
+        """
+        drawn = SampleOrder(self._seed, self.num_drawn, cut.global_batch_size, self._weights).epoch(epoch)
+        if cut.window == 1:
+            return drawn
+        if self._weights is not None:
+            raise ConfigError("a window does not go with weights: a sample's repetitions would meet in one batch")
+        return self._in_windows(epoch, drawn, cut)
+
+    def _in_windows(self, epoch: int, drawn: Ints, cut: Cut) -> Ints:
+        size, num_batches = cut.global_batch_size, len(drawn) // cut.global_batch_size
+        edges = np.arange(min(cut.num_pieces, size) + 1) * size // min(cut.num_pieces, size)
+        keys = np.random.Philox(key=np.array([self._seed, 2**63 + epoch], np.uint64))
+        found = []
+        for first in range(0, num_batches, cut.window):
+            last = min(first + cut.window, num_batches)
+            rows = drawn[first * size : last * size]
+            rows = rows[np.argsort(-self._sizes[rows], kind="stable")]
+            pieces = [
+                part.reshape(last - first, -1)[np.argsort(keys.random_raw(last - first), kind="stable")]
+                for part in np.split(rows, (last - first) * edges[1:-1])
+            ]
+            found.append(np.concatenate(pieces, axis=1).ravel())
+        return np.concatenate([*found, drawn[num_batches * size :]])
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,27 +107,22 @@ class BatchPlan:
     filler: int
     """Position in the dataset of the sample that a rank without work in a microbatch repeats, unscored."""
 
+    def positions(self, rank: int) -> list[Ints]:
+        """Per microbatch of a rank, positions in the global batch; none where there is nothing to do."""
+        slots = np.where(self.dealt.rank == rank, self.dealt.slot, -1)
+        return [np.flatnonzero(slots == slot) for slot in range(self.dealt.num_microbatches)]
+
     def rank(self, rank: int) -> list[list[int]]:
         """Positions in the dataset, per microbatch of a rank; a filler where there is nothing to do."""
-        mine = self.dealt.rank == rank
-        return [
-            self.samples[mine & (self.dealt.slot == slot)].tolist() or [self.filler]
-            for slot in range(self.dealt.num_microbatches)
-        ]
+        return [self.samples[positions].tolist() or [self.filler] for positions in self.positions(rank)]
 
     def rank_supervised(self, rank: int) -> list[int] | None:
         """Tokens that carry loss, per microbatch of a rank; 0 for a filler. None: unknown."""
-        if self.supervised is None:
-            return None
-        mine = self.dealt.rank == rank
-        return [
-            int(self.supervised[mine & (self.dealt.slot == slot)].sum()) for slot in range(self.dealt.num_microbatches)
-        ]
+        return None if self.supervised is None else [int(self.supervised[p].sum()) for p in self.positions(rank)]
 
     def is_filler(self, rank: int) -> list[bool]:
         """Per microbatch of a rank: whether its sample counts elsewhere and must not count here."""
-        mine = self.dealt.rank == rank
-        return [not (mine & (self.dealt.slot == slot)).any() for slot in range(self.dealt.num_microbatches)]
+        return [not len(positions) for positions in self.positions(rank)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,28 +137,22 @@ class Origin:
     """Of what the epoch's order is; None: the same as afterwards."""
 
 
+@dataclass(eq=False)
 class Planner:
-    """Plans of steps; see `BalancedBatchSampler` for the arguments."""
+    """Plans of steps; see `BalancedBatchSampler` for most of its fields."""
 
-    def __init__(
-        self,
-        costs: SampleCosts,
-        cut: Cut,
-        *,
-        num_microbatches: int | None,
-        max_tokens: int | None,
-        sync: Sync,
-        padded: bool,
-        seed: int,
-        drop_last: bool,
-        order: Order | None = None,
-    ) -> None:
-        self.costs, self.cut, self.origin = costs, cut, Origin()
-        self.num_replicas, self.num_microbatches, self.max_tokens = 1, num_microbatches, max_tokens
-        self.sync: Sync = sync
-        self.padded = padded
-        self.seed, self.drop_last = seed, drop_last
-        self.order = order or RandomOrder(seed, costs, costs.tokens if padded else costs.seconds)
+    costs: SampleCosts
+    cut: Cut
+    order: Order
+    num_microbatches: int | None
+    max_tokens: int | None = None
+    sync: Sync = "step"
+    padded: bool = False
+    drop_last: bool = False
+    num_replicas: int = 1
+    origin: Origin = Origin()
+
+    def __post_init__(self) -> None:
         self._prepare()
         self._check_sizes()
 
@@ -159,18 +211,6 @@ class Planner:
     def rows(self, epoch: int) -> Ints:
         """`[samples]` positions in the costs, in the order of an epoch."""
         return self._rows(epoch, self.cut_of(epoch))
-
-    def plan(self, step: int) -> BatchPlan:
-        """The plan of a step (from 0, counted over epochs). May be called from several threads."""
-        with self._lock:
-            if step in self._plans:
-                return self._plans[step]
-        made = self._make(step)
-        with self._lock:
-            self._plans[step] = made
-            while len(self._plans) > KEPT_PLANS:
-                self._plans.popitem(last=False)
-        return made
 
     def plans(self, first: int, end: int, ahead: int) -> Iterator[BatchPlan]:
         """Plans of the steps `first` .. `end` - 1, made up to `ahead` steps early in a thread of their own."""
@@ -246,11 +286,11 @@ class Planner:
 
     def _prepare(self) -> None:
         self._rows = functools.lru_cache(maxsize=2)(self.order.epoch)
-        self._plans: OrderedDict[int, BatchPlan] = OrderedDict()
-        self._lock = Lock()
+        self.plan: Callable[[int], BatchPlan] = functools.lru_cache(KEPT_PLANS)(self._make)
+        """The plan of a step (from 0, counted over epochs). May be called from several threads."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("_rows", "_plans", "_lock")}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_rows", "plan")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
