@@ -11,13 +11,13 @@ was done is part of the shape, and the trainer does the same. A sample that no s
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from dflop.data.annotations import AnnotatedSample, BadSample, MediaRef
 from dflop.data.headers import BadMedia
-from dflop.data.tokens import EncodedSample
+from dflop.data.tokens import ChatTokenizer, EncodedSample
 from dflop.models.media import Layout, MediaHeader, MediaRules, Placement
 from dflop.records import MediaItem, QuarantinedSample, SampleShape
 
@@ -37,25 +37,13 @@ class Counts(NamedTuple):
     num_supervised_tokens: int
 
 
-class Tokenizer(Protocol):
-    """What shapes need of a `ChatTokenizer`."""
-
-    def check(self, sample: AnnotatedSample) -> None:
-        """Raise `BadSample` where the chat template does not show the turns."""
-
-    def encode(
-        self, samples: Sequence[AnnotatedSample], layouts: Sequence[Sequence[Layout]]
-    ) -> Iterator[EncodedSample | Counts]:
-        """Each sample with media items of these layouts."""
-
-
 @dataclass(frozen=True, slots=True)
 class ShapeRules:
     """Everything besides the row that decides a sample's shape."""
 
     profile_key: str
     media: MediaRules
-    tokenizer: Tokenizer
+    tokenizer: ChatTokenizer
     max_llm_tokens: int
     overlong: tuple[str, ...] = ()
     """Steps out of `OVERLONG_STEPS`; none: too long is quarantined."""
@@ -63,17 +51,50 @@ class ShapeRules:
     """Pictures with a shorter side are quarantined; processors would blow up a tracking pixel to full size."""
 
 
-class _Draft(NamedTuple):
-    """A sample whose media are placed, not yet counted."""
+@dataclass(frozen=True, eq=False)
+class Media:
+    """The media of a sample under the limits of a level."""
 
     sample: AnnotatedSample
-    headers: list[MediaHeader]
-    placements: list[Placement]
-    level: int
+    rules: ShapeRules
+    headers: tuple[MediaHeader, ...]
+    level: int = 0
+
+    @functools.cached_property
+    def placements(self) -> tuple[Placement, ...]:
+        """One per item.
+
+        Raises:
+            BadSample: the family refuses an item.
+        """
+        num_images = sum(header.kind == "image" for header in self.headers)
+        found = []
+        for ref, header in zip(self.sample.media, self.headers, strict=True):
+            try:
+                found.append(place(self.rules.media, header, num_images, self.level))
+            except ValueError as error:
+                raise BadSample(f"{ref.kind}: {error}", path=ref.path) from error
+        return tuple(found)
 
     @property
     def layouts(self) -> list[Layout]:
-        return [p.layout for p in self.placements]
+        return [placed.layout for placed in self.placements]
+
+    @functools.cached_property
+    def items(self) -> tuple[MediaItem, ...]:
+        """As they stand in a shape."""
+        media = zip(self.sample.media, self.headers, self.placements, strict=True)
+        return tuple(header.item(ref.path, placed) for ref, header, placed in media)
+
+    @functools.cached_property
+    def shrunk(self) -> Media | None:
+        """At the next level; None: there is none."""
+        is_last = not self.headers or self.level == self.rules.media.max_level
+        return None if is_last else replace(self, level=self.level + 1)
+
+
+Count = Callable[[Media], EncodedSample | Counts]
+"""Lengths of a sample with its media under the limits of a level."""
 
 
 def shapes_of(
@@ -86,25 +107,32 @@ def shapes_of(
         rules: Family, tokenizer and limits.
         read: Gives the headers.
     """
-    found: list[SampleShape | QuarantinedSample | None] = [None] * len(rows)
-    drafts: dict[int, _Draft] = {}
-    for number, (index, sample) in enumerate(rows):
-        try:
-            if isinstance(sample, BadSample):
-                raise sample
+    of_rows = [media_of(sample, rules, read) for _, sample in rows]
+    placed = [media for media in of_rows if isinstance(media, Media)]
+    encoded = rules.tokenizer.encode([media.sample for media in placed], [media.layouts for media in placed])
+
+    def count(media: Media) -> EncodedSample:
+        return next(rules.tokenizer.encode([media.sample], [media.layouts]) if media.level else encoded)
+
+    return [
+        shape_of(index, sample.sample_id, media, rules, count)
+        for (index, sample), media in zip(rows, of_rows, strict=True)
+    ]
+
+
+def media_of(sample: AnnotatedSample | BadSample, rules: ShapeRules, read: ReadHeader) -> Media | BadSample:
+    """The media of a sample, placed, or why it cannot be trained on."""
+    try:
+        if isinstance(sample, BadSample):
+            return sample
+        if sample.turns:
             rules.tokenizer.check(sample)
-            headers = [_header(index, ref, rules, read) for ref in sample.media]
-            _check_durations(sample, headers)
-            drafts[number] = _Draft(sample, headers, _place(sample, headers, rules, 0), 0)
-        except BadSample as error:
-            found[number] = _quarantined(rules, index, sample, error)
-    encoded = rules.tokenizer.encode([d.sample for d in drafts.values()], [d.layouts for d in drafts.values()])
-    for (number, draft), of_draft in zip(drafts.items(), encoded, strict=True):
-        try:
-            found[number] = _shape(draft, of_draft, rules)
-        except BadSample as error:
-            found[number] = _quarantined(rules, rows[number][0], draft.sample, error)
-    return [result for result in found if result is not None]
+        media = Media(sample, rules, tuple(_header(sample.sample_index, ref, rules, read) for ref in sample.media))
+        _check_durations(sample, media.headers)
+        _ = media.placements
+        return media
+    except BadSample as error:
+        return error
 
 
 def _header(index: int, ref: MediaRef, rules: ShapeRules, read: ReadHeader) -> MediaHeader:
@@ -130,17 +158,6 @@ def _check_durations(sample: AnnotatedSample, headers: Sequence[MediaHeader]) ->
             raise BadSample(f"{reason}; to ignore the key, add it to dataset.ignored_keys", key=key)
 
 
-def _place(sample: AnnotatedSample, headers: Sequence[MediaHeader], rules: ShapeRules, level: int) -> list[Placement]:
-    num_images = sum(ref.kind == "image" for ref in sample.media)
-    placements = []
-    for ref, header in zip(sample.media, headers, strict=True):
-        try:
-            placements.append(place(rules.media, header, num_images, level))
-        except ValueError as error:
-            raise BadSample(f"{ref.kind}: {error}", path=ref.path) from error
-    return placements
-
-
 @functools.lru_cache(maxsize=200_000)
 def place(rules: MediaRules, header: MediaHeader, num_images: int, level: int) -> Placement:
     """`rules.place`, remembered: the sizes of a dataset repeat far more often than they differ.
@@ -156,59 +173,68 @@ def header_of(item: MediaItem) -> MediaHeader:
     return MediaHeader(item.kind, item.width_px, item.height_px, item.num_frames, item.duration_s)
 
 
-def _shape(draft: _Draft, encoded: EncodedSample | Counts, rules: ShapeRules) -> SampleShape:
-    if encoded.num_supervised_tokens == 0:
-        raise BadSample("no supervised tokens: every answer is empty")
-    limit, num_tokens = rules.max_llm_tokens, encoded.num_tokens
-    for step in rules.overlong if num_tokens > limit else ():
-        if step == "shrink":
-            draft, encoded = _shrunk(draft, encoded, rules)
-        elif isinstance(encoded, EncodedSample) and encoded.num_tokens > limit >= encoded.media_end:
-            kept = encoded.cut(limit)
-            if kept.num_supervised_tokens == 0:
-                raise BadSample(f"no supervised tokens among the first {limit}")
-            return _of(draft, kept, rules, encoded.num_tokens - limit)
-    if encoded.num_tokens > limit:
-        tried = f" (after: {', '.join(rules.overlong)})" if rules.overlong else ""
-        raise BadSample(f"sample too long: {num_tokens} tokens > max_llm_tokens {limit}{tried}")
-    return _of(draft, encoded, rules)
+def shape_of(
+    index: int, sample_id: str, media: Media | BadSample, rules: ShapeRules, count: Count
+) -> SampleShape | QuarantinedSample:
+    """The shape of a sample, or why it has none.
 
-
-def _shrunk(draft: _Draft, encoded: EncodedSample | Counts, rules: ShapeRules) -> tuple[_Draft, EncodedSample | Counts]:
-    """The sample at the first level at which it fits; at the last one if at none, or as it was without media."""
-    while encoded.num_tokens > rules.max_llm_tokens and draft.headers and draft.level < rules.media.max_level:
-        level = draft.level + 1
-        draft = draft._replace(placements=_place(draft.sample, draft.headers, rules, level), level=level)
-        (encoded,) = rules.tokenizer.encode([draft.sample], [draft.layouts])
-    return draft, encoded
-
-
-def _of(draft: _Draft, encoded: EncodedSample | Counts, rules: ShapeRules, num_cut_tokens: int = 0) -> SampleShape:
-    items = tuple(
-        header.item(ref.path, placed)
-        for ref, header, placed in zip(draft.sample.media, draft.headers, draft.placements, strict=True)
-    )
+    Args:
+        index: Its `sample_index`.
+        sample_id: Its id.
+        media: Its media at level 0, or why it cannot be trained on.
+        rules: Family, tokenizer and limits.
+        count: Gives its lengths.
+    """
+    try:
+        if isinstance(media, BadSample):
+            raise media
+        media, encoded, num_cut_tokens = _fitted(media, rules, count)
+    except BadSample as error:
+        return QuarantinedSample(
+            profile_key=rules.profile_key,
+            sample_index=index,
+            sample_id=sample_id,
+            phase="profile",
+            path=error.path,
+            reason=error.reason,
+        )
     return SampleShape(
         profile_key=rules.profile_key,
-        sample_index=draft.sample.sample_index,
-        sample_id=draft.sample.sample_id,
+        sample_index=index,
+        sample_id=sample_id,
         num_text_tokens=encoded.num_text_tokens,
         num_supervised_tokens=encoded.num_supervised_tokens,
         num_llm_tokens=encoded.num_tokens,
-        items=items,
-        media_level=draft.level,
+        items=media.items,
+        media_level=media.level,
         num_cut_tokens=num_cut_tokens,
     )
 
 
-def _quarantined(
-    rules: ShapeRules, index: int, sample: AnnotatedSample | BadSample, error: BadSample
-) -> QuarantinedSample:
-    return QuarantinedSample(
-        profile_key=rules.profile_key,
-        sample_index=index,
-        sample_id=sample.sample_id,
-        phase="profile",
-        path=error.path,
-        reason=error.reason,
-    )
+def _fitted(media: Media, rules: ShapeRules, count: Count) -> tuple[Media, EncodedSample | Counts, int]:
+    """(media, lengths, tokens cut off) of a sample that fits.
+
+    Raises:
+        BadSample: no step makes it fit.
+    """
+    encoded, limit = count(media), rules.max_llm_tokens
+    if encoded.num_supervised_tokens == 0:
+        raise BadSample("no supervised tokens: every answer is empty")
+    num_tokens = encoded.num_tokens
+    for step in rules.overlong if num_tokens > limit else ():
+        while step == "shrink" and encoded.num_tokens > limit and media.shrunk is not None:
+            media = media.shrunk
+            encoded = count(media)
+        if (
+            step == "truncate"
+            and isinstance(encoded, EncodedSample)
+            and encoded.num_tokens > limit >= encoded.media_end
+        ):
+            kept = encoded.cut(limit)
+            if kept.num_supervised_tokens == 0:
+                raise BadSample(f"no supervised tokens among the first {limit}")
+            return media, kept, encoded.num_tokens - limit
+    if encoded.num_tokens > limit:
+        tried = f" (after: {', '.join(rules.overlong)})" if rules.overlong else ""
+        raise BadSample(f"sample too long: {num_tokens} tokens > max_llm_tokens {limit}{tried}")
+    return media, encoded, 0

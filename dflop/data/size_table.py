@@ -13,19 +13,17 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import polars as pl
 
 from dflop.data.annotations import AnnotatedSample, BadSample, MediaRef
 from dflop.data.headers import BadMedia
-from dflop.data.shapes import Counts, ShapeRules, Tokenizer, shapes_of
-from dflop.data.tokens import ChatTokenizer
+from dflop.data.shapes import Counts, Media, ShapeRules, media_of, shape_of
 from dflop.errors import ConfigError, DataError
-from dflop.models.media import Layout, MediaHeader
+from dflop.models.media import MediaHeader
 from dflop.records import QuarantinedSample, SampleShape
 
 ASSUMED_FPS = 30.0
@@ -36,9 +34,9 @@ MEDIA_COLUMNS = {
     "video": ("video_w", "video_h", "video_frames", "video_fps", "video_seconds"),
     "audio": ("audio_seconds",),
 }
-_LISTS = frozenset(column for columns in MEDIA_COLUMNS.values() for column in columns)
+_LISTS = tuple(column for columns in MEDIA_COLUMNS.values() for column in columns)
+_COLUMNS = (*TEXT_COLUMNS, "turns", *_LISTS)
 _SECONDS = ("video_fps", "video_seconds", "audio_seconds")
-_BAD_COUNTS = "token counts or turns are missing, negative or not whole"
 _MAX_TOKENS = 2**40
 """Counts above it are none, and would not add up in 64 bits."""
 _MAX_FRAMES = 2**62
@@ -51,11 +49,12 @@ def read_sizes(path: Path) -> pl.DataFrame:
     Raises:
         DataError: the file cannot be read, or lacks a column.
     """
-    known = {*TEXT_COLUMNS, "turns", *(c for columns in MEDIA_COLUMNS.values() for c in columns)}
     try:
         frame = pl.scan_parquet(path)
-        names = frame.collect_schema().names()
-        found = frame.select([name for name in names if name in known]).collect()
+        names = frame.collect_schema()
+        absent = (name for name in _COLUMNS if names.get(name, pl.Null()) == pl.Null)
+        nulls = (pl.lit(None).cast(pl.List(pl.Int64) if name in _LISTS else pl.Int64).alias(name) for name in absent)
+        found = frame.with_columns(nulls).select(_COLUMNS).collect()
     except (OSError, pl.exceptions.PolarsError) as error:
         raise DataError(f"table of sizes cannot be read: {error}", where=str(path)) from error
     missing = [name for name in TEXT_COLUMNS if name not in names]
@@ -70,15 +69,14 @@ def read_sizes(path: Path) -> pl.DataFrame:
         if not _is_readable(name, found_type):
             wanted = "a list of numbers" if name in _LISTS else "a number"
             raise DataError(f"column `{name}` of a table of sizes holds {found_type}, not {wanted}", where=str(path))
-    return found.with_columns(*(_numbers(name) for name in found.columns if name != "id"))
+    return found.with_columns(map(_numbers, found.columns[1:]))
 
 
 def _is_readable(name: str, found: pl.DataType) -> bool:
     if name == "id":
         return not found.is_nested() and found != pl.Binary and found != pl.Object
     inner = found.inner if isinstance(found, pl.List) else found
-    is_list = isinstance(found, pl.List) or found == pl.Null
-    return (inner == pl.Null or inner.is_numeric()) and (is_list if name in _LISTS else not isinstance(found, pl.List))
+    return (inner == pl.Null or inner.is_numeric()) and isinstance(found, pl.List) == (name in _LISTS)
 
 
 def _numbers(name: str) -> pl.Expr:
@@ -123,7 +121,7 @@ def check_overlong(overlong: Sequence[str]) -> None:
 def profile_sizes(
     sizes: pl.DataFrame, rules: ShapeRules, first_index: int = 0
 ) -> list[SampleShape | QuarantinedSample]:
-    """Shapes of all rows, in order, or why a row has none.
+    """Shapes of all rows, in order, or why a row has none. What rows have in common is placed once.
 
     Args:
         sizes: A frame of `read_sizes`.
@@ -134,85 +132,57 @@ def profile_sizes(
         ConfigError: `truncate` is among the steps.
     """
     check_overlong(rules.overlong)
-    item = functools.cache(_Item.of)
-    rows = [
-        (i, _read(i, row, item, rules.max_llm_tokens)) for i, row in enumerate(sizes.iter_rows(named=True), first_index)
-    ]
-    return shapes_of(rows, replace(rules, tokenizer=_Counter(rules.tokenizer)), lambda _, ref: cast(_Item, ref).read())
+    tokenizer, around_turns = rules.tokenizer, functools.cache(rules.tokenizer.template_tokens)
+
+    @functools.cache
+    def around_media(media: Media) -> tuple[int, int]:
+        own = sum(tokenizer.template_tokens_for(ref.kind) for ref in media.sample.media)
+        return own + sum(map(tokenizer.layout_tokens, media.layouts)), sum(p.num_rows for p in media.placements)
+
+    def count(prompt: int, response: int, turns: int, media: Media) -> Counts:
+        (around, supervised), (own, num_rows) = around_turns(turns), around_media(media)
+        num_text = prompt + response + around + own
+        return Counts(num_text + num_rows, num_text, response and response + supervised)
+
+    found: list[Any] = [None] * len(sizes)
+    turns = pl.col("turns").fill_null(1)
+    groups = sizes.with_row_index().group_by(_LISTS).agg("index", "id", "prompt_tokens", "response_tokens", turns)
+    for row in groups.iter_rows():
+        media = _media(row[: len(_LISTS)], rules)
+        for number, sample_id, *counts in zip(*row[len(_LISTS) :], strict=True):
+            problem = _problem(rules.max_llm_tokens, *counts) or media
+            of_row = functools.partial(count, *counts)
+            found[number] = shape_of(first_index + number, sample_id or "", problem, rules, of_row)
+    return found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Item(MediaRef):
-    header: MediaHeader
-
-    @classmethod
-    def of(cls, *size: Any) -> _Item:
-        return cls(size[0], "", header=MediaHeader(*size))
-
-    def read(self) -> MediaHeader:
-        """The header, if it says a size."""
-        h = self.header
-        if h.kind == "audio" and h.duration_s <= 0:
-            raise BadMedia("no length")
-        if h.kind != "audio" and min(h.width_px, h.height_px, h.num_frames) < 1:
-            raise BadMedia("no size, or no frames")
-        return h
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Row(AnnotatedSample):
-    """A row without texts: how many tokens its questions and its answers have, and of how many turns they are."""
-
-    num_prompt_tokens: int
-    num_response_tokens: int
-    num_turns: int
-
-
-class _Counter:
-    """Counts tokens of rows without texts: those of the row, and what the template and a family write around them."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        assert isinstance(tokenizer, ChatTokenizer)
-        self._around_turns = functools.cache(tokenizer.template_tokens)
-        self._layout_tokens, self._around_item = tokenizer.layout_tokens, tokenizer.template_tokens_for
-
-    def check(self, sample: AnnotatedSample) -> None:
-        """Nothing: there are no texts to refuse."""
-
-    def encode(self, samples: Sequence[AnnotatedSample], layouts: Sequence[Sequence[Layout]]) -> Iterator[Counts]:
-        """Counts of every row."""
-        for row, of_row in zip(cast(Sequence[_Row], samples), layouts, strict=True):
-            around, supervised = self._around_turns(row.num_turns)
-            own = sum(map(self._layout_tokens, of_row)) + sum(self._around_item(ref.kind) for ref in row.media)
-            num_text = row.num_prompt_tokens + row.num_response_tokens + around + own
-            num_rows = sum(entry for layout in of_row for entry in layout if isinstance(entry, int))
-            yield Counts(
-                num_text + num_rows, num_text, row.num_response_tokens and row.num_response_tokens + supervised
-            )
-
-
-def _read(index: int, row: dict[str, Any], item: Callable[..., _Item], max_turns: int) -> _Row | BadSample:
-    sample_id, turns = row["id"] or "", 1 if row.get("turns") is None else row["turns"]
-    counts = row["prompt_tokens"], row["response_tokens"]
+def _problem(max_turns: int, prompt: int | None, response: int | None, turns: int) -> BadSample | None:
     # A turn is a token at least: of more turns than tokens fit, a template need not be written out.
     if turns > max_turns:
-        reason = f"sample too long: {turns} turns > max_llm_tokens {max_turns}"
-        return BadSample(reason, sample_id=sample_id)
-    if turns < 1 or any(count is None or not 0 <= count <= _MAX_TOKENS for count in counts):
-        return BadSample(_BAD_COUNTS, sample_id=sample_id)
-    items: list[_Item] = []
+        return BadSample(f"sample too long: {turns} turns > max_llm_tokens {max_turns}")
+    is_good = turns > 0 and all(count is not None and 0 <= count <= _MAX_TOKENS for count in (prompt, response))
+    return None if is_good else BadSample("token counts or turns are missing, negative or not whole")
+
+
+def _media(lists: Sequence[list[Any] | None], rules: ShapeRules) -> Media | BadSample:
+    given, headers = dict(zip(_LISTS, lists, strict=True)), list[MediaHeader]()
     for kind, columns in MEDIA_COLUMNS.items():
-        lists = [row.get(column) or [] for column in columns]
-        for column, listed in zip(columns, lists, strict=True):
-            if len(listed) != len(lists[0]):
-                reason = f"`{columns[0]}` and `{column}` have different numbers of entries"
-                return BadSample(reason, sample_id=sample_id)
-        sizes = zip(*lists, strict=True)
-        items += [item(kind, *_SIZE_OF[kind](*size)) for size in sizes if kind == "audio" or size[0] is not None]
-    return _Row(
-        index, sample_id, (), tuple(items),
-        num_prompt_tokens=counts[0], num_response_tokens=counts[1], num_turns=turns,
-    )  # fmt: skip
+        first, *others = (given[column] or [] for column in columns)
+        for column, other in zip(columns[1:], others, strict=True):
+            if len(other) != len(first):
+                return BadSample(f"`{columns[0]}` and `{column}` have different numbers of entries")
+        sizes = (size for size in zip(first, *others, strict=True) if kind == "audio" or size[0] is not None)
+        headers += [MediaHeader(kind, *_SIZE_OF[kind](*size)) for size in sizes]
+    refs, left = tuple(MediaRef(header.kind, "") for header in headers), iter(headers)
+    return media_of(AnnotatedSample(0, "", (), refs), rules, lambda *_: _checked(next(left)))
+
+
+def _checked(header: MediaHeader) -> MediaHeader:
+    if header.kind == "audio" and header.duration_s <= 0:
+        raise BadMedia("no length")
+    if header.kind != "audio" and min(header.width_px, header.height_px, header.num_frames) < 1:
+        raise BadMedia("no size, or no frames")
+    return header
 
 
 def _video(

@@ -114,7 +114,7 @@ def test_a_row_is_what_its_numbers_say(tokenizer, family, rows, limit, overlong)
 def test_text_alone_needs_no_media_columns(tokenizer, family, tmp_path):
     path = tmp_path / "sizes.parquet"
     columns = {"id": ["a", "half a token"], "prompt_tokens": [3.0, 3.5], "response_tokens": [2, 2], "other": [1, 1]}
-    pl.DataFrame(columns).write_parquet(path)
+    pl.DataFrame({**columns, "audio_seconds": [None, None]}).write_parquet(path)
     shape, bad = profile_sizes(read_sizes(path), ShapeRules("key", family, tokenizer, 100, ()))
     assert shape.num_supervised_tokens == 3, "the end of the turn is learnt, too"
     assert bad.sample_id == "half a token"
