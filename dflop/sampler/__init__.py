@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dflop.sampler.accumulation import Step, sum_over_ranks
+    from dflop.sampler.accumulation import Step, loss_scale, sum_over_ranks
     from dflop.sampler.batch_sampler import BalancedBatchSampler
     from dflop.sampler.costs_of_media import media_costs
     from dflop.sampler.costs_of_samples import (
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     )
     from dflop.sampler.gradient_check import LossCheck, check_loss_scaling
     from dflop.sampler.lengths import lengths_of
-    from dflop.sampler.loss import loss_scale
     from dflop.sampler.rank_plans import BatchPlan
 
 __all__ = [
@@ -40,13 +39,12 @@ __all__ = [
     "sum_over_ranks",
 ]
 _MODULES = {
-    "accumulation": ("Step", "sum_over_ranks"),
+    "accumulation": ("Step", "loss_scale", "sum_over_ranks"),
     "batch_sampler": ("BalancedBatchSampler",),
     "costs_of_media": ("media_costs",),
     "costs_of_samples": ("SampleCosts", "sample_costs", "sample_costs_from_store", "sample_costs_from_tables"),
     "gradient_check": ("LossCheck", "check_loss_scaling"),
     "lengths": ("lengths_of",),
-    "loss": ("loss_scale",),
     "rank_plans": ("BatchPlan",),
 }
 

@@ -21,12 +21,10 @@ from torch.utils.data import Sampler
 
 from dflop.errors import ConfigError, did_you_mean
 from dflop.sampler.accumulation import Step
-from dflop.sampler.costs_of_samples import SampleCosts, sample_costs
-from dflop.sampler.dp_rank import PlaceUnknown, find_place
+from dflop.sampler.costs_of_samples import SampleCosts, check_positive, sample_costs
 from dflop.sampler.draws import Draws, Progress, Start
 from dflop.sampler.followed import FollowedOrder
-from dflop.sampler.hands import check_hands, refuse_dispatch, who_draws
-from dflop.sampler.numbers import check_positive
+from dflop.sampler.loader_context import PlaceUnknown, check_loader, find_place, inspect_loader, refuse_dispatch
 from dflop.sampler.rank_plans import BatchPlan, Cut, Origin, Planner, RandomOrder, warm_up
 from dflop.schedule.data_parallel import Sync
 
@@ -164,25 +162,25 @@ class BalancedBatchSampler(Sampler[list[int]]):
         return self.planner.microbatches_per_epoch
 
     def __iter__(self) -> Iterator[list[int]]:
-        hands, is_stepping = who_draws(), self._is_stepping
+        context, is_stepping = inspect_loader(), self._is_stepping
 
         def begin() -> Start:
             if not is_stepping:
                 self._leave_last()
             num_skipped = 0
             if self.num_trained is not None:
-                num_skipped = hands.num_skipped
+                num_skipped = context.num_skipped
                 self.resume(self.num_trained())
             is_constant = is_stepping or self.num_microbatches is not None
             num_resumed = 0 if num_skipped else self._first_in_epoch
-            check_hands(hands, self.costs, is_constant=is_constant, num_resumed=num_resumed)
+            check_loader(context, self.costs, is_constant=is_constant, num_resumed=num_resumed)
             rank, _ = self._settle()
             first, end = self._place_in_order(), self.planner.first_step(self._epoch + 1)
             if self.num_trained is not None and self.planner.is_shifted:  # the trainer's epochs end elsewhere
                 end = first + self.steps_per_epoch
             return Start(rank, first, end, functools.partial(self.planner.plans, ahead=self._ahead), num_skipped)
 
-        return Draws(begin, functools.partial(setattr, self, "_progress"), hands.num_prefetched)
+        return Draws(begin, functools.partial(setattr, self, "_progress"), context.num_prefetched)
 
     def steps(self, loader: Iterable[Any] | None = None, *, until: int | None = None) -> Iterator[Step]:
         """Optimizer steps from where the sampler stands to the end of the epoch.

@@ -15,9 +15,8 @@ import numpy as np
 from dflop import units
 from dflop.errors import ConfigError
 from dflop.run.messages import Say
-from dflop.sampler.costs_of_samples import Ints, SampleCosts
+from dflop.sampler.costs_of_samples import Ints, SampleCosts, check_positive
 from dflop.sampler.lengths import ATTENTION_TOKENS, costs_of_lengths
-from dflop.sampler.numbers import check_positive
 from dflop.sampler.rank_plans import Cut, Planner, RandomOrder
 from dflop.sampler.waiting import Dealt, Setting, Waiting, dealt_by, in_turn, waiting_of
 from dflop.schedule.karmarkar_karp import over_ranks

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from dflop.errors import ConfigError, TrainError
+from dflop.sampler.accumulation import Reduction, loss_scale
 from dflop.sampler.batch_sampler import BalancedBatchSampler
 from dflop.sampler.costs_of_samples import Ints
-from dflop.sampler.loss import Reduction, loss_scale
 
 Gradient = dict[str, Tensor]
 

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from dflop.errors import ConfigError
-from dflop.sampler.costs_of_samples import Ints, SampleCosts, sample_costs
-from dflop.sampler.numbers import whole_numbers
+from dflop.sampler.costs_of_samples import Ints, SampleCosts, sample_costs, whole_numbers
 
 ATTENTION_TOKENS = 20_000
 """Length of a text at which attention takes as long as all the rest: a dense model of about 7B, flash attention."""

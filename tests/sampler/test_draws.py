@@ -60,7 +60,7 @@ def test_what_the_loop_has_decides_where_it_goes_on(num_microbatches, num_prefet
     steps = [step.indices for step in again.steps(until=20)]
     rest = [m for step in steps[first : 5 * (first // 5 + 1)] for m in step]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dflop.sampler.batch_sampler.check_hands", lambda *args, **given: None)
+        patch.setattr("dflop.sampler.batch_sampler.check_loader", lambda *args, **given: None)
         taken = list(itertools.islice(Prefetching(sampler, num_prefetched), num_taken))
         assert [batch for batch, _ in taken] == rest[:num_taken]
         trained, left = first, [m for m, _ in taken]
