@@ -309,7 +309,7 @@ def drift(
 
     Example: dflop data drift 1f0c 77ab
     """
-    from dflop.data.profile_distance import drift as measure
+    from dflop.data.distribution import drift as measure
     from dflop.report.rows import print_rows
     from dflop.store.profile_frames import find_profile, profile_frame
 

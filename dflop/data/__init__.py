@@ -13,7 +13,7 @@ A profile decodes nothing but what headers leave open, so a terabyte of video ta
   `header_cache.py` keeps what was read. Training decodes with `load_media.py` and `decode.py`.
 - Text: `chat.py` renders the tokenizer's own template, `tokens.py` makes ids of it, in the profile as in training.
 - Profiles: `shapes.py` makes one of a sample, `dataset_profile.py` of a dataset, `size_table.py` of a table of sizes
-  without media. `profile_distance.py` compares two.
+  without media. `distribution.py` sums them up and compares two.
 
 jinja2 is imported because chat templates are Jinja text: any other reader of them would be wrong somewhere.
 """

@@ -4,7 +4,7 @@ A template is the Jinja text that ships with a tokenizer. It is rendered once pe
 place of every turn's text; what lies between the marks is the template's. So ten million conversations cost a few
 dozen renderings, no text of a user can act as template, and which characters are an answer is known exactly.
 
-A template that looks into its texts (reasoning, trimming; `probe.py` tells) is rendered with every conversation's own
+A template that looks into its texts (reasoning, trimming; `sandbox.py` tells) is rendered with every conversation's own
 ones. What it writes around turns in every case is still the template's; what is left between is the turn as it shows
 it, with reasoning it put there or moved. Where the two cannot be distinguished the row is refused.
 
@@ -23,8 +23,7 @@ from typing import Any, NamedTuple
 import jinja2
 
 from dflop.data.annotations import BadSample
-from dflop.data.sandbox import at_most, environment, words
-from dflop.data.template_probe import Looks, Probe, joins_unseen
+from dflop.data.sandbox import Looks, Probe, at_most, environment, joins_unseen, words
 from dflop.errors import ConfigError, did_you_mean
 from dflop.records import parse_json
 

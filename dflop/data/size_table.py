@@ -132,11 +132,13 @@ def profile_sizes(
         ConfigError: `truncate` is among the steps.
     """
     check_overlong(rules.overlong)
-    tokenizer, around_turns = rules.tokenizer, functools.cache(rules.tokenizer.template_tokens)
+    tokenizer = rules.tokenizer
+    around_turns = functools.cache(tokenizer.template_tokens)
+    around_item = functools.cache(tokenizer.template_tokens_for)
 
     @functools.cache
     def around_media(media: Media) -> tuple[int, int]:
-        own = sum(tokenizer.template_tokens_for(ref.kind) for ref in media.sample.media)
+        own = sum(around_item(ref.kind) for ref in media.sample.media)
         return own + sum(map(tokenizer.layout_tokens, media.layouts)), sum(p.num_rows for p in media.placements)
 
     def count(prompt: int, response: int, turns: int, media: Media) -> Counts:

@@ -136,7 +136,6 @@ class ChatTokenizer:
         self._split = one_of(self._ids)
         self._eats = {number: (token.lstrip, token.rstrip) for number, token in added.items() if token.special}
         self._num_tokens = functools.lru_cache(_MAX_CACHED)(self._count_written)
-        self._for_kind = functools.cache(self._count_for)
         self._check_pieces(path)
 
     @property
@@ -199,15 +198,13 @@ class ChatTokenizer:
     @property
     def end_of_answer(self) -> int | None:
         """Id of the special token that ends an answer; None where the template writes none."""
-        turns = (Turn("user", _WORD), Turn("assistant", _WORD))
-        (found,) = self.encode([AnnotatedSample(0, "", turns, ())], [[]])
+        found = self._example(_WORD)
         last = int(found.input_ids[found.labels != IGNORE_LABEL][-1])
         return last if last in self._ids.values() else None
 
     def template_tokens(self, num_answers: int) -> tuple[int, int]:
         """(all, supervised) tokens a template writes around so many questions and answers."""
-        turns = (Turn("user", ""), Turn("assistant", _WORD)) * num_answers
-        (found,) = self.encode([AnnotatedSample(0, "", turns, ())], [[]])
+        found = self._example("", num_answers)
         words = num_answers * len(self._tokenizer.encode(_WORD, add_special_tokens=False))
         return found.num_text_tokens - words, found.num_supervised_tokens - words
 
@@ -218,17 +215,15 @@ class ChatTokenizer:
             ConfigError: it refuses media of this kind.
             KeyError: the family takes none.
         """
-        return self._for_kind(kind)
+        layout = self._media_tokens[kind].wrap(1)
+        with_item, without = self._example(f"<{kind}>{_WORD}", item=MediaRef(kind, "")), self._example(_WORD)
+        return with_item.num_text_tokens - without.num_text_tokens - self.layout_tokens(layout)
 
-    def _count_for(self, kind: str) -> int:
-        asked = [(Turn("user", text), Turn("assistant", _WORD)) for text in (f"<{kind}>{_WORD}", _WORD)]
-        with_item, without = ([p for p in self._shown(turns) if not isinstance(p, TurnText)] for turns in asked)
-        own = [sum(self._count_written(p) for p in parts if isinstance(p, str)) for parts in (with_item, without)]
-        tokens = self._media_tokens[kind]
-        whole = tokens.wrap(1)
-        in_template = any(part.in_template for part in with_item if isinstance(part, Item))
-        in_place = tokens.in_its_place(whole) if in_template else whole
-        return own[0] - own[1] + self.layout_tokens(in_place) - self.layout_tokens(whole)
+    def _example(self, question: str, num_answers: int = 1, item: MediaRef | None = None) -> EncodedSample:
+        media = (item,) if item else ()
+        turns = (Turn("user", question), Turn("assistant", _WORD)) * num_answers
+        layouts = [self._media_tokens[ref.kind].wrap(1) for ref in media]
+        return next(self.encode([AnnotatedSample(0, "", turns, media)], [layouts]))
 
     def layout_tokens(self, layout: Layout) -> int:
         """Tokens of a layout besides its rows."""
@@ -315,9 +310,10 @@ class ChatTokenizer:
 
     def _count_written(self, text: str) -> int:
         """Tokens of text in which special tokens are written by name."""
-        plain = [part for part, _, special in self._written(text) if special is None]
-        num_special = sum(special is not None for _, _, special in self._written(text))
-        return num_special + sum(len(e) for e in self._tokenizer.encode_batch(plain, add_special_tokens=False))
+        written = list(self._written(text))
+        plain = [part for part, _, special in written if special is None]
+        encoded = self._tokenizer.encode_batch(plain, add_special_tokens=False)
+        return len(written) - len(plain) + sum(map(len, encoded))
 
     def _check_pieces(self, path: Path) -> None:
         """Refuse a tokenizer for which a conversation is more than its pieces."""

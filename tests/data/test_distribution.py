@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dflop.data.distribution import quantiles, sample_batches, summary
-from dflop.data.profile_distance import drift
+from dflop.data.distribution import drift, quantiles, sample_batches, summary
 from dflop.errors import DataError
 from tests.builders import make_sample
 
