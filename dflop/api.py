@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dflop.config import Config
     from dflop.cost.throughput import Throughput
     from dflop.records import CostTable, Plan
-    from dflop.sampler.waiting import Waiting
+    from dflop.sampler.estimate import Waiting
 
 T = TypeVar("T")
 AnyPath = str | os.PathLike[str]
@@ -166,9 +166,8 @@ def estimate(
     Raises:
         ConfigError: a file cannot be read, or the numbers do not go together.
     """
-    from dflop.sampler.estimate import costs_of_file, estimate_waiting
+    from dflop.sampler.estimate import Setting, costs_of_file, estimate_waiting
     from dflop.sampler.lengths import costs_of_lengths
-    from dflop.sampler.waiting import Setting
 
     if isinstance(lengths, str | os.PathLike):
         costs = costs_of_file(Path(lengths), say or _nobody)

@@ -46,8 +46,7 @@ def estimate(
     from dflop.report.rows import print_rows
     from dflop.report.table_text import print_table
     from dflop.report.tables import make_table
-    from dflop.sampler.estimate import RANDOM, costs_of_file, estimate_waiting, verdict
-    from dflop.sampler.waiting import Setting
+    from dflop.sampler.estimate import RANDOM, Setting, costs_of_file, estimate_waiting, verdict
 
     say, shown = talk(quiet), form_of(form, as_json)
     costs = costs_of_file(lengths, say)

@@ -18,15 +18,79 @@ import numpy.typing as npt
 
 from dflop.cost.model import CostModel, Floats
 from dflop.errors import ConfigError, DataError
-from dflop.records import LLM, CostTable, ModuleLoad, SampleShape, from_dict, parse_json
+from dflop.records import LLM, CostTable, SampleShape, from_dict, parse_json
 
 Ints = npt.NDArray[np.int64]
-Loads = Mapping[str, tuple[Ints, Ints, Ints]]
-"""By module: `[samples]` items, tokens and squared lengths, as in `ModuleLoad`."""
+_LOADS = ("num_items", "num_tokens", "sum_sq_tokens")
+Loads = Mapping[str, Ints]
+"""By module: `[3, samples]` as `_LOADS` of `ModuleLoad`."""
 
 _NUMBERS = (int, float, np.integer, np.floating)
 TYPICAL_SAMPLES = 8
 """Average samples in the microbatch whose fixed part is taken for all."""
+
+
+def check_positive(name: str, value: Any, where: str) -> None:
+    """Refuse what is no positive whole number.
+
+    Raises:
+        ConfigError: naming the argument.
+    """
+    if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < 1:
+        raise ConfigError(f"{name} is {value!r}, must be a positive whole number", where=where)
+
+
+def whole_numbers(name: str, values: Iterable[Any], where: str) -> npt.NDArray[np.int64]:
+    """`[N]` whole numbers from 0; floats without a fraction are taken.
+
+    Raises:
+        ConfigError: naming the argument and the first value that is none.
+    """
+    found = _numbers(name, values, "must be a whole number", where)
+    if found.dtype.kind == "f":
+        _refuse_first(name, found, ~(np.isfinite(found) & (found == np.floor(found))), "must be a whole number", where)
+    _refuse_first(name, found, (found < 0) | (found >= 2.0**63), "must be from 0 and below 2^63", where)
+    return found.astype(np.int64)
+
+
+def finite_numbers(name: str, values: Iterable[Any], where: str) -> npt.NDArray[np.float64]:
+    """`[N]` numbers from 0.
+
+    Raises:
+        ConfigError: naming the argument and the first value that is none.
+    """
+    found = _numbers(name, values, "must be a number", where).astype(np.float64)
+    _refuse_first(name, found, ~np.isfinite(found) | (found < 0), "must be finite and not negative", where)
+    return found
+
+
+def _numbers(name: str, values: Iterable[Any], why: str, where: str) -> np.ndarray[Any, Any]:
+    """An array of numbers, of a list of them or of what is an array already."""
+    if not hasattr(values, "__array__"):
+        values = list(values)
+        kinds = {kind for kind in set(map(type, values)) if issubclass(kind, bool) or not issubclass(kind, _NUMBERS)}
+        if kinds:
+            bad = next(i for i, value in enumerate(values) if type(value) in kinds)
+            raise ConfigError(f"{name} of sample {bad} is {values[bad]!r}, {why}", where=where)
+    found = np.asarray(values)
+    if found.ndim != 1:
+        raise ConfigError(f"{name} has shape {found.shape}, there must be one number per sample", where=where)
+    if len(found) and found.dtype.kind not in "iuf":
+        raise ConfigError(f"{name} of sample 0 is {found.tolist()[0]!r}, {why}", where=where)
+    return found
+
+
+def _refuse_first(name: str, values: np.ndarray[Any, Any], is_bad: np.ndarray[Any, Any], why: str, where: str) -> None:
+    if is_bad.any():
+        bad = int(np.flatnonzero(is_bad)[0])
+        raise ConfigError(f"{name} of sample {bad} is {values[bad]}, {why}", where=where)
+
+
+_FIELDS = {
+    "seconds": finite_numbers, "tokens": whole_numbers, "supervised": whole_numbers, "index": whole_numbers,
+    "weights": finite_numbers,
+}  # fmt: skip
+"""Of `SampleCosts`, one number per sample each."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,18 +114,13 @@ class SampleCosts:
 
     def __post_init__(self) -> None:
         n = len(self.seconds)
-        for name in ("tokens", "supervised", "index", "weights"):
-            values = getattr(self, name)
-            if values is not None and values.shape != (n,):
-                raise ConfigError(f"`{name}` has shape {values.shape}, there are {n} costs", where="SampleCosts")
         if not n:
             raise ConfigError("there are no samples", where="SampleCosts")
-        for name in ("seconds", "weights"):
-            if getattr(self, name) is not None:
-                finite_numbers(name, getattr(self, name), "SampleCosts")
-        for name in ("tokens", "supervised", "index"):
-            if getattr(self, name) is not None:
-                whole_numbers(name, getattr(self, name), "SampleCosts")
+        for name, check in _FIELDS.items():
+            if (values := getattr(self, name)) is not None:
+                if values.shape != (n,):
+                    raise ConfigError(f"`{name}` has shape {values.shape}, there are {n} costs", where="SampleCosts")
+                check(name, values, "SampleCosts")
         finite_numbers("fixed_s", [self.fixed_s], "SampleCosts")
         if self.supervised is not None and (over := self.supervised > self.tokens).any():
             bad = int(np.flatnonzero(over)[0])
@@ -81,13 +140,13 @@ class SampleCosts:
     def key(self) -> str:
         """Hash of all the numbers: ranks whose keys differ would plan different steps."""
         digest = hashlib.sha256(repr(self.fixed_s).encode())
-        for values in (self.seconds, self.tokens, self.supervised, self.index, self.weights):
+        for values in (getattr(self, name) for name in _FIELDS):
             digest.update(b"-" if values is None else np.ascontiguousarray(values).tobytes())
         return digest.hexdigest()[:16]
 
     def save(self, path: Path | str) -> None:
         """Writes an `.npz` file; made once, it saves every rank the reading of a store."""
-        arrays = {n: getattr(self, n) for n in ("seconds", "tokens", "supervised", "index", "weights")}
+        arrays = {name: getattr(self, name) for name in _FIELDS}
         with open(path, "wb") as file:
             np.savez(
                 file, allow_pickle=False, fixed_s=np.array(self.fixed_s), origin=np.array(self.origin),
@@ -164,21 +223,18 @@ def sample_costs_from_tables(
         ConfigError: the file is none of cost tables, or there are no shapes.
         CostError: no table for a module that samples need.
     """
-    found = _read_tables(Path(tables)) if isinstance(tables, Path | str) else list(tables)
-    modules = [*sorted({item.module for s in shapes for item in s.items}), LLM]
-    loads = {module: _columns([s.load(module) for s in shapes]) for module in modules}
-    model = CostModel(found, frozen=frozen, extrapolate=True)
-    seconds, fixed_s = _seconds(model, loads, tp=tp, recompute=recompute)
-    weights = np.array([s.weight for s in shapes], dtype=np.float64)
-    return SampleCosts(
-        seconds,
-        loads[LLM][1],
-        loads[LLM][0],
-        np.array([s.sample_index for s in shapes], dtype=np.int64),
-        None if (weights == 1).all() else weights,
-        fixed_s,
-        "tables " + ", ".join(t.table_id for t in model.tables),
+    model = CostModel(
+        _read_tables(Path(tables)) if isinstance(tables, Path | str) else list(tables), frozen=frozen, extrapolate=True
     )
+    loads = {}
+    for module in [*sorted({item.module for s in shapes for item in s.items}), LLM]:
+        rows = [[getattr(load, name) for name in _LOADS] for load in (s.load(module) for s in shapes)]
+        loads[module] = np.array(rows, dtype=np.int64).reshape(-1, 3).T
+    return _by_model(
+        model, loads, loads[LLM][0], np.array([s.sample_index for s in shapes], dtype=np.int64),
+        np.array([s.weight for s in shapes], dtype=np.float64), "tables " + ", ".join(t.table_id for t in model.tables),
+        tp=tp, recompute=recompute,
+    )  # fmt: skip
 
 
 def sample_costs_from_store(
@@ -220,8 +276,7 @@ def sample_costs_from_store(
     with Reader(store) as reader:
         where = {"profile_key": data_key}
         samples = reader.arrays("v_sample_shape", ("sample_index", "num_supervised_tokens", "weight"), where=where)
-        columns = ("sample_index", "module", "num_items", "num_tokens", "sum_sq_tokens")
-        rows = reader.arrays("v_sample_load", columns, where=where)
+        rows = reader.arrays("v_sample_load", ("sample_index", "module", *_LOADS), where=where)
         tables = reader.latest_cost_tables(model_key)
         model = CostModel(tables, frozen=frozen, extrapolate=True)
         model = model.with_corrections(factors_in_force(reader, model, model_key, half_life_days))
@@ -230,56 +285,41 @@ def sample_costs_from_store(
         raise DataError(f"data profile {data_key} has no samples", where=str(store))
     order = np.argsort(samples["sample_index"])
     index = samples["sample_index"][order].astype(np.int64)
-    names = [*sorted(set(rows["module"]) - {LLM}), LLM]
-    loads = {module: _placed(rows, rows["module"] == module, index) for module in names}
-    seconds, fixed_s = _seconds(model, loads, tp=tp, recompute=recompute)
-    weights = samples["weight"][order].astype(np.float64)
-    return SampleCosts(
-        seconds,
-        loads[LLM][1],
-        samples["num_supervised_tokens"][order].astype(np.int64),
-        index,
-        None if (weights == weights[0]).all() else weights,
-        fixed_s,
-        f"snapshot {snapshot}, data profile {data_key}, model profile {model_key}",
-    )
+    loads = {module: np.zeros((3, len(index)), np.int64) for module in [*sorted(set(rows["module"]) - {LLM}), LLM]}
+    for module, load in loads.items():  # samples without an item for a module have zeros
+        mine = rows["module"] == module
+        load[:, np.searchsorted(index, rows["sample_index"][mine])] = [rows[name][mine] for name in _LOADS]
+    return _by_model(
+        model, loads, samples["num_supervised_tokens"][order].astype(np.int64), index,
+        samples["weight"][order].astype(np.float64),
+        f"snapshot {snapshot}, data profile {data_key}, model profile {model_key}", tp=tp, recompute=recompute,
+    )  # fmt: skip
 
 
-def _seconds(model: CostModel, loads: Loads, *, tp: int, recompute: bool) -> tuple[Floats, float]:
-    """(seconds each sample adds, seconds of a microbatch beside them), all modules on one device after the other.
+def _by_model(
+    model: CostModel, loads: Loads, supervised: Ints, index: Ints, weights: Floats, origin: str, *, tp: int,
+    recompute: bool,
+) -> SampleCosts:  # fmt: skip
+    """What each sample adds, and a microbatch beside them: all modules on one device after the other.
 
     Media of a sample are corrected as items of their mean size.
     """
-    num_samples = len(loads[LLM][1])
+    num_samples = len(index)
     seconds, fixed_s = np.zeros(num_samples), 0.0
     for module, load in loads.items():
-        num_layers = model.table(module, tp, recompute).num_layers
-        typical = [TYPICAL_SAMPLES * float(column.sum()) / num_samples for column in load]
+        how: dict[str, Any] = {
+            "num_layers": model.table(module, tp, recompute).num_layers, "edge": True, "tp": tp, "recompute": recompute,
+        }  # fmt: skip
+        typical = TYPICAL_SAMPLES * load.sum(axis=1) / num_samples
         size = load[1] if module == LLM else load[1] / np.maximum(load[0], 1)
-        added_s = model.item_seconds(
-            module,
-            *(np.append(column, mean) for column, mean in zip(load, typical, strict=True)),
-            num_layers=num_layers, edge=True, tp=tp, recompute=recompute,
-            factor=np.append(model.item_factors(module, size), model.level(module)),
-        )  # fmt: skip
-        whole = model.module_seconds(module, *typical, num_layers=num_layers, edge=True, tp=tp, recompute=recompute)
+        factor = np.append(model.item_factors(module, size), model.level(module))
+        added_s = model.item_seconds(module, *np.column_stack([load, typical]), factor=factor, **how)
+        whole = model.module_seconds(module, *typical.tolist(), **how)
         seconds += added_s[:-1]
         fixed_s += max(0.0, float(whole[0]) + float(whole[1]) - float(added_s[-1]))
-    return seconds, fixed_s
-
-
-def _columns(loads: Sequence[ModuleLoad]) -> tuple[Ints, Ints, Ints]:
-    rows = np.array([(x.num_items, x.num_tokens, x.sum_sq_tokens) for x in loads], dtype=np.int64).reshape(-1, 3)
-    return rows[:, 0], rows[:, 1], rows[:, 2]
-
-
-def _placed(rows: Mapping[str, np.ndarray], is_mine: np.ndarray, index: Ints) -> tuple[Ints, Ints, Ints]:
-    """A module's columns beside `index`; samples without an item for it have zeros."""
-    at = np.searchsorted(index, rows["sample_index"][is_mine])
-    columns = np.zeros((3, len(index)), dtype=np.int64)
-    for column, name in zip(columns, ("num_items", "num_tokens", "sum_sq_tokens"), strict=True):
-        column[at] = rows[name][is_mine]
-    return columns[0], columns[1], columns[2]
+    return SampleCosts(
+        seconds, loads[LLM][1], supervised, index, None if (weights == weights[:1]).all() else weights, fixed_s, origin
+    )
 
 
 def _read_tables(path: Path) -> list[CostTable]:
@@ -289,59 +329,3 @@ def _read_tables(path: Path) -> list[CostTable]:
         raise ConfigError(
             f"no list of cost tables: {error}", where=str(path), hint="give the `cost_tables.json` of a run directory"
         ) from error
-
-
-def check_positive(name: str, value: Any, where: str) -> None:
-    """Refuse what is no positive whole number.
-
-    Raises:
-        ConfigError: naming the argument.
-    """
-    if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < 1:
-        raise ConfigError(f"{name} is {value!r}, must be a positive whole number", where=where)
-
-
-def whole_numbers(name: str, values: Iterable[Any], where: str) -> npt.NDArray[np.int64]:
-    """`[N]` whole numbers from 0; floats without a fraction are taken.
-
-    Raises:
-        ConfigError: naming the argument and the first value that is none.
-    """
-    found = _numbers(name, values, "must be a whole number", where)
-    if found.dtype.kind == "f":
-        _refuse_first(name, found, ~(np.isfinite(found) & (found == np.floor(found))), "must be a whole number", where)
-    _refuse_first(name, found, (found < 0) | (found >= 2.0**63), "must be from 0 and below 2^63", where)
-    return found.astype(np.int64)
-
-
-def finite_numbers(name: str, values: Iterable[Any], where: str) -> npt.NDArray[np.float64]:
-    """`[N]` numbers from 0.
-
-    Raises:
-        ConfigError: naming the argument and the first value that is none.
-    """
-    found = _numbers(name, values, "must be a number", where).astype(np.float64)
-    _refuse_first(name, found, ~np.isfinite(found) | (found < 0), "must be finite and not negative", where)
-    return found
-
-
-def _numbers(name: str, values: Iterable[Any], why: str, where: str) -> np.ndarray[Any, Any]:
-    """An array of numbers, of a list of them or of what is an array already."""
-    if not hasattr(values, "__array__"):
-        values = list(values)
-        kinds = {kind for kind in set(map(type, values)) if issubclass(kind, bool) or not issubclass(kind, _NUMBERS)}
-        if kinds:
-            bad = next(i for i, value in enumerate(values) if type(value) in kinds)
-            raise ConfigError(f"{name} of sample {bad} is {values[bad]!r}, {why}", where=where)
-    found = np.asarray(values)
-    if found.ndim != 1:
-        raise ConfigError(f"{name} has shape {found.shape}, there must be one number per sample", where=where)
-    if len(found) and found.dtype.kind not in "iuf":
-        raise ConfigError(f"{name} of sample 0 is {found.tolist()[0]!r}, {why}", where=where)
-    return found
-
-
-def _refuse_first(name: str, values: np.ndarray[Any, Any], is_bad: np.ndarray[Any, Any], why: str, where: str) -> None:
-    if is_bad.any():
-        bad = int(np.flatnonzero(is_bad)[0])
-        raise ConfigError(f"{name} of sample {bad} is {values[bad]}, {why}", where=where)

@@ -29,9 +29,9 @@ from dflop.errors import ConfigError
 from dflop.sampler.accumulation import loss_scale, sum_over_ranks
 from dflop.sampler.batch_sampler import BalancedBatchSampler
 from dflop.sampler.costs_of_samples import SampleCosts
+from dflop.sampler.estimate import Gain
 from dflop.sampler.followed import FollowedOrder, order_of
 from dflop.sampler.lengths import costs_of_dataset, costs_of_lengths, lengths_of
-from dflop.sampler.waiting import Gain
 from dflop.schedule.data_parallel import Sync
 from dflop.simulate.jit import IS_COMPILED
 

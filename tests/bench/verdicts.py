@@ -17,8 +17,7 @@ import torch
 import torch.distributed as dist
 
 from dflop.sampler.costs_of_samples import SampleCosts, sample_costs
-from dflop.sampler.estimate import GROUPED, OURS, WINDOW, deals_of, verdict
-from dflop.sampler.waiting import Dealt, Setting, waiting_of
+from dflop.sampler.estimate import GROUPED, OURS, WINDOW, Dealt, Setting, deals_of, verdict, waiting_of
 from tests.bench.command import become_a_job, in_ranks, keep_to, options
 from tests.bench.figures import conclude
 from tests.bench.markdown import ratio, table

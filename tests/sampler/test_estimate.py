@@ -9,8 +9,7 @@ import pytest
 from dflop.data.lengths_file import read_lengths
 from dflop.errors import ConfigError
 from dflop.sampler import sample_costs
-from dflop.sampler.estimate import BY_COST, GROUPED, OURS, RANDOM, WINDOW, estimate_waiting, verdict
-from dflop.sampler.waiting import Setting, Waiting
+from dflop.sampler.estimate import BY_COST, GROUPED, OURS, RANDOM, WINDOW, Setting, Waiting, estimate_waiting, verdict
 from tests.sampler.test_batch_sampler import LENGTHS
 from tests.test_cli import assert_refused, dflop
 
