@@ -1,7 +1,8 @@
 """The plan: formula and program to find candidates, simulator with the real scheduler to rank them.
 
-Per number of microbatches the formula nominates inline chains and, proven by a program, layouts with ranks of their own
-per module; the tuned data-blind plan is added. All are scheduled and simulated on sampled global batches. The
+Per number of microbatches the formula values grids, chains of stages for all modules and grids of single ones, and a
+program picks those that cover every module once: it nominates the best plan, and proves how good any could be. Good
+plans near it and the tuned data-blind plan are added. All are scheduled and simulated on sampled global batches. The
 re-rank is not optional: the formula does not see contention for cores, and only the simulator knows what the scheduler
 makes of a layout.
 """
@@ -11,6 +12,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+
+import numpy as np
 
 from dflop import units
 from dflop.plan.baselines.uniform import tuned_uniform
@@ -22,7 +25,7 @@ from dflop.plan.inline import inline_choices
 from dflop.plan.program import CUTOFF_RATIO, Optimum, optima, process_price_s
 from dflop.plan.rank import Ranked, arrival_step_s, nominate, rank
 from dflop.plan.space import Problem
-from dflop.plan.verdict import prefer_simple, proven, reason, unused
+from dflop.plan.verdict import optimality, prefer_simple, proven, reason, unused
 from dflop.plan.worst import beyond_text, samples_beyond
 from dflop.progress import At, counted, unseen
 from dflop.records import Plan, PlanProgram
@@ -40,7 +43,7 @@ class Planned:
     plans: tuple[Plan, ...]
     """Simulated, the one to run first."""
     programs: tuple[PlanProgram, ...]
-    """What is proven of plans with processes of their own per module, by the number of microbatches."""
+    """What is proven of all plans, by the number of microbatches."""
 
 
 def plan_problem(
@@ -98,7 +101,8 @@ def optimize(
     for line in _extrapolated(best, problem):
         tell(line)
     reasons = [reason(r, ranked, policy) for r in ranked]
-    reasons[0] = " ".join(filter(None, (reasons[0], unused(best, problem.cluster.num_processes), beyond)))
+    more = optimality(best, programs), unused(best, problem.cluster.num_processes), beyond
+    reasons[0] = " ".join(filter(None, (reasons[0], *more)))
     plans = (
         replace(r.plan, candidate_rank=place, reason=why)
         for place, (r, why) in enumerate(zip(ranked, reasons, strict=True))
@@ -125,8 +129,10 @@ def _ranked(
 
 def _drafts(problem: Problem, tell: Callable[[str], None], at: At) -> tuple[list[Plan], list[PlanProgram]]:
     """The formula's favourites for numbers of microbatches far apart, then for those beside the best of these."""
-    counts = problem.microbatch_choices
-    found, proofs = _visit(problem, _far_apart(counts), math.inf, tell, at)
+    counts, cluster = problem.microbatch_choices, problem.cluster
+    # Processes that share cores are not in the formula: a plan with few of them may be far better than it says.
+    ratio = CUTOFF_RATIO if cluster.max_concurrency >= cluster.num_processes else math.inf
+    found, proofs = _visit(problem, _far_apart(counts), math.inf, ratio, tell, at)
     best = sorted((min(d.formula_step_s for d in drafts), m) for m, drafts in found.items() if drafts)[:NUM_REFINED]
     visited, more = sorted(found), set[int]()
     for _, m in best:
@@ -134,10 +140,15 @@ def _drafts(problem: Problem, tell: Callable[[str], None], at: At) -> tuple[list
         below, above = visited[max(place - 1, 0)], visited[min(place + 1, len(visited) - 1)]
         more |= {n for n in counts if below < n < above and n not in found}
     if more:
-        others, other_proofs = _visit(problem, sorted(more), best[0][0], tell, at)
+        others, other_proofs = _visit(problem, sorted(more), best[0][0], ratio, tell, at)
         found, proofs = found | others, proofs + other_proofs
     if problem.space.rules is not None:
         proofs = []  # of parts of what the rules allow
+    elif rest := [m for m in counts if m not in found]:
+        known_s = min((o.program.objective_s for o in proofs), default=math.inf)
+        others, other_proofs = _visit(problem, rest, known_s, 1.0, lambda _: None, at)
+        found |= {m: [d for d in drafts if d.formula_step_s < known_s] for m, drafts in others.items()}
+        proofs += other_proofs
     proofs.sort(key=lambda o: o.program.num_microbatches)
     programs = [o.program for o in proofs]
     k = min(range(len(proofs)), key=lambda k: programs[k].objective_s, default=0)
@@ -149,26 +160,27 @@ def _drafts(problem: Problem, tell: Callable[[str], None], at: At) -> tuple[list
 
 
 def _visit(
-    problem: Problem, counts: Sequence[int], known_s: float, tell: Callable[[str], None], at: At
+    problem: Problem, counts: Sequence[int], known_s: float, ratio: float, tell: Callable[[str], None], at: At
 ) -> tuple[dict[int, list[Plan]], list[Optimum]]:
-    """Drafts per number of microbatches, and what is proven; `known_s` is the best formula value so far."""
-    space, found, cluster = problem.space, {m: list[Plan]() for m in counts}, problem.cluster
-    # Processes that share cores are not in the formula: a plan with few of them may be far better than it says.
-    ratio = CUTOFF_RATIO if cluster.max_concurrency >= cluster.num_processes else math.inf
+    """Drafts per number of microbatches, and what is proven.
+
+    `known_s` is the best formula value so far, and drafts are within `ratio` of the best.
+    """
+    space, found = problem.space, {m: list[Plan]() for m in counts}
     if "inline" in space.layouts:
         middle = len(counts) // 2  # where the best are more likely than at the ends: others are cut off the sooner
         ordered = sorted(counts, key=lambda m: abs(counts.index(m) - middle))
         for m in counted(ordered, "searching layouts, by the number of microbatches", at):
-            chains = inline_choices(problem, m, DRAFTS_PER_COUNT, known_s * ratio)
-            known_s = min([known_s, *(value_s for value_s, _ in chains)])
-            found[m] += [plan for _, plan in chains]
-    proofs = list[Optimum]()
-    if "split" in space.layouts and len(problem.specs) <= cluster.num_processes:
-        tables = [table for m in counts for table in _tables(problem, m)]
-        # Rules cut a space into many parts: only one that may hold the best plan of all is worth a program.
-        proofs = optima(tables, known_s, DRAFTS_PER_COUNT, ratio=ratio if space.rules is None else 1.0)
-        for each in proofs:
-            found[each.table.num_microbatches] += _split_drafts(problem, each)
+            choices = inline_choices(problem, m, DRAFTS_PER_COUNT, known_s * ratio)
+            known_s = min([known_s, *(value_s for value_s, _ in choices)])
+            found[m] += [plan for _, plan in choices]
+    chains = {m: tuple(plans) for m, plans in found.items()}
+    tables = [table for m in counts for table in _tables(problem, m)]
+    # Rules cut a space into many parts: only one that may hold the best plan of all is worth a program.
+    looked = ratio if space.rules is None else 1.0
+    proofs = optima(tables, known_s, DRAFTS_PER_COUNT, chains=chains, ratio=looked, kept=ratio)
+    for each in proofs:
+        found[each.table.num_microbatches] += _split_drafts(problem, each)
     for m, drafts in found.items():
         if space.rules is not None:
             alike = {plan.plan_id: plan for plan in drafts}
@@ -179,10 +191,11 @@ def _visit(
 
 
 def _tables(problem: Problem, num_microbatches: int) -> list[FormulaTable]:
-    """One of all candidates; under rules one per part of what they allow."""
+    """One of all candidates, of none where modules have to share ranks; under rules one per part of what they allow."""
     table, rules = formula_table(problem, num_microbatches), problem.space.rules
     if rules is None:
-        return [table]
+        none = [np.arange(0)] * len(problem.specs)
+        return [table if "split" in problem.space.layouts else table.select(none)]
     num_samples = problem.global_batch_size // num_microbatches
     return [table.select(part) for part in rules.parts([m.candidates for m in table.modules], num_samples)]
 

@@ -145,9 +145,9 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class PlanProgram:
-    """What is proven of plans with one number of microbatches whose modules have processes of their own.
+    """What is proven of all plans with one number of microbatches.
 
-    It is proven of the planning formula, never of simulated steps.
+    It is proven of the planning formula, never of simulated steps. The running plan's formula value is in the plan.
     """
 
     run_id: str
@@ -155,7 +155,7 @@ class PlanProgram:
     """The plan that the search came to, whatever its layout and number of microbatches."""
     num_microbatches: int
     num_columns: int
-    """Layouts of all modules that fit in memory."""
+    """Grids of single modules that fit in memory, and the best chains of stages that hold all modules."""
     num_columns_left: int
     """Those that bounds leave: the binaries of the program."""
     incumbent_s: float

@@ -121,7 +121,7 @@ def regret_text(found: Regret) -> str:
 
 
 def program_table(programs: Sequence[PlanProgram]) -> Table:
-    """What is proven of plans with processes of their own per module, by the number of microbatches."""
+    """What is proven of all plans, by the number of microbatches."""
     return make_table(
         "Programs",
         programs,
@@ -131,7 +131,7 @@ def program_table(programs: Sequence[PlanProgram]) -> Table:
             "formula": lambda p: units.seconds(p.objective_s),
             "bound": lambda p: units.seconds(p.bound_s),
             "gap": lambda p: units.percent(p.gap_frac),
-            "layouts": lambda p: units.count(p.num_columns),
+            "grids": lambda p: units.count(p.num_columns),
             "within bounds": lambda p: units.count(p.num_columns_left),
             "saved by one more process": lambda p: units.seconds(p.process_price_s),
         },

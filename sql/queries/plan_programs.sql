@@ -1,4 +1,4 @@
--- purpose: proven bounds on a run's plans with dedicated ranks: for the planning formula, not for simulated steps
+-- purpose: proven bounds on a run's plans: for the planning formula, not for simulated steps
 -- parameters: $run_id varchar, the run
 -- grain: one row per plan that was chosen and number of microbatches
 -- units: seconds of the formula; gap_frac is how much of objective_s a better plan could save

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -68,6 +69,25 @@ def test_the_choice_of_the_program_is_the_first_of_the_enumeration(num_encoders,
         assert good is not None
         assert table.feasible(good[1])
     assert ties or not num_encoders
+
+
+def test_chains_of_all_modules_and_grids_of_single_ones_are_columns_of_one_program():
+    winners = set()
+    for seed in range(40):
+        table, rng = random_table(seed, seed % 3, size=6), np.random.default_rng(seed)
+        expected = enumerated(table)
+        best_s = expected[0][0] if expected else 0.1
+        values_s = np.sort(best_s * rng.uniform(0.9, 1.4, int(rng.integers(1, 5))))
+        chains = [SimpleNamespace(formula_step_s=value_s, num_processes=12) for value_s in values_s.tolist()]
+        (found,) = optima([table], math.inf, 5, chains={table.num_microbatches: chains})
+        proof, optimum_s = found.program, min([values_s[0], *(value_s for value_s, _ in expected[:1])])
+        assert (proof.status, proof.objective_s) == ("optimal", optimum_s)
+        assert proof.bound_s == pytest.approx(optimum_s, rel=1e-8)
+        # Another number of microbatches that is known to be better leaves nothing to solve.
+        (other,) = optima([table], optimum_s / 2, 5, chains={}, ratio=1.0)
+        assert other.program.bound_s >= min(optimum_s / 2, best_s) * (1 - 1e-12)
+        winners.add(optimum_s == values_s[0])
+    assert winners == {True, False}
 
 
 def test_no_choice_is_below_the_bound_of_its_candidates():

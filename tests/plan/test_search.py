@@ -1,14 +1,16 @@
 import dataclasses
+import math
 import statistics
 
 import pytest
 
+from dflop import units
 from dflop.cost.model import CostModel
 from dflop.errors import InfeasiblePlanError
 from dflop.plan.baselines.uniform import uniform_plans
 from dflop.plan.emit.mimo_rules import MimoRules, mimo_problems
 from dflop.plan.rank import MOVES_PER_SAMPLE, arrival_step_s
-from dflop.plan.search import plan_problem
+from dflop.plan.search import optimize, plan_problem
 from dflop.plan.space import Problem, SearchSpace
 from dflop.progress import unseen
 from dflop.records import LLM, Plan
@@ -21,11 +23,15 @@ ENCODERS = ("vision", "audio")
 BATCHES = tuple(random_batch(24, seed=seed) for seed in range(2))
 
 
-def plans(progress=None, top=6, at=unseen, **changes) -> tuple[Plan, ...]:
+def problem(**changes) -> Problem:
     space = SearchSpace(layouts=changes.pop("layouts", ("split",)), microbatches=changes.pop("microbatches", (2, 4)))
     cost = changes.pop("cost", make_cost(*ENCODERS)).extrapolating()
-    problem = Problem("run", make_specs(*ENCODERS), make_cluster(4), cost, BATCHES, 24, snapshot_seq=3, space=space)
-    return plan_problem(dataclasses.replace(problem, **changes), top=top, progress=progress, at=at)
+    made = Problem("run", make_specs(*ENCODERS), make_cluster(4), cost, BATCHES, 24, snapshot_seq=3, space=space)
+    return dataclasses.replace(made, **changes)
+
+
+def plans(progress=None, top=6, at=unseen, **changes) -> tuple[Plan, ...]:
+    return plan_problem(problem(**changes), top=top, progress=progress, at=at)
 
 
 def test_plans_are_ranked_placed_and_explained():
@@ -36,9 +42,7 @@ def test_plans_are_ranked_placed_and_explained():
     ]
     assert [line.partition(":")[0] for line in lines[:-2]] == ["2 microbatches", "4 microbatches"]
     assert lines[-1] == f"simulated 6 plans on 2 global batches, {len(found)} fit in memory"
-    assert lines[-2].startswith(
-        "proven for the planning formula, not for simulated steps: no plan with dedicated ranks"
-    )
+    assert lines[-2].startswith("proven for the planning formula, not for simulated steps: no plan is below")
     assert [p.candidate_rank for p in found] == list(range(len(found)))
     assert [p.predicted_step_s for p in found] == sorted(p.predicted_step_s for p in found)
     assert len({p.plan_id for p in found}) == len(found) == 6
@@ -85,6 +89,24 @@ def test_same_input_same_plans_and_ids_ignore_the_run():
 def test_model_without_encoders():
     llm_alone = {"specs": make_specs(), "cost": make_cost(), "batches": [random_batch(24, encoders=())]}
     assert [m.module for m in plans(**llm_alone, cluster=make_cluster(2))[0].modules] == [LLM]
+
+
+@pytest.mark.parametrize("layouts", [("inline",), ("split",), ("split", "inline")])
+def test_no_plan_is_below_the_bound_of_any_number_of_microbatches(layouts):
+    counts, lines = (1, 2, 3, 4, 5, 6, 8, 12), list[str]()
+    task = problem(layouts=layouts, microbatches=counts)
+    planned = optimize(task, top=60, progress=lines.append)
+    bounds_s = {p.num_microbatches: p.bound_s for p in planned.programs}
+    assert tuple(bounds_s) == counts
+    for plan in planned.plans:
+        if math.isfinite(plan.formula_step_s):  # not of the data-blind one
+            assert plan.formula_step_s >= bounds_s[plan.num_microbatches] * (1 - 1e-9)
+    best_s = min(p.objective_s for p in planned.programs)
+    assert best_s == pytest.approx(min(bounds_s.values()), rel=1e-8)
+    first = planned.plans[0]
+    beyond = units.percent(first.formula_step_s / best_s - 1)
+    said = "it is the proven optimum" if first.formula_step_s == best_s else f"{beyond} more than the proven bound"
+    assert said in first.reason
 
 
 @pytest.mark.parametrize("layouts", [("inline",), ("split", "inline")])
