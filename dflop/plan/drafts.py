@@ -216,7 +216,9 @@ def _with_memory(problem: Problem, plan: Plan) -> tuple[ModulePlan, ...]:
     for chain in [plan.modules] if plan.is_inline else [(m,) for m in plan.modules]:
         largest = largest_loads(problem, plan, chain)
         peaks = chain_peaks(problem, plan, chain, largest)[0].astype(int).tolist()
-        caps = max_tokens(problem, plan, chain, largest)
+        caps = [int(x[1]) for x in largest]
+        if max(peaks) <= problem.usable_bytes:
+            caps = max_tokens(problem, plan, chain, largest)
         for m, cap in zip(chain, caps, strict=True):
             told = peaks if m == chain[-1] else [0] * len(peaks)
             found.append(dataclasses.replace(m, stage_memory_bytes=tuple(told), max_tokens=cap))
