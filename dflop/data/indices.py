@@ -11,9 +11,8 @@ from typing import Any
 from dflop.config import read_yaml
 from dflop.data.formats.row_mapping import RowMapping
 from dflop.data.mixture import MixtureEntry, make_entry
-from dflop.data.parts import Layout, Part
+from dflop.data.parts import TRAIN, Layout, Part, role_of
 from dflop.data.patterns import expand, relative_to
-from dflop.data.splits import TRAIN, role_of
 from dflop.errors import ConfigError
 
 _MAX_DESCRIPTION_BYTES = 2**20
@@ -142,7 +141,7 @@ def _internvl(path: Path, entries: Mapping[str, Mapping[str, Any]]) -> Layout:
             raise ConfigError(f"`{name}` has repeat_time {times}", where=str(path), hint="a share, or a whole number")
         strategy = "all" if times >= 1 else f"first:{100 * times:.6f}%"
         root = relative_to(Path(entry.get("root", "")), path.parent)
-        made = make_entry(entry["annotation"], root, folder=path.parent, strategy=strategy)
+        made = make_entry(entry["annotation"], root, path.parent, strategy)
         parts.append(Part(name, "", made, entry["annotation"], is_rooted=True, repeats=max(1, int(times))))
         notes += [f"{name}: `{key}` is not followed" for key in ("max_dynamic_patch", "data_augment") if entry.get(key)]
     return Layout(path, "InternVL", tuple(parts), is_named=True, notes=tuple(notes))
@@ -156,18 +155,13 @@ def _factory_part(folder: Path, name: str, entry: Mapping[str, Any]) -> Part:
         return Part(name, split, MixtureEntry(name, (), folder), problem=f"is elsewhere, {where} {entry[where]}")
     is_alpaca = entry.get("formatting", "alpaca") == "alpaca"
     columns = {**(_OF_ALPACA if is_alpaca else _OF_SHAREGPT), **(entry.get("columns") or {})}
-    tags = (
-        {}
-        if is_alpaca
-        else {**{f"{k.removesuffix('_call')}_tag": v for k, v in _TAGS.items()}, **(entry.get("tags") or {})}
-    )
     mapping = RowMapping(
         columns=tuple((_OURS.get(key, key), theirs) for key, theirs in columns.items() if theirs),
-        tags=tuple(_our_tags(tags)),
+        tags=() if is_alpaca else tuple(_our_tags(entry.get("tags") or {})),
     )
     number, problem = entry.get("num_samples"), "preference data" if entry.get("ranking") else ""
     try:
-        made = make_entry(str(folder / file), folder, folder=folder, strategy=f"random:{number}" if number else "all")
+        made = make_entry(str(folder / file), folder, folder, f"random:{number}" if number else "all")
     except ConfigError as error:  # of the program's own list, few files are downloaded
         made, problem = MixtureEntry(name, (), folder), error.what
     return Part(name, split, replace(made, mapping=mapping), str(folder / file), problem=problem)
@@ -175,7 +169,7 @@ def _factory_part(folder: Path, name: str, entry: Mapping[str, Any]) -> Part:
 
 def _our_tags(tags: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """(our word, theirs) of a turn's keys and speakers."""
-    if tags:
-        yield "role", tags.get("role_tag", "from")
-        yield "content", tags.get("content_tag", "value")
-    yield from ((word, tags[f"{word.removesuffix('_call')}_tag"]) for word in _TAGS if tags)
+    yield "role", tags.get("role_tag", "from")
+    yield "content", tags.get("content_tag", "value")
+    for word, theirs in _TAGS.items():
+        yield word, tags.get(f"{word.removesuffix('_call')}_tag", theirs)

@@ -11,7 +11,7 @@ import hashlib
 import math
 import os
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
@@ -24,7 +24,6 @@ from dflop.data.formats.row_mapping import RowMapping
 from dflop.data.formats.row_source import RowSource
 from dflop.data.formats.source import open_source
 from dflop.data.frame_files import AnySource, FrameFiles
-from dflop.data.keys import never_ignored
 from dflop.data.ledger import MediaFolder
 from dflop.data.patterns import expand, relative_to
 from dflop.errors import ConfigError
@@ -51,15 +50,7 @@ class MixtureEntry:
     """How rows are written, where an index says so; None: as the names of the files say."""
 
 
-def make_entry(
-    pattern: str,
-    media_root: Path,
-    *,
-    folder: Path,
-    strategy: str = "all",
-    weight: float | None = None,
-    ignored_keys: tuple[str, ...] = (),
-) -> MixtureEntry:
+def make_entry(pattern: str, media_root: Path, folder: Path, strategy: str = "all") -> MixtureEntry:
     """Entry of the files that `pattern` stands for.
 
     Args:
@@ -67,30 +58,11 @@ def make_entry(
         media_root: Folder that the paths of media are relative to.
         folder: Where relative paths are looked up that the working directory does not have.
         strategy: See `select`.
-        weight: See `MixtureEntry`.
-        ignored_keys: See `MixtureEntry`.
 
     Raises:
-        ConfigError: there is no such file, or a key that cannot be ignored.
+        ConfigError: there is no such file.
     """
-    check_ignored(ignored_keys)
-    paths = expand(pattern, folder)
-    root = relative_to(media_root, folder)
-    return MixtureEntry(os.path.basename(pattern), paths, root, strategy, weight, ignored_keys)
-
-
-def check_ignored(keys: Collection[str]) -> None:
-    """Refuses to ignore keys without which there is no row.
-
-    Raises:
-        ConfigError: there is one.
-    """
-    if needed := never_ignored(keys):
-        raise ConfigError(
-            f"{', '.join(needed)} cannot be ignored: they hold the conversation",
-            where="dataset.ignored_keys",
-            hint="use keys that the reason of a skipped row names",
-        )
+    return MixtureEntry(os.path.basename(pattern), expand(pattern, folder), relative_to(media_root, folder), strategy)
 
 
 def select(num_rows: int, strategy: str, seed: int = 0, name: str = "") -> npt.NDArray[np.int64]:

@@ -72,7 +72,7 @@ def tokens_in_texts(found: FoundTokenizer, rules: MediaRules, source: RowSource)
         return {}
     tokenizer = ChatTokenizer(found.path, rules, found.template)
     named: Counter[str] = Counter()
-    for index in range(0, len(source), max(1, len(source) // NUM_LOOKED_AT))[:NUM_LOOKED_AT]:
+    for index in source.spread(NUM_LOOKED_AT):
         with contextlib.suppress(BadSample):
             named.update(tokenizer.spelled_out(source.sample(index)) & tokenizer.nameable)
     return named

@@ -1,13 +1,18 @@
-"""What a dataset consists of, and which of it is trained on: never a split for tests that nobody asked for."""
+"""What a dataset consists of, and which of it is trained on: never a split for tests that nobody asked for.
+
+Names of splits are read as `datasets` reads them: a word of `_WORDS` between characters that are no letters, in the
+name of a folder or a file, and `data/NAME-00000-of-00012` is of split NAME. Where a name says two things, it is not
+`train`.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from dflop.data.mixture import MixtureEntry
-from dflop.data.splits import TRAIN, role_of
 from dflop.errors import ConfigError, printable
 
 _FORMATS = {
@@ -15,6 +20,14 @@ _FORMATS = {
     ".jsonl": "JSON Lines", ".ndjson": "JSON Lines", ".json": "JSON",
 }  # fmt: skip
 _MAX_SHOWN = 8
+TRAIN = "train"
+_WORDS = {
+    "test": "test testing eval evaluation testset testmini testdev testa testb minitest holdout heldout",
+    "validation": "validation valid dev val devset valset minival",
+    TRAIN: "train training",
+}
+_BETWEEN = re.compile(r"[-._ 0-9]+")
+_SHARD = re.compile(r"(.+)-\d{5}-of-\d{5}.*\..*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +77,20 @@ class Layout:
     is_named: bool = False
     """Whether a person named what is to be trained on, whatever its split."""
     notes: tuple[str, ...] = ()
+
+
+def role_of(name: str) -> str:
+    """`train`, `validation` or `test`, as a name says; empty: it says nothing."""
+    words = set(_BETWEEN.split(name.lower().replace("held-out", "heldout").replace("held_out", "heldout")))
+    return next((role for role, known in _WORDS.items() if words & set(known.split())), "")
+
+
+def split_of(name: PurePath) -> str:
+    """The split that a path, from the dataset's folder on, is of; empty: it says nothing."""
+    if name.parts[:-1] == ("data",) and (match := _SHARD.fullmatch(name.name)):
+        return match[1]
+    roles = [role_of(part) for part in name.parts]
+    return next((role for role in _WORDS if role in roles), "")
 
 
 def chosen(layout: Layout, split: str) -> tuple[Part, ...]:

@@ -77,7 +77,7 @@ def _judge(card: DatasetCard, given: Path) -> FoundDataset:
     free: list[MediaRef] = []
     for part in card.taken:
         source = open_source(part.entry.paths[0], mapping=part.entry.mapping)
-        looked_at = range(0, len(source), max(1, len(source) // NUM_LOOKED_AT))[:NUM_LOOKED_AT]
+        looked_at = source.spread(NUM_LOOKED_AT)
         num_looked_at += len(looked_at)
         for index in looked_at:
             try:

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dflop.data.card import DatasetCard, entries_of, read_card
-from dflop.data.layouts import layout_of
+from dflop.data.card import DatasetCard, entries_of, layout_of, read_card
 from dflop.data.mixture import Dataset
 from dflop.errors import ConfigError
 from tests.data.containers import jsonl_of

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from dflop.data.card import read_card
-from dflop.data.layouts import layout_of
+from dflop.data.card import layout_of, read_card
 from tests.data.layouts import pictures, rows, save_to_disk, shards, write_json
 
 DATASETS = Path(sys.prefix) / "clients" / "datasets"

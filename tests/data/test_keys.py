@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflop.data.annotations import BadSample, MediaRef
+from dflop.data.card import entries_of
 from dflop.data.formats.annotation_file import AnnotationFile
 from dflop.data.keys import FOLLOWED, IGNORED, REFUSED
 from dflop.data.mixture import Dataset, make_entry
@@ -140,10 +141,8 @@ def test_keys_without_which_there_is_no_row_cannot_be_ignored(tmp_path):
     path = jsonl_of([row_with("part", "fps", 1)], tmp_path / "a.jsonl")
     for key in ("messages", "content", "images"):
         with pytest.raises(ConfigError, match=f"{key} cannot be ignored"):
-            make_entry(str(path), tmp_path, folder=tmp_path, ignored_keys=(key,))
-    datasets = [
-        Dataset.open([make_entry(str(path), tmp_path, folder=tmp_path, ignored_keys=keys)]) for keys in ((), ("fps",))
-    ]
+            entries_of(path, tmp_path, ignored_keys=(key,))
+    datasets = [Dataset.open(entries_of(path, tmp_path, ignored_keys=keys)) for keys in ((), ("fps",))]
     with pytest.raises(BadSample, match="`fps`"):
         datasets[0].sample(0)
     assert datasets[1].sample(0).media == (MediaRef("image", "1.png"),)

@@ -122,7 +122,10 @@ def test_weights_are_expected_draws(tmp_path):
 
     def dataset(*entries: tuple[str, float | None]) -> Dataset:
         return Dataset.open(
-            [make_entry("a.jsonl", tmp_path, folder=tmp_path, strategy=s, weight=w) for s, w in entries]
+            [
+                dataclasses.replace(make_entry("a.jsonl", tmp_path, folder=tmp_path, strategy=s), weight=w)
+                for s, w in entries
+            ]
         )
 
     assert dataset(("all", None), ("first:1", None)).weights().tolist() == [1.0] * 6

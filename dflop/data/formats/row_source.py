@@ -44,6 +44,10 @@ class RowSource(abc.ABC):
             IndexError: there is no such row.
         """
 
+    def spread(self, number: int) -> range:
+        """So many rows from all over, or all if there are fewer."""
+        return range(0, len(self), max(1, len(self) // number))[:number]
+
     def sample(self, index: int) -> AnnotatedSample:
         """Row `index`, interpreted.
 
