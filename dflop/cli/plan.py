@@ -109,7 +109,8 @@ def plan(
     if write is not None:
         print(write(plans[0], problem.cluster), end="")
     elif not explain and (wanted == "table" or len(sizes) < 2):
-        table = plan_table(plans, [found.workload.throughput(p.predicted_step_s, p) for p in plans])
+        speeds = [found.workload.throughput(p.predicted_step_s, p) for p in plans]
+        table = plan_table(plans, speeds, cluster.num_processes * (wanted == "table"))
         if wanted == "table":
             shown = table.without("reason", "arrival order simulated", "uniform simulated", "processes")
             more = f"Of {len(plans)}; all of them with --format csv." * (len(plans) > table.num_shown)

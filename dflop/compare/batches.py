@@ -67,7 +67,7 @@ def batch_table(found: Sequence[AtBatch[T]]) -> Table:
         found,
         {
             "global batch": lambda at: str(at.num_samples),
-            "layout": lambda at: layout_text(at.plan),
+            "layout": lambda at: layout_text(at.plan, at.outlook.workload.num_gpus),
             "step simulated": lambda at: units.seconds(at.step_s),
             "tokens/s/GPU": lambda at: f"{at.speed.tokens_per_s_per_gpu:,.0f}",
             "MFU": lambda at: units.percent(at.speed.mfu_frac),

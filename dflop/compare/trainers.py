@@ -178,7 +178,7 @@ def data_page(found: Contest, config: Config, command: str, num_steps: int, usd_
                 "Speedups, their bound and their value",
                 ("simulated",),
                 drawings=drawings,
-                tables=(_table(rows, num_steps, has_price=usd_per_gpu_hour > 0),),
+                tables=(_table(found, rows, num_steps, has_price=usd_per_gpu_hour > 0),),
             ),
             Section(
                 "how",
@@ -221,14 +221,15 @@ def _over(found: Speedup, what: str) -> str:
 
 def comparison_table(found: Contest, num_steps: int, usd_per_gpu_hour: float) -> Table:
     """The same for people, on a terminal: what fits 80 columns."""
-    whole = _table(competitors(found, num_steps, usd_per_gpu_hour), num_steps, has_price=usd_per_gpu_hour > 0)
+    rows = competitors(found, num_steps, usd_per_gpu_hour)
+    whole = _table(found, rows, num_steps, has_price=usd_per_gpu_hour > 0)
     return whole.without("micro-batches", "95 %", "idle")
 
 
-def _table(rows: list[Competitor], num_steps: int, *, has_price: bool) -> Table:
+def _table(found: Contest, rows: list[Competitor], num_steps: int, *, has_price: bool) -> Table:
     columns: dict[str, Callable[[Competitor], str]] = {
         "what": lambda c: c.what,
-        "layout": lambda c: layout_text(c.plan) if c.plan else "",
+        "layout": lambda c: layout_text(c.plan, found.setting.num_gpus) if c.plan else "",
         "micro-batches": lambda c: str(c.plan.num_microbatches) if c.plan else "",
         "step": lambda c: units.seconds(c.step_s),
         "tok/s/GPU": lambda c: f"{c.tokens_per_s_per_gpu:,.0f}",

@@ -101,8 +101,10 @@ def optimize(
     for line in _extrapolated(best, problem):
         tell(line)
     reasons = [reason(r, ranked, policy) for r in ranked]
-    more = optimality(best, programs), unused(best, problem.cluster.num_processes), beyond
-    reasons[0] = " ".join(filter(None, (reasons[0], *more)))
+    used = [unused(r.plan, problem.cluster.num_processes) for r in ranked]
+    first = (reasons[0], optimality(best, programs), f"It {used[0]}." * bool(used[0]), beyond)
+    others = ("; ".join(filter(None, pair)) for pair in zip(reasons[1:], used[1:], strict=True))
+    reasons = [" ".join(filter(None, first)), *others]
     plans = (
         replace(r.plan, candidate_rank=place, reason=why)
         for place, (r, why) in enumerate(zip(ranked, reasons, strict=True))

@@ -49,8 +49,8 @@ def reason(ranked: Ranked, candidates: Sequence[Ranked], policy: str = "balanced
 
 
 def unused(plan: Plan, num_processes: int) -> str:
-    """A sentence where a plan leaves processes of the cluster without work."""
-    return f"It uses {plan.num_processes} of {num_processes} processes." * (plan.num_processes < num_processes)
+    """A clause where a plan leaves processes of the cluster without work; empty: it leaves none."""
+    return f"uses {plan.num_processes} of {num_processes} processes" * (plan.num_processes < num_processes)
 
 
 def proven(programs: Sequence[PlanProgram]) -> list[str]:

@@ -197,7 +197,7 @@ def _candidates(found: Explanation) -> Table:
         found.plans[:MAX_CANDIDATES],
         {
             "rank": lambda p: str(p.candidate_rank),
-            "layout": layout_text,
+            "layout": lambda p: layout_text(p, found.variations[0].num_gpus),
             "layers": lambda p: ", ".join(f"{m.module} {'-'.join(map(str, m.layers_per_stage))}" for m in p.modules),
             "micro-batches": lambda p: str(p.num_microbatches),
             "step": lambda p: units.seconds(p.predicted_step_s),
@@ -261,7 +261,7 @@ def _variations(found: Explanation) -> Table:
             "": lambda v: v.name,
             "GPUs": lambda v: str(v.num_gpus),
             "samples": lambda v: f"{v.num_samples:g}",
-            "layout": lambda v: layout_text(v.plan) if v.plan else "-",
+            "layout": lambda v: layout_text(v.plan, v.num_gpus) if v.plan else "-",
             "micro-batches": lambda v: str(v.plan.num_microbatches) if v.plan else "-",
             "step": lambda v: units.seconds(v.plan.predicted_step_s) if v.plan else "-",
             "per GPU": lambda v: units.ratio(v.samples_per_gpu_s / base.samples_per_gpu_s),

@@ -64,15 +64,15 @@ def make_table(
     return Table(title, tuple(columns), rows, frozenset(text), note, empty, num_shown)
 
 
-def layout_text(plan: Plan) -> str:
+def layout_text(plan: Plan, num_gpus: int = 0) -> str:
     """`vision dp2 | llm pp2 dp1`: degrees of every module in rank order; tp, and pp of an encoder, only above 1.
 
     `inline pp2 dp4` where one chain holds all modules. `recompute` and one of `ZeRO-1`, `FSDP2` and `HSDP8`, of a group
-    of 8, stand where they hold.
+    of 8, stand where they hold. A plan that leaves some of `num_gpus` idle says so: `inline pp2 dp3, uses 6 of 8 GPUs`.
     """
-    if plan.is_inline:
-        return _place_text(plan.layout, plan.module(LLM))
-    return " | ".join(_place_text(m.module, m) for m in in_rank_order(plan))
+    places = [(plan.layout, plan.module(LLM))] if plan.is_inline else [(m.module, m) for m in in_rank_order(plan)]
+    used = f", uses {plan.num_processes} of {num_gpus} GPUs" * (plan.num_processes < num_gpus)
+    return " | ".join(_place_text(*place) for place in places) + used
 
 
 def in_rank_order(plan: Plan) -> list[ModulePlan]:
@@ -139,8 +139,14 @@ def program_table(programs: Sequence[PlanProgram]) -> Table:
     )
 
 
-def plan_table(plans: Sequence[Plan], speeds: Sequence[Throughput] = ()) -> Table:
-    """Candidates in their order, the plan that ran first; with what their step times mean where that is given."""
+def plan_table(plans: Sequence[Plan], speeds: Sequence[Throughput] = (), num_gpus: int = 0) -> Table:
+    """Candidates in their order, the plan that ran first.
+
+    Args:
+        plans: The candidates.
+        speeds: What their step times mean; without them the table says nothing of it.
+        num_gpus: Of the cluster; rows of plans that leave some idle say so.
+    """
     known = dict(zip((p.plan_id for p in plans), speeds, strict=False))
     means: dict[str, Callable[[Plan], str]] = {
         "tokens/s/GPU": lambda p: f"{known[p.plan_id].tokens_per_s_per_gpu:,.0f}",
@@ -151,7 +157,7 @@ def plan_table(plans: Sequence[Plan], speeds: Sequence[Throughput] = ()) -> Tabl
         plans,
         {
             "rank": lambda p: str(p.candidate_rank),
-            "layout": layout_text,
+            "layout": lambda p: layout_text(p, num_gpus),
             "micro-batches": lambda p: str(p.num_microbatches),
             "step simulated": lambda p: units.seconds(p.predicted_step_s),
             **(means if known else {}),

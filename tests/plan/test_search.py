@@ -61,8 +61,11 @@ def test_plans_are_ranked_placed_and_explained():
     assert found[0].reason.startswith("fastest of 6 simulated plans")
     assert found[1].reason.endswith("the step time of the chosen plan")
     for number in (4, 100):
-        best = plans(cluster=make_cluster(number), layouts=("inline",))[0]
+        best, *others = plans(cluster=make_cluster(number), layouts=("inline",))
         assert (f"It uses {best.num_processes} of {number} processes." in best.reason) == (best.num_processes < number)
+        for plan in others:
+            used = f"; uses {plan.num_processes} of {number} processes"
+            assert plan.reason.endswith(used) == (plan.num_processes < number)
     assert best.num_processes < number
 
 

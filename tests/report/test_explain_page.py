@@ -21,7 +21,7 @@ from dflop.report.explain_page import (
 )
 from dflop.report.html_page import render_page
 from dflop.report.plots import Picture
-from dflop.report.tables import layout_text
+from dflop.report.tables import layout_text, plan_table
 from dflop.views.explain_plan import explain_plan
 from tests.plan.problems import make_problem
 
@@ -79,6 +79,12 @@ def test_per_gpu_counts_gpus_without_a_seat(found: Explanation) -> None:
     assert json.loads(explanation_json(both, SOURCE))["variations"][1]["relative"] == pytest.approx(0.5)
     line = next(line for line in printed(both).splitlines() if line.startswith("twice the GPUs"))
     assert "0.50x" in line
+    assert "uses 4 of 8 GPUs" in line
+    tables = {table.title: table for table in explanation_tables(replace(found, variations=(twice,)))}
+    said = [f"{layout_text(plan)}, uses {plan.num_processes} of 8 GPUs" for plan in found.plans]
+    assert [row[1] for row in tables["Candidates, simulated"].rows] == said[:MAX_CANDIDATES]
+    assert [row[1] for row in plan_table(found.plans, num_gpus=8).rows] == said
+    assert [row[1] for row in plan_table(found.plans).rows] == [layout_text(plan) for plan in found.plans]
 
 
 def test_a_page_says_what_the_tables_say(found: Explanation) -> None:
