@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -137,9 +139,12 @@ def _internvl(path: Path, entries: Mapping[str, Mapping[str, Any]]) -> Layout:
     parts, notes = [], []
     for name, entry in entries.items():
         times = entry.get("repeat_time", 1)
-        if times <= 0 or (times > 1 and times != int(times)):
-            raise ConfigError(f"`{name}` has repeat_time {times}", where=str(path), hint="a share, or a whole number")
-        strategy = "all" if times >= 1 else f"first:{100 * times:.6f}%"
+        is_number = isinstance(times, int | float) and not isinstance(times, bool) and math.isfinite(times)
+        if not is_number or times <= 0 or (times > 1 and times != int(times)):
+            hint = "a share of the rows between 0 and 1, or a whole number of repetitions"
+            raise ConfigError(f"`{name}` has repeat_time {times!r}", where=str(path), hint=hint)
+        strategy = "all" if times >= 1 else f"first:{100 * Decimal(str(times)):f}%"
+        notes += [f"{name}: repeat_time {times} takes that share of the rows, the first ones"] * (times < 1)
         root = relative_to(Path(entry.get("root", "")), path.parent)
         made = make_entry(entry["annotation"], root, path.parent, strategy)
         parts.append(Part(name, "", made, entry["annotation"], is_rooted=True, repeats=max(1, int(times))))

@@ -250,14 +250,20 @@ def test_internvls_meta_file_gives_roots_and_repeats(tmp_path):
     write_json(tmp_path / "meta.json", meta)
     card = read_card(tmp_path)
     assert (card.annotations, card.num_rows) == (str(tmp_path / "meta.json"), 10)
-    assert [line for line in card.lines() if "followed" in line] == ["b: `data_augment` is not followed"]
+    assert [line for line in card.lines() if line.startswith("b:")] == [
+        "b: repeat_time 0.5 takes that share of the rows, the first ones", "b: `data_augment` is not followed"
+    ]  # fmt: skip
     read = dataset(card, tmp_path)
     assert [read.sample(n).sample_id for n in range(10)] == [f"a{n}" for n in (0, 1, 2, 3) * 2] + ["b0", "b1"]
     assert read.open_media(9, read.sample(9).media[0]) == tmp_path / "x" / "a.jpg"
-    meta["b"]["repeat_time"] = 1.5
+    for times in (1.5, 0, -1, "2", True, float("inf"), float("nan")):
+        meta["b"]["repeat_time"] = times
+        write_json(tmp_path / "meta.json", meta)
+        with pytest.raises(ConfigError, match=f"`b` has repeat_time {times!r}"):
+            read_card(tmp_path / "meta.json")
+    meta["b"]["repeat_time"] = 1e-12
     write_json(tmp_path / "meta.json", meta)
-    with pytest.raises(ConfigError, match=r"`b` has repeat_time 1\.5"):
-        read_card(tmp_path / "meta.json")
+    assert read_card(tmp_path / "meta.json").num_rows == 9, "no share is rounded to nothing"
 
 
 def test_a_mixture_may_name_folders_with_a_split(tmp_path):
