@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -33,9 +33,6 @@ Overrides = Annotated[tuple[str, ...], Parameter(name="--set", help="Override a 
 Form = Annotated[Literal["table", "csv", "json"], Parameter(name="--format", help="Form of the rows.")]
 Json = Annotated[bool, Parameter(name="--json", help="One JSON object per line.")]
 Quiet = Annotated[bool, Parameter(name=("--quiet", "-q"), help="Print only errors on stderr.")]
-UsdPerGpuHour = Annotated[
-    float, Parameter(help="Price of a GPU-hour in US dollars, for the cost of a run or an epoch.")
-]
 DryRun = Annotated[bool, Parameter(name=("--dry-run", "-n"), help="Show what would be done without doing it.")]
 
 _MOST = 1e9
@@ -113,6 +110,23 @@ def check_value(_type: object, value: object) -> None:
         raise ValueError(problem)
     if isinstance(value, int | float) and not -_MOST <= value <= _MOST:  # NaN is nowhere
         raise ValueError(f"a number between -{_MOST:g} and {_MOST:g} is expected")
+
+
+def at_least(least: float) -> Callable[[object, object], None]:
+    """A validator that refuses what `check_value` does, and numbers below `least`."""
+
+    def check(type_: object, value: object) -> None:
+        check_value(type_, value)
+        if isinstance(value, int | float) and value < least:
+            raise ValueError(f"a number of {least:g} or more is expected, not {value:g}")
+
+    return check
+
+
+UsdPerGpuHour = Annotated[
+    float,
+    Parameter(help="Price of a GPU-hour in US dollars, for the cost of a run or an epoch.", validator=at_least(0)),
+]
 
 
 def check_source(type_: object, value: object) -> None:

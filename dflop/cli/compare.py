@@ -14,6 +14,7 @@ from dflop.cli.common import (
     Overrides,
     Quiet,
     UsdPerGpuHour,
+    at_least,
     check_folder,
     command_line,
     form_of,
@@ -44,12 +45,14 @@ def compare(
     device: Device = "",
     gpus: Gpus = None,
     gpus_per_node: GpusPerNode = None,
-    num_batches: Annotated[int, Parameter(help="Held-out global batches to simulate.")] = 8,
+    num_batches: Annotated[int, Parameter(help="Held-out global batches to simulate.", validator=at_least(1))] = 8,
     policy: Annotated[
         tuple[Policy, ...],
         Parameter(help="Also simulate dflop's plan under this policy; `program`: the paper's, 5 s a batch."),
     ] = (),
-    num_steps: Annotated[int, Parameter(help="Training steps used for the cost estimate.")] = 10_000,
+    num_steps: Annotated[
+        int, Parameter(help="Training steps used for the cost estimate.", validator=at_least(1))
+    ] = 10_000,
     usd_per_gpu_hour: UsdPerGpuHour = 0.0,
     picture: Annotated[tuple[Path, ...], Parameter(help="With --suite: write a chart, .png, .svg or .pdf.")] = (),
     html: Annotated[Path | None, Parameter(help="Write a self-contained HTML page.")] = None,

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from dflop.cli.common import Quiet, check_folder, check_source, talk, writing
+from dflop.cli.common import Quiet, at_least, check_folder, check_source, talk, writing
 from dflop.cli.configured import Download, Split
 from dflop.run.messages import Meter
 
@@ -66,8 +66,8 @@ def init(
 def demo_data(
     folder: Annotated[Path, Parameter(help="Folder to create; must be empty or new.")],
     *,
-    num_samples: Annotated[int, Parameter(help="Rows of the annotation file.")] = 320,
-    seed: Annotated[int, Parameter(help="Equal seeds give equal datasets.")] = 0,
+    num_samples: Annotated[int, Parameter(help="Rows of the annotation file.", validator=at_least(1))] = 320,
+    seed: Annotated[int, Parameter(help="Equal seeds give equal datasets.", validator=at_least(0))] = 0,
     family: Annotated[str, Parameter(help="Model family to build it for.")] = "qwen2_5_omni_thinker",
     quiet: Quiet = False,
 ) -> None:

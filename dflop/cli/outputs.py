@@ -19,6 +19,7 @@ from dflop.cli.common import (
     Runs,
     Store,
     UsdPerGpuHour,
+    at_least,
     check_folder,
     form_of,
     prepare_kernels,
@@ -192,7 +193,7 @@ def chat(
     /,
     *,
     runs: Runs = RUNS,
-    max_tokens: Annotated[int, Parameter(help="Tokens of the answer, at most.")] = 256,
+    max_tokens: Annotated[int, Parameter(help="Tokens of the answer, at most.", validator=at_least(1))] = 256,
     quiet: Quiet = False,
 ) -> None:
     """Ask a run's newest checkpoint, or the model in a folder, and print its answer.

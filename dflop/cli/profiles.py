@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import csv
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
-from dflop.cli.common import DEFAULT_STORE, ConfigFile, DryRun, Form, Json, Overrides, Quiet, Store, form_of, talk
+from dflop.cli.common import (
+    DEFAULT_STORE,
+    ConfigFile,
+    DryRun,
+    Form,
+    Json,
+    Overrides,
+    Quiet,
+    Store,
+    at_least,
+    form_of,
+    talk,
+)
 from dflop.cli.configured import Split
-from dflop.errors import printable
+from dflop.errors import ConfigError, printable
 from dflop.run.messages import Say
 
 if TYPE_CHECKING:
@@ -119,7 +132,9 @@ def cost_drift(
     /,
     *,
     store: Store = DEFAULT_STORE,
-    threshold: Annotated[float, Parameter(help="Relative change that counts as drift, 0.1: 10 %.")] = 0.1,
+    threshold: Annotated[
+        float, Parameter(help="Relative change that counts as drift, 0.1: 10 %.", validator=at_least(0))
+    ] = 0.1,
     form: Form = "table",
     as_json: Json = False,
     quiet: Quiet = False,
@@ -171,7 +186,10 @@ def published(
     from dflop.cost import public_runs
     from dflop.report.rows import print_rows
 
-    runs = public_runs.read_runs(table or public_runs.TABLE)
+    try:
+        runs = public_runs.read_runs(table or public_runs.TABLE)
+    except (OSError, UnicodeError, csv.Error) as error:
+        raise ConfigError(f"table cannot be read: {error}", where=str(table), hint="a CSV file") from error
     rows = [
         (r.device, r.model, r.seq_len, r.gpus, r.micro_batch, r.sharding, r.tp, r.pp, r.recompute,
          r.tokens_per_s_per_gpu, round(1 / public_runs.seconds_of(r), 1), float(error))
@@ -298,7 +316,7 @@ def drift(
     /,
     *,
     store: Store = DEFAULT_STORE,
-    threshold: Annotated[float, Parameter(help="Distance that counts as drift, 0..1.")] = 0.1,
+    threshold: Annotated[float, Parameter(help="Distance that counts as drift, 0..1.", validator=at_least(0))] = 0.1,
     form: Form = "table",
     as_json: Json = False,
 ) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from cyclopts import App, Parameter
 
-from dflop.cli.common import Form, Json, Quiet, form_of, prepare_kernels, talk
+from dflop.cli.common import Form, Json, Quiet, at_least, form_of, prepare_kernels, talk
 
 app = App(name="sampler", help="The sampler alone, in another trainer: what it would gain.")
 
@@ -27,7 +27,7 @@ def estimate(
     window: Annotated[
         int | None, Parameter(help="Global batches that dflop's window sorts together; as group_by_length without.")
     ] = None,
-    max_steps: Annotated[int, Parameter(help="Steps that are simulated.")] = 200,
+    max_steps: Annotated[int, Parameter(help="Steps that are simulated.", validator=at_least(1))] = 200,
     form: Form = "table",
     as_json: Json = False,
     quiet: Quiet = False,

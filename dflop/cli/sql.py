@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from dflop import units
-from dflop.cli.common import DEFAULT_STORE, Json, Quiet, Store, form_of
+from dflop.cli.common import DEFAULT_STORE, Json, Quiet, Store, at_least, form_of
 from dflop.errors import ConfigError
 from dflop.run.messages import say
 
@@ -37,7 +37,9 @@ def sql(
     ] = "table",
     as_json: Json = False,
     output: Annotated[Path | None, Parameter(help="File to write instead of stdout.")] = None,
-    timeout_s: Annotated[float, Parameter(help="Time limit of the query, its output included.")] = 60.0,
+    timeout_s: Annotated[
+        float, Parameter(help="Time limit of the query, its output included.", validator=at_least(0.001))
+    ] = 60.0,
     list_queries: Annotated[bool, Parameter(name="--list", help="List the named queries.")] = False,
     show: Annotated[bool, Parameter(help="Print the SQL of a named query instead of running it.")] = False,
     quiet: Quiet = False,

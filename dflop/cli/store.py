@@ -10,7 +10,7 @@ from typing import Annotated
 from cyclopts import App, Parameter
 
 from dflop import units
-from dflop.cli.common import DEFAULT_STORE, DryRun, Json, Quiet, Store, talk
+from dflop.cli.common import DEFAULT_STORE, DryRun, Json, Quiet, Store, at_least, talk
 
 app = App(name="store", help="The store: one writer, read-only snapshots for everybody else.")
 
@@ -63,6 +63,7 @@ def migrate(*, store: Store = DEFAULT_STORE) -> None:
     """
     from dflop.store import live
 
+    _refuse_missing(store)
     ran = live.migrate_store(store)
     print("\n".join(ran) or "up to date")
 
@@ -72,7 +73,7 @@ def ingest(
     *,
     store: Store = DEFAULT_STORE,
     watch: Annotated[bool, Parameter(help="Repeat until interrupted; the current pass finishes.")] = False,
-    interval_s: Annotated[float, Parameter(help="Seconds between passes.")] = 30.0,
+    interval_s: Annotated[float, Parameter(help="Seconds between passes.", validator=at_least(0.001))] = 30.0,
     parsable: Annotated[bool, Parameter(help="Print only the number of the snapshot.")] = False,
     quiet: Quiet = False,
 ) -> None:
@@ -114,6 +115,7 @@ def verify(*, store: Store = DEFAULT_STORE, quiet: Quiet = False) -> None:
     """
     from dflop.store.rebuild import verify as run_verify
 
+    _refuse_missing(store)
     say = talk(quiet)
     report = run_verify(store, say)
     for problem in report.problems:
@@ -142,6 +144,7 @@ def rebuild(
     from dflop.errors import ConfigError
     from dflop.store import rebuild as rebuild_module
 
+    _refuse_missing(store)
     if (snapshot is None) != (output is None):
         raise ConfigError(
             "--snapshot and --output go together", hint="dflop store rebuild --snapshot 17 --output a.duckdb"
@@ -159,8 +162,10 @@ def rebuild(
 def compact(
     *,
     store: Store = DEFAULT_STORE,
-    min_files: Annotated[int, Parameter(help="Skip kinds of a run with fewer files.")] = 16,
-    min_age_h: Annotated[float, Parameter(help="Skip files younger than this, in hours.")] = 24.0,
+    min_files: Annotated[int, Parameter(help="Skip kinds of a run with fewer files.", validator=at_least(1))] = 16,
+    min_age_h: Annotated[
+        float, Parameter(help="Skip files younger than this, in hours.", validator=at_least(0))
+    ] = 24.0,
     dry_run: DryRun = False,
     quiet: Quiet = False,
 ) -> None:
@@ -170,6 +175,7 @@ def compact(
     """
     from dflop.store.maintenance import compact as run_compact
 
+    _refuse_missing(store)
     done = run_compact(store, min_files=min_files, min_age_s=3600 * min_age_h, dry_run=dry_run, say=talk(quiet))
     saved = f", {units.num_bytes(done.num_bytes_before)} became {units.num_bytes(done.num_bytes_after)}"
     would, saved = ("would become", "") if dry_run else ("became", saved)
@@ -185,6 +191,7 @@ def gc(*, store: Store = DEFAULT_STORE, dry_run: DryRun = False, quiet: Quiet = 
     from dflop.store import health
     from dflop.store.maintenance import gc as run_gc
 
+    _refuse_missing(store)
     done = run_gc(store, dry_run=dry_run, say=talk(quiet))
     would = "would be removed" if dry_run else "removed"
     print(f"{len(done)} files, {units.num_bytes(sum(done.values()))}, {would}")
@@ -228,3 +235,11 @@ def status(*, store: Store = DEFAULT_STORE, as_json: Json = False) -> None:
     if access.is_shared(store):
         print(f"members of group {access.group_name(store.stat().st_gid)} may write")
     print(rules)
+
+
+def _refuse_missing(store: Path) -> None:
+    from dflop.errors import StoreError
+
+    if not store.is_dir():
+        hint = "name it with --store or DFLOP_STORE; the first profile or `dflop store init` creates one"
+        raise StoreError("no store", where=str(store), hint=hint)

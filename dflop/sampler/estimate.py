@@ -66,6 +66,11 @@ class Setting:
     window: int | None = None
     """Global batches whose samples are sorted together; None: as many as transformers sorts."""
 
+    def __post_init__(self) -> None:
+        for name in ("num_ranks", "num_microbatches", "batch_size", "window"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ConfigError(f"{name} is {value}", hint="a number of 1 or more")
+
 
 def waiting_of(order: str, steps: Sequence[Dealt], costs: SampleCosts, setting: Setting) -> Waiting:
     """Of the steps of an order."""
