@@ -25,7 +25,7 @@ from dflop.sampler.costs_of_samples import SampleCosts, check_positive, sample_c
 from dflop.sampler.draws import Draws, Progress, Start
 from dflop.sampler.followed import FollowedOrder
 from dflop.sampler.loader_context import PlaceUnknown, check_loader, find_place, inspect_loader, refuse_dispatch
-from dflop.sampler.rank_plans import BatchPlan, Cut, Origin, Planner, RandomOrder, warm_up
+from dflop.sampler.rank_plans import BatchPlan, Cut, Origin, Planner, RandomOrder, refused, warm_up
 from dflop.schedule.data_parallel import Sync
 
 SYNCS = ("step", "microbatch")
@@ -95,19 +95,17 @@ class BalancedBatchSampler(Sampler[list[int]]):
             if number is not None:
                 check_positive(name, number, "BalancedBatchSampler")
         if num_microbatches is not None and max_tokens is not None:
-            raise ConfigError(
+            raise refused(
                 "num_microbatches and max_tokens are both given",
-                where="BalancedBatchSampler",
-                hint="a constant number of microbatches, or as many as fit into max_tokens",
+                "a constant number of microbatches, or as many as fit into max_tokens",
             )
         if order is not None and window > 1:
-            raise ConfigError(
+            raise refused(
                 "window rearranges global batches, and order says what they are",
-                where="BalancedBatchSampler",
-                hint="give one of them; under Hugging Face's Trainer a window goes with the random order alone",
+                "give one of them; under Hugging Face's Trainer a window goes with the random order alone",
             )
         if sync not in SYNCS:
-            raise ConfigError(f"unknown sync `{sync}`", where="BalancedBatchSampler", hint=did_you_mean(sync, SYNCS))
+            raise refused(f"unknown sync `{sync}`", did_you_mean(sync, SYNCS))
         if not isinstance(costs, SampleCosts):
             costs = sample_costs(costs)
         num_microbatches = num_microbatches or (None if max_tokens else 1)
@@ -122,7 +120,8 @@ class BalancedBatchSampler(Sampler[list[int]]):
         self.num_trained: Callable[[], int] | None = None
         """A trainer's count of the steps that it trained, where an iteration begins by that, whatever is skipped."""
         self._ahead = ahead
-        self._epoch = self._first_in_epoch = 0
+        self._step = 0
+        """Where it stands: steps before it, over all epochs."""
         self._progress: Progress | None = None
         self._current: Step | None = None
         self._is_stepping = False
@@ -172,10 +171,10 @@ class BalancedBatchSampler(Sampler[list[int]]):
                 num_skipped = context.num_skipped
                 self.resume(self.num_trained())
             is_constant = is_stepping or self.num_microbatches is not None
-            num_resumed = 0 if num_skipped else self._first_in_epoch
+            num_resumed = 0 if num_skipped else self._step - self.planner.first_step(self._epoch)
             check_loader(context, self.costs, is_constant=is_constant, num_resumed=num_resumed)
             rank, _ = self._settle()
-            first, end = self._place_in_order(), self.planner.first_step(self._epoch + 1)
+            first, end = self._step, self.planner.first_step(self._epoch + 1)
             if self.num_trained is not None and self.planner.is_shifted:  # the trainer's epochs end elsewhere
                 end = first + self.steps_per_epoch
             return Start(rank, first, end, functools.partial(self.planner.plans, ahead=self._ahead), num_skipped)
@@ -204,8 +203,7 @@ class BalancedBatchSampler(Sampler[list[int]]):
     def _steps(self, loader: Iterable[Any] | None, until: int | None) -> Iterator[Step]:
         self._leave_last()
         while True:
-            step = self._place_in_order()
-            end = self.planner.first_step(self._epoch + 1)
+            step, end = self._step, self.planner.first_step(self._epoch + 1)
             end = end if until is None else min(end, until)
             rank, num_replicas = self._settle()
             self._is_stepping = True
@@ -235,7 +233,7 @@ class BalancedBatchSampler(Sampler[list[int]]):
         if self._progress is not None and self._progress.is_over:
             self._leave_last()
         if epoch != self._epoch:
-            self._goto(epoch, 0)
+            self.resume(self.planner.first_step(epoch))
 
     def resume(self, step: int) -> None:
         """Go to an optimizer step: the number of those that were trained, over all epochs.
@@ -247,8 +245,9 @@ class BalancedBatchSampler(Sampler[list[int]]):
         Raises:
             ConfigError: the number is negative, or before a checkpoint whose global batches had another size.
         """
-        epoch, _ = self.planner.place(step)
-        self._goto(epoch, step - self.planner.first_step(epoch))
+        self.planner.place(step)
+        self._step = step
+        self._progress = self._current = None
 
     def state_dict(self, step: int | None = None) -> dict[str, int]:
         """State as a few integers, for a checkpoint.
@@ -309,35 +308,31 @@ class BalancedBatchSampler(Sampler[list[int]]):
         Raises:
             ConfigError: always.
         """
-        raise ConfigError(
+        raise refused(
             "these batches are this rank's own and differ in size; they must not be sharded again",
-            where="BalancedBatchSampler",
-            hint="leave the loader out of accelerator.prepare; Lightning: Trainer(use_distributed_sampler=False)",
+            "leave the loader out of accelerator.prepare; Lightning: Trainer(use_distributed_sampler=False)",
         )
 
-    def _goto(self, epoch: int, step_in_epoch: int) -> None:
-        self._epoch, self._first_in_epoch = epoch, step_in_epoch
-        self._progress = self._current = None
+    @property
+    def _epoch(self) -> int:
+        return self.planner.place(self._step)[0]
 
     def _leave_last(self) -> None:
         """An iteration begins: the one before it had the whole epoch, or its epoch begins anew."""
         if self._progress is not None and self._progress.is_over:
             self.resume(self._progress.end)
-        elif (num_trained := self._num_trained()) > self._place_in_order():
+        elif (num_trained := self._num_trained()) > self._step:
             _log.info(
                 "epoch %d was left after %d of %d steps, it begins anew", self._epoch,
                 num_trained - self.planner.first_step(self._epoch), self.steps_per_epoch,
             )  # fmt: skip
         self._progress = self._current = None
 
-    def _place_in_order(self) -> int:
-        return self.planner.first_step(self._epoch) + self._first_in_epoch
-
     def _num_trained(self) -> int:
         """Steps whose microbatches the loop has."""
         if self._current is not None:
             return self._current.number + self._current.is_drawn
-        return self._place_in_order() if self._progress is None else self._progress.step
+        return self._step if self._progress is None else self._progress.step
 
     def _place_now(self) -> tuple[int, int]:
         try:
@@ -372,9 +367,8 @@ class BalancedBatchSampler(Sampler[list[int]]):
         dist.all_gather_object(every, mine)
         other = [r for r, theirs in enumerate(every) if theirs != every[0]]
         if other:
-            raise ConfigError(
+            raise refused(
                 f"rank(s) {', '.join(map(str, other[:8]))} have other costs, settings or order than rank 0",
-                where="BalancedBatchSampler",
-                hint="make the costs once, SampleCosts.save them and load the file on every rank; a sampler of yours "
+                "make the costs once, SampleCosts.save them and load the file on every rank; a sampler of yours "
                 "must draw the same on every rank",
             )

@@ -6,8 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from dflop.errors import ConfigError
-from dflop.sampler.rank_plans import BatchPlan
+from dflop.sampler.rank_plans import BatchPlan, refused
 
 
 @dataclass(slots=True)
@@ -128,21 +127,19 @@ class Draws(Iterator[list[int]]):
         """
         start = self._begin()
         if not start.step <= state["step"] <= start.end:
-            raise ConfigError(
+            raise refused(
                 f"the state is of step {state['step']}, this iteration is of steps {start.step} to {start.end - 1}",
-                where="BalancedBatchSampler",
-                hint="load the state into the sampler first",
+                "load the state into the sampler first",
             )
         # An epoch that was over has nothing left.
         self._goto(dataclasses.replace(start, end=state["end"]), state["step"])
         if skip := state["microbatch"]:
             self._next_step()
             if state["num_microbatches"] != self._num_in_step:
-                raise ConfigError(
+                raise refused(
                     f"the state is within a step of {state['num_microbatches']} microbatches per rank, which now has "
                     f"{self._num_in_step}",
-                    where="BalancedBatchSampler",
-                    hint="resume from the end of a step: with other ranks or microbatches only that is exact",
+                    "resume from the end of a step: with other ranks or microbatches only that is exact",
                 )
             self._left = self._left[skip:]
             self._progress.num_left, self._progress.step_ends = len(self._left), [len(self._left)]

@@ -57,7 +57,7 @@ class FollowedOrder:
         """
         found = self._draw(epoch) if epoch else self._first
         if len(found) != self.num_drawn:
-            raise _refused(
+            raise refused(
                 f"{self.name} draws {len(found)} samples in epoch {epoch}, and {self.num_drawn} in epoch 0",
                 "the number of steps must be known before training: draw as many in every epoch",
             )
@@ -78,17 +78,17 @@ class FollowedOrder:
         inside = (positions >= 0) & (positions < len(self._rows))
         rows = np.where(inside, self._rows[np.where(inside, positions, 0)], -1)
         if self._has_all and (rows < 0).any():
-            raise _refused(f"{self.name} draws sample {positions[rows < 0][0]}, of {len(self._rows)} samples", "")
+            raise refused(f"{self.name} draws sample {positions[rows < 0][0]}, of {len(self._rows)} samples", "")
         rows = rows[rows >= 0]
         if not len(rows):
-            raise _refused(f"{self.name} draws no sample of which a cost is known", "give costs of the whole dataset")
+            raise refused(f"{self.name} draws no sample of which a cost is known", "give costs of the whole dataset")
         return rows
 
     def _limit(self) -> int:
         try:
             return len(self._source)  # type: ignore[arg-type]  # what has none raises
         except (TypeError, NotImplementedError):
-            raise _refused(
+            raise refused(
                 f"{self.name} has no length, so that the steps of an epoch cannot be counted",
                 "give the sampler a __len__, or train with the plain trainer",
             ) from None
@@ -102,10 +102,10 @@ class FollowedOrder:
                 sizes.append(len(batch))
             found += batch
             if not all(isinstance(i, int | np.integer) or (isinstance(i, torch.Tensor) and not i.ndim) for i in batch):
-                raise _refused(f"{self.name} packs several samples into one", "pack the dataset, or use plain trainer")
+                raise refused(f"{self.name} packs several samples into one", "pack the dataset, or use plain trainer")
         size = self._batch_size or (sizes[0] if sizes else 1)
         if any(of != size for of in sizes[:-1]):
-            raise _refused(
+            raise refused(
                 f"{self.name} makes batches of {min(sizes)} to {max(sizes)} samples, not of {size}",
                 "such batches cannot be dealt out anew: give a sampler of single samples, or use the plain trainer",
             )
@@ -124,18 +124,18 @@ def order_of(loader: DataLoader[Any], batch_size: int) -> Iterable[Any] | None:
     if batches is None or type(batches).__name__ == "BatchRebalanceSampler":  # which deals out random global batches
         return None
     if (size := getattr(batches, "batch_size", None)) not in (None, batch_size):
-        raise _refused(
+        raise refused(
             f"the trainer's own loader has batches of {size}, per_device_train_batch_size is {batch_size}",
             "use the plain trainer",
         )
     source = batches.sampler if type(batches) is BatchSampler else batches
     if hasattr(source, "mini_repeat_count"):
-        raise _refused(f"{type(source).__name__} repeats prompts, whose groups must stay together", "use plain trainer")
+        raise refused(f"{type(source).__name__} repeats prompts, whose groups must stay together", "use plain trainer")
     if isinstance(source, DistributedSampler) and source.num_replicas > 1:
-        raise _refused("DistributedSampler draws for one rank", "give a sampler of the whole dataset")
+        raise refused("DistributedSampler draws for one rank", "give a sampler of the whole dataset")
     if (shuffle := getattr(source, "shuffle", None)) is not None and not isinstance(source, DistributedSampler):
         if getattr(source, "group_by_length", False):  # as ms-swift's, each of which draws for one rank
-            raise _refused("group_by_length: its batches are made for one rank", "switch it off; window= is like it")
+            raise refused("group_by_length: its batches are made for one rank", "switch it off; window= is like it")
         return None if shuffle else SequentialSampler(loader.dataset)  # type: ignore[arg-type]  # it has a length
     if not isinstance(source, RandomSampler) or type(source) is not RandomSampler:
         return source
@@ -158,5 +158,6 @@ def _seeded(seed: int) -> Iterator[None]:
             np.random.set_state(of_numpy)  # noqa: NPY002  # as above
 
 
-def _refused(what: str, hint: str) -> ConfigError:
+def refused(what: str, hint: str) -> ConfigError:
+    """What a trainer under `BalancedTrainer` cannot do."""
     return ConfigError(what, where=_WHERE, hint=hint)

@@ -25,12 +25,11 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import get_last_checkpoint
 
-from dflop.errors import ConfigError
 from dflop.sampler.accumulation import loss_scale, sum_over_ranks
 from dflop.sampler.batch_sampler import BalancedBatchSampler
 from dflop.sampler.costs_of_samples import SampleCosts
 from dflop.sampler.estimate import Gain
-from dflop.sampler.followed import FollowedOrder, order_of
+from dflop.sampler.followed import FollowedOrder, order_of, refused
 from dflop.sampler.lengths import costs_of_dataset, costs_of_lengths, lengths_of
 from dflop.schedule.data_parallel import Sync
 from dflop.simulate.jit import IS_COMPILED
@@ -41,7 +40,11 @@ if TYPE_CHECKING:
 else:
     _Base = object
 
-_WHERE = "BalancedTrainer"
+_KEPT = (
+    "collate_fn", "num_workers", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context",
+    "prefetch_factor", "persistent_workers",
+)  # fmt: skip
+"""Of a trainer's own loader."""
 _UNPADDED = {"DataCollatorWithFlattening"}
 IGNORED = -100
 """Label of a token that carries no loss."""
@@ -75,7 +78,7 @@ class BalancedTrainerMixin(_Base):
         **kwargs: Any,
     ) -> None:
         if isinstance(lengths, str) and lengths != "auto":
-            raise ConfigError(f"lengths is `{lengths}`", where=_WHERE, hint='give "auto" or a number per sample')
+            raise refused(f"lengths is `{lengths}`", 'give "auto" or a number per sample')
         self._given_costs, self._given_lengths = costs, lengths
         self._is_padded, self._sync, self._window, self._count = padded, sync, window, count
         self._costs_of: tuple[Any, SampleCosts] | None = None
@@ -101,10 +104,9 @@ class BalancedTrainerMixin(_Base):
         self._check()
         own = self._own_loader()
         if isinstance(own.dataset, IterableDataset):
-            raise ConfigError(
+            raise refused(
                 "train_dataset is iterable: which samples come next is not known before they are read",
-                where=_WHERE,
-                hint="give a dataset with __len__ and __getitem__",
+                "give a dataset with __len__ and __getitem__",
             )
         is_sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
         args, costs, source = self.args, self._sample_costs(), order_of(own, self._train_batch_size)
@@ -125,18 +127,8 @@ class BalancedTrainerMixin(_Base):
             sampler.load_state_dict(saved)  # with that, another dataset begins where the trainer says
         sampler.num_trained = lambda: self.state.global_step
         self._gain = Gain(sampler.planner)
-        return DataLoader(
-            own.dataset,
-            batch_sampler=sampler,
-            collate_fn=own.collate_fn,
-            num_workers=own.num_workers,
-            pin_memory=own.pin_memory,
-            timeout=own.timeout,
-            worker_init_fn=own.worker_init_fn,
-            multiprocessing_context=own.multiprocessing_context,
-            prefetch_factor=own.prefetch_factor,
-            persistent_workers=own.persistent_workers,
-        )
+        kept = {name: getattr(own, name) for name in _KEPT}
+        return DataLoader(own.dataset, batch_sampler=sampler, **kept)
 
     def set_initial_training_values(self, args: Any, dataloader: Any, *more: Any) -> Any:
         """The trainer's own numbers of epochs and steps; those that are left where global batches had another size."""
@@ -164,11 +156,10 @@ class BalancedTrainerMixin(_Base):
         self._scored = [], 0
         if batches and num_items is None:
             if self._count is None:
-                raise ConfigError(
+                raise refused(
                     f"the forward of {type(self.model).__name__} takes no num_items_in_batch, or batches have no "
                     "`labels`: tokens of small microbatches would count more",
-                    where=_WHERE,
-                    hint="give count=, e.g. lambda batch: (batch['labels'] != -100).sum(); or compute_loss_func=",
+                    "give count=, e.g. lambda batch: (batch['labels'] != -100).sum(); or compute_loss_func=",
                 )
             counts = [0 if f else int(self._count(batch)) for batch, f in zip(batches, is_filler, strict=False)]
             self._scored = counts, sum_over_ranks(sum(counts))
@@ -247,19 +238,16 @@ class BalancedTrainerMixin(_Base):
         return not (kinds & _UNPADDED or any(getattr(owner, "padding_free", False) for owner in owners))
 
     def _check(self) -> None:
-        def refuse(what: str, hint: str) -> None:
-            raise ConfigError(what, where=_WHERE, hint=hint)
-
         if self.args.n_gpu > 1:
-            refuse(f"one process would split each batch over {self.args.n_gpu} GPUs", "start it with torchrun")
+            raise refused(f"one process would split each batch over {self.args.n_gpu} GPUs", "start it with torchrun")
         if self.args.world_size > 1 and not self.args.average_tokens_across_devices:
-            refuse(
-                "average_tokens_across_devices is off: tokens of ranks with few of them would count more",
-                "leave it on",
+            raise refused(
+                "average_tokens_across_devices is off: tokens of ranks with few of them would count more", "leave it on"
             )
-        shared = self.get_tp_size() * self.get_cp_size() * self.get_sp_size()
-        if shared > 1:
-            refuse(f"{shared} ranks share a batch; batches are dealt to data-parallel ranks", "use plain Trainer")
+        if (shared := self.get_tp_size() * self.get_cp_size() * self.get_sp_size()) > 1:
+            raise refused(
+                f"{shared} ranks share a batch; batches are dealt to data-parallel ranks", "use plain Trainer"
+            )
 
 
 class BalancedTrainer(BalancedTrainerMixin, Trainer):

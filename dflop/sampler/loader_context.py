@@ -18,9 +18,9 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from dflop.errors import ConfigError
 from dflop.sampler.costs_of_samples import SampleCosts
+from dflop.sampler.rank_plans import WHERE, refused
 
 _MAX_FRAMES = 60
-_WHERE = "BalancedBatchSampler"
 _NUM_TASKS = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PALS_LOCAL_SIZE")
 """Set for the processes that srun, mpirun and others start."""
 _DISPATCHED = (
@@ -53,21 +53,21 @@ def find_place(rank: int | None, num_replicas: int | None) -> tuple[int, int]:
         of_process, world_size = _of_environment()
     found = of_process if rank is None else rank, world_size if num_replicas is None else num_replicas
     if not 0 <= found[0] < found[1]:
-        raise _refused(f"rank {found[0]} is none of {found[1]} rank(s)", "")
+        raise refused(f"rank {found[0]} is none of {found[1]} rank(s)", "")
     return found
 
 
 def _compare(rank: int | None, num_replicas: int | None, of_process: int, world_size: int) -> None:
     take_both = "give neither rank= nor num_replicas= to take both from torch.distributed"
     if num_replicas is not None and world_size % num_replicas:
-        raise _refused(f"the sampler deals to {num_replicas} rank(s), torch.distributed has {world_size}", take_both)
+        raise refused(f"the sampler deals to {num_replicas} rank(s), torch.distributed has {world_size}", take_both)
     if rank is None and num_replicas not in (None, world_size):
-        raise _refused(
+        raise refused(
             f"num_replicas={num_replicas} of {world_size} processes without rank=",
             "give the data-parallel rank, as model-parallel ranks of one replica share it",
         )
     if rank not in (None, of_process) and num_replicas in (None, world_size):
-        raise _refused(f"the sampler is of rank {rank}, this process is rank {of_process} of {world_size}", take_both)
+        raise refused(f"the sampler is of rank {rank}, this process is rank {of_process} of {world_size}", take_both)
 
 
 def _of_environment() -> tuple[int, int]:
@@ -80,7 +80,7 @@ def _of_environment() -> tuple[int, int]:
         raise PlaceUnknown(
             f"{several[0]}={given[several[0]]}, but torch.distributed is not initialised and RANK and WORLD_SIZE are "
             "not both set",
-            where=_WHERE,
+            where=WHERE,
             hint="draw the first batch after torch.distributed is initialised, or give rank= and num_replicas=",
         )
     return 0, 1
@@ -134,14 +134,14 @@ def check_loader(context: LoaderContext, costs: SampleCosts, *, is_constant: boo
         ConfigError: naming what to change.
     """
     if context.is_dispatched:
-        raise _refused(*_DISPATCHED)
+        raise refused(*_DISPATCHED)
     if context.is_trainer and not is_constant:
-        raise _refused(
+        raise refused(
             "Hugging Face's Trainer takes the same number of microbatches for every step; with max_tokens it varies",
             "give num_microbatches=, equal to gradient_accumulation_steps, in place of max_tokens=",
         )
     if context.num_skipped and num_resumed:
-        raise _refused(
+        raise refused(
             f"resumed twice: the sampler was resumed {num_resumed} step(s) into the epoch, and the trainer skips its "
             f"first {context.num_skipped} batch(es) by itself",
             "Hugging Face's Trainer: do not call resume, or set ignore_data_skip=True",
@@ -150,12 +150,12 @@ def check_loader(context: LoaderContext, costs: SampleCosts, *, is_constant: boo
         return
     num_samples = len(context.dataset)
     if costs.index is None and len(costs) != num_samples:
-        raise _refused(
+        raise refused(
             f"there are costs of {len(costs)} samples, and {num_samples} samples in the loader's dataset",
             "costs must be of this dataset, in its order; of a part of it, give SampleCosts(index=...)",
         )
     if costs.index is not None and (last := int(costs.index.max())) >= num_samples:
-        raise _refused(
+        raise refused(
             f"there are costs of sample {last}, the loader's dataset has {num_samples} samples",
             "costs must be of this dataset",
         )
@@ -171,7 +171,7 @@ def refuse_dispatch() -> None:
         given = frame.f_locals
         if frame.f_code.co_name == "prepare_data_loader" and given.get("dispatch_batches"):
             if given.get("num_processes") != 1:
-                raise _refused(*_DISPATCHED)
+                raise refused(*_DISPATCHED)
             return
 
 
@@ -182,7 +182,3 @@ def _frames(depth: int) -> Iterator[FrameType]:
             return
         yield frame
         frame = frame.f_back
-
-
-def _refused(what: str, hint: str) -> ConfigError:
-    return ConfigError(what, where=_WHERE, hint=hint)

@@ -29,6 +29,7 @@ from dflop.schedule.data_parallel import RankPlan, Sync, balance_ranks
 from dflop.schedule.pack import token_cap
 from dflop.schedule.padded import balance_padded
 
+WHERE = "BalancedBatchSampler"
 KEPT_PLANS = 256
 """Plans kept for whoever asks for a step again: a loader's workers are that far ahead of training at most."""
 
@@ -198,7 +199,7 @@ class Planner:
         """
         start = self.origin
         if step < start.step:
-            raise ConfigError(f"step {step} is before step {start.step}", where="BalancedBatchSampler")
+            raise refused(f"step {step} is before step {start.step}")
         if step < (second := self.first_step(start.epoch + 1)):
             return start.epoch, start.offset + (step - start.step) * self.cut.global_batch_size
         epoch, within = divmod(step - second, self.steps_per_epoch)
@@ -272,16 +273,12 @@ class Planner:
     def _check_sizes(self) -> None:
         num_samples, size = self.order.num_drawn, self.cut.global_batch_size
         if self.steps_per_epoch < 1:
-            raise ConfigError(
-                f"drop_last leaves nothing of {num_samples} samples at a global batch size of {size}",
-                where="BalancedBatchSampler",
-            )
+            raise refused(f"drop_last leaves nothing of {num_samples} samples at a global batch size of {size}")
         if self.num_microbatches is not None and size < self.num_replicas * self.num_microbatches:
-            raise ConfigError(
+            raise refused(
                 f"a global batch has {size} sample(s) for {self.num_replicas} rank(s) x {self.num_microbatches} "
                 "microbatch(es)",
-                where="BalancedBatchSampler",
-                hint="make global_batch_size larger, or num_microbatches smaller",
+                "make global_batch_size larger, or num_microbatches smaller",
             )
 
     def _prepare(self) -> None:
@@ -301,3 +298,8 @@ def warm_up(sync: Sync) -> None:
     """Compile, or load from disk, what plans need: seconds once, at a time when nobody waits for a batch."""
     balance_ranks(np.arange(1.0, 5.0), np.arange(1, 5), 2, cap_tokens=10, num_microbatches=1, sync=sync)
     balance_ranks(np.ones(3), np.array([6, 5, 4]), 1, cap_tokens=10, sync=sync)
+
+
+def refused(what: str, hint: str = "") -> ConfigError:
+    """What `BalancedBatchSampler` does not do."""
+    return ConfigError(what, where=WHERE, hint=hint)
