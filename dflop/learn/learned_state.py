@@ -56,6 +56,5 @@ class Knowledge:
 
 
 def groups(plan: Plan) -> list[tuple[str, ...]]:
-    """Modules that share stages: all of an inline plan, each for itself of a split one."""
-    modules = tuple(m.module for m in plan.modules)
-    return [modules] if plan.is_inline else [(module,) for module in modules]
+    """Modules that share stages."""
+    return [tuple(m.module for m in grid) for grid in plan.grids]

@@ -90,7 +90,7 @@ def seats(plan: Plan) -> Iterator[Seat]:
     for grid in sorted(plan.pipes, key=lambda grid: grid.first_rank):
         p = grid.parallel
         for stage in range(p.pp):
-            parts = tuple(_parts(plan.modules if plan.is_inline else (grid,), stage))
+            parts = tuple(_parts(plan.grid_of(grid.module), stage))
             for dp_rank in range(p.dp):
                 for tp_rank in range(p.tp):
                     yield Seat(rank_of(grid, stage, dp_rank, tp_rank), grid.module, stage, dp_rank, tp_rank, parts)

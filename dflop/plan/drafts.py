@@ -213,7 +213,7 @@ def _of_modules(
 def _with_memory(problem: Problem, plan: Plan) -> tuple[ModulePlan, ...]:
     """Modules with their memory and token caps."""
     found = []
-    for chain in [plan.modules] if plan.is_inline else [(m,) for m in plan.modules]:
+    for chain in plan.grids:
         largest = largest_loads(problem, plan, chain)
         peaks = chain_peaks(problem, plan, chain, largest)[0].astype(int).tolist()
         caps = [int(x[1]) for x in largest]
@@ -227,8 +227,9 @@ def _with_memory(problem: Problem, plan: Plan) -> tuple[ModulePlan, ...]:
 
 def largest_loads(problem: Problem, plan: Plan, chain: Sequence[ModulePlan]) -> list[Floats]:
     """Per module of a chain `[3]`: the largest microbatch of one rank that the plan is charged with."""
-    loads = problem.sample_loads if plan.is_inline else problem.loads
-    return [loads[m.module].largest(plan.num_microbatches * m.parallel.dp) for m in chain]
+    of = [problem.sample_loads if plan.follows_samples(m.module) else problem.loads for m in chain]
+    num = plan.num_microbatches
+    return [loads[m.module].largest(num * m.parallel.dp) for m, loads in zip(chain, of, strict=True)]
 
 
 def chain_peaks(problem: Problem, plan: Plan, chain: Sequence[ModulePlan], loads: Sequence[Floats]) -> Floats:

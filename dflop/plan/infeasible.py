@@ -167,9 +167,9 @@ def _fullest(problem: Problem, plan: Plan) -> tuple[ModulePlan, int, int]:
     holder = max(plan.modules, key=lambda m: max(m.stage_memory_bytes))
     need_bytes = max(holder.stage_memory_bytes)
     stage = holder.stage_memory_bytes.index(need_bytes)
-    if plan.is_inline:
-        own = {m.module: chain_peaks(problem, plan, [m], largest_loads(problem, plan, [m]))[0] for m in plan.modules}
-        holder = max(plan.modules, key=lambda m: float(own[m.module][stage]))
+    grid = plan.grid_of(holder.module)
+    own = {m.module: chain_peaks(problem, plan, [m], largest_loads(problem, plan, [m]))[0] for m in grid}
+    holder = max(grid, key=lambda m: float(own[m.module][stage]))
     return holder, stage, need_bytes
 
 

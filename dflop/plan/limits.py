@@ -68,7 +68,7 @@ def _tokens(module: ModulePlan, largest: int) -> Limit:
 
 
 def _tp(problem: Problem, plan: Plan, module: ModulePlan) -> Limit:
-    specs = problem.specs if plan.is_inline else (problem.spec(module.module),)
+    specs = [problem.spec(m.module) for m in plan.grid_of(module.module)]
     spec = min(specs, key=lambda s: problem.tps(s)[-1])
     most, tp, each = problem.tps(spec)[-1], module.parallel.tp, problem.cluster.num_processes_per_node
     beyond = [degree for degree in spec.tp_choices if degree > most]
@@ -117,5 +117,5 @@ def _beyond(problem: Problem, plan: Plan) -> Iterator[Limit]:
 
 
 def _name(plan: Plan, module: ModulePlan) -> str:
-    """`llm`, or `the pipeline` where the LLM's stages hold all modules."""
-    return "the pipeline" if plan.is_inline else module.module
+    """`llm`, or `the pipeline` where its stages hold several modules."""
+    return "the pipeline" if len(plan.grid_of(module.module)) > 1 else module.module

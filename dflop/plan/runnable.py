@@ -39,7 +39,7 @@ def _problems(plan: Plan, specs: dict[str, ModuleSpec]) -> Iterator[str]:
             yield f"the model has no module `{m.module}`"
         else:
             yield from _module_problems(m, specs[m.module])
-    yield from _chain_problems(plan) if plan.is_inline else _rank_problems(plan)
+    yield from _grid_problems(plan)
 
 
 def _module_problems(m: ModulePlan, spec: ModuleSpec) -> Iterator[str]:
@@ -54,24 +54,29 @@ def _module_problems(m: ModulePlan, spec: ModuleSpec) -> Iterator[str]:
         yield f"`{m.module}` {limit}{together}; the plan has {list(layers)}"
 
 
-def _chain_problems(plan: Plan) -> Iterator[str]:
-    grid = plan.modules[-1]
-    if any((m.parallel, m.first_rank) != (grid.parallel, 0) for m in plan.modules):
-        yield "modules of a colocated plan share one grid of ranks from rank 0 on"
-        return
-    held = {m.module: [stage for stage, n in enumerate(m.layers_per_stage) if n] for m in plan.modules}
-    begins = min(held[LLM], default=0)
-    for encoder in plan.encoders:
-        if max(held[encoder.module], default=0) > begins:
-            yield f"`{encoder.module}` ends on a stage after the one where `{LLM}` begins"
-    if set().union(*held.values()) != set(range(grid.parallel.pp)):
-        yield "a stage holds no layer"
-
-
-def _rank_problems(plan: Plan) -> Iterator[str]:
-    ranks = [m.first_rank + rank for m in plan.modules for rank in range(m.parallel.num_processes)]
+def _grid_problems(plan: Plan) -> Iterator[str]:
+    for *encoders, last in plan.grids:
+        if any(m.parallel != last.parallel for m in encoders):
+            names = ", ".join(f"`{m.module}`" for m in (*encoders, last))
+            yield f"{names} share ranks from rank {last.first_rank} on, and differ in their degrees"
+            return
+        if encoders and last.module != LLM:
+            yield f"`{encoders[0].module}` and `{last.module}` share ranks without `{LLM}`"
+    ranks = [pipe.first_rank + rank for pipe in plan.pipes for rank in range(pipe.parallel.num_processes)]
     if sorted(ranks) != list(range(len(ranks))):
         yield "ranks of the modules overlap or leave one rank unused"
-    for m in plan.modules:
-        if 0 in m.layers_per_stage:
-            yield f"a stage of `{m.module}` holds no layer"
+    for grid in plan.grids:
+        yield from _stage_problems(grid, has_others=len(plan.grids) > 1)
+
+
+def _stage_problems(grid: Sequence[ModulePlan], *, has_others: bool) -> Iterator[str]:
+    held = {m.module: [stage for stage, n in enumerate(m.layers_per_stage) if n] for m in grid}
+    *encoders, last = grid
+    begins = min(held[last.module], default=0)
+    for encoder in encoders:
+        if max(held[encoder.module], default=0) > begins:
+            yield f"`{encoder.module}` ends on a stage after the one where `{last.module}` begins"
+    if begins and encoders and has_others:
+        yield f"`{last.module}` begins on stage {begins}, but rows of other ranks go to the first stage"
+    if set().union(*held.values()) != set(range(last.parallel.pp)):
+        yield f"a stage of `{last.module}` holds no layer"

@@ -76,7 +76,7 @@ def beyond_text(problem: Problem, beyond: Sequence[Beyond]) -> str:
 
 
 def _beyond(sample: SampleShape, plan: Plan, need_bytes: int) -> Beyond:
-    tokens = {m.module: _tokens(sample, m.module, whole=plan.is_inline) for m in plan.modules}
+    tokens = {m.module: _tokens(sample, m.module, whole=plan.follows_samples(m.module)) for m in plan.modules}
     capped = [m for m in plan.modules if m.max_tokens and tokens[m.module] > m.max_tokens]
     most = max(capped, key=lambda m: tokens[m.module] / m.max_tokens, default=plan.module(LLM))
     return Beyond(sample, most.module, tokens[most.module], most.max_tokens, need_bytes)

@@ -106,6 +106,36 @@ class Plan:
         raise KeyError(name)
 
     @property
+    def grids(self) -> tuple[tuple[ModulePlan, ...], ...]:
+        """Modules that share ranks and stages, in the order of the plan: those that begin at the same rank.
+
+        The last module of a grid stands for it; the grid with the LLM is the last.
+        """
+        found: dict[int, tuple[ModulePlan, ...]] = {}
+        for m in self.modules:
+            found[m.first_rank] = (*found.pop(m.first_rank, ()), m)
+        return tuple(found.values())
+
+    def grid_of(self, module: str) -> tuple[ModulePlan, ...]:
+        """The modules on the ranks of a module, itself included."""
+        return next(grid for grid in self.grids if any(m.module == module for m in grid))
+
+    @property
+    def pipes(self) -> tuple[ModulePlan, ...]:
+        """The module that stands for each grid: ranks and stages are its."""
+        return tuple(grid[-1] for grid in self.grids)
+
+    @property
+    def apart(self) -> tuple[ModulePlan, ...]:
+        """Encoders that do not share ranks with the LLM: their rows travel to it."""
+        return tuple(m for grid in self.grids[:-1] for m in grid)
+
+    def follows_samples(self, module: str) -> bool:
+        """Whether a module's items are where their sample is, since it shares ranks with the LLM."""
+        grid = self.grid_of(module)
+        return len(grid) > 1 and grid[-1].module == LLM
+
+    @property
     def encoders(self) -> tuple[ModulePlan, ...]:
         return tuple(m for m in self.modules if m.module != LLM)
 
@@ -114,15 +144,8 @@ class Plan:
         return self.layout == "inline"
 
     @property
-    def pipes(self) -> tuple[ModulePlan, ...]:
-        """Modules with ranks and stages of their own; in an inline plan the LLM's stages hold everything."""
-        return (self.module(LLM),) if self.is_inline else self.modules
-
-    @property
     def num_processes(self) -> int:
-        if self.is_inline:
-            return self.module(LLM).parallel.num_processes
-        return sum(m.parallel.num_processes for m in self.modules)
+        return sum(pipe.parallel.num_processes for pipe in self.pipes)
 
     def has_own_cores(self, max_concurrency: int) -> bool:
         """Whether each process has a core, and waits for no other process within forward and backward.

@@ -70,13 +70,14 @@ def layout_text(plan: Plan, num_gpus: int = 0) -> str:
     `inline pp2 dp4` where one chain holds all modules. `recompute` and one of `ZeRO-1`, `FSDP2` and `HSDP8`, of a group
     of 8, stand where they hold. A plan that leaves some of `num_gpus` idle says so: `inline pp2 dp3, uses 6 of 8 GPUs`.
     """
-    places = [(plan.layout, plan.module(LLM))] if plan.is_inline else [(m.module, m) for m in in_rank_order(plan)]
+    names = {p.module: "+".join(m.module for m in plan.grid_of(p.module)) for p in plan.pipes}
+    places = [(plan.layout if plan.is_inline else names[p.module], p) for p in in_rank_order(plan)]
     used = f", uses {plan.num_processes} of {num_gpus} GPUs" * (plan.num_processes < num_gpus)
     return " | ".join(_place_text(*place) for place in places) + used
 
 
 def in_rank_order(plan: Plan) -> list[ModulePlan]:
-    """The plan's pipes; modules of an inline plan share their ranks, and the LLM stands for them."""
+    """The plan's pipes."""
     return sorted(plan.pipes, key=lambda m: m.first_rank)
 
 
@@ -94,7 +95,8 @@ def stage_name(plan: Plan, module: str, stage: int) -> str:
 
 def stage_layers(plan: Plan, module: str, stage: int) -> str:
     """`vision 21 + llm 3`: layers of every module on a stage; empty for a stage that only an earlier plan had."""
-    held = {m.module: m.layers_per_stage for m in plan.modules if plan.is_inline or m.module == module}
+    grid = next((grid for grid in plan.grids if any(m.module == module for m in grid)), ())
+    held = {m.module: m.layers_per_stage for m in grid}
     return " + ".join(f"{name} {of[stage]}" for name, of in held.items() if stage < len(of) and of[stage])
 
 

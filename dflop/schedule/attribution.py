@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dflop.cost.model import CostModel, Floats, StageKind, stage_kind
-from dflop.records import LLM, ModulePlan, Plan, SampleShape, StepPlan
+from dflop.records import ModulePlan, Plan, SampleShape, StepPlan
 from dflop.schedule.items import ModuleItems, Owner, item_weights, module_items, owner_cells
 from dflop.simulate.step import Node, step_nodes
 
@@ -64,7 +64,7 @@ def bucket_seconds(
             if kind not in by_kind:
                 by_kind[kind] = _stage_buckets(m, kind, items, owner, plain, own_edges)
             for rank in range(m.parallel.dp):
-                found[position[LLM if plan.is_inline else m.module, stage, rank]] = by_kind[kind][:, rank]
+                found[position[plan.grid_of(m.module)[-1].module, stage, rank]] = by_kind[kind][:, rank]
     return BucketSeconds(nodes, seconds)
 
 

@@ -103,8 +103,8 @@ def tokens_of_samples(items: ModuleItems, num_samples: int) -> Ints:
 
 
 def _media_cap(plan: Plan, encoder: ModulePlan, items: ModuleItems) -> int:
-    """Never below what cannot be divided: an item, or in an inline plan all of a sample."""
+    """Never below what cannot be divided: an item, or on the LLM's ranks all of a sample."""
     whole = items.num_tokens
-    if plan.is_inline:
+    if plan.follows_samples(encoder.module):
         whole = tokens_of_samples(items, 1 + int(items.sample_of.max(initial=0)))
     return max(encoder.max_tokens, int(whole.max(initial=0)))

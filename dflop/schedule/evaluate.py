@@ -64,7 +64,7 @@ class StepEvaluator:
         delays = np.zeros_like(seconds)
         is_active = np.zeros((shape.num_nodes, shape.num_microbatches), dtype=np.bool_)
         for p, pipe in enumerate(self.plan.pipes):
-            parts = self.plan.modules if self.plan.is_inline else (pipe,)
+            parts = self.plan.grid_of(pipe.module)
             active = loads[pipe.module][1].T > 0
             travel = self._delays(assignment, pipe, loads[pipe.module][1].T)
             of_parts = [(part, self.part_seconds(part, loads[part.module], assignment)) for part in parts]
@@ -157,7 +157,7 @@ class StepEvaluator:
         inside = _travel_s(latency_s, s_per_byte, tokens * self.cost.hidden_bytes(pipe.module, pipe.parallel.tp))
         found = np.zeros((2, 3, *tokens.shape))
         found[0, :2], found[1, 0] = inside, inside
-        if self.plan.is_inline or not self.plan.encoders:
+        if not self.plan.apart:
             return found
         rows = self._rows(assignment, pipe)
         crossing = _travel_s(latency_s, s_per_byte, rows.T * self.cost.hidden_bytes(LLM))
@@ -171,7 +171,7 @@ class StepEvaluator:
         """`[microbatches, dp]` rows that a pipe's ranks exchange with the other side of the edge."""
         num_slots, dp = self.plan.num_microbatches, pipe.parallel.dp
         total = np.zeros(num_slots * dp)
-        for encoder in self.plan.encoders if pipe.module == LLM else (pipe,):
+        for encoder in self.plan.apart if pipe.module == LLM else (pipe,):
             items = self.items[encoder.module]
             slot, rank = assignment.places(items)
             if pipe.module == LLM:
@@ -184,7 +184,7 @@ def feeding(plan: Plan, shape: StepShape, assignment: Assignment, sample_of: Map
     """`StepWork.feeds` of an assignment, from the sample of every item per encoder."""
     feeds = np.zeros(int(shape.link_start[-1]), dtype=np.bool_)
     num_ranks = plan.module(LLM).parallel.dp
-    for p, encoder in enumerate(() if plan.is_inline else plan.encoders):
+    for p, encoder in enumerate(plan.apart):
         sample = sample_of[encoder.module]
         slot, rank = assignment.slot[sample], assignment.item_rank[encoder.module]
         feeds[shape.link_start[p] + (slot * encoder.parallel.dp + rank) * num_ranks + assignment.rank[sample]] = True

@@ -1,7 +1,7 @@
 """A step in the terms the search works with: seconds that add up over samples, per kind of stage.
 
-Kinds are stages that cost the same. A sample adds its seconds to one bucket of the chain it passes (the LLM's stages;
-of an inline plan all stages), and its media items add theirs to the slot's share of each encoder. That is divided
+Kinds are stages that cost the same. A sample adds its seconds to one bucket of the chain it passes (the LLM's stages
+with all that they hold), and its media items add theirs to the slot's share of each encoder. That is divided
 evenly over the encoder's ranks, in proportion to their speeds where some are slow, but for the largest item, which one
 of them does alone. Every microbatch costs something fixed on top. This is close to the cost model, not equal to it:
 what the search finds is judged by `StepEvaluator`.
@@ -19,6 +19,7 @@ from dflop.cost.model import CostModel, Floats, StageKind, stage_kind
 from dflop.records import LLM, ModulePlan, Plan
 from dflop.schedule.caps import Caps, tokens_of_samples
 from dflop.schedule.items import Ints, ModuleItems, stage_mix, stage_slowness
+from dflop.simulate.kernel import Bools
 from dflop.simulate.order import num_stages_after
 from dflop.simulate.step import Node, meeting
 
@@ -69,10 +70,11 @@ class LinearStep:
     cap_in_flight_tokens: int
     """Of a rank's buckets in any such window."""
     media_tokens: Ints
-    """`[encoders, samples]` tokens of the encoders, inline ones too."""
+    """`[encoders, samples]` tokens of the encoders, those on the chain too."""
     cap_media_tokens: Ints
-    """`[encoders]` of a slot, of an inline plan of a bucket; 0: none."""
-    is_inline: bool
+    """`[encoders]` of a slot, of one on the chain of a bucket; 0: none."""
+    on_chain: Bools
+    """`[encoders]`: whether its items are where their sample is."""
 
     @property
     def num_ops(self) -> int:
@@ -120,7 +122,7 @@ def linear_step(
         slow = stage_slowness(pipe, slowness)
         for stage in range(pipe.parallel.pp):
             after.append(num_stages_after(plan, pipe.module, stage))
-            inside = [p for p in (plan.modules if plan.is_inline else (pipe,)) if p.layers_per_stage[stage]]
+            inside = [p for p in plan.grid_of(pipe.module) if p.layers_per_stage[stage]]
             alone = [[p] for p in inside if meeting(p, stage)[0] > 1]
             together = [p for p in inside if meeting(p, stage)[0] == 1]
             stage_parts.append(tuple(
@@ -147,7 +149,7 @@ def linear_step(
         cap_in_flight_tokens=caps.in_flight_tokens,
         media_tokens=np.array(media, dtype=np.int64).reshape(-1, num_samples),
         cap_media_tokens=np.array([_media_cap(plan, e, caps, of) for e, of in zip(plan.encoders, media, strict=True)]),
-        is_inline=plan.is_inline,
+        on_chain=np.array([plan.follows_samples(e.module) for e in plan.encoders], dtype=np.bool_),
     )
 
 
@@ -196,11 +198,12 @@ def _num_parts(slow: Floats, stage: int) -> float:
 
 
 def _media_cap(plan: Plan, encoder: ModulePlan, caps: Caps, of_samples: Ints) -> int:
-    """What an encoder's ranks hold together, for the search knows slots, not ranks; inline: one rank. 0: no cap.
+    """What an encoder's ranks hold together, for the search knows slots, not ranks; on the chain: one rank. 0: no cap.
 
     A sample with more than that has to go somewhere.
     """
-    cap = caps.media_tokens.get(encoder.module, 0) * (1 if plan.is_inline else encoder.parallel.dp)
+    num_ranks = 1 if plan.follows_samples(encoder.module) else encoder.parallel.dp
+    cap = caps.media_tokens.get(encoder.module, 0) * num_ranks
     return max(cap, int(of_samples.max(initial=0))) if cap else 0
 
 

@@ -46,7 +46,8 @@ def by_shares(step: LinearStep) -> Iterator[Ints]:
     share_llm = step.tokens / max(1, min(step.cap_tokens, step.cap_in_flight_tokens // step.window))
     bound = np.flatnonzero(step.cap_media_tokens)
     share_media = step.media_tokens[bound] / step.cap_media_tokens[bound, None]
-    chain, encoders = ([share_llm, *share_media], []) if step.is_inline else ([share_llm], [*share_media])
+    on_chain = step.on_chain[bound]
+    chain, encoders = [share_llm, *share_media[on_chain]], [*share_media[~on_chain]]
     num_samples = len(share_llm)
     of_caps = dataclasses.replace(
         step,

@@ -223,9 +223,12 @@ class StepJob:
         return Assignment(slot, rank, self._item_ranks(rank, ranks))
 
     def _item_ranks(self, rank: Ints, split: Callable[[ModulePlan, ModuleItems], Ints]) -> dict[str, Ints]:
-        if self.plan.is_inline:
-            return {e.module: rank[self.items[e.module].sample_of] for e in self.plan.encoders}
-        return {e.module: split(e, self.items[e.module]) for e in self.plan.encoders}
+        own = {e.module: self.items[e.module] for e in self.plan.encoders}
+        apart = {e.module for e in self.plan.apart}
+        return {
+            e.module: split(e, own[e.module]) if e.module in apart else rank[own[e.module].sample_of]
+            for e in self.plan.encoders
+        }
 
     def _longest_first(self) -> tuple[Ints, Ints]:
         """Buckets of LPT on the seconds of all modules, and on tokens."""

@@ -30,11 +30,11 @@ def balance(step: LinearStep, fallback: Ints, time_limit_s: float = TIME_LIMIT_S
         time_limit_s: Of the solver.
     """
     num_buckets = step.num_slots * step.num_ranks
-    media_ranks = 1 if step.is_inline else step.num_ranks
     tokens, caps = [step.tokens], [step.cap_tokens]
-    for row, cap in zip(step.media_tokens, step.cap_media_tokens.tolist(), strict=True):
+    num_parts = np.where(step.on_chain, 1, step.num_ranks)[:, np.newaxis]  # a bucket's share of its slot
+    for row, cap in zip(step.media_tokens * num_parts, step.cap_media_tokens.tolist(), strict=True):
         if cap:
-            tokens.append(row * media_ranks)  # a bucket's share of its slot
+            tokens.append(row)
             caps.append(cap)
     if len(step.tokens) < 2 or num_buckets < 2 or time_limit_s <= 0:
         return fallback

@@ -13,7 +13,7 @@ import numpy as np
 
 from dflop.cost.model import CostModel
 from dflop.errors import ConfigError, did_you_mean
-from dflop.records import LLM, Plan, SampleShape, StepPlan
+from dflop.records import Plan, SampleShape, StepPlan
 from dflop.schedule.assignment import assignment_of
 from dflop.schedule.evaluate import StepEvaluator
 from dflop.schedule.items import module_items
@@ -103,7 +103,7 @@ def predicted_spans(
         step_plan: Owners.
         batch: The samples of `step_plan.sample_index`, in that order.
         cost: The cost model the step was scheduled with.
-        slowness: With which it was scheduled; of an inline plan that of the LLM's nodes goes for all modules.
+        slowness: With which it was scheduled, by node: it goes for all modules of a grid.
     """
     items = {m.module: module_items(batch, m.module) for m in plan.modules}
     judge, assignment = (
@@ -115,7 +115,7 @@ def predicted_spans(
         load = judge.loads(assignment)[m.module]
         counts = load.astype(np.int64).transpose(2, 1, 0).tolist()
         for stage, seconds in enumerate(judge.part_seconds(m, load, assignment)):
-            times = judge.slowness[LLM if plan.is_inline else m.module][stage]
+            times = judge.slowness[plan.grid_of(m.module)[-1].module][stage]
             for rank, taken in enumerate((seconds * times).transpose(2, 1, 0).tolist()):
                 both = zip(counts[rank], taken, strict=True)
                 spans[m.module, stage, rank] = tuple(PredictedSpan(k, *n, *s) for k, (n, s) in enumerate(both))
@@ -123,19 +123,17 @@ def predicted_spans(
 
 
 def stage_spans(plan: Plan, spans: Mapping[Node, Sequence[PredictedSpan]]) -> dict[Node, tuple[PredictedSpan, ...]]:
-    """Predicted spans as ranks measure them: of an inline plan one node per stage, with the seconds of all modules.
+    """Predicted spans as ranks measure them: a node per stage of a grid, with the seconds of all of its modules.
 
-    Its loads are those of the LLM: the samples that the microbatch has.
+    Its loads are those of the module that stands for the grid: with the LLM the samples that the microbatch has.
     """
-    if not plan.is_inline:
-        return {node: tuple(found) for node, found in spans.items()}
-    parts = [m.module for m in plan.modules]
+    parts_of = {pipe.module: [m.module for m in plan.grid_of(pipe.module)] for pipe in plan.pipes}
     return {
         (module, stage, rank): tuple(
             replace(
                 span,
-                forward_s=sum(spans[part, stage, rank][k].forward_s for part in parts),
-                backward_s=sum(spans[part, stage, rank][k].backward_s for part in parts),
+                forward_s=sum(spans[part, stage, rank][k].forward_s for part in parts_of[module]),
+                backward_s=sum(spans[part, stage, rank][k].backward_s for part in parts_of[module]),
             )
             for k, span in enumerate(spans[module, stage, rank])
         )

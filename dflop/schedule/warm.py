@@ -38,5 +38,5 @@ def _tiny_step(tokens: np.ndarray, seconds: np.ndarray) -> LinearStep:
         cap_in_flight_tokens=int(tokens.sum()),
         media_tokens=tokens[None],
         cap_media_tokens=np.zeros(1, dtype=np.int64),
-        is_inline=False,
+        on_chain=np.zeros(1, dtype=np.bool_),
     )

@@ -1,7 +1,8 @@
 """What the simulator and its callers share about a step: its nodes, groups that synchronize, cores in common.
 
-In an inline plan one chain of stages holds the layers of all modules: its nodes are the LLM's, and what a node does
-with a microbatch is what each of the modules does with it. Ranks that share out parameters meet in every microbatch.
+Stages of a grid may hold layers of several modules: its nodes bear the name of the last, the LLM if it is there, and
+what a node does with a microbatch is what each of the modules does with it. Ranks that share out parameters meet in
+every microbatch.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def on_shared_cores(start_s: Floats, end_s: Floats, num_processes: npt.ArrayLike
 
 
 def step_nodes(plan: Plan) -> tuple[Node, ...]:
-    """Nodes in the order of the plan's modules (inline: the LLM alone), then stage, then data-parallel rank."""
+    """Nodes in the order of the plan's pipes, then stage, then data-parallel rank."""
     return tuple(
         (m.module, stage, dp_rank)
         for m in plan.pipes
@@ -55,7 +56,7 @@ def meeting(module: ModulePlan, stage: int) -> tuple[int, float, float]:
 
 def meeting_ranks(plan: Plan, module: str) -> int:
     """Neighbouring ranks of a pipe's stages that wait for one another in every microbatch; 1: none do."""
-    return max(m.parameter_shards for m in (plan.modules if plan.is_inline else [plan.module(module)]))
+    return max(m.parameter_shards for m in plan.grid_of(module))
 
 
 def together(plan: Plan, module: str, stage: int, forward_s: Floats, backward_s: Floats) -> tuple[Floats, Floats]:

@@ -231,7 +231,7 @@ class Engine:
                 way = _Way(self._next, self._tag(k, crossing.module), crossing.needs_grad)
                 leave(crossing.module, [way] if len(carry[crossing.module]) else [])
         for module, encoder in given.encoders.items():
-            if not self._plan.is_inline:
+            if module == self._seat.module:  # on ranks of its own: others are where their rows are needed
                 tag, grad = self._tag(k, module), self._rows_need_grad[module]
                 # Rows go in their order, so who takes as many as there are takes them as they lie: no copy.
                 taken = [(t.peers, None if len(t.rows) == encoder.num_rows else t.rows) for t in encoder.transfers]

@@ -104,7 +104,7 @@ class Feed:
     def _microbatch(self, step_plan: StepPlan, k: int, bad: Bad) -> MicrobatchInput | None:
         if not step_plan.of(self._seat.module).owner[k][self._seat.dp_rank]:
             return None
-        names = [e.module for e in self._plan.encoders if self._plan.is_inline or e.module == self._seat.module]
+        names = [m.module for m in self._plan.grid_of(self._seat.module) if m.module != LLM]
         encoders = {name: self._encoder_input(step_plan, name, k, bad) for name in names}
         return MicrobatchInput(
             {name: given for name, given in encoders.items() if given is not None},
@@ -187,7 +187,7 @@ class Feed:
         return tensor.pin_memory() if self._pins else tensor
 
     def _sends(self, step_plan: StepPlan, module: str, k: int) -> tuple[Transfer, ...]:
-        if self._plan.is_inline:
+        if module != self._seat.module:
             return ()
         llm, tp = self._plan.module(LLM), self._plan.module(module).parallel.tp
         return tuple(
@@ -213,8 +213,8 @@ class Feed:
             input_ids=self._placed(torch.from_numpy(np.concatenate([s.input_ids for s in samples]))),
             position_ids=self._placed(torch.cat(rope, dim=1)),
             cu_seqlens=self._placed(torch.from_numpy(starts.astype(np.int32))),
-            transfers=() if self._plan.is_inline else self._receives(step_plan, k, packed),
-            own_rows=self._own_rows(step_plan, k, packed) if self._plan.is_inline else {},
+            transfers=self._receives(step_plan, k, packed),
+            own_rows=self._own_rows(step_plan, k, packed),
             loss_where=torch.from_numpy(np.concatenate(where)),
             loss_targets=torch.from_numpy(np.concatenate(targets)),
             loss_sample=torch.from_numpy(np.concatenate(owner)),
@@ -246,7 +246,7 @@ class Feed:
         self, step_plan: StepPlan, k: int, packed: Mapping[int, tuple[int, EncodedSample]]
     ) -> tuple[Transfer, ...]:
         transfers, tp = [], self._plan.module(LLM).parallel.tp
-        for encoder in self._plan.encoders:
+        for encoder in self._plan.apart:
             work = step_plan.of(encoder.module)
             for route in routes(step_plan, encoder.module, k):
                 if route.llm_dp == self._seat.dp_rank:
@@ -259,7 +259,7 @@ class Feed:
         self, step_plan: StepPlan, k: int, packed: Mapping[int, tuple[int, EncodedSample]]
     ) -> dict[str, torch.Tensor]:
         found = {}
-        for encoder in self._plan.encoders:
+        for encoder in self._plan.grid_of(LLM)[:-1]:
             work = step_plan.of(encoder.module)
             if items := work.owner[k][self._seat.dp_rank]:
                 found[encoder.module] = self._placed(_placeholders(work, items, packed))
@@ -268,14 +268,14 @@ class Feed:
     def _filled(self, step_plan: StepPlan, k: int, given: MicrobatchInput | None) -> MicrobatchInput | None:
         """The microbatch with work for every module of the seat's grid that any replica has some for."""
         # In the order of the plan everywhere: it decides in which order gradients are summed.
-        names = [m.module for m in self._plan.modules if self._plan.is_inline or m.module == self._seat.module]
+        names = [m.module for m in self._plan.grid_of(self._seat.module)]
         names = [name for name in names if any(step_plan.of(name).owner[k])]
         if not names:
             return None
         known = given.encoders if given is not None else {}
         encoders = {n: known.get(n) or self._encoder_filler(step_plan, n) for n in names if n != LLM}
         llm = given.llm if given is not None else self._llm_filler() if LLM in names and LLM in self._stages else None
-        if llm is not None and self._plan.is_inline:
+        if llm is not None:
             nothing = torch.zeros(0, dtype=torch.int64)
             llm = dataclasses.replace(llm, own_rows={n: llm.own_rows.get(n, nothing) for n in encoders})
         return MicrobatchInput(encoders, llm)

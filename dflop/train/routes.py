@@ -4,8 +4,8 @@ Route(source, target) = the items both own, in the source's packed order. Becaus
 StepPlan, messages carry no header, need no handshake, and are not sent at all when empty. Pure Python; the property
 that matters (every row sent once and received once) is tested without any process.
 
-Only the LLM is cut into stages: its hidden states cross the boundaries between them. In an inline plan the rows of
-encoders may cross boundaries, too, on their way to the stage where the LLM begins.
+Only the LLM is cut into stages: its hidden states cross the boundaries between them. Rows of encoders on its ranks may
+cross boundaries, too, on their way to the stage where the LLM begins.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def crossings(plan: Plan, seat: Seat, stage: int, trains: Trains) -> tuple[Cross
         stage: From 0 (nothing crosses) to the number of stages (likewise).
         trains: Of all modules and stages; what is missing does not train.
     """
-    modules = plan.modules if plan.is_inline else (plan.module(seat.module),)
+    modules = plan.grid_of(seat.module)
     if not 0 < stage < modules[-1].parallel.pp:
         return ()
     llm_begins = next(s for s, n in enumerate(plan.module(LLM).layers_per_stage) if n)

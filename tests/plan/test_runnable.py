@@ -12,6 +12,7 @@ from dflop.records import LLM, ParallelSpec, Plan
 from tests.builders import make_inline_plan, make_plan, make_specs
 
 SPECS = tuple(dataclasses.replace(s, max_pp=3, tp_choices=(1, 2)) for s in make_specs("vision"))
+WITH_AUDIO = tuple(dataclasses.replace(s, max_pp=3, tp_choices=(1, 2)) for s in make_specs("vision", "audio"))
 """Modules of four layers."""
 ENTRY = (SPECS[0], dataclasses.replace(SPECS[1], num_entry_layers=2))
 
@@ -23,6 +24,9 @@ def changed(plan: Plan, name: str, **fields: object) -> Plan:
 
 SPLIT, INLINE = make_plan({"vision": 2, LLM: 2}, llm_pp=2), make_inline_plan(2, pp=2)
 MIXED = changed(changed(INLINE, "vision", layers_per_stage=(3, 1)), LLM, layers_per_stage=(0, 4))
+LATE = make_inline_plan(2, pp=2, modules=("vision", "audio", LLM))
+LATE = changed(changed(LATE, "vision", layers_per_stage=(4, 0)), LLM, layers_per_stage=(0, 4))
+LATE = changed(LATE, "audio", layers_per_stage=(2, 2))
 WRONG = {
     "tp": (changed(SPLIT, LLM, parallel=ParallelSpec(4, 2, 2)), r"`llm` cannot be split over 4 .* only over \[1, 2\]"),
     "layers": (changed(SPLIT, LLM, layers_per_stage=(2, 3)), r"`llm` has 4 layers for 2 stages, .* \[2, 3\]"),
@@ -32,9 +36,17 @@ WRONG = {
     "overlap": (changed(SPLIT, LLM, first_rank=1), "ranks of the modules overlap"),
     "unknown": (make_plan({"audio": 1, LLM: 1}), "the model has no module `audio`"),
     "no llm": (make_plan({"vision": 1}), "modules are vision: .* `llm` is the last"),
-    "grids": (changed(INLINE, "vision", parallel=ParallelSpec(1, 2, 1)), "modules of a colocated plan share one grid"),
+    "grids": (
+        changed(INLINE, "vision", parallel=ParallelSpec(1, 2, 1)),
+        r"`vision`, `llm` share ranks .* differ in their degrees",
+    ),
     "backwards": (changed(MIXED, LLM, layers_per_stage=(4, 0)), r"`vision` ends .* after .* `llm` begins"),
-    "idle": (changed(INLINE, LLM, layers_per_stage=(4, 0)), "a stage holds no layer"),
+    "idle": (changed(INLINE, LLM, layers_per_stage=(4, 0)), "a stage of `llm` holds no layer"),
+    "apart": (changed(LATE, "audio", first_rank=4), "`llm` begins on stage 1, but rows of other ranks go to the first"),
+    "encoders": (
+        changed(make_plan({"vision": 2, "audio": 2, LLM: 2}), "audio", first_rank=0),
+        "share ranks without `llm`",
+    ),
 }
 
 
@@ -47,7 +59,7 @@ def test_what_the_engine_can_run_passes(plan):
 def test_what_it_cannot_run_is_named(name):
     plan, message = WRONG[name]
     with pytest.raises(ConfigError, match=message) as caught:
-        check_plan(plan, SPECS)
+        check_plan(plan, WITH_AUDIO if name in ("apart", "encoders") else SPECS)
     assert caught.value.where == "plan plan"
 
 

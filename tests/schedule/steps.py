@@ -70,7 +70,7 @@ def linear_steps(draw: st.DrawFn, *, is_capped: bool = True) -> LinearStep:
         cap_media_tokens=np.array(
             [draw(st.sampled_from([0, int(m.max()), int(m.sum())])) if is_capped else 0 for m in media], dtype=np.int64
         ),
-        is_inline=is_inline,
+        on_chain=np.full(len(media), is_inline),
     )  # fmt: skip
 
 
@@ -84,7 +84,7 @@ def keeps_caps(step: LinearStep, bucket) -> bool:
         for k in range(step.num_slots - step.window + 1):
             if sum(sums[k : k + step.window]) > step.cap_in_flight_tokens:
                 return False
-    where = np.asarray(bucket) if step.is_inline else slot
+    where = np.asarray(bucket) if step.on_chain.any() else slot
     return all(
         not cap or row[where == place].sum() <= cap
         for row, cap in zip(step.media_tokens, step.cap_media_tokens.tolist(), strict=True)
@@ -101,7 +101,7 @@ def llm_step(seconds, tokens, *, num_slots: int, num_ranks: int = 1, pp: int = 1
         slot_s=nothing, largest_s=nothing, tokens=tokens, num_items=no_items, pipe_pp=np.array([pp]),
         stage_parts=((Part(0, fixed_s, 0.25),),) * pp, num_after=np.arange(pp)[::-1].copy(), cap_tokens=total,
         window=pp, cap_in_flight_tokens=pp * total, media_tokens=no_items,
-        cap_media_tokens=np.zeros(0, dtype=np.int64), is_inline=False,
+        cap_media_tokens=np.zeros(0, dtype=np.int64), on_chain=np.zeros(0, dtype=np.bool_),
     )  # fmt: skip
 
 

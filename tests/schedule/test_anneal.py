@@ -126,7 +126,7 @@ def tight_around(step, bucket):
     """The step with caps that an assignment just keeps."""
     tokens = np.bincount(bucket, step.tokens, step.num_slots * step.num_ranks).reshape(step.num_slots, step.num_ranks)
     windows = [tokens[k : k + step.window].sum(axis=0).max() for k in range(step.num_slots - step.window + 1)]
-    where = bucket if step.is_inline else bucket // step.num_ranks
+    where = bucket if step.on_chain.any() else bucket // step.num_ranks
     return dataclasses.replace(
         step,
         cap_tokens=int(tokens.max()),

@@ -94,12 +94,12 @@ def step_graph(
     m, nodes = plan.num_microbatches, step_nodes(plan)
     index = {node: i for i, node in enumerate(nodes)}
     owner = {w.module: w.owner for w in work}
-    links: Links = {} if plan.is_inline else _links(work)
+    links: Links = _links(work, [e.module for e in plan.apart])
     seconds: list[float] = [0.0] * (2 * m * len(nodes))
     travel: list[float] = [0.0] * (2 * m * len(nodes)) if delays else []
     depends: list[tuple[int, ...]] = [()] * (2 * m * len(nodes))
     for node, (module, stage, rank) in enumerate(nodes):
-        parts = [p.module for p in plan.modules] if plan.is_inline else [module]
+        parts = [p.module for p in plan.grid_of(module)]
         group = meeting_ranks(plan, module)
         for k in range(m):
             forward, backward = op_id(m, node, k, "F"), op_id(m, node, k, "B")
@@ -134,7 +134,7 @@ Links = Mapping[tuple[str, int, int], tuple[Node, ...]]
 """Per (module, microbatch, dp_rank) the (module, 0, dp_rank) it exchanges rows with across the encoder-LLM edge."""
 
 
-def _links(work: tuple[ModuleWork, ...]) -> Links:
+def _links(work: tuple[ModuleWork, ...], apart: Sequence[str]) -> Links:
     llm = next(w for w in work if w.module == LLM)
     home = {
         llm.item_sample[i]: (k, rank)
@@ -143,7 +143,7 @@ def _links(work: tuple[ModuleWork, ...]) -> Links:
         for i in items
     }
     found: dict[tuple[str, int, int], dict[Node, None]] = {}
-    for encoder in (w for w in work if w.module != LLM):
+    for encoder in (w for w in work if w.module in apart):
         for k, ranks in enumerate(encoder.owner):
             for rank, items in enumerate(ranks):
                 for i in items:
@@ -162,7 +162,7 @@ def _neighbours(
     peers = links.get((module, microbatch, rank), ())
     before: tuple[Node, ...] = ((module, stage - 1, rank),) if stage > 0 else ()
     after: tuple[Node, ...] = ((module, stage + 1, rank),) if stage < last else ()
-    if module == LLM and stage == 0 and not plan.is_inline:
+    if module == LLM and stage == 0:
         before = tuple((name, plan.module(name).parallel.pp - 1, peer) for name, _, peer in peers)
     if module != LLM and stage == last:
         after = peers

@@ -69,6 +69,9 @@ def steps(draw: st.DrawFn) -> tuple[StepEvaluator, Assignment]:
         pp = draw(st.integers(1, 4))
         cuts = draw(st.lists(st.integers(1, 4 * len(modules) - 1), min_size=pp - 1, max_size=pp - 1, unique=True))
         plan = inline_plan(modules, pp, draw(st.integers(1, 3)), num_slots, sorted(cuts))
+        if encoders and draw(st.booleans()):  # the first encoder has a rank of its own
+            alone = ModulePlan(modules[0], ParallelSpec(1, 1, 1), plan.num_processes, (4,), (0,))
+            plan = dataclasses.replace(plan, layout="mixed", modules=(alone, *plan.modules[1:]))
     plan = dataclasses.replace(plan, modules=tuple(sharing(draw, m) for m in plan.modules))
     batch = random_batch(draw(st.integers(1, 16)), encoders=encoders, seed=draw(st.integers(0, 10_000)))
     rng = np.random.default_rng(draw(st.integers(0, 10_000)))
@@ -77,7 +80,7 @@ def steps(draw: st.DrawFn) -> tuple[StepEvaluator, Assignment]:
     ranks = {}
     for e in encoders:
         anywhere = rng.integers(plan.module(e).parallel.dp, size=len(items[e].sample))
-        ranks[e] = rank[items[e].sample_of] if plan.is_inline else anywhere
+        ranks[e] = rank[items[e].sample_of] if plan.follows_samples(e) else anywhere
     return StepEvaluator(plan, items, cost_with_links(encoders)), Assignment(slot, rank, ranks)
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -164,15 +165,20 @@ def make_plan(layout: dict[str, tuple[int, ...]], *, num_microbatches: int, of: 
     return _plan("split", modules, num_microbatches)
 
 
-def make_inline_plan(stages: Sequence[dict[str, int]], *, dp: int, num_microbatches: int, tp: int = 1) -> Plan:
-    """Inline plan: per stage, the layers of each module on it."""
+def make_inline_plan(
+    stages: Sequence[dict[str, int]], *, dp: int, num_microbatches: int, tp: int = 1,
+    apart: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
+) -> Plan:  # fmt: skip
+    """Inline plan: per stage, the layers of each module on it; encoders `apart` have ranks behind it."""
     names = list(dict.fromkeys(name for stage in stages for name in stage))
     grid = ParallelSpec(tp, len(stages), dp)
     modules = [
         ModulePlan(name, grid, 0, tuple(stage.get(name, 0) for stage in stages), (0,) * len(stages))
         for name in sorted(names, key=lambda name: name == LLM)
     ]
-    return _plan("inline", modules, num_microbatches)
+    behind = make_plan(dict(apart), num_microbatches=num_microbatches).modules if apart else ()
+    others = [replace(m, first_rank=m.first_rank + grid.num_processes) for m in behind]
+    return _plan("mixed" if apart else "inline", [*others, *modules], num_microbatches)
 
 
 ALL = 10**6
@@ -273,7 +279,8 @@ def assign(
         owner = [[[] for _ in range(dp)] for _ in range(plan.num_microbatches)]
         for item in shuffled(len(items)):
             sample, rank = items[item][0], replica(dp)
-            rank = home.setdefault(sample, rank) if module.module == LLM or plan.is_inline else rank
+            if module.module == LLM or plan.follows_samples(module.module):
+                rank = home.setdefault(sample, rank)
             owner[slots[sample]][rank].append(int(item))
         works.append(
             ModuleWork(

@@ -46,6 +46,8 @@ class Layout:
     bad: tuple[int, ...] = ()
     sharded: int = 0
     """Replicas that share out parameters, of a module that has as many; 0: none do."""
+    apart: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    """(pp, dp[, tp]) of encoders with ranks of their own beside a chain."""
     kinds: tuple[str, ...] = ()
     """Media; those that the modules take where it is empty."""
 
@@ -54,7 +56,8 @@ class Layout:
         if isinstance(self.modules, dict):
             plan = make_plan(self.modules, num_microbatches=NUM_MICROBATCHES)
         else:
-            plan = make_inline_plan(self.modules, dp=self.dp, tp=self.tp, num_microbatches=NUM_MICROBATCHES)
+            num, apart = NUM_MICROBATCHES, dict(self.apart)
+            plan = make_inline_plan(self.modules, dp=self.dp, tp=self.tp, num_microbatches=num, apart=apart)
         modules = (
             replace(m, recompute=True, recomputed=halves(m) if self.half else ()) if m.module in self.recompute else m
             for m in sharing(plan, self.sharded).modules
@@ -92,6 +95,7 @@ LAYOUTS = {
         ONE, dp=2, sharded=ALL, recompute=("vision", LLM), half=True, offloaded=True
     ),
     "inline tp2 dp2, sharded": Layout(({"vision": 2, LLM: 4},), tp=2, dp=2, sharded=ALL),
+    "vision with llm dp2, audio apart": Layout(({"vision": 2, LLM: 4},), dp=2, apart=(("audio", (1, 1)),)),
     "inline dp4, sharded in twos": Layout(ONE, dp=4, sharded=2, tied=True),
     "vision dp2 + llm pp2, sharded, recomputed": Layout({"vision": (1, 2), LLM: (2, 1)}, sharded=ALL, recompute=(LLM,)),
 }
@@ -121,6 +125,12 @@ OTHERS = {
     "inline tp2, on the host": Layout(({"vision": 2, LLM: 4},), tp=2, offloaded=True),
     "vision + llm pp2, on the host": Layout({"vision": (1, 1), LLM: (2, 1)}, offloaded=True),
     "inline pp2, mixed stage, llm frozen and on the host": Layout(MIXED, frozen=(LLM,), offloaded=True),
+    "vision with llm pp2 dp2, sharded, audio dp2 apart": Layout(
+        ({"vision": 2, LLM: 1}, {LLM: 3}), dp=2, sharded=ALL, apart=(("audio", (1, 2)),), recompute=(LLM,)
+    ),
+    "audio with llm tp2, vision dp2 apart and frozen": Layout(
+        ({"audio": 2, LLM: 4},), tp=2, apart=(("vision", (1, 2)),), frozen=("vision",)
+    ),
     "inline dp4, sharded": Layout(ONE, dp=4, sharded=ALL),
     "inline dp2, sharded, vision frozen": Layout(ONE, dp=2, sharded=ALL, frozen=("vision",)),
     "inline dp2, sharded, llm frozen": Layout(ONE, dp=2, sharded=ALL, frozen=(LLM,)),

@@ -129,8 +129,8 @@ def mimo_problems(plan: Plan, num_gpus: int) -> list[str]:
         plan: Any plan.
         num_gpus: Of the cluster; a plan may use fewer, then as many processes are started.
     """
-    if plan.is_inline:
-        return ["layout `inline` colocates modules; every module needs dedicated ranks"]
+    if len(plan.pipes) < len(plan.modules):
+        return [f"layout `{plan.layout}` colocates modules; every module needs dedicated ranks"]
     rules, layouts = MimoRules(), {m.module: m for m in plan.modules}
     found = [f"no module `{LLM}`"] if LLM not in layouts else []
     found += [problem for m in plan.modules for problem in rules.module_problems(m.module, m)]
