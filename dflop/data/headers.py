@@ -3,8 +3,8 @@
 Measured on warm files: 0.1 ms per image, 0.3-3 ms per audio clip, 1.5-16 ms per video, where decoding takes 1-300 ms.
 That is what makes profiling millions of samples a matter of minutes on a few nodes. The price: a file whose header is
 sound and whose body is damaged is found only in training, by `decode.py`. Where a header states no length, only guesses
-one or is known to lie, packets are counted instead (`packets.py`); sizes are those of the picture as it is shown
-(`display.py`).
+one or is known to lie, packets are counted, or what decoding gives (`packets.py`); sizes are those of the picture as it
+is shown (`display.py`).
 
 Files are hostile until read: only regular files are opened, only the formats listed here are probed (no playlists, no
 PostScript, no network protocol), and the pixel count of an image or a video's frame is checked before anything is
