@@ -7,7 +7,7 @@ CPU_INDEX := https://download.pytorch.org/whl/cpu
 VENV := .venv
 BIN := $(VENV)/bin
 TORCH_VERSION := $(shell sed -n 's/^torch==//p' constraints.txt)
-# Scripts of a virtual environment name its folder: in a checkout that moved it is made anew.
+# Scripts of a virtual environment name its folder: in a checkout that moved it is recreated.
 MADE_IN := $(shell cat $(VENV)/.ready 2>/dev/null)
 IS_ELSEWHERE := $(shell [ -z "$(MADE_IN)" ] || [ "$(MADE_IN)" = "$(CURDIR)" ] || echo yes)
 
@@ -52,7 +52,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt $(if $(IS_ELSEWHERE),moved)
 
 .PHONY: moved
 moved:
-	@echo "$(VENV) was made in $(MADE_IN): making it anew"
+	@echo "$(VENV) was made in $(MADE_IN): recreating it"
 	rm -rf $(VENV)
 
 demo: setup

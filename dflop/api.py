@@ -87,7 +87,7 @@ def plan(
         split: Of the data; empty: the one for training.
         overrides: Keys of the configuration, `{"train.num_steps": 20}`.
         download: Whether to fetch what is named as on the Hugging Face hub.
-        say: Hears lines of progress; None: nobody does.
+        say: Receives lines of progress; None: they are dropped.
 
     Raises:
         ConfigError: an argument or the configuration is wrong.
@@ -232,4 +232,4 @@ def _run(work: Callable[[], T]) -> T:
 
 
 def _nobody(_line: str) -> None:
-    """Hears nothing."""
+    """Drops a line."""

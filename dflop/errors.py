@@ -138,7 +138,7 @@ class TrainError(DflopError):
 
 
 class Interrupted(DflopError):
-    """A job was told to stop and did; everything it had reached is on disk, and started again it goes on from there."""
+    """A job stopped on request; its progress is on disk, and the same job resumes from there."""
 
     exit_code = 75
 

@@ -11,7 +11,7 @@ At = Callable[[str, int, int], None]
 
 
 def unseen(_what: str, _done: int, _total: int) -> None:
-    """For work that nobody watches."""
+    """Drops it: for work without a display."""
 
 
 def counted(items: Sequence[T], what: str, at: At) -> Iterator[T]:

@@ -160,7 +160,7 @@ _THREE_LINES = _ThreeLines()
 
 
 def plain_logs() -> None:
-    """Errors of ours are logged as they are; lines that nobody reads any more end no flow."""
+    """Errors of ours are logged as they are; a closed output ends no flow."""
     for name in ("prefect.flow_runs", "prefect.task_runs"):
         logging.getLogger(name).addFilter(_THREE_LINES)
     for name in ("events.clients", "FlowRunSuspendingObserver"):  # of a server that is away an outbox says it once

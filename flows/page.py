@@ -108,7 +108,7 @@ OUTBOX: ContextVar[Outbox] = ContextVar("outbox")
 
 
 class Page(Listener):
-    """Hears of a step of a run and shows it; what jobs there are and what was decided is shown when it ends."""
+    """Shows a step of a run as it goes; its jobs and decisions when it ends."""
 
     def __init__(self, step: str, run: RunDir) -> None:
         super().__init__(get_run_logger().info)

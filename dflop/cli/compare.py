@@ -137,7 +137,7 @@ def contests(
 
     Args:
         given: What is asked.
-        say: Hears what happens.
+        say: Receives lines on what happens.
         num_batches: Held-out global batches that are simulated.
         policies: Under which dflop's plan is simulated, too.
 

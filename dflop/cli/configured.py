@@ -83,7 +83,7 @@ def configured(
     Args:
         given: Configuration file, or with `data` a model.
         data: None with a configuration file; several are a mixture.
-        say: Hears what was found and what was assumed.
+        say: Receives lines on what was found and assumed.
         gpus: That the global batch is for where a configuration is made.
         overrides: `key=value`s.
         split: Of the data; empty: the one for training.

@@ -152,7 +152,7 @@ def ranked_plans(given: Given, say: Say, emit: str = "") -> tuple[LookedAt, list
 
     Args:
         given: What is asked.
-        say: Hears what happens.
+        say: Receives lines on what happens.
         emit: Of which program the plans keep the rules; empty: all that dflop can run.
 
     Raises:

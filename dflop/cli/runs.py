@@ -167,7 +167,7 @@ def reap(
 ) -> None:
     """Clean up: cancel orphaned jobs and temporary Prefect servers of drivers that are gone.
 
-    A resumed run adopts its jobs: this is for runs that nobody will resume.
+    A resumed run adopts its jobs: this is for runs that will not be resumed.
 
     Example: dflop reap --dry-run
     """

@@ -150,8 +150,8 @@ def check_server() -> tuple[str, str]:
 def lock_temporary_server() -> None:
     """Give the temporary server that Prefect is about to start a password that only this process knows.
 
-    It listens on the loopback device, where everybody on a login node can reach it. Whoever has chosen a password in
-    Prefect's settings keeps it.
+    It listens on the loopback device, which every user of a login node can reach. A password in Prefect's settings is
+    kept.
     """
     from prefect.context import refresh_global_settings_context
     from prefect.settings import get_current_settings

@@ -12,7 +12,7 @@ from cyclopts import App, Parameter
 from dflop import units
 from dflop.cli.common import DEFAULT_STORE, DryRun, Json, Quiet, Store, at_least, talk
 
-app = App(name="store", help="The store: one writer, read-only snapshots for everybody else.")
+app = App(name="store", help="The store: one writer, read-only snapshots for all readers.")
 
 
 @app.command

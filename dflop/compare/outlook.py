@@ -70,7 +70,7 @@ async def look_ahead(config: Config, device: str, cluster: ClusterSpec, say: Say
         config: Run configuration; the dataset is profiled on its cluster.
         device: Key of a data sheet (`h100`, ...) for analytic costs; empty: measured costs.
         cluster: To plan for.
-        say: Told what happens.
+        say: Receives lines on what happens.
 
     Raises:
         CostError: measured costs are wanted and the store has none.

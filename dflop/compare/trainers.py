@@ -60,7 +60,7 @@ NOTES = (
 
 @dataclass(frozen=True, slots=True)
 class Competitor:
-    """A trainer on the batches that nobody planned for."""
+    """A trainer on held-out batches."""
 
     what: str
     plan: Plan | None

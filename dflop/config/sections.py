@@ -188,8 +188,8 @@ class PlanConfig(Section):
     """Whether they also shard parameters and gradients, over a node or all of them (FSDP2), and gather a layer's
     weights when it runs; `[false, true]`: where memory asks for it."""
     offload_gib_per_process: float = Field(default=0, ge=0)
-    """Page-locked host memory that the LLM's activations may take until their backward pass, where copies hide behind
-    computing; 0: none. For GPUs; Slurm is not asked for it."""
+    """Page-locked host memory that the LLM's activations may take until their backward pass, where copies overlap with
+    computing; 0: none. For GPUs; not requested from Slurm."""
     offload_gb_per_s: float = Field(default=20, gt=0)
     """Rate of these copies per process, in both directions at once and next to messages between nodes."""
     num_scenarios: int = Field(default=6, ge=1)
@@ -277,7 +277,7 @@ class ReplanConfig(Section):
     """Least steps under a plan before switching to another one."""
     max_replans: int = Field(default=3, ge=0)
     reprofile: bool = True
-    """Whether doubtful shapes are profiled again by a small job during training."""
+    """Whether a small job profiles shapes with inconsistent costs again during training."""
 
 
 class StageConfig(Section):

@@ -124,8 +124,8 @@ def profile_shard(
         media: The family's rules, which turn sizes into tokens.
         shard_index: 0 .. num_shards - 1.
         num_shards: Into how many shards the rows are cut; some may be empty.
-        progress: Told what was found.
-        at: Told how many rows are done.
+        progress: Receives lines on what was found.
+        at: Receives how many rows are done.
         key: `profile_key(dataset, media)` where the caller has it already; it reads every row.
         num_workers: Processes to spread the shard over; 1: this one.
         cache: Folder with headers that were read before, see `HeaderCache`.
@@ -208,7 +208,7 @@ def dataset_keys(
         dataset: What is to be profiled.
         media: The family's rules.
         known: Number of rows of profiles by key, of any datasets.
-        at: Told how many rows are read.
+        at: Receives how many rows are read.
 
     Raises:
         DataError: a file cannot be read.

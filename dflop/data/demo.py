@@ -62,8 +62,8 @@ def make_demo_dataset(
         folder: Created; must not exist, be empty, or hold this very dataset.
         num_samples: Rows of the annotation file.
         seed: Fixes every draw: equal seeds give equal annotations, byte for byte, on one machine.
-        progress: Told what is being made.
-        at: Told how far it is.
+        progress: Receives lines on what is being made.
+        at: Receives how far it is.
         max_llm_tokens: Passed on to the returned reference.
         rules: Of the family it is made for: the tokenizer knows its special tokens, and there are no rows with media
             that it does not take. None: for Qwen2.5-Omni, which takes all kinds.

@@ -125,7 +125,7 @@ def _stand_for(said: Sequence[Said], group: Sequence[tuple[int, _Tag]], kind: st
     """Whether marks stand for files; False: they are text.
 
     Raises:
-        BadSample: nobody can tell.
+        BadSample: the text is ambiguous.
     """
     sure = [found for found in group if found[1].is_sure]
     if num_free <= 0:

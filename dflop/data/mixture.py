@@ -212,7 +212,7 @@ class Dataset:
         return found
 
     def fingerprints(self, num_samples: int) -> list[str]:
-        """Fingerprints that this may have had when it ended after its first samples; none where nobody can tell.
+        """Fingerprints that this may have had when it ended after its first samples; none where that is unknown.
 
         Since then rows were appended to the last file, or files or entries added behind it.
 

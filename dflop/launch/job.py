@@ -42,9 +42,9 @@ class JobState(StrEnum):
     NODE_FAIL = "node_fail"
     PREEMPTED = "preempted"
     INTERRUPTED = "interrupted"
-    """It was told to stop and left a checkpoint (exit code 75); the same job submitted again goes on from there."""
+    """It stopped on request and left a checkpoint (exit code 75); the same job submitted again resumes from there."""
     LOST = "lost"
-    """Nobody knows the job any more and it left no result."""
+    """The cluster no longer knows the job, and it left no result."""
 
     @property
     def is_final(self) -> bool:
@@ -259,6 +259,6 @@ class Launcher(ABC):
         """Return value of every task, by rank, of a job whose state is final.
 
         Raises:
-            Interrupted: the job was told to stop.
+            Interrupted: the job stopped on request.
             LaunchError: the job did not end well; the message shows the first real error, its rank and its log.
         """

@@ -172,7 +172,7 @@ def collect_values(handle: JobHandle, status: JobStatus, dead: DeadTask | None =
     Where there is no traceback, the log of the first task that died counts, if that is known.
 
     Raises:
-        Interrupted: the job was told to stop and left a checkpoint.
+        Interrupted: the job stopped on request and left a checkpoint.
         LaunchError: with what ended it, the rank and its log.
         PayloadError: with the first real error of the payload, its rank and its log.
     """

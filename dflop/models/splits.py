@@ -46,7 +46,7 @@ def split_of(layer: Any) -> TensorSplit:
     linears = [name for name, module in layer.named_modules() if hasattr(module, "in_features")]
     kinds = {name: name.rpartition(".")[2] for name in linears}
     if unknown := [name for name, kind in kinds.items() if kind not in (*_COLUMN, *_ROW)]:
-        message = f"nobody knows how to split `{unknown[0]}` of {type(layer).__name__}"
+        message = f"no rule splits `{unknown[0]}` of {type(layer).__name__}"
         raise ConfigError(message, where="plan", hint="use tp = 1 for this module")
     column = tuple(name for name, kind in kinds.items() if kind in _COLUMN)
     parents = dict.fromkeys(name.rpartition(".")[0] for name in column)

@@ -225,7 +225,7 @@ def write_folder(
         weights: Every parameter by global name, in the type it is to have in the folder.
         folder: Made if need be.
         max_shard_bytes: A larger model becomes several files and an index.
-        at: Told how many files of weights are written.
+        at: Receives how many files of weights are written.
 
     Raises:
         TrainError: the weights are not this model's.

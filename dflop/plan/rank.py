@@ -75,7 +75,7 @@ def rank(problem: Problem, nominees: Sequence[Plan], policy: str = "balanced", a
         problem: What they are for.
         nominees: Drafts.
         policy: What will run.
-        at: Told how far it is.
+        at: Receives how far it is.
     """
     each = counted(nominees, "simulating plans", at)
     first = [found for plan in each if (found := _simulated(problem, plan, FIRST_BATCHES, QUICK, policy))]

@@ -42,8 +42,8 @@ def encoder_regrets(problem: Problem, plan: Plan, say: Callable[[str], None], at
     Args:
         problem: What the plan was made for, on uncorrected costs.
         plan: Its best one.
-        say: Told what happens.
-        at: Told how far each search is.
+        say: Receives lines on what happens.
+        at: Receives how far each search is.
     """
     encoders = [spec.module for spec in problem.specs if spec.module != LLM]
     found = []

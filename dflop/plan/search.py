@@ -76,8 +76,8 @@ def optimize(
         problem: A plan may use fewer processes than there are.
         top: Plans to simulate; those the formula likes best, of all kinds.
         policy: What makes microbatches.
-        progress: Told what happens, one line each.
-        at: Told how far the search is.
+        progress: Receives lines on what happens.
+        at: Receives how far the search is.
 
     Raises:
         InfeasiblePlanError: no layout fits; the message names the binding limit and the nearest fix.

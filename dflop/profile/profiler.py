@@ -52,8 +52,8 @@ def profile_model(
         max_samples: Largest group in samples.
         budget_s: Time for the probes of all modules and ways together.
         device: Where to run.
-        progress: Told once per module and way.
-        at: Told how many seconds of the budget are spent.
+        progress: Called once per module and way, with a line.
+        at: Receives the seconds of the budget that are spent.
         ways: How every module is run.
         group: Tensor-parallel ranks that run one module together. All of them make the same call and yield rows of
             the same groups; the first one's choices and seconds count. Modules that so many cannot share are left out.

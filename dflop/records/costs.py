@@ -128,7 +128,7 @@ class Measurement:
     recompute: bool = False
     """Whether layers kept their inputs only and ran again in the backward pass."""
     peak_bytes: int = 0
-    """Peak of device memory over forward and backward, weights and gradients included; 0 where nobody counts."""
+    """Peak of device memory over forward and backward, weights and gradients included; 0 where it is not measured."""
     optimizer_s: float = 0.0
     """One optimizer step over the probe's parameters, median; 0 where there was none."""
     status: str = "ok"

@@ -19,7 +19,7 @@ class ModulePlan:
     layers_per_stage: tuple[int, ...]
     """In an inline plan 0 where a stage holds none of the module's layers."""
     stage_memory_bytes: tuple[int, ...]
-    """Predicted peak per process of each stage; in an inline plan that of all modules, told by the LLM alone."""
+    """Predicted peak per process of each stage; in an inline plan of all modules, on the LLM's entry only."""
     recompute: bool = False
     """Whether layers keep their inputs only and run again in the backward pass: all, but see `recomputed`."""
     shard_optimizer: bool = False

@@ -74,7 +74,7 @@ def problem_of(path: Path) -> str:
             return f"it belongs to {user_name(facts.st_uid)}"
         if facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             mode = f"{stat.S_IMODE(facts.st_mode):o}"
-            return f"others may write to it (mode {mode}); if nobody has, `chmod go-w {path}`"
+            return f"others may write to it (mode {mode}); if they have not, `chmod go-w {path}`"
         if not stat.S_ISREG(os.stat(run.config_file).st_mode):
             return f"{run.config_file.name} is no file"
         state = run.state()

@@ -1,4 +1,4 @@
-"""Lines for people: who is told, and the one way to tell whoever reads stderr."""
+"""Lines for people: their type, the one way to print them on stderr, and how far work is."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dflop.errors import printable, redacted
 from dflop.units import seconds
 
 Say = Callable[[str], None]
-"""Told what happens, a line at a time."""
+"""Receives what happens, a line at a time."""
 MIN_TOLD_S, MIN_TOLD_FRAC = 5.0, 0.1
 """Between two lines on how far something is."""
 MIN_DRAWN_S = 0.1
@@ -42,7 +42,7 @@ class Meter:
     def __init__(
         self, say: Say, *, clock: Callable[[], float] = time.monotonic, is_terminal: bool | None = None
     ) -> None:
-        """`say` is told the lines of a log; `clock` counts seconds; `is_terminal` says what stderr is, None: asked."""
+        """`say` receives the lines of a log; `clock` counts seconds; `is_terminal` is what stderr is, None: asked."""
         self.is_drawn = (say is _TO_STDERR and sys.stderr.isatty()) if is_terminal is None else is_terminal
         self._say, self._clock = say, clock
         self._what, self._began_s, self._told_frac, self._told_s = "", 0.0, 0.0, 0.0

@@ -98,7 +98,7 @@ class Step:
             group: The data-parallel ranks, if they are not all there are.
 
         Raises:
-            ConfigError: nobody says how many tokens carry loss.
+            ConfigError: the number of tokens with loss is unknown.
         """
         if counts is not None:
             scored = [0 if filler else int(c) for c, filler in zip(counts, self._is_filler, strict=True)]

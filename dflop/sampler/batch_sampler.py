@@ -323,7 +323,7 @@ class BalancedBatchSampler(Sampler[list[int]]):
             self.resume(self._progress.end)
         elif (num_trained := self._num_trained()) > self._step:
             _log.info(
-                "epoch %d was left after %d of %d steps, it begins anew", self._epoch,
+                "epoch %d was left after %d of %d steps and restarts", self._epoch,
                 num_trained - self.planner.first_step(self._epoch), self.steps_per_epoch,
             )  # fmt: skip
         self._progress = self._current = None

@@ -81,7 +81,7 @@ class FollowedOrder:
             raise refused(f"{self.name} draws sample {positions[rows < 0][0]}, of {len(self._rows)} samples", "")
         rows = rows[rows >= 0]
         if not len(rows):
-            raise refused(f"{self.name} draws no sample of which a cost is known", "give costs of the whole dataset")
+            raise refused(f"{self.name} draws no sample with a known cost", "give costs of the whole dataset")
         return rows
 
     def _limit(self) -> int:
@@ -107,7 +107,7 @@ class FollowedOrder:
         if any(of != size for of in sizes[:-1]):
             raise refused(
                 f"{self.name} makes batches of {min(sizes)} to {max(sizes)} samples, not of {size}",
-                "such batches cannot be dealt out anew: give a sampler of single samples, or use the plain trainer",
+                "such batches cannot be redistributed: give a sampler of single samples, or use the plain trainer",
             )
         return np.array([int(i) for i in found], dtype=np.int64)
 

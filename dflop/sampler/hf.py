@@ -147,7 +147,7 @@ class BalancedTrainerMixin(_Base):
         """The microbatches of a step, and by how many tokens their losses are divided.
 
         Raises:
-            ConfigError: nobody counts them.
+            ConfigError: they are not counted.
         """
         is_filler = self._is_filler()
         drawn = zip(is_filler, epoch_iterator, strict=False)

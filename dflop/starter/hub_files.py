@@ -19,7 +19,7 @@ def local(path: Path, say: Say, *, is_dataset: bool, downloads: bool, with_weigh
 
     Args:
         path: As a person gave it.
-        say: Hears what is downloaded.
+        say: Receives lines on what is downloaded.
         is_dataset: What a name alone means.
         downloads: Whether to fetch it, into a folder of its name here.
         with_weights: Of a model: whether to fetch more than its settings and tokenizer.

@@ -37,18 +37,18 @@ Meanwhile = Callable[[JobHandle], Awaitable[None]]
 
 
 class Listener:
-    """Told what happens in a step; `say` is told lines."""
+    """Receives what happens in a step; `say` receives lines."""
 
     def __init__(self, say: Say) -> None:
         self.say, self._meter = say, Meter(say)
 
     def progress(self, percent: float, text: str) -> None:
-        """Told how far the jobs are that are followed; called from the event loop, often, and returns at once."""
+        """Receives how far the followed jobs are; called from the event loop, often, and returns at once."""
         if self._meter.is_drawn and percent < 100:  # a log has the jobs' own lines
             self._meter("percent of the jobs' work", int(percent), 100)
 
     def decided(self, decision: Decision) -> None:
-        """Told what the run noticed or decided; returns at once."""
+        """Receives what the run noticed or decided; returns at once."""
 
 
 def poll_interval_s(config: Config) -> float:
@@ -74,7 +74,7 @@ async def follow_jobs(
 
     Raises:
         Cancelled: the run was, by `dflop cancel`; nothing is submitted then.
-        Interrupted: a job was told to stop.
+        Interrupted: a job stopped on request.
         LaunchError: somebody else drives the run; or a job was refused, or did not end well, raised when all have
             ended.
     """

@@ -200,7 +200,7 @@ async def profile_model(run: RunDir, launcher: Launcher, to: Listener, data: Pro
     Args:
         run: The run; its samples are in its directory.
         launcher: Of its jobs.
-        to: Hears how far they are.
+        to: Receives their progress.
         data: Profile of the samples.
 
     Raises:

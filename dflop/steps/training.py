@@ -52,7 +52,7 @@ async def train(run: RunDir, launcher: Launcher, to: Listener) -> Trained:
 
     Raises:
         ConfigError: the run has no plan yet.
-        Interrupted: somebody told it to stop; on Slurm only if it had got nowhere.
+        Interrupted: it was stopped; on Slurm only if it made no progress.
         LaunchError: it failed.
         TrainError: it did nothing although there is something to do.
     """

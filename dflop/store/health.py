@@ -59,7 +59,7 @@ def lease_health(root: Path) -> str:
     try:
         claim = lease.read_claim(path)
     except (OSError, ValueError, TypeError) as error:
-        hint = "if nobody ingests (`dflop doctor` on the other nodes), remove this file"
+        hint = "if no ingest runs (`dflop doctor` on the other nodes), remove this file"
         raise StoreError(f"claim {epoch} is damaged: {error}", where=str(path), hint=hint) from None
     if claim.is_released:
         return f"free; epoch {epoch}, last {claim}"

@@ -46,7 +46,7 @@ class Checkpointer:
         groups: Process groups.
         sharded: What the rank holds of the parameters that it does not hold whole.
         keep: Finished checkpoints to keep.
-        on_failure: Told on every rank of a write that failed, by the thread that writes.
+        on_failure: Called on every rank after a failed write, by the writing thread.
     """
 
     def __init__(

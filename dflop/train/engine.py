@@ -66,7 +66,7 @@ class Engine:
 
     Args:
         model: What it runs, and its seat.
-        activity: Told what the thread that runs steps does.
+        activity: Records what the thread that runs steps does.
     """
 
     def __init__(self, model: RankModel, activity: Activity | None = None) -> None:

@@ -50,7 +50,7 @@ class Feed:
         dtype: What encoders take.
         pins: Whether tensors lie in page-locked memory, from which copies to a GPU need not be waited for.
         fills: Whether this rank gets something to run wherever any replica has work.
-        activity: Told what the thread that prepares does.
+        activity: Records what the preparing thread does.
     """
 
     def __init__(

@@ -130,7 +130,7 @@ class Sign:
 
 
 class Judge:
-    """Hears every rank and says who has failed.
+    """Receives heartbeats of every rank and decides which has failed.
 
     Args:
         labels: Per rank, how people call it.

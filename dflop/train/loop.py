@@ -106,7 +106,7 @@ class Trainer:
         """Train to the last step, resuming from the newest checkpoint; returns the first step that was run.
 
         Raises:
-            Interrupted: the job was told to stop; what it had reached is on disk. Or all that is sound is a checkpoint
+            Interrupted: the job was asked to stop; its progress is on disk. Or all that is sound is a checkpoint
                 of an earlier stage, which wants other modules frozen: now it is the newest.
             TrainError: loss or gradients were not finite in several steps in a row, or weights are not.
         """

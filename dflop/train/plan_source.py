@@ -92,7 +92,7 @@ class PlanSource:
             step: Asked for in order, and at most one step ahead of the one that runs.
 
         Raises:
-            TrainError: nobody did within the timeout.
+            TrainError: none came within the timeout.
         """
         if self._guard is not None:
             self._watch(self._guard, step)

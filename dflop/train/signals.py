@@ -23,7 +23,7 @@ STOP_SIGNALS = (signal.SIGUSR2, signal.SIGTERM)
 
 
 class StopRequest:
-    """Whether this process was told to stop."""
+    """Whether this process was asked to stop."""
 
     def __init__(self) -> None:
         self._signal: signal.Signals | None = None

@@ -44,8 +44,8 @@ from bucket
 group by run_id, table_id, module, effective_step, observed_at_s;
 
 comment on view v_correction_set is
-'Corrections of a module that were written together; worst: the bucket of sizes furthest from the level; is_change: '
-'plans are made otherwise than before by more than 1 %. Grain: run_id, table_id, module, observed_at. Ratios.';
+'Corrections of a module that were written together; worst: the bucket with the largest deviation from the level; '
+'is_change: factors changed by more than 1 %. Grain: run_id, table_id, module, observed_at. Ratios.';
 comment on column v_correction_set.level is 'factor of the module over all its items, ratio';
 comment on column v_correction_set.num_buckets is 'length buckets in the set';
 comment on column v_correction_set.num_in_force is 'active buckets';

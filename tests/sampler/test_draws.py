@@ -98,7 +98,7 @@ def test_leaving_an_epoch_early_is_said(caplog):
     sampler = make()
     list(itertools.islice(sampler, 8))
     next(iter(sampler))
-    assert "epoch 0 was left after 4 of 5 steps, it begins anew" in caplog.text
+    assert "epoch 0 was left after 4 of 5 steps and restarts" in caplog.text
 
 
 def test_an_epoch_whose_end_nobody_asked_for_is_over_all_the_same():

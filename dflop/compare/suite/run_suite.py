@@ -92,7 +92,7 @@ def run_suite(name: str, say: Say, pictures: Sequence[Path] = (), json_file: Pat
 
     Args:
         name: One of `SUITES`.
-        say: Told what happens.
+        say: Receives lines on what happens.
         pictures: .png, .svg or .pdf files to draw into.
         json_file: Gets all numbers, with machine, versions and cost tables.
 

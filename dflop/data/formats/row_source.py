@@ -96,7 +96,7 @@ class RowSource(abc.ABC):
         return f"{self.path.name}\t{status.st_size}\t{status.st_mtime_ns}"
 
     def fingerprints_before(self, num_rows: int) -> set[str]:
-        """Fingerprints that this file may have had when it ended after its first rows; none where nobody can tell."""
+        """Fingerprints that this file may have had when it ended after its first rows; none where that is unknown."""
         return set()
 
     def _holds(self, path: str) -> bool:
