@@ -13,7 +13,6 @@ import hashlib
 import os
 import uuid
 from pathlib import Path
-from typing import NamedTuple
 
 import polars as pl
 
@@ -32,15 +31,7 @@ _SCHEMA = {
 }  # fmt: skip
 
 HeaderRow = tuple[str, str, int, int, int, int, int, float, str]
-"""Columns of `_SCHEMA`."""
-
-
-class _Known(NamedTuple):
-    size_bytes: int
-    mtime_ns: int
-    header: MediaHeader
-    reason: str
-    """Why the file is no good; empty for a healthy one."""
+"""Columns of `_SCHEMA`; the reason is why the file is no good, empty for a healthy one."""
 
 
 class HeaderCache:
@@ -56,8 +47,8 @@ class HeaderCache:
         roots = sorted({f"{os.path.realpath(e.media_root)}\t{e.name}" for e in dataset.entries})
         name = hashlib.sha256("\n".join([str(_VERSION), *roots]).encode("utf-8", "backslashreplace")).hexdigest()[:16]
         self._folder = folder / name if folder else None
-        self._known: dict[tuple[str, str], _Known] = {}
-        self._new: set[tuple[str, str]] = set()
+        self._known: dict[tuple[str, str], HeaderRow] = {}
+        self._new: dict[tuple[str, str], HeaderRow] = {}
         if self._folder is not None:
             self._load(self._folder)
 
@@ -76,23 +67,16 @@ class HeaderCache:
         except (OSError, ValueError):
             return read_header(ref.kind, file)  # which says what is wrong
         key = (ref.kind, f"{file}\t{ref.path}")
-        known = self._known.get(key)
-        if known is None or (known.size_bytes, known.mtime_ns) != (stat.st_size, stat.st_mtime_ns):
-            known = self._read(index, ref, stat)
-            self._known[key] = known
-            self._new.add(key)
-        if known.reason:
-            raise BadMedia(known.reason)
-        return known.header
+        row = self._known.get(key)
+        if row is None or row[2:4] != (stat.st_size, stat.st_mtime_ns):
+            row = self._known[key] = self._new[key] = (*key, stat.st_size, stat.st_mtime_ns, *self._read(index, ref))
+        if reason := row[-1]:
+            raise BadMedia(reason)
+        return MediaHeader(ref.kind, *row[4:8])
 
     def take_new(self) -> list[HeaderRow]:
         """What was read since the last call; for a worker process, whose parent saves it."""
-        rows = []
-        for kind, path in sorted(self._new):
-            known = self._known[kind, path]
-            h = known.header
-            size = (h.width_px, h.height_px, h.num_frames, h.duration_s)
-            rows.append((kind, path, known.size_bytes, known.mtime_ns, *size, known.reason))
+        rows = [row for _, row in sorted(self._new.items())]
         self._new.clear()
         return rows
 
@@ -105,12 +89,12 @@ class HeaderCache:
             with files.replacing(self._folder / f"{uuid.uuid4().hex}.parquet") as temporary:
                 pl.DataFrame(rows, schema=_SCHEMA, orient="row").write_parquet(temporary)
 
-    def _read(self, index: int, ref: MediaRef, stat: os.stat_result) -> _Known:
+    def _read(self, index: int, ref: MediaRef) -> tuple[int, int, int, float, str]:
         try:
             header = header_of_source(ref.kind, self._dataset.open_media(index, ref))
         except BadMedia as error:
-            return _Known(stat.st_size, stat.st_mtime_ns, MediaHeader(ref.kind, 0, 0, 0, 0.0), error.reason)
-        return _Known(stat.st_size, stat.st_mtime_ns, header, "")
+            return 0, 0, 0, 0.0, error.reason
+        return header.width_px, header.height_px, header.num_frames, header.duration_s, ""
 
     def _load(self, folder: Path) -> None:
         for file in sorted(folder.glob("*.parquet"), key=_mtime_ns):  # the newest word on a file counts
@@ -118,9 +102,7 @@ class HeaderCache:
                 frame = pl.read_parquet(file, columns=list(_SCHEMA))
             except (OSError, pl.exceptions.PolarsError):
                 continue
-            for kind, path, size, mtime, width, height, frames, seconds, reason in frame.iter_rows():
-                header = MediaHeader(kind, width, height, frames, seconds)
-                self._known[kind, path] = _Known(size, mtime, header, reason)
+            self._known |= {(row[0], row[1]): row for row in frame.iter_rows()}
 
 
 def _mtime_ns(path: Path) -> int:

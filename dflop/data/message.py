@@ -190,8 +190,7 @@ def _kind(number: int, part: dict[str, Any]) -> str:
         if len(kinds) != 1:
             raise BadSample(f"turn {number} has a part without a type that holds {' and '.join(kinds) or 'nothing'}")
         return kinds[0]
-    kind = str(given).removeprefix("input_").removesuffix("_url")
-    if kind not in ("text", *MEDIA_KINDS):
+    if not (kind := _of_kind(str(given))):
         raise BadSample(f"turn {number} has a part of unknown type {shortened(given)}")
     return kind
 

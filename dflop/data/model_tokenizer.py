@@ -49,21 +49,19 @@ def find_tokenizer(folders: tuple[Path, ...], rules: MediaRules) -> FoundTokeniz
         )
     notes: list[str] = []
     places = dict.fromkeys((path.parent, *folders))
-    for template in (folder / name for folder in places for name in _TEMPLATES):
-        if not template.is_file():
-            continue
+    files = (folder / name for folder in places for name in _TEMPLATES)
+    for template in (*(str(file) for file in files if file.is_file()), DEFAULT_TEMPLATE):
+        is_default = template == DEFAULT_TEMPLATE
         try:
-            _try(path, rules, str(template))
+            _try(path, rules, template)
         except ConfigError as error:
+            if is_default:
+                return FoundTokenizer(path, template, False, f"{error.what} ({error.hint})", tuple(notes))
             if "no `chat_template`" not in error.what:
                 notes.append(f"the chat template in {template} is not used: {error.what}")
-            continue
-        return FoundTokenizer(path, str(template), has_template=True, notes=tuple(notes))
-    try:
-        _try(path, rules, DEFAULT_TEMPLATE)
-    except ConfigError as error:
-        return FoundTokenizer(path, DEFAULT_TEMPLATE, False, f"{error.what} ({error.hint})", tuple(notes))
-    return FoundTokenizer(path, DEFAULT_TEMPLATE, notes=tuple(notes))
+        else:
+            break
+    return FoundTokenizer(path, template, not is_default, notes=tuple(notes))
 
 
 def tokens_in_texts(found: FoundTokenizer, rules: MediaRules, source: RowSource) -> Mapping[str, int]:
