@@ -35,7 +35,7 @@ def write(folder: Path, name: str, rows: list[object]) -> Path:
 
 @pytest.mark.parametrize("name", [*(f"a{s}" for s in SUFFIXES), "v1.2.jsonl", "A.JSONL"])
 def test_every_format_gives_the_same_rows(tmp_path, name):
-    file = AnnotationFile.open(write(tmp_path, name, ROWS))
+    file = AnnotationFile(write(tmp_path, name, ROWS))
     assert [file.row(i) for i in (2, 0, 1)] == [ROWS[2], ROWS[0], ROWS[1]]
     assert [file.sample(i).sample_id for i in range(len(file))] == ["x", "é", "3"]
 
@@ -44,7 +44,7 @@ def test_every_format_gives_the_same_rows(tmp_path, name):
 def test_line_index_agrees_with_splitting(tmp_path_factory, lines, end):
     path = tmp_path_factory.getbasetemp() / "lines.jsonl"
     path.write_bytes(("\n".join(lines) + "\n" * end).encode())
-    file = AnnotationFile.open(path)
+    file = AnnotationFile(path)
     expected = [line for line in lines if line.strip()]
     assert len(file) == len(expected)
     for index, line in enumerate(expected):
@@ -89,7 +89,7 @@ def test_broken_lists_say_where(tmp_path, monkeypatch, text, reason, window):
     monkeypatch.setattr(json_rows, "_WINDOW_BYTES", window)
     (tmp_path / "a.json").write_text(text)
     with pytest.raises(DataError, match=reason):
-        AnnotationFile.open(tmp_path / "a.json")
+        AnnotationFile(tmp_path / "a.json")
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_broken_lists_say_where(tmp_path, monkeypatch, text, reason, window):
 )
 def test_a_json_file_may_hold_lines_or_an_object_with_one_list(tmp_path, text, ids):
     (tmp_path / "a.json").write_text(text)
-    file = AnnotationFile.open(tmp_path / "a.json")
+    file = AnnotationFile(tmp_path / "a.json")
 
     def id_of(row: int) -> str:
         try:
@@ -121,16 +121,16 @@ def test_a_row_may_be_the_list_of_its_turns(tmp_path):
             [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}],
             [{"user": "a", "assistant": "b"}], chat("a", "b")]  # fmt: skip
     for name in ("a.jsonl", "a.json"):
-        file = AnnotationFile.open(write(tmp_path, name, rows))
+        file = AnnotationFile(write(tmp_path, name, rows))
         assert {file.sample(i).turns for i in range(4)} == {file.sample(3).turns}
     for name, bad in (("b.jsonl", [1]), ("c.jsonl", []), ("d.jsonl", [{"x": 1}])):
         with pytest.raises(BadSample, match="not a JSON object but a list"):
-            AnnotationFile.open(write(tmp_path, name, [bad])).row(0)
+            AnnotationFile(write(tmp_path, name, [bad])).row(0)
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path):
     with pytest.raises(DataError, match="absent"):
-        AnnotationFile.open(tmp_path / "absent.jsonl")
+        AnnotationFile(tmp_path / "absent.jsonl")
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".zst"])
@@ -139,13 +139,13 @@ def test_packed_files_cut_off_or_damaged_are_refused_and_never_shorter(tmp_path,
     for size in range(1, len(whole), len(whole) // 20):
         (tmp_path / f"cut.jsonl{suffix}").write_bytes(whole[:size])
         try:
-            rows = AnnotationFile.open(tmp_path / f"cut.jsonl{suffix}")
+            rows = AnnotationFile(tmp_path / f"cut.jsonl{suffix}")
         except DataError:
             continue
         raise AssertionError(f"{len(rows)} rows of {size} bytes")
     (tmp_path / f"bad.jsonl{suffix}").write_bytes(whole[:40] + b"\xff" * 40 + whole[80:])
     with pytest.raises(DataError, match="cannot be read"):
-        AnnotationFile.open(tmp_path / f"bad.jsonl{suffix}")
+        AnnotationFile(tmp_path / f"bad.jsonl{suffix}")
 
 
 @pytest.mark.parametrize("suffix", [".json", ".json.gz", ".jsonl.zst"])
@@ -153,7 +153,7 @@ def test_opening_holds_an_index_and_no_rows(tmp_path, suffix):
     rng = np.random.default_rng(0)
     path = write(tmp_path, f"a{suffix}", [chat(rng.bytes(3000).hex(), "ok") for _ in range(4000)])  # 24 MB
     tracemalloc.start()
-    file = AnnotationFile.open(path)
+    file = AnnotationFile(path)
     held, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert len(file) == 4000
@@ -165,8 +165,8 @@ def test_opening_holds_an_index_and_no_rows(tmp_path, suffix):
 def test_a_packed_bomb_is_refused(tmp_path, suffix, monkeypatch):
     monkeypatch.setattr(compressed, "FREE_BYTES", 100_000)
     ordinary = write(tmp_path, f"rows.jsonl{suffix}", [chat("a", "b" * 2000, id=n) for n in range(40)])
-    assert AnnotationFile.open(ordinary).row(39)["id"] == 39, "small files unpack to anything"
+    assert AnnotationFile(ordinary).row(39)["id"] == 39, "small files unpack to anything"
     path = tmp_path / f"bomb.jsonl{suffix}"
     path.write_bytes(pack(b" " * 10_000_000, path.name))
     with pytest.raises(DataError, match="decompresses to more than 200 times its size"):
-        AnnotationFile.open(path)
+        AnnotationFile(path)

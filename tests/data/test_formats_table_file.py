@@ -15,7 +15,7 @@ from tests.data.containers import ROWS, content_of, jsonl_of, parquet_of
 
 def table_of(tmp_path: Path, **columns: Any) -> TableFile:
     pq.write_table(pa.table(columns), tmp_path / "t.parquet")
-    return TableFile.open(tmp_path / "t.parquet")
+    return TableFile(tmp_path / "t.parquet")
 
 
 def talk(*texts: str) -> list[dict[str, str]]:
@@ -81,16 +81,16 @@ def test_bytes_count_wherever_they_stand_and_path_is_a_name_only(tmp_path, media
 def test_columns_that_hold_media_or_change_what_is_learnt_are_a_reason(tmp_path, name, value):
     path = table_of(tmp_path, messages=[talk("hi", "ok")] * 2, image=["a.png"] * 2, **{name: [value, None]}).path
     with pytest.raises(BadSample, match=f"`{name}`"):
-        TableFile.open(path).sample(0)
-    assert len(TableFile.open(path).sample(1).media) == 1, "a null says nothing"
-    assert len(TableFile.open(path, (name,)).sample(0).media) == 1
+        TableFile(path).sample(0)
+    assert len(TableFile(path).sample(1).media) == 1, "a null says nothing"
+    assert len(TableFile(path, (name,)).sample(0).media) == 1
 
 
 def test_files_without_rows_of_ours_are_refused(tmp_path):
     with pytest.raises(DataError, match=r"columns are label, answer[\s\S]*conversations, messages"):
         table_of(tmp_path, label=["x"], answer=["y"])
     with pytest.raises(DataError, match="cannot be read"):
-        TableFile.open(tmp_path / "absent.parquet")
+        TableFile(tmp_path / "absent.parquet")
     with pytest.raises(ConfigError, match=r"decompress it.*\.jsonl\.zst, .*\.parquet, .*\.tar"):
         open_source(tmp_path / "x.tar.gz")
     with pytest.raises(ConfigError, match=r"\.parquet"):
@@ -114,7 +114,7 @@ def test_a_file_cut_off_is_refused(tmp_path, media_root):
     for size in [0, 1, 8, *range(100, len(whole), len(whole) // 20), len(whole) - 1]:
         (tmp_path / "cut.parquet").write_bytes(whole[:size])
         with pytest.raises(DataError, match="cannot be read"):
-            TableFile.open(tmp_path / "cut.parquet")
+            TableFile(tmp_path / "cut.parquet")
 
 
 def test_damage_costs_the_rows_of_its_row_group(tmp_path):
@@ -126,7 +126,7 @@ def test_damage_costs_the_rows_of_its_row_group(tmp_path):
     for i in range(chunk.data_page_offset, chunk.data_page_offset + chunk.total_compressed_size):
         content[i] = 0xFF
     path.write_bytes(content)
-    parquet = TableFile.open(path)
+    parquet = TableFile(path)
     outcomes = []
     for index in range(6):
         try:

@@ -16,7 +16,7 @@ from tests.data.helpers import chat
 
 
 def one_row(tmp_path: Path, members: dict[str, bytes]) -> TarShard:
-    shard = TarShard.open(write_tar(tmp_path / "x.tar", list(members.items())))
+    shard = TarShard(write_tar(tmp_path / "x.tar", list(members.items())))
     assert len(shard) == 1
     return shard
 
@@ -39,7 +39,7 @@ def test_a_shard_gives_the_same_samples_as_jsonl(tmp_path, media_root, format):
 
 def test_members_of_a_row_need_not_be_neighbours_and_keep_the_order_of_the_tar(tmp_path):
     members = [("s/b.jpg", b"B"), ("s/a.jpg", b"A"), ("./s/b.txt", b"bee"), ("s/a.txt", b"ay"), ("t/a.txt", b"tea")]
-    shard = TarShard.open(write_tar(tmp_path / "x.tar", members))
+    shard = TarShard(write_tar(tmp_path / "x.tar", members))
     assert [shard.sample(i).sample_id for i in range(len(shard))] == ["s/b", "s/a", "t/a"]
     assert [shard.sample(i).turns[-1].text for i in range(3)] == ["bee", "ay", "tea"]
 
@@ -128,7 +128,7 @@ def test_members_of_every_known_extension_are_media(tmp_path, kind, extension):
 def test_members_that_may_be_ignored_are_named_by_their_extension(tmp_path):
     path = write_tar(tmp_path / "x.tar", [("k.jpg", b"x"), ("k.txt", b"cap"), ("k.depth.npy", b"x")])
     for name in ("npy", "depth.npy"):
-        assert len(TarShard.open(path, (name,)).sample(0).media) == 1
+        assert len(TarShard(path, (name,)).sample(0).media) == 1
 
 
 def test_members_that_are_no_plain_files(tmp_path):
@@ -145,7 +145,7 @@ def test_members_that_are_no_plain_files(tmp_path):
         tar.addfile(caption, io.BytesIO(b"cap"))
         for _ in range(2):
             tar.addfile(tarfile.TarInfo("l.txt"))
-    shard = TarShard.open(tmp_path / "x.tar")
+    shard = TarShard(tmp_path / "x.tar")
     assert len(shard) == 2
     with pytest.raises(BadSample, match="not a plain file in the shard"):
         shard.open_media(0, shard.sample(0).media[0], tmp_path)
@@ -158,18 +158,18 @@ def test_members_that_are_no_plain_files(tmp_path):
 
 def test_a_shard_cut_off_or_damaged_is_refused_and_never_shorter(tmp_path, media_root):
     whole = tar_of(ROWS, media_root, tmp_path / "a.tar").read_bytes()
-    opened = TarShard.open(tmp_path / "a.tar")
+    opened = TarShard(tmp_path / "a.tar")
     end = len(whole.rstrip(b"\0"))
     cut = tmp_path / "cut.tar"
     for size in [0, 1, 511, 512, 513, *range(600, end, end // 40), end]:
         cut.write_bytes(whole[:size])
         with pytest.raises(DataError, match="shard cannot be read"):
-            TarShard.open(cut)
+            TarShard(cut)
     for offset in range(0, len(whole) - 10240, 512):
         if whole[offset + 257 : offset + 262] == b"ustar":
             cut.write_bytes(whole[:offset] + b"\xff" * 300 + whole[offset + 300 :])
             with pytest.raises(DataError, match="shard cannot be read"):
-                TarShard.open(cut)
+                TarShard(cut)
     cut.write_bytes(whole[: end // 2])  # cut off after it was opened
     opened.path = cut
     with pytest.raises(BadSample, match="cut off"):
@@ -180,7 +180,7 @@ def test_opening_reads_headers_and_holds_little(tmp_path):
     rows = [(f"{i:06d}.{end}", b"x" * 20_000) for i in range(1000) for end in ("jpg", "txt")]  # 40 MB
     path = write_tar(tmp_path / "a.tar", rows)
     tracemalloc.start()
-    shard = TarShard.open(path)
+    shard = TarShard(path)
     held, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert len(shard) == 1000

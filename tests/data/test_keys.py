@@ -183,7 +183,7 @@ def test_bytes_that_stand_in_a_row_of_json_are_read(tmp_path, media_root, contai
 
 
 def test_bytes_that_are_no_base64_say_so(tmp_path):
-    file = AnnotationFile.open(jsonl_of([chat("hi", "ok", image="data:image/png;base64,<>")], tmp_path / "a.jsonl"))
+    file = AnnotationFile(jsonl_of([chat("hi", "ok", image="data:image/png;base64,<>")], tmp_path / "a.jsonl"))
     with pytest.raises(BadSample, match="invalid base64"):
         file.open_media(0, file.sample(0).media[0], tmp_path)
 
@@ -199,6 +199,6 @@ def test_a_byte_order_mark_is_no_part_of_a_row(tmp_path, media_root, ending):
         "d.json": f"\ufeff[{','.join(map(json.dumps, rows))}]",
     }.items():
         Path(tmp_path / name).write_bytes(content.encode())
-        file = AnnotationFile.open(tmp_path / name)
+        file = AnnotationFile(tmp_path / name)
         assert [file.sample(i).sample_id for i in range(len(file))] == ["0", "1", "2"]
         assert content_of(file, media_root, 0) == content_of(file, media_root, 0)

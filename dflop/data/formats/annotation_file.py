@@ -31,37 +31,23 @@ _FIRST_BYTES = 2**12
 
 
 class AnnotationFile(RowSource):
-    """Random access to the rows of a `.json` or `.jsonl` file, either one optionally `.gz` or `.zst`."""
+    """Random access to the rows of a `.json` or `.jsonl` file, either one optionally `.gz` or `.zst`.
 
-    def __init__(
-        self,
-        path: Path,
-        data: bytes | mmap.mmap,
-        spans: npt.NDArray[np.int64],
-        ignored_keys: Collection[str] = (),
-        mapping: RowMapping | None = None,
-    ) -> None:
+    Raises:
+        DataError: the file cannot be read, or a `.json` file holds no list of rows, or several and none is named.
+    """
+
+    def __init__(self, path: Path, ignored_keys: Collection[str] = (), mapping: RowMapping | None = None) -> None:
         super().__init__(path, ignored_keys, mapping)
-        self._data = data
-        self._spans = spans
-
-    @classmethod
-    def open(cls, path: Path, ignored_keys: Collection[str] = (), mapping: RowMapping | None = None) -> AnnotationFile:
-        """Index the rows of `path` without judging them.
-
-        Raises:
-            DataError: the file cannot be read, or a `.json` file holds no list of rows, or several and none is named.
-        """
-        data = mapped(path)
-        lists = {"": data} if path.name.lower().endswith(_LINES) else lists_of(data, path)
-        if not lists:
-            return cls(path, data, element_spans(data, path), ignored_keys, mapping)
-        name = mapping.list_name if mapping is not None and mapping.list_name in lists else next(iter(lists))
+        self._data = mapped(path)
+        lists = {"": self._data} if path.name.lower().endswith(_LINES) else lists_of(self._data, path)
         if len(lists) > 1 and mapping is None:
             raise DataError(
                 f"holds several lists: {', '.join(lists)}", where=str(path), hint="dataset.split: one of them"
             )
-        return cls(path, lists[name], _line_spans(lists[name]), ignored_keys, mapping)
+        name = mapping.list_name if mapping is not None and mapping.list_name in lists else next(iter(lists), None)
+        self._data = self._data if name is None else lists[name]
+        self._spans = element_spans(self._data, path) if name is None else _line_spans(self._data)
 
     def __len__(self) -> int:
         return len(self._spans)

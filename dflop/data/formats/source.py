@@ -38,11 +38,11 @@ def opener_of(path: Path) -> Callable[..., RowSource]:
     """
     name = path.name.lower()
     if name.endswith(TABLES):
-        return TableFile.open
+        return TableFile
     if name.endswith(".tar"):
-        return TarShard.open
+        return TarShard
     if name.endswith(SUFFIXES):
-        return AnnotationFile.open
+        return AnnotationFile
     hint = f"valid: {', '.join(ROW_FILES)}"
     if name.endswith((".tar.gz", ".tgz", ".tar.zst")):
         hint = f"decompress it: members of a compressed tar cannot be read one by one; {hint}"

@@ -31,34 +31,20 @@ TABLES = (".parquet", ".arrow", *(f"{plain}{packed}" for plain in (".csv", ".tsv
 
 
 class TableFile(RowSource):
-    """Random access to the rows of a file of `TABLES`."""
+    """Random access to the rows of a file of `TABLES`, of which columns are named and rows counted first.
 
-    def __init__(
-        self,
-        path: Path,
-        columns: tuple[str, ...],
-        num_rows: int,
-        ignored_keys: Collection[str] = (),
-        mapping: RowMapping | None = None,
-    ) -> None:
+    Raises:
+        DataError: not such a file, one cut off, or no column of conversations or text.
+    """
+
+    def __init__(self, path: Path, ignored_keys: Collection[str] = (), mapping: RowMapping | None = None) -> None:
         super().__init__(path, ignored_keys, mapping)
-        self._columns = columns
-        self._num_rows = num_rows
-        self._identity = _identity(path)
-        row_bytes = path.stat().st_size // max(1, num_rows)
-        self._window_rows = max(1, min(_MAX_WINDOW_ROWS, _WINDOW_BYTES // max(1, row_bytes)))
-
-    @classmethod
-    def open(cls, path: Path, ignored_keys: Collection[str] = (), mapping: RowMapping | None = None) -> TableFile:
-        """Read the names of the columns of `path`, and the number of its rows.
-
-        Raises:
-            DataError: not such a file, one cut off, or no column of conversations or text.
-        """
         try:
-            frame = _scan(path, _identity(path))
+            self._identity = _identity(path)
+            frame = _scan(path, self._identity)
             columns = frame.collect_schema().names()
-            num_rows = int(frame.select(pl.len()).collect().item())
+            self._num_rows = int(frame.select(pl.len()).collect().item())
+            row_bytes = path.stat().st_size // max(1, self._num_rows)
         except _FAILURES as error:
             what = {".parquet": "Parquet", ".arrow": "Arrow"}.get(path.suffix.lower(), "text")
             raise DataError(f"{what} file cannot be read: {_one_line(error)}", where=str(path)) from error
@@ -68,7 +54,8 @@ class TableFile(RowSource):
                 where=str(path),
                 hint=f"add one of {', '.join(CONVERSATION_KEYS)}",
             )
-        return cls(path, tuple(c for c in columns if c not in ignored_keys), num_rows, ignored_keys, mapping)
+        self._columns = tuple(c for c in columns if c not in ignored_keys)
+        self._window_rows = max(1, min(_MAX_WINDOW_ROWS, _WINDOW_BYTES // max(1, row_bytes)))
 
     def __len__(self) -> int:
         return self._num_rows

@@ -49,17 +49,16 @@ class _Member(NamedTuple):
 
 
 class TarShard(RowSource):
-    """Random access to the rows of an uncompressed tar; about 100 bytes are held per member."""
+    """Random access to the rows of an uncompressed tar, by its headers; about 100 bytes are held per member.
 
-    def __init__(
-        self,
-        path: Path,
-        groups: list[list[_Member]],
-        ignored_keys: Collection[str] = (),
-        mapping: RowMapping | None = None,
-    ) -> None:
+    Raises:
+        DataError: not a tar, or one that is damaged or cut off.
+    """
+
+    def __init__(self, path: Path, ignored_keys: Collection[str] = (), mapping: RowMapping | None = None) -> None:
         super().__init__(path, ignored_keys, mapping)
         self._prefix = f"{self._container}/"
+        groups = _groups(path)
         names = [m.name.encode("utf-8") for group in groups for m in group]
         self._names = b"".join(names)
         self._name_stops = np.cumsum([0, *map(len, names)])
@@ -67,34 +66,6 @@ class TarShard(RowSource):
         self._places: npt.NDArray[np.int64] = np.array(places, np.int64).reshape(-1, 2)
         self._row_stops = np.cumsum([0, *map(len, groups)])
         self._all: frozenset[str] | None = None
-
-    @classmethod
-    def open(cls, path: Path, ignored_keys: Collection[str] = (), mapping: RowMapping | None = None) -> TarShard:
-        """Index the members of `path` by their headers.
-
-        Raises:
-            DataError: not a tar, or one that is damaged or cut off.
-        """
-        groups: dict[str, list[_Member]] = {}
-        bare: list[_Member] = []
-        try:
-            with path.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as tar:
-                while (info := tar.next()) is not None:
-                    if info.size < 0:
-                        raise tarfile.ReadError("a member of negative size")
-                    _add(groups, bare, info)
-                # The library takes any nonsense between two members for the end.
-                file.seek(tar.offset)
-                if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
-                    raise tarfile.ReadError(f"no member and no end mark at byte {tar.offset}")
-        except (tarfile.TarError, OSError, ValueError, RecursionError) as error:
-            raise DataError(
-                f"shard cannot be read: {error}", where=str(path), hint="is it complete, and not compressed?"
-            ) from error
-        for member in bare:  # a README is nobody's, a member `key` is that of its row
-            if member.name in groups:
-                groups[member.name].append(member)
-        return cls(path, list(groups.values()), ignored_keys, mapping)
 
     def __len__(self) -> int:
         return len(self._row_stops) - 1
@@ -189,6 +160,30 @@ class TarShard(RowSource):
         if len(content) < member.size_bytes:
             raise BadSample(f"member {member.name} is cut off")
         return content
+
+
+def _groups(path: Path) -> list[list[_Member]]:
+    """Members of every row."""
+    groups: dict[str, list[_Member]] = {}
+    bare: list[_Member] = []
+    try:
+        with path.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as tar:
+            while (info := tar.next()) is not None:
+                if info.size < 0:
+                    raise tarfile.ReadError("a member of negative size")
+                _add(groups, bare, info)
+            # The library takes any nonsense between two members for the end.
+            file.seek(tar.offset)
+            if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+                raise tarfile.ReadError(f"no member and no end mark at byte {tar.offset}")
+    except (tarfile.TarError, OSError, ValueError, RecursionError) as error:
+        raise DataError(
+            f"shard cannot be read: {error}", where=str(path), hint="is it complete, and not compressed?"
+        ) from error
+    for member in bare:  # a README is nobody's, a member `key` is that of its row
+        if member.name in groups:
+            groups[member.name].append(member)
+    return list(groups.values())
 
 
 def _add(groups: dict[str, list[_Member]], bare: list[_Member], info: tarfile.TarInfo) -> None:
