@@ -58,7 +58,7 @@ class Panel:
 
 
 def bars(name: str, label: str, groups: Sequence[str], series: Sequence[Series], bound: Sequence[float]) -> Picture:
-    """Speed-ups over the tuned uniform plan: a group of bars per case and a line for the bound of each.
+    """Speedups over the tuned uniform plan: a group of bars per case and a line for the bound of each.
 
     Args:
         name: As `label`, see `Picture`.

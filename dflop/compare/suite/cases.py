@@ -41,7 +41,7 @@ class Case:
     model: str
     """File in `configs/models/`, without its ending."""
     published: tuple[float, float] | None
-    """Least and largest speed-up over Megatron and PyTorch baselines that two public summaries of the paper state.
+    """Least and largest speedup over Megatron and PyTorch baselines that two public summaries of the paper state.
     Secondary: the paper itself was not read, the summaries contradict each other, and only 1.2 to 3.6 over all models
     is common to both. None where only one of them says something."""
     max_llm_tokens: int = 32_768

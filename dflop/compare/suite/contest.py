@@ -128,13 +128,8 @@ class Contest:
         """Ours over the best expert's."""
         return self.speedup(OURS, self.best_expert)
 
-    @property
-    def bound_speedup(self) -> float:
-        """Over the tuned uniform plan; NaN where there is none."""
-        return self.bound_over(TUNED)
-
-    def bound_over(self, name: str | None) -> float:
-        """The bound over a competitor; NaN without one."""
+    def bound_over(self, name: str | None = TUNED) -> float:
+        """As `speedup`, of the bound; NaN without a plan to compare with."""
         if name is None or name not in self.steps:
             return math.nan
         return speedup(self.steps[name].step_s, self.bound_s).mean

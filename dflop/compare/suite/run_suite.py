@@ -27,7 +27,8 @@ from dflop.units import percent, ratio, seconds
 NOTES = (
     "simulated: every number; no GPU was involved",
     "speedups are over `uniform tuned`: the best Megatron-style plan of all that fit, arrival order, equal counts; "
-    "geometric means over held-out batches, the same for all",
+    "geometric means over held-out batches, the same for all and paired. `dflop compare` on your data has the same "
+    "formula, over the faster uniform plan that also fits the held-out batches, which the suite marks only",
     "default: largest tp, smallest pp, one sample a microbatch; reference: the literal rule of the released code with "
     "our batches; bound: every GPU busy, best tp",
     "what experts run, each tuned for its batches and within memory. token LPT: uniform, the longest sample packed "
@@ -181,7 +182,7 @@ def _ratios(one: Contest) -> dict[str, float]:
     return {
         **{column: one.speedup(name).mean for column, name in COMPETITORS.items()},
         "over experts": one.over_experts.mean,
-        "bound": one.bound_speedup,
+        "bound": one.bound_over(),
         "step / bound": one.over_bound,
         "at its tp": one.over_bound_of_ours,
     }

@@ -90,7 +90,7 @@ def _panels(points: Sequence[Point]) -> list[Panel]:
 
 
 def _series(contests: Sequence[Contest], names: Sequence[str]) -> list[Series]:
-    """Speed-ups of competitors, ours with its intervals."""
+    """Speedups of competitors, ours with its intervals."""
     found = []
     for name in names:
         mean, low, high = zip(*((s.mean, s.low, s.high) for s in (c.speedup(name) for c in contests)), strict=True)
@@ -99,4 +99,4 @@ def _series(contests: Sequence[Contest], names: Sequence[str]) -> list[Series]:
 
 
 def _bounds(contests: Sequence[Contest]) -> tuple[float, ...]:
-    return tuple(c.bound_speedup for c in contests)
+    return tuple(c.bound_over() for c in contests)

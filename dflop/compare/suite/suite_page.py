@@ -64,7 +64,7 @@ def _told(contests: Sequence[Contest]) -> tuple[str, tuple[tuple[str, str, str],
     for mixture, of in by_mixture(contests):
         over_uniform = [c for c in of if TUNED in c.steps]
         mean = ratio(geometric_mean([c.speedup(OURS).mean for c in over_uniform]))
-        bound = ratio(geometric_mean([c.bound_speedup for c in over_uniform]))
+        bound = ratio(geometric_mean([c.bound_over() for c in over_uniform]))
         experts = [gain for c in of if not math.isnan(gain := c.over_experts.mean)]
         several = f", {ratio(min(experts))} to {ratio(max(experts))}" if len(experts) > 1 else ""
         over = ""
