@@ -14,12 +14,14 @@ from dflop import __version__, units
 from dflop.compare.outlook import Outlook
 from dflop.compare.suite.cases import Setting
 from dflop.compare.suite.contest import (
+    CONTEXT,
     DEFAULT,
     EXPERT,
     GROUPED,
     OURS,
     PACKED,
     REFERENCE,
+    SEQUENCE,
     SHARDED,
     TUNED,
     Contest,
@@ -43,6 +45,8 @@ NAMES: Mapping[str, str] = {
     PACKED: "uniform, LPT on LLM tokens",
     EXPERT: "Megatron expert, LPT on LLM tokens",
     SHARDED: "FSDP2, tokens balanced over ranks",
+    SEQUENCE: "FSDP2 + SP, tokens balanced",
+    CONTEXT: "Megatron + CP, tokens balanced",
     REFERENCE: "authors' plan, balanced",
     **{policy: f"dflop's plan, {policy}" for policy in POLICIES},
     OURS: "dflop",
@@ -64,6 +68,8 @@ class Competitor:
 
     what: str
     plan: Plan | None
+    sharing: str
+    """How neighbouring ranks of the plan share samples, as `sp4`; empty where none do."""
     step_s: float
     """Mean over batches."""
     tokens_per_s_per_gpu: float
@@ -79,7 +85,7 @@ class Competitor:
 
 COLUMNS: Mapping[str, Callable[[Competitor], object]] = {
     "what": lambda c: c.what,
-    "layout": lambda c: layout_text(c.plan) if c.plan else "",
+    "layout": lambda c: _layout(c),
     "microbatches": lambda c: c.plan.num_microbatches if c.plan else None,
     "step_s": lambda c: c.step_s,
     "tokens_per_s_per_gpu": lambda c: c.tokens_per_s_per_gpu,
@@ -109,23 +115,25 @@ def compare_on_data(outlook: Outlook, num_batches: int, seed: int, say: Say, pol
 def competitors(found: Contest, num_steps: int, usd_per_gpu_hour: float) -> list[Competitor]:
     """The data-blind ones first, the bound last; those without a plan are left out."""
     plans = found.plans
-    made, baseline = {GROUPED: plans.tuned, **plans.named}, found.baseline
+    baseline = found.baseline
 
-    def competitor(what: str, plan: Plan | None, step_s: float, speedup: Speedup, idle_frac: float) -> Competitor:
+    def competitor(
+        what: str, plan: Plan | None, sharing: str, step_s: float, speedup: Speedup, idle_frac: float
+    ) -> Competitor:
         hours = gpu_hours(step_s, num_steps=num_steps, num_gpus=found.setting.num_gpus)
         speed = found.setting.workload.throughput(step_s, plan)
         use = (speed.tokens_per_s_per_gpu, speed.mfu_frac)
-        return Competitor(what, plan, step_s, *use, speedup, idle_frac, hours, hours * usd_per_gpu_hour)
+        return Competitor(what, plan, sharing, step_s, *use, speedup, idle_frac, hours, hours * usd_per_gpu_hour)
 
     rows = []
     for key, what in NAMES.items():
-        plan = made.get(key, plans.ours)
         if (steps := found.steps.get(key)) is not None:
             name = what + " (exceeds memory)" * found.exceeds_memory(key)
-            rows.append(competitor(name, plan, steps.mean_s, found.speedup(key, baseline), steps.mean_idle_frac))
+            of = name, plans.of(key), plans.sharing(key)
+            rows.append(competitor(*of, steps.mean_s, found.speedup(key, baseline), steps.mean_idle_frac))
     bound_s = sum(found.bound_s) / len(found.bound_s)
     bound = Speedup(found.bound_over(baseline), math.nan, math.nan, 0)
-    return [*rows, competitor(BOUND, None, bound_s, bound, 0.0)]
+    return [*rows, competitor(BOUND, None, "", bound_s, bound, 0.0)]
 
 
 def comparison_rows(found: Contest, num_steps: int, usd_per_gpu_hour: float) -> list[tuple[object, ...]]:
@@ -226,10 +234,14 @@ def comparison_table(found: Contest, num_steps: int, usd_per_gpu_hour: float) ->
     return whole.without("micro-batches", "95 %", "idle")
 
 
+def _layout(of: Competitor, num_gpus: int = 0) -> str:
+    return f"{layout_text(of.plan, num_gpus)} {of.sharing}".strip() if of.plan else ""
+
+
 def _table(found: Contest, rows: list[Competitor], num_steps: int, *, has_price: bool) -> Table:
     columns: dict[str, Callable[[Competitor], str]] = {
         "what": lambda c: c.what,
-        "layout": lambda c: layout_text(c.plan, found.setting.num_gpus) if c.plan else "",
+        "layout": lambda c: _layout(c, found.setting.num_gpus),
         "micro-batches": lambda c: str(c.plan.num_microbatches) if c.plan else "",
         "step": lambda c: units.seconds(c.step_s),
         "tok/s/GPU": lambda c: f"{c.tokens_per_s_per_gpu:,.0f}",

@@ -168,6 +168,11 @@ class Problem:
         """What `sync.py` has worked out so far of average microbatches, by (module, tp, recomputation)."""
         return {}
 
+    @cached_property
+    def packings(self) -> dict[tuple[int, int], Any]:
+        """What `baselines/sharded.py` has packed so far, by (replicas, microbatches)."""
+        return {}
+
     @property
     def usable_bytes(self) -> int:
         """Memory per process that a plan may fill."""

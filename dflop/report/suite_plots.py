@@ -16,7 +16,8 @@ from matplotlib.ticker import NullLocator
 from dflop import units
 from dflop.report.plots import Picture, legend, tell_ticks
 
-# Okabe-Ito, and a mark for every colour: distinct without colours, too. A competitor looks the same everywhere.
+# Okabe-Ito and two of Tol's, and a mark for every colour: distinct without colours, too. A competitor looks the same
+# everywhere.
 STYLES = {
     "uniform tuned": ("#D55E00", "X"),
     "uniform default": ("#999999", "v"),
@@ -25,6 +26,8 @@ STYLES = {
     "token LPT": ("#CC79A7", "D"),
     "Megatron expert": ("#009E73", "P"),
     "FSDP2": ("#000000", "p"),
+    "FSDP2 + SP": ("#882255", "h"),
+    "Megatron + CP": ("#661100", "<"),
     "dflop": ("#0072B2", "o"),
 }
 OTHER_STYLE = ("#F0E442", "*")

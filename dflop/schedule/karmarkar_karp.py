@@ -22,8 +22,9 @@ def partition(weights: Ints, num_parts: int) -> Ints:
         num_parts: At least 1.
     """
     heap: list[tuple[int, int, list[tuple[int, list[int]]]]] = []
+    others = [(0, list[int]())] * (num_parts - 1)
     for item, weight in enumerate(weights.tolist()):
-        parts = [(weight, [item]), *((0, list[int]()) for _ in range(num_parts - 1))]
+        parts = [(weight, [item]), *others]
         heapq.heappush(heap, (-weight if num_parts > 1 else 0, item, parts))
     number = len(heap)
     while len(heap) > 1:

@@ -66,7 +66,7 @@ def together(plan: Plan, module: str, stage: int, forward_s: Floats, backward_s:
     slowest, and no less than their messages; who has nothing to do runs along.
     """
     group, gather_s, scatter_s = meeting(plan.module(module), stage)
-    if group == 1:
+    if group == 1 and not gather_s:
         return forward_s, backward_s
     is_run: Floats = np.sign(np.max(forward_s + backward_s, axis=-1, keepdims=True))
     forward: Floats = is_run * np.maximum(slowest(forward_s, group), gather_s)

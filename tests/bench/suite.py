@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from dflop.compare.suite.contest import EXPERTS
 from dflop.compare.suite.run_suite import SUITES, run_suite
 from dflop.compare.suite.unseen_batches import geometric_mean
 from dflop.records.speedup import speedup
@@ -28,9 +29,10 @@ SHOWN = {
     "token LPT": "uniform, token LPT",
     "Megatron expert": "Megatron expert",
     "FSDP2": "FSDP2, balanced tokens",
+    "FSDP2 + SP": "FSDP2 + SP",
+    "Megatron + CP": "Megatron + CP",
     OURS: "**dflop**",
 }
-EXPERTS = ("token LPT", "Megatron expert", "FSDP2")
 WITH_OUR_MEANS = (TUNED, "token LPT", "FSDP2", "reference")
 """Others that run what the engine runs."""
 Case = Mapping[str, Any]
@@ -79,13 +81,14 @@ PLAN_HEADER = ("model", "data", "dflop", "tokens/s/GPU", "MFU", "best expert", "
 def tables(content: Mapping[str, Any]) -> dict[str, str]:
     """`suite`: seconds of a step, and the plans of ours and the best expert's; `suite-short`: what we gain."""
     cases: Sequence[Case] = content["cases"]
-    header = ("model", "data", *SHOWN.values(), "over the best expert", "over arrival order")
-    rows = [_row(case) for case in cases]
+    shown = [name for name in SHOWN if any(name in case["step_s"] for case in cases)]
+    header = ("model", "data", *(SHOWN[name] for name in shown), "over the best expert", "over arrival order")
+    rows = [_row(case, shown) for case in cases]
     for data in dict.fromkeys(case["data"] for case in cases):
         of = [case for case in cases if case["data"] == data]
         uniform = [_over(case, TUNED) for case in of if TUNED in case["step_s"]]
         means = [ratio(geometric_mean(gains)) for gains in ([_over_experts(case) for case in of], uniform)]
-        rows.append(("geometric mean", data, *[""] * len(SHOWN), *means))
+        rows.append(("geometric mean", data, *[""] * len(shown), *means))
     return {
         "suite": f"{table(header, rows)}\n\n{_notes(cases)}\n\nThe plans, inline unless they say split, with their "
         f"numbers of microbatches:\n\n{table(PLAN_HEADER, map(_plan_row, cases))}",
@@ -93,14 +96,14 @@ def tables(content: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _row(case: Case) -> tuple[str, ...]:
+def _row(case: Case, shown: Sequence[str]) -> tuple[str, ...]:
     uniform = ratio(_over(case, TUNED)) if TUNED in case["step_s"] else ""
-    return (case["model"], case["data"], *_cells(case), ratio(_over_experts(case)), uniform)
+    return (case["model"], case["data"], *_cells(case, shown), ratio(_over_experts(case)), uniform)
 
 
-def _cells(case: Case) -> list[str]:
+def _cells(case: Case, shown: Sequence[str]) -> list[str]:
     cells = []
-    for name in SHOWN:
+    for name in shown:
         if name not in case["step_s"]:
             cells.append("none fits")
             continue

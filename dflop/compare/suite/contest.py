@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from dflop.compare.suite.cases import Setting
@@ -21,12 +22,11 @@ from dflop.compare.suite.unseen_batches import (
     judge,
     module_gpu_seconds,
 )
-from dflop.cost.model import CostModel
 from dflop.errors import InfeasiblePlanError
-from dflop.plan.baselines.expert import POLICY as EXPERT_POLICY
-from dflop.plan.baselines.expert import ExpertPlan, expert_plan
+from dflop.plan.baselines.expert import expert_plan
+from dflop.plan.baselines.expert_plan import ExpertPlan
 from dflop.plan.baselines.reference import reference_plan
-from dflop.plan.baselines.sharded import tuned_sharded
+from dflop.plan.baselines.sharded import context_parallel_plan, fsdp_plan, sequence_parallel_plan
 from dflop.plan.baselines.uniform import default_plan, tuned_uniform
 from dflop.plan.drafts import holding
 from dflop.plan.rank import arrival_step_s, policy_step_s
@@ -36,13 +36,16 @@ from dflop.plan.worst import without_beyond
 from dflop.progress import counted
 from dflop.records import Plan
 from dflop.records.speedup import NOT_COMPARED, Speedup, speedup
+from dflop.report.tables import layout_text
 from dflop.run.messages import Meter, Say
 from dflop.schedule.policies import Effort
 
 TUNED, DEFAULT, GROUPED, REFERENCE = "uniform tuned", "uniform default", "length-grouped", "reference"
 PACKED, EXPERT, SHARDED, OURS = "token LPT", "Megatron expert", "FSDP2", "dflop"
-EXPERTS = (PACKED, EXPERT, SHARDED)
-"""What people run who look at their data: uniform and packed by tokens, layers cut by cost too, parameters shared."""
+SEQUENCE, CONTEXT = "FSDP2 + SP", "Megatron + CP"
+EXPERTS = (PACKED, EXPERT, SHARDED, SEQUENCE, CONTEXT)
+"""What people run who look at their data: uniform and packed by tokens, layers cut by cost too, parameters shared,
+samples shared by neighbouring ranks."""
 RIVALS = (DEFAULT, GROUPED, REFERENCE, *EXPERTS)
 """Besides the tuned uniform plan, which all are measured by."""
 
@@ -61,11 +64,8 @@ class Plans:
     """The reference's literal rule."""
     reference_fits: bool
     """By our memory model; the reference has a rule of its own."""
-    packed: Plan | None
-    """Best of all uniform plans for samples packed longest first by tokens."""
-    expert: ExpertPlan | None
-    sharded: Plan | None
-    """Best of all plans that cut nothing and share out parameters, for tokens balanced over ranks."""
+    experts: Mapping[str, ExpertPlan]
+    """By their names in `EXPERTS`, those that there are."""
     ours: Plan
 
     @property
@@ -75,12 +75,22 @@ class Plans:
             TUNED: self.tuned,
             DEFAULT: self.default,
             REFERENCE: self.reference,
-            PACKED: self.packed,
-            EXPERT: self.expert.plan if self.expert else None,
-            SHARDED: self.sharded,
+            **{name: expert.plan for name, expert in self.experts.items()},
             OURS: self.ours,
         }
         return {name: plan for name, plan in found.items() if plan is not None}
+
+    def of(self, name: str) -> Plan:
+        """The plan that a competitor runs; ours under any policy."""
+        return {GROUPED: self.tuned, **self.named}.get(name) or self.ours
+
+    def sharing(self, name: str) -> str:
+        """How neighbouring ranks of that plan share samples; empty where none do."""
+        return self.experts[name].sharing if name in self.experts else ""
+
+    def layout(self, name: str) -> str:
+        """Of that plan, in words."""
+        return f"{layout_text(self.of(name))} {self.sharing(name)}".strip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +115,9 @@ class Contest:
         """Whether a plan has no room for the batches and largest samples that it was made for, or for an unseen one."""
         if self.steps[name].num_over_cap > 0 or (name == REFERENCE and not self.plans.reference_fits):
             return True
-        plans, problem = {GROUPED: self.plans.tuned, **self.plans.named}, self.setting.problem
-        if name == EXPERT and self.plans.expert:
-            problem = replace(problem, cost=self.plans.expert.cost)
-        plan = plans.get(name, self.plans.ours)
-        return plan is None or holding(problem, plan) is None
+        if name in self.plans.experts:
+            return not self.plans.experts[name].holds(self.setting.problem)
+        return holding(self.setting.problem, self.plans.of(name)) is None
 
     @property
     def baseline(self) -> str | None:
@@ -170,9 +178,11 @@ def make_contestants(problem: Problem, say: Say) -> Plans:
         TUNED: lambda: tuned_uniform(problem, lambda plan: arrival_step_s(problem, plan)),
         DEFAULT: lambda: default_plan(problem),
         REFERENCE: lambda: reference_plan(problem),
-        PACKED: lambda: tuned_uniform(problem, lambda plan: policy_step_s(problem, plan, "token_lpt")),
+        PACKED: lambda: _packed(problem),
         EXPERT: lambda: expert_plan(problem),
-        SHARDED: lambda: tuned_sharded(problem, lambda plan: policy_step_s(problem, plan, "token_kk")),
+        SHARDED: lambda: fsdp_plan(problem),
+        SEQUENCE: lambda: sequence_parallel_plan(problem),
+        CONTEXT: lambda: context_parallel_plan(problem),
     }
     made = {name: _or_none(making[name]) for name in counted(tuple(making), "planning baselines", at)}
     reference = made[REFERENCE]
@@ -181,11 +191,16 @@ def make_contestants(problem: Problem, say: Say) -> Plans:
         made[DEFAULT],
         reference.plan if reference else None,
         reference.fits if reference else False,
-        made[PACKED],
-        made[EXPERT],
-        made[SHARDED],
+        {name: expert for name in EXPERTS if (expert := made[name])},
         ours,
     )
+
+
+def _packed(problem: Problem) -> ExpertPlan | None:
+    """The best of all uniform plans for samples packed longest first by tokens."""
+    policy = "token_lpt"
+    plan = tuned_uniform(problem, lambda plan: policy_step_s(problem, plan, policy))
+    return ExpertPlan(plan, problem.cost, policy) if plan else None
 
 
 def compete(
@@ -199,24 +214,28 @@ def compete(
 ) -> Contest:
     """Judges plans on the unseen batches; `noise` is what items cost besides what was predicted."""
     problem, unseen = setting.problem, setting.unseen
-
-    def steps(plan: Plan, policy: str, cost: CostModel = problem.cost) -> Steps:
-        return judge(plan, unseen, cost, problem.cluster, policy, effort=effort, noise=noise)
-
     rest: dict[str, tuple[Plan | None, str]] = {
         OURS: (plans.ours, "balanced"),
         TUNED: (plans.tuned, "arrival"),
         GROUPED: (plans.tuned, "length_grouped"),
         DEFAULT: (plans.default, "arrival"),
         REFERENCE: (plans.reference, "balanced"),
-        PACKED: (plans.packed, "token_lpt"),
-        SHARDED: (plans.sharded, "token_kk"),
         **{policy: (plans.ours, policy) for policy in policies},
     }
-    entered = [(name, plan, policy) for name, (plan, policy) in rest.items() if plan]
-    found = {name: steps(plan, policy) for name, plan, policy in counted(entered, "simulating trainers", Meter(say))}
-    if plans.expert:
-        found[EXPERT] = steps(plans.expert.plan, EXPERT_POLICY, plans.expert.cost)
+    entered = {name: ExpertPlan(plan, problem.cost, policy) for name, (plan, policy) in rest.items() if plan}
+    found = {
+        name: judge(
+            each.grouped,
+            unseen,
+            each.cost,
+            problem.cluster,
+            each.policy,
+            effort=effort,
+            noise=noise,
+            keeps=partial(each.keeps, problem),
+        )
+        for name, each in counted(list({**entered, **plans.experts}.items()), "simulating trainers", Meter(say))
+    }
     bounds = tuple(bound_s(problem, batch) for batch in unseen)
     return Contest(setting, plans, found, bounds, tuple(bound_of_plan_s(problem, plans.ours, b) for b in unseen))
 

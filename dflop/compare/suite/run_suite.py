@@ -20,7 +20,6 @@ from dflop.compare.suite.unseen_batches import geometric_mean
 from dflop.errors import ConfigError, did_you_mean
 from dflop.profile.hardware import hardware_name
 from dflop.report.plots import check_suffix
-from dflop.report.tables import layout_text
 from dflop.run.messages import Say
 from dflop.units import percent, ratio, seconds
 
@@ -33,8 +32,9 @@ NOTES = (
     "our batches; bound: every GPU busy, best tp",
     "what experts run, each tuned for its batches and within memory. token LPT: uniform, the longest sample packed "
     "first. Megatron expert: layers cut by cost, sequence parallelism, MLPs alone recomputed, as costs, packed alike. "
-    "FSDP2: parameters sharded over a node or all GPUs, tokens balanced by Karmarkar-Karp. `over experts`: our "
-    "speedup over the fastest of the three",
+    "FSDP2: parameters sharded over a node or all GPUs, tokens balanced by Karmarkar-Karp. FSDP2 + SP: that with "
+    "tensor parallelism and Ulysses sequence parallelism inside a node. Megatron + CP: ZeRO-1, tensor parallelism and "
+    "ring attention inside a node, tokens balanced likewise. `over experts`: our speedup over the fastest of these",
     "`!`: the plan does not fit in memory, or some batch exceeds it: the run would go out of memory",
     "at its tp: step over the bound at the tp and recomputation that memory made our plan choose",
     "published: what two public summaries of the paper say, which contradict each other (secondary; 1.2 to 3.6 over "
@@ -139,7 +139,7 @@ def provenance(found: SuiteResult) -> dict[str, object]:
 def plan_rows(contests: Sequence[Contest]) -> list[tuple[str, ...]]:
     """(model, data, competitor, layout, microbatches) of every plan."""
     return [
-        (one.setting.name, one.setting.mixture, name, layout_text(plan), str(plan.num_microbatches))
+        (one.setting.name, one.setting.mixture, name, one.plans.layout(name), str(plan.num_microbatches))
         for one in contests
         for name, plan in one.plans.named.items()
     ]
@@ -209,7 +209,7 @@ def _numbers(one: Contest) -> dict[str, object]:
         "reference_fits": one.plans.reference_fits,
         "plans": {
             name: {
-                "layout": layout_text(plan),
+                "layout": one.plans.layout(name),
                 "num_microbatches": plan.num_microbatches,
                 "peak_bytes": max(peak for m in plan.modules for peak in m.stage_memory_bytes),
                 "plan_id": plan.plan_id,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy as np
 from dflop.cost.model import CostModel, Floats
 from dflop.plan.space import Problem
 from dflop.records import ClusterSpec, ModuleSpec, Plan, SampleShape
+from dflop.schedule.assignment import Assignment
 from dflop.schedule.evaluate import StepEvaluator
 from dflop.schedule.items import ModuleItems, module_items
 from dflop.schedule.policies import Effort, StepJob
@@ -49,6 +50,7 @@ def judge(
     *,
     effort: Effort = TRAINING_EFFORT,
     noise: Noise | None = None,
+    keeps: Callable[[StepJob, Assignment], bool] = StepJob.keeps_caps,
 ) -> Steps:
     """Simulated steps, gradient synchronisation and optimizer included.
 
@@ -60,6 +62,7 @@ def judge(
         policy: One of `dflop.schedule.policies.POLICIES`.
         effort: Budget of `balanced`.
         noise: What items cost besides what was predicted; None: nothing.
+        keeps: Whether memory holds the microbatches of a batch.
     """
     found = []
     gpus = np.array([plan.module(module).parallel.tp for module, _, _ in step_nodes(plan)])
@@ -74,7 +77,7 @@ def judge(
         step_s = evaluator.step_s(assignment) + plan.sync_s
         busy_s = ((work.forward_s + work.backward_s) * work.is_active).sum(axis=1) @ gpus
         idle_frac = 1.0 - float(busy_s) / (step_s * cluster.num_processes)
-        found.append((step_s, idle_frac, job.keeps_caps(assignment)))
+        found.append((step_s, idle_frac, keeps(job, assignment)))
     return Steps(tuple(f[0] for f in found), tuple(f[1] for f in found), sum(not f[2] for f in found))
 
 

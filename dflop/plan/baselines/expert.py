@@ -7,28 +7,20 @@ what a layer keeps, and the MLP's forward pass once more.
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 
 from dflop.cost import curve
 from dflop.cost.identity import bytes_per_value, with_table_id
 from dflop.cost.model import CostModel
 from dflop.cost.towers import trains_layers
 from dflop.errors import InfeasiblePlanError
+from dflop.plan.baselines.expert_plan import ExpertPlan
 from dflop.plan.candidates import has_table
 from dflop.plan.search import plan_problem
 from dflop.plan.space import Problem
-from dflop.records import CostTable, ModuleSpec, Plan
+from dflop.records import CostTable, ModuleSpec
 
 POLICY = "token_lpt"
 NOMINEES = 16
-
-
-@dataclass(frozen=True, slots=True)
-class ExpertPlan:
-    """A plan with the costs that it was made with."""
-
-    plan: Plan
-    cost: CostModel
 
 
 def expert_plan(problem: Problem) -> ExpertPlan:
@@ -43,7 +35,7 @@ def expert_plan(problem: Problem) -> ExpertPlan:
         space = dataclasses.replace(problem.space, layouts=("inline",), shard_parameters=(False,), rules=None)
         its = dataclasses.replace(problem, cost=cost, space=space)
         try:
-            found.append(ExpertPlan(plan_problem(its, top=NOMINEES, policy=POLICY)[0], cost))
+            found.append(ExpertPlan(plan_problem(its, top=NOMINEES, policy=POLICY)[0], cost, POLICY))
         except InfeasiblePlanError as nothing:
             error = nothing
     if not found:

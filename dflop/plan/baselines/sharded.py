@@ -1,58 +1,189 @@
-"""What a user of FSDP2 or HSDP runs: every GPU a replica of the whole model, parameters shared out, nothing else cut.
+"""What users of FSDP2, HSDP or ZeRO-1 run without pipelines: tokens balanced over replicas by Karmarkar-Karp's method.
 
-Groups of a node or of all replicas, any number of microbatches; as few eighths of the layers recompute as memory asks
-for, an eighth more, or all. The layout is tuned for the batches that it is run with, as that of the uniform plans is.
+Three experts: plain FSDP2 or HSDP; the same with tensor and sequence parallelism; Megatron-LM with context parallelism.
+Groups of a node or of all replicas share parameters, any number of microbatches; as few eighths of the layers recompute
+as memory asks for, an eighth more, or all. The layout is tuned for the batches that it is run with, as that of the
+uniform plans is: all are bounded from below, and simulated in that order until no bound is below the best.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+import statistics
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from dflop.plan.baselines.uniform import fastest
+from dflop.cost.model import CostModel, Floats
+from dflop.plan.baselines.expert_plan import ExpertPlan, holds, in_groups, largest_samples
+from dflop.plan.baselines.shared_samples import CONTEXT, SEQUENCE, Sharing, shared_costs
 from dflop.plan.candidates import recompute_ways, shard_choices
-from dflop.plan.drafts import fits, inline_draft
+from dflop.plan.drafts import EIGHTHS, fits, inline_draft
+from dflop.plan.rank import contention
 from dflop.plan.space import Problem
-from dflop.records import ParallelSpec, Plan
+from dflop.records import LLM, ParallelSpec, Plan
+from dflop.schedule.assignment import Assignment
+from dflop.schedule.policies import QUICK, StepJob
+
+POLICY = "token_kk"
+ROOM_RATIO = 1.03
+"""What memory has to hold of microbatches over those of the batches that a plan is made on: others are longer."""
 
 
-def tuned_sharded(problem: Problem, step_s: Callable[[Plan], float]) -> Plan | None:
-    """The best such plan that anyone could find by trying; None where none fits.
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Degrees of a layout."""
 
-    Args:
-        problem: What to plan for.
-        step_s: Seconds of a step under a plan; infinite where it runs out of memory.
+    tp: int
+    num_sharing: int
+    """Neighbouring replicas that share samples; together with tp no more than a node's ranks."""
+    shards: int
+    """Replicas that share out parameters; 1: the optimizer's states alone."""
+    cost: CostModel
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether replicas are single ranks, held to token caps as the plans of this planner are."""
+        return self.tp * self.num_sharing == 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Packed:
+    """Batches of a problem in microbatches."""
+
+    assignments: tuple[Assignment, ...]
+    loads: Mapping[str, Floats]
+    """Per module `[3, microbatches]` what memory has to hold."""
+
+
+def fsdp_plan(problem: Problem) -> ExpertPlan | None:
+    """The best plan that cuts neither layers nor samples and shares out parameters; None where none fits.
 
     Raises:
         CostError: a module without costs.
+        InfeasiblePlanError: a module without any tp that its costs and the cluster allow.
     """
-    return fastest(_plans(problem), step_s)
+    return _best(problem, SEQUENCE, [grid for grid in grids(problem, SEQUENCE, (1,)) if grid.tp == 1])
 
 
-def _plans(problem: Problem) -> Iterator[Plan]:
-    dp = problem.cluster.num_processes
-    if dp > problem.global_batch_size or any(1 not in problem.tps(spec) for spec in problem.specs):
+def sequence_parallel_plan(problem: Problem) -> ExpertPlan | None:
+    """The best plan that shares out parameters, at any tp and degree of sequence parallelism; raises as `fsdp_plan`."""
+    return _best(problem, SEQUENCE, list(grids(problem, SEQUENCE, _node_divisors(problem))))
+
+
+def context_parallel_plan(problem: Problem) -> ExpertPlan | None:
+    """The best plan under ZeRO-1, at any tp and degree of context parallelism above 1; raises as `fsdp_plan`."""
+    return _best(problem, CONTEXT, list(grids(problem, CONTEXT, _node_divisors(problem)[1:])))
+
+
+def _node_divisors(problem: Problem) -> list[int]:
+    each = problem.cluster.num_processes_per_node
+    return [n for n in range(1, each + 1) if each % n == 0]
+
+
+def grids(problem: Problem, sharing: Sharing, degrees: Sequence[int]) -> Iterator[Grid]:
+    """Every grid whose groups lie in a node; Ulysses' degree divides the heads of a tensor-parallel rank."""
+    num_processes, each = problem.cluster.num_processes, problem.cluster.num_processes_per_node
+    tps = set.intersection(*(set(problem.tps(spec)) for spec in problem.specs))
+    for n in degrees:
+        cost = problem.cost if n == 1 else shared_costs(problem, sharing, n)
+        for tp in sorted(tps):
+            if num_processes % (tp * n) or each % (tp * n) or problem.specs[-1].num_heads % (tp * n):
+                continue
+            choices = shard_choices(problem, tp, np.array([num_processes // tp]))
+            groups = {int(shards[0]) for shards in choices} if sharing is SEQUENCE else {1}
+            for shards in sorted(groups - {0, 1} if sharing is SEQUENCE else groups):
+                if shards % n == 0 or shards == 1:
+                    yield Grid(tp, n, shards, cost)
+
+
+def _best(problem: Problem, sharing: Sharing, among: Sequence[Grid]) -> ExpertPlan | None:
+    """The plan with the fewest simulated seconds among those whose memory holds the batches."""
+    found: tuple[float, str, ExpertPlan] | None = None
+    num_fitting = Counter[tuple[Grid, int]]()
+    bounded = sorted((*bound, i) for i, grid in enumerate(among) for bound in bounds(problem, grid))
+    for least_s, m, eighths, i in bounded:
+        grid = among[i]
+        if found and least_s > found[0]:
+            break
+        if num_fitting[grid, m] > 1 and eighths < EIGHTHS:
+            continue
+        plan, n = _plan(problem, grid, m, eighths), grid.num_sharing
+        batches = _packed(problem, in_groups(plan, n))
+        if not (fits(problem, plan) if grid.is_plain else holds(problem, plan, batches.loads, n)):
+            continue
+        num_fitting[grid, m] += 1
+        expert = ExpertPlan(plan, grid.cost, POLICY, n, f"{sharing.name}{n}" * (n > 1), not grid.is_plain)
+        step_s = _step_s(problem, expert, batches)
+        if step_s < math.inf and (found is None or (step_s, plan.plan_id) < found[:2]):
+            found = step_s, plan.plan_id, expert
+    return found and found[2]
+
+
+def _packed(problem: Problem, plan: Plan) -> _Packed:
+    """The batches of a problem by Karmarkar and Karp's method, the same for all plans with as many microbatches."""
+    key = plan.module(LLM).parallel.dp, plan.num_microbatches
+    if key not in problem.packings:
+        assignments, loads = [], [largest_samples(problem)]
+        for batch, items in zip(problem.batches, problem.batch_items, strict=True):
+            job = StepJob(plan, batch, problem.cost, None, items)
+            assignments.append(job.assign(POLICY, QUICK))
+            cells = job.judge.loads(assignments[-1])
+            loads.append({module: ROOM_RATIO * load.reshape(3, -1) for module, load in cells.items()})
+        together = {s.module: np.concatenate([of[s.module] for of in loads], axis=1) for s in problem.specs}
+        problem.packings[key] = _Packed(tuple(assignments), together)
+    found: _Packed = problem.packings[key]
+    return found
+
+
+def _step_s(problem: Problem, expert: ExpertPlan, batches: _Packed) -> float:
+    """Mean simulated step; infinite where a batch does not fit."""
+    seconds, plan = [], expert.grouped
+    limit = contention(problem, plan)
+    for batch, items, assignment in zip(problem.batches, problem.batch_items, batches.assignments, strict=True):
+        job = StepJob(plan, batch, expert.cost, limit, items)
+        if not (expert.is_by_bytes or job.keeps_caps(assignment)):
+            return math.inf
+        seconds.append(job.judge.step_s(assignment))
+    return statistics.fmean(seconds) + plan.sync_s
+
+
+def bounds(problem: Problem, grid: Grid) -> Iterator[tuple[float, int, int]]:
+    """(no plan is faster, microbatches, eighths of the layers recomputed), memory not considered."""
+    tp, num_groups = grid.tp * grid.num_sharing, problem.cluster.num_processes // (grid.tp * grid.num_sharing)
+    counts = np.array([m for m in problem.microbatch_choices if m * num_groups <= problem.global_batch_size])
+    ways = set.intersection(*(set(recompute_ways(problem, spec.module, grid.tp)) for spec in problem.specs))
+    if not len(counts):
         return
-    groups = sorted({int(shards[0]) for shards in shard_choices(problem, 1, np.array([dp])) if shards[0] > 1})
-    ways = set.intersection(*(set(recompute_ways(problem, spec.module, 1)) for spec in problem.specs))
-    eighths = [n for n in range(9) if ways >= {n > 0}]
-    for shards in groups:
-        for m in problem.microbatch_choices:
-            if m * dp <= problem.global_batch_size:
-                fitting = [p for p in (_plan(problem, m, shards, n) for n in eighths) if fits(problem, p)]
-                yield from dict.fromkeys([*fitting[:2], *fitting[-1:]])
+    draft = _plan(problem, grid, int(counts[0]), 0 if False in ways else EIGHTHS)
+    for eighths in [n for n in range(EIGHTHS + 1) if ways >= {n > 0}]:
+        total_s: Floats = np.zeros(1)
+        for spec, part in zip(problem.specs, draft.modules, strict=True):
+            passes_s = grid.cost.module_seconds(
+                spec.module,
+                *problem.sample_loads[spec.module].per_microbatch(counts * num_groups),
+                num_layers=spec.num_layers,
+                edge=True,
+                tp=tp,
+                recompute=eighths / EIGHTHS,
+            )
+            gather_s, scatter_s = (sum(seconds) for seconds in (part.gather_s, part.scatter_s))
+            total_s = total_s + np.maximum(passes_s[0], gather_s) + np.maximum(passes_s[1], gather_s + scatter_s)
+        least_s = counts * total_s.mean(axis=-1) + draft.sync_s
+        yield from ((float(s), int(m), eighths) for s, m in zip(least_s, counts, strict=True))
 
 
-def _plan(problem: Problem, num_microbatches: int, shards: int, eighths: int) -> Plan:
+def _plan(problem: Problem, grid: Grid, num_microbatches: int, eighths: int) -> Plan:
     """With so many eighths of every module's layers recomputed."""
     return inline_draft(
         problem,
         num_microbatches,
-        ParallelSpec(1, 1, problem.cluster.num_processes),
+        ParallelSpec(grid.tp, 1, problem.cluster.num_processes // grid.tp),
         {spec.module: (spec.num_layers,) for spec in problem.specs},
-        recompute={spec.module: (-(-spec.num_layers * eighths // 8),) for spec in problem.specs},
+        recompute={spec.module: (-(-spec.num_layers * eighths // EIGHTHS),) for spec in problem.specs},
         shard_optimizer=True,
-        formula_s=float("nan"),
-        parameter_shards=shards,
+        formula_s=math.nan,
+        parameter_shards=grid.shards,
     )

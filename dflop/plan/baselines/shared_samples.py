@@ -1,0 +1,104 @@
+"""Costs of replicas whose neighbouring ranks share samples: each has its part of the tokens, attention sees all.
+
+Ulysses' sequence parallelism (arXiv 2309.14509) sends queries, keys, values and results to ranks with a part of the
+heads each, and keys of grouped queries once per head of these. Context parallelism passes keys and values around a
+ring, and in the backward pass their gradients, too. None of it is hidden. The ranks sit on one node, a sample's media
+items are dealt over them 3 % unevenly, and parts of a sample are equally long to attention (Megatron-LM's zigzag).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from dflop.cost import curve
+from dflop.cost.identity import bytes_per_value, with_table_id
+from dflop.cost.link_costs import ALL_REDUCE, P2P, LinkModel
+from dflop.cost.model import CostModel
+from dflop.plan.baselines.expert_plan import rank_share
+from dflop.plan.candidates import has_table
+from dflop.plan.space import Problem
+from dflop.records import LLM, CostTable, CostTerms, ModuleSpec
+
+NUM_ALL_TO_ALLS = 4
+"""Per layer and pass: queries, keys, values, results."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """A way to share samples."""
+
+    name: str
+    """Of its degree, as `sp` in `sp4`."""
+    message_s: Callable[[ModuleSpec, CostTable, int, LinkModel], tuple[float, float]]
+    """Forward through one layer with so many ranks: (latency, what each token of a microbatch adds)."""
+    backward_ratio: int
+    """Times that, what gradients take."""
+
+
+def _all_to_alls_s(spec: ModuleSpec, table: CostTable, num_ranks: int, links: LinkModel) -> tuple[float, float]:
+    """Each moves what half an all-reduce of the same buffer does."""
+    held_bytes = bytes_per_value(table.dtype) * spec.query_width / (table.tp * num_ranks)
+    latency_s, token_s = _line(links, ALL_REDUCE, held_bytes / 2, num_ranks)
+    return NUM_ALL_TO_ALLS * latency_s, NUM_ALL_TO_ALLS * token_s
+
+
+def _ring_s(spec: ModuleSpec, table: CostTable, num_ranks: int, links: LinkModel) -> tuple[float, float]:
+    held_bytes = bytes_per_value(table.dtype) * 2 * spec.key_width / (table.tp * num_ranks)
+    latency_s, token_s = _line(links, P2P, held_bytes, 2)
+    return (num_ranks - 1) * latency_s, (num_ranks - 1) * token_s
+
+
+def _line(links: LinkModel, op: str, num_bytes: float, num_ranks: int) -> tuple[float, float]:
+    """(latency, seconds that so many bytes add) of a message on one node: a link's cost is a line."""
+    latency_s = links.seconds(op, 1e-9, num_ranks, 1)
+    return latency_s, links.seconds(op, num_bytes, num_ranks, 1) - latency_s
+
+
+SEQUENCE = Sharing("sp", _all_to_alls_s, 1)
+CONTEXT = Sharing("cp", _ring_s, 2)
+
+
+def shared_costs(problem: Problem, sharing: Sharing, num_ranks: int) -> CostModel:
+    """Costs at tp times `num_ranks`, for groups of so many tensor-parallel groups that share samples."""
+    cost, tables, links = problem.cost, [], LinkModel(problem.cost.links)
+    for spec in problem.specs:
+        for tp in problem.tps(spec):
+            for recompute in (False, True):
+                if has_table(cost, spec.module, tp, recompute):
+                    table = cost.table(spec.module, tp, recompute)
+                    tables.append(_shared(table, spec, sharing, num_ranks, links))
+    return CostModel(
+        tables,
+        cost.corrections,
+        frozen={table.module for table in tables if table.is_frozen},
+        links=cost.links,
+        extrapolate=True,
+    )
+
+
+def _shared(table: CostTable, spec: ModuleSpec, sharing: Sharing, num_ranks: int, links: LinkModel) -> CostTable:
+    """Of a group's microbatch, what the rank takes that has most of it."""
+    share, forward, backward = rank_share(spec.module, num_ranks), curve.ZERO, curve.ZERO
+    if spec.module == LLM:
+        latency_s, token_s = sharing.message_s(spec, table, num_ranks, links)
+        forward = dataclasses.replace(curve.ZERO, layer_fixed=latency_s, layer_per_token=token_s)
+        backward = curve.combine([(sharing.backward_ratio + table.recompute, forward)])
+
+    def cut(terms: CostTerms) -> CostTerms:
+        """Each rank is as far up the curve as its share of the tokens, and has all launches."""
+        part = curve.combine([(share, terms)])
+        knots = tuple(knot / share for knot in part.layer_knots)
+        return dataclasses.replace(part, layer_fixed=terms.layer_fixed, edge_fixed=terms.edge_fixed, layer_knots=knots)
+
+    return with_table_id(
+        dataclasses.replace(
+            table,
+            tp=table.tp * num_ranks,
+            source="derived",
+            forward_s=curve.combine([(1.0, cut(table.forward_s)), (1.0, forward)]),
+            backward_s=curve.combine([(1.0, cut(table.backward_s)), (1.0, backward)]),
+            activation_bytes=curve.combine([(share, table.activation_bytes)]),
+        )
+    )

@@ -1,0 +1,175 @@
+"""FSDP2, sequence and context parallelism as people run them: degrees, messages, memory, and that none is missed."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+
+from dflop.cost.link_costs import ALL_REDUCE, P2P
+from dflop.plan.baselines.expert_plan import in_groups, peak_bytes
+from dflop.plan.baselines.sharded import (
+    POLICY,
+    bounds,
+    context_parallel_plan,
+    fsdp_plan,
+    grids,
+    sequence_parallel_plan,
+)
+from dflop.plan.baselines.shared_samples import CONTEXT, SEQUENCE, shared_costs
+from dflop.plan.candidates import shard_choices
+from dflop.plan.drafts import fits, inline_draft
+from dflop.plan.rank import policy_step_s
+from dflop.records import LLM, ParallelSpec
+from dflop.simulate.step import together
+from tests.builders import make_link
+from tests.plan.problems import baseline_problem
+
+LATENCY_S, RATE = 1e-5, 1e9
+LINKS = tuple(make_link(op, 2, 1, LATENCY_S, RATE) for op in (ALL_REDUCE, P2P))
+DEGREES = (1, 2, 4, 8)
+
+
+def plan_of(problem, num_microbatches, *, tp=1, shards=8, eighths=0):
+    return inline_draft(
+        problem, num_microbatches, ParallelSpec(tp, 1, 8 // tp), {s.module: (s.num_layers,) for s in problem.specs},
+        recompute={s.module: (-(-s.num_layers * eighths // 8),) for s in problem.specs}, shard_optimizer=True,
+        formula_s=math.nan, parameter_shards=shards,
+    )  # fmt: skip
+
+
+def simulated_s(problem, expert):
+    """Whether token caps hold it or not: its own memory was held to bytes."""
+    return policy_step_s(dataclasses.replace(problem, cost=expert.cost), expert.grouped, POLICY, is_held=False)
+
+
+def test_degrees_divide_the_heads_and_groups_lie_in_a_node():
+    problem = baseline_problem()  # 8 ranks, 4 heads, tp 1 and 2
+    assert {(g.tp, g.num_sharing) for g in grids(problem, SEQUENCE, DEGREES)} == {
+        (1, 1),
+        (1, 2),
+        (1, 4),
+        (2, 1),
+        (2, 2),
+    }
+    encoder, llm = problem.specs
+    odd = dataclasses.replace(problem, specs=(encoder, dataclasses.replace(llm, num_heads=6, num_kv_heads=2)))
+    assert {(g.tp, g.num_sharing) for g in grids(odd, SEQUENCE, DEGREES)} == {(1, 1), (1, 2), (2, 1)}
+    cluster = dataclasses.replace(problem.cluster, num_nodes=4, num_processes_per_node=2)
+    small = dataclasses.replace(problem, cluster=cluster)
+    assert {(g.tp, g.num_sharing) for g in grids(small, SEQUENCE, DEGREES)} == {(1, 1), (1, 2), (2, 1)}
+    assert {g.shards for g in grids(problem, CONTEXT, (2,))} == {1}
+
+
+def test_messages_by_hand():
+    problem = baseline_problem(links=LINKS)
+    for recompute in (False, True):
+        plain = problem.cost.table(LLM, 1, recompute)
+        shared = shared_costs(problem, SEQUENCE, 2).table(LLM, 2, recompute)
+        # A rank of two holds half of the tokens, 64 values of 2 bytes each, sends half of them, four times a layer; an
+        # all-reduce of two sends its buffer once in the same time.
+        sent_s, latency_s = 4 * (64 * 2 / 2) / 2 / RATE, 4 * LATENCY_S
+        for terms, alone, times in (
+            (shared.forward_s, plain.forward_s, 1),
+            (shared.backward_s, plain.backward_s, 1 + recompute),
+        ):
+            assert terms.layer_per_token == pytest.approx(alone.layer_per_token / 2 + times * sent_s)
+            assert terms.layer_fixed == pytest.approx(alone.layer_fixed + times * latency_s)
+            assert terms.layer_per_sq_token == pytest.approx(alone.layer_per_sq_token / 2)
+            assert (terms.edge_per_token, terms.edge_fixed) == (alone.edge_per_token / 2, alone.edge_fixed)
+        # Keys and values of half of the tokens go to the other rank; back go these and their gradients.
+        ring = shared_costs(problem, CONTEXT, 2).table(LLM, 2, recompute)
+        ring_s = 2 * (64 * 2 / 2) / RATE
+        assert ring.forward_s.layer_per_token == pytest.approx(plain.forward_s.layer_per_token / 2 + ring_s)
+        assert ring.backward_s.layer_per_token == pytest.approx(
+            plain.backward_s.layer_per_token / 2 + (2 + recompute) * ring_s
+        )
+    vision = shared_costs(problem, SEQUENCE, 2).table("vision", 2)
+    alone = problem.cost.table("vision", 1)
+    assert vision.forward_s.layer_per_token == pytest.approx(1.03 / 2 * alone.forward_s.layer_per_token)
+    assert vision.forward_s.layer_fixed == alone.forward_s.layer_fixed
+
+
+def test_a_curve_bends_at_the_tokens_of_a_rank():
+    problem = baseline_problem()
+    bent = dataclasses.replace(
+        problem.cost.table(LLM), forward_s=dataclasses.replace(
+            problem.cost.table(LLM).forward_s, layer_knots=(100.0,), layer_bends=(1e-3,)
+        )
+    )  # fmt: skip
+    others = [t for t in problem.cost.tables if (t.module, t.recompute) != (LLM, False)]
+    cost = type(problem.cost)([bent, *others], specs=problem.specs, extrapolate=True)
+    shared = shared_costs(dataclasses.replace(problem, cost=cost), SEQUENCE, 4)
+    for tokens in (80, 400, 4000):
+        load = {"num_layers": 1, "edge": False}
+        alone = cost.module_seconds(LLM, 0, tokens / 4, 0, **load)[0]
+        assert shared.module_seconds(LLM, 0, tokens, 0, tp=4, **load)[0] == pytest.approx(alone)
+
+
+def test_a_rank_of_k_keeps_its_part_of_the_tokens():
+    problem = baseline_problem()
+    plan = plan_of(problem, 2)
+    loads = {"vision": np.zeros((3, 2)), LLM: np.array([[10.0, 10.0], [4000.0, 8000.0], [0.0, 0.0]])}
+    few, many = peak_bytes(problem, plan, loads, 4)
+    # Four layers and the edge keep 10 kB a token, and the rank has a quarter of the tokens.
+    assert many - few == (4 + 1) * 1e4 * (8000 - 4000) / 4
+    alone = peak_bytes(problem, plan, {name: load / 4 for name, load in loads.items()}, 1)
+    assert alone.tolist() == [few, many]
+    (state,) = peak_bytes(problem, plan, {name: np.zeros((3, 1)) for name in loads}, 4)
+    replicated = plan_of(problem, 2, shards=4)
+    assert state < peak_bytes(problem, replicated, {name: np.zeros((3, 1)) for name in loads}, 4)[0]
+
+
+@pytest.mark.parametrize("memory_mib", [120, 150, 16384])
+def test_plain_fsdp_is_the_best_of_all_that_were_tried_one_by_one(memory_mib):
+    problem = baseline_problem(memory_bytes=memory_mib * 2**20, links=LINKS)
+    best_s = math.inf
+    for shards in {int(of[0]) for of in shard_choices(problem, 1, np.array([8]))} - {0, 1}:
+        for m in [m for m in problem.microbatch_choices if m * 8 <= problem.global_batch_size]:
+            plans = [plan_of(problem, m, shards=shards, eighths=eighths) for eighths in range(9)]
+            fitting = [plan for plan in plans if fits(problem, plan)]
+            # As few eighths of the layers recompute as memory asks for, an eighth more, or all.
+            tried = [*fitting[:2], *fitting[-1:]]
+            best_s = min([best_s, *(policy_step_s(problem, plan, POLICY) for plan in tried)])
+    found = fsdp_plan(problem)
+    assert (policy_step_s(problem, found.plan, POLICY) if found else math.inf) == best_s
+    if found:
+        assert (found.grouped, found.cost, found.sharing) == (found.plan, problem.cost, "")
+        assert found.holds(problem)
+
+
+@pytest.mark.parametrize("memory_mib", [95, 150, 16384])
+def test_sequence_parallelism_is_never_worse_than_fsdp_alone_and_all_are_above_their_bounds(memory_mib):
+    problem = baseline_problem(memory_bytes=memory_mib * 2**20, links=LINKS)
+    alone, found, context = (make(problem) for make in (fsdp_plan, sequence_parallel_plan, context_parallel_plan))
+    assert found.holds(problem)
+    assert alone is None or simulated_s(problem, found) <= simulated_s(problem, alone)
+    assert context is None or context.num_sharing > 1
+    for expert, sharing in ((found, SEQUENCE), (context, CONTEXT)):
+        for grid in grids(problem, sharing, DEGREES) if expert else ():
+            least = min(bounds(problem, grid), default=(math.inf,))
+            shown = expert.plan.modules[-1]
+            if (grid.tp, grid.num_sharing, grid.shards) == (
+                shown.parallel.tp, expert.num_sharing, shown.parameter_shards
+            ):  # fmt: skip
+                assert least[0] <= simulated_s(problem, expert)
+
+
+def test_what_fits_nowhere_is_no_plan():
+    problem = baseline_problem(memory_bytes=20 * 2**20, microbatches=(1, 2))
+    assert [make(problem) for make in (fsdp_plan, sequence_parallel_plan, context_parallel_plan)] == [None] * 3
+    huge = dataclasses.replace(problem.batches[0][0], sample_index=-1, num_llm_tokens=10**7)
+    roomy = baseline_problem(microbatches=(1, 2))
+    assert not sequence_parallel_plan(roomy).holds(dataclasses.replace(roomy, worst_samples=(huge,)))
+    assert sequence_parallel_plan(dataclasses.replace(roomy, worst_samples=(huge,))) is None
+
+
+def test_a_group_that_shares_parameters_within_itself_waits_for_its_messages():
+    problem = baseline_problem(links=LINKS)
+    grouped = in_groups(plan_of(problem, 2, shards=4), 4)
+    llm = grouped.module(LLM)
+    assert (llm.parallel, llm.parameter_shards) == (ParallelSpec(4, 1, 2), 1)
+    seconds = np.full((2, 2), 1e-9)
+    forward_s, backward_s = together(grouped, LLM, 0, seconds, seconds)
+    assert (forward_s == llm.gather_s[0]).all()
+    assert (backward_s == llm.gather_s[0] + llm.scatter_s[0]).all()
