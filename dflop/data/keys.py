@@ -62,6 +62,9 @@ _MEANINGS = {
         negative_messages label kto_tag margin ranking completions chosen_response preference""",
     "boxes and points": "objects bbox bboxes bbox_2d box boxes point points point_2d ref mask masks segmentation",
     "speaker, recipient, or continuation of an answer": "name recipient channel refusal prefix partial system_message",
+    "media under another name": """image_path image_paths image_file image_files image_bytes image_base64 img imgs
+        picture pictures video_path video_paths video_file audio_path audio_paths audio_file jpg jpeg png webp mp4 wav
+        mp3 flac pixel_values""",
 }
 REFUSED: Mapping[str, str] = {key: meaning for meaning, keys in _MEANINGS.items() for key in _words(keys)}
 """What a key that is not followed says."""
