@@ -126,7 +126,9 @@ def write_audio(samples: npt.NDArray[np.float32], path: Path) -> None:
         stream = container.add_stream("flac", rate=SAMPLE_RATE_HZ, layout="mono", format="s16")
         assert isinstance(stream, av.AudioStream)
         quantised = np.round(np.clip(samples, -1, 1) * 32767).astype(np.int16)
-        frame = av.AudioFrame.from_ndarray(quantised[None], format="s16", layout="mono")
-        frame.sample_rate = SAMPLE_RATE_HZ
-        container.mux(stream.encode(frame))
+        for start in range(0, len(quantised), 4096):  # with times of their own, as WAV asks for them
+            block = np.ascontiguousarray(quantised[None, start : start + 4096])
+            frame = av.AudioFrame.from_ndarray(block, format="s16", layout="mono")
+            frame.sample_rate, frame.pts, frame.time_base = SAMPLE_RATE_HZ, start, Fraction(1, SAMPLE_RATE_HZ)
+            container.mux(stream.encode(frame))
         container.mux(stream.encode(None))
