@@ -75,7 +75,7 @@ class Rank:
         self.watch = Watch(
             store,
             self.seat.rank,
-            [f"rank {s.rank} ({s.module} stage {s.stage} replica {s.dp_rank})" for s in seats(plan)],
+            [f"rank {s.rank} ({s.module} stage {s.stage} replica {s.replica})" for s in seats(plan)],
             self.activities,
             stall_s=config.train.stall_s or 0.75 * config.train.timeout_s,
             on_end=lambda: self.close(at_once=True),

@@ -94,8 +94,9 @@ class Findings:
                 continue
             self._ranks[node] = (in_force if is_moved else factor, belief.is_slow)
             module, stage, dp_rank = node
-            # Of a tensor-parallel group, which is as slow as its slowest, the first.
-            rank = rank_of(facts.plan.module(module), stage, dp_rank)
+            # Of the ranks that run microbatches together, all as slow as the slowest of them, the first.
+            part = facts.plan.module(module)
+            rank = rank_of(part, stage, dp_rank * part.parallel.cp)
             host = facts.host_of(rank)
             rows.append(
                 RankFactor(

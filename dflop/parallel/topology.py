@@ -1,8 +1,9 @@
-"""Who sits where: global rank <-> (module, stage, dp rank, tp rank), and the process groups training needs.
+"""Who sits where: global rank <-> (module, stage, dp rank, cp rank, tp rank), and the process groups training needs.
 
-Every module of a split `Plan` has its own block of ranks, an inline plan has one; inside a block rank = first_rank +
-(stage * dp + dp_rank) * tp + tp_rank. The first half of this file is plain arithmetic and is shared with tests, reports
-and emitted plans; `make_groups` and `connect` talk to torch.distributed, and every rank must call them with one plan.
+Every module of a split `Plan` has its own block of ranks, an inline plan has one; inside a block
+rank = first_rank + ((stage * dp + dp_rank) * cp + cp_rank) * tp + tp_rank. The first half of this file is plain
+arithmetic and is shared with tests, reports and emitted plans; `make_groups` and `connect` talk to torch.distributed,
+and every rank must call them with one plan.
 """
 
 from __future__ import annotations
@@ -47,6 +48,9 @@ class Seat:
     tp_rank: int
     parts: tuple[SeatPart, ...]
     """What it runs, in the order of the plan's modules."""
+    cp_rank: int
+    replica: int
+    """Its number among the ranks that hold the same weights."""
 
     def part(self, module: str) -> SeatPart | None:
         """The seat's layers of a module, if it has any."""
@@ -65,13 +69,13 @@ class Peers:
     gives_to: tuple[int, ...]
 
 
-def rank_of(module: ModulePlan, stage: int, dp_rank: int, tp_rank: int = 0) -> int:
-    """Global rank of a seat."""
+def rank_of(module: ModulePlan, stage: int, replica: int, tp_rank: int = 0) -> int:
+    """Global rank of a seat; replica is `dp_rank * cp + cp_rank`."""
     p = module.parallel
-    return module.first_rank + (stage * p.dp + dp_rank) * p.tp + tp_rank
+    return module.first_rank + (stage * p.num_replicas + replica) * p.tp + tp_rank
 
 
-def peers_of(seat: Seat, tp: int, other: ModulePlan, stage: int, dp_rank: int) -> Peers:
+def peers_of(seat: Seat, tp: int, other: ModulePlan, stage: int, replica: int) -> Peers:
     """Who, among the tensor-parallel ranks of another stage, exchanges tensors with this seat.
 
     Args:
@@ -79,9 +83,9 @@ def peers_of(seat: Seat, tp: int, other: ModulePlan, stage: int, dp_rank: int) -
         tp: Degree of its own grid.
         other: Grid of the other stage.
         stage: The other stage.
-        dp_rank: Its replica.
+        replica: Which of its replicas.
     """
-    others = [rank_of(other, stage, dp_rank, t) for t in range(other.parallel.tp)]
+    others = [rank_of(other, stage, replica, t) for t in range(other.parallel.tp)]
     return Peers(others[seat.tp_rank % len(others)], tuple(others[seat.tp_rank :: tp]))
 
 
@@ -91,9 +95,11 @@ def seats(plan: Plan) -> Iterator[Seat]:
         p = grid.parallel
         for stage in range(p.pp):
             parts = tuple(_parts(plan.grid_of(grid.module), stage))
-            for dp_rank in range(p.dp):
+            for replica in range(p.num_replicas):
+                dp_rank, cp_rank = divmod(replica, p.cp)
                 for tp_rank in range(p.tp):
-                    yield Seat(rank_of(grid, stage, dp_rank, tp_rank), grid.module, stage, dp_rank, tp_rank, parts)
+                    rank = rank_of(grid, stage, replica, tp_rank)
+                    yield Seat(rank, grid.module, stage, dp_rank, tp_rank, parts, cp_rank, replica)
 
 
 def _parts(modules: Sequence[ModulePlan], stage: int) -> Iterator[SeatPart]:
@@ -128,13 +134,15 @@ class Groups:
     feed: dist.ProcessGroup
     """The same for the thread that prepares steps ahead, which may be a step ahead of the one that computes."""
     replicas: dist.ProcessGroup
-    """Data-parallel replicas of this rank's stage."""
+    """Replicas of this rank's stage: its ranks of one tp rank."""
     shards: dist.ProcessGroup | None
     """Those of them that share out parameters with this rank; None: none do."""
     copies: dist.ProcessGroup | None
     """Those of them that hold the same part of parameters; None: no other does."""
     tensor: dist.ProcessGroup
     """Tensor-parallel ranks of this rank's stage and replica, in the order of their parts."""
+    context: dist.ProcessGroup | None
+    """Context-parallel ranks of this rank's stage, dp rank and tp rank; None: it has its samples for itself."""
     tied: dist.ProcessGroup | None
     """First and last LLM stage, all replicas of one tp rank, where a tied embedding lives on both; None elsewhere."""
     checkpoint: dist.ProcessGroup
@@ -163,38 +171,41 @@ def make_groups(plan: Plan, rank: int, *, timeout_s: float, is_tied: bool = Fals
     feed = dist.new_group(world, timeout=timeout, backend="gloo")
     # Its ranks wait for the slowest disk.
     checkpoint = dist.new_group(world, timeout=max(timeout, CHECKPOINT_TIMEOUT), backend="gloo")
-    replicas = tensor = tied = shards = copies = None
+    replicas = tensor = context = tied = shards = copies = None
     for grid in plan.pipes:
         p = grid.parallel
         for stage in range(p.pp):
             for tp_rank in range(p.tp):
-                ranks = [rank_of(grid, stage, d, tp_rank) for d in range(p.dp)]
+                ranks = [rank_of(grid, stage, r, tp_rank) for r in range(p.num_replicas)]
                 group = dist.new_group(ranks, timeout=timeout)
                 replicas = group if rank in ranks else replicas
                 n = grid.parameter_shards
-                if n == p.dp > 1:
+                if n == p.num_replicas > 1:
                     shards = group if rank in ranks else shards
                 elif n > 1:
-                    for k in range(0, p.dp, n):
+                    for k in range(0, p.num_replicas, n):
                         group = dist.new_group(ranks[k : k + n], timeout=timeout)
                         shards = group if rank in ranks[k : k + n] else shards
                     for k in range(n):
                         group = dist.new_group(ranks[k::n], timeout=timeout)
                         copies = group if rank in ranks[k::n] else copies
-            for dp_rank in range(p.dp):
-                ranks = [rank_of(grid, stage, dp_rank, t) for t in range(p.tp)]
+                for k in range(0, p.num_replicas if p.cp > 1 else 0, p.cp):
+                    group = dist.new_group(ranks[k : k + p.cp], timeout=timeout)
+                    context = group if rank in ranks[k : k + p.cp] else context
+            for replica in range(p.num_replicas):
+                ranks = [rank_of(grid, stage, replica, t) for t in range(p.tp)]
                 group = dist.new_group(ranks, timeout=timeout)
                 tensor = group if rank in ranks else tensor
     llm = plan.module(LLM)
     with_layers = [stage for stage, n in enumerate(llm.layers_per_stage) if n]
     first, last = with_layers[0], with_layers[-1]
     for tp_rank in range(llm.parallel.tp if is_tied and first < last else 0):
-        ends = [rank_of(llm, s, d, tp_rank) for s in (first, last) for d in range(llm.parallel.dp)]
+        ends = [rank_of(llm, s, r, tp_rank) for s in (first, last) for r in range(llm.parallel.num_replicas)]
         group = dist.new_group(ends, timeout=timeout)
         tied = group if rank in ends else tied
     if replicas is None or tensor is None:
         raise ValueError(f"rank {rank} is not part of a plan of {plan.num_processes} processes")
-    return Groups(forward, backward, control, feed, replicas, shards, copies, tensor, tied, checkpoint)
+    return Groups(forward, backward, control, feed, replicas, shards, copies, tensor, context, tied, checkpoint)
 
 
 def pairs(plan: Plan) -> list[tuple[int, int]]:
@@ -205,11 +216,11 @@ def pairs(plan: Plan) -> list[tuple[int, int]]:
     for seat in seats(plan):
         grid = grid_of[seat.module]
         if seat.stage + 1 < grid.parallel.pp:
-            behind = [(grid, seat.stage + 1, seat.dp_rank)]
+            behind = [(grid, seat.stage + 1, seat.replica)]
         else:
-            behind = [(llm, 0, dp_rank) for dp_rank in range(llm.parallel.dp) if seat.module != LLM]
-        for other, stage, dp_rank in behind:
-            peers = peers_of(seat, grid.parallel.tp, other, stage, dp_rank)
+            behind = [(llm, 0, replica) for replica in range(llm.parallel.num_replicas) if seat.module != LLM]
+        for other, stage, replica in behind:
+            peers = peers_of(seat, grid.parallel.tp, other, stage, replica)
             ranks = (peers.takes_from, *peers.gives_to)
             found |= {(min(seat.rank, rank), max(seat.rank, rank)) for rank in ranks}
     return sorted(found)
@@ -240,7 +251,7 @@ def connect(groups: Groups, plan: Plan, device: torch.device) -> None:
                 dist.send(token, high, group=group)
             elif rank == high:
                 dist.recv(token, low, group=group)
-    for shared in (groups.replicas, groups.shards, groups.copies, groups.tensor, groups.tied):
+    for shared in (groups.replicas, groups.shards, groups.copies, groups.tensor, groups.context, groups.tied):
         if shared is not None:
             dist.all_reduce(token, group=shared)
     if token.is_cuda:

@@ -9,6 +9,7 @@ import json
 import math
 import operator
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -181,7 +182,7 @@ def _of_modules(
     tables = [problem.cost.table(m.module, m.parallel.tp, m.recompute).table_id for m in modules]
     content = {
         "layout": layout,
-        "modules": [to_dict(m) for m in modules],
+        "modules": [_content(m) for m in modules],
         "num_microbatches": num_microbatches,
         "global_batch_size": problem.global_batch_size,
         "table_ids": tables,
@@ -208,6 +209,14 @@ def _of_modules(
         reason="",
     )
     return charged(problem, plan)
+
+
+def _content(module: ModulePlan) -> dict[str, Any]:
+    """What tells a module's part of a plan from others; of plans without context parallelism as it always was."""
+    told = to_dict(module)
+    if module.parallel.cp == 1:
+        del told["parallel"]["cp"], told["cost_growth"]
+    return told
 
 
 def _with_memory(problem: Problem, plan: Plan) -> tuple[ModulePlan, ...]:

@@ -87,15 +87,28 @@ class ClusterSpec:
 
 @dataclass(frozen=True, slots=True)
 class ParallelSpec:
-    """Tensor, pipeline and data parallel degrees of one module."""
+    """Tensor, pipeline, data and context parallel degrees of one module."""
 
     tp: int
     pp: int
     dp: int
+    """Groups of ranks that each take samples of their own."""
+    cp: int = 1
+    """Neighbours, of `tp` ranks each, that share the samples of such a group: each has a part of the tokens."""
+
+    @property
+    def num_replicas(self) -> int:
+        """Ranks of a stage that hold the same weights, or share them out."""
+        return self.dp * self.cp
+
+    @property
+    def group_size(self) -> int:
+        """Ranks that run a microbatch of a stage together."""
+        return self.tp * self.cp
 
     @property
     def num_processes(self) -> int:
-        return self.tp * self.pp * self.dp
+        return self.tp * self.cp * self.pp * self.dp
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,10 @@ from dflop.records.samples import LLM
 
 @dataclass(frozen=True, slots=True)
 class ModulePlan:
-    """Where and how one module runs: global rank = first_rank + (stage * dp + dp_rank) * tp + tp_rank."""
+    """Where and how one module runs.
+
+    Global rank = first_rank + ((stage * dp + dp_rank) * cp + cp_rank) * tp + tp_rank.
+    """
 
     module: str
     parallel: ParallelSpec
@@ -36,7 +39,10 @@ class ModulePlan:
     scatter_s: tuple[float, ...] = ()
     """Of each stage, predicted seconds in which such a group sums and shares out its gradients once."""
     max_tokens: int = 0
-    """Tokens that no microbatch of one rank may exceed, for the memory's sake; 0: no cap of its own."""
+    """Tokens that no microbatch of one group of `cp` may exceed, for the memory's sake; 0: no cap of its own."""
+    cost_growth: float = 0.0
+    """By how much a token costs more for each token before it in its sample, relative to the first: context-parallel
+    ranks cut their line of samples where the cost is equal. 0 without them."""
 
     def recomputed_frac(self, stage: int | None = None) -> float:
         """Share of a stage's layers that run again in the backward pass; without one, of all layers."""
@@ -66,7 +72,7 @@ class ModulePlan:
     def sharding(self) -> str:
         """What replicas share out, in the field's words; empty where nothing."""
         if self.parameter_shards > 1:
-            return "FSDP2" if self.parameter_shards == self.parallel.dp else f"HSDP{self.parameter_shards}"
+            return "FSDP2" if self.parameter_shards == self.parallel.num_replicas else f"HSDP{self.parameter_shards}"
         return "ZeRO-1" if self.shard_optimizer else ""
 
 
@@ -152,7 +158,7 @@ class Plan:
 
         Only then does wall time beyond compute time say that somebody else uses the cores.
         """
-        alone = all(m.parallel.tp == 1 == m.parameter_shards for m in self.modules)
+        alone = all(m.parallel.group_size == 1 == m.parameter_shards for m in self.modules)
         return alone and self.num_processes <= max_concurrency
 
     @property

@@ -64,7 +64,7 @@ def plan_steps(plan: Plan, steps: Sequence[SimulatedStep]) -> Picture:
 def step_picture(plan: Plan, step: SimulatedStep) -> StepPicture:
     """A simulated step with the lanes that are worth seeing."""
     pipeline_s, end_s = step.pipeline_s, step.pipeline_s + plan.sync_s
-    gpus = np.array([plan.module(module).parallel.tp for module, _, _ in step_nodes(plan)])
+    gpus = np.array([plan.module(module).parallel.group_size for module, _, _ in step_nodes(plan)])
     idle = 1.0 - float(step.busy_s @ gpus + plan.sync_s * gpus.sum()) / (end_s * float(gpus.sum()))
     shown = lanes_shown(plan, step)
     sync = [Bar(UPDATE, pipeline_s, plan.sync_s)] * (plan.sync_s > 0)

@@ -91,7 +91,7 @@ def simulate_again(
     feeds, nothing = feeding(plan, shape, assignment_of(plan, step_plan), samples), np.zeros(is_active.shape)
     start_s, end_s = run_step(shape, StepWork(is_active, seconds[..., 0], seconds[..., 1], nothing, nothing, feeds))
     if max_concurrency is not None and max_concurrency < plan.num_processes:
-        tps = np.array([plan.module(module).parallel.tp for module, _, _ in nodes])
+        tps = np.array([plan.module(module).parallel.group_size for module, _, _ in nodes])
         start_s, end_s = on_shared_cores(start_s, end_s, tps[:, np.newaxis, np.newaxis], max_concurrency)
     spans = np.stack([start_s, end_s - start_s], axis=-1).tolist()
     ops = {

@@ -107,7 +107,7 @@ class StepEvaluator:
         found = run_step(self.shape, work)
         if self.max_concurrency is None:
             return found
-        tps = np.array([self.plan.module(module).parallel.tp for module, _, _ in step_nodes(self.plan)])
+        tps = np.array([self.plan.module(module).parallel.group_size for module, _, _ in step_nodes(self.plan)])
         return on_shared_cores(*found, tps[:, np.newaxis, np.newaxis], self.max_concurrency)
 
     def noisy_step_s(self, assignment: Assignment, sigma_frac: float, num_draws: int) -> float:

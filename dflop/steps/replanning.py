@@ -188,7 +188,8 @@ def _moved(plan: Plan, other: Plan, slow: Mapping[Node, float]) -> dict[Node, fl
 def _ranks(plan: Plan, node: Node) -> list[int]:
     module, stage, dp_rank = node
     part = plan.module(module)
-    return [rank_of(part, stage, dp_rank, tp_rank) for tp_rank in range(part.parallel.tp)]
+    first = rank_of(part, stage, dp_rank * part.parallel.cp)
+    return list(range(first, first + part.parallel.group_size))
 
 
 def _verdict(

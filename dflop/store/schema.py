@@ -62,6 +62,17 @@ def _without_offload(table: pa.Table) -> pa.Table:
     return _with_places(table, offloaded=[])
 
 
+def _without_context(table: pa.Table) -> pa.Table:
+    """Plans from before ranks could share samples."""
+    table = _with_places(table, cost_growth=0.0)
+    modules = [
+        [{**place, "parallel": {**place["parallel"], "cp": 1}} for place in places]
+        for places in table.column("modules").to_pylist()
+    ]
+    column = pa.array(modules, table.schema.field("modules").type)
+    return table.set_column(table.schema.get_field_index("modules"), "modules", column)
+
+
 def _with_places(table: pa.Table, **constants: object) -> pa.Table:
     """Plans whose modules get further fields; what today's modules have and these do not is null."""
     modules = [[{**place, **constants} for place in places] for places in table.column("modules").to_pylist()]
@@ -83,7 +94,8 @@ UPGRADES: dict[str, tuple[Upgrade, ...]] = {
         _with(lambda table: table.append_column("level", table.column("factor")),
               min_tokens=0, max_tokens=records.ALL_TOKENS, sd_frac=0.0, is_in_force=True),
     ),
-    "plan": (_with(_one_way, sync_s=0.0, uniform_step_s=math.nan), _without_groups, _without_offload),
+    "plan": (_with(_one_way, sync_s=0.0, uniform_step_s=math.nan), _without_groups, _without_offload,
+             _without_context),
 }  # fmt: skip
 """Per kind, the steps from schema version 1 to 2, 2 to 3, ...: each takes rows of one version to the next.
 

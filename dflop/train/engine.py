@@ -84,9 +84,9 @@ class Engine:
         self._rows_need_grad = {e.module: needs_grad(plan, e.module, e.parallel.pp, trains) for e in plan.encoders}
         self._trains_here = {m.module: trains.get((m.module, seat.stage), False) for m in plan.modules}
         tp = grid.parallel.tp
-        self._previous = peers_of(seat, tp, grid, seat.stage - 1, seat.dp_rank) if self._entering else None
+        self._previous = peers_of(seat, tp, grid, seat.stage - 1, seat.replica) if self._entering else None
         self._num_stages_after = num_stages_after(plan, seat.module, seat.stage)
-        self._next = peers_of(seat, tp, grid, seat.stage + 1, seat.dp_rank) if self._leaving else None
+        self._next = peers_of(seat, tp, grid, seat.stage + 1, seat.replica) if self._leaving else None
 
     def run(
         self, inputs: Sequence[MicrobatchInput | None], *, num_loss_tokens: int,
@@ -158,7 +158,7 @@ class Engine:
     def _located(self, error: Exception, action: Action) -> TrainError:
         """The error with this rank, its stage and the microbatch, which no code below the loop knows."""
         seat = self._seat
-        where = f"rank {seat.rank} ({seat.module} stage {seat.stage} replica {seat.dp_rank}), "
+        where = f"rank {seat.rank} ({seat.module} stage {seat.stage} replica {seat.replica}), "
         where += f"{'forward' if action.phase == 'F' else 'backward'} of microbatch {action.microbatch}"
         if isinstance(error, DflopError):
             return TrainError(error.what, where=where, hint=error.hint)

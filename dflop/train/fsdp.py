@@ -132,7 +132,7 @@ def sum_with_other_end(gradient: torch.Tensor, plan: Plan, seat: Seat, groups: G
     """
     llm = plan.module(LLM)
     ends = [stage for stage, n in enumerate(llm.layers_per_stage) if n]
-    other = rank_of(llm, ends[-1] if seat.stage == ends[0] else ends[0], seat.dp_rank, seat.tp_rank)
+    other = rank_of(llm, ends[-1] if seat.stage == ends[0] else ends[0], seat.replica, seat.tp_rank)
     assert groups.tied is not None
     ours = gradient.to(message_device(gradient.device, groups.tied))
     theirs = torch.empty_like(ours)

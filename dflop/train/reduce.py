@@ -58,7 +58,7 @@ class GradientReducer:
             p
             for n, p in names.items()
             if n != skipped
-            and (seat.dp_rank < num_shards if n in self._rows else self._owners.get(n, 0) == seat.dp_rank)
+            and (seat.replica < num_shards if n in self._rows else self._owners.get(n, 0) == seat.replica)
             and (seat.tp_rank == 0 or n in sharded)
         ]
 
@@ -89,7 +89,7 @@ class GradientReducer:
             return
         # Every rank of both stages gets the sum, so that the owners on either make the same update.
         dist.all_reduce(p.grad, group=self._groups.tied)
-        if self._owners.get(name, self._seat.dp_rank) != self._seat.dp_rank:
+        if self._owners.get(name, self._seat.replica) != self._seat.replica:
             p.grad = None
 
     def totals(self, loss: float, flags: Sequence[bool] = ()) -> tuple[float, float, tuple[bool, ...]]:

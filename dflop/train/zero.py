@@ -39,15 +39,15 @@ def owners_of(plan: Plan, seat: Seat, stages: Sequence[Stage]) -> dict[str, int]
         seat: Any of the replicas.
         stages: Its parts.
     """
-    dp = plan.module(seat.module).parallel.dp
+    num_replicas = plan.module(seat.module).parallel.num_replicas
     sizes = {
         name: p.numel()
         for part, stage in zip(seat.parts, stages, strict=True)
-        if plan.module(part.module).shard_optimizer and dp > 1 and not stage.shards
+        if plan.module(part.module).shard_optimizer and num_replicas > 1 and not stage.shards
         for name, p in stage.names.items()
         if p.requires_grad
     }
-    owners, loads = {}, [0] * dp
+    owners, loads = {}, [0] * num_replicas
     for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
         owners[name] = loads.index(min(loads))
         loads[owners[name]] += sizes[name]

@@ -107,7 +107,7 @@ def _stages(problem: Problem, plan: Plan, steps: Sequence[_Step]) -> Iterator[St
             yield StageUse(
                 stage=stage_name(plan, pipe.module, stage),
                 layers=stage_layers(plan, pipe.module, stage),
-                num_gpus=pipe.parallel.tp * pipe.parallel.dp,
+                num_gpus=pipe.parallel.group_size * pipe.parallel.dp,
                 busy_s=mean_s,
                 idle_s=pipeline_s - mean_s,
                 memory_bytes=pipe.stage_memory_bytes[stage],
@@ -116,7 +116,7 @@ def _stages(problem: Problem, plan: Plan, steps: Sequence[_Step]) -> Iterator[St
 
 
 def _time(problem: Problem, plan: Plan, steps: Sequence[_Step]) -> TimeUse:
-    gpus = np.array([plan.module(module).parallel.tp for module, _, _ in step_nodes(plan)], dtype=float)
+    gpus = np.array([plan.module(module).parallel.group_size for module, _, _ in step_nodes(plan)], dtype=float)
     whole_s = problem.cluster.num_processes * sum(step.pipeline_s + plan.sync_s for step in steps)
     busy_s = sum(float(step.busy_s @ gpus) for step in steps)
     pipeline_s = float(gpus.sum()) * sum(step.pipeline_s for step in steps)

@@ -30,7 +30,9 @@ layout as (
         plan_id,
         run_id,
         string_agg(
-            format('{} tp{} pp{} dp{}', title, place.parallel.tp, place.parallel.pp, place.parallel.dp)
+            format('{} tp{}', title, place.parallel.tp)
+            || case when place.parallel.cp > 1 then format(' cp{}', place.parallel.cp) else '' end
+            || format(' pp{} dp{}', place.parallel.pp, place.parallel.dp)
             || case
                 when not place.recompute then ''
                 when len(place.recomputed) = 0 then ' recompute'
@@ -42,12 +44,14 @@ layout as (
             end
             || case
                 when place.parameter_shards = 1 then case when place.shard_optimizer then ' ZeRO-1' else '' end
-                when place.parameter_shards < place.parallel.dp then ' HSDP' || place.parameter_shards
+                when place.parameter_shards < place.parallel.dp * place.parallel.cp then ' HSDP' || place.parameter_shards
                 else ' FSDP2'
             end,
             ' | ' order by place.first_rank
         ) as layout_text,
-        try_cast(sum(place.parallel.tp::double * place.parallel.pp * place.parallel.dp) as bigint) as num_processes,
+        try_cast(
+            sum(place.parallel.tp::double * place.parallel.pp * place.parallel.dp * place.parallel.cp) as bigint
+        ) as num_processes,
         max(list_max(place.stage_memory_bytes)) as peak_memory_bytes
     from shown
     group by all

@@ -15,7 +15,7 @@ from tests.train.parity import Omni, Trial, train
 from tests.train.ranks import run_ranks
 from tests.train.synthetic import make_plan, make_step_plan
 
-DEGREES = st.tuples(st.integers(1, 3), st.integers(1, 4), st.integers(1, 3))
+DEGREES = st.tuples(st.integers(1, 3), st.integers(1, 4), st.integers(1, 3), st.integers(1, 3))
 
 
 @st.composite
@@ -24,10 +24,10 @@ def plans(draw):
     base = make_plan({"vision": (1, 1), "audio": (1, 1), LLM: (1, 1)}, num_microbatches=1)
     modules, first_rank = {}, 0
     for name in draw(st.permutations(("vision", "audio", LLM))):
-        tp, pp, dp = draw(DEGREES)
+        tp, pp, dp, cp = draw(DEGREES)
         layers = tuple(draw(st.lists(st.integers(1, 5), min_size=pp, max_size=pp)))
-        modules[name] = ModulePlan(name, ParallelSpec(tp, pp, dp), first_rank, layers, (0,) * pp)
-        first_rank += tp * pp * dp
+        modules[name] = ModulePlan(name, ParallelSpec(tp, pp, dp, cp), first_rank, layers, (0,) * pp)
+        first_rank += tp * pp * dp * cp
     return replace(base, modules=tuple(modules[m.module] for m in base.modules))
 
 
@@ -36,7 +36,7 @@ def test_every_rank_has_one_seat(plan):
     found = list(seats(plan))
     assert [s.rank for s in found] == list(range(plan.num_processes))
     for seat in found:
-        assert rank_of(plan.module(seat.module), seat.stage, seat.dp_rank, seat.tp_rank) == seat.rank
+        assert rank_of(plan.module(seat.module), seat.stage, seat.replica, seat.tp_rank) == seat.rank
         assert seat_of(plan, seat.rank) == seat
 
 
@@ -68,6 +68,11 @@ def test_every_rank_makes_the_same_groups_and_ends_share_one_where_an_embedding_
             groups = make_groups(plan, seat.rank, timeout_s=60, is_tied=is_tied)
         assert seat.rank in groups.replicas
         assert seat.rank in groups.tensor
+        spec = plan.module(seat.module).parallel
+        assert len(groups.replicas) == spec.dp * spec.cp
+        in_context = [s.rank for s in seats(plan) if (s.module, s.stage, s.dp_rank, s.tp_rank)
+                      == (seat.module, seat.stage, seat.dp_rank, seat.tp_rank)]  # fmt: skip
+        assert groups.context == (in_context if spec.cp > 1 else None)
         is_end = seat.module == LLM and seat.stage in (min(with_layers), max(with_layers))
         assert bool(groups.tied) == (is_tied and is_end and len(with_layers) > 1)
     assert all(each == made[0] for each in made)

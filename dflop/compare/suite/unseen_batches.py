@@ -65,7 +65,7 @@ def judge(
         keeps: Whether memory holds the microbatches of a batch.
     """
     found = []
-    gpus = np.array([plan.module(module).parallel.tp for module, _, _ in step_nodes(plan)])
+    gpus = np.array([plan.module(module).parallel.group_size for module, _, _ in step_nodes(plan)])
     limit = cluster.max_concurrency if cluster.max_concurrency < plan.num_processes else None
     for number, batch in enumerate(batches):
         job = StepJob(plan, batch, cost, limit)

@@ -80,12 +80,14 @@ def _module(module: ModulePlan) -> dict[str, Any]:
         "tp": p.tp,
         "pp": p.pp,
         "dp": p.dp,
+        "cp": p.cp,
         "first_rank": module.first_rank,
         "recompute": module.recompute,
         **{name: list(getattr(module, name)) for name in PER_STAGE},
         "parameter_shards": module.parameter_shards,
         "zero1": module.shard_optimizer,
         "max_tokens": module.max_tokens or None,
+        "cost_growth": module.cost_growth,
         "stages": [_stage(module, stage) for stage in range(p.pp)],
     }
 
@@ -96,7 +98,7 @@ def _stage(module: ModulePlan, stage: int) -> dict[str, Any]:
         "first_layer": first,
         "end_layer": first + module.layers_per_stage[stage],
         "memory_bytes": module.stage_memory_bytes[stage],
-        "ranks": [[rank_of(module, stage, d, t) for t in range(p.tp)] for d in range(p.dp)],
+        "ranks": [[rank_of(module, stage, d, t) for t in range(p.tp)] for d in range(p.num_replicas)],
     }
 
 
@@ -127,7 +129,7 @@ def _read_module(entry: dict[str, Any]) -> ModulePlan:
     stages = entry["stages"]
     module = ModulePlan(
         module=str(entry["module"]),
-        parallel=ParallelSpec(int(entry["tp"]), int(entry["pp"]), int(entry["dp"])),
+        parallel=ParallelSpec(int(entry["tp"]), int(entry["pp"]), int(entry["dp"]), int(entry.get("cp", 1))),
         first_rank=int(entry["first_rank"]),
         layers_per_stage=tuple(int(s["end_layer"]) - int(s["first_layer"]) for s in stages),
         stage_memory_bytes=tuple(int(s["memory_bytes"]) for s in stages),
@@ -139,14 +141,15 @@ def _read_module(entry: dict[str, Any]) -> ModulePlan:
         gather_s=tuple(_float(s) for s in entry.get("gather_s", ())),
         scatter_s=tuple(_float(s) for s in entry.get("scatter_s", ())),
         max_tokens=int(entry["max_tokens"] or 0),
+        cost_growth=_float(entry.get("cost_growth", 0.0)),
     )
     where = f"plan document, module `{module.module}`"
     p = module.parallel
     if len(stages) != p.pp:
         raise ConfigError(f"{len(stages)} stages, but pp is {p.pp}", where=where)
     # Before ranks are counted up: degrees of any size are written in a line.
-    if any(len(s["ranks"]) != p.dp or any(len(ranks) != p.tp for ranks in s["ranks"]) for s in stages):
-        raise ConfigError(f"its stages have not dp x tp = {p.dp:.15g} x {p.tp:.15g} ranks", where=where)
+    if any(len(s["ranks"]) != p.num_replicas or any(len(ranks) != p.tp for ranks in s["ranks"]) for s in stages):
+        raise ConfigError(f"its stages have not dp x cp x tp = {p.num_replicas:.15g} x {p.tp:.15g} ranks", where=where)
     for number, stage in enumerate(stages):
         if stage != stage | _stage(module, number):
             raise ConfigError(

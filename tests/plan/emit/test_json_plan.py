@@ -61,7 +61,7 @@ def changed(path: tuple[str | int, ...], value: object) -> str:
     ("text", "what"),
     [
         ("{", "not JSON"), (changed(("version",), 2), "version 2"), (changed(("modules", 1, "dp"), None), "'dp'"),
-        (changed(("modules", 1, "tp"), 4), "stages have not dp x tp = "),
+        (changed(("modules", 1, "tp"), 4), "stages have not dp x cp x tp = "),
         (changed(("modules", 1, "first_rank"), 3), "stage 0 disagrees"),
         (changed(("modules", 1, "stages", 1, "end_layer"), "x"), "invalid literal"),
         (changed(("num_processes",), 11), "num_processes is 11, the modules have 10"),

@@ -1,0 +1,106 @@
+"""Who of context-parallel ranks has which tokens and which media of a microbatch: from plan and StepPlan alone.
+
+The samples of a group's microbatch are a line of tokens in packed order. It is cut into one piece per rank where the
+cost is equal: a token costs more the more tokens of its sample are before it, since it attends to them. Media items are
+dealt out by their rows, most first. Ranks, scheduler and simulator work all of it out for themselves, so it is done in
+whole numbers: the same on every machine.
+"""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from dflop.records import LLM, Plan, StepPlan
+
+_SCALE = 1 << 24
+"""Of costs as whole numbers."""
+
+
+class Piece(NamedTuple):
+    """Tokens `[first, end)` of the sample at a position of the global batch."""
+
+    sample: int
+    first: int
+    end: int
+
+
+def cut(lengths: Sequence[int], num_pieces: int, growth: float, max_tokens: int = 0) -> tuple[int, ...]:
+    """Where pieces end in a line of samples, so that they cost the same; the last ends where the line does.
+
+    Args:
+        lengths: Tokens of each sample.
+        num_pieces: At least 1; some are empty where there are fewer tokens.
+        growth: By how much a token costs more for each token before it in its sample, relative to the first.
+        max_tokens: That all pieces together may have at most: none gets more than its share of them, but for what the
+            line has more; 0: no limit.
+    """
+    starts, costs = [0], [0]
+    for length in lengths:
+        starts.append(starts[-1] + length)
+        costs.append(costs[-1] + _cost(length, growth))
+    total, ends = starts[-1], [0]
+    most = max(-(-max_tokens // num_pieces), -(-total // num_pieces)) if max_tokens else total
+    done = 0
+    for left in range(num_pieces, 1, -1):
+        target = done + (costs[-1] - done) // left
+        sample = min(bisect_right(costs, target), len(lengths)) - 1
+        place = starts[max(sample, 0)] + _tokens(target - costs[max(sample, 0)], growth)
+        end = min(max(place, ends[-1], total - (left - 1) * most), ends[-1] + most, total)
+        sample = max(min(bisect_right(starts, end), len(lengths)) - 1, 0)
+        done = costs[sample] + _cost(end - starts[sample], growth)
+        ends.append(end)
+    return (*ends[1:], total)
+
+
+def pieces(plan: Plan, step_plan: StepPlan, microbatch: int, dp_rank: int) -> tuple[tuple[Piece, ...], ...]:
+    """Per context-parallel rank what it has of the LLM's samples, in packed order."""
+    llm, work = plan.module(LLM), step_plan.of(LLM)
+    items = work.owner[microbatch][dp_rank]
+    lengths = [work.item_rows[item] for item in items]
+    ends = cut(lengths, llm.parallel.cp, llm.cost_growth, llm.max_tokens)
+    starts = list(itertools.accumulate(lengths, initial=0))
+    return tuple(
+        tuple(
+            Piece(work.item_sample[item], max(low - start, 0), min(high - start, length))
+            for item, start, length in zip(items, starts, lengths, strict=False)
+            if max(low, start) < min(high, start + length)
+        )
+        for low, high in itertools.pairwise((0, *ends))
+    )
+
+
+def dealt(plan: Plan, step_plan: StepPlan, module: str, microbatch: int, dp_rank: int) -> tuple[tuple[int, ...], ...]:
+    """Per context-parallel rank the items of an encoder that it encodes, in packed order."""
+    work = step_plan.of(module)
+    items = work.owner[microbatch][dp_rank]
+    ranks = deal([work.item_rows[item] for item in items], plan.module(module).parallel.cp)
+    return tuple(
+        tuple(item for item, rank in zip(items, ranks, strict=True) if rank == of)
+        for of in range(plan.module(module).parallel.cp)
+    )
+
+
+def deal(rows: Sequence[int], num_ranks: int) -> list[int]:
+    """Rank of each item: most rows first, to whoever has fewest."""
+    found, loads = [0] * len(rows), [0] * num_ranks
+    for item in sorted(range(len(rows)), key=lambda item: -rows[item]):
+        found[item] = loads.index(min(loads))
+        loads[found[item]] += rows[item]
+    return found
+
+
+def _cost(num_tokens: int, growth: float) -> int:
+    """Of the first tokens of a sample, in twice `_SCALE`-ths of that of its first."""
+    return 2 * _SCALE * num_tokens + round(growth * _SCALE) * num_tokens * (num_tokens - 1)
+
+
+def _tokens(cost: int, growth: float) -> int:
+    """The first tokens of a sample whose cost is nearest from below."""
+    low, high = 0, cost // (2 * _SCALE) + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if _cost(middle, growth) <= cost else (low, middle)
+    return low

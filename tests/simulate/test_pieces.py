@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dflop.records import LLM, ModulePlan, ModuleWork, ParallelSpec, StepPlan
+from dflop.schedule.place import split_items
+from dflop.simulate.pieces import Piece, cut, deal, dealt, pieces
+from tests.train.synthetic import make_plan
+
+LENGTHS = st.lists(st.integers(1, 400), min_size=1, max_size=12)
+GROWTH = st.floats(0, 0.1)
+
+
+def token_costs(lengths, growth):
+    return np.concatenate([1 + growth * np.arange(n) for n in lengths])
+
+
+@given(LENGTHS, st.integers(1, 8), GROWTH)
+def test_pieces_cost_the_same_but_for_a_token(lengths, num_pieces, growth):
+    costs = token_costs(lengths, growth)
+    ends = cut(lengths, num_pieces, growth)
+    assert len(ends) == num_pieces
+    assert list(ends) == sorted(ends)
+    assert ends[-1] == len(costs)
+    shares = [part.sum() for part in np.split(costs, ends[:-1])]
+    # What a cut leaves over for lack of half tokens goes on to the pieces behind it.
+    assert max(shares) - min(shares) <= 2 * costs.max() + 1e-6 * costs.sum()
+
+
+@given(LENGTHS, st.integers(1, 8), GROWTH, st.floats(1, 3))
+def test_no_piece_goes_beyond_its_share_of_the_cap(lengths, num_pieces, growth, room):
+    cap = int(room * sum(lengths))
+    sizes = np.diff((0, *cut(lengths, num_pieces, growth, cap)))
+    assert sizes.max() <= -(-cap // num_pieces)
+    assert sizes.sum() == sum(lengths)
+
+
+def test_a_line_beyond_its_cap_is_cut_evenly():
+    assert cut([100], 4, 0.5, 40) == (25, 50, 75, 100)
+
+
+@given(st.lists(st.integers(0, 50), max_size=30), st.integers(1, 5))
+def test_dealing_is_what_the_scheduler_expects(rows, num_ranks):
+    slot = np.zeros(len(rows), dtype=np.int64)
+    expected = split_items(slot, np.array(rows, dtype=float), 1, num_ranks)
+    assert deal(rows, num_ranks) == expected.tolist()
+
+
+@given(LENGTHS, st.integers(1, 4), GROWTH, st.randoms())
+def test_every_token_and_item_has_one_rank(lengths, cp, growth, rng):
+    base = make_plan({"vision": (1, 1), LLM: (1, 1)}, num_microbatches=1)
+    modules = [ModulePlan(m, ParallelSpec(1, 1, 1, cp), 0, (4,), (0,), cost_growth=growth) for m in ("vision", LLM)]
+    plan, ids = replace(base, layout="inline", modules=tuple(modules)), tuple(range(len(lengths)))
+    order = tuple(rng.sample(ids, len(ids)))
+    work = tuple(ModuleWork(m, ids, (0,) * len(ids), tuple(lengths), ((order,),)) for m in ("vision", LLM))
+    step_plan = StepPlan("run", 0, "balanced", ids, 1, work, 1, 1.0, 1.0)
+    found = pieces(plan, step_plan, 0, 0)
+    assert len(found) == cp
+    line = [piece for of in found for piece in of]
+    tokens = [(p.sample, t) for p in line for t in range(p.first, p.end)]
+    assert tokens == [(sample, t) for sample in order for t in range(lengths[sample])]
+    assert all(isinstance(p, Piece) and p.first < p.end for p in line)
+    shares = dealt(plan, step_plan, "vision", 0, 0)
+    assert sorted(item for of in shares for item in of) == list(ids)
+    assert all([order.index(item) for item in of] == sorted(order.index(item) for item in of) for of in shares)
