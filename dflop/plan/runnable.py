@@ -65,7 +65,7 @@ def _grid_problems(plan: Plan) -> Iterator[str]:
     for module in plan.apart:
         cp = (module.parallel.cp, plan.module(LLM).parallel.cp)
         if max(cp) > 1:
-            yield f"`{module.module}` has ranks of its own, so neither it nor `{LLM}` can be context parallel: cp {cp}"
+            yield f"`{module.module}` has dedicated ranks, so neither it nor `{LLM}` can be context parallel: cp {cp}"
     ranks = [pipe.first_rank + rank for pipe in plan.pipes for rank in range(pipe.parallel.num_processes)]
     if sorted(ranks) != list(range(len(ranks))):
         yield "ranks of the modules overlap or leave one rank unused"
