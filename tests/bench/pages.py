@@ -21,7 +21,7 @@ XEON, EPYC = "2-core-intel-xeon", "2-core-amd-epyc"
 SHOWN = (
     ("schedule-real", XEON, "tests.bench.schedule"), ("engine", XEON, "tests.bench.engine"),
     ("data", XEON, "tests.bench.data"), ("suite", EPYC, "tests.bench.suite"), ("correct", EPYC, "tests.bench.correct"),
-    ("trainer", EPYC, "tests.bench.trainer"), ("verdicts", XEON, "tests.bench.verdicts"),
+    ("trainer", EPYC, "tests.bench.trainer"), ("verdicts", EPYC, "tests.bench.verdicts"),
     ("endtoend", EPYC, "tests.bench.endtoend"),
     ("chaos", EPYC, "tests.chaos.page"), ("chaos-slurm", EPYC, "tests.chaos.page"), ("fuzz", EPYC, "tests.fuzz.page"),
 )  # fmt: skip
