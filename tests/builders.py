@@ -201,14 +201,14 @@ def make_plan(
 
 
 def make_inline_plan(
-    dp: int, *, pp: int = 1, tp: int = 1, modules: Sequence[str] = ("vision", LLM), num_microbatches: int = 4,
-    global_batch_size: int = 16,
+    dp: int, *, pp: int = 1, tp: int = 1, cp: int = 1, modules: Sequence[str] = ("vision", LLM),
+    num_microbatches: int = 4, global_batch_size: int = 16,
 ) -> Plan:  # fmt: skip
     """Inline layout of `modules` (LLM last), 4 layers each, the chain cut evenly by count, the rest on the first."""
     chain = np.repeat(np.arange(len(modules)), 4)
     stages = np.array_split(chain, pp)
     places = [
-        ModulePlan(module, ParallelSpec(tp, pp, dp), 0, tuple(int(np.sum(s == i)) for s in stages), (0,) * pp)
+        ModulePlan(module, ParallelSpec(tp, pp, dp, cp), 0, tuple(int(np.sum(s == i)) for s in stages), (0,) * pp)
         for i, module in enumerate(modules)
     ]
     return _plan("inline", places, num_microbatches, global_batch_size)

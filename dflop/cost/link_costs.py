@@ -112,6 +112,11 @@ class LinkModel:
         moved = moved_frac(op, num_ranks) / moved_frac(op, max(nearest.num_ranks, 2))
         return latency_s + moved * num_bytes / nearest.bytes_per_s
 
+    def line(self, op: str, num_ranks: int, num_nodes: int) -> tuple[float, float]:
+        """(latency_s, seconds that a byte adds) of an operation; zeros as for `seconds`."""
+        latency_s = self.seconds(op, 1e-9, num_ranks, num_nodes)
+        return latency_s, (self.seconds(op, 1e9, num_ranks, num_nodes) - latency_s) / 1e9
+
 
 def moved_frac(op: str, num_ranks: int) -> float:
     """Part of its buffer that every rank of a ring sends."""

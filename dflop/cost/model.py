@@ -154,24 +154,29 @@ class CostModel:
         num_layers: int,
         edge: bool,
         tp: int = 1,
+        cp: int = 1,
         recompute: float = False,
         factor: npt.ArrayLike | None = None,
     ) -> tuple[Floats, Floats]:
         """(forward_s, backward_s) of `num_layers` layers, plus the edge if `edge`, on each microbatch.
 
         The three loads are scalars or arrays that broadcast; zero tokens cost nothing. A load does not tell which sizes
-        it consists of: `factor`, of the loads' shape, is the correction of its mix, None the module's level.
+        it consists of: `factor`, of the loads' shape, is the correction of its mix, None the module's level. Ranks that
+        share samples (`cp`) take a part each of the load of all, and the LLM's exchange keys and values.
 
         Raises:
             CostError: no table, or a load too far beyond the probes.
         """
         table = self.table(module, tp, recompute)
-        load = self._range_checked(table, (num_items, num_tokens, sum_sq_tokens))
+        load = self._range_checked(table, _share((num_items, num_tokens, sum_sq_tokens), cp))
         times = self.level(module) if factor is None else np.asarray(factor)
-        return (
-            times * evaluate(table.forward_s, load, num_layers, edge),
-            times * evaluate(table.backward_s, load, num_layers, edge),
-        )
+        forward_s = times * evaluate(table.forward_s, load, num_layers, edge)
+        backward_s = times * evaluate(table.backward_s, load, num_layers, edge)
+        if cp == 1 or module != LLM:
+            return forward_s, backward_s
+        # Once on the way there, once on the way back; again where a layer runs again.
+        exchange_s = num_layers * self._exchange_s(table, num_tokens, sum_sq_tokens, cp)
+        return forward_s + exchange_s, backward_s + (1 + recompute) * exchange_s
 
     def item_seconds(
         self,
@@ -183,6 +188,7 @@ class CostModel:
         num_layers: int,
         edge: bool,
         tp: int = 1,
+        cp: int = 1,
         recompute: float = False,
         factor: npt.ArrayLike | None = None,
     ) -> Floats:
@@ -190,10 +196,10 @@ class CostModel:
 
         No fixed terms, and the mean slope over the probed range in place of the curve, so that loads add: packing
         needs that, and what it decides is judged with `module_seconds`. Each load is one item, corrected by its own
-        size; of loads that are several items, `factor` is the correction.
+        size; of loads that are several items, `factor` is the correction. Messages of keys and values are left out.
         """
         table = self.table(module, tp, recompute)
-        load = self._range_checked(table, (num_items, num_tokens, sum_sq_tokens))
+        load = self._range_checked(table, _share((num_items, num_tokens, sum_sq_tokens), cp))
 
         def added_s(terms: CostTerms) -> Floats:
             return evaluate(straightened(terms, table.min_tokens, table.max_tokens), load, num_layers, edge)
@@ -211,11 +217,12 @@ class CostModel:
         num_layers: int,
         edge: bool,
         tp: int = 1,
+        cp: int = 1,
         recompute: float = False,
     ) -> Floats:
-        """Bytes one microbatch keeps alive between its forward and its backward."""
+        """Bytes one microbatch keeps alive between its forward and its backward, without keys and values received."""
         table = self.table(module, tp, recompute)
-        load = self._range_checked(table, (num_items, num_tokens, sum_sq_tokens))
+        load = self._range_checked(table, _share((num_items, num_tokens, sum_sq_tokens), cp))
         return evaluate(table.activation_bytes, load, num_layers, edge)
 
     def is_extrapolated(
@@ -240,10 +247,7 @@ class CostModel:
             load.num_items,
             load.num_tokens,
             load.sum_sq_tokens,
-            num_layers=module_plan.layers_per_stage[stage],
-            edge=has_edge(module_plan.layers_per_stage, stage),
-            tp=module_plan.parallel.tp,
-            recompute=recompute,
+            **stage_kind(module_plan, stage)._replace(recompute=recompute)._asdict(),
         )
         return float(forward), float(backward)
 
@@ -266,6 +270,21 @@ class CostModel:
     def sync_seconds(self, param_bytes: float, dp: int, num_nodes: int) -> float:
         """The all-reduce of one gradient of `param_bytes` over `dp` replicas; 0.0 where no link is known."""
         return self._links.seconds(ALL_REDUCE, param_bytes, dp, num_nodes)
+
+    def _exchange_s(self, table: CostTable, num_tokens: npt.ArrayLike, sum_sq_tokens: npt.ArrayLike, cp: int) -> Floats:
+        """Seconds in which a layer's keys and values of samples that are cut get to the ranks with their later tokens.
+
+        The rank that receives most gets about a sample, of the length that a token's sample has on average, but never
+        more than what the other ranks have.
+        """
+        spec, tokens = self._specs.get(table.module), np.asarray(num_tokens, dtype=np.float64)
+        if spec is None:
+            return np.zeros_like(tokens)
+        length = np.divide(sum_sq_tokens, tokens, out=np.zeros_like(tokens), where=tokens > 0)
+        most = np.minimum(length, tokens * (cp - 1) / cp)
+        latency_s, s_per_byte = self._links.line(P2P, 2, 1)
+        found: Floats = latency_s + s_per_byte * most * 2 * spec.key_width * bytes_per_value(table.dtype) / table.tp
+        return np.where(tokens > 0, found, 0.0)
 
     def _checked(self, corrections: Mapping[str, float | ModuleFactors]) -> dict[str, float | ModuleFactors]:
         for module, found in corrections.items():
@@ -290,12 +309,22 @@ class StageKind(NamedTuple):
     edge: bool
     recompute: float
     """Share of the layers that run again in the backward pass."""
+    tp: int = 1
+    cp: int = 1
 
 
 def stage_kind(part: ModulePlan, stage: int) -> StageKind:
     """The kind of a stage of a planned module."""
-    layers = part.layers_per_stage
-    return StageKind(layers[stage], has_edge(layers, stage), part.recomputed_frac(stage))
+    layers, p = part.layers_per_stage, part.parallel
+    return StageKind(layers[stage], has_edge(layers, stage), part.recomputed_frac(stage), p.tp, p.cp)
+
+
+def _share(load: Load, cp: int) -> Load:
+    """What a rank has of a load that so many share evenly."""
+    if cp == 1:
+        return load
+    items, tokens, sum_sq = (np.asarray(part, dtype=np.float64) / cp for part in load)
+    return items, tokens, sum_sq
 
 
 def has_edge(layers_per_stage: tuple[int, ...], stage: int) -> bool:

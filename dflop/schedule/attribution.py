@@ -14,6 +14,8 @@ import numpy as np
 
 from dflop.cost.model import CostModel, Floats, StageKind, stage_kind
 from dflop.records import ModulePlan, Plan, SampleShape, StepPlan
+from dflop.schedule.assignment import assignment_of
+from dflop.schedule.evaluate import StepEvaluator
 from dflop.schedule.items import ModuleItems, Owner, item_weights, module_items, owner_cells
 from dflop.simulate.step import Node, step_nodes
 
@@ -54,38 +56,34 @@ def bucket_seconds(
     plain, nodes = cost.uncorrected().extrapolating(), step_nodes(plan)
     position = {node: i for i, node in enumerate(nodes)}
     seconds: dict[str, Floats] = {}
+    items = {m.module: module_items(batch, m.module) for m in plan.modules}
+    judge, assignment = StepEvaluator(plan, items, plain), assignment_of(plan, step_plan)
+    loads = judge.loads(assignment)
     for m in plan.modules:
         own_edges = edges.get(m.module, ())
-        items, owner = module_items(batch, m.module), step_plan.of(m.module).owner
         found = seconds[m.module] = np.zeros((len(nodes), plan.num_microbatches, len(own_edges) + 1))
         by_kind: dict[StageKind, Floats] = {}
-        for stage in range(m.parallel.pp):
+        for stage, taken_s in enumerate(judge.part_seconds(m, loads[m.module], assignment)):
             kind = stage_kind(m, stage)
             if kind not in by_kind:
-                by_kind[kind] = _stage_buckets(m, kind, items, owner, plain, own_edges)
+                owner = step_plan.of(m.module).owner
+                by_kind[kind] = _stage_buckets(m, kind, items[m.module], owner, taken_s.sum(axis=0), plain, own_edges)
             for rank in range(m.parallel.dp):
                 found[position[plan.grid_of(m.module)[-1].module, stage, rank]] = by_kind[kind][:, rank]
     return BucketSeconds(nodes, seconds)
 
 
 def _stage_buckets(
-    part: ModulePlan,
-    kind: StageKind,
-    items: ModuleItems,
-    owner: Owner,
-    cost: CostModel,
+    part: ModulePlan, kind: StageKind, items: ModuleItems, owner: Owner, taken_s: Floats, cost: CostModel,
     edges: tuple[int, ...],
-) -> Floats:
-    """`[microbatches, dp, buckets]` seconds of a module on its stages of one kind."""
+) -> Floats:  # fmt: skip
+    """`[microbatches, dp, buckets]` of the seconds `[microbatches, dp]` of a module on its stages of one kind."""
     dp, num_buckets = part.parallel.dp, len(edges) + 1
-    num_cells = len(owner) * dp
     cell = owner_cells(owner, len(items.sample))
-    loads = [np.bincount(cell, column, num_cells) for column in items.loads]
-    forward_s, backward_s = cost.module_seconds(part.module, *loads, **kind._asdict(), tp=part.parallel.tp)
     bucket = cell * num_buckets + np.searchsorted(edges, items.num_tokens, side="right")
     weights_s = item_weights(part, kind, items, cost)
-    shares = np.bincount(bucket, weights_s, num_cells * num_buckets).reshape(num_cells, num_buckets)
-    total = shares.sum(axis=1)
-    scale = np.divide(forward_s + backward_s, total, out=np.zeros(num_cells), where=total > 0)
-    shares_s: Floats = (shares * scale[:, np.newaxis]).reshape(len(owner), dp, num_buckets)
-    return shares_s
+    shares = np.bincount(bucket, weights_s, len(owner) * dp * num_buckets).reshape(len(owner), dp, num_buckets)
+    total = shares.sum(axis=-1)
+    scale = np.divide(taken_s, total, out=np.zeros(total.shape), where=total > 0)
+    found: Floats = shares * scale[..., np.newaxis]
+    return found

@@ -7,6 +7,7 @@ the same layers cost the same), and the compiled simulator says when the last st
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -15,6 +16,7 @@ from dflop.cost.model import CostModel, Floats, StageKind, stage_kind
 from dflop.records import LLM, ModulePlan, Plan
 from dflop.schedule.assignment import Assignment
 from dflop.schedule.items import Ints, ModuleItems, StageMix, stage_mix, stage_slowness
+from dflop.schedule.splitting import split_items
 from dflop.simulate.kernel import Bools, StepShape, StepWork, run_step, step_shape
 from dflop.simulate.step import Node, meeting_ranks, on_shared_cores, slowest, step_nodes, together
 
@@ -131,21 +133,20 @@ class StepEvaluator:
     ) -> tuple[Floats, Floats]:
         if not kind.num_layers:
             return np.zeros(load.shape[1:]), np.zeros(load.shape[1:])
-        key = (part.module, kind)
+        key, items = (part.module, kind), self.items[part.module]
         if key not in self._mixes:
-            self._mixes[key] = stage_mix(part, kind, self.items[part.module], self.cost)
-        mix, factor = self._mixes[key], None
-        if mix:
-            slot, rank = assignment.places(self.items[part.module])
-            cells = mix.factors(slot * part.parallel.dp + rank, load[0].size)
-            factor = cells.reshape(load.shape[1:])
-        return self.cost.module_seconds(
-            part.module,
-            *load,
-            **kind._asdict(),
-            tp=part.parallel.tp,
-            factor=factor,
-        )
+            self._mixes[key] = stage_mix(part, kind, items, self.cost)
+        mix, is_dealt = self._mixes[key], kind.cp > 1 and part.module != LLM
+        slot, rank = assignment.places(items)
+        cell, shape = slot * part.parallel.dp + rank, load.shape[1:]
+        if is_dealt:  # each rank of a group has whole items, and the others wait for who has most
+            of_rank = split_items(cell, np.array(items.rows, dtype=float), load[0].size, kind.cp)
+            cell, shape = cell * kind.cp + of_rank, (*shape, kind.cp)
+            load = np.array([np.bincount(cell, of, math.prod(shape)) for of in items.loads], dtype=float)
+            load, kind = load.reshape(3, *shape), kind._replace(cp=1)
+        factor = mix.factors(cell, load[0].size).reshape(shape) if mix else None
+        forward_s, backward_s = self.cost.module_seconds(part.module, *load, **kind._asdict(), factor=factor)
+        return (forward_s.max(axis=-1), backward_s.max(axis=-1)) if is_dealt else (forward_s, backward_s)
 
     def _delays(self, assignment: Assignment, pipe: ModulePlan, tokens: Floats) -> Floats:
         """`[2, 3, dp, microbatches]`: (forward, backward) x (between stages, into the first stage, out of the last).
@@ -154,7 +155,8 @@ class StepEvaluator:
         items become, which are counted where they are made and where they go. Gradients go the other way.
         """
         latency_s, s_per_byte = self._p2p
-        inside = _travel_s(latency_s, s_per_byte, tokens * self.cost.hidden_bytes(pipe.module, pipe.parallel.tp))
+        hidden_bytes = self.cost.hidden_bytes(pipe.module, pipe.parallel.tp) / pipe.parallel.cp
+        inside = _travel_s(latency_s, s_per_byte, tokens * hidden_bytes)
         found = np.zeros((2, 3, *tokens.shape))
         found[0, :2], found[1, 0] = inside, inside
         if not self.plan.apart:

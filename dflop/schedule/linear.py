@@ -211,15 +211,14 @@ def _part(
     plan: Plan, part: ModulePlan, kind: StageKind, items: ModuleItems, cost: CostModel
 ) -> tuple[Floats, float, float]:
     """One module's layers on a stage: (`[items]` seconds, fixed seconds of a microbatch, forward share)."""
-    tp = part.parallel.tp
-    seconds = cost.item_seconds(part.module, *items.loads, **kind._asdict(), tp=tp)
+    seconds = cost.item_seconds(part.module, *items.loads, **kind._asdict())
     if not len(seconds):
         return seconds, 0.0, 1 / 3
     num_buckets = max(1, min(plan.num_microbatches * part.parallel.dp, len(seconds)))
     typical = [float(load.sum()) / num_buckets for load in items.loads]
     mix = stage_mix(part, kind, items, cost)
     both = cost.module_seconds(
-        part.module, *typical, **kind._asdict(), tp=tp,
+        part.module, *typical, **kind._asdict(),
         factor=mix.factors(np.zeros(len(seconds), dtype=np.int64), 1)[0] if mix else None,
     )  # fmt: skip
     forward, backward = (float(seconds_s) for seconds_s in both)

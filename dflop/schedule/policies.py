@@ -27,8 +27,9 @@ from dflop.schedule.evaluate import StepEvaluator
 from dflop.schedule.items import Ints, ModuleItems, item_seconds, module_items, stage_slowness
 from dflop.schedule.linear import LinearStep, linear_step, sample_weights
 from dflop.schedule.pack import token_lpt
-from dflop.schedule.place import by_shares, place, split_under_cap
+from dflop.schedule.place import by_shares, place
 from dflop.schedule.program import balance, bottleneck
+from dflop.schedule.splitting import split_under_cap
 from dflop.schedule.state import Task, make_task
 from dflop.simulate.step import Node
 

@@ -7,7 +7,7 @@ import numpy as np
 from dflop.schedule.anneal import search
 from dflop.schedule.data_parallel import balance_ranks
 from dflop.schedule.linear import LinearStep, Part
-from dflop.schedule.place import split_items
+from dflop.schedule.splitting import split_items
 from dflop.schedule.state import make_task
 
 

@@ -49,14 +49,21 @@ def step_nodes(plan: Plan) -> tuple[Node, ...]:
 
 
 def meeting(module: ModulePlan, stage: int) -> tuple[int, float, float]:
-    """(neighbouring replicas that share out parameters, 1: none; seconds to gather weights, to share out gradients)."""
+    """(neighbours that share out parameters, 1: none; seconds to gather weights, to share out gradients).
+
+    Neighbours are replicas, or the groups of them that share samples: a group is one node.
+    """
     gather_s, scatter_s = module.gather_s, module.scatter_s
-    return module.parameter_shards, gather_s[stage] if gather_s else 0.0, scatter_s[stage] if scatter_s else 0.0
+    return _neighbours(module), gather_s[stage] if gather_s else 0.0, scatter_s[stage] if scatter_s else 0.0
 
 
 def meeting_ranks(plan: Plan, module: str) -> int:
     """Neighbouring ranks of a pipe's stages that wait for one another in every microbatch; 1: none do."""
-    return max(m.parameter_shards for m in plan.grid_of(module))
+    return max(_neighbours(m) for m in plan.grid_of(module))
+
+
+def _neighbours(module: ModulePlan) -> int:
+    return max(1, module.parameter_shards // module.parallel.cp)
 
 
 def together(plan: Plan, module: str, stage: int, forward_s: Floats, backward_s: Floats) -> tuple[Floats, Floats]:

@@ -1,11 +1,13 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from dflop.cost.curve import ZERO
 from dflop.cost.model import CostModel
 from dflop.errors import CostError
-from dflop.records import CostTerms, ModuleFactors, ModuleLoad
-from tests.builders import make_cost, make_plan, make_table
+from dflop.records import LLM, CostTerms, ModuleFactors, ModuleLoad
+from tests.builders import make_cost, make_link, make_plan, make_specs, make_table
 
 
 def test_seconds_are_layers_plus_edge():
@@ -154,3 +156,29 @@ def test_items_are_corrected_by_their_size_and_mixes_by_the_level():
     assert uncorrected.item_seconds(*loads, **key).tolist() == plain.item_seconds(*loads, **key).tolist()
     assert (cost.level("llm"), cost.is_by_size("llm")) == (1.5, True)
     assert (uncorrected.level("llm"), uncorrected.is_by_size("llm")) == (1.0, False)
+
+
+def test_ranks_that_share_samples_take_their_part_and_exchange_keys_and_values():
+    spec = replace(make_specs()[0], num_heads=4, num_kv_heads=2, head_dim=16)
+    links = [make_link("p2p", 2, 1, 1e-5, 1e9)]
+    cost = CostModel([make_table(LLM), make_table(LLM, recompute=True)], specs=[spec], links=links, extrapolate=True)
+    tokens, sum_sq = 4000.0, 4000.0 * 600
+    key = {"num_layers": 3, "edge": True, "tp": 1}
+    shared, part = (
+        np.array(cost.module_seconds(LLM, n, t, s, cp=cp, **key))
+        for n, t, s, cp in ((80, tokens, sum_sq, 4), (20, tokens / 4, sum_sq / 4, 1))
+    )
+    # Of a sample that is cut 600 tokens, keys and values of 32 numbers of 4 bytes each.
+    exchange_s = 1e-5 + 600 * 2 * 32 * 4 / 1e9
+    assert shared - part == pytest.approx(3 * exchange_s)
+    again = np.array(cost.module_seconds(LLM, 80, tokens, sum_sq, cp=4, recompute=True, **key))
+    alone = np.array(cost.module_seconds(LLM, 20, tokens / 4, sum_sq / 4, recompute=True, **key))
+    assert again - alone == pytest.approx([3 * exchange_s, 6 * exchange_s])
+    # A single sample over all ranks: the last one gets what the others have.
+    longest = np.array(cost.module_seconds(LLM, 1, 4000, 4000**2, cp=4, **key))
+    of_part = np.array(cost.module_seconds(LLM, 1 / 4, 1000, 4000**2 / 4, **key))
+    assert longest - of_part == pytest.approx(3 * (1e-5 + 3000 * 2 * 32 * 4 / 1e9))
+    assert not cost.module_seconds(LLM, 0, 0, 0, cp=4, **key)[0].any()
+    assert cost.activation_bytes(LLM, 80, tokens, sum_sq, cp=4, **key) == cost.activation_bytes(
+        LLM, 20, tokens / 4, sum_sq / 4, **key
+    )

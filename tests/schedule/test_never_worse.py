@@ -64,9 +64,8 @@ def steps(draw: st.DrawFn, layout: str) -> tuple[Plan, tuple[SampleShape, ...]]:
     encoders = ENCODERS[: draw(st.integers(0, 2))]
     num_microbatches, pp = draw(st.integers(1, 6)), draw(st.integers(1, 3))
     if layout == "inline":
-        plan = make_inline_plan(
-            draw(st.integers(1, 3)), pp=pp, modules=(*encoders, LLM), num_microbatches=num_microbatches
-        )
+        dp, cp = draw(st.integers(1, 3)), draw(st.sampled_from([1, 1, 3]))
+        plan = make_inline_plan(dp, pp=pp, cp=cp, modules=(*encoders, LLM), num_microbatches=num_microbatches)
     else:
         dp = {name: draw(st.integers(1, 3)) for name in (*encoders, LLM)}
         encoder_pp = draw(st.integers(1, 2))

@@ -1,9 +1,13 @@
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dflop.cost.model import stage_kind
 from dflop.records import LLM, ModuleLoad
 from dflop.schedule.step_scheduler import predicted_spans, schedule_step, stage_spans
+from dflop.simulate.pieces import dealt
 from tests.builders import make_cost, make_inline_plan, make_plan, make_sample, random_batch
 from tests.schedule.steps import plans_with_batches
 
@@ -80,6 +84,37 @@ def test_a_stage_that_holds_several_modules_is_expected_to_take_what_all_of_them
     assert any(spans["audio", 1, rank][k].forward_s for rank in (0, 1) for k in range(4))
     busy_s = max(sum(s.forward_s + s.backward_s for s in found) for found in stages.values())
     assert busy_s <= step_plan.predicted_step_s * (1 + 1e-9)
+
+
+def test_ranks_that_share_samples_take_a_part_of_the_tokens_and_of_the_items():
+    plan = make_inline_plan(2, cp=3, pp=2, modules=(*ENCODERS, LLM))
+    batch, cost = random_batch(24), make_cost(*ENCODERS)
+    step_plan = schedule(plan, batch, cost)
+    spans = predicted_spans(plan, step_plan, batch, cost)
+    num_dealt_unevenly = 0
+    for (module, stage, dp_rank), found in spans.items():
+        work = step_plan.of(module)
+        kind = stage_kind(plan.module(module), stage)
+        for k, span in enumerate(found):
+            if module == LLM:
+                load = (span.num_items, span.num_tokens, span.sum_sq_tokens)
+                forward_s = float(cost.module_seconds(module, *load, **kind._asdict())[0])
+                evenly = cost.module_seconds(module, *(n / 3 for n in load), **kind._replace(cp=1)._asdict())
+                assert forward_s == pytest.approx(float(evenly[0]))
+            else:  # all wait for the rank whose items take longest
+                of_ranks = []
+                for items in dealt(plan, step_plan, module, k, dp_rank):
+                    load = ModuleLoad(0, 0, 0)
+                    for i in items:
+                        load += batch[work.item_sample[i]].items[work.item_rank_in_sample[i]].load
+                    own = (load.num_items, load.num_tokens, load.sum_sq_tokens)
+                    of_ranks.append(float(cost.module_seconds(module, *own, **kind._replace(cp=1)._asdict())[0]))
+                forward_s = max(of_ranks)
+                num_dealt_unevenly += max(of_ranks) > min(of_ranks)
+            assert span.forward_s == pytest.approx(forward_s)
+    assert num_dealt_unevenly
+    alone = replace(plan, modules=tuple(replace(m, parallel=replace(m.parallel, cp=1)) for m in plan.modules))
+    assert schedule(alone, batch, cost).predicted_step_s > step_plan.predicted_step_s
 
 
 def test_arrival_cuts_by_count():

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dflop.records import LLM, ModulePlan, ModuleWork, ParallelSpec, StepPlan
-from dflop.schedule.place import split_items
+from dflop.schedule.splitting import split_items
 from dflop.simulate.pieces import Piece, cut, deal, dealt, pieces
 from tests.train.synthetic import make_plan
 
