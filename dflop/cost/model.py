@@ -174,9 +174,35 @@ class CostModel:
         backward_s = times * evaluate(table.backward_s, load, num_layers, edge)
         if cp == 1 or module != LLM:
             return forward_s, backward_s
-        # Once on the way there, once on the way back; again where a layer runs again.
-        exchange_s = num_layers * self._exchange_s(table, num_tokens, sum_sq_tokens, cp)
-        return forward_s + exchange_s, backward_s + (1 + recompute) * exchange_s
+        # About a sample is received, of the length that a token's has on average, or what the other ranks have.
+        tokens = np.asarray(num_tokens, dtype=np.float64)
+        length = np.divide(sum_sq_tokens, tokens, out=np.zeros_like(tokens), where=tokens > 0)
+        received = np.minimum(length, tokens * (cp - 1) / cp)
+        exchanges_s = self.exchange_seconds(module, received, num_layers=num_layers, tp=tp, recompute=recompute)
+        return forward_s + exchanges_s[0], backward_s + exchanges_s[1]
+
+    def exchange_seconds(
+        self, module: str, num_received: npt.ArrayLike, *, num_layers: int, tp: int = 1, recompute: float = False
+    ) -> tuple[Floats, Floats]:
+        """(forward_s, backward_s) in which ranks get the keys and values that their tokens attend to on others.
+
+        Once per layer, gradients on the way back, and anew where a layer runs again. Nothing is sent for no token; 0
+        where spec or link are not known.
+
+        Args:
+            module: With attention over samples that are cut.
+            num_received: Tokens of the rank that receives most.
+            num_layers: Of the stage.
+            tp: Ranks with a part of the heads each.
+            recompute: Share of the layers that run again.
+        """
+        spec, received = self._specs.get(module), np.asarray(num_received, dtype=np.float64)
+        if spec is None:
+            return np.zeros_like(received), np.zeros_like(received)
+        latency_s, s_per_byte = self._links.line(P2P, 2, 1)
+        num_bytes = 2 * spec.key_width * bytes_per_value(self.table(module, tp).dtype) / tp
+        once_s = num_layers * np.where(received > 0, latency_s + s_per_byte * num_bytes * received, 0.0)
+        return once_s, (1 + recompute) * once_s
 
     def item_seconds(
         self,
@@ -270,21 +296,6 @@ class CostModel:
     def sync_seconds(self, param_bytes: float, dp: int, num_nodes: int) -> float:
         """The all-reduce of one gradient of `param_bytes` over `dp` replicas; 0.0 where no link is known."""
         return self._links.seconds(ALL_REDUCE, param_bytes, dp, num_nodes)
-
-    def _exchange_s(self, table: CostTable, num_tokens: npt.ArrayLike, sum_sq_tokens: npt.ArrayLike, cp: int) -> Floats:
-        """Seconds in which a layer's keys and values of samples that are cut get to the ranks with their later tokens.
-
-        The rank that receives most gets about a sample, of the length that a token's sample has on average, but never
-        more than what the other ranks have.
-        """
-        spec, tokens = self._specs.get(table.module), np.asarray(num_tokens, dtype=np.float64)
-        if spec is None:
-            return np.zeros_like(tokens)
-        length = np.divide(sum_sq_tokens, tokens, out=np.zeros_like(tokens), where=tokens > 0)
-        most = np.minimum(length, tokens * (cp - 1) / cp)
-        latency_s, s_per_byte = self._links.line(P2P, 2, 1)
-        found: Floats = latency_s + s_per_byte * most * 2 * spec.key_width * bytes_per_value(table.dtype) / table.tp
-        return np.where(tokens > 0, found, 0.0)
 
     def _checked(self, corrections: Mapping[str, float | ModuleFactors]) -> dict[str, float | ModuleFactors]:
         for module, found in corrections.items():

@@ -7,7 +7,6 @@ the same layers cost the same), and the compiled simulator says when the last st
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -16,6 +15,7 @@ from dflop.cost.model import CostModel, Floats, StageKind, stage_kind
 from dflop.records import LLM, ModulePlan, Plan
 from dflop.schedule.assignment import Assignment
 from dflop.schedule.items import Ints, ModuleItems, StageMix, stage_mix, stage_slowness
+from dflop.schedule.piece_loads import piece_loads
 from dflop.schedule.splitting import split_items
 from dflop.simulate.kernel import Bools, StepShape, StepWork, run_step, step_shape
 from dflop.simulate.step import Node, meeting_ranks, on_shared_cores, slowest, step_nodes, together
@@ -136,17 +136,30 @@ class StepEvaluator:
         key, items = (part.module, kind), self.items[part.module]
         if key not in self._mixes:
             self._mixes[key] = stage_mix(part, kind, items, self.cost)
-        mix, is_dealt = self._mixes[key], kind.cp > 1 and part.module != LLM
+        mix, factor, shape = self._mixes[key], None, load.shape[1:]
         slot, rank = assignment.places(items)
-        cell, shape = slot * part.parallel.dp + rank, load.shape[1:]
-        if is_dealt:  # each rank of a group has whole items, and the others wait for who has most
-            of_rank = split_items(cell, np.array(items.rows, dtype=float), load[0].size, kind.cp)
-            cell, shape = cell * kind.cp + of_rank, (*shape, kind.cp)
-            load = np.array([np.bincount(cell, of, math.prod(shape)) for of in items.loads], dtype=float)
-            load, kind = load.reshape(3, *shape), kind._replace(cp=1)
-        factor = mix.factors(cell, load[0].size).reshape(shape) if mix else None
-        forward_s, backward_s = self.cost.module_seconds(part.module, *load, **kind._asdict(), factor=factor)
-        return (forward_s.max(axis=-1), backward_s.max(axis=-1)) if is_dealt else (forward_s, backward_s)
+        cell = slot * part.parallel.dp + rank
+        if mix:
+            factor = mix.factors(cell, load[0].size).reshape(shape)
+        if kind.cp == 1:
+            return self.cost.module_seconds(part.module, *load, **kind._asdict(), factor=factor)
+        # All ranks of a group wait for who has most.
+        if part.module == LLM:
+            growth, cap = part.cost_growth, part.max_tokens
+            loads, received = piece_loads(items, cell, load[0].size, kind.cp, growth, cap)
+            exchanges_s = self.cost.exchange_seconds(
+                LLM, received.reshape(shape), num_layers=kind.num_layers, tp=kind.tp, recompute=kind.recompute
+            )
+        else:
+            of_rank = cell * kind.cp + split_items(cell, np.array(items.rows, dtype=float), load[0].size, kind.cp)
+            loads = np.array([np.bincount(of_rank, of, load[0].size * kind.cp) for of in items.loads], dtype=float)
+            exchanges_s = np.zeros(shape), np.zeros(shape)
+        seconds = self.cost.module_seconds(
+            part.module, *loads.reshape(3, *shape, kind.cp), **kind._replace(cp=1)._asdict(),
+            factor=None if factor is None else factor[..., np.newaxis],
+        )  # fmt: skip
+        forward_s, backward_s = (of.max(axis=-1) + more for of, more in zip(seconds, exchanges_s, strict=True))
+        return forward_s, backward_s
 
     def _delays(self, assignment: Assignment, pipe: ModulePlan, tokens: Floats) -> Floats:
         """`[2, 3, dp, microbatches]`: (forward, backward) x (between stages, into the first stage, out of the last).

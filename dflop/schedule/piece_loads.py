@@ -1,0 +1,90 @@
+"""What context-parallel ranks have of the LLM's load: all lines of samples of a step cut at once.
+
+The cuts are those of `dflop/simulate/pieces.py` but for a token: these decide nothing, they only say what it takes.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from dflop.cost.model import Floats
+from dflop.schedule.items import Ints, ModuleItems
+
+
+class PieceLoads(NamedTuple):
+    """Loads of ranks, `[3, cells, cp]`, and the most tokens whose keys and values one of them receives, `[cells]`."""
+
+    loads: Floats
+    received: Floats
+
+
+def piece_loads(
+    items: ModuleItems, cell: Ints, num_cells: int, num_pieces: int, growth: float, max_tokens: int = 0
+) -> PieceLoads:
+    """Loads of the pieces of every cell's line.
+
+    Args:
+        items: Of the LLM, samples.
+        cell: Of every sample, whose microbatch on whose group it is in.
+        num_cells: Microbatches times groups.
+        num_pieces: Ranks of a group.
+        growth: As for `pieces.cut`.
+        max_tokens: As for `pieces.cut`.
+    """
+    order = np.argsort(cell, kind="stable")
+    of_cell, lengths = cell[order], items.num_tokens[order].astype(np.float64)
+    first = np.searchsorted(of_cell, np.arange(num_cells + 1))
+    tokens, costs = (np.concatenate([[0.0], np.cumsum(x)]) for x in (lengths, _cost(lengths, growth)))
+    ends = tokens[first[:-1], np.newaxis] + _ends(first, tokens, costs, num_pieces, growth, max_tokens)
+    starts = tokens[:-1, np.newaxis]
+    low, high = (np.clip(edges[of_cell] - starts, 0, lengths[:, np.newaxis]) for edges in (ends[:, :-1], ends[:, 1:]))
+    counted = np.divide(items.num_items[order], lengths, out=np.zeros_like(lengths), where=lengths > 0)
+    of_samples = ((high - low) * counted[:, np.newaxis], high - low, high**2 - low**2)
+    # A sample without tokens loses nothing here: it costs nothing either.
+    loads = np.array([_summed(x, of_cell, num_cells) for x in of_samples])
+    cut = np.where(high > low, low, 0.0)  # tokens before a piece of its first sample
+    received = np.zeros(num_cells)
+    np.maximum.at(received, of_cell, cut.max(axis=1, initial=0.0))
+    return PieceLoads(loads, received)
+
+
+def _ends(first: Ints, tokens: Floats, costs: Floats, num_pieces: int, growth: float, max_tokens: int) -> Floats:
+    """`[cells, pieces + 1]` in tokens of the cell's line.
+
+    `tokens` and `costs` are running sums over all samples, those of a cell from `first` on.
+    """
+    start, line = tokens[first[:-1]], np.diff(tokens[first])
+    most = line if not max_tokens else np.maximum(-(-max_tokens // num_pieces), np.ceil(line / num_pieces))
+    found, done = [np.zeros_like(line)], costs[first[:-1]]
+    for left in range(num_pieces, 1, -1):
+        target = done + (costs[first[1:]] - done) / left
+        place = _place(first, target, costs, tokens, growth) - start
+        lowest = np.maximum(found[-1], line - (left - 1) * most)
+        found.append(np.minimum(np.maximum(place, lowest), np.minimum(found[-1] + most, line)))
+        at = start + found[-1]
+        sample = np.clip(np.searchsorted(tokens, at, side="right") - 1, first[:-1], np.maximum(first[1:] - 1, 0))
+        done = costs[sample] + _cost(at - tokens[sample], growth)
+    return np.stack([*found, line], axis=1)
+
+
+def _place(first: Ints, target: Floats, costs: Floats, tokens: Floats, growth: float) -> Floats:
+    """Running tokens at which the running cost reaches a target, whole ones."""
+    sample = np.clip(np.searchsorted(costs, target, side="right") - 1, first[:-1], np.maximum(first[1:] - 1, 0))
+    rest, half = target - costs[sample], growth / 2
+    # Of `n + half * n * (n - 1) = rest`.
+    inside = rest if not half else ((half - 1) + np.sqrt((1 - half) ** 2 + 4 * half * np.maximum(rest, 0))) / growth
+    found: Floats = tokens[sample] + np.floor(inside + 1e-9)
+    return found
+
+
+def _cost(num_tokens: Floats, growth: float) -> Floats:
+    """Of the first tokens of samples, in those of a sample's first."""
+    found: Floats = num_tokens + growth / 2 * num_tokens * (num_tokens - 1)
+    return found
+
+
+def _summed(values: Floats, cell: Ints, num_cells: int) -> Floats:
+    """`[cells, pieces]` of `[samples, pieces]`."""
+    return np.stack([np.bincount(cell, column, num_cells) for column in values.T], axis=1)

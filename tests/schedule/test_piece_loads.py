@@ -1,0 +1,49 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dflop.records import LLM
+from dflop.schedule.items import module_items
+from dflop.schedule.piece_loads import piece_loads
+from dflop.simulate.pieces import cut
+from tests.builders import make_sample
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(1, 300)), min_size=1, max_size=12),
+    st.integers(1, 5),
+    st.sampled_from([0.0, 0.003, 0.05]),
+    st.sampled_from([0, 200, 1500]),
+)
+def test_loads_are_those_of_the_pieces_but_for_a_token(samples, num_pieces, growth, cap):
+    items = module_items([make_sample(i, n, [], n // 3) for i, (_, n) in enumerate(samples)], LLM)
+    cell = np.array([c for c, _ in samples])
+    found = piece_loads(items, cell, 4, num_pieces, growth, cap)
+    assert found.loads.shape == (3, 4, num_pieces)
+    for c in range(4):
+        lengths = [n for of, n in samples if of == c]
+        starts, ends = np.cumsum([0, *lengths]), (0, *cut(lengths, num_pieces, growth, cap))
+        most_before = 0
+        for piece in range(num_pieces):
+            low, high = ends[piece], ends[piece + 1]
+            tokens, squares = 0, 0
+            for start, n in zip(starts, lengths, strict=False):
+                a, b = np.clip([low - start, high - start], 0, n)
+                tokens, squares = tokens + b - a, squares + b * b - a * a
+                most_before = max(most_before, a if b > a else 0)
+            # Whole numbers there, fractions here: a cut may lie a token further per cut before it.
+            assert found.loads[1, c, piece] == pytest.approx(tokens, abs=2 * num_pieces)
+            assert found.loads[2, c, piece] == pytest.approx(squares, abs=2 * num_pieces * 2 * 300)
+        if num_pieces == 1:
+            assert found.received[c] == most_before == 0
+    for column, of in zip(items.loads, found.loads, strict=True):
+        assert of.sum() == pytest.approx(column.sum())
+
+
+def test_keys_of_a_sample_that_is_cut_are_received():
+    items = module_items([make_sample(0, 100, []), make_sample(1, 300, [])], LLM)
+    found = piece_loads(items, np.zeros(2, dtype=np.int64), 1, 4, 0.0)
+    assert found.loads[1].tolist() == [[100, 100, 100, 100]]
+    assert found.received.tolist() == [200]
+    assert found.loads[2].tolist() == [[100**2, 100**2, 200**2 - 100**2, 300**2 - 200**2]]
