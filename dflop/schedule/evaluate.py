@@ -15,8 +15,7 @@ from dflop.cost.model import CostModel, Floats, StageKind, stage_kind
 from dflop.records import LLM, ModulePlan, Plan
 from dflop.schedule.assignment import Assignment
 from dflop.schedule.items import Ints, ModuleItems, StageMix, stage_mix, stage_slowness
-from dflop.schedule.piece_loads import piece_loads
-from dflop.schedule.splitting import split_items
+from dflop.schedule.piece_loads import piece_loads, tile_loads
 from dflop.simulate.kernel import Bools, StepShape, StepWork, run_step, step_shape
 from dflop.simulate.step import Node, meeting_ranks, on_shared_cores, slowest, step_nodes, together
 
@@ -151,8 +150,7 @@ class StepEvaluator:
                 LLM, received.reshape(shape), num_layers=kind.num_layers, tp=kind.tp, recompute=kind.recompute
             )
         else:
-            of_rank = cell * kind.cp + split_items(cell, np.array(items.rows, dtype=float), load[0].size, kind.cp)
-            loads = np.array([np.bincount(of_rank, of, load[0].size * kind.cp) for of in items.loads], dtype=float)
+            loads = tile_loads(items, cell, load[0].size, kind.cp)
             exchanges_s = np.zeros(shape), np.zeros(shape)
         seconds = self.cost.module_seconds(
             part.module, *loads.reshape(3, *shape, kind.cp), **kind._replace(cp=1)._asdict(),

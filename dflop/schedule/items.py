@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from dflop.cost.model import CostModel, Floats, StageKind, stage_kind
 from dflop.records import LLM, ModulePlan, ModuleWork, SampleShape
+from dflop.simulate.pieces import num_parts
 from dflop.simulate.step import Node
 
 Ints = npt.NDArray[np.int64]
@@ -34,6 +35,8 @@ class ModuleItems:
 
     sample_of: Ints
     """`sample` as an array."""
+    num_parts: Ints
+    """Tiles or frames of each that can be encoded apart from the others; 1 for a sample."""
 
     @property
     def loads(self) -> tuple[Ints, Ints, Ints]:
@@ -48,20 +51,20 @@ def module_items(batch: Sequence[SampleShape], module: str) -> ModuleItems:
     """Items that `batch` brings to `module`."""
     columns = (
         [
-            (position, 0, s.num_llm_tokens, s.num_supervised_tokens, s.num_llm_tokens, s.num_llm_tokens**2)
+            (position, 0, s.num_llm_tokens, s.num_supervised_tokens, s.num_llm_tokens, s.num_llm_tokens**2, 1)
             for position, s in enumerate(batch)
         ]
         if module == LLM
         else [
-            (position, rank, item.num_rows, 1, item.num_tokens, item.sum_sq_tokens)
+            (position, rank, item.num_rows, 1, item.num_tokens, item.sum_sq_tokens, num_parts(item))
             for position, sample in enumerate(batch)
             for rank, item in enumerate(sample.items)
             if item.module == module
         ]
     )
-    table = np.ascontiguousarray(np.array(columns, dtype=np.int64).reshape(-1, 6).T)
+    table = np.ascontiguousarray(np.array(columns, dtype=np.int64).reshape(-1, 7).T)
     sample, rank_in_sample, rows = (tuple(column.tolist()) for column in table[:3])
-    return ModuleItems(module, sample, rank_in_sample, rows, table[3], table[4], table[5], table[0].copy())
+    return ModuleItems(module, sample, rank_in_sample, rows, table[3], table[4], table[5], table[0].copy(), table[6])
 
 
 def owner_cells(owner: Owner, num_items: int) -> Ints:

@@ -1,6 +1,7 @@
-"""What context-parallel ranks have of the LLM's load: all lines of samples of a step cut at once.
+"""What context-parallel ranks have of a group's load, of all microbatches of a step at once.
 
-The cuts are those of `dflop/simulate/pieces.py` but for a token: these decide nothing, they only say what it takes.
+Tiles are dealt out as by `dflop/simulate/pieces.py`, lines of samples are cut as there but for a token: these cuts
+decide nothing, they only say what a step takes.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import numpy as np
 
 from dflop.cost.model import Floats
 from dflop.schedule.items import Ints, ModuleItems
+from dflop.schedule.splitting import split_items
+from dflop.simulate.pieces import NUM_CHUNKS
 
 
 class PieceLoads(NamedTuple):
@@ -48,6 +51,29 @@ def piece_loads(
     received = np.zeros(num_cells)
     np.maximum.at(received, of_cell, cut.max(axis=1, initial=0.0))
     return PieceLoads(loads, received)
+
+
+def tile_loads(items: ModuleItems, cell: Ints, num_cells: int, num_ranks: int) -> Floats:
+    """`[3, cells, cp]`: loads of the ranks that an encoder's items are dealt out to.
+
+    Args:
+        items: Of an encoder.
+        cell: Of every item, whose microbatch on whose group it is in.
+        num_cells: Microbatches times groups.
+        num_ranks: Of a group.
+    """
+    total = np.maximum(np.bincount(cell, items.num_tokens, num_cells).astype(np.int64), 1)
+    wanted = -(-NUM_CHUNKS * num_ranks * items.num_tokens // total[cell])
+    num_chunks = np.clip(wanted, 1, items.num_parts)
+    size, larger = np.divmod(items.num_parts, num_chunks)
+    item = np.repeat(np.arange(len(cell)), num_chunks)
+    place = np.arange(len(item)) - np.repeat(np.cumsum(num_chunks) - num_chunks, num_chunks)
+    parts = size[item] + (place < larger[item])
+    tokens = items.num_tokens[item] * parts // items.num_parts[item]
+    rank = cell[item] * num_ranks + split_items(cell[item], tokens.astype(np.float64), num_cells, num_ranks)
+    share = parts / items.num_parts[item]
+    loads = [np.bincount(rank, of[item] * share, num_cells * num_ranks) for of in items.loads]
+    return np.array(loads, dtype=float).reshape(3, num_cells, num_ranks)
 
 
 def _ends(first: Ints, tokens: Floats, costs: Floats, num_pieces: int, growth: float, max_tokens: int) -> Floats:

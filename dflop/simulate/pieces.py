@@ -13,10 +13,22 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from dflop.records import LLM, Plan, StepPlan
+from dflop.records import LLM, MediaItem, Plan, StepPlan
 
 _SCALE = 1 << 24
 """Of costs as whole numbers."""
+
+
+NUM_CHUNKS = 4
+"""Per rank, of about equal size, in which the media of a microbatch are dealt out where they can be cut."""
+
+
+class TileRange(NamedTuple):
+    """Tiles or frames `[first, end)` of an encoder's item."""
+
+    item: int
+    first: int
+    end: int
 
 
 class Piece(NamedTuple):
@@ -89,6 +101,39 @@ def deal(rows: Sequence[int], num_ranks: int) -> list[int]:
     for item in sorted(range(len(rows)), key=lambda item: -rows[item]):
         found[item] = loads.index(min(loads))
         loads[found[item]] += rows[item]
+    return found
+
+
+def num_parts(item: MediaItem) -> int:
+    """Tiles or frames that an encoder sees without the others; audio is one."""
+    return 1 if item.kind == "audio" else item.grid[0]
+
+
+def deal_tiles(tokens: Sequence[int], parts: Sequence[int], num_ranks: int) -> list[list[TileRange]]:
+    """Per rank what it encodes of items, in their order.
+
+    Items are cut into chunks of whole parts, so many that a rank has about `NUM_CHUNKS`; the largest chunk goes first,
+    to whoever has fewest tokens.
+
+    Args:
+        tokens: Of each item, a multiple of its parts.
+        parts: Tiles or frames of each item.
+        num_ranks: Of the group.
+    """
+    total, chunks = sum(tokens), list[TileRange]()
+    for item, (num_tokens, of_item) in enumerate(zip(tokens, parts, strict=True)):
+        num_chunks = max(1, min(of_item, -(-NUM_CHUNKS * num_ranks * num_tokens // total))) if total else 1
+        size, larger = divmod(of_item, num_chunks)
+        ends = itertools.accumulate(size + (n < larger) for n in range(num_chunks))
+        chunks += [TileRange(item, *pair) for pair in itertools.pairwise((0, *ends))]
+    ranks = deal([tokens[c.item] * (c.end - c.first) // parts[c.item] for c in chunks], num_ranks)
+    found: list[list[TileRange]] = [[] for _ in range(num_ranks)]
+    for chunk, rank in zip(chunks, ranks, strict=True):
+        last = found[rank][-1] if found[rank] else None
+        if last and (last.item, last.end) == (chunk.item, chunk.first):
+            found[rank][-1] = last._replace(end=chunk.end)
+        else:
+            found[rank].append(chunk)
     return found
 
 

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -5,8 +7,8 @@ from hypothesis import strategies as st
 
 from dflop.records import LLM
 from dflop.schedule.items import module_items
-from dflop.schedule.piece_loads import piece_loads
-from dflop.simulate.pieces import cut
+from dflop.schedule.piece_loads import piece_loads, tile_loads
+from dflop.simulate.pieces import NUM_CHUNKS, cut, deal_tiles
 from tests.builders import make_sample
 
 
@@ -47,3 +49,27 @@ def test_keys_of_a_sample_that_is_cut_are_received():
     assert found.loads[1].tolist() == [[100, 100, 100, 100]]
     assert found.received.tolist() == [200]
     assert found.loads[2].tolist() == [[100**2, 100**2, 200**2 - 100**2, 300**2 - 200**2]]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(1, 9), st.integers(1, 40)), min_size=1, max_size=10),
+    st.integers(1, 5),
+)
+def test_tiles_are_dealt_out_as_ranks_deal_them_out(rows, num_ranks):
+    samples = [make_sample(i, 1, [("vision", tiles * size)]) for i, (_, tiles, size) in enumerate(rows)]
+    samples = [
+        replace(s, items=(replace(s.items[0], grid=(tiles, 1, size)),))
+        for s, (_, tiles, size) in zip(samples, rows, strict=True)
+    ]
+    items, cell = module_items(samples, "vision"), np.array([c for c, *_ in rows])
+    found = tile_loads(items, cell, 3, num_ranks)
+    for c in range(3):
+        inside = [(tiles * size, tiles) for of, tiles, size in rows if of == c]
+        shares = deal_tiles([n for n, _ in inside], [parts for _, parts in inside], num_ranks)
+        tokens = [sum(inside[r.item][0] * (r.end - r.first) // inside[r.item][1] for r in of) for of in shares]
+        assert found[1, c].tolist() == tokens
+        dealt = sorted((r.item, part) for of in shares for r in of for part in range(r.first, r.end))
+        assert dealt == [(item, part) for item, (_, parts) in enumerate(inside) for part in range(parts)]
+        largest = max((n // parts for n, parts in inside), default=0)
+        chunk = max(largest, 2 * -(-sum(n for n, _ in inside) // (NUM_CHUNKS * num_ranks)))
+        assert max(tokens) - min(tokens) <= 2 * chunk

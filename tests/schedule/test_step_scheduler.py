@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from dflop.cost.model import stage_kind
 from dflop.records import LLM, ModuleLoad
 from dflop.schedule.step_scheduler import predicted_spans, schedule_step, stage_spans
-from dflop.simulate.pieces import dealt, pieces
+from dflop.simulate.pieces import deal_tiles, pieces
 from tests.builders import make_cost, make_inline_plan, make_plan, make_sample, random_batch
 from tests.schedule.steps import plans_with_batches
 
@@ -104,11 +104,11 @@ def test_ranks_that_share_samples_take_a_part_of_the_tokens_and_of_the_items():
                     squares = sum(p.end**2 - p.first**2 for p in of)
                     loads.append((sum(items), sum(p.end - p.first for p in of), squares))
             else:
-                for dealt_items in dealt(plan, step_plan, module, k, dp_rank):
-                    load = ModuleLoad(0, 0, 0)
-                    for i in dealt_items:
-                        load += batch[work.item_sample[i]].items[work.item_rank_in_sample[i]].load
-                    loads.append((load.num_items, load.num_tokens, load.sum_sq_tokens))
+                owned = work.owner[k][dp_rank]
+                media = [batch[work.item_sample[i]].items[work.item_rank_in_sample[i]] for i in owned]
+                for ranges in deal_tiles([m.num_tokens for m in media], [m.grid[0] for m in media], 3):
+                    own = [media[r.item].load for r in ranges]  # of one tile each
+                    loads.append((len(own), sum(x.num_tokens for x in own), sum(x.sum_sq_tokens for x in own)))
             own = kind._replace(cp=1)._asdict()
             of_ranks = [float(cost.module_seconds(module, *load, **own)[0]) for load in loads]
             num_uneven += max(of_ranks) > min(of_ranks)
