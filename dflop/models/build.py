@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch import nn
 
 from dflop.errors import ConfigError
 from dflop.models import attention
-from dflop.models.encoders import CUT_THEMSELVES, ENCODERS
+from dflop.models.encoders import CUT_THEMSELVES, ENCODERS, PACKERS
 from dflop.models.family import Family, Tower
 from dflop.models.fused import fuse
 from dflop.models.item_arithmetic import ARITHMETIC, Arguments
@@ -77,6 +78,16 @@ class Stage(nn.Module):
         return sum(p.numel() * p.element_size() for p in self.names.values())
 
 
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """Items whose features other ranks have a part of."""
+
+    exchange: Callable[[torch.Tensor], torch.Tensor]
+    """From the features made here to those of the items, in their order."""
+    sizes: torch.Tensor
+    """int64 `[items, n]` on the host, as those of `EncoderStage.forward`."""
+
+
 class EncoderStage(Stage):
     """An encoder with its projector: packed items in, rows for the LLM out.
 
@@ -102,7 +113,7 @@ class EncoderStage(Stage):
         self.tower = tower
         self.shell = shell
         self.name = name
-        self._encode = ENCODERS[tower.call]
+        self._encode, self._packed = ENCODERS[tower.call], PACKERS.get(tower.call)
         attention.use(self.module, attention.AUTO, cuts_itself=tower.call in CUT_THEMSELVES)
 
     @property
@@ -143,7 +154,8 @@ class EncoderStage(Stage):
         return make(self.module, sizes) if make else {}
 
     def forward(
-        self, data: torch.Tensor, sizes: torch.Tensor, arithmetic: Arguments | None = None
+        self, data: torch.Tensor, sizes: torch.Tensor, arithmetic: Arguments | None = None,
+        gathered: Gathered | None = None,
     ) -> torch.Tensor:  # fmt: skip
         """Encode packed items.
 
@@ -151,6 +163,8 @@ class EncoderStage(Stage):
             data: Items' arrays concatenated along `tower.data_axis`; pixels may be uint8.
             sizes: int64 `[items, n]` on the host, what `Family.item_size` says of each.
             arithmetic: What `arithmetic` made of the sizes; None: it is made now.
+            gathered: Where tiles of items are dealt out over ranks, and the sizes are of those here, how the features
+                of whole items come to this one.
 
         Returns:
             `[rows, width]` in item order; `width` is the LLM's hidden size, times more where the family's decoder
@@ -161,7 +175,10 @@ class EncoderStage(Stage):
         device = next(iter(self.names.values())).device
         made = self.arithmetic(sizes) if arithmetic is None else arithmetic
         made = {n: x.to(device, non_blocking=True) if isinstance(x, torch.Tensor) else x for n, x in made.items()}
-        return self._encode(self.shell, self.module, data, sizes, made)
+        features = self._encode(self.shell, self.module, data, sizes, made)
+        if gathered is not None:
+            features, sizes = gathered.exchange(features), gathered.sizes
+        return self._packed(self.shell, features, sizes) if self._packed and len(sizes) else features
 
 
 class LlmStage(Stage):

@@ -1,7 +1,8 @@
 """How each kind of encoder is called: a packed group of items in, rows for the LLM out.
 
 Towers, projectors and the arithmetic between them are Hugging Face's; what stands here is which of its functions a
-family needs, and how rows of several items are put one after the other. `ENCODERS` names them for `Tower.call`.
+family needs, and how rows of several items are put one after the other. `ENCODERS` names them for `Tower.call`, and
+`PACKERS` what makes an item's rows of the features of all its tiles, where features are not rows already.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from dflop.models.item_arithmetic import Arguments
 
 Encoder = Callable[[Any, Any, torch.Tensor, torch.Tensor, Arguments], torch.Tensor]
 """(model without its LLM, tower, data, sizes `[items, n]` on the host, what `item_arithmetic.py` makes of these, on the
-device) -> `[rows, width]` in item order."""
+device) -> `[features, width]` in item order: rows, where nothing packs them."""
+Packer = Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor]
+"""(model without its LLM, features of all items, sizes on the host) -> `[rows, width]` in item order."""
 
 
 def native(shell: Any, tower: Any, data: torch.Tensor, sizes: torch.Tensor, made: Arguments) -> torch.Tensor:
@@ -60,18 +63,24 @@ def tiles(shell: Any, tower: Any, data: torch.Tensor, sizes: torch.Tensor, made:
 
 
 def anyres(shell: Any, tower: Any, data: torch.Tensor, sizes: torch.Tensor, made: Arguments) -> torch.Tensor:
-    """Tiles whose rows keep the picture's shape: padding removed and newlines set per image, videos pooled.
+    """Tiles of one size, a feature per patch.
 
-    Sizes are those of `LlavaOnevision.item_size`. The tower sees the tiles of all items at once, each as if it were
-    one of several images, for which Hugging Face does nothing but append a newline.
+    The tower sees all of them at once, each as if it were one of several images, for which Hugging Face does nothing
+    but append a newline.
     """
-    num_tiles, newline = len(data), shell.image_newline
-    single = torch.ones(num_tiles, 2, dtype=torch.long)
-    packed = shell.get_image_features(pixel_values=data, image_sizes=single, batch_num_images=[num_tiles + 1])
-    features = torch.stack([tile[:-1] for tile in packed.pooler_output])
-    rows = []
-    per_item = sizes.tolist()
-    for item, (_, height, width, *fitted) in zip(features.split([size[0] for size in per_item]), per_item, strict=True):
+    single = torch.ones(len(data), 2, dtype=torch.long)
+    packed = shell.get_image_features(pixel_values=data, image_sizes=single, batch_num_images=[len(data) + 1])
+    return torch.cat([tile[:-1] for tile in packed.pooler_output])
+
+
+def packed_anyres(shell: Any, features: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
+    """Rows that keep the picture's shape: padding removed and newlines set per image, videos pooled.
+
+    Sizes are those of `LlavaOnevision.item_size`.
+    """
+    rows, newline, per_item = [], shell.image_newline, sizes.tolist()
+    tiles = features.unflatten(0, (sum(size[0] for size in per_item), -1))
+    for item, (_, height, width, *fitted) in zip(tiles.split([size[0] for size in per_item]), per_item, strict=True):
         if not height:
             rows += [pooled(item), newline[None]]
             continue
@@ -99,5 +108,6 @@ def pooled(frames: torch.Tensor) -> torch.Tensor:
 ENCODERS: Mapping[str, Encoder] = {
     "native": native, "mel": mel, "windows": windows, "tiles": tiles, "anyres": anyres,
 }  # fmt: skip
+PACKERS: Mapping[str, Packer] = {"anyres": packed_anyres}
 CUT_THEMSELVES = {"native", "mel"}
 """Those whose attention splits a packed sequence where its segments meet unless it is told not to."""

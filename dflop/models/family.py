@@ -160,6 +160,10 @@ class Family(MediaRules):
         """What the tower must know of an item besides its array; as many numbers for every item of a module."""
         return item.grid
 
+    def num_features(self, item: MediaItem) -> int:
+        """What the tower and its projector make of an item before its rows are packed: as many per tile or frame."""
+        return item.num_rows
+
     def sum_sq_tokens(self, item: MediaItem) -> int:
         """Sum of squared attention lengths of a placed item under this config, averaged over its layers.
 

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from dflop.models import attention
-from dflop.models.build import EncoderStage
+from dflop.models.build import EncoderStage, Gathered
 from dflop.records import LLM
+from dflop.simulate.pieces import num_parts
 from tests.models.tiny_families import CASES
 from tests.train import synthetic
 from tests.train.parity import PROJECTORS
@@ -23,21 +24,25 @@ def encoders():
         yield f"Omni {module}", synthetic.tiny_model, synthetic.family(), module
 
 
-def items_of(name, family, module):
-    """(packed data, sizes) of some items of a module."""
+def arrays_of(name, module):
+    """(item, its array) of some items of a module."""
     if name in CASES:
         case = CASES[name]
         samples = [case.sample(n) for n in range(len(case.samples))]
-        found = [(i, a) for s in samples for i, a in zip(s.items, s.arrays, strict=True)]
-    else:
-        shapes = synthetic.make_shapes(12, seed=1)
-        source = synthetic.SyntheticSource(shapes)
-        found = [
-            (item, torch.from_numpy(source.array(s.sample_index, n)))
-            for s in shapes
-            for n, item in enumerate(s.items)
-            if item.module == module
-        ]
+        return [(i, a) for s in samples for i, a in zip(s.items, s.arrays, strict=True)]
+    shapes = synthetic.make_shapes(12, seed=1)
+    source = synthetic.SyntheticSource(shapes)
+    return [
+        (item, torch.from_numpy(source.array(s.sample_index, n)))
+        for s in shapes
+        for n, item in enumerate(s.items)
+        if item.module == module
+    ]
+
+
+def items_of(name, family, module):
+    """(packed data, sizes) of some items of a module."""
+    found = arrays_of(name, module)
     data = torch.cat([a for _, a in found], dim=family.towers[module].data_axis)
     return data, torch.tensor([family.item_size(i) for i, _ in found])
 
@@ -47,6 +52,7 @@ class Encoder:
 
     def __init__(self, name, build, family, module):
         self.tower, self.model, self.family, self.module = family.towers[module], build(), family, module
+        self.items = arrays_of(name, module)
         self.depth = next(s.num_layers for s in family.specs() if s.module == module)
         self.data, self.sizes = items_of(name, family, module)
 
@@ -105,6 +111,38 @@ def test_under_a_frozen_tower_the_projector_alone_trains_and_gets_the_same_gradi
             assert torch.allclose(p.grad, want, rtol=1e-4, atol=1e-5 * float(want.abs().max())), parameter
         else:
             assert (p.grad, p.requires_grad) == (None, False)
+
+
+def half_of(encoder, *, is_later):
+    """(data, sizes, features per item) of the later half of every item's tiles or frames, or of the rest."""
+    data, sizes, counts = [], [], []
+    for item, array in encoder.items:
+        parts = num_parts(item)
+        low, high = (parts - parts // 2, parts) if is_later else (0, parts - parts // 2)
+        counts.append(encoder.family.num_features(item) // parts * (high - low))
+        if low < high:
+            each = array.shape[0] // parts
+            data.append(array if parts == 1 else array[low * each : high * each])
+            size = encoder.family.item_size(item)
+            sizes.append(size if parts == 1 else (high - low, *size[1:]))
+    return data and torch.cat(data, encoder.tower.data_axis), torch.tensor(sizes), counts
+
+
+def test_tiles_that_others_encode_make_the_same_rows(encoder, whole):
+    stage, rows, _ = whole
+    *first, first_counts = half_of(encoder, is_later=False)
+    *later, later_counts = half_of(encoder, is_later=True)
+    assert bool(len(later[1])) == (encoder.module == "vision")
+    of_later = rows[:0]
+    if len(later[1]):
+        of_later = stage._encode(stage.shell, stage.module, *later, stage.arithmetic(later[1]))
+
+    def exchange(features):
+        both = zip(features.split(first_counts), of_later.split(later_counts), strict=True)
+        return torch.cat([part for pair in both for part in pair])
+
+    found = stage(*first, gathered=Gathered(exchange, encoder.sizes))
+    assert torch.allclose(found, rows, atol=1e-5)
 
 
 def test_everything_of_an_encoder_moves_to_its_device(encoder):

@@ -114,6 +114,9 @@ class LlavaOnevision(TiledFamily):
             return num_tiles, 0, 0, 0, 0
         return num_tiles, *size_px, *(self._fitted_px(item) or (0, 0))
 
+    def num_features(self, item: MediaItem) -> int:
+        return item.grid[0] * self.side**2
+
     def framed(self, item: MediaItem, media: np.ndarray) -> np.ndarray:
         """One of several images becomes a square on a ground of the mean colour."""
         if item.kind == "video" or self._fitted_px(item) is not None:
