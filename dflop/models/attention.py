@@ -5,6 +5,9 @@ CUDA in half precision a variable-length kernel does this in one call: FlashAtte
 Elsewhere segments of one length share an SDPA call, so the cost is the sum of squares and never the square of the sum,
 and no T x T mask is ever built.
 
+Where context-parallel ranks share samples, the first segment may have keys on other ranks: those of the tokens in front
+of its own. Queries are then the last of their segment, so causal masks are aligned at their ends.
+
 Names: transformers looks attention up by the name in a module's config, and hands a whole packed sequence only to
 implementations with `flash` in their names; the towers of Qwen would cut it into segments themselves, with a call for
 every window. `use` therefore gives modules one of several names of the same function.
@@ -17,7 +20,7 @@ import importlib
 import inspect
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -30,6 +33,28 @@ _HOPPER = 9
 """Major number of its compute capability."""
 Window = tuple[int, int]
 """Keys before and behind a token that it attends to; -1: all."""
+
+
+class Earlier(NamedTuple):
+    """Keys and values that context-parallel ranks give one another in every layer."""
+
+    num_given: int
+    """Of this rank's last tokens, how many later ranks need."""
+    num_taken: int
+    """Tokens of the first segment that earlier ranks have."""
+    exchange: Callable[[torch.Tensor], torch.Tensor]
+    """`[num_given, ...]` of this rank to `[num_taken, ...]` of others; differentiable, collective in both passes."""
+
+
+class Bounds(NamedTuple):
+    """Where segments begin and end, in queries and in keys."""
+
+    queries: torch.Tensor
+    """int32 `[segments + 1]`."""
+    keys: torch.Tensor
+    longest_queries: int
+    longest_keys: int
+
 
 _KEYS = {
     AUTO: PACKED,
@@ -113,7 +138,10 @@ def packed_attention(
     dropout: float = 0.0,
     is_causal: bool | None = None,
     cu_seq_lens_q: torch.Tensor | None = None,
+    cu_seq_lens_k: torch.Tensor | None = None,
     max_length_q: int | None = None,
+    max_length_k: int | None = None,
+    earlier: Earlier | None = None,
     sliding_window: int | None = None,
     kernel: str = AUTO,
     **_: Any,
@@ -131,7 +159,11 @@ def packed_attention(
         is_causal: Overrides the layer's own flag.
         cu_seq_lens_q: int32 `[segments + 1]` boundaries in the sequences of the batch one after the other; segments may
             be empty; None means that each sequence is one segment.
+        cu_seq_lens_k: The same of keys, where `earlier` adds some: queries are the last of their segment. None: as
+            those of queries.
         max_length_q: Tokens of the longest segment, where the caller knows it: to ask a GPU is to wait for it.
+        max_length_k: The same of keys.
+        earlier: Adds keys and values of other ranks in front of the first segment's, in a batch of one.
         sliding_window: Keys that a token attends to at most, itself among them; None: all before it.
         kernel: One of `resolve`; `auto` decides from the tensors.
 
@@ -158,27 +190,50 @@ def packed_attention(
         raise ValueError(f"`{PACKED}` attention has sliding windows for causal layers only")
     window = (-1 if sliding_window is None else sliding_window - 1, 0) if causal else (-1, -1)
     chosen = resolve(AUTO, query_BHTD.device.type, query_BHTD.dtype) if kernel == AUTO else kernel
-    if cu_seq_lens_q is None or chosen == SDPA:
-        lengths = [length] if cu_seq_lens_q is None else (cu_seq_lens_q[1:] - cu_seq_lens_q[:-1]).tolist()
-        return _segments(query_BHTD, key_BGTD, value_BGTD, lengths, scale, dropout, window), None
-    longest = int((cu_seq_lens_q[1:] - cu_seq_lens_q[:-1]).max()) if max_length_q is None else int(max_length_q)
+    if earlier is not None:
+        key_BGTD, value_BGTD = _with_earlier(key_BGTD, value_BGTD, earlier)
+    cu_keys = cu_seq_lens_q if cu_seq_lens_k is None else cu_seq_lens_k
+    if cu_seq_lens_q is None or cu_keys is None or chosen == SDPA:
+        lengths = _lengths(cu_seq_lens_q, length)
+        of_keys = lengths if cu_keys is cu_seq_lens_q else _lengths(cu_keys, length)
+        return _segments(query_BHTD, key_BGTD, value_BGTD, lengths, of_keys, scale, dropout, window), None
+    longest, longest_keys = (
+        int((cu[1:] - cu[:-1]).max()) if known is None else int(known)
+        for cu, known in ((cu_seq_lens_q, max_length_q), (cu_keys, max_length_k))
+    )
     packed = [x[0].transpose(0, 1).contiguous() for x in (query_BHTD, key_BGTD, value_BGTD)]
-    out = VARLEN_KERNELS[chosen](*packed, cu_seq_lens_q.to(torch.int32), longest, scale, dropout, window)
+    bounds = Bounds(cu_seq_lens_q.to(torch.int32), cu_keys.to(torch.int32), longest, longest_keys)
+    out = VARLEN_KERNELS[chosen](*packed, bounds, scale, dropout, window)
     return out[None], None
 
 
+def _lengths(bounds: torch.Tensor | None, length: int) -> list[int]:
+    found: list[int] = [length] if bounds is None else (bounds[1:] - bounds[:-1]).tolist()
+    return found
+
+
+def _with_earlier(key: torch.Tensor, value: torch.Tensor, earlier: Earlier) -> tuple[torch.Tensor, torch.Tensor]:
+    """`[1, kv_heads, num_taken + tokens, head_dim]`; both go in one message."""
+    own = [x[0].transpose(0, 1) for x in (key, value)]
+    given = torch.cat([x[len(x) - earlier.num_given :] for x in own], dim=1)
+    taken = earlier.exchange(given).chunk(2, dim=1)
+    whole_key, whole_value = (torch.cat(pair).transpose(0, 1)[None] for pair in zip(taken, own, strict=True))
+    return whole_key, whole_value
+
+
 def _segments(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, lengths: Sequence[int], scale: float, drop: float,
-    window: Window,
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, lengths: Sequence[int], of_keys: Sequence[int],
+    scale: float, drop: float, window: Window,
 ) -> torch.Tensor:  # fmt: skip
     """`[batch, tokens, heads, head_dim]`; segments of one length that are neighbours share a call."""
     pieces = []
-    runs = list(_runs(lengths))
-    cuts = [count * length for count, length in runs]
-    for (count, length), *run in zip(runs, *(x.split(cuts, dim=2) for x in (query, key, value)), strict=True):
+    runs = list(_runs(lengths, of_keys))
+    cuts = [[count * run[side] for count, run in runs] for side in (0, 1, 1)]
+    split = (x.split(cut, dim=2) for x, cut in zip((query, key, value), cuts, strict=True))
+    for (count, (length, num_keys)), *run in zip(runs, *split, strict=True):
         # With several segments there is one sequence: `[1, heads, count * length, d]` -> `[count, heads, length, d]`.
-        q, k, v = (x if count == 1 else x[0].unflatten(1, (count, length)).transpose(0, 1) for x in run)
-        band = _band(length, window, q.device)
+        q, k, v = (x if count == 1 else x[0].unflatten(1, (count, -1)).transpose(0, 1) for x in run)
+        band = _band(length, num_keys, window, q.device)
         out = F.scaled_dot_product_attention(
             q, k, v, attn_mask=band, dropout_p=drop, is_causal=window[1] == 0 and band is None, scale=scale,
             enable_gqa=q.shape[1] != k.shape[1],
@@ -187,29 +242,33 @@ def _segments(
     return torch.cat(pieces, dim=1)
 
 
-def _runs(lengths: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """(number of segments, their length) of neighbours of one length, without empty ones unless all are."""
+def _runs(lengths: Sequence[int], of_keys: Sequence[int]) -> Iterator[tuple[int, tuple[int, int]]]:
+    """(number of segments, their queries and keys) of neighbours of one length, without empty ones unless all are."""
     if not any(lengths):
-        yield 1, 0
-    for length, run in itertools.groupby(n for n in lengths if n):
+        yield 1, (0, 0)
+    for length, run in itertools.groupby(pair for pair in zip(lengths, of_keys, strict=True) if pair[0]):
         yield len(list(run)), length
 
 
-def _band(length: int, window: Window, device: torch.device) -> torch.Tensor | None:
-    """Mask of a causal segment that is longer than its window; None where no mask is needed."""
-    if window[0] < 0 or length <= window[0] + 1:
+def _band(length: int, num_keys: int, window: Window, device: torch.device) -> torch.Tensor | None:
+    """Mask of a causal segment that is longer than its window, or has keys before its first query; None: none needed.
+
+    Queries are the last tokens of the segment.
+    """
+    before, behind = window
+    if behind != 0 or (length == num_keys and (before < 0 or length <= before + 1)):
         return None
-    return torch.ones(length, length, dtype=torch.bool, device=device).tril().triu(-window[0])
+    seen = torch.ones(length, num_keys, dtype=torch.bool, device=device).tril(num_keys - length)
+    return seen if before < 0 else seen.triu(num_keys - length - before)
 
 
 def _flash3(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu: torch.Tensor, longest: int, scale: float, drop: float,
-    window: Window,
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bounds: Bounds, scale: float, drop: float, window: Window,
 ) -> torch.Tensor:  # fmt: skip
     flash_attn_varlen_func = importlib.import_module("flash_attn_interface").flash_attn_varlen_func
     _refuse_dropout("FlashAttention-3", drop)
     out = flash_attn_varlen_func(
-        q, k, v, cu, cu, longest, longest, softmax_scale=scale, causal=window[1] == 0, window_size=window,
+        q, k, v, *bounds, softmax_scale=scale, causal=window[1] == 0, window_size=window,
         deterministic=torch.are_deterministic_algorithms_enabled(),
     )  # fmt: skip
     found: torch.Tensor = out[0] if isinstance(out, tuple) else out  # older releases hand on the logarithms, too
@@ -217,21 +276,19 @@ def _flash3(
 
 
 def _flash(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu: torch.Tensor, longest: int, scale: float, drop: float,
-    window: Window,
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bounds: Bounds, scale: float, drop: float, window: Window,
 ) -> torch.Tensor:  # fmt: skip
     from flash_attn import flash_attn_varlen_func
 
     out: torch.Tensor = flash_attn_varlen_func(
-        q, k, v, cu, cu, longest, longest, dropout_p=drop, softmax_scale=scale, causal=window[1] == 0,
+        q, k, v, *bounds, dropout_p=drop, softmax_scale=scale, causal=window[1] == 0,
         window_size=window, deterministic=torch.are_deterministic_algorithms_enabled(),
     )  # fmt: skip
     return out
 
 
 def _torch_varlen(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu: torch.Tensor, longest: int, scale: float, drop: float,
-    window: Window,
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bounds: Bounds, scale: float, drop: float, window: Window,
 ) -> torch.Tensor:  # fmt: skip
     from torch.nn.attention.varlen import varlen_attn
 
@@ -242,7 +299,7 @@ def _torch_varlen(
     else:  # an older release: as many heads of keys as of queries, and 1/sqrt(head_dim)
         k, v = (x.repeat_interleave(groups, dim=1) for x in (k, v))
         q, options = q * (scale * q.shape[-1] ** 0.5), {}
-    out = varlen_attn(q, k, v, cu, cu, longest, longest, window_size=window, **options)
+    out = varlen_attn(q, k, v, *bounds, window_size=window, **options)
     assert isinstance(out, torch.Tensor)
     return out
 
@@ -263,7 +320,7 @@ def _refuse_dropout(kernel: str, drop: float) -> None:
 
 
 VARLEN_KERNELS: dict[str, Callable[..., torch.Tensor]] = {FLASH3: _flash3, FLASH: _flash, VARLEN: _torch_varlen}
-"""(q, k, v `[tokens, heads, head_dim]`, boundaries, longest, scale, dropout, window) -> `[tokens, heads, head_dim]`."""
+"""(q, k, v `[tokens, heads, head_dim]`, bounds, scale, dropout, window) -> `[tokens, heads, head_dim]`."""
 
 
 @functools.cache

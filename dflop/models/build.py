@@ -270,13 +270,17 @@ class LlmStage(Stage):
         """Rope positions `[axes, tokens]` (int64) of one sample whose media stand in the order of `items`."""
         return POSITIONS[self._spec.rope](self._shell[0], input_ids, items)
 
-    def forward(self, hidden: torch.Tensor, position_ids: torch.Tensor, cu_seqlens: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, hidden: torch.Tensor, position_ids: torch.Tensor, cu_seqlens: torch.Tensor,
+        earlier: attention.Earlier | None = None,
+    ) -> torch.Tensor:  # fmt: skip
         """Run the stage's layers.
 
         Args:
             hidden: `[num_rows(tokens), hidden]`; on the first stage what `embed` returned.
             position_ids: int64 `[axes, tokens]` rope positions.
             cu_seqlens: int32 `[samples + 1]`; on the host, so that nothing waits for the device.
+            earlier: How context-parallel ranks that share samples exchange keys and values, which all of them do then.
 
         Returns:
             `[num_rows(tokens), hidden]`; on the last stage `[tokens, hidden]`, normalised.
@@ -290,6 +294,7 @@ class LlmStage(Stage):
             cu_seq_lens_q=cu_seqlens.to(hidden.device, non_blocking=True),
             max_length_q=int((cu_seqlens[1:] - cu_seqlens[:-1]).max()),
             **self._deep(hidden),
+            **_of_keys(cu_seqlens, earlier, hidden.device),
         )
         result: torch.Tensor = out.last_hidden_state[0]
         return self.leave(result, position_ids.shape[1]) if self.is_last else result
@@ -310,6 +315,18 @@ class LlmStage(Stage):
         if self.head is None:
             raise RuntimeError("only the last LLM stage has a head")
         return self.head_loss(hidden.index_select(0, where), self.head.weight, self.head.bias, targets, num_tokens)
+
+
+def _of_keys(cu_seqlens: torch.Tensor, earlier: attention.Earlier | None, device: torch.device) -> dict[str, Any]:
+    """Arguments of attention where other ranks have the first tokens of the first sample."""
+    if earlier is None:
+        return {}
+    of_keys = torch.cat([cu_seqlens[:1], cu_seqlens[1:] + earlier.num_taken])
+    return {
+        "cu_seq_lens_k": of_keys.to(device, non_blocking=True),
+        "max_length_k": int((of_keys[1:] - of_keys[:-1]).max()),
+        "earlier": earlier,
+    }
 
 
 _OLDER_PATHS = {"model.visual": "visual", "model.audio_tower": "audio_tower", "model.language_model": "model"}

@@ -1,12 +1,12 @@
 """Messages between ranks under autograd, and where a message between two ranks must lie.
 
-Sums are formed in place and in the type of the tensor. A tensor without elements is not exchanged: the ranks of a group
-have the same input, so it is empty on all of them.
+Sums are formed in place and in the type of the tensor. They are not formed of a tensor without elements: the ranks of a
+tensor-parallel group have the same input, so it is empty on all of them. Those of a context-parallel group do not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -45,6 +45,31 @@ def sum_backward(whole: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
         group: Ranks that compute the other parts of what depends on `whole`.
     """
     return exchanged(whole, lambda values: values.view_as(values), lambda grad: all_reduce(grad.contiguous(), group))
+
+
+def all_to_all(
+    rows: torch.Tensor, sent: Sequence[int], received: Sequence[int], group: dist.ProcessGroup
+) -> torch.Tensor:
+    """Rows that the ranks of a group send to this one, by rank; collective, and so is the way back of their gradients.
+
+    Args:
+        rows: `[rows, ...]`, those for the first rank first.
+        sent: How many go to each rank.
+        received: How many come from each rank.
+        group: Of whose ranks any may send and receive nothing.
+    """
+    return exchanged(
+        rows, lambda own: _all_to_all(own, sent, received, group), lambda grad: _all_to_all(grad, received, sent, group)
+    )
+
+
+def _all_to_all(
+    rows: torch.Tensor, sent: Sequence[int], received: Sequence[int], group: dist.ProcessGroup
+) -> torch.Tensor:
+    given = rows.to(message_device(rows.device, group)).contiguous()
+    found = given.new_empty((sum(received), *rows.shape[1:]))
+    dist.all_to_all_single(found, given, list(received), list(sent), group=group)
+    return found.to(rows.device)
 
 
 class _Exchanged(torch.autograd.Function):

@@ -36,6 +36,19 @@ def test_long_segments(cuda, kernel, causal):
     assert_equals_dense(lengths, (4, 2), (causal, None), None, torch.bfloat16, kernel=kernel, device=cuda, head_dim=64)
 
 
+@pytest.mark.parametrize("kernel", ["flash3", "flash", "varlen", "sdpa"])
+@pytest.mark.parametrize("window", [None, 40])
+def test_queries_whose_first_keys_are_elsewhere(cuda, kernel, window):
+    try:
+        attention.resolve(kernel, "cuda", torch.bfloat16)
+    except ConfigError as error:
+        pytest.skip(error.what)
+    assert_equals_dense(
+        [300, 7, 64], (4, 2), (True, window), None, torch.bfloat16, kernel=kernel, device=cuda, head_dim=64,
+        num_elsewhere=200,
+    )  # fmt: skip
+
+
 def test_in_float32_segments_have_their_own_calls(cuda):
     assert attention.resolve("auto", "cuda", torch.float32) == "sdpa"
     assert_equals_dense([3, 3, 0, 5], (4, 2), (True, None), None, torch.float64, device=cuda)

@@ -43,20 +43,31 @@ def dense(query, key, value, cu_seqlens, *, causal, scale, window=None):
     return (scores.softmax(-1) @ value).transpose(1, 2)
 
 
-def assert_equals_dense(lengths, heads, causal_window, scale, dtype, *, kernel="auto", device="cpu", head_dim=8):
-    """Values and gradients of packed attention equal those of dense attention in float64."""
+def assert_equals_dense(
+    lengths, heads, causal_window, scale, dtype, *, kernel="auto", device="cpu", head_dim=8, num_elsewhere=0
+):
+    """Values and gradients of packed attention equal those of dense attention in float64.
+
+    Of the first segment another rank has the first `num_elsewhere` tokens.
+    """
     causal, window = causal_window
     *inputs, cu_seqlens = tensors(lengths, heads, head_dim, dtype=dtype, device=device)
+    of_keys = {}
+    if num_elsewhere:
+        there = [x[0, :, :num_elsewhere].transpose(0, 1) for x in inputs[1:]]
+        earlier = attention.Earlier(0, num_elsewhere, lambda given: torch.cat([given, torch.cat(there, 1)]))
+        of_keys = {"cu_seq_lens_k": cu_seqlens, "earlier": earlier}
+    own = [x[:, :, num_elsewhere:] for x in inputs]
     got, weights = attention.packed_attention(
-        torch.nn.Module(), *inputs, None, scaling=scale, is_causal=causal, cu_seq_lens_q=cu_seqlens,
-        sliding_window=window, kernel=kernel,
+        torch.nn.Module(), *own, None, scaling=scale, is_causal=causal, sliding_window=window, kernel=kernel,
+        cu_seq_lens_q=(cu_seqlens - num_elsewhere).clamp(min=0), **of_keys,
     )  # fmt: skip
     assert weights is None
     assert got.is_contiguous()
     assert got.dtype == dtype
     exact = [x.detach().double().requires_grad_() for x in inputs]
     scale = scale or head_dim**-0.5
-    expected = dense(*exact, cu_seqlens, causal=causal, scale=scale, window=window)
+    expected = dense(*exact, cu_seqlens, causal=causal, scale=scale, window=window)[:, num_elsewhere:]
     assert_close(got, expected, dtype)
     weight = torch.linspace(-1, 1, max(got.numel(), 1), dtype=torch.float64, device=device)[: got.numel()].view_as(got)
     (got.double() * weight).sum().backward()

@@ -22,6 +22,12 @@ def test_equals_dense_masked_attention_with_its_gradients(lengths, heads, causal
     assert_equals_dense(lengths, heads, causal_window, scale, dtype)
 
 
+@given(SEGMENTS.filter(lambda lengths: lengths[0] > 1), HEADS, WINDOWS.filter(lambda kind: kind[0]), st.data())
+def test_queries_whose_first_keys_are_elsewhere_are_the_last_of_their_segment(lengths, heads, causal_window, data):
+    num_elsewhere = data.draw(st.integers(1, lengths[0] - 1))
+    assert_equals_dense(lengths, heads, causal_window, None, torch.float64, num_elsewhere=num_elsewhere)
+
+
 def test_neighbours_of_one_length_share_a_call(monkeypatch):
     calls, sdpa = [], torch.nn.functional.scaled_dot_product_attention
     monkeypatch.setattr(
@@ -55,12 +61,15 @@ def test_a_mask_and_a_window_that_looks_both_ways_are_refused():
 def fake_kernel(query, key, value, cu_q, cu_k, max_q, max_k, *, scale, window):
     """What both variable-length kernels promise: `[tokens, heads, head_dim]` in and out."""
     assert all(x.is_contiguous() for x in (query, key, value))
-    assert torch.equal(cu_q, cu_k)
-    assert max_q == max_k == int((cu_q[1:] - cu_q[:-1]).max())
+    assert max_q == int((cu_q[1:] - cu_q[:-1]).max())
+    assert max_k == int((cu_k[1:] - cu_k[:-1]).max())
+    num_elsewhere = len(key) - len(query)
+    assert torch.equal(cu_q, (cu_k - num_elsewhere).clamp(min=0))
+    query = torch.cat([query.new_zeros(num_elsewhere, *query.shape[1:]), query])
     heads_first = (x.transpose(0, 1)[None] for x in (query, key, value))
     before, behind = window
     keys = None if before < 0 else before + 1
-    return dense(*heads_first, cu_q, causal=behind == 0, scale=scale, window=keys)[0].contiguous()
+    return dense(*heads_first, cu_k, causal=behind == 0, scale=scale, window=keys)[0, num_elsewhere:].contiguous()
 
 
 @pytest.fixture
@@ -83,11 +92,11 @@ def kernel(request, monkeypatch):
         from torch.nn.attention import varlen
 
         def older(q, k, v, cu_q, cu_k, max_q, max_k, *, window_size):
-            assert q.shape == k.shape, "it knows no grouped heads"
+            assert q.shape[1:] == k.shape[1:], "it knows no grouped heads"
             return fake_kernel(q, k, v, cu_q, cu_k, max_q, max_k, scale=q.shape[-1] ** -0.5, window=window_size)
 
         def newer(q, k, v, cu_q, cu_k, max_q, max_k, *, scale, window_size, enable_gqa):
-            assert enable_gqa == (q.shape != k.shape)
+            assert enable_gqa == (q.shape[1] != k.shape[1])
             return fake_kernel(q, k, v, cu_q, cu_k, max_q, max_k, scale=scale, window=window_size)
 
         monkeypatch.setitem(sys.modules, "flash_attn", None)
@@ -102,6 +111,9 @@ def kernel(request, monkeypatch):
 @pytest.mark.parametrize("causal_window", [(True, None), (False, None), (True, 2)])
 def test_kernels_are_called_with_the_layout_they_want(kernel, heads, causal_window):
     assert_equals_dense(LENGTHS, heads, causal_window, 0.3, torch.float64, kernel=kernel)
+    if causal_window[0]:
+        shared = [5, *LENGTHS]
+        assert_equals_dense(shared, heads, causal_window, 0.3, torch.float64, kernel=kernel, num_elsewhere=3)
 
 
 @pytest.mark.parametrize("kernel", ["flash3", "flash"], indirect=True)
@@ -167,7 +179,7 @@ def test_layers_of_a_model_use_the_kernel_they_are_told(monkeypatch, kernel):
     monkeypatch.setattr(attention, "resolve", lambda kernel, *_: used.append(kernel) or "sdpa")
     monkeypatch.setattr(
         attention, "VARLEN_KERNELS",
-        {k: lambda q, k, v, cu, longest, scale, drop, window, name=k: used.append(name) or q
+        {k: lambda q, k, v, bounds, scale, drop, window, name=k: used.append(name) or q
          for k in ("flash3", "flash", "varlen")},
     )  # fmt: skip
     decoder = next(m for n, m in model.named_modules() if n.endswith("language_model"))
