@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from dflop.errors import DflopError, TrainError
 from dflop.models.build import EncoderStage, LlmStage
-from dflop.parallel.exchange import message_device
+from dflop.parallel.exchange import all_to_all, message_device
 from dflop.parallel.topology import Peers, SeatPart, peers_of
 from dflop.records import LLM
 from dflop.simulate.order import Action, Order, actions, num_stages_after, returned
@@ -205,12 +205,14 @@ class Engine:
         rows: list[tuple[torch.Tensor, torch.Tensor]], num_loss_tokens: int,
     ) -> torch.Tensor:  # fmt: skip
         if part.is_first:
-            own = [(carry.pop(name)[: len(where)], self._here(where)) for name, where in given.own_rows.items()]
+            own = [(self._own_rows(name, given, carry), self._here(where)) for name, where in given.own_rows.items()]
             groups = [*rows, *own]
             hidden = stage.embed(self._here(given.input_ids), [r for r, _ in groups], [w for _, w in groups])
         else:
             hidden = carry[LLM]
-        hidden = stage(hidden, self._here(given.position_ids), given.cu_seqlens)
+        context = self._groups.context
+        earlier = given.keys.through(context) if given.keys is not None and context is not None else None
+        hidden = stage(hidden, self._here(given.position_ids), given.cu_seqlens, earlier)
         if not part.is_last:
             result: torch.Tensor = hidden
             return result
@@ -219,6 +221,19 @@ class Engine:
         if self._seat.tp_rank == 0:
             self._losses[k] = loss.detach()
         return loss
+
+    def _own_rows(self, module: str, given: LlmInput, carry: dict[str, torch.Tensor]) -> torch.Tensor:
+        """An encoder's rows with a place in this rank's tokens, from this rank or its context-parallel group."""
+        exchange, context = given.row_exchanges.get(module), self._groups.context
+        if exchange is None or context is None:
+            return carry.pop(module)[: len(given.own_rows[module])]
+        rows = carry.pop(module, None)
+        if rows is None:  # it encodes nothing, and is part of the others' backward pass
+            shape = (0, self._row_width)
+            grad = self._rows_need_grad[module]
+            rows = torch.empty(shape, dtype=self._dtype, device=self._device, requires_grad=grad)
+        given_away = rows.index_select(0, self._here(exchange.rows))
+        return all_to_all(given_away, exchange.sent, exchange.received, context)
 
     def _ways_out(self, k: int, given: MicrobatchInput, carry: dict[str, torch.Tensor]) -> list[_Output]:
         found: list[_Output] = []

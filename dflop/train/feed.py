@@ -4,7 +4,9 @@ A whole step is prepared before it starts (one step ahead, in a thread), so that
 known to every rank in time: its rows become zeros, its sample carries no loss, and nobody else's gradient changes.
 
 A rank reads what its own stages take and nothing else. The ranks of a tensor-parallel group take the same input, and
-each reads it for itself: sharing it would tie their feeds together by one more collective per step.
+each reads it for itself: sharing it would tie their feeds together by one more collective per step. Context-parallel
+ranks tokenize the samples that they have a piece of, and those whose media they encode. One without a token decodes a
+filler, since the exchanges of its group are in the layers.
 
 Where replicas share out parameters (`fsdp.py`) they gather a module's weights and sum its gradients together, so all of
 them must run it or none. Who has nothing encodes zeros in the shape of the step's smallest item, or decodes one token,
@@ -28,6 +30,8 @@ from dflop.models.item_arithmetic import Arguments
 from dflop.models.positions import MediaPosition
 from dflop.parallel.topology import Seat, peers_of
 from dflop.records import LLM, MediaItem, ModuleWork, Plan, StepPlan
+from dflop.simulate.pieces import Piece, dealt, pieces
+from dflop.train.context import Line, RowExchange
 from dflop.train.inputs import EncoderInput, LlmInput, MicrobatchInput, PreparedStep, SampleSource, Transfer
 from dflop.train.liveness import Activity
 from dflop.train.prefetch import MediaError, Prefetcher, Wanted
@@ -113,7 +117,7 @@ class Feed:
 
     def _encoder_input(self, step_plan: StepPlan, module: str, k: int, bad: Bad) -> EncoderInput | None:
         work = step_plan.of(module)
-        items = work.owner[k][self._seat.dp_rank]
+        items = self._dealt(step_plan, module, k)[self._seat.cp_rank]
         if not items:
             return None
         num_rows = sum(work.item_rows[i] for i in items)
@@ -123,6 +127,9 @@ class Feed:
         data = self._packed(step_plan, work, items, bad)
         self._activity.works("its data")
         return EncoderInput(data, sizes, self._arithmetic(module, sizes), num_rows, self._sends(step_plan, module, k))
+
+    def _dealt(self, step_plan: StepPlan, module: str, k: int) -> tuple[tuple[int, ...], ...]:
+        return dealt(self._plan, step_plan, module, k, self._seat.dp_rank)
 
     def _arithmetic(self, module: str, sizes: torch.Tensor) -> Arguments | None:
         """What the encoder works out from the sizes; None where the rank does not hold it."""
@@ -175,7 +182,7 @@ class Feed:
         for k in range(step_plan.num_microbatches):
             for part in (p for p in self._seat.parts if p.module != LLM):
                 work = step_plan.of(part.module)
-                for item in work.owner[k][self._seat.dp_rank]:
+                for item in self._dealt(step_plan, part.module, k)[self._seat.cp_rank]:
                     index, media = self._media(step_plan, work, item)
                     value_bytes = 1 if self._family.towers[part.module].colours else 4
                     size_bytes = value_bytes * math.prod(self._family.array_shape(part.module, media.grid))
@@ -197,27 +204,45 @@ class Feed:
         )
 
     def _llm_input(self, step_plan: StepPlan, k: int) -> LlmInput:
-        llm = step_plan.of(LLM)
-        positions = [llm.item_sample[i] for i in llm.owner[k][self._seat.dp_rank]]
-        samples = [self._tokens(step_plan.sample_index[p]) for p in positions]
-        starts = np.concatenate([[0], np.cumsum([len(s.input_ids) for s in samples])])
-        packed = dict(zip(positions, zip(starts, samples, strict=False), strict=True))
+        line = Line(pieces(self._plan, step_plan, k, self._seat.dp_rank), self._seat.cp_rank)
+        encoded = {m.module: self._dealt(step_plan, m.module, k) for m in self._plan.grid_of(LLM)[:-1]}
+        concerned = [p.sample for p in line.own]
+        for module, of_ranks in encoded.items():
+            concerned += [step_plan.of(module).item_sample[item] for item in of_ranks[self._seat.cp_rank]]
+        tokens = {p: self._tokens(step_plan.sample_index[p]) for p in dict.fromkeys(concerned)}
+        own_rows, exchanges = self._own_rows(step_plan, encoded, line, tokens)
+        found = self._packed_pieces(step_plan, k, line.own, tokens) if line.own else self._llm_filler()
+        return dataclasses.replace(found, own_rows=own_rows, row_exchanges=exchanges, keys=line.keys)
+
+    def _packed_pieces(
+        self, step_plan: StepPlan, k: int, own: Sequence[Piece], tokens: Mapping[int, EncodedSample]
+    ) -> LlmInput:
+        samples = [tokens[p.sample] for p in own]
+        starts = np.concatenate([[0], np.cumsum([p.end - p.first for p in own])])
+        packed = {p.sample: (start, s) for start, p, s in zip(starts, own, samples, strict=False)}
         where, targets, owner = [], [], []
-        for start, position, sample in zip(starts, positions, samples, strict=False):
-            (supervised,) = np.nonzero(sample.labels[1:] != IGNORE_LABEL)
+        for start, (position, first, end), sample in zip(starts, own, samples, strict=False):
+            following = sample.labels[first + 1 : end + 1]
+            (supervised,) = np.nonzero(following != IGNORE_LABEL)
             where.append(supervised + start)
-            targets.append(sample.labels[supervised + 1])
+            targets.append(following[supervised])
             owner.append(np.full(len(supervised), position))
-        rope = [self._positions(step_plan.sample_index[p], s) for p, s in zip(positions, samples, strict=True)]
+        ids = [s.input_ids[p.first : p.end] for p, s in zip(own, samples, strict=True)]
+        rope = [
+            self._positions(step_plan.sample_index[p.sample], s)[:, p.first : p.end]
+            for p, s in zip(own, samples, strict=True)
+        ]
         return LlmInput(
-            input_ids=self._placed(torch.from_numpy(np.concatenate([s.input_ids for s in samples]))),
+            input_ids=self._placed(torch.from_numpy(np.concatenate(ids))),
             position_ids=self._placed(torch.cat(rope, dim=1)),
             cu_seqlens=self._placed(torch.from_numpy(starts.astype(np.int32))),
             transfers=self._receives(step_plan, k, packed),
-            own_rows=self._own_rows(step_plan, k, packed),
             loss_where=torch.from_numpy(np.concatenate(where)),
             loss_targets=torch.from_numpy(np.concatenate(targets)),
             loss_sample=torch.from_numpy(np.concatenate(owner)),
+            own_rows={},
+            row_exchanges={},
+            keys=None,
         )
 
     def _tokens(self, sample_index: int) -> EncodedSample:
@@ -256,14 +281,29 @@ class Feed:
         return tuple(transfers)
 
     def _own_rows(
-        self, step_plan: StepPlan, k: int, packed: Mapping[int, tuple[int, EncodedSample]]
-    ) -> dict[str, torch.Tensor]:
-        found = {}
-        for encoder in self._plan.grid_of(LLM)[:-1]:
-            work = step_plan.of(encoder.module)
-            if items := work.owner[k][self._seat.dp_rank]:
-                found[encoder.module] = self._placed(_placeholders(work, items, packed))
-        return found
+        self, step_plan: StepPlan, encoded: Mapping[str, Sequence[Sequence[int]]], line: Line,
+        tokens: Mapping[int, EncodedSample],
+    ) -> tuple[dict[str, torch.Tensor], dict[str, RowExchange]]:  # fmt: skip
+        """Where rows of the encoders with the LLM belong, and how context-parallel ranks exchange them first.
+
+        Args:
+            step_plan: The step.
+            encoded: Per encoder and rank of the group, items.
+            line: The group's samples.
+            tokens: Of the samples that this rank has a piece of or encodes media of.
+        """
+        places, exchanges = {}, {}
+        for module, of_ranks in encoded.items():
+            work = step_plan.of(module)
+            if not any(of_ranks):
+                continue
+            found = [[(work.item_sample[i], work.item_rank_in_sample[i]) for i in items] for items in of_ranks]
+            placeholders = [[(s, tokens[s].media_positions[n]) for s, n in items if s in tokens] for items in found]
+            where, exchange = line.rows(placeholders)
+            places[module] = self._placed(where)
+            if len(of_ranks) > 1:
+                exchanges[module] = dataclasses.replace(exchange, rows=self._placed(exchange.rows))
+        return places, exchanges
 
     def _filled(self, step_plan: StepPlan, k: int, given: MicrobatchInput | None) -> MicrobatchInput | None:
         """The microbatch with work for every module of the seat's grid that any replica has some for."""
@@ -300,6 +340,8 @@ class Feed:
             cu_seqlens=torch.tensor([0, 1], dtype=torch.int32),
             transfers=(),
             own_rows={},
+            row_exchanges={},
+            keys=None,
             loss_where=nothing,
             loss_targets=nothing,
             loss_sample=nothing,

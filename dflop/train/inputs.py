@@ -13,6 +13,7 @@ from dflop.data.tokens import EncodedSample
 from dflop.models.item_arithmetic import Arguments
 from dflop.parallel.topology import Peers
 from dflop.records import SampleShape, StepPlan
+from dflop.train.context import KeyExchange, RowExchange
 
 
 class SampleSource(Protocol):
@@ -60,7 +61,7 @@ class EncoderInput:
 
 @dataclass(frozen=True, slots=True)
 class LlmInput:
-    """The LLM's part of a microbatch; every stage of a replica holds the same."""
+    """The LLM's part of a microbatch, of a context-parallel rank its own; every stage of a replica holds the same."""
 
     input_ids: torch.Tensor
     position_ids: torch.Tensor
@@ -68,7 +69,11 @@ class LlmInput:
     transfers: tuple[Transfer, ...]
     """Where rows come from, in a split plan."""
     own_rows: Mapping[str, torch.Tensor]
-    """Per encoder, positions of the rows that this replica makes itself, in an inline plan."""
+    """Per encoder, positions of the rows that this replica makes itself, or its group does, in an inline plan."""
+    row_exchanges: Mapping[str, RowExchange]
+    """Of those encoders, how context-parallel ranks exchange the rows first; the same ones on all of them."""
+    keys: KeyExchange | None
+    """What they exchange in every layer; None on all of them or on none."""
     loss_where: torch.Tensor
     """Positions that predict a supervised token."""
     loss_targets: torch.Tensor

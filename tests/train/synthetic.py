@@ -167,11 +167,11 @@ def make_plan(layout: dict[str, tuple[int, ...]], *, num_microbatches: int, of: 
 
 def make_inline_plan(
     stages: Sequence[dict[str, int]], *, dp: int, num_microbatches: int, tp: int = 1,
-    apart: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
+    apart: Mapping[str, tuple[int, ...]] = MappingProxyType({}), cp: int = 1,
 ) -> Plan:  # fmt: skip
     """Inline plan: per stage, the layers of each module on it; encoders `apart` have ranks behind it."""
     names = list(dict.fromkeys(name for stage in stages for name in stage))
-    grid = ParallelSpec(tp, len(stages), dp)
+    grid = ParallelSpec(tp, len(stages), dp, cp)
     modules = [
         ModulePlan(name, grid, 0, tuple(stage.get(name, 0) for stage in stages), (0,) * len(stages))
         for name in sorted(names, key=lambda name: name == LLM)
@@ -187,7 +187,7 @@ ALL = 10**6
 
 def sharing(plan: Plan, num_replicas: int) -> Plan:
     """A plan of which groups of so many replicas share out parameters, or fewer where a module has fewer; 0: none."""
-    modules = (replace(m, parameter_shards=max(1, min(num_replicas, m.parallel.dp))) for m in plan.modules)
+    modules = (replace(m, parameter_shards=max(1, min(num_replicas, m.parallel.num_replicas))) for m in plan.modules)
     return replace(plan, modules=tuple(modules))
 
 

@@ -35,7 +35,8 @@ class Layout:
     """(pp, dp[, tp]) of every module of a split plan, or layers per stage of an inline one."""
     dp: int = 1
     tp: int = 1
-    """Both of an inline plan."""
+    cp: int = 1
+    """All three of an inline plan."""
     tied: bool = False
     recompute: tuple[str, ...] = ()
     half: bool = False
@@ -57,7 +58,7 @@ class Layout:
             plan = make_plan(self.modules, num_microbatches=NUM_MICROBATCHES)
         else:
             num, apart = NUM_MICROBATCHES, dict(self.apart)
-            plan = make_inline_plan(self.modules, dp=self.dp, tp=self.tp, num_microbatches=num, apart=apart)
+            plan = make_inline_plan(self.modules, dp=self.dp, tp=self.tp, num_microbatches=num, apart=apart, cp=self.cp)
         modules = (
             replace(m, recompute=True, recomputed=halves(m) if self.half else ()) if m.module in self.recompute else m
             for m in sharing(plan, self.sharded).modules

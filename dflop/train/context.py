@@ -1,0 +1,105 @@
+"""What context-parallel ranks give one another in a microbatch, worked out by each for itself.
+
+The samples of a group lie in a line of tokens, of which each rank has a range (`dflop/simulate/pieces.py`). So a rank
+needs keys and values of others for its first sample only, in front of its own, and others need at most those of its
+last sample. Rows of an encoder go from whoever encoded the item to the ranks with its placeholders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from dflop.models.attention import Earlier
+from dflop.parallel.exchange import all_to_all
+from dflop.simulate.pieces import Piece
+
+
+@dataclass(frozen=True, slots=True)
+class KeyExchange:
+    """Keys and values that one rank of a group gives and takes in every layer of the LLM."""
+
+    sent: tuple[int, ...]
+    """Per rank, of how many of the last tokens it needs them: of all of the last sample here, or of none."""
+    received: tuple[int, ...]
+    """Per rank, how many tokens it has of the first sample here that come before this rank's."""
+
+    def through(self, group: dist.ProcessGroup) -> Earlier:
+        """The exchange as attention calls it."""
+        num_copies = sum(n > 0 for n in self.sent)
+
+        def exchange(given: torch.Tensor) -> torch.Tensor:
+            copies = given if num_copies < 2 else given.repeat(num_copies, 1, 1)
+            return all_to_all(copies, self.sent, self.received, group)
+
+        return Earlier(max(self.sent), sum(self.received), exchange)
+
+
+@dataclass(frozen=True, slots=True)
+class RowExchange:
+    """Rows of one encoder that one rank of a group gives and takes."""
+
+    rows: torch.Tensor
+    """int64: of the rows made here, those for the first rank first; all, or none where this rank has no item."""
+    sent: tuple[int, ...]
+    received: tuple[int, ...]
+
+
+class Line:
+    """The samples of a group's microbatch behind one another, as one of its ranks sees them.
+
+    Args:
+        pieces: Per rank what it has, in order.
+        cp_rank: This rank.
+    """
+
+    def __init__(self, pieces: Sequence[Sequence[Piece]], cp_rank: int) -> None:
+        self._pieces, self._cp_rank = pieces, cp_rank
+        self._ends = list(accumulate(sum(p.end - p.first for p in of) for of in pieces))
+        lengths = {p.sample: p.end for of in pieces for p in of}
+        self._starts = dict(zip(lengths, accumulate(lengths.values(), initial=0), strict=False))
+
+    @property
+    def own(self) -> Sequence[Piece]:
+        """What this rank has."""
+        return self._pieces[self._cp_rank]
+
+    @property
+    def keys(self) -> KeyExchange | None:
+        """None where no sample is on two ranks, so that no rank of the group exchanges anything."""
+        if not any(p.first for of in self._pieces for p in of):
+            return None
+        ranks = range(len(self._pieces))
+        sent = tuple(self._needed(self._cp_rank, rank) for rank in ranks)
+        return KeyExchange(sent, received=tuple(self._needed(rank, self._cp_rank) for rank in ranks))
+
+    def _needed(self, source: int, target: int) -> int:
+        """Tokens of one rank that later ones on another attend to."""
+        if source >= target or not self._pieces[source] or not self._pieces[target]:
+            return 0
+        last = self._pieces[source][-1]
+        return last.end - last.first if last.sample == self._pieces[target][0].sample else 0
+
+    def rows(self, encoded: Sequence[Sequence[tuple[int, np.ndarray]]]) -> tuple[torch.Tensor, RowExchange]:
+        """Where rows of an encoder belong in this rank's tokens, as they come, and how they come.
+
+        Args:
+            encoded: Per rank, of each item that it encodes, in packed order, the sample and its placeholders' positions
+                in it. Of other ranks those of samples that this rank has none of may be missing.
+        """
+        low, nothing = ([0, *self._ends])[self._cp_rank], np.zeros(0, dtype=np.int64)
+        places = [np.concatenate([nothing, *(self._starts[s] + where for s, where in of)]) for of in encoded]
+        holders = [np.searchsorted(self._ends, place, side="right") for place in places]
+        here = [place[holder == self._cp_rank] - low for place, holder in zip(places, holders, strict=True)]
+        mine = holders[self._cp_rank]
+        exchange = RowExchange(
+            torch.from_numpy(np.argsort(mine, kind="stable")),
+            tuple(np.bincount(mine, minlength=len(self._pieces)).tolist()),
+            tuple(len(of) for of in here),
+        )
+        return torch.from_numpy(np.concatenate(here)), exchange

@@ -1,0 +1,78 @@
+"""What context-parallel ranks exchange, both ends worked out for themselves, without any process."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dflop.simulate.pieces import Piece, cut
+from dflop.train.context import Line
+
+
+def cut_line(lengths, num_ranks, growth):
+    """Pieces of each rank, sample by sample."""
+    starts, found = np.cumsum([0, *lengths]).tolist(), []
+    for low, high in itertools.pairwise((0, *cut(lengths, num_ranks, growth))):
+        parts = [
+            (s, max(low - at, 0), min(high - at, n)) for s, (at, n) in enumerate(zip(starts, lengths, strict=False))
+        ]
+        found.append([Piece(*part) for part in parts if part[1] < part[2]])
+    return found
+
+
+def delivered(exchanges, parts):
+    """What `all_to_all_single` gives each rank, of the rows that each sends."""
+    ends = [[0, *itertools.accumulate(e.sent)] for e in exchanges]
+    split = [[own[a:b] for a, b in itertools.pairwise(of)] for of, own in zip(ends, parts, strict=True)]
+    for rank, exchange in enumerate(exchanges):
+        assert list(exchange.received) == [len(of[rank]) for of in split], "both ends know how much comes"
+    return [[row for of in split for row in of[rank]] for rank in range(len(exchanges))]
+
+
+SAMPLES = st.lists(st.integers(1, 30), min_size=1, max_size=6)
+
+
+@given(SAMPLES, st.integers(1, 6), st.floats(0, 0.1))
+def test_keys_stand_in_front_of_the_first_sample_as_it_has_them(lengths, num_ranks, growth):
+    of_ranks = cut_line(lengths, num_ranks, growth)
+    lines = [Line(of_ranks, rank) for rank in range(num_ranks)]
+    exchanges = [line.keys for line in lines]
+    if None in exchanges:
+        assert not any(exchanges)
+        assert all(piece.first == 0 for of in of_ranks for piece in of)
+        return
+    tokens = [[(p.sample, t) for p in of for t in range(p.first, p.end)] for of in of_ranks]
+    sent = []
+    for exchange, own in zip(exchanges, tokens, strict=True):
+        earlier = exchange.through(None)
+        assert set(exchange.sent) <= {0, earlier.num_given}
+        sent.append(own[len(own) - earlier.num_given :] * sum(n > 0 for n in exchange.sent))
+    for of, taken in zip(of_ranks, delivered(exchanges, sent), strict=True):
+        assert taken == [(of[0].sample, t) for t in range(of[0].first)] if of else not taken
+
+
+@given(SAMPLES, st.integers(1, 6), st.floats(0, 0.1), st.data())
+def test_every_row_comes_to_its_placeholder(lengths, num_ranks, growth, data):
+    of_ranks = cut_line(lengths, num_ranks, growth)
+    spans = {s: sorted(data.draw(st.tuples(st.integers(0, n), st.integers(0, n)))) for s, n in enumerate(lengths)}
+    encoded = [[] for _ in range(num_ranks)]
+    for sample, (first, end) in spans.items():
+        encoded[data.draw(st.integers(0, num_ranks - 1))].append((sample, np.arange(first, end)))
+    made = []
+    for rank, of in enumerate(of_ranks):
+        own = {p.sample for p in of}
+        known = [[e for e in items if e[0] in own or by == rank] for by, items in enumerate(encoded)]
+        made.append(Line(of_ranks, rank).rows(known))
+    exchanges = [exchange for _, exchange in made]
+    rows = [[(s, t) for s, where in items for t in where.tolist()] for items in encoded]
+    sent = [[own[i] for i in exchange.rows.tolist()] for own, exchange in zip(rows, exchanges, strict=True)]
+    for of, (where, _), taken in zip(of_ranks, made, delivered(exchanges, sent), strict=True):
+        tokens = [(p.sample, t) for p in of for t in range(p.first, p.end)]
+        assert [tokens[i] for i in where.tolist()] == taken
+        placeholders = {(s, t) for s, t in tokens if spans[s][0] <= t < spans[s][1]}
+        assert placeholders == set(taken)
+        assert where.dtype == torch.int64
