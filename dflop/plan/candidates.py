@@ -139,15 +139,15 @@ def module_candidates(problem: Problem, spec: ModuleSpec, num_microbatches: int)
     return Candidates(spec, found_tp, found_pp, found_dp, last, ways > 0, shares, shards)
 
 
-def shard_choices(problem: Problem, tp: int, dp: Ints) -> list[Ints]:
+def shard_choices(problem: Problem, tp: int, replicas: Ints) -> list[Ints]:
     """Per way to share out parameters `[C]`, replicas of a group: none do, those of a node, all; 0: not possible.
 
     Only whole nodes form groups, and only where there are several: else the groups are all replicas or none.
     """
     wanted, each = problem.space.shard_parameters, max(1, problem.cluster.num_processes_per_node // tp)
-    none = np.where((False in wanted) | (dp == 1), 1, 0)
-    node = np.where((True in wanted) & (each > 1) & (dp > each) & (dp % each == 0), each, 0)
-    return [none, node, np.where((True in wanted) & (dp > 1), dp, 0)]
+    none = np.where((False in wanted) | (replicas == 1), 1, 0)
+    node = np.where((True in wanted) & (each > 1) & (replicas > each) & (replicas % each == 0), each, 0)
+    return [none, node, np.where((True in wanted) & (replicas > 1), replicas, 0)]
 
 
 def recompute_ways(problem: Problem, module: str, tp: int) -> list[bool]:
@@ -225,9 +225,9 @@ class _LayerSplits:
 
 
 def layer_and_edge_seconds(
-    cost: CostModel, module: str, load: npt.NDArray[np.float64], *, tp: int, recompute: bool
+    cost: CostModel, module: str, load: npt.NDArray[np.float64], *, tp: int, recompute: bool, cp: int = 1
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     """(one layer, the edge), forward and backward, on loads `[3, ...]`; seconds of a stage are linear in its layers."""
-    layer = cost.module_seconds(module, *load, num_layers=1, edge=False, tp=tp, recompute=recompute)
-    edge = cost.module_seconds(module, *load, num_layers=0, edge=True, tp=tp, recompute=recompute)
+    layer = cost.module_seconds(module, *load, num_layers=1, edge=False, tp=tp, cp=cp, recompute=recompute)
+    edge = cost.module_seconds(module, *load, num_layers=0, edge=True, tp=tp, cp=cp, recompute=recompute)
     return layer[0] + layer[1], edge[0] + edge[1]

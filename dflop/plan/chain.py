@@ -16,7 +16,8 @@ import numpy as np
 
 from dflop.cost.model import CostModel, Floats
 from dflop.plan.candidates import MAX_PP, Bools, layer_and_edge_seconds, nearest_power, recompute_ways, shard_choices
-from dflop.plan.memory import NUM_WAITING, StageBytes, stage_bytes
+from dflop.plan.lock_step import together_s
+from dflop.plan.memory import NUM_WAITING, StageBytes, layer_bytes, stage_bytes
 from dflop.plan.offload import offloaded_layers
 from dflop.plan.partition import Cuts, best_cuts, free_cuts, range_seconds
 from dflop.plan.space import Problem
@@ -46,13 +47,14 @@ class ChainChoice:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """All modules one behind the other at one tp and one number of microbatches.
+    """All modules one behind the other at one tp, one cp and one number of microbatches.
 
     The first layers of a stage run again in the backward pass, as few as its memory asks for.
     """
 
     problem: Problem
     tp: int
+    cp: int
     ways: tuple[bool, ...]
     """Whether layers may keep their activations, and whether they may run again."""
     num_microbatches: int
@@ -65,22 +67,23 @@ class Chain:
     heaviest_s: tuple[tuple[Floats, Floats, Floats], ...]
     """Per module (layer, edge, layer again) seconds `[S, 1]` of the heaviest sample of each scenario."""
     average_s: tuple[tuple[Floats, Floats, Floats], ...]
-    """The same `[D, S]` of an average microbatch, by number of replicas as `least_s` has them."""
+    """The same `[D, S]` of an average microbatch, by number of groups as `least_s` has them."""
     least_s: dict[int, float]
-    """By number of replicas, ascending: what all microbatches of one take at least, however it is cut or run again."""
+    """By number of groups, ascending: what all microbatches of one take at least, however it is cut or run again."""
 
     @classmethod
-    def of(cls, problem: Problem, tp: int, num_microbatches: int) -> Chain:
+    def of(cls, problem: Problem, tp: int, num_microbatches: int, cp: int = 1) -> Chain:
         ways = set.intersection(*(set(recompute_ways(problem, spec.module, tp)) for spec in problem.specs))
         sizes = [_unit_sizes(spec) for spec in problem.specs]
         owner = np.repeat(np.arange(len(sizes)), [len(part) for part in sizes])
         unit_layers = (owner == np.arange(len(sizes))[:, np.newaxis]) * np.concatenate(sizes)
         buckets = 2 ** np.arange(int(nearest_power(problem.global_batch_size)) + 1)
-        dp = problem.dps(min(problem.global_batch_size // num_microbatches, problem.cluster.num_processes // tp))
+        most = problem.cluster.num_processes // (tp * cp)
+        dp = problem.dps(min(problem.global_batch_size // num_microbatches, most))
         least_s = np.zeros(len(dp))
         unit_s, again_s, heaviest_s, averages_s = np.zeros((len(buckets), len(owner))), [], [], []
         for m, spec in enumerate(problem.specs):
-            seconds = functools.partial(_seconds, problem.cost, spec.module, tp=tp, again=True in ways)
+            seconds = functools.partial(_seconds, problem.cost, spec.module, tp=tp, cp=cp, again=True in ways)
             layer_s, edge_s, of_again_s = seconds(problem.sample_loads[spec.module].typical(buckets))
             again_s.append(of_again_s)
             _, edge = first_and_last(unit_layers[m])
@@ -94,6 +97,7 @@ class Chain:
         return cls(
             problem,
             tp,
+            cp,
             tuple(sorted(ways)),
             num_microbatches,
             unit_layers,
@@ -112,7 +116,8 @@ class Chain:
     def max_pp(self) -> int:
         """A module that can be cut at all limits the whole chain, which is safe: it never spans more stages."""
         limits = [s.max_pp for s in self.specs if s.max_pp > 1]
-        return min([MAX_PP, self.problem.cluster.num_processes // self.tp, int(self.unit_layers.shape[1]), *limits])
+        most = self.problem.cluster.num_processes // (self.tp * self.cp)
+        return min([MAX_PP, most, int(self.unit_layers.shape[1]), *limits])
 
     def choices(
         self, pp: int, kind: int = 0, *, without: Collection[int] = (), limit_s: float = math.inf
@@ -122,17 +127,17 @@ class Chain:
         Args:
             pp: Stages.
             kind: How parameters are shared out, an index into `shard_choices`.
-            without: Numbers of replicas to leave out.
+            without: Numbers of groups to leave out.
             limit_s: Formula value of what is worth a look.
 
         Returns:
-            The choices that fit, and, where that with the most replicas fits only with layers that run again, or does
+            The choices that fit, and, where that with the most groups fits only with layers that run again, or does
             not fit, that choice: other cuts may be faster. Its formula value is without such layers if it fits with.
         """
         cluster, batch = self.problem.cluster, self.problem.global_batch_size
-        most = min(batch // self.num_microbatches, cluster.num_processes // (self.tp * pp))
+        most = min(batch // self.num_microbatches, cluster.num_processes // (self.tp * self.cp * pp))
         dp = np.array([d for d in self.problem.dps(most) if d not in without], dtype=np.int64)
-        shards = shard_choices(self.problem, self.tp, dp)[kind]
+        shards = shard_choices(self.problem, self.tp, dp * self.cp)[kind]
         worth = (shards > 0) & (np.array([self.least_s[d] for d in dp.tolist()]) <= limit_s * pp)
         dp, shards = dp[worth], shards[worth]
         if not len(dp):
@@ -247,18 +252,22 @@ class Chain:
         """`[modules, C]` each: what a layer that runs again keeps less of a microbatch, and what others keep."""
 
         def kept(spec: ModuleSpec, way: bool) -> Floats:
-            load = self.problem.sample_loads[spec.module].largest(self.num_microbatches * dp)
-            return self.problem.cost.activation_bytes(
-                spec.module, *load, num_layers=1, edge=False, tp=self.tp, recompute=way
-            )
+            load = self._largest(spec.module, dp)
+            return layer_bytes(spec, self.problem.cost, load, tp=self.tp, cp=self.cp, recompute=way)
 
         plain, again = (np.array([kept(spec, way) for spec in self.specs]) for way in (False, True in self.ways))
         return plain - again, plain
 
+    def _largest(self, module: str, dp: Ints) -> Floats:
+        """`[3, C]`: the largest microbatch of a group."""
+        load = self.problem.sample_loads[module].largest(self.num_microbatches * dp)
+        return self.problem.uneven(module, load, self.cp)
+
     def _offloaded(self, layers: Ints, again: Ints, depth: Ints, dp: Ints) -> Ints:
         """`[modules, C, P]`: those of layers `again` whose activations go to the host; `depth` `[P]` are in flight."""
         found, of_llm = np.zeros_like(layers), (layers[-1], again[-1])
-        found[-1] = offloaded_layers(self.problem, *of_llm, self.num_microbatches, depth, tp=self.tp, dp=dp)
+        num, tp, cp = self.num_microbatches, self.tp, self.cp
+        found[-1] = offloaded_layers(self.problem, *of_llm, num, depth, tp=tp, cp=cp, dp=dp)
         return found
 
     def _choices(self, layers: Ints, again: Ints, dp: Ints, shards: Ints) -> list[ChainChoice]:
@@ -270,12 +279,12 @@ class Chain:
         return [
             ChainChoice(
                 formula_s,
-                ParallelSpec(self.tp, layers.shape[2], replicas),
+                ParallelSpec(self.tp, layers.shape[2], groups, self.cp),
                 by_name(of_choice),
                 by_name(again_of_choice),
-                group,
+                shared,
             )
-            for formula_s, replicas, group, of_choice, again_of_choice in zip(
+            for formula_s, groups, shared, of_choice, again_of_choice in zip(
                 self._formula_s(layers, again, dp, shards).tolist(),
                 dp.tolist(),
                 shards.tolist(),
@@ -302,8 +311,9 @@ class Chain:
                 spec,
                 self.problem.cost,
                 layers[m],
-                self.problem.sample_loads[spec.module].largest(self.num_microbatches * dp),
+                self._largest(spec.module, dp),
                 tp=self.tp,
+                cp=self.cp,
                 dp=dp,
                 recompute=again[m] - offloaded[m],
                 offloaded=offloaded[m],
@@ -328,14 +338,17 @@ class Chain:
             average_s = average_s + layers[m] * layer_s + edge * edge_s + again[m] * again_s
             heavy_s, heavy_edge_s, heavy_again_s = (part[:, :, np.newaxis] for part in self.heaviest_s[m])
             heaviest_s = heaviest_s + layers[m] * heavy_s + edge * heavy_edge_s + again[m] * heavy_again_s
-            gather_s, scatter_s = gather_seconds(self.problem, spec, layers[m], tp=self.tp, dp=dp, shards=shards)
+            gather_s, scatter_s = gather_seconds(
+                self.problem, spec, layers[m], tp=self.tp, replicas=dp * self.cp, shards=shards
+            )
             gathers_s = gathers_s + 2 * gather_s + scatter_s
             plain_s = plain_s + layers[m] * layer_s + edge * edge_s
         average_s, heaviest_s = np.maximum(average_s, gathers_s), np.maximum(heaviest_s, gathers_s)
         if pp == 1:  # no fill: the scheduler packs less with the heaviest sample
             step_s = np.maximum(self.num_microbatches * average_s, heaviest_s)[:, :, 0]
             for c in np.flatnonzero(shards > 1):
-                step_s[:, c] = self._together_s(average_s[:, c, 0], plain_s[:, c, 0], int(dp[c]))
+                cells = self.num_microbatches, int(dp[c])
+                step_s[:, c] = together_s(self.problem, self.tp, self.cp, *cells, average_s[:, c, 0], plain_s[:, c, 0])
         else:
             fill_s = np.maximum(average_s, heaviest_s).sum(axis=2)
             step_s = fill_s + (self.num_microbatches - 1) * average_s.max(axis=2)
@@ -347,48 +360,24 @@ class Chain:
             again,
             self.num_microbatches,
             tp=self.tp,
+            cp=self.cp,
             dp=dp,
             shard_optimizer=self._shards(dp),
             shards=shards,
         )
 
-    def _together_s(self, average_s: Floats, plain_s: Floats, dp: int) -> Floats:
-        """`[S]`: a step of replicas that meet in every microbatch, from what an average one takes them, `[S]`.
-
-        A microbatch takes no less than its longest sample: at best the longest ones of all share the first, and so on.
-        """
-        found = []
-        for longest_s, mean_s, without_s in zip(self._sample_seconds(), average_s, plain_s, strict=True):
-            slower = mean_s / without_s if without_s > 0 else 1.0
-            firsts_s = slower * longest_s[: self.num_microbatches * dp : dp]
-            rest = self.num_microbatches - len(firsts_s)
-            found.append(float(np.maximum(firsts_s, mean_s).sum()) + rest * mean_s)
-        return np.array(found)
-
-    def _sample_seconds(self) -> tuple[Floats, ...]:
-        """Per batch the seconds of each of its samples in all layers of all modules, longest first."""
-        known = self.problem.sample_seconds
-        if self.tp not in known:
-            seconds: list[Floats] = [np.zeros(len(batch)) for batch in self.problem.batches]
-            for spec in self.specs:
-                for total_s, load in zip(seconds, self.problem.sample_loads[spec.module].units, strict=True):
-                    layer_s, edge_s, _ = _seconds(
-                        self.problem.cost, spec.module, load.astype(np.float64), tp=self.tp, again=False
-                    )
-                    total_s += spec.num_layers * layer_s + edge_s
-            known[self.tp] = tuple(np.sort(of_batch)[::-1] for of_batch in seconds)
-        return known[self.tp]
-
     def _shards(self, dp: Ints) -> Bools:
-        return self.problem.space.shard_optimizer & (dp > 1)
+        return self.problem.space.shard_optimizer & (dp * self.cp > 1)
 
 
-def _seconds(cost: CostModel, module: str, load: Floats, *, tp: int, again: bool) -> tuple[Floats, Floats, Floats]:
+def _seconds(
+    cost: CostModel, module: str, load: Floats, *, tp: int, cp: int, again: bool
+) -> tuple[Floats, Floats, Floats]:
     """(one layer, the edge, what a layer that runs again takes longer), forward and backward, on loads `[3, ...]`."""
-    layer_s, edge_s = layer_and_edge_seconds(cost, module, load, tp=tp, recompute=False)
+    layer_s, edge_s = layer_and_edge_seconds(cost, module, load, tp=tp, cp=cp, recompute=False)
     if not again:
         return layer_s, edge_s, np.zeros_like(layer_s)
-    return layer_s, edge_s, layer_and_edge_seconds(cost, module, load, tp=tp, recompute=True)[0] - layer_s
+    return layer_s, edge_s, layer_and_edge_seconds(cost, module, load, tp=tp, cp=cp, recompute=True)[0] - layer_s
 
 
 def _unit_sizes(spec: ModuleSpec) -> list[int]:

@@ -19,7 +19,7 @@ from dflop.plan.memory import stage_bytes
 from dflop.plan.offload import with_host
 from dflop.plan.space import Problem
 from dflop.plan.sync import plan_sync_s, with_gathers
-from dflop.records import ClusterSpec, ModulePlan, ParallelSpec, Plan, to_dict
+from dflop.records import LLM, ClusterSpec, ModulePlan, ParallelSpec, Plan, to_dict
 from dflop.simulate.order import in_flight, num_stages_after
 
 SLACK = 1.6
@@ -105,6 +105,7 @@ def inline_draft(
         own = layers[spec.module]
         again = tuple(n * recompute for n in own) if isinstance(recompute, bool) else recompute[spec.module]
         some = again if any(again) and again != own else ()
+        growth = cost_growth(problem, num_microbatches, parallel, sum(again) / sum(own))
         modules.append(
             ModulePlan(
                 module=spec.module,
@@ -116,9 +117,33 @@ def inline_draft(
                 shard_optimizer=shard_optimizer,
                 recomputed=some,
                 parameter_shards=parameter_shards,
+                cost_growth=growth if spec.module == LLM else 0.0,
             )
         )
     return _draft(problem, "inline", tuple(modules), num_microbatches, formula_s)
+
+
+def cost_growth(problem: Problem, num_microbatches: int, parallel: ParallelSpec, recomputed_frac: float) -> float:
+    """By how much a token of the LLM costs more for each one before it in its sample, relative to the first.
+
+    At the typical load of a rank, without messages. A token adds twice its place to the squares of its sample.
+    """
+    if parallel.cp == 1:
+        return 0.0
+    items, tokens, squares = problem.sample_loads[LLM].typical(num_microbatches * parallel.dp) / parallel.cp
+    forward_s, backward_s = problem.cost.module_seconds(
+        LLM,
+        items,
+        np.array([tokens, 2 * tokens, tokens]),
+        np.array([squares, squares, 2 * squares]),
+        num_layers=problem.spec(LLM).num_layers,
+        edge=True,
+        tp=parallel.tp,
+        recompute=recomputed_frac,
+    )
+    once_s, more_tokens_s, more_squares_s = (forward_s + backward_s).tolist()
+    found: float = 2 * (more_squares_s - once_s) / squares / ((more_tokens_s - once_s) / tokens)
+    return found
 
 
 def fits(problem: Problem, plan: Plan) -> bool:
@@ -160,8 +185,8 @@ def _in_order(names: Sequence[str], parallel: Mapping[str, ParallelSpec]) -> dic
 
 def _crosses_nodes(first_rank: int, parallel: ParallelSpec, cluster: ClusterSpec) -> bool:
     each = cluster.num_processes_per_node
-    starts = range(first_rank, first_rank + parallel.num_processes, parallel.tp)
-    return any(start // each != (start + parallel.tp - 1) // each for start in starts)
+    starts = range(first_rank, first_rank + parallel.num_processes, parallel.group_size)
+    return any(start // each != (start + parallel.group_size - 1) // each for start in starts)
 
 
 def _draft(
@@ -235,7 +260,7 @@ def _with_memory(problem: Problem, plan: Plan) -> tuple[ModulePlan, ...]:
 
 
 def largest_loads(problem: Problem, plan: Plan, chain: Sequence[ModulePlan]) -> list[Floats]:
-    """Per module of a chain `[3]`: the largest microbatch of one rank that the plan is charged with."""
+    """Per module of a chain `[3]`: the largest microbatch of one group that the plan is charged with."""
     of = [problem.sample_loads if plan.follows_samples(m.module) else problem.loads for m in chain]
     num = plan.num_microbatches
     return [loads[m.module].largest(num * m.parallel.dp) for m, loads in zip(chain, of, strict=True)]
@@ -253,7 +278,7 @@ def chain_peaks(problem: Problem, plan: Plan, chain: Sequence[ModulePlan], loads
     pp = chain[0].parallel.pp
     parts = []
     for m, load in zip(chain, loads, strict=True):
-        columns = load.reshape(3, -1)
+        columns = problem.uneven(m.module, load.reshape(3, -1), m.parallel.cp)
         parts.append(
             stage_bytes(
                 problem.spec(m.module),
@@ -261,6 +286,7 @@ def chain_peaks(problem: Problem, plan: Plan, chain: Sequence[ModulePlan], loads
                 np.broadcast_to(np.array(m.layers_per_stage), (columns.shape[1], pp)),
                 columns,
                 tp=m.parallel.tp,
+                cp=m.parallel.cp,
                 dp=np.full(columns.shape[1], m.parallel.dp),
                 recompute=np.array([m.num_recomputed]) if m.recomputed else m.recompute,
                 offloaded=np.array([m.offloaded]) if m.offloaded else 0,
@@ -274,7 +300,7 @@ def chain_peaks(problem: Problem, plan: Plan, chain: Sequence[ModulePlan], loads
 
 
 def max_tokens(problem: Problem, plan: Plan, chain: Sequence[ModulePlan], largest: Sequence[Floats]) -> list[int]:
-    """Per module of a chain: tokens that a microbatch of one rank may have, all modules together, and still fit.
+    """Per module of a chain: tokens that a microbatch of a group may have, all modules together, and still fit.
 
     The loads the plan is charged with grow in proportion, squares and items like tokens. 0 where memory sets no cap;
     where even those loads do not fit, their own tokens.

@@ -51,8 +51,8 @@ def explain(problem: Problem) -> InfeasiblePlanError:
         f"{units.num_bytes(need_bytes)} of the {units.num_bytes(usable_bytes)} usable "
         f"({units.percent(usable_bytes / limit_bytes)} of {units.num_bytes(limit_bytes)})",
         where=(
-            f"stage {stage} of the plan that needs the least memory: layout {nearest.layout}, tp {p.tp}, pp {p.pp}, "
-            f"dp {p.dp}, {nearest.num_microbatches} microbatches"
+            f"stage {stage} of the plan that needs the least memory: layout {nearest.layout}, tp {p.tp}, "
+            f"{f'cp {p.cp}, ' * (p.cp > 1)}pp {p.pp}, dp {p.dp}, {nearest.num_microbatches} microbatches"
         ),
         hint=f"any of these makes it fit: {', or '.join(options)}",
     )

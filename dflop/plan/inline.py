@@ -21,7 +21,9 @@ from dflop.plan.space import Problem
 from dflop.records import Plan
 
 MAX_ALIKE = 2
-"""Choices of one tp and pp: a few replicas less are all but the same plan, only slower."""
+"""Choices of one tp, cp and pp: a few replicas less are all but the same plan, only slower."""
+Degrees = tuple[int, int, int]
+"""(tp, cp, pp)."""
 
 
 def inline_choices(
@@ -29,39 +31,40 @@ def inline_choices(
 ) -> list[tuple[float, Plan]]:
     """Inline drafts that fit in memory with their formula value, best first, fewer processes first among equals.
 
-    Every tp, pp and dp on at most all processes; as many layers recompute as it takes to fit, or all of them, and
+    Every tp, cp, pp and dp on at most all processes; as many layers recompute as it takes to fit, or all of them, and
     parameters are shared where that saves some of it. Layers are cut by time; where the most replicas fit so only with
     layers that run again, or not at all, by the time with such layers, too.
 
     Args:
         problem: What to plan for.
         num_microbatches: Per step.
-        top: Drafts to return, of one tp and pp no more than two; None: all.
+        top: Drafts to return, of one tp, cp and pp no more than two; None: all.
         limit_s: Formula value of what is worth a look.
     """
     found: list[ChainChoice] = []
     tight: list[tuple[Chain, ChainChoice]] = []
     tps = set.intersection(*(set(problem.tps(spec)) for spec in problem.specs))
     for tp in sorted(tps):
-        chain = Chain.of(problem, tp, num_microbatches)
-        for pp in range(1, chain.max_pp + 1):
-            without: set[int] = set()  # replicas that fit as they are: saving more memory than that would be slower
-            fits_so = False
-            for kind in range(NUM_SHARD_CHOICES):
-                fitting, best = chain.choices(pp, kind, without=without, limit_s=limit_s)
-                found += fitting
-                if best is not None and (fitting or not fits_so):
-                    tight.append((chain, best))
-                fits_so = fits_so or bool(fitting)
-                without |= {c.parallel.dp for c in fitting if not c.num_recomputed}
+        for cp in problem.cps(tp):
+            chain = Chain.of(problem, tp, num_microbatches, cp)
+            for pp in range(1, chain.max_pp + 1):
+                without: set[int] = set()  # groups that fit as they are: saving more memory than that would be slower
+                fits_so = False
+                for kind in range(NUM_SHARD_CHOICES):
+                    fitting, best = chain.choices(pp, kind, without=without, limit_s=limit_s)
+                    found += fitting
+                    if best is not None and (fitting or not fits_so):
+                        tight.append((chain, best))
+                    fits_so = fits_so or bool(fitting)
+                    without |= {c.parallel.dp for c in fitting if not c.num_recomputed}
     kept = _kept(found, top)
-    most = {(c.parallel.tp, c.parallel.pp): c for _, c in sorted(tight, key=lambda pair: pair[1].parameter_shards)}
-    held: dict[tuple[int, int], ChainChoice | None] = {}
+    most = {_degrees(c): c for _, c in sorted(tight, key=lambda pair: pair[1].parameter_shards)}
+    held: dict[Degrees, ChainChoice | None] = {}
     # Cut by time alone they would be at least this fast, which decides whether it is worth looking for other cuts.
     for chain, choice in sorted(tight, key=lambda pair: _order(pair[1])):
         if top is not None and len(kept) == top and choice.formula_s > kept[-1].formula_s:
             break
-        key = (choice.parallel.tp, choice.parallel.pp)
+        key = _degrees(choice)
         if key not in held:  # where it does not fit with most of it shared out, it does not with less
             held[key] = chain.within_memory(most[key])
         within = held[key]
@@ -73,23 +76,27 @@ def inline_choices(
 
 
 def _kept(choices: Sequence[ChainChoice], top: int | None) -> list[ChainChoice]:
-    """In order; with a limit, the best of all, of each tp, pp and way to save memory no more than `MAX_ALIKE`."""
+    """In order; with a limit, the best of all, of each tp, cp, pp and way to save memory at most `MAX_ALIKE`."""
     ordered = sorted(choices, key=_order)
     if top is None:
         return ordered
-    seen: Counter[tuple[int, int, bool, bool]] = Counter()
+    seen: Counter[tuple[Degrees, bool, bool]] = Counter()
     kept = []
     for choice in ordered:
-        kind = (choice.parallel.tp, choice.parallel.pp, choice.parameter_shards > 1, choice.recomputed == choice.layers)
+        kind = (_degrees(choice), choice.parameter_shards > 1, choice.recomputed == choice.layers)
         seen[kind] += 1
         if seen[kind] <= MAX_ALIKE:
             kept.append(choice)
     return kept[:top]
 
 
-def _order(choice: ChainChoice) -> tuple[float, int, int, int, int]:
+def _order(choice: ChainChoice) -> tuple[float, int, int, int, int, int]:
     p = choice.parallel
-    return choice.formula_s, p.num_processes, p.tp, p.pp, choice.num_recomputed
+    return choice.formula_s, p.num_processes, p.cp, p.tp, p.pp, choice.num_recomputed
+
+
+def _degrees(choice: ChainChoice) -> Degrees:
+    return choice.parallel.tp, choice.parallel.cp, choice.parallel.pp
 
 
 def _draft(problem: Problem, num_microbatches: int, choice: ChainChoice) -> Plan:
@@ -99,7 +106,8 @@ def _draft(problem: Problem, num_microbatches: int, choice: ChainChoice) -> Plan
         choice.parallel,
         choice.layers,
         recompute=choice.recomputed,
-        shard_optimizer=choice.parallel.dp > 1 and (problem.space.shard_optimizer or choice.parameter_shards > 1),
+        shard_optimizer=choice.parallel.num_replicas > 1
+        and (problem.space.shard_optimizer or choice.parameter_shards > 1),
         formula_s=choice.formula_s,
         parameter_shards=choice.parameter_shards,
     )

@@ -88,8 +88,9 @@ def _counts(problem: Problem, plan: Plan) -> Iterator[Limit]:
     most, batch = problem.microbatch_choices[-1], plan.global_batch_size
     yield Limit("processes", plan.num_processes / num_processes, f"{plan.num_processes} of {num_processes} assigned")
     yield Limit("microbatches", m / most, f"{m} of at most {most}")
-    each = f"{batch / (m * dp):.3g} per microbatch of a replica"
-    yield Limit("samples", m * dp / batch, f"{batch} in {m} microbatches on {dp} replicas: {each}")
+    who = "replica" if plan.module(LLM).parallel.cp == 1 else "group"
+    each = f"{batch / (m * dp):.3g} per microbatch of a {who}"
+    yield Limit("samples", m * dp / batch, f"{batch} in {m} microbatches on {dp} {who}s: {each}")
 
 
 def _longest_sample(problem: Problem, plan: Plan) -> Limit:
@@ -100,7 +101,7 @@ def _longest_sample(problem: Problem, plan: Plan) -> Limit:
     samples = (*itertools.chain.from_iterable(problem.batches), *problem.worst_samples)
     longest = max(samples, key=lambda s: s.num_llm_tokens)
     average = statistics.fmean(float(items[LLM].num_tokens.sum()) / num_buckets for items in problem.batch_items)
-    of = "microbatch of a replica" if is_pipeline else "step of a replica"
+    of = ("microbatch" if is_pipeline else "step") + f" of a {'replica' if llm.cp == 1 else 'group'}"
     text = (
         f"`{longest.sample_id}` has {units.count(longest.num_llm_tokens)} LLM tokens; an average {of} has "
         f"{units.count(round(average))}"

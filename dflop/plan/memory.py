@@ -8,7 +8,8 @@ what it has gathered and the gradients of one layer. A frozen parameter is a wei
 Which parameters a stage holds is in `stage_params.py`.
 
 Activations are those of the largest microbatch the scheduler may build times the microbatches in flight under 1F1B,
-with what a stage received and sent. On top come, one at a time, what the loss takes (`models/loss_size.py`), the
+with what a stage received and sent. Context-parallel ranks share them, and each keeps the keys and values that it was
+sent of the longest sample. On top come, one at a time, what the loss takes (`models/loss_size.py`), the
 gradient of the largest matrix before it is added up in float32, and what a layer at work needs, with recomputation all
 of its activations (arXiv 1604.06174). `tests/train/test_engine_bytes.py` holds all of this to the engine.
 """
@@ -93,6 +94,7 @@ def stage_bytes(
     offloaded: Ints | int = 0,
     shard_optimizer: npt.ArrayLike,
     shards: npt.ArrayLike = 1,
+    cp: int = 1,
 ) -> StageBytes:
     """What C layouts of one module at one tp and one way of running keep.
 
@@ -100,13 +102,14 @@ def stage_bytes(
         spec: Parameter counts.
         cost: Activation bytes.
         layers: `[C, P]`, zeros where a stage holds none of the module's layers.
-        load: `[3, C]`, items, tokens and squared tokens of the largest microbatch on one data-parallel rank.
+        load: `[3, C]`, items, tokens and squared tokens of the largest microbatch of one group; a rank has a cp-th.
         tp: Tensor-parallel degree.
-        dp: `[C]`, replicas.
+        dp: `[C]`, groups that take samples of their own.
         recompute: Whether layers keep their inputs only, or `[C, P]`, how many of a stage's first ones do.
         offloaded: `[C, P]`, how many of a stage's layers keep nothing, because it goes to the host.
         shard_optimizer: `[C]`, whether the replicas share out the optimizer's states. Like `load` and `dp`, C may be 1.
         shards: `[C]` or one for all, replicas that share out parameters, too; 1: none.
+        cp: Context-parallel degree.
     """
     again = layers * recompute if isinstance(recompute, bool) else recompute
     does_any = bool(again.any())
@@ -114,16 +117,16 @@ def stage_bytes(
     params, weight_bytes = stage_params(spec, layers, tp), bytes_per_value(table.dtype)
     first, last = first_and_last(layers)
 
-    def activations(num_layers: int, is_edge: bool, way: bool) -> Floats:
-        found = cost.activation_bytes(spec.module, *load, num_layers=num_layers, edge=is_edge, tp=tp, recompute=way)
-        return found[:, np.newaxis]
+    def of_layer(way: bool) -> Floats:
+        return layer_bytes(spec, cost, load, tp=tp, cp=cp, recompute=way)[:, np.newaxis]
 
-    tokens, edge, plain = load[1][:, np.newaxis], activations(0, True, does_any), activations(1, False, False)
+    edge = cost.activation_bytes(spec.module, *load, num_layers=0, edge=True, tp=tp, cp=cp, recompute=does_any)
+    tokens, edge, plain = load[1][:, np.newaxis] / cp, edge[:, np.newaxis], of_layer(False)
     inputs = np.minimum(edge, weight_bytes * spec.num_input_values * tokens)
     # What a stage received is the input of its first layer, which a layer that recomputes keeps anyway.
     is_received = (layers > 0) & ~first & ((again == 0) | (np.asarray(offloaded) > 0))
     crossings = 1.0 * ((layers > 0) & ~last) + is_received
-    of_layers = (layers - again - offloaded) * plain + again * (activations(1, False, True) if does_any else 0.0)
+    of_layers = (layers - again - offloaded) * plain + again * (of_layer(True) if does_any else 0.0)
     kept = of_layers + last * (edge - inputs) + first * inputs * trains_layers(table)
     message = weight_bytes * spec.hidden_size / (tp if spec.module == LLM else 1) * tokens
     kept = np.ceil(kept + crossings * message)
@@ -137,14 +140,27 @@ def stage_bytes(
     entry = (_gradient_bytes(table) * params.entry + first * inputs) * trains_layers(table) - kept
     # Meanwhile what the next microbatch or gradient brings from a neighbour comes in.
     comes = message * ((layers > 0).sum(axis=1, keepdims=True) > 1)
-    ends = _ends_at_work(spec, table, params, load, tp) + waiting * plain
+    num_lost = np.minimum(load[0], tokens[:, 0]) if cp > 1 else load[0]  # one rank may have all that carries loss
+    ends = _ends_at_work(spec, table, params, num_lost, tp) + waiting * plain
     once = comes + np.maximum.reduce([work, entry, ends])
-    columns = (np.broadcast_to(x, len(kept))[:, np.newaxis] for x in (dp, shard_optimizer, shards))
+    columns = (np.broadcast_to(x, len(kept))[:, np.newaxis] for x in (np.asarray(dp) * cp, shard_optimizer, shards))
     return StageBytes(
         *_state(params, table, *columns),
         kept=kept,
         once=np.ceil((layers > 0) * (once + (np.reshape(shards, (-1, 1)) > 1) * passing_bytes(params, table))),
     )
+
+
+def layer_bytes(spec: ModuleSpec, cost: CostModel, load: Floats, *, tp: int, cp: int, recompute: bool) -> Floats:
+    """`[C]`: what a layer keeps of a microbatch `[3, C]`, with context parallelism received keys and values, too.
+
+    They are of one sample, the one that was cut where a rank's tokens begin, and of other ranks' tokens.
+    """
+    found = cost.activation_bytes(spec.module, *load, num_layers=1, edge=False, tp=tp, cp=cp, recompute=recompute)
+    if cp > 1 and spec.module == LLM and not recompute:
+        tokens = np.minimum(load[1] * (cp - 1) / cp, np.sqrt(load[2]))
+        found = found + 2 * bytes_per_value(cost.table(LLM, tp).dtype) * spec.key_width / tp * tokens
+    return found
 
 
 def passing_bytes(params: StageParams, table: CostTable) -> Floats:
@@ -198,12 +214,12 @@ def _layer_at_work(spec: ModuleSpec, table: CostTable, params: StageParams, toke
     return found + gathered
 
 
-def _ends_at_work(spec: ModuleSpec, table: CostTable, params: StageParams, load: Floats, tp: int) -> Floats:
-    """What is behind the layers needs for a while: the loss, or the gradient of a projector."""
+def _ends_at_work(spec: ModuleSpec, table: CostTable, params: StageParams, num_lost: Floats, tp: int) -> Floats:
+    """What is behind the layers needs for a while: the loss of so many tokens, or the gradient of a projector."""
     trains, num_rows = not table.is_frozen, -(-spec.vocab_size // tp)
     found: Floats = np.float64(_gradient_bytes(table) * trains) * params.behind_matrix
     if table.module == LLM:
-        loss = loss_peak_bytes(load[0], num_rows, spec.hidden_size, bytes_per_value(table.dtype), trains=trains)
+        loss = loss_peak_bytes(num_lost, num_rows, spec.hidden_size, bytes_per_value(table.dtype), trains=trains)
         # Ranks sum the whole gradient of a tied head, in which each has its rows.
         summed = _gradient_bytes(table) * (params.behind + params.entry) * (spec.is_tied and tp > 1 and trains)
         found = params.is_last * np.maximum(loss[:, np.newaxis], summed)

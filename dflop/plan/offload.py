@@ -11,6 +11,7 @@ import dataclasses
 
 import numpy as np
 
+from dflop.plan.memory import layer_bytes
 from dflop.plan.space import Problem
 from dflop.plan.sync import average_passes_s
 from dflop.records import LLM, ModulePlan
@@ -22,7 +23,7 @@ LOCKED_RATIO = 2
 
 
 def offloaded_layers(
-    problem: Problem, layers: Ints, again: Ints, num_microbatches: int, depth: Ints, *, tp: int, dp: Ints
+    problem: Problem, layers: Ints, again: Ints, num_microbatches: int, depth: Ints, *, tp: int, dp: Ints, cp: int = 1
 ) -> Ints:
     """`[C, P]`: layers of the LLM whose activations go to the host.
 
@@ -33,17 +34,18 @@ def offloaded_layers(
         num_microbatches: Per step.
         depth: `[P]`, microbatches in flight.
         tp: Tensor-parallel degree.
-        dp: `[C]`, replicas.
+        dp: `[C]`, groups.
+        cp: Context-parallel degree.
     """
     space = problem.space
     if not space.host_bytes or space.rules is not None or not again.any():
         return np.zeros_like(layers)
     loads, buckets = problem.sample_loads[LLM], num_microbatches * dp
     average, largest = (
-        problem.cost.activation_bytes(LLM, *load, num_layers=1, edge=False, tp=tp)
+        layer_bytes(problem.spec(LLM), problem.cost, load, tp=tp, cp=cp, recompute=False)
         for load in (loads.typical(buckets), loads.largest(buckets))
     )
-    shortest_s = average_passes_s(problem, problem.spec(LLM), tp, buckets).min(axis=0)
+    shortest_s = average_passes_s(problem, problem.spec(LLM), tp, buckets, cp).min(axis=0)
     hidden = layers * np.minimum(1.0, space.host_bytes_per_s * shortest_s / average)[:, np.newaxis]
     held = space.host_bytes / (depth * LOCKED_RATIO * largest[:, np.newaxis])
     found: Ints = np.minimum(again, np.minimum(hidden, held)).astype(np.int64)
@@ -54,7 +56,8 @@ def with_host(problem: Problem, llm: ModulePlan, num_microbatches: int) -> Modul
     """The LLM's place with activations on the host, where it would recompute and copies hide."""
     p, layers = llm.parallel, np.array([llm.layers_per_stage])
     again, depth = np.array([llm.num_recomputed]), in_flight(num_microbatches, np.arange(p.pp)[::-1])
-    found = offloaded_layers(problem, layers, again, num_microbatches, depth, tp=p.tp, dp=np.array([p.dp]))
+    groups = np.array([p.dp])
+    found = offloaded_layers(problem, layers, again, num_microbatches, depth, tp=p.tp, cp=p.cp, dp=groups)
     if not found.any():
         return llm
     left = tuple((again - found)[0].tolist())

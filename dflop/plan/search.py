@@ -231,11 +231,12 @@ def _extrapolated(plan: Plan, problem: Problem) -> list[str]:
     """A line per module whose average microbatch has more tokens than any probe had."""
     found = []
     for m in plan.modules:
-        tokens = round(float(problem.loads[m.module].typical([plan.num_microbatches * m.parallel.dp])[1, 0]))
+        load = problem.loads[m.module].typical([plan.num_microbatches * m.parallel.dp])
+        tokens = round(float(load[1, 0]) / m.parallel.cp)
         probed = problem.cost.table(m.module, m.parallel.tp, m.recompute).max_tokens
         if probed and tokens > probed:
             found.append(
-                f"`{m.module}`: an average microbatch has {tokens} tokens, the largest probe had {probed}; "
-                "its times are extrapolated"
+                f"`{m.module}`: an average microbatch has {tokens} tokens{' per rank' * (m.parallel.cp > 1)}, "
+                f"the largest probe had {probed}; its times are extrapolated"
             )
     return found

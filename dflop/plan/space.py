@@ -15,6 +15,7 @@ from dflop.plan.scenarios import ScenarioLoads, scenario_loads
 from dflop.records import LLM, ClusterSpec, ModuleSpec, SampleShape
 from dflop.schedule.items import Ints, ModuleItems, module_items
 from dflop.schedule.levels import levelled
+from dflop.simulate.pieces import NUM_CHUNKS
 
 USABLE_MEMORY_FRAC = 0.9
 """Of a device, at most: the rest is for workspaces, communication buffers and fragmentation."""
@@ -47,6 +48,8 @@ class SearchSpace:
     layouts: tuple[str, ...] = ("split", "inline")
     tps: tuple[int, ...] | None = None
     """Tensor-parallel degrees; None: all that the modules allow and that have costs."""
+    cps: tuple[int, ...] | None = (1,)
+    """Context-parallel degrees of plans whose modules share ranks, others have none; None: powers of two."""
     recompute: tuple[bool, ...] = (False, True)
     shard_optimizer: bool = True
     """Whether data-parallel replicas may share out the optimizer's states (ZeRO-1)."""
@@ -122,6 +125,29 @@ class Problem:
         }
 
     @cached_property
+    def largest_tiles(self) -> dict[str, Floats]:
+        """Per encoder `[3]`: the largest tile or frame of any item, each row on its own."""
+        found = {spec.module: np.zeros(3) for spec in self.specs[:-1]}
+        for batch in (*self.batches, self.worst_samples):
+            for name in found:
+                items = module_items(batch, name)
+                of_tile = np.stack(items.loads) / np.maximum(items.num_parts, 1)
+                found[name] = np.maximum(found[name], of_tile.max(axis=1, initial=0))
+        return found
+
+    def uneven(self, module: str, load: Floats, cp: int) -> Floats:
+        """A group's load `[3, C]` such that a cp-th of it is what the rank with most of it may have.
+
+        The LLM's tokens are cut evenly. Media are dealt out in chunks of whole tiles, the largest first: no rank has
+        more than an even part and, but for its own part of it, one chunk.
+        """
+        if cp == 1 or module == LLM:
+            return load
+        chunk = load / (NUM_CHUNKS * cp) + self.largest_tiles[module][:, np.newaxis]
+        found: Floats = np.minimum(load + (cp - 1) * chunk, cp * load)
+        return found
+
+    @cached_property
     def worst_batches(self) -> tuple[Sequence[SampleShape], ...]:
         """Per one of the largest samples a batch that has not drawn it, and that sample; none where all have."""
         found = []
@@ -154,8 +180,8 @@ class Problem:
         return tuple({s.module: module_items(batch, s.module) for s in self.specs} for batch in self.batches)
 
     @cached_property
-    def sample_seconds(self) -> dict[int, tuple[Floats, ...]]:
-        """Per tp what `chain.py` has worked out so far: per batch the seconds of its samples, longest first."""
+    def sample_seconds(self) -> dict[tuple[int, int], tuple[Floats, ...]]:
+        """Per (tp, cp) what `lock_step.py` knows so far: per batch the seconds of its samples, longest first."""
         return {}
 
     @cached_property
@@ -164,8 +190,8 @@ class Problem:
         return {}
 
     @cached_property
-    def passes_s(self) -> dict[tuple[str, int, bool], tuple[Floats, Floats]]:
-        """What `sync.py` has worked out so far of average microbatches, by (module, tp, recomputation)."""
+    def passes_s(self) -> dict[tuple[str, int, int, bool], tuple[Floats, Floats]]:
+        """What `sync.py` has worked out so far of average microbatches, by (module, tp, cp, recomputation)."""
         return {}
 
     @cached_property
@@ -209,6 +235,12 @@ class Problem:
                 hint="profile the module at a smaller tp",
             )
         return fitting
+
+    def cps(self, tp: int) -> list[int]:
+        """Context-parallel degrees beside a tp: 1, and those with which groups fill a node and never leave it."""
+        each = self.cluster.num_processes_per_node
+        wanted = (1 << k for k in range(each.bit_length())) if self.space.cps is None else self.space.cps
+        return sorted(cp for cp in set(wanted) if cp == 1 or each % (cp * tp) == 0)
 
     def dps(self, most: int) -> list[int]:
         """Data-parallel degrees up to `most`; beyond 16 on large clusters those that tile a cluster well."""

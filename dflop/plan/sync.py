@@ -51,6 +51,7 @@ def plan_sync_s(problem: Problem, modules: Sequence[ModulePlan], num_microbatche
                 np.array([[m.num_recomputed] for m in chain]),
                 num_microbatches,
                 tp=chain[0].parallel.tp,
+                cp=chain[0].parallel.cp,
                 dp=np.array([chain[0].parallel.dp]),
                 shard_optimizer=np.array([chain[0].shard_optimizer]),
                 shards=np.array([chain[0].parameter_shards]),
@@ -71,7 +72,7 @@ def with_gathers(problem: Problem, modules: Sequence[ModulePlan]) -> tuple[Modul
                 problem.spec(m.module),
                 np.array([m.layers_per_stage]),
                 tp=m.parallel.tp,
-                dp=np.array([m.parallel.dp]),
+                replicas=np.array([m.parallel.num_replicas]),
                 shards=np.array([m.parameter_shards]),
                 first_rank=m.first_rank,
             )
@@ -86,7 +87,7 @@ def gather_seconds(
     layers: Ints,
     *,
     tp: int,
-    dp: Ints,
+    replicas: Ints,
     shards: Ints,
     first_rank: int = 0,
 ) -> tuple[Floats, Floats]:
@@ -97,7 +98,7 @@ def gather_seconds(
     table, params = problem.cost.table(spec.module, tp), stage_params(spec, layers, tp)
     trained, group = params.trained(table), shards[:, np.newaxis]
     num_units = layers * trains_layers(table) + (params.ends(table) > 0)
-    num_nodes = _num_nodes(problem, first_rank + np.arange(layers.shape[1]) * dp[:, np.newaxis] * tp, tp, group)
+    num_nodes = _num_nodes(problem, first_rank + np.arange(layers.shape[1]) * replicas[:, np.newaxis] * tp, tp, group)
     is_sent = (group > 1) & (trained > 0)
     gather_s, scatter_s = (
         _sync_seconds(problem, is_sent * trained * num_bytes / 2, shards, num_nodes, num_units)
@@ -136,6 +137,7 @@ def chain_sync_s(
     shard_optimizer: Bools,
     shards: Ints,
     first_rank: int = 0,
+    cp: int = 1,
 ) -> Floats:
     """`[C]`: of the slowest stage of C layouts of modules that share ranks.
 
@@ -150,13 +152,14 @@ def chain_sync_s(
         shard_optimizer: `[C]`.
         shards: `[C]`, replicas of a group that shares out parameters.
         first_rank: Of the first stage.
+        cp: Context-parallel degree.
     """
-    replicas, group = dp[:, np.newaxis], shards[:, np.newaxis]
+    replicas, group = dp[:, np.newaxis] * cp, shards[:, np.newaxis]
     is_sharded, is_shared = group > 1, shard_optimizer[:, np.newaxis] & (group == 1)
     # A group is no wider than a node, so the replicas of a stage leave no node out from their first to their last.
     first_of = first_rank + np.arange(layers.shape[2]) * replicas * tp
     each, num_nodes = problem.cluster.num_processes_per_node, _num_nodes(problem, first_of, tp, replicas)
-    latency_s, s_per_byte = _lines(problem, dp // shards, num_nodes)
+    latency_s, s_per_byte = _lines(problem, dp * cp // shards, num_nodes)
     half = np.where(is_shared, 0.5, 1.0)
     sum_s = half * s_per_byte * FLOAT32_BYTES / group  # of a parameter's gradient
     at_once = BUCKET_BYTES / FLOAT32_BYTES * np.where(is_shared, replicas, 1)
@@ -169,7 +172,7 @@ def chain_sync_s(
         norms = 2 * spec.hidden_size * of_module * trains_layers(table) * (tp > 1)
         entry = (params.entry - first * tied) * trains_layers(table)
         early = trained - tied - norms - entry
-        passes_s = _passes_s(problem, spec, of_module, of_again, num_microbatches * dp, tp=tp) * ~is_sharded
+        passes_s = _passes_s(problem, spec, of_module, of_again, num_microbatches * dp, tp=tp, cp=cp) * ~is_sharded
         # What is in front of the layers, an embedding most of all, gets its gradient when the module's pass ends.
         left_s = _left_s(left_s, sum_s * early, passes_s[1], early / at_once) + sum_s * entry
         forward_s += passes_s[0]
@@ -184,7 +187,7 @@ def chain_sync_s(
     seconds += _left_s(np.zeros(()), sent_s, forward_s, summed / at_once) + latency_s / 2 * (sent_s > 0)
     if tied_bytes.any():
         is_one_node = first_of[:, -1:] // each == first_rank // each
-        seconds += _sync_seconds(problem, tied_bytes, 2 * dp, np.where(is_one_node, 1, 2 * num_nodes))
+        seconds += _sync_seconds(problem, tied_bytes, 2 * dp * cp, np.where(is_one_node, 1, 2 * num_nodes))
     slowest_s: Floats = seconds.max(axis=1)
     return slowest_s
 
@@ -206,32 +209,34 @@ def _left_s(before_s: Floats, messages_s: Floats, pass_s: Floats, num_rounds: Fl
     return found
 
 
-def _passes_s(problem: Problem, spec: ModuleSpec, layers: Ints, again: Ints, num_buckets: Ints, *, tp: int) -> Floats:
+def _passes_s(
+    problem: Problem, spec: ModuleSpec, layers: Ints, again: Ints, num_buckets: Ints, *, tp: int, cp: int
+) -> Floats:
     """`[2, C, P]`: forward and backward pass of stages on the average of `[C]` buckets."""
     which, (_, last) = np.minimum(num_buckets, problem.global_batch_size) - 1, first_and_last(layers)
-    layer_s, edge_s = (part[:, which, np.newaxis] for part in _known_passes(problem, spec, tp, False))
+    layer_s, edge_s = (part[:, which, np.newaxis] for part in _known_passes(problem, spec, tp, cp, False))
     found: Floats = layers * layer_s + last * edge_s
     if again.any():
-        again_s, _ = _known_passes(problem, spec, tp, True)
+        again_s, _ = _known_passes(problem, spec, tp, cp, True)
         found += again * (again_s[:, which, np.newaxis] - layer_s)
     return found
 
 
-def average_passes_s(problem: Problem, spec: ModuleSpec, tp: int, num_buckets: Ints) -> Floats:
+def average_passes_s(problem: Problem, spec: ModuleSpec, tp: int, num_buckets: Ints, cp: int = 1) -> Floats:
     """`[2, C]`: forward and backward pass of a layer on the average of `[C]` buckets."""
     which = np.minimum(num_buckets, problem.global_batch_size) - 1
-    return _known_passes(problem, spec, tp, False)[0][:, which]
+    return _known_passes(problem, spec, tp, cp, False)[0][:, which]
 
 
-def _known_passes(problem: Problem, spec: ModuleSpec, tp: int, recompute: bool) -> tuple[Floats, Floats]:
+def _known_passes(problem: Problem, spec: ModuleSpec, tp: int, cp: int, recompute: bool) -> tuple[Floats, Floats]:
     """(of a layer, of the edge) `[2, B]`: forward and backward on the average of 1 to B buckets, a sample each."""
-    key = (spec.module, tp, recompute)
+    key = (spec.module, tp, cp, recompute)
     if key not in problem.passes_s:
         num_buckets = np.arange(1, problem.global_batch_size + 1)
         load = problem.sample_loads[spec.module].per_microbatch(num_buckets).mean(axis=-1)
         layer, edge = (
             problem.cost.module_seconds(
-                spec.module, *load, num_layers=1 - is_edge, edge=is_edge, tp=tp, recompute=recompute
+                spec.module, *load, num_layers=1 - is_edge, edge=is_edge, tp=tp, cp=cp, recompute=recompute
             )
             for is_edge in (False, True)
         )

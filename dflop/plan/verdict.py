@@ -95,9 +95,10 @@ def _where(plan: Plan) -> str:
     parallel = plan.module(LLM).parallel
     if not plan.is_inline:
         return "on dedicated ranks: " + ", ".join(f"{m.module} {m.parallel.num_processes}" for m in plan.modules)
+    degrees = f"tp {parallel.tp}" + f", cp {parallel.cp}" * (parallel.cp > 1)
     if parallel.pp == 1:
-        return f"on {parallel.dp} replicas of the whole model, tp {parallel.tp}"
-    return f"on {parallel.dp} pipelines of {parallel.pp} stages, tp {parallel.tp}"
+        return f"on {parallel.num_replicas} replicas of the whole model, {degrees}"
+    return f"on {parallel.dp} pipelines of {parallel.pp} stages, {degrees}"
 
 
 def _gain(plan: Plan, policy: str) -> str:

@@ -28,7 +28,7 @@ class Beyond:
     num_tokens: int
     """It brings to the module, those of its largest item where items can be divided."""
     max_tokens: int
-    """A microbatch of one rank may have."""
+    """A microbatch of one group may have."""
     need_bytes: int
     """Of the fullest stage, with the sample in a microbatch."""
 

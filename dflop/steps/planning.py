@@ -201,6 +201,7 @@ def planning_task(
         snapshot_seq=costs.snapshot.seq if costs.snapshot else 0,
         space=SearchSpace(
             layouts=wanted.layouts,
+            cps=wanted.context_parallel or None,
             recompute=wanted.recompute,
             shard_optimizer=wanted.shard_optimizer,
             shard_parameters=wanted.shard_parameters,

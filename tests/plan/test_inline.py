@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from dflop.compare.suite.cases import CASES, make_setting
 from dflop.compare.suite.mixtures import MIXTURES
+from dflop.cost.link_costs import P2P
 from dflop.cost.model import has_edge
 from dflop.plan.chain import Chain
 from dflop.plan.drafts import fits
@@ -18,6 +19,7 @@ from dflop.plan.partition import best_cuts, free_cuts, range_seconds
 from dflop.plan.runnable import check_plan
 from dflop.plan.space import Problem
 from dflop.records import LLM, ParallelSpec, Plan
+from tests.builders import make_link
 from tests.plan.problems import make_problem
 
 
@@ -73,6 +75,8 @@ def check_invariants(problem: Problem, plan: Plan) -> None:
     assert {m.parallel for m in plan.modules} == {parallel}
     assert {m.first_rank for m in plan.modules} == {0}
     assert plan.num_processes == parallel.num_processes <= problem.cluster.num_processes
+    assert parallel.cp == 1 or problem.cluster.num_processes_per_node % parallel.group_size == 0
+    assert all((m.cost_growth > 0) == (m.module == LLM and parallel.cp > 1) for m in plan.modules)
     assert plan.num_microbatches * parallel.dp <= problem.global_batch_size
     holders = []
     for m in plan.modules:
@@ -87,8 +91,9 @@ def check_invariants(problem: Problem, plan: Plan) -> None:
 
 
 @pytest.mark.parametrize(("encoders", "max_pp"), [((), 4), (("vision",), None), (("vision", "audio"), 4)])
-def test_every_choice_is_a_valid_plan(encoders, max_pp):
-    problem = make_problem(*encoders, num_processes=6, tps=(1, 2), max_pp=max_pp)
+@pytest.mark.parametrize("cps", [(1,), None, (1, 2, 3)])
+def test_every_choice_is_a_valid_plan(encoders, max_pp, cps):
+    problem = make_problem(*encoders, num_processes=6, tps=(1, 2), max_pp=max_pp, cps=cps)
     found = inline_choices(problem, 4, top=None)
     for _, plan in found:
         check_invariants(problem, plan)
@@ -96,7 +101,14 @@ def test_every_choice_is_a_valid_plan(encoders, max_pp):
     assert values == sorted(values)
     assert values == [plan.formula_step_s for _, plan in found]
     pps = range(1, 5)  # the LLM's max_pp
-    expected = {(tp, pp, dp) for tp in (1, 2) for pp in pps for dp in range(1, 7) if tp * pp * dp <= 6}
+    expected = {
+        (tp, pp, dp, cp)
+        for tp in (1, 2)
+        for cp in cps or (1, 2)  # 4 divides no node of 6
+        for pp in pps
+        for dp in range(1, 7)
+        if tp * cp * pp * dp <= 6 and (cp == 1 or 6 % (tp * cp) == 0)
+    }
     assert {dataclasses.astuple(p.module(LLM).parallel) for _, p in found} == expected
     assert len(found) == len(expected)
     assert inline_choices(problem, 4, top=1) == found[:1]
@@ -126,7 +138,7 @@ def chain_seconds(problem: Problem, plan: Plan, loads: dict[str, tuple[float, ..
     """Per stage, one microbatch of these loads."""
     found = np.zeros(plan.module(LLM).parallel.pp)
     for m in plan.modules:
-        how = {"tp": m.parallel.tp, "recompute": m.recompute}
+        how = {"tp": m.parallel.tp, "cp": m.parallel.cp, "recompute": m.recompute}
         for k, n in enumerate(m.layers_per_stage):
             edge = has_edge(m.layers_per_stage, k)
             found[k] += seconds(problem, m.module, loads[m.module], num_layers=n, edge=edge, **how)
@@ -155,7 +167,10 @@ def formula_by_hand(problem: Problem, plan: Plan) -> float:
 
 
 def test_formula_of_a_chain_by_hand():
-    problem = make_problem("vision", "audio", num_processes=6, tps=(1, 2), max_pp=4, optimizer_s_per_param=1e-9)
+    problem = make_problem(
+        "vision", "audio", num_processes=6, tps=(1, 2), max_pp=4, optimizer_s_per_param=1e-9, cps=(1, 3),
+        links=[make_link(P2P, 2, 1, 1e-5, 1e8)],
+    )  # fmt: skip
     for value, plan in inline_choices(problem, 3, top=None):
         assert value == pytest.approx(formula_by_hand(problem, plan), rel=1e-12)
 

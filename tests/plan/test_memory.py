@@ -1,4 +1,5 @@
 import dataclasses
+import math
 
 import numpy as np
 import pytest
@@ -163,3 +164,34 @@ def test_candidates_are_charged_like_single_layouts():
         alone = stage_bytes(problem.specs[1], problem.cost, np.array([c.layers_per_stage]), load[:, [k]], **how)
         for name in ("weights", "gradients", "optimizer", "kept", "once"):
             assert getattr(found, name)[k, : c.parallel.pp] == pytest.approx(getattr(alone, name)[0])
+
+
+def test_context_parallel_ranks_share_tokens_and_keep_the_keys_and_values_they_are_sent():
+    """400 tokens on four ranks: each has 100, and is sent sqrt(40,000) of one sample, 64 keys and values each."""
+    keys = 2 * 2 * 64 * 200
+    found, alone = bytes_of([3, 1], cp=4), bytes_of([3, 1], tokens=100)
+    assert (found.kept - alone.kept).tolist() == [[3 * keys, keys]]
+    assert found.state.tolist() == bytes_of([3, 1], dp=np.array([4])).state.tolist(), "replicas hold the same weights"
+    sharded = {"shard_optimizer": np.array([True]), "dp": np.array([2])}
+    whole = bytes_of([3, 1], **sharded | {"dp": np.array([8])})
+    assert bytes_of([3, 1], cp=4, **sharded).state.tolist() == whole.state.tolist()
+    # Layers that run again fetch them again: one layer's are there at a time.
+    again, without = (
+        bytes_of([3, 1], recompute=True, **how) for how in ({"cp": 4, "tokens": 16_000}, {"tokens": 4_000})
+    )
+    assert (again.kept - without.kept)[0, 0] == 0
+    assert again.once[0, 0] - without.once[0, 0] == pytest.approx(2 * 2 * 64 * math.sqrt(40 * 40_000), abs=1)
+    # Of a vision tower no rank is sent anything.
+    vision = [bytes_of([4], module="vision", **how).kept.tolist() for how in ({"cp": 4}, {"tokens": 100})]
+    assert vision[0] == vision[1]
+    two = bytes_of([3, 1], cp=2)  # more than the other has cannot come
+    assert (two.kept - bytes_of([3, 1], tokens=200).kept).tolist() == [[3 * keys, keys]]
+    assert bytes_of([3, 1], cp=2, tokens=100).kept[0, 0] == bytes_of([3, 1], tokens=50).kept[0, 0] + 3 * keys / 4
+
+
+def test_one_context_parallel_rank_may_have_all_tokens_with_loss():
+    load = np.array([[90.0], [400.0], [40_000.0]])
+    problem, how = make_problem("vision"), {"tp": 1, "dp": np.array([1]), "recompute": False}
+    how |= {"shard_optimizer": np.array([False])}
+    found = stage_bytes(problem.spec(LLM), problem.cost, np.array([[3, 1]]), load, cp=4, **how)
+    assert found.once[0, 1] == loss_peak_bytes(90, 15_625, 64, 2, trains=True) + CROSSING / 4

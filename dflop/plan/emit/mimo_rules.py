@@ -94,6 +94,8 @@ class MimoRules:
         p, found = layout.parallel, []
         if p.tp & (p.tp - 1):
             found.append(f"`{module}` has tp {p.tp}, which is not a power of two")
+        if p.cp > 1:
+            found.append(f"`{module}` has cp {p.cp}; modules have none")
         if module != LLM and p.pp > 1:
             found.append(f"encoder `{module}` has {p.pp} stages; encoders have one")
         if end_layers(layout.layers_per_stage) is None:

@@ -14,7 +14,7 @@ from dflop.errors import ConfigError
 from dflop.parallel.topology import Seat, seats
 from dflop.records import ClusterSpec, Plan
 
-HEADER = ("rank", "node", "local", "stage", "dp_rank", "tp_rank", "layers")
+HEADER = ("rank", "node", "local", "stage", "dp_rank", "cp_rank", "tp_rank", "layers")
 SCRIPT = """#!/bin/bash
 {comments}
 
@@ -93,7 +93,7 @@ def _table(plan: Plan, cluster: ClusterSpec) -> list[str]:
 def _row(seat: Seat, processes_per_node: int) -> tuple[str, ...]:
     node, local = divmod(seat.rank, processes_per_node)
     layers = " ".join(f"{part.module}[{part.layers[0]}:{part.layers[1]}]" for part in seat.parts)
-    return (*map(str, (seat.rank, node, local, seat.stage, seat.dp_rank, seat.tp_rank)), layers)
+    return (*map(str, (seat.rank, node, local, seat.stage, seat.dp_rank, seat.cp_rank, seat.tp_rank)), layers)
 
 
 def _environment(cluster: ClusterSpec) -> dict[str, int]:

@@ -23,7 +23,7 @@ def cluster_of(plan: Plan, per_node: int, device: str = "cuda") -> ClusterSpec:
 
 def table(script: str) -> list[list[str]]:
     """The rows of the rank table, without its header."""
-    found = [line[2:].split(maxsplit=6) for line in script.splitlines() if re.match(r"# +\d+ +\d+ ", line)]
+    found = [line[2:].split(maxsplit=7) for line in script.splitlines() if re.match(r"# +\d+ +\d+ ", line)]
     assert "rank  node  local" in script
     return found
 
@@ -43,10 +43,10 @@ def start(script: str, tmp_path, *args: str, **env: str) -> subprocess.Completed
 @given(split_plans() | inline_plans())
 def test_the_table_is_the_engines_seats(plan):
     rows = table(emit_torchrun(plan, cluster_of(plan, 8)))
-    assert [tuple(map(int, row[:6])) for row in rows] == [
-        (s.rank, s.rank // 8, s.rank % 8, s.stage, s.dp_rank, s.tp_rank) for s in seats(plan)
+    assert [tuple(map(int, row[:7])) for row in rows] == [
+        (s.rank, s.rank // 8, s.rank % 8, s.stage, s.dp_rank, s.cp_rank, s.tp_rank) for s in seats(plan)
     ]
-    assert [row[6] for row in rows] == [
+    assert [row[7] for row in rows] == [
         " ".join(f"{p.module}[{p.layers[0]}:{p.layers[1]}]" for p in s.parts) for s in seats(plan)
     ]
 
