@@ -1,16 +1,16 @@
 """Who of context-parallel ranks has which tokens and which media of a microbatch: from plan and StepPlan alone.
 
 The samples of a group's microbatch are a line of tokens in packed order. It is cut into one piece per rank where the
-cost is equal: a token costs more the more tokens of its sample are before it, since it attends to them. Media items are
-dealt out by their rows, most first. Ranks, scheduler and simulator work all of it out for themselves, so it is done in
-whole numbers: the same on every machine.
+cost is equal: a token costs more the more tokens of its sample are before it, since it attends to them. Media are
+dealt out in chunks of tiles or frames, by their tokens; who has an item's first tile gathers what others made of the
+rest. Ranks, scheduler and simulator work all of it out for themselves, in whole numbers: the same on every machine.
 """
 
 from __future__ import annotations
 
 import itertools
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from dflop.records import LLM, MediaItem, Plan, StepPlan
@@ -84,15 +84,28 @@ def pieces(plan: Plan, step_plan: StepPlan, microbatch: int, dp_rank: int) -> tu
     )
 
 
-def dealt(plan: Plan, step_plan: StepPlan, module: str, microbatch: int, dp_rank: int) -> tuple[tuple[int, ...], ...]:
-    """Per context-parallel rank the items of an encoder that it encodes, in packed order."""
-    work = step_plan.of(module)
-    items = work.owner[microbatch][dp_rank]
-    ranks = deal([work.item_rows[item] for item in items], plan.module(module).parallel.cp)
-    return tuple(
-        tuple(item for item, rank in zip(items, ranks, strict=True) if rank == of)
-        for of in range(plan.module(module).parallel.cp)
-    )
+def dealt(
+    plan: Plan, step_plan: StepPlan, module: str, microbatch: int, dp_rank: int, media: Callable[[int], MediaItem]
+) -> tuple[tuple[TileRange, ...], ...]:
+    """Per context-parallel rank what it encodes of an encoder's items, in packed order.
+
+    Args:
+        plan: The layout.
+        step_plan: The step.
+        module: The encoder.
+        microbatch: Which.
+        dp_rank: The group.
+        media: Of an item's id.
+    """
+    items = step_plan.of(module).owner[microbatch][dp_rank]
+    found = [media(item) for item in items]
+    of_ranks = deal_tiles([m.num_tokens for m in found], [num_parts(m) for m in found], plan.module(module).parallel.cp)
+    return tuple(tuple(r._replace(item=items[r.item]) for r in of) for of in of_ranks)
+
+
+def owned(ranges: Sequence[TileRange]) -> tuple[int, ...]:
+    """Of what a rank encodes, the items that it hands on: those of which it has the first tile."""
+    return tuple(r.item for r in ranges if not r.first)
 
 
 def deal(rows: Sequence[int], num_ranks: int) -> list[int]:

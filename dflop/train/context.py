@@ -7,7 +7,7 @@ last sample. Rows of an encoder go from whoever encoded the item to the ranks wi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -16,8 +16,9 @@ import torch
 import torch.distributed as dist
 
 from dflop.models.attention import Earlier
+from dflop.models.build import Gathered
 from dflop.parallel.exchange import all_to_all
-from dflop.simulate.pieces import Piece
+from dflop.simulate.pieces import Piece, TileRange, owned
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,59 @@ class RowExchange:
     """int64: of the rows made here, those for the first rank first; all, or none where this rank has no item."""
     sent: tuple[int, ...]
     received: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureExchange:
+    """Features of an encoder's tiles that one rank of a group gives to those which have an item's first tile."""
+
+    rows: torch.Tensor
+    """int64: of the features made here, those for the first rank first; none where this rank encodes nothing."""
+    sent: tuple[int, ...]
+    received: tuple[int, ...]
+    order: torch.Tensor
+    """int64: of the features received, in the order of the items that are handed on here, and of their tiles."""
+    sizes: torch.Tensor
+    """int64 `[items, n]` of these items; stays on the host."""
+
+    def through(self, group: dist.ProcessGroup) -> Gathered:
+        """The exchange as a stage calls it."""
+
+        def exchange(features: torch.Tensor) -> torch.Tensor:
+            given = features.index_select(0, self.rows.to(features.device, non_blocking=True))
+            taken = all_to_all(given, self.sent, self.received, group)
+            return taken.index_select(0, self.order.to(features.device, non_blocking=True))
+
+        return Gathered(exchange, self.sizes)
+
+
+def feature_exchange(
+    ranges: Sequence[Sequence[TileRange]], cp_rank: int, num_features: Callable[[TileRange], int], sizes: torch.Tensor
+) -> FeatureExchange | None:
+    """How the features of dealt tiles come together; None on all ranks where every item is whole on one.
+
+    Args:
+        ranges: Per rank what it encodes, in packed order.
+        cp_rank: This rank.
+        num_features: Of a range of tiles.
+        sizes: Of the items that this rank hands on, in packed order.
+    """
+    owner = {r.item: rank for rank, of in enumerate(ranges) for r in of if not r.first}
+    if all(owner[r.item] == rank for rank, of in enumerate(ranges) for r in of):
+        return None
+    place = {item: n for n, item in enumerate(owned(ranges[cp_rank]))}
+    to = [np.full(num_features(r), owner[r.item]) for r in ranges[cp_rank]]
+    target = np.concatenate([np.zeros(0, dtype=np.int64), *to])
+    taken = [[r for r in of if owner[r.item] == cp_rank] for of in ranges]
+    keys = [(place[r.item], r.first, n) for of in taken for r in of for n in range(num_features(r))]
+    order = sorted(range(len(keys)), key=keys.__getitem__)
+    return FeatureExchange(
+        torch.from_numpy(np.argsort(target, kind="stable")),
+        tuple(np.bincount(target, minlength=len(ranges)).tolist()),
+        tuple(sum(map(num_features, of)) for of in taken),
+        torch.tensor(order, dtype=torch.int64),
+        sizes,
+    )
 
 
 class Line:

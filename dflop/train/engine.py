@@ -191,8 +191,13 @@ class Engine:
                     self._sends[True].settle(way.peers, k - 1)
 
     def _encode(self, module: str, stage: EncoderStage, given: EncoderInput) -> torch.Tensor:
-        assert given.data is not None, "a rank with an encoder has its input"
-        out: torch.Tensor = stage(self._here(given.data), given.sizes, given.arithmetic)
+        context = self._groups.context
+        gathered = given.features.through(context) if given.features is not None and context is not None else None
+        if given.data is None:
+            assert gathered is not None, "a rank with an encoder has its input"
+            out = gathered.exchange(self._no_rows(module))
+        else:
+            out = stage(self._here(given.data), given.sizes, given.arithmetic, gathered)
         if len(out) != given.num_rows:
             raise TrainError(
                 f"`{module}` produced {len(out)} rows, the plan expects {given.num_rows}",
@@ -228,12 +233,14 @@ class Engine:
         if exchange is None or context is None:
             return carry.pop(module)[: len(given.own_rows[module])]
         rows = carry.pop(module, None)
-        if rows is None:  # it encodes nothing, and is part of the others' backward pass
-            shape = (0, self._row_width)
-            grad = self._rows_need_grad[module]
-            rows = torch.empty(shape, dtype=self._dtype, device=self._device, requires_grad=grad)
+        rows = self._no_rows(module) if rows is None else rows
         given_away = rows.index_select(0, self._here(exchange.rows))
         return all_to_all(given_away, exchange.sent, exchange.received, context)
+
+    def _no_rows(self, module: str) -> torch.Tensor:
+        """Of a rank that encodes nothing, and is part of the others' exchanges, those of gradients among them."""
+        grad = self._rows_need_grad[module]
+        return torch.empty((0, self._row_width), dtype=self._dtype, device=self._device, requires_grad=grad)
 
     def _ways_out(self, k: int, given: MicrobatchInput, carry: dict[str, torch.Tensor]) -> list[_Output]:
         found: list[_Output] = []
@@ -306,7 +313,7 @@ class Engine:
 
     def _receive_leaf(self, shape: Shape, way: _Way, state: _InFlight) -> torch.Tensor:
         if not shape[0]:
-            return torch.empty(shape, dtype=self._dtype, device=self._device)
+            return torch.empty(shape, dtype=self._dtype, device=self._device, requires_grad=way.needs_grad)
         leaf = self._receive(shape, way, is_forward=True)
         # Who sent it has been through every backward pass in front of this forward pass.
         self._sends[False].settle(way.peers, self._returned[self._microbatch(way)])

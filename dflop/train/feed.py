@@ -30,8 +30,8 @@ from dflop.models.item_arithmetic import Arguments
 from dflop.models.positions import MediaPosition
 from dflop.parallel.topology import Seat, peers_of
 from dflop.records import LLM, MediaItem, ModuleWork, Plan, StepPlan
-from dflop.simulate.pieces import Piece, dealt, pieces
-from dflop.train.context import Line, RowExchange
+from dflop.simulate.pieces import Piece, TileRange, dealt, num_parts, owned, pieces
+from dflop.train.context import Line, RowExchange, feature_exchange
 from dflop.train.inputs import EncoderInput, LlmInput, MicrobatchInput, PreparedStep, SampleSource, Transfer
 from dflop.train.liveness import Activity
 from dflop.train.prefetch import MediaError, Prefetcher, Wanted
@@ -116,20 +116,36 @@ class Feed:
         )
 
     def _encoder_input(self, step_plan: StepPlan, module: str, k: int, bad: Bad) -> EncoderInput | None:
-        work = step_plan.of(module)
-        items = self._dealt(step_plan, module, k)[self._seat.cp_rank]
-        if not items:
-            return None
+        work, of_ranks = step_plan.of(module), self._dealt(step_plan, module, k)
+        ranges = of_ranks[self._seat.cp_rank]
+        items = owned(ranges)
         num_rows = sum(work.item_rows[i] for i in items)
         sizes = torch.tensor([self._family.item_size(self._media(step_plan, work, item)[1]) for item in items])
-        if self._seat.part(module) is None:
-            return EncoderInput(None, sizes, None, num_rows, ())
-        data = self._packed(step_plan, work, items, bad)
-        self._activity.works("its data")
-        return EncoderInput(data, sizes, self._arithmetic(module, sizes), num_rows, self._sends(step_plan, module, k))
 
-    def _dealt(self, step_plan: StepPlan, module: str, k: int) -> tuple[tuple[int, ...], ...]:
-        return dealt(self._plan, step_plan, module, k, self._seat.dp_rank)
+        def num_features(of: TileRange) -> int:
+            media = self._media(step_plan, work, of.item)[1]
+            return self._family.num_features(media) // num_parts(media) * (of.end - of.first)
+
+        features = feature_exchange(of_ranks, self._seat.cp_rank, num_features, sizes)
+        if not ranges or self._seat.part(module) is None:  # rows cross here, or come of an exchange
+            return EncoderInput(None, sizes, None, num_rows, (), features) if items or features else None
+        data = self._packed(step_plan, work, ranges, bad)
+        self._activity.works("its data")
+        if features is not None:
+            sizes = torch.tensor([self._range_size(self._media(step_plan, work, r.item)[1], r) for r in ranges])
+        arithmetic = self._arithmetic(module, sizes)
+        return EncoderInput(data, sizes, arithmetic, num_rows, self._sends(step_plan, module, k), features)
+
+    def _dealt(self, step_plan: StepPlan, module: str, k: int) -> tuple[tuple[TileRange, ...], ...]:
+        """Per context-parallel rank what it encodes."""
+        work = step_plan.of(module)
+        media = lambda item: self._media(step_plan, work, item)[1]  # noqa: E731  # of no use elsewhere
+        return dealt(self._plan, step_plan, module, k, self._seat.dp_rank, media)
+
+    def _range_size(self, media: MediaItem, of: TileRange) -> tuple[int, ...]:
+        """`Family.item_size` of some tiles or frames of an item."""
+        whole = self._family.item_size(media)
+        return whole if num_parts(media) == 1 else (of.end - of.first, *whole[1:])
 
     def _arithmetic(self, module: str, sizes: torch.Tensor) -> Arguments | None:
         """What the encoder works out from the sizes; None where the rank does not hold it."""
@@ -139,26 +155,31 @@ class Feed:
         made = stage.arithmetic(sizes)
         return {name: self._placed(x) if isinstance(x, torch.Tensor) else x for name, x in made.items()}
 
-    def _packed(self, step_plan: StepPlan, work: ModuleWork, items: Sequence[int], bad: Bad) -> torch.Tensor:
-        """Arrays of some items side by side; zeros for those that cannot be had, which are noted in `bad`."""
+    def _packed(self, step_plan: StepPlan, work: ModuleWork, ranges: Sequence[TileRange], bad: Bad) -> torch.Tensor:
+        """Arrays of some tiles side by side; zeros for those that cannot be had, which are noted in `bad`."""
         axis = self._family.towers[work.module].data_axis
-        shapes = [self._family.array_shape(work.module, self._media(step_plan, work, item)[1].grid) for item in items]
+        media = [self._media(step_plan, work, r.item)[1] for r in ranges]
+        shapes = [self._family.array_shape(work.module, m.grid) for m in media]
+        each = [shape[axis] // num_parts(m) for shape, m in zip(shapes, media, strict=True)]
         whole = list(shapes[0])
-        whole[axis] = sum(shape[axis] for shape in shapes)
+        whole[axis] = sum(n * (r.end - r.first) for n, r in zip(each, ranges, strict=True))
         data: torch.Tensor | None = None
+        taken: dict[int, torch.Tensor] = {}
         start = 0
-        for item, shape in zip(items, shapes, strict=True):
-            path = self._media(step_plan, work, item)[1].path
-            self._activity.works(f"media {path}")
+        for r, m, shape, n in zip(ranges, media, shapes, each, strict=True):
+            self._activity.works(f"media {m.path}")
+            length = n * (r.end - r.first)
             try:
-                array = torch.from_numpy(self._take(step_plan, work, item, shape))
+                if r.item not in taken:
+                    taken[r.item] = torch.from_numpy(self._take(step_plan, work, r.item, shape))
+                array = taken[r.item].narrow(axis, n * r.first, length)
                 if data is None:  # bytes stay bytes, until they are on the device
                     dtype = array.dtype if array.dtype == torch.uint8 else self._dtype
                     data = torch.zeros(whole, dtype=dtype, pin_memory=self._pins)
-                data.narrow(axis, start, shape[axis]).copy_(array)
+                data.narrow(axis, start, length).copy_(array)
             except MediaError as error:
-                bad[work.item_sample[item]] = (path, str(error))
-            start += shape[axis]
+                bad[work.item_sample[r.item]] = (m.path, str(error))
+            start += length
         return torch.zeros(whole, dtype=self._dtype, pin_memory=self._pins) if data is None else data
 
     def _media(self, step_plan: StepPlan, work: ModuleWork, item: int) -> tuple[int, MediaItem]:
@@ -182,7 +203,7 @@ class Feed:
         for k in range(step_plan.num_microbatches):
             for part in (p for p in self._seat.parts if p.module != LLM):
                 work = step_plan.of(part.module)
-                for item in self._dealt(step_plan, part.module, k)[self._seat.cp_rank]:
+                for item, *_ in self._dealt(step_plan, part.module, k)[self._seat.cp_rank]:
                     index, media = self._media(step_plan, work, item)
                     value_bytes = 1 if self._family.towers[part.module].colours else 4
                     size_bytes = value_bytes * math.prod(self._family.array_shape(part.module, media.grid))
@@ -205,7 +226,8 @@ class Feed:
 
     def _llm_input(self, step_plan: StepPlan, k: int) -> LlmInput:
         line = Line(pieces(self._plan, step_plan, k, self._seat.dp_rank), self._seat.cp_rank)
-        encoded = {m.module: self._dealt(step_plan, m.module, k) for m in self._plan.grid_of(LLM)[:-1]}
+        encoders = [m.module for m in self._plan.grid_of(LLM)[:-1]]
+        encoded = {name: [owned(of) for of in self._dealt(step_plan, name, k)] for name in encoders}
         concerned = [p.sample for p in line.own]
         for module, of_ranks in encoded.items():
             concerned += [step_plan.of(module).item_sample[item] for item in of_ranks[self._seat.cp_rank]]
@@ -288,7 +310,7 @@ class Feed:
 
         Args:
             step_plan: The step.
-            encoded: Per encoder and rank of the group, items.
+            encoded: Per encoder and rank of the group, items that it hands on.
             line: The group's samples.
             tokens: Of the samples that this rank has a piece of or encodes media of.
         """
@@ -313,12 +335,19 @@ class Feed:
         if not names:
             return None
         known = given.encoders if given is not None else {}
-        encoders = {n: known.get(n) or self._encoder_filler(step_plan, n) for n in names if n != LLM}
+        encoders = {n: self._filled_encoder(step_plan, n, known.get(n)) for n in names if n != LLM}
         llm = given.llm if given is not None else self._llm_filler() if LLM in names and LLM in self._stages else None
         if llm is not None:
             nothing = torch.zeros(0, dtype=torch.int64)
             llm = dataclasses.replace(llm, own_rows={n: llm.own_rows.get(n, nothing) for n in encoders})
         return MicrobatchInput(encoders, llm)
+
+    def _filled_encoder(self, step_plan: StepPlan, module: str, given: EncoderInput | None) -> EncoderInput:
+        """An encoder's part with something to run, where the rank holds layers of it."""
+        if given is not None and (given.data is not None or self._seat.part(module) is None):
+            return given
+        filler = self._encoder_filler(step_plan, module)
+        return filler if given is None else dataclasses.replace(filler, num_rows=0, features=given.features)
 
     def _encoder_filler(self, step_plan: StepPlan, module: str) -> EncoderInput:
         work = step_plan.of(module)

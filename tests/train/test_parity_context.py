@@ -109,7 +109,7 @@ def test_gradients_equal_hugging_face(name, tmp_path):
 
 
 def test_trials_meet_what_is_hard():
-    """A sample on all ranks, ranks without tokens or items, media on two ranks, a piece without loss."""
+    """A sample on all ranks, ranks without tokens or tiles, items and rows on two ranks, a piece without loss."""
     layout, found = HEART["cp4, sharded, half recomputed, half on the host"], set()
     for batch, step_plan in zip(layout.subject.batches, layout.trial.step_plans, strict=True):
         source = SyntheticSource(batch)
@@ -127,8 +127,12 @@ def test_trials_meet_what_is_hard():
                 for media in tokens.media_positions:
                     if sum(bool(((p.first <= media) & (media < p.end)).any()) for p in own) > 1:
                         found.add("media on two ranks")
-            items = [dealt(layout.plan, step_plan, "vision", k, 0)]
-            found |= {"rank without items" for of in items if any(of) and not all(of)}
+            work = step_plan.of("vision")
+            media = lambda i, work=work, batch=batch: batch[work.item_sample[i]].items[work.item_rank_in_sample[i]]  # noqa: E731
+            ranges = dealt(layout.plan, step_plan, "vision", k, 0, media)
+            found |= {"rank without tiles"} if any(ranges) and not all(ranges) else set()
+            found |= {"item on two ranks" for of in ranges for r in of if r.first}
     assert found == {
-        "nothing", "rank without tokens", "whole group", "no loss", "media on two ranks", "rank without items",
+        "nothing", "rank without tokens", "whole group", "no loss", "media on two ranks", "rank without tiles",
+        "item on two ranks",
     }  # fmt: skip
