@@ -180,9 +180,9 @@ class PlanConfig(Section):
     """Numbers of microbatches to try; empty: chosen automatically."""
     layouts: tuple[Literal["split", "inline"], ...] = Field(default=("split", "inline"), min_length=1)
     """`split`: dedicated ranks per module; `inline`: modules colocated, one pipeline holds the layers of all."""
-    context_parallel: tuple[Annotated[int, Field(ge=1)], ...] = (1,)
+    context_parallel: tuple[Annotated[int, Field(ge=1)], ...] = ()
     """Context-parallel degrees of plans whose modules are colocated: so many ranks of a node share samples, and send
-    keys and values of those that are cut; empty: powers of two."""
+    keys and values of those that are cut; empty: powers of two on GPUs, 1 on CPUs."""
     recompute: tuple[bool, ...] = Field(default=(False, True), min_length=1)
     """Activation recomputation in the backward pass, to save memory; `[false, true]`: where it pays off."""
     shard_optimizer: bool = True
