@@ -296,7 +296,8 @@ class LlmStage(Stage):
             **self._deep(hidden),
             **_of_keys(cu_seqlens, earlier, hidden.device),
         )
-        result: torch.Tensor = out.last_hidden_state[0]
+        # Indexing would copy the gradient on its way back.
+        result: torch.Tensor = out.last_hidden_state.squeeze(0)
         return self.leave(result, position_ids.shape[1]) if self.is_last else result
 
     def _deep(self, hidden: torch.Tensor) -> dict[str, Any]:
