@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from dflop.errors import InfeasiblePlanError
 from dflop.plan.baselines.layers import even_chain, even_layers
 from dflop.plan.baselines.uniform import MIN_SIMULATED, default_plan, tuned_uniform, uniform_plans
-from dflop.plan.drafts import fits
+from dflop.plan.drafts import fits, inline_draft
 from dflop.plan.rank import arrival_step_s
 from dflop.records import LLM, ParallelSpec
 from tests.builders import make_specs
@@ -73,6 +73,30 @@ def test_uniform_plans_recompute_only_where_memory_asks_for_it():
     assert either[False] == plain[False]
     assert either[True]
     assert not either[True] & plain[False]
+
+
+@pytest.mark.parametrize("memory_mib", [105, 120, 135])
+def test_uniform_plans_are_all_whose_drafts_fit(memory_mib):
+    problem = baseline_problem(memory_bytes=memory_mib * 2**20)
+
+    def drafts(parallel, num_microbatches):
+        layers = even_chain(problem.specs, parallel.pp)
+        is_shared = parallel.dp > 1
+        for way in (False, True):
+            yield inline_draft(
+                problem, num_microbatches, parallel, layers, recompute=way, shard_optimizer=is_shared, formula_s=0.0
+            )
+
+    degrees = [ParallelSpec(tp, pp, 8 // (tp * pp)) for tp in (1, 2) for pp in (1, 2, 4)]
+    wanted = [
+        next((plan.plan_id for plan in drafts(parallel, m) if fits(problem, plan)), None)
+        for parallel in degrees
+        for m in problem.microbatch_choices
+        if parallel.dp * m <= 24
+    ]
+    found = [plan.plan_id for plan in uniform_plans(problem)]
+    assert found == [plan_id for plan_id in wanted if plan_id]
+    assert 0 < len(found) < len(wanted)
 
 
 def test_uniform_plans_cut_no_module_into_more_stages_than_it_can_be():

@@ -7,7 +7,9 @@ a uniform plan is one that can run here.
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,14 +18,16 @@ import numpy as np
 from dflop.cost.model import Floats
 from dflop.errors import InfeasiblePlanError
 from dflop.plan.baselines.layers import even_chain
-from dflop.plan.candidates import layer_and_edge_seconds, recompute_ways
+from dflop.plan.candidates import Bools, layer_and_edge_seconds, recompute_ways
 from dflop.plan.drafts import fits, inline_draft
+from dflop.plan.memory import stage_bytes
 from dflop.plan.runnable import can_cut
 from dflop.plan.space import Problem
 from dflop.plan.stage_params import first_and_last
 from dflop.plan.sync import chain_sync_s
 from dflop.records import ParallelSpec, Plan
 from dflop.schedule.items import Ints
+from dflop.simulate.order import in_flight
 
 PRUNE_RATIO = 2.0
 """Plans with a formula value beyond this many times the best one's are not simulated."""
@@ -116,16 +120,20 @@ def _degrees(problem: Problem, tps: Iterable[int]) -> Iterator[ParallelSpec]:
 def _choices(
     problem: Problem, degrees: Iterable[ParallelSpec], counts: Sequence[int] | None = None
 ) -> Iterator[_Choice]:
-    """Degrees x numbers of microbatches (None: all of the space) x ways to recompute, memory not considered."""
+    """Degrees x numbers of microbatches (None: all of the space) x ways to recompute, where memory may hold them."""
     for parallel in degrees:
         tried = problem.microbatch_choices if counts is None else counts
         enough = np.array([m for m in tried if parallel.dp * m <= problem.global_batch_size], dtype=np.int64)
         if not len(enough):
             continue
         ways = sorted(set.intersection(*(set(recompute_ways(problem, s.module, parallel.tp)) for s in problem.specs)))
-        values = [_formula_s(problem, parallel, way, enough) for way in ways]
-        for k, m in enumerate(enough.tolist()):
-            yield from (_Choice(parallel, m, way, float(v[k])) for way, v in zip(ways, values, strict=True))
+        found = [
+            _Choice(parallel, m, way, formula_s)
+            for way in ways
+            if len(held := enough[_may_fit(problem, parallel, way, enough)])
+            for m, formula_s in zip(held.tolist(), _formula_s(problem, parallel, way, held).tolist(), strict=True)
+        ]
+        yield from sorted(found, key=lambda c: c.num_microbatches)
 
 
 def _fitting(problem: Problem, choices: Iterable[_Choice]) -> Iterator[Plan]:
@@ -147,6 +155,30 @@ def _fitting(problem: Problem, choices: Iterable[_Choice]) -> Iterator[Plan]:
         if fits(problem, plan):
             done.add(key)
             yield plan
+
+
+def _may_fit(problem: Problem, parallel: ParallelSpec, recompute: bool, counts: Ints) -> Bools:
+    """`[C]`: whether memory holds the even cut under C numbers of microbatches, as drafts are charged, only at once."""
+    if recompute and problem.space.host_bytes:  # a draft may have activations on the host instead
+        return np.ones(len(counts), dtype=np.bool_)
+    chain = even_chain(problem.specs, parallel.pp)
+    parts = [
+        stage_bytes(
+            spec,
+            problem.cost,
+            np.tile(np.array(chain[spec.module]), (len(counts), 1)),
+            problem.sample_loads[spec.module].largest(counts * parallel.dp),
+            tp=parallel.tp,
+            dp=np.array([parallel.dp]),
+            recompute=recompute,
+            shard_optimizer=np.array([_shards(problem, parallel)]),
+        )
+        for spec in problem.specs
+    ]
+    depth = np.array([in_flight(m, np.arange(parallel.pp)[::-1]) for m in counts.tolist()])
+    peaks = functools.reduce(operator.add, parts).peaks(depth)
+    found: Bools = peaks.max(axis=1) <= problem.usable_bytes
+    return found
 
 
 def _shards(problem: Problem, parallel: ParallelSpec) -> bool:
