@@ -61,7 +61,7 @@ class Panel:
 
 
 def bars(name: str, label: str, groups: Sequence[str], series: Sequence[Series], bound: Sequence[float]) -> Picture:
-    """Speedups over the tuned uniform plan: a group of bars per case and a line for the bound of each.
+    """Speedups over the baseline: a group of bars per case and a line for the bound of each.
 
     Args:
         name: As `label`, see `Picture`.
@@ -83,7 +83,7 @@ def bars(name: str, label: str, groups: Sequence[str], series: Sequence[Series],
             axes.plot([group - 0.44, group + 0.44], [most, most], color=ink, linewidth=1.4, label=label)
         axes.axhline(1, color=ink, linewidth=0.8, linestyle=":")
         axes.set_xticks(range(len(groups)), groups, fontsize=8)
-        axes.set(ylabel="times as fast as uniform tuned", ylim=(0, None))
+        axes.set(ylabel="times as fast as the baseline", ylim=(0, None))
         axes.grid(axis="y", linewidth=0.3)
         axes.set_axisbelow(True)
         legend(figure, fontsize=8)

@@ -46,8 +46,9 @@ SEQUENCE, CONTEXT = "FSDP2 + SP", "Megatron + CP"
 EXPERTS = (PACKED, EXPERT, SHARDED, SEQUENCE, CONTEXT)
 """What people run who look at their data: uniform and packed by tokens, layers cut by cost too, parameters shared,
 samples shared by neighbouring ranks."""
-RIVALS = (DEFAULT, GROUPED, REFERENCE, *EXPERTS)
-"""Besides the tuned uniform plan, which all are measured by."""
+UNIFORM = (TUNED, DEFAULT)
+"""In arrival order."""
+RIVALS = (*UNIFORM, GROUPED, REFERENCE, *EXPERTS)
 
 T = TypeVar("T")
 
@@ -105,8 +106,8 @@ class Contest:
     bound_of_ours_s: tuple[float, ...]
     """The bound at the tp and recomputation of our plan."""
 
-    def speedup(self, name: str, over: str | None = TUNED) -> Speedup:
-        """Over another competitor, the tuned uniform plan unless given; of no batches where one has no plan."""
+    def speedup(self, name: str, over: str | None) -> Speedup:
+        """Over another competitor; of no batches where one has no plan."""
         if over is None or not {name, over} <= self.steps.keys():
             return NOT_COMPARED
         return speedup(self.steps[over].step_s, self.steps[name].step_s)
@@ -122,7 +123,7 @@ class Contest:
     @property
     def baseline(self) -> str | None:
         """The faster uniform plan in arrival order whose memory holds everything; without any, the best expert."""
-        held = [name for name in (TUNED, DEFAULT) if name in self.steps and not self.exceeds_memory(name)]
+        held = [name for name in UNIFORM if name in self.steps and not self.exceeds_memory(name)]
         return min(held, key=lambda name: self.steps[name].mean_s, default=self.best_expert)
 
     @property
@@ -136,7 +137,7 @@ class Contest:
         """Ours over the best expert's."""
         return self.speedup(OURS, self.best_expert)
 
-    def bound_over(self, name: str | None = TUNED) -> float:
+    def bound_over(self, name: str | None) -> float:
         """As `speedup`, of the bound; NaN without a plan to compare with."""
         if name is None or name not in self.steps:
             return math.nan

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from dflop import __version__
 from dflop.compare.suite.cases import CASES
-from dflop.compare.suite.contest import OURS, RIVALS, TUNED, Contest, by_mixture
+from dflop.compare.suite.contest import OURS, RIVALS, Contest, by_mixture
 from dflop.compare.suite.suite_figures import save_picture
 from dflop.compare.suite.sweeps import SUITES, Point
 from dflop.compare.suite.unseen_batches import geometric_mean
@@ -25,11 +25,12 @@ from dflop.units import percent, ratio, seconds
 
 NOTES = (
     "simulated: every number; no GPU was involved",
-    "speedups are over `uniform tuned`: the best Megatron-style plan of all that fit, arrival order, equal counts; "
-    "geometric means over held-out batches, the same for all and paired. `dflop compare` on your data has the same "
-    "formula, over the faster uniform plan that also fits the held-out batches, which the suite marks only",
-    "default: largest tp, smallest pp, one sample a microbatch; reference: the literal rule of the released code with "
-    "our batches; bound: every GPU busy, best tp",
+    "speedups are over the baseline, as in `dflop compare` on your data: the faster uniform plan, tuned or default, in "
+    "arrival order with equal counts, that holds all batches in memory; where neither does, the best of what experts "
+    "run. Geometric means over held-out batches, the same for all and paired",
+    "tuned: the best Megatron-style plan of all that fit the batches that it is tuned for; default: largest tp, "
+    "smallest pp, one sample a microbatch; reference: the literal rule of the released code with our batches; bound: "
+    "every GPU busy, best tp",
     "what experts run, each tuned for its batches and within memory. token LPT: uniform, the longest sample packed "
     "first. Megatron expert: layers cut by cost, sequence parallelism, MLPs alone recomputed, as costs, packed alike. "
     "FSDP2: parameters sharded over a node or all GPUs, tokens balanced by Karmarkar-Karp. FSDP2 + SP: that with "
@@ -43,12 +44,12 @@ NOTES = (
 COMPETITORS = {name.removeprefix("uniform "): name for name in (*RIVALS, OURS)}
 """By column."""
 COLUMNS = (
-    "model", "data", "sweep", "at", "uniform tuned", *COMPETITORS, "95 %", "over experts", "bound",
-    "idle tuned", "idle dflop", "step / bound", "at its tp", "samples/s/GPU tuned",
-    "samples/s/GPU dflop", "tokens/s/GPU dflop", "MFU tuned", "MFU dflop", "published",
+    "model", "data", "sweep", "at", "baseline", *COMPETITORS, "95 %", "over experts", "bound",
+    "idle baseline", "idle dflop", "step / bound", "at its tp", "samples/s/GPU baseline",
+    "samples/s/GPU dflop", "tokens/s/GPU dflop", "MFU baseline", "MFU dflop", "published",
 )  # fmt: skip
 OF_PAPER = {"default", "length-grouped", "step / bound", "at its tp", "published"}
-OF_SWEEPS = {"sweep", "at", "samples/s/GPU tuned", "samples/s/GPU dflop"}
+OF_SWEEPS = {"sweep", "at", "samples/s/GPU baseline", "samples/s/GPU dflop"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ class SuiteResult:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        chosen = NOTES if self.name == "paper" else (*NOTES[:2], NOTES[3])
+        chosen = NOTES if self.name == "paper" else NOTES[:4]
         return (*chosen, f"costs: {self.points[0].found.setting.cost_name}")
 
     @property
@@ -147,8 +148,8 @@ def plan_rows(contests: Sequence[Contest]) -> list[tuple[str, ...]]:
 
 def _cells(point: Point) -> dict[str, str]:
     """Everything that a suite says of a setting, by column."""
-    one, ours = point.found, point.found.speedup(OURS)
-    tuned, our_steps = one.steps.get(TUNED), one.steps[OURS]
+    one, baseline, our_steps = point.found, point.found.baseline, point.found.steps[OURS]
+    ours, base = one.speedup(OURS, baseline), one.steps[baseline] if baseline else None
     ours_means = one.setting.workload.throughput(our_steps.mean_s, one.plans.ours)
     published = next((case.published for case in CASES if case.name == one.setting.name), None)
     return {
@@ -156,33 +157,34 @@ def _cells(point: Point) -> dict[str, str]:
         "data": one.setting.mixture,
         "sweep": point.sweep,
         "at": point.label,
-        "uniform tuned": seconds(tuned.mean_s) + _mark(one, TUNED) if tuned else "none fits",
+        "baseline": f"{baseline}, {seconds(base.mean_s)}" if base else "none fits",
         **{column: ratio(value) + _mark(one, COMPETITORS.get(column, "")) for column, value in _ratios(one).items()},
         "95 %": f"{ours.low:.2f}-{ours.high:.2f}" if ours.has_interval else "-",
-        "idle tuned": percent(tuned.mean_idle_frac) if tuned else "-",
+        "idle baseline": percent(base.mean_idle_frac) if base else "-",
         "idle dflop": percent(our_steps.mean_idle_frac),
-        "samples/s/GPU tuned": f"{point.throughput(TUNED):.3f}" if tuned else "-",
+        "samples/s/GPU baseline": f"{point.throughput(baseline):.3f}" if baseline else "-",
         "samples/s/GPU dflop": f"{point.throughput(OURS):.3f}",
         "tokens/s/GPU dflop": f"{ours_means.tokens_per_s_per_gpu:,.0f}",
-        "MFU tuned": percent(one.setting.workload.throughput(tuned.mean_s, None).mfu_frac) if tuned else "-",
+        "MFU baseline": percent(one.setting.workload.throughput(base.mean_s, None).mfu_frac) if base else "-",
         "MFU dflop": percent(ours_means.mfu_frac),
         "published": f"{published[0]}-{published[1]}" if published else "-",
     }
 
 
 def _mean_cells(mixture: str, contests: Sequence[Contest]) -> dict[str, str]:
-    """Geometric means of every ratio where a uniform plan fits; `-` where one of these contests has none."""
-    each = [_ratios(one) for one in contests if TUNED in one.steps] or [_ratios(one) for one in contests]
+    """Geometric means of every ratio where a baseline fits; `-` where one of these contests has none."""
+    each = [_ratios(one) for one in contests if one.baseline] or [_ratios(one) for one in contests]
     of = {column: [ratios[column] for ratios in each] for column in each[0]}
     means = {c: "-" if any(map(math.isnan, found)) else ratio(geometric_mean(found)) for c, found in of.items()}
     return {"model": "geometric mean", "data": mixture, **means}
 
 
 def _ratios(one: Contest) -> dict[str, float]:
+    baseline = one.baseline
     return {
-        **{column: one.speedup(name).mean for column, name in COMPETITORS.items()},
+        **{column: one.speedup(name, baseline).mean for column, name in COMPETITORS.items()},
         "over experts": one.over_experts.mean,
-        "bound": one.bound_over(),
+        "bound": one.bound_over(baseline),
         "step / bound": one.over_bound,
         "at its tp": one.over_bound_of_ours,
     }
@@ -198,6 +200,7 @@ def _numbers(one: Contest) -> dict[str, object]:
         "model": one.setting.name,
         "data": one.setting.mixture,
         "num_gpus": one.setting.num_gpus,
+        "baseline": one.baseline,
         "global_batch_size": one.setting.problem.global_batch_size,
         "step_s": {name: list(steps.step_s) for name, steps in one.steps.items()},
         "idle_frac": {name: steps.mean_idle_frac for name, steps in one.steps.items()},

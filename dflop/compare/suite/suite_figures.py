@@ -14,7 +14,7 @@ from dflop.errors import ConfigError
 from dflop.report.html_page import Drawing
 from dflop.report.suite_plots import BOUND, Panel, Series, bars, lines
 
-SHOWN = (REFERENCE, *EXPERTS, OURS)
+SHOWN = (TUNED, REFERENCE, *EXPERTS, OURS)
 X_LABELS = {
     "strong": "nodes of 8 GPUs, 512 samples per step",
     "weak": "nodes of 8 GPUs, 64 samples per node and step",
@@ -36,9 +36,9 @@ def save_picture(points: Sequence[Point], path: Path) -> None:
     Raises:
         ConfigError: the suffix of the path is none that can be drawn, or nothing has a baseline.
     """
-    points = _over_uniform(points)
+    points = _measured(points)
     if not points:
-        raise ConfigError(f"nothing to draw in {path}: speedups are over a uniform plan, and none fits in memory")
+        raise ConfigError(f"nothing to draw in {path}: speedups are over a baseline, and none fits in memory")
     contests, sweep = [point.found for point in points], points[0].sweep
     title = f"Simulated, {TITLES[sweep]}; costs {contests[0].setting.cost_name}"
     if sweep:
@@ -51,7 +51,7 @@ def save_picture(points: Sequence[Point], path: Path) -> None:
 
 def drawings(points: Sequence[Point]) -> tuple[Drawing, ...]:
     """For a page: bars per kind of data, or a diagram per panel."""
-    points, drawn = _over_uniform(points), []
+    points, drawn = _measured(points), []
     if points and points[0].sweep:
         for i, panel in enumerate(_panels(points)):
             svg = lines(f"lines{i}", panel.title, [replace(panel, title="")]).svg()  # the page has the title
@@ -59,15 +59,15 @@ def drawings(points: Sequence[Point]) -> tuple[Drawing, ...]:
         return tuple(drawn)
     for number, (mixture, of) in enumerate(by_mixture([point.found for point in points])):
         groups = ["\n".join(textwrap.wrap(c.setting.name, 16)) for c in of]
-        what = f"Times as fast as the tuned uniform plan on data `{mixture}`; lines: what no plan of a case can exceed"
+        what = f"Times as fast as the baseline on data `{mixture}`; lines: what no plan of a case can exceed"
         svg = bars(f"bars{number}", what, groups, _series(of, (*RIVALS, OURS)), _bounds(of)).svg()
         drawn.append(Drawing(svg, f"{what}; whiskers: 95 % intervals.", is_wide=True))
     return tuple(drawn)
 
 
-def _over_uniform(points: Sequence[Point]) -> list[Point]:
-    """Those with a plan to measure others by."""
-    return [point for point in points if TUNED in point.found.steps]
+def _measured(points: Sequence[Point]) -> list[Point]:
+    """Those with a baseline."""
+    return [point for point in points if point.found.baseline]
 
 
 def _panels(points: Sequence[Point]) -> list[Panel]:
@@ -79,24 +79,26 @@ def _panels(points: Sequence[Point]) -> list[Panel]:
         is_scaling, contests, x = sweep in ("strong", "weak"), [p.found for p in on_it], tuple(p.x for p in on_it)
         title, x_label = f"{name}, {mixture}" + f", {sweep} scaling" * is_scaling, X_LABELS[sweep]
         series = (Series(BOUND, _bounds(contests)), *_series(contests, SHOWN))
-        panels.append(Panel(title, x_label, x, "times as fast as uniform tuned", series, x_is_frac=sweep == "noise"))
+        panels.append(Panel(title, x_label, x, "times as fast as the baseline", series, x_is_frac=sweep == "noise"))
         if is_scaling:
             sizes = [c.setting.problem.global_batch_size / c.setting.num_gpus for c in contests]
             bound = tuple(size / statistics.fmean(c.bound_s) for size, c in zip(sizes, contests, strict=True))
-            ours = (Series(shown, tuple(p.throughput(shown) for p in on_it)) for shown in (TUNED, OURS))
-            series = (Series(BOUND, bound), *ours)
+            baseline = tuple(p.throughput(p.found.baseline) for p in on_it if p.found.baseline)
+            ours = tuple(p.throughput(OURS) for p in on_it)
+            series = (Series(BOUND, bound), Series("baseline", baseline), Series(OURS, ours))
             panels.append(Panel(title, x_label, x, "samples per second and GPU", series, y_from_zero=True))
     return panels
 
 
 def _series(contests: Sequence[Contest], names: Sequence[str]) -> list[Series]:
     """Speedups of competitors, ours with its intervals."""
-    found = []
+    found, pairs = [], [(c, c.baseline) for c in contests]
     for name in names:
-        mean, low, high = zip(*((s.mean, s.low, s.high) for s in (c.speedup(name) for c in contests)), strict=True)
+        speedups = (c.speedup(name, baseline) for c, baseline in pairs)
+        mean, low, high = zip(*((s.mean, s.low, s.high) for s in speedups), strict=True)
         found.append(Series(name, mean, low, high) if name == OURS else Series(name, mean))
     return found
 
 
 def _bounds(contests: Sequence[Contest]) -> tuple[float, ...]:
-    return tuple(c.bound_over() for c in contests)
+    return tuple(c.bound_over(c.baseline) for c in contests)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 
-from dflop.compare.suite.contest import OURS, TUNED, Contest, by_mixture
+from dflop.compare.suite.contest import OURS, UNIFORM, Contest, by_mixture
 from dflop.compare.suite.run_suite import COMPETITORS, SuiteResult, plan_rows, provenance
 from dflop.compare.suite.suite_figures import drawings
 from dflop.compare.suite.unseen_batches import geometric_mean
@@ -13,7 +13,7 @@ from dflop.report.html_page import Page, Section
 from dflop.report.tables import Table
 from dflop.units import ratio
 
-KEYS = frozenset({"model", "data", "sweep", "at"})
+KEYS = frozenset({"model", "data", "sweep", "at", "baseline"})
 """Columns that say what a row is about."""
 SPEEDUPS = frozenset({*COMPETITORS, "95 %", "over experts", "bound"})
 TITLES = {
@@ -28,7 +28,7 @@ def suite_page(found: SuiteResult) -> Page:
     """The page of a suite's result."""
     rest = frozenset(found.columns) - KEYS - SPEEDUPS
     tables = [
-        _some_columns("Speedups over the tuned uniform plan", found, SPEEDUPS),
+        _some_columns("Speedups over the baseline", found, SPEEDUPS),
         _some_columns("Step times, idle time and distance to the bound", found, rest),
     ]
     if found.name == "paper":
@@ -62,25 +62,26 @@ def _told(contests: Sequence[Contest]) -> tuple[str, tuple[tuple[str, str, str],
     """Who won by how much, per kind of data: in plain words, and as numbers with a label and a remark."""
     sentences, numbers = [], []
     for mixture, of in by_mixture(contests):
-        over_uniform = [c for c in of if TUNED in c.steps]
-        mean = ratio(geometric_mean([c.speedup(OURS).mean for c in over_uniform]))
-        bound = ratio(geometric_mean([c.bound_over() for c in over_uniform]))
+        uniform = [c for c in of if c.baseline in UNIFORM]
+        measured = uniform or of
+        mean = ratio(geometric_mean([c.speedup(OURS, c.baseline).mean for c in measured]))
+        bound = ratio(geometric_mean([c.bound_over(c.baseline) for c in measured]))
         experts = [gain for c in of if not math.isnan(gain := c.over_experts.mean)]
         several = f", {ratio(min(experts))} to {ratio(max(experts))}" if len(experts) > 1 else ""
-        over = ""
+        parts = []
         if experts:
-            over = f"{ratio(geometric_mean(experts))} as fast as the best expert baseline{several}, and "
-        if over_uniform:
-            beyond = sum(c.exceeds_memory(TUNED) for c in over_uniform)
+            parts.append(f"{ratio(geometric_mean(experts))} as fast as the best expert baseline{several}")
+        if uniform:
+            parts.append(f"{mean} as fast as the best uniform plan in arrival order that fits")
+        if parts:
+            told = ", and ".join(parts)
             sentences.append(
-                f"On data `{mixture}` dflop is {over}{mean} as fast as the best uniform plan in arrival order"
-                f"{f', which exceeds memory in {beyond} of {len(over_uniform)} settings' * (beyond > 0)}. With "
-                f"every GPU busy all the time that would be {bound}."
+                f"On data `{mixture}` dflop is {told}. With every GPU busy all the time that would be {bound}."
             )
-        if len(over_uniform) < len(of):
-            none = " and ".join(c.setting.name for c in of if TUNED not in c.steps)
+        if len(uniform) < len(of):
+            none = " and ".join(c.setting.name for c in of if c.baseline not in UNIFORM)
             sentences.append(f"No uniform plan of {none} fits on data `{mixture}`, ours does.")
-        remark = f"{len(of)} settings, bound {bound}, geometric means"
+        remark = f"{len(measured)} settings, bound {bound}, geometric means"
         numbers.append((f"speedup on `{mixture}`, simulated", mean, remark))
     means = " Both are geometric means over the settings." if len(contests) > 1 else ""
     return " ".join(sentences) + means + " All figures are simulated.", tuple(numbers)
