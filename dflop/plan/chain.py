@@ -16,36 +16,20 @@ import numpy as np
 
 from dflop.cost.model import CostModel, Floats
 from dflop.plan.candidates import MAX_PP, Bools, layer_and_edge_seconds, nearest_power, recompute_ways, shard_choices
+from dflop.plan.chain_choice import ChainChoice, chain_choices
 from dflop.plan.lock_step import together_s
 from dflop.plan.memory import NUM_WAITING, StageBytes, layer_bytes, stage_bytes
 from dflop.plan.offload import offloaded_layers
-from dflop.plan.partition import Cuts, best_cuts, free_cuts, range_seconds
+from dflop.plan.partition import ROUNDING, Cuts, best_cuts, free_cuts, range_seconds
 from dflop.plan.space import Problem
 from dflop.plan.stage_params import first_and_last
 from dflop.plan.sync import chain_sync_s, gather_seconds
-from dflop.records import ModuleSpec, ParallelSpec
+from dflop.records import ModuleSpec
 from dflop.schedule.items import Ints
 from dflop.simulate.order import in_flight
 
 
-@dataclass(frozen=True, slots=True)
-class ChainChoice:
-    """A chain on a grid."""
-
-    formula_s: float
-    parallel: ParallelSpec
-    layers: dict[str, tuple[int, ...]]
-    """Per module and stage."""
-    recomputed: dict[str, tuple[int, ...]]
-    """Of these, those that run again in the backward pass or have their activations on the host."""
-    parameter_shards: int
-
-    @property
-    def num_recomputed(self) -> int:
-        return sum(map(sum, self.recomputed.values()))
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Chain:
     """All modules one behind the other at one tp, one cp and one number of microbatches.
 
@@ -119,6 +103,30 @@ class Chain:
         most = self.problem.cluster.num_processes // (self.tp * self.cp)
         return min([MAX_PP, most, int(self.unit_layers.shape[1]), *limits])
 
+    @functools.cached_property
+    def _whole_bytes(self) -> Floats:
+        """`[NUM_SHARD_CHOICES, D]`: the least that all stages keep together, by number of groups as in `least_s`."""
+        whole, dp = self.unit_layers.sum(axis=1)[:, np.newaxis, np.newaxis], np.array(list(self.least_s))
+        layers = np.repeat(whole, len(dp), axis=1)
+        kinds = (np.maximum(shards, 1) for shards in shard_choices(self.problem, self.tp, dp * self.cp))
+        held = [self._stage_bytes(layers, layers * (True in self.ways), dp, shards) for shards in kinds]
+        return np.array([(of.state + of.kept)[:, 0] for of in held])
+
+    def _dps(self, pp: int) -> Ints:
+        cluster, batch = self.problem.cluster, self.problem.global_batch_size
+        most = min(batch // self.num_microbatches, cluster.num_processes // (self.tp * self.cp * pp))
+        return np.array(self.problem.dps(most), dtype=np.int64)
+
+    def _at_least_s(self, pp: int, dp: Ints) -> Floats:
+        """`[C]`: no chains of `pp` stages take less; a microbatch crosses all of them, and the rest the slowest one."""
+        num, total_s = self.num_microbatches, np.array([self.least_s[d] for d in dp.tolist()])
+        found: Floats = total_s / num * (1 + (num - 1) / pp) / ROUNDING
+        return found
+
+    def at_least_s(self, pp: int) -> float:
+        """No chain of `pp` stages takes less; infinite where there is none."""
+        return float(self._at_least_s(pp, self._dps(pp)).min(initial=math.inf))
+
     def choices(
         self, pp: int, kind: int = 0, *, without: Collection[int] = (), limit_s: float = math.inf
     ) -> tuple[list[ChainChoice], ChainChoice | None]:
@@ -134,33 +142,40 @@ class Chain:
             The choices that fit, and, where that with the most groups fits only with layers that run again, or does
             not fit, that choice: other cuts may be faster. Its formula value is without such layers if it fits with.
         """
-        cluster, batch = self.problem.cluster, self.problem.global_batch_size
-        most = min(batch // self.num_microbatches, cluster.num_processes // (self.tp * self.cp * pp))
-        dp = np.array([d for d in self.problem.dps(most) if d not in without], dtype=np.int64)
+        dp = self._dps(pp)
         shards = shard_choices(self.problem, self.tp, dp * self.cp)[kind]
-        worth = (shards > 0) & (np.array([self.least_s[d] for d in dp.tolist()]) <= limit_s * pp)
+        worth = (shards > 0) & ~np.isin(dp, list(without)) & (self._at_least_s(pp, dp) <= limit_s)
+        worth &= self._whole_bytes[kind, : len(dp)] <= pp * self.problem.usable_bytes
         dp, shards = dp[worth], shards[worth]
         if not len(dp):
             return [], None
         layers = self._layers([free_cuts(self.unit_s[k], pp) for k in nearest_power(self.num_microbatches * dp)])
         # Layers that run again only make it slower.
-        near = self._formula_s(layers, np.zeros_like(layers), dp, shards) <= limit_s
+        plain_s = self._formula_s(layers, np.zeros_like(layers), dp, shards)
+        near = plain_s <= limit_s
         if not near.any():
             return [], None
-        layers, dp, shards = layers[:, near], dp[near], shards[near]
+        layers, dp, shards, plain_s = layers[:, near], dp[near], shards[near], plain_s[near]
         again, fit = self._recomputed(layers, dp, shards)
-        found = self._choices(layers, again, dp, shards)
+        does: Bools = np.asarray(again.any(axis=(0, 2)))
+        step_s = plain_s.copy()
+        if does.any():
+            step_s[does] = self._formula_s(layers[:, does], again[:, does], dp[does], shards[does])
+        found = self._choices(layers, again, dp, shards, step_s)
         if not fit.any():
             return [], found[-1]
         uneven = None
-        if pp > 1 and again[:, -1].any():
-            uneven = self._choices(layers[:, -1:], np.zeros_like(again[:, -1:]), dp[-1:], shards[-1:])[0]
-        some = fit & again.any(axis=(0, 2)) & (again < layers).any(axis=(0, 2))
+        if pp > 1 and does[-1]:
+            uneven = self._choices(layers[:, -1:], 0 * again[:, -1:], dp[-1:], shards[-1:], plain_s[-1:])[0]
+        some = fit & does & (again < layers).any(axis=(0, 2))
         if not some.any():
             return list(itertools.compress(found, fit)), uneven
         # Where memory is full the scheduler has no choice left, so the same chains with all layers recomputed are kept.
         some[some] = ~self._is_over(layers[:, some], layers[:, some], dp[some], shards[some]).any(axis=1)
-        roomy = self._choices(layers[:, some], layers[:, some], dp[some], shards[some]) if some.any() else []
+        if not some.any():
+            return list(itertools.compress(found, fit)), uneven
+        of_some = layers[:, some], layers[:, some], dp[some], shards[some]
+        roomy = self._choices(*of_some, self._formula_s(*of_some))
         return [*itertools.compress(found, fit), *roomy], uneven
 
     def within_memory(self, choice: ChainChoice) -> ChainChoice | None:
@@ -200,7 +215,8 @@ class Chain:
             return None
         layers = self._layers([cuts])
         again, fit = self._recomputed(layers, dp, shards)
-        return self._choices(layers, again, dp, shards)[0] if fit[0] else None
+        made = layers, again, dp, shards
+        return self._choices(*made, self._formula_s(*made))[0] if fit[0] else None
 
     def _depth(self, pp: int) -> Ints:
         """`[P]` microbatches in flight."""
@@ -270,29 +286,8 @@ class Chain:
         found[-1] = offloaded_layers(self.problem, *of_llm, num, depth, tp=tp, cp=cp, dp=dp)
         return found
 
-    def _choices(self, layers: Ints, again: Ints, dp: Ints, shards: Ints) -> list[ChainChoice]:
-        names = [s.module for s in self.specs]
-
-        def by_name(of_choice: list[list[int]]) -> dict[str, tuple[int, ...]]:
-            return {name: tuple(stages) for name, stages in zip(names, of_choice, strict=True)}
-
-        return [
-            ChainChoice(
-                formula_s,
-                ParallelSpec(self.tp, layers.shape[2], groups, self.cp),
-                by_name(of_choice),
-                by_name(again_of_choice),
-                shared,
-            )
-            for formula_s, groups, shared, of_choice, again_of_choice in zip(
-                self._formula_s(layers, again, dp, shards).tolist(),
-                dp.tolist(),
-                shards.tolist(),
-                layers.swapaxes(0, 1).tolist(),
-                again.swapaxes(0, 1).tolist(),
-                strict=True,
-            )
-        ]
+    def _choices(self, layers: Ints, again: Ints, dp: Ints, shards: Ints, step_s: Floats) -> list[ChainChoice]:
+        return chain_choices(self.specs, self.tp, self.cp, layers, again, dp, shards, step_s)
 
     def _layers(self, cuts: Sequence[Cuts]) -> Ints:
         """`[modules, C, pp]` layers per stage of C cuts."""

@@ -87,6 +87,7 @@ def inline_draft(
     shard_optimizer: bool,
     formula_s: float,
     parameter_shards: int = 1,
+    with_caps: bool = True,
 ) -> Plan:
     """Plan in which one chain of stages holds all modules.
 
@@ -99,6 +100,7 @@ def inline_draft(
         shard_optimizer: Whether replicas share out the optimizer's states.
         formula_s: Of the planning formula.
         parameter_shards: Replicas that share out parameters.
+        with_caps: Whether token caps are what memory holds, or for now those of the loads it is charged with.
     """
     modules = []
     for spec in problem.specs:
@@ -120,7 +122,7 @@ def inline_draft(
                 cost_growth=growth if spec.module == LLM else 0.0,
             )
         )
-    return _draft(problem, "inline", tuple(modules), num_microbatches, formula_s)
+    return _draft(problem, "inline", tuple(modules), num_microbatches, formula_s, with_caps)
 
 
 def cost_growth(problem: Problem, num_microbatches: int, parallel: ParallelSpec, recomputed_frac: float) -> float:
@@ -162,7 +164,7 @@ def holding(problem: Problem, plan: Plan) -> Plan | None:
 
 def charged(problem: Problem, plan: Plan) -> Plan:
     """A plan with memory and token caps for batches and largest samples of a problem, whether it fits or not."""
-    return dataclasses.replace(plan, modules=_with_memory(problem, plan))
+    return dataclasses.replace(plan, modules=_with_memory(problem, plan, with_caps=True))
 
 
 def place(parallel: Mapping[str, ParallelSpec], problem: Problem) -> dict[str, int]:
@@ -190,19 +192,29 @@ def _crosses_nodes(first_rank: int, parallel: ParallelSpec, cluster: ClusterSpec
 
 
 def _draft(
-    problem: Problem, layout: str, modules: tuple[ModulePlan, ...], num_microbatches: int, formula_s: float
+    problem: Problem,
+    layout: str,
+    modules: tuple[ModulePlan, ...],
+    num_microbatches: int,
+    formula_s: float,
+    with_caps: bool = True,
 ) -> Plan:
     """With activations on the host, if that is so meant and what waits for its copy fits, too."""
     llm = with_host(problem, modules[-1], num_microbatches)
     if llm.offloaded:
-        plan = _of_modules(problem, layout, (*modules[:-1], llm), num_microbatches, formula_s)
+        plan = _of_modules(problem, layout, (*modules[:-1], llm), num_microbatches, formula_s, with_caps)
         if fits(problem, plan):
             return plan
-    return _of_modules(problem, layout, modules, num_microbatches, formula_s)
+    return _of_modules(problem, layout, modules, num_microbatches, formula_s, with_caps)
 
 
 def _of_modules(
-    problem: Problem, layout: str, modules: tuple[ModulePlan, ...], num_microbatches: int, formula_s: float
+    problem: Problem,
+    layout: str,
+    modules: tuple[ModulePlan, ...],
+    num_microbatches: int,
+    formula_s: float,
+    with_caps: bool = True,
 ) -> Plan:
     tables = [problem.cost.table(m.module, m.parallel.tp, m.recompute).table_id for m in modules]
     content = {
@@ -233,7 +245,7 @@ def _of_modules(
         snapshot_seq=problem.snapshot_seq,
         reason="",
     )
-    return charged(problem, plan)
+    return dataclasses.replace(plan, modules=_with_memory(problem, plan, with_caps=with_caps))
 
 
 def _content(module: ModulePlan) -> dict[str, Any]:
@@ -244,14 +256,14 @@ def _content(module: ModulePlan) -> dict[str, Any]:
     return told
 
 
-def _with_memory(problem: Problem, plan: Plan) -> tuple[ModulePlan, ...]:
-    """Modules with their memory and token caps."""
+def _with_memory(problem: Problem, plan: Plan, *, with_caps: bool) -> tuple[ModulePlan, ...]:
+    """Modules with their memory, and the token caps that it sets or those of the loads that they are charged with."""
     found = []
     for chain in plan.grids:
         largest = largest_loads(problem, plan, chain)
         peaks = chain_peaks(problem, plan, chain, largest)[0].astype(int).tolist()
         caps = [int(x[1]) for x in largest]
-        if max(peaks) <= problem.usable_bytes:
+        if with_caps and max(peaks) <= problem.usable_bytes:
             caps = max_tokens(problem, plan, chain, largest)
         for m, cap in zip(chain, caps, strict=True):
             told = peaks if m == chain[-1] else [0] * len(peaks)

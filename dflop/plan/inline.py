@@ -15,7 +15,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from dflop.plan.candidates import NUM_SHARD_CHOICES
-from dflop.plan.chain import Chain, ChainChoice
+from dflop.plan.chain import Chain
+from dflop.plan.chain_choice import ChainChoice
 from dflop.plan.drafts import fits, inline_draft
 from dflop.plan.space import Problem
 from dflop.records import Plan
@@ -31,6 +32,8 @@ def inline_choices(
 ) -> list[tuple[float, Plan]]:
     """Inline drafts that fit in memory with their formula value, best first, fewer processes first among equals.
 
+    How many tokens memory holds is not looked for yet (`drafts.charged`).
+
     Every tp, cp, pp and dp on at most all processes; as many layers recompute as it takes to fit, or all of them, and
     parameters are shared where that saves some of it. Layers are cut by time; where the most replicas fit so only with
     layers that run again, or not at all, by the time with such layers, too.
@@ -41,23 +44,23 @@ def inline_choices(
         top: Drafts to return, of one tp, cp and pp no more than two; None: all.
         limit_s: Formula value of what is worth a look.
     """
-    found: list[ChainChoice] = []
+    kept: list[ChainChoice] = []
     tight: list[tuple[Chain, ChainChoice]] = []
     tps = set.intersection(*(set(problem.tps(spec)) for spec in problem.specs))
-    for tp in sorted(tps):
-        for cp in problem.cps(tp):
-            chain = Chain.of(problem, tp, num_microbatches, cp)
-            for pp in range(1, chain.max_pp + 1):
-                without: set[int] = set()  # groups that fit as they are: saving more memory than that would be slower
-                fits_so = False
-                for kind in range(NUM_SHARD_CHOICES):
-                    fitting, best = chain.choices(pp, kind, without=without, limit_s=limit_s)
-                    found += fitting
-                    if best is not None and (fitting or not fits_so):
-                        tight.append((chain, best))
-                    fits_so = fits_so or bool(fitting)
-                    without |= {c.parallel.dp for c in fitting if not c.num_recomputed}
-    kept = _kept(found, top)
+    chains = [Chain.of(problem, tp, num_microbatches, cp) for tp in sorted(tps) for cp in problem.cps(tp)]
+    grids = [(chain.at_least_s(pp), chain, pp) for chain in chains for pp in range(1, chain.max_pp + 1)]
+    for least_s, chain, pp in sorted(grids, key=lambda grid: grid[0]):
+        if least_s > limit_s or (top is not None and len(kept) == top and least_s > kept[-1].formula_s):
+            break
+        without: set[int] = set()  # groups that fit as they are: saving more memory than that would be slower
+        fits_so = False
+        for kind in range(NUM_SHARD_CHOICES):
+            fitting, best = chain.choices(pp, kind, without=without, limit_s=limit_s)
+            kept = _kept([*kept, *fitting], top)
+            if best is not None and (fitting or not fits_so):
+                tight.append((chain, best))
+            fits_so = fits_so or bool(fitting)
+            without |= {c.parallel.dp for c in fitting if not c.num_recomputed}
     most = {_degrees(c): c for _, c in sorted(tight, key=lambda pair: pair[1].parameter_shards)}
     held: dict[Degrees, ChainChoice | None] = {}
     # Cut by time alone they would be at least this fast, which decides whether it is worth looking for other cuts.
@@ -110,6 +113,7 @@ def _draft(problem: Problem, num_microbatches: int, choice: ChainChoice) -> Plan
         and (problem.space.shard_optimizer or choice.parameter_shards > 1),
         formula_s=choice.formula_s,
         parameter_shards=choice.parameter_shards,
+        with_caps=False,
     )
     assert fits(problem, plan), f"inline plan {plan.plan_id} does not fit although its formula predicted so"
     return plan

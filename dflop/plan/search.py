@@ -18,7 +18,7 @@ import numpy as np
 from dflop import units
 from dflop.plan.baselines.uniform import tuned_uniform
 from dflop.plan.candidates import check_processes
-from dflop.plan.drafts import fits, split_draft, with_less_recomputed
+from dflop.plan.drafts import charged, fits, split_draft, with_less_recomputed
 from dflop.plan.formula import FormulaTable, formula_table
 from dflop.plan.infeasible import explain
 from dflop.plan.inline import inline_choices
@@ -118,7 +118,7 @@ def _ranked(
     """Simulated plans that fit in memory, the uniform data-blind plan among them, none if none fits; what is proven."""
     drafts, programs = _drafts(problem, tell, at)
     uniform = tuned_uniform(problem, lambda plan: arrival_step_s(problem, plan))
-    nominees = nominate(drafts, top)
+    nominees = [charged(problem, draft) for draft in nominate(drafts, top)]
     space = problem.space
     if uniform is not None and "inline" in space.layouts and False in space.shard_parameters:
         nominees = list({plan.plan_id: plan for plan in (*nominees, uniform)}.values())

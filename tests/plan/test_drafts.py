@@ -1,15 +1,26 @@
 import dataclasses
 import math
 
+import numpy as np
 import pytest
 
 from dflop.cost.link_costs import ALL_REDUCE
 from dflop.models.loss_size import loss_peak_bytes
 from dflop.plan import sync
 from dflop.plan.candidates import Candidate
-from dflop.plan.drafts import SLACK, chain_peaks, fits, inline_draft, largest_loads, split_draft, with_less_recomputed
+from dflop.plan.drafts import (
+    SLACK,
+    chain_peaks,
+    charged,
+    fits,
+    inline_draft,
+    largest_loads,
+    split_draft,
+    with_less_recomputed,
+)
 from dflop.plan.space import Problem
 from dflop.records import LLM, ParallelSpec, Plan
+from dflop.simulate.pieces import cut
 from tests.builders import make_link, make_sample
 from tests.plan.problems import make_problem
 
@@ -66,7 +77,12 @@ def test_memory_of_an_inline_draft_by_hand():
     assert (plan.layout, plan.num_processes) == ("inline", 4)
 
 
-@pytest.mark.parametrize("make", [draft, inline])
+def inline_in_groups(problem: Problem, cp: int = 2) -> Plan:
+    layers = {"vision": (4,), LLM: (4,)}
+    return inline(problem, parallel=ParallelSpec(1, 1, 1, cp), layers=layers)
+
+
+@pytest.mark.parametrize("make", [draft, inline, inline_in_groups])
 def test_token_caps_are_as_high_as_memory_allows(make):
     problem = make_problem("vision", memory_bytes=600 * M)
     plan = make(problem)
@@ -77,6 +93,41 @@ def test_token_caps_are_as_high_as_memory_allows(make):
         factor = min(m.max_tokens / load[1] for m, load in zip(chain, charged, strict=True))
         peaks = [chain_peaks(problem, plan, chain, [x * f for x in charged]).max() for f in (factor, 1.001 * factor)]
         assert peaks[0] <= problem.usable_bytes < peaks[1]
+
+
+def test_caps_are_looked_for_when_a_draft_is_charged():
+    problem = make_problem("vision", memory_bytes=600 * M)
+    plan = inline(problem)
+    later = inline(problem, with_caps=False)
+    assert [m.max_tokens for m in later.modules] == [int(x[1]) for x in largest_loads(problem, plan, plan.modules)]
+    assert later != plan == charged(problem, later)
+
+
+def test_pieces_of_a_long_sample_cost_the_same():
+    """A token costs more the later it is, by attention to those before it."""
+    problem = make_problem("vision")
+    plan = inline_in_groups(problem, cp=4)
+    ends = np.array([0, *cut([8_000], 4, plan.module(LLM).cost_growth)])
+    squares, tokens = np.diff(ends**2), np.diff(ends)
+    forward_s, backward_s = problem.cost.module_seconds(LLM, 1, tokens, squares, num_layers=4, edge=True)
+    seconds = forward_s + backward_s
+    assert seconds.max() / seconds.min() == pytest.approx(1, abs=0.002)
+    assert tokens[0] > 1.2 * tokens[-1]
+    assert inline(problem).module(LLM).cost_growth == 0
+
+
+def test_a_rank_may_have_a_tile_more_than_its_part_of_the_media():
+    problem = even_problem()
+    assert problem.largest_tiles["vision"].tolist() == [1, 100, 10_000]
+    plan = inline_in_groups(problem)
+    (vision,), (alone,) = (
+        chain_peaks(problem, plan, plan.modules[:1], [load])[0]
+        for load in (np.array([30.0, 3000, 300_000]), np.array([1.0, 100, 10_000]))
+    )
+    rest = (6 + 12 / 2) * 6 * M + 6 * M  # both ranks share its optimizer
+    chunk, in_flight = 3000 / (4 * 2) + 100, 2
+    assert vision - rest == in_flight * (3000 + chunk) / 2 * 5 * 10_000
+    assert alone - rest == in_flight * 100 * 5 * 10_000, "one tile is all on one rank"
 
 
 def test_a_plan_that_does_not_fit_is_capped_at_what_it_is_charged_with():

@@ -1,23 +1,27 @@
 import dataclasses
 import math
 import statistics
+from typing import Any
 
 import pytest
 
 from dflop import units
+from dflop.cost.link_costs import ALL_REDUCE, P2P
 from dflop.cost.model import CostModel
 from dflop.errors import InfeasiblePlanError
 from dflop.plan.baselines.uniform import uniform_plans
 from dflop.plan.emit.mimo_rules import MimoRules, mimo_problems
+from dflop.plan.inline import inline_choices
 from dflop.plan.rank import MOVES_PER_SAMPLE, arrival_step_s
 from dflop.plan.search import optimize, plan_problem
 from dflop.plan.space import Problem, SearchSpace
 from dflop.progress import unseen
-from dflop.records import LLM, Plan
+from dflop.records import LLM, ParallelSpec, Plan
 from dflop.schedule.policies import Effort
 from dflop.schedule.step_scheduler import schedule_step
 from tests.bench.blind import blind_plan
-from tests.builders import make_cluster, make_cost, make_sample, make_specs, random_batch
+from tests.builders import make_cluster, make_cost, make_link, make_sample, make_specs, random_batch
+from tests.plan.problems import make_problem
 
 ENCODERS = ("vision", "audio")
 BATCHES = tuple(random_batch(24, seed=seed) for seed in range(2))
@@ -110,6 +114,39 @@ def test_no_plan_is_below_the_bound_of_any_number_of_microbatches(layouts):
     beyond = units.percent(first.formula_step_s / best_s - 1)
     said = "it is the proven optimum" if first.formula_step_s == best_s else f"{beyond} more than the proven bound"
     assert said in first.reason
+
+
+def test_what_is_proven_holds_for_chains_of_every_cp():
+    task = problem(layouts=("inline",), microbatches=(1, 2, 4, 8))
+    task = dataclasses.replace(task, space=dataclasses.replace(task.space, cps=None))
+    planned = optimize(task, top=60)
+    every = {p.num_microbatches: inline_choices(task, p.num_microbatches, top=None) for p in planned.programs}
+    assert {plan.module(LLM).parallel.cp for of in every.values() for _, plan in of} == {1, 2, 4}
+    least_s = {m: min(value_s for value_s, _ in of) for m, of in every.items()}
+    assert all(p.bound_s <= least_s[p.num_microbatches] * (1 + 1e-9) for p in planned.programs)
+    assert min(p.objective_s for p in planned.programs) == min(least_s.values())
+    assert min(p.bound_s for p in planned.programs) == pytest.approx(min(least_s.values()), rel=1e-8)
+
+
+def test_ranks_share_a_sample_that_none_has_room_for():
+    """Tensor parallelism holds it, too, and pays for messages in every layer."""
+    batch = [make_sample(i, 12_000 if i == 0 else 90) for i in range(24)]
+    how: dict[str, Any] = {"num_processes": 2, "max_pp": 1, "recompute": (False,), "shard_parameters": (False,)}
+    how |= {"layouts": ("inline",), "microbatches": (1, 2, 4), "batches": [batch], "memory_bytes": 600 * 10**6}
+    links = [make_link(ALL_REDUCE, 2, 1, 1e-4, 2e7), make_link(P2P, 2, 1, 1e-5, 1e8)]
+
+    def best(**changes: Any) -> Plan:
+        return plan_problem(make_problem(tps=(1, 2), links=links, **how | changes), top=8)[0]
+
+    alone, shared = best(cps=(1,)), best(cps=None)
+    assert alone.module(LLM).parallel == ParallelSpec(2, 1, 1)
+    assert shared.module(LLM).parallel == ParallelSpec(1, 1, 1, cp=2)
+    assert shared.predicted_step_s < 0.8 * alone.predicted_step_s
+    assert "cp 2" in shared.reason
+    assert best(cps=None, memory_bytes=10**9).predicted_step_s <= best(memory_bytes=10**9).predicted_step_s
+    with pytest.raises(InfeasiblePlanError):
+        best(cps=(1,), memory_bytes=450 * 10**6)
+    assert best(cps=(1, 2), memory_bytes=450 * 10**6).module(LLM).parallel.cp == 2
 
 
 @pytest.mark.parametrize("layouts", [("inline",), ("split", "inline")])
