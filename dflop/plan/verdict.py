@@ -97,8 +97,10 @@ def _where(plan: Plan) -> str:
         return "on dedicated ranks: " + ", ".join(f"{m.module} {m.parallel.num_processes}" for m in plan.modules)
     degrees = f"tp {parallel.tp}" + f", cp {parallel.cp}" * (parallel.cp > 1)
     if parallel.pp == 1:
-        return f"on {parallel.num_replicas} replicas of the whole model, {degrees}"
-    return f"on {parallel.dp} pipelines of {parallel.pp} stages, {degrees}"
+        groups = f"{units.counted(parallel.dp, 'group')} of " * (parallel.cp > 1)
+        each = parallel.cp if parallel.cp > 1 else parallel.dp
+        return f"on {groups}{each} replicas of the whole model, {degrees}"
+    return f"on {units.counted(parallel.dp, 'pipeline')} of {parallel.pp} stages, {degrees}"
 
 
 def _gain(plan: Plan, policy: str) -> str:

@@ -174,7 +174,8 @@ def _short(cases: Sequence[Case]) -> str:
     return (
         f"Whole plans of the paper's models on {cases[0]['num_gpus']} A100, **simulated**, nothing of it measured: "
         f"{ratio(geometric_mean(experts))} as fast as the best of what experts run: uniform and packed by tokens; "
-        "Megatron-LM with layers cut by cost, sequence parallelism and recomputed MLPs; FSDP2 with balanced tokens.\n\n"
+        "Megatron-LM with layers cut by cost, sequence parallelism and recomputed MLPs, or with context parallelism; "
+        "FSDP2 with balanced tokens, alone or with Ulysses sequence parallelism.\n\n"
         f"{table(('over the best expert', *kinds), [(model, *gains) for model, gains in of_model.items()])}\n\n"
         f"Over the best uniform plan in arrival order, which exceeds memory in {_num_over(cases, TUNED)} of the "
         f"{len(uniform)} cases where there is one, it is {span(uniform)}x."
