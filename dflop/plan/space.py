@@ -48,8 +48,9 @@ class SearchSpace:
     layouts: tuple[str, ...] = ("split", "inline")
     tps: tuple[int, ...] | None = None
     """Tensor-parallel degrees; None: all that the modules allow and that have costs."""
-    cps: tuple[int, ...] | None = (1,)
-    """Context-parallel degrees of plans whose modules share ranks, others have none; None: powers of two."""
+    cps: tuple[int, ...] | None = None
+    """Context-parallel degrees of plans whose modules share ranks, others have none; None: powers of two on GPUs, and
+    none on CPUs, where exchanges in every layer compete with computing for the cores."""
     recompute: tuple[bool, ...] = (False, True)
     shard_optimizer: bool = True
     """Whether data-parallel replicas may share out the optimizer's states (ZeRO-1)."""
@@ -239,7 +240,8 @@ class Problem:
     def cps(self, tp: int) -> list[int]:
         """Context-parallel degrees beside a tp: 1, and those with which groups fill a node and never leave it."""
         each = self.cluster.num_processes_per_node
-        wanted = (1 << k for k in range(each.bit_length())) if self.space.cps is None else self.space.cps
+        powers = [1 << k for k in range(each.bit_length() if self.cluster.device == "cuda" else 1)]
+        wanted = powers if self.space.cps is None else self.space.cps
         return sorted(cp for cp in set(wanted) if cp == 1 or each % (cp * tp) == 0)
 
     def dps(self, most: int) -> list[int]:

@@ -12,21 +12,29 @@ from dflop.records import LLM, Plan, PlanProgram
 SIMPLICITY_FRAC = 0.05
 """How much slower the fastest inline plan may be than the fastest split one and still be preferred: it needs no
 routing between modules, and a gain this small does not survive an error of the cost model."""
+SHARING_FRAC = 0.01
+"""The same of plans without and with ranks that share samples, which exchange keys and values in every layer."""
 WORTH_IT = 1.05
 """Speed-up over the tuned data-blind plan below which a change of trainer is not worth it."""
 
 
 def prefer_simple(ranked: Sequence[Ranked]) -> list[Ranked]:
-    """The same plans, the fastest inline one in front if it is within `SIMPLICITY_FRAC` of the fastest."""
+    """The same plans, a simpler one in front that is not much slower than the fastest.
+
+    That is the fastest inline one within `SIMPLICITY_FRAC`, then the fastest of these without context parallelism
+    within `SHARING_FRAC`.
+    """
     found = list(ranked)
-    if not found or found[0].plan.is_inline:
-        return found
-    for i, candidate in enumerate(found):
-        if candidate.plan.is_inline and candidate.is_final:
-            if candidate.noisy_step_s <= (1 + SIMPLICITY_FRAC) * found[0].noisy_step_s:
-                found.insert(0, found.pop(i))
-            break
+    for max_cp, slower_frac in ((math.inf, SIMPLICITY_FRAC), (1, SHARING_FRAC)):
+        simple = (i for i, r in enumerate(found) if r.is_final and r.plan.is_inline and _cp(r.plan) <= max_cp)
+        i = next(simple, 0)
+        if i and found[i].noisy_step_s <= (1 + slower_frac) * found[0].noisy_step_s:
+            found.insert(0, found.pop(i))
     return found
+
+
+def _cp(plan: Plan) -> int:
+    return plan.module(LLM).parallel.cp
 
 
 def reason(ranked: Ranked, candidates: Sequence[Ranked], policy: str = "balanced") -> str:
@@ -85,7 +93,7 @@ def _chosen(plan: Plan, candidates: Sequence[Ranked]) -> str:
     step = f"{units.seconds(plan.predicted_step_s)} per step with {many} {_where(plan)}"
     if fastest.predicted_step_s < plan.predicted_step_s * 0.999:
         slower = units.percent(plan.predicted_step_s / fastest.predicted_step_s - 1)
-        is_simpler = plan.is_inline and not fastest.is_inline
+        is_simpler = plan.is_inline and (not fastest.is_inline or _cp(plan) < _cp(fastest))
         kind = "simpler" if is_simpler else "less sensitive to errors of the cost model"
         return f"{kind} than the fastest of {len(candidates)} simulated plans, and {slower} slower: {step}."
     return f"fastest of {len(candidates)} simulated plans at {step}."

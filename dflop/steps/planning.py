@@ -191,18 +191,17 @@ def planning_task(
         with Reader(config.store) as reader:
             known = factors_in_force(reader, cost, costs.profile_key, config.correct.half_life_days)
         cost = cost.with_corrections(known)
-    cluster = cluster or config.cluster.spec()
     problem = Problem(
         run_id=run_id,
         specs=tuple(specs),
-        cluster=cluster,
+        cluster=cluster or config.cluster.spec(),
         cost=cost,
         batches=scenario_batches(config, shapes, first, num_steps),
         global_batch_size=wanted.global_batch_size,
         snapshot_seq=costs.snapshot.seq if costs.snapshot else 0,
         space=SearchSpace(
             layouts=wanted.layouts,
-            cps=wanted.context_parallel or (None if cluster.device == "cuda" else (1,)),
+            cps=wanted.context_parallel or None,
             recompute=wanted.recompute,
             shard_optimizer=wanted.shard_optimizer,
             shard_parameters=wanted.shard_parameters,

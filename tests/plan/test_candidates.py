@@ -72,6 +72,17 @@ def test_replicas_share_parameters_over_whole_nodes_or_all_of_them():
     assert (none, node, every) == ([1] * 5, [0, 0, 0, 2, 2], [0, 2, 3, 4, 6])
 
 
+def test_groups_that_share_samples_fill_nodes_of_gpus():
+    problem = make_problem(num_processes=8, num_nodes=2)
+    on_gpus = dataclasses.replace(problem, cluster=dataclasses.replace(problem.cluster, device="cuda"))
+    assert [on_gpus.cps(tp) for tp in (1, 2, 4, 8)] == [[1, 2, 4, 8], [1, 2, 4], [1, 2], [1]]
+    assert problem.cps(1) == [1]
+    wanted = make_problem(num_processes=6, cps=(3, 2, 4))
+    assert [wanted.cps(tp) for tp in (1, 2, 3)] == [[2, 3], [3], [2]]
+    none, node, every = (of.tolist() for of in shard_choices(problem, 2, 2 * np.array([1, 2, 4])))
+    assert (none, node, every) == ([1] * 3, [0, 0, 4], [2, 4, 8]), "a group's replicas are among those that share"
+
+
 def test_large_clusters_skip_odd_degrees_but_not_those_that_tile_them():
     problem = make_problem(num_processes=8, num_nodes=20)
     dps = problem.dps(160)

@@ -6,7 +6,7 @@ from dflop.plan.candidates import Candidate
 from dflop.plan.drafts import split_draft
 from dflop.plan.rank import MAX_ALIKE, Ranked, nominate, rank, scheduled_step_s
 from dflop.plan.space import Problem, SearchSpace
-from dflop.plan.verdict import SIMPLICITY_FRAC, prefer_simple, reason
+from dflop.plan.verdict import SHARING_FRAC, SIMPLICITY_FRAC, prefer_simple, reason
 from dflop.records import LLM, ParallelSpec, Plan
 from tests.builders import make_cluster, make_cost, make_inline_plan, make_plan, make_specs, random_batch
 
@@ -71,6 +71,16 @@ def test_a_simpler_plan_is_preferred_within_five_per_cent():
     assert prefer_simple([near, timed(split, 1.5)])[0] == near
     assert prefer_simple([first, dataclasses.replace(near, is_final=False)])[0] == first
     assert prefer_simple([]) == []
+
+
+def test_ranks_share_samples_only_where_that_is_worth_it():
+    sharing, alone = timed(make_inline_plan(1, cp=2), 1.0), timed(make_inline_plan(2), 1 + 0.9 * SHARING_FRAC)
+    assert prefer_simple([sharing, alone]) == [alone, sharing]
+    assert prefer_simple([sharing, timed(make_inline_plan(2), 1.1)])[0] == sharing
+    apart = timed(make_plan({"vision": 1, LLM: 1}), 0.99)
+    assert prefer_simple([apart, sharing, alone]) == [alone, sharing, apart]
+    assert "simpler than the fastest of 2 simulated plans" in reason(alone, [alone, sharing])
+    assert "on 1 group of 2 replicas of the whole model, tp 1, cp 2" in reason(sharing, [sharing, alone])
 
 
 def test_words_say_why_and_whether_it_is_worth_it():

@@ -118,7 +118,7 @@ def test_no_plan_is_below_the_bound_of_any_number_of_microbatches(layouts):
 
 def test_what_is_proven_holds_for_chains_of_every_cp():
     task = problem(layouts=("inline",), microbatches=(1, 2, 4, 8))
-    task = dataclasses.replace(task, space=dataclasses.replace(task.space, cps=None))
+    task = dataclasses.replace(task, space=dataclasses.replace(task.space, cps=(1, 2, 4)))
     planned = optimize(task, top=60)
     every = {p.num_microbatches: inline_choices(task, p.num_microbatches, top=None) for p in planned.programs}
     assert {plan.module(LLM).parallel.cp for of in every.values() for _, plan in of} == {1, 2, 4}
@@ -138,12 +138,12 @@ def test_ranks_share_a_sample_that_none_has_room_for():
     def best(**changes: Any) -> Plan:
         return plan_problem(make_problem(tps=(1, 2), links=links, **how | changes), top=8)[0]
 
-    alone, shared = best(cps=(1,)), best(cps=None)
+    alone, shared = best(cps=(1,)), best(cps=(1, 2))
     assert alone.module(LLM).parallel == ParallelSpec(2, 1, 1)
     assert shared.module(LLM).parallel == ParallelSpec(1, 1, 1, cp=2)
     assert shared.predicted_step_s < 0.8 * alone.predicted_step_s
     assert "cp 2" in shared.reason
-    assert best(cps=None, memory_bytes=10**9).predicted_step_s <= best(memory_bytes=10**9).predicted_step_s
+    assert best(cps=(1, 2), memory_bytes=10**9).predicted_step_s <= best(memory_bytes=10**9).predicted_step_s
     with pytest.raises(InfeasiblePlanError):
         best(cps=(1,), memory_bytes=450 * 10**6)
     assert best(cps=(1, 2), memory_bytes=450 * 10**6).module(LLM).parallel.cp == 2
