@@ -112,7 +112,8 @@ class Learner:
     def _times(self, expected: BucketSeconds, seen: Sequence[RankTimes]) -> StepTimes:
         """Measured and predicted seconds where there are both.
 
-        Ranks of a tensor-parallel group wait for one another and take the same time: the last one speaks for all.
+        Of ranks that run a microbatch together the slowest speaks for all: tensor-parallel ones wait for one another in
+        every layer, context-parallel ones where they share a sample.
         """
         held_up: dict[int, float] = {}
         if self._stalls is not None:
@@ -123,7 +124,7 @@ class Learner:
         for times in seen:
             row = measured_s[position[self._nodes[times.rank]]]
             for k, seconds in times.compute_s:
-                row[k] = held_up.get(times.rank, 1.0) * seconds
+                row[k] = max(row[k], held_up.get(times.rank, 1.0) * seconds)
         has_work = np.any([seconds.any(axis=2) for seconds in expected_s.values()], axis=0)
         node, microbatch = np.nonzero((measured_s > 0) & has_work)
         found = {module: seconds[node, microbatch] for module, seconds in expected_s.items()}

@@ -17,7 +17,7 @@ from tests.train.campaign import STEP, WRITES, Job, Kill, counted, records, star
 from tests.train.synthetic import ALL, make_inline_plan, make_plan, sharing, sharing_optimizer
 
 NUM_KILLS, NUM_WRITE_KILLS, MOST_STEPS = 10, 4, 3
-SAME_PLAN, OTHER_PLAN = 1e-6, 1e-4
+SAME_PLAN, CONTEXT, OTHER_PLAN = 1e-6, 1e-5, 1e-4
 NUM_SAMPLES, BATCH_SIZE = 14, 6
 
 pytestmark = pytest.mark.timeout(900)
@@ -36,6 +36,12 @@ def inline_plan() -> Plan:
 def sharded_plan() -> Plan:
     """All layers on each of three replicas, which share out the parameters."""
     return sharing(make_inline_plan([{"vision": 2, LLM: 4}], dp=3, num_microbatches=2), ALL)
+
+
+def context_plan(cp: int) -> Plan:
+    """Two stages, of each of which so many ranks share the samples and the optimizer."""
+    stages = [{"vision": 2, LLM: 1}, {LLM: 3}]
+    return sharing_optimizer(make_inline_plan(stages, dp=1, cp=cp, num_microbatches=2), "vision", LLM)
 
 
 def draw_kills(seed: int, num_ranks: int) -> list[Kill]:
@@ -102,6 +108,17 @@ def test_a_killed_job_goes_on_under_other_plans_and_shardings_and_back(tmp_path,
     assert len(found) > job.num_steps, "no kill cost a step"
     assert_nothing_lost_or_repeated(job, found)
     assert_same_curve(found, undisturbed(6), OTHER_PLAN)
+
+
+def test_a_job_goes_on_under_another_context_parallel_degree_and_back(tmp_path, undisturbed):
+    job = make_job(tmp_path, num_steps=6)
+    start_until_killed(job, context_plan(2), 1, Kill(1, STEP, 3))
+    start_until_killed(job, context_plan(1), 2, Kill(0, STEP, 2))
+    start_until_killed(job, context_plan(2), 3, None)
+    found = records(job)
+    assert {r.attempt for r in found} == {1, 2, 3}
+    assert_nothing_lost_or_repeated(job, found)
+    assert_same_curve(found, undisturbed(6), CONTEXT)
 
 
 @pytest.mark.lane("kills")
