@@ -1,9 +1,9 @@
 """Ranks with a GPU each, over NCCL: `torchrun --nproc-per-node N -m tests.gpu.nccl`, for N of 2, 3, 4 and 8.
 
-Every layout of `tests/train/test_parity.py` that has N ranks: split and inline plans, tensor, sequence and pipeline
-parallelism, shared parameters, frozen and recomputed modules. Losses, norms and gradients are compared with those of
-Hugging Face on one GPU. Then those of `tests/train/test_zero.py`: weights behind four updates that replicas share out
-(ZeRO-1) are compared with those that each makes alone. `--backend gloo` rehearses it on CPUs.
+Every layout of `tests/train/test_parity.py` that has N ranks: split and inline plans, tensor, sequence, context and
+pipeline parallelism, shared parameters, frozen and recomputed modules. Losses, norms and gradients are compared with
+those of Hugging Face on one GPU. Then those of `tests/train/test_zero.py`: weights behind four updates that replicas
+share out (ZeRO-1) are compared with those that each makes alone. `--backend gloo` rehearses it on CPUs.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import torch.distributed as dist
 from tests.train import test_zero
 from tests.train.parity import assert_equal_steps, reference, train
 from tests.train.test_parity import LAYOUTS, OTHERS
+from tests.train.test_parity_context import HEART
 
 TOLERANCE = {"gloo": 1e-5, "nccl": 1e-4}
 
@@ -53,7 +54,7 @@ def main() -> None:
 def _parity(device: str, tolerance: float, objects: dist.ProcessGroup) -> Iterator[tuple[str, str]]:
     """(layout, what differs from Hugging Face's steps)."""
     rank, num_ranks = dist.get_rank(), dist.get_world_size()
-    for name, layout in (LAYOUTS | OTHERS).items():
+    for name, layout in (LAYOUTS | HEART | OTHERS).items():
         if layout.plan.num_processes != num_ranks:
             continue
         of_ranks = _gathered(train(rank, Path(), replace(layout.trial, device=device)), objects)

@@ -43,6 +43,7 @@ from tests.train.parity import Omni, assert_equal_steps, reference, run_trial
 from tests.train.rank import Rank
 from tests.train.synthetic import make_inline_plan, make_step_plan
 from tests.train.test_parity import LAYOUTS, OTHERS
+from tests.train.test_parity_context import HEART
 from tests.train.test_parity_families import Tiny
 
 MOST_RANKS = 4
@@ -62,7 +63,8 @@ def job(subject: Subject, deadline_s: float, *, ranks: int) -> Iterator[Mapping[
 
 def layouts(subject: Subject, deadline_s: float) -> Iterator[Mapping[str, Any]]:
     """Which layouts have the losses and gradients of Hugging Face."""
-    known = {name: layout for name, layout in (LAYOUTS | OTHERS).items() if layout.plan.num_processes <= MOST_RANKS}
+    every = LAYOUTS | HEART | OTHERS
+    known = {name: layout for name, layout in every.items() if layout.plan.num_processes <= MOST_RANKS}
     for name in [*known][: subject.size(len(known), 2)]:
         layout = known[name]
         trial = replace(layout.trial, device=_device(subject))
@@ -104,6 +106,7 @@ def alone(subject: Subject, deadline_s: float) -> Iterator[Mapping[str, Any]]:
             "reduce": lambda: dist.reduce(values, group=dist.group.WORLD, group_dst=0),
             "broadcast": lambda: dist.broadcast(values, group=dist.group.WORLD, group_src=0),
             "all_gather": lambda: dist.all_gather([torch.empty_like(values)], values),
+            "all_to_all": lambda: dist.all_to_all_single(torch.empty_like(values), values),
             "step": lambda: _step(subject),
         }
         for name, call in calls.items():

@@ -24,13 +24,13 @@ TOLERANCE = 1e-4
 SPLIT, REPLICAS = "split", "inline dp2, ZeRO-1"
 NAMES = (
     REPLICAS, "inline pp2, a stage of both, recomputed", "vision dp2 | llm tp2",
-    "vision dp2 | llm pp2, recomputed, ZeRO-1", "vision dp2 | llm tp2 dp2, FSDP2",
+    "vision dp2 | llm pp2, recomputed, ZeRO-1", "vision dp2 | llm tp2 dp2, FSDP2", "inline dp2 cp2, FSDP2",
 )  # fmt: skip
 
 pytestmark = [pytest.mark.lane("layouts"), pytest.mark.timeout(600)]
 
 
-def all_of(plan: Plan, **fields: bool) -> Plan:
+def all_of(plan: Plan, **fields: float) -> Plan:
     return dataclasses.replace(plan, modules=tuple(dataclasses.replace(m, **fields) for m in plan.modules))
 
 
@@ -49,6 +49,9 @@ def plan_of(run: RunDir, name: str) -> Plan:
             recompute=True, shard_optimizer=True,
         ),
         NAMES[4]: sharing(make_plan({"vision": (1, 2), LLM: (1, 2, 2)}, num_microbatches=m, of=family), ALL),
+        NAMES[5]: all_of(
+            sharing(make_inline_plan([{"vision": 4, LLM: 6}], dp=2, cp=2, num_microbatches=m), ALL), cost_growth=0.01
+        ),
     }  # fmt: skip
     return plans[name]
 

@@ -23,6 +23,10 @@ LAYOUTS = {
     "inline dp2": (
         make_inline_plan([{"vision": 2, "audio": 2, LLM: 4}], dp=2, num_microbatches=4), ("image", "video", "audio"),
     ),
+    "inline cp2": (
+        make_inline_plan([{"vision": 2, "audio": 2, LLM: 4}], dp=1, cp=2, num_microbatches=4),
+        ("image", "video", "audio"),
+    ),
     "inline tp2": (make_inline_plan([{"vision": 2, LLM: 4}], dp=1, tp=2, num_microbatches=4), ("image", "video")),
 }  # fmt: skip
 """Plans of two ranks, and the media they take."""

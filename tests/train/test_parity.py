@@ -111,6 +111,7 @@ OTHERS = {
         {"vision": (1, 1), "audio": (1, 1), LLM: (2, 1)}, tied=True, kinds=("image", "audio")
     ),
     "inline dp2": Layout(ONE, dp=2),
+    "inline cp3": Layout(ONE, cp=3),
     "inline pp2, mixed stage": Layout(MIXED),
     "inline pp2 dp2, tied": Layout(ENDS, dp=2, tied=True),
     "inline pp2, mixed stage, recomputed": Layout(MIXED, recompute=("vision", "audio", LLM)),
@@ -167,7 +168,9 @@ def test_bad_sample_changes_nobody_elses_gradient(tmp_path):
 @st.composite
 def trials(draw) -> Trial:
     """Any number of microbatches, more than samples too; any sample in any of them, any order, owner and levers."""
-    layout = (LAYOUTS | OTHERS)[draw(st.sampled_from(["vision + llm", "inline dp2", "inline pp2, mixed stage"]))]
+    layout = (LAYOUTS | OTHERS)[
+        draw(st.sampled_from(["vision + llm", "inline dp2", "inline cp3", "inline pp2, mixed stage"]))
+    ]
     levers = {"half": draw(st.booleans()), "offloaded": draw(st.booleans()), "sharded": draw(st.sampled_from([0, ALL]))}
     layout = replace(layout, recompute=tuple(draw(st.sets(st.sampled_from(["vision", LLM])))), **levers)
     plan = replace(layout.plan, num_microbatches=draw(st.integers(1, 8)))
@@ -193,7 +196,7 @@ def test_gradients_equal_hugging_face_however_samples_are_assigned(tmp_path_fact
     assert_equal_steps(ranks, cached_reference(trial.subject))
 
 
-@pytest.mark.parametrize("name", ["vision + llm", "inline tp2", *in_lane(["inline pp2", "inline dp2"])])
+@pytest.mark.parametrize("name", ["vision + llm", "inline tp2", *in_lane(["inline pp2", "inline dp2", "inline cp2"])])
 def test_bfloat16_is_as_exact_as_hugging_face(name, tmp_path):
     """The same on a GPU is `tests/gpu/test_engine_gpu.py`."""
     half.assert_as_exact_as_hugging_face(name, "cpu", tmp_path)

@@ -24,7 +24,7 @@ from tests.train.parity import Trial, assert_equal_steps, reference, run_trial
 from tests.train.synthetic import make_inline_plan, make_plan, make_step_plan
 
 LAYOUTS = (
-    "encoder dp2 + llm pp2", "encoder + llm dp2", "encoder + llm dp2, recomputed", "inline pp2",
+    "encoder dp2 + llm pp2", "encoder + llm dp2", "encoder + llm dp2, recomputed", "inline pp2", "inline cp3",
 )  # fmt: skip
 
 
@@ -96,6 +96,8 @@ def plan_of(family: Family, layout: str) -> Plan:
         return replace(plan, modules=modules)
     depth = {s.module: s.num_layers for s in family.specs()}
     entry = family.specs()[-1].num_entry_layers
+    if layout == "inline cp3":
+        return make_inline_plan([depth], dp=1, cp=3, num_microbatches=2)
     stages = [{encoder: depth[encoder], LLM: entry}, {LLM: depth[LLM] - entry}]
     return make_inline_plan(stages, dp=1, num_microbatches=2)
 
@@ -103,7 +105,7 @@ def plan_of(family: Family, layout: str) -> Plan:
 cached_reference = cache(reference)
 QUICK = {
     ("Qwen3-VL", "encoder dp2 + llm pp2"), ("LLaVA-OneVision with Llama", "encoder + llm dp2, recomputed"),
-    ("InternVL", "inline pp2"), ("Qwen2.5-VL", "inline pp2"),
+    ("InternVL", "inline pp2"), ("Qwen2.5-VL", "inline pp2"), ("Qwen3-VL", "inline cp3"), ("InternVL", "inline cp3"),
     ("Qwen2-VL", "encoder + llm dp2"),
     ("Qwen2-Audio", "encoder + llm dp2"),
 }  # fmt: skip
