@@ -93,13 +93,15 @@ def feature_exchange(
     to = [np.full(num_features(r), owner[r.item]) for r in ranges[cp_rank]]
     target = np.concatenate([np.zeros(0, dtype=np.int64), *to])
     taken = [[r for r in of if owner[r.item] == cp_rank] for of in ranges]
-    keys = [(place[r.item], r.first, n) for of in taken for r in of for n in range(num_features(r))]
-    order = sorted(range(len(keys)), key=keys.__getitem__)
+    came = [r for of in taken for r in of]
+    lengths = [num_features(r) for r in came]
+    rows = torch.arange(sum(lengths)).split(lengths)
+    order = sorted(range(len(came)), key=lambda n: (place[came[n].item], came[n].first))
     return FeatureExchange(
         torch.from_numpy(np.argsort(target, kind="stable")),
         tuple(np.bincount(target, minlength=len(ranges)).tolist()),
         tuple(sum(map(num_features, of)) for of in taken),
-        torch.tensor(order, dtype=torch.int64),
+        torch.cat([torch.zeros(0, dtype=torch.int64), *(rows[n] for n in order)]),
         sizes,
     )
 

@@ -16,6 +16,7 @@ and nobody takes what comes of it: no row of it reaches a sample and no token ca
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 
@@ -158,28 +159,29 @@ class Feed:
     def _packed(self, step_plan: StepPlan, work: ModuleWork, ranges: Sequence[TileRange], bad: Bad) -> torch.Tensor:
         """Arrays of some tiles side by side; zeros for those that cannot be had, which are noted in `bad`."""
         axis = self._family.towers[work.module].data_axis
-        media = [self._media(step_plan, work, r.item)[1] for r in ranges]
+        of_items = [(item, list(of)) for item, of in itertools.groupby(ranges, key=lambda r: r.item)]
+        media = [self._media(step_plan, work, item)[1] for item, _ in of_items]
         shapes = [self._family.array_shape(work.module, m.grid) for m in media]
-        each = [shape[axis] // num_parts(m) for shape, m in zip(shapes, media, strict=True)]
+        sizes = [shape[axis] // num_parts(m) for shape, m in zip(shapes, media, strict=True)]
+        ends = itertools.accumulate(
+            n * sum(r.end - r.first for r in of) for n, (_, of) in zip(sizes, of_items, strict=True)
+        )
         whole = list(shapes[0])
-        whole[axis] = sum(n * (r.end - r.first) for n, r in zip(each, ranges, strict=True))
+        *starts, whole[axis] = (0, *ends)
         data: torch.Tensor | None = None
-        taken: dict[int, torch.Tensor] = {}
-        start = 0
-        for r, m, shape, n in zip(ranges, media, shapes, each, strict=True):
+        for (item, of), m, shape, n, start in zip(of_items, media, shapes, sizes, starts, strict=True):
             self._activity.works(f"media {m.path}")
-            length = n * (r.end - r.first)
             try:
-                if r.item not in taken:
-                    taken[r.item] = torch.from_numpy(self._take(step_plan, work, r.item, shape))
-                array = taken[r.item].narrow(axis, n * r.first, length)
+                array = torch.from_numpy(self._take(step_plan, work, item, shape))
                 if data is None:  # bytes stay bytes, until they are on the device
                     dtype = array.dtype if array.dtype == torch.uint8 else self._dtype
                     data = torch.zeros(whole, dtype=dtype, pin_memory=self._pins)
-                data.narrow(axis, start, length).copy_(array)
+                for r in of:
+                    tiles = array.narrow(axis, n * r.first, n * (r.end - r.first))
+                    data.narrow(axis, start, tiles.shape[axis]).copy_(tiles)
+                    start += tiles.shape[axis]
             except MediaError as error:
-                bad[work.item_sample[r.item]] = (m.path, str(error))
-            start += length
+                bad[work.item_sample[item]] = (m.path, str(error))
         return torch.zeros(whole, dtype=self._dtype, pin_memory=self._pins) if data is None else data
 
     def _media(self, step_plan: StepPlan, work: ModuleWork, item: int) -> tuple[int, MediaItem]:

@@ -16,7 +16,15 @@ from dflop.parallel.topology import seats
 from dflop.records import LLM
 from dflop.train.feed import Feed
 from dflop.train.prefetch import MediaError
-from tests.train.synthetic import SyntheticSource, family, make_plan, make_shapes, make_step_plan, tiny_model
+from tests.train.synthetic import (
+    SyntheticSource,
+    family,
+    make_inline_plan,
+    make_plan,
+    make_shapes,
+    make_step_plan,
+    tiny_model,
+)
 
 PAD_IDS = (1, 2, 3)
 
@@ -170,3 +178,31 @@ def test_media_that_cannot_be_used_become_zeros_and_are_reported(change, reason)
         assert torch.equal(mine.data[changed], torch.zeros_like(mine.data[changed]))
         num_zeroed += int(changed.sum())
     assert num_zeroed == shapes[0].items[0].num_tokens
+
+
+class Counting(SyntheticSource):
+    """Notes which media are read; none can be decoded if `is_broken`."""
+
+    def __init__(self, shapes, *, is_broken: bool) -> None:
+        super().__init__(shapes)
+        self.read: list[tuple[int, int]] = []
+        self._is_broken = is_broken
+
+    def array(self, sample_index: int, item: int) -> np.ndarray:
+        self.read.append((sample_index, item))
+        return undecodable(None) if self._is_broken else super().array(sample_index, item)
+
+
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_media_of_which_a_rank_encodes_several_ranges_are_taken_once(is_broken):
+    plan = make_inline_plan([{"vision": 2, LLM: 4}], dp=1, cp=2, num_microbatches=1)
+    shapes = make_shapes(6, seed=11, kinds=("video",))
+    step_plan, num_ranges = make_step_plan(plan, shapes, step=0), []
+    for seat in seats(plan):
+        source = Counting(shapes, is_broken=is_broken)
+        feed = Feed(source, family(), plan, seat, {LLM: llm_stage()})
+        num_ranges.append(len(feed._dealt(step_plan, "vision", 0)[seat.cp_rank]))
+        prepared = feed.prepare(step_plan)
+        assert len(set(source.read)) == len(source.read)
+        assert num_ranges[-1] > len(source.read) > 0
+        assert len(prepared.bad_samples) == is_broken * len({sample for sample, _ in source.read})
