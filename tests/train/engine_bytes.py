@@ -26,7 +26,7 @@ from dflop.cost.analytic import analytic_cost_tables
 from dflop.cost.devices import H100
 from dflop.cost.model import CostModel
 from dflop.cost.towers import tables_for
-from dflop.models import load_family, loss_size, offload
+from dflop.models import attention, load_family, loss_size, offload
 from dflop.models.family import Family
 from dflop.models.media import MediaHeader
 from dflop.models.random_weights import build_model
@@ -42,6 +42,7 @@ from dflop.simulate.order import in_flight, num_stages_after
 from dflop.train.fsdp import sharded_modules
 from tests.profile.measuring import measure
 from tests.train import synthetic
+from tests.train.maskless import maskless
 from tests.train.rank import Rank
 from tests.train.ranks import run_ranks
 from tests.train.synthetic import SyntheticSource, assign, halves, make_inline_plan, make_plan, on_host, sharing
@@ -83,8 +84,8 @@ def split(layers: dict[str, tuple[int, ...]]) -> Plan:
     return make_plan(layers, num_microbatches=NUM_MICROBATCHES, of=family())
 
 
-def inline(stages: Sequence[dict[str, int]], *, dp: int, tp: int = 1) -> Plan:
-    return make_inline_plan(stages, dp=dp, tp=tp, num_microbatches=NUM_MICROBATCHES)
+def inline(stages: Sequence[dict[str, int]], *, dp: int, tp: int = 1, cp: int = 1) -> Plan:
+    return make_inline_plan(stages, dp=dp, tp=tp, cp=cp, num_microbatches=NUM_MICROBATCHES)
 
 
 def layouts() -> dict[str, Layout]:
@@ -115,6 +116,9 @@ def layouts() -> dict[str, Layout]:
         "inline pp 4, half on the host": half_on_host(inline(cut, dp=1)),
         "inline dp 4, half recomputed, half on the host": half_on_host(half_recomputed(inline([both], dp=4)).plan),
         "split pp 4, tied, recomputed": layout(split({LLM: (4, 1)}), is_tied=True, recompute=True),
+        "text cp 2 dp 2": layout(inline([{LLM: 4}], dp=2, cp=2)),
+        "text cp 4, FSDP2, recomputed": layout(inline([{LLM: 4}], dp=1, cp=4), shards=4, recompute=True),
+        "text pp 2 cp 2, half recomputed": half_recomputed(inline([{LLM: 2}, {LLM: 2}], dp=1, cp=2)),
         "split pp 4, ten chunks of loss tokens": layout(split({LLM: (4, 1)}), chunk_tokens=8),
     }
 
@@ -124,15 +128,10 @@ def family(*, is_tied: bool = False) -> Family:
     config = copy.deepcopy(synthetic.HF_CONFIG) | {"tie_word_embeddings": is_tied}
     config["vision_config"] |= {
         "depth": 4, "hidden_size": ENCODER_WIDTH, "intermediate_size": 2 * ENCODER_WIDTH, "out_hidden_size": WIDTH,
-        "num_heads": 6,
-        "fullatt_block_indexes": [0, 1, 2, 3],
+        "num_heads": 6, "fullatt_block_indexes": [0, 1, 2, 3],
     }  # fmt: skip
-    config["audio_config"] |= {
-        "d_model": ENCODER_WIDTH,
-        "encoder_ffn_dim": 4 * ENCODER_WIDTH,
-        "output_dim": WIDTH,
-        "encoder_attention_heads": 6,
-    }
+    config["audio_config"] |= {"d_model": ENCODER_WIDTH, "encoder_ffn_dim": 4 * ENCODER_WIDTH, "output_dim": WIDTH}
+    config["audio_config"]["encoder_attention_heads"] = 6
     config["text_config"] |= {
         "vocab_size": 1024, "hidden_size": WIDTH, "intermediate_size": 3 * WIDTH, "num_attention_heads": 4,
         "num_key_value_heads": 2, "tie_word_embeddings": is_tied,
@@ -143,12 +142,11 @@ def family(*, is_tied: bool = False) -> Family:
 
 def batch_of(plan: Plan) -> list[SampleShape]:
     """So many equal samples that each replica of the LLM has as many in each microbatch."""
-    kinds = [kind for kind, module in (("image", "vision"), ("audio", "audio")) if module in _names(plan)]
-    items = tuple(_item(kind) for kind in kinds)
-    num_text = 90
+    kinds = (("image", "vision"), ("audio", "audio"))
+    items = tuple(_item(kind) for kind, module in kinds if module in _names(plan))
     sample = SampleShape(
-        profile_key="", sample_index=0, sample_id="", num_text_tokens=num_text, num_supervised_tokens=40, items=items,
-        num_llm_tokens=num_text + sum(i.num_rows for i in items),
+        profile_key="", sample_index=0, sample_id="", num_text_tokens=90, num_supervised_tokens=40, items=items,
+        num_llm_tokens=90 + sum(i.num_rows for i in items),
     )  # fmt: skip
     return [replace(sample, sample_index=index) for index in range(NUM_MICROBATCHES * _per_microbatch(plan))]
 
@@ -158,7 +156,8 @@ def _names(plan: Plan) -> list[str]:
 
 
 def _per_microbatch(plan: Plan) -> int:
-    return SAMPLES_PER_MICROBATCH * max(m.parallel.dp for m in plan.modules)
+    of_group = 1 if plan.module(LLM).parallel.cp > 1 else SAMPLES_PER_MICROBATCH  # one, which is cut
+    return of_group * max(m.parallel.dp for m in plan.modules)
 
 
 def _item(kind: str) -> MediaItem:
@@ -211,9 +210,9 @@ def _stage_bytes(plan: Plan, cost: CostModel, spec: Any, stage: int, of: Layout)
         plan.num_microbatches * m.parallel.dp
     )
     found = stage_bytes(
-        spec, cost, np.array([m.layers_per_stage]), each, tp=m.parallel.tp, dp=np.array([m.parallel.dp]),
+        spec, cost, np.array([m.layers_per_stage]), each, tp=m.parallel.tp, cp=m.parallel.cp,
+        dp=np.array([m.parallel.dp]), shard_optimizer=np.array([m.shard_optimizer]), shards=m.parameter_shards,
         recompute=np.array([m.recomputed]) if m.recomputed else m.recompute, offloaded=np.array([m.offloaded or 0]),
-        shard_optimizer=np.array([m.shard_optimizer]), shards=m.parameter_shards,
     )  # fmt: skip
     return StageBytes(*(getattr(found, name)[:, stage : stage + 1] for name in StageBytes.__slots__))
 
@@ -229,6 +228,7 @@ def _in_chunks(find: Callable[[Layout], Any], of: Layout) -> Any:
         patch.object(offload, "LEAST_BYTES", 1 << 10),
         patch.object(offload, "host_like", _host_like),
         patch.object(memory, "NUM_WAITING", 0),  # a CPU's copies are there at once
+        patch.object(attention.F, "scaled_dot_product_attention", maskless),
         patch.object(tokens, "_all_gather", _settled(tokens._all_gather)),
         patch.object(tokens, "_reduce_scatter", _settled(tokens._reduce_scatter)),
     ):
