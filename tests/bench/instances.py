@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from dflop.compare.suite.mixtures import HEAVY, draw_batches
+from dflop.compare.suite.mixtures import HEAVY, Mixture, Source, draw_batches
 from dflop.data.size_table import read_sizes
 from dflop.models.family import Family
 from dflop.records import MediaItem, SampleShape
@@ -20,6 +20,7 @@ from tests.gpu.drawn import place
 SMALL_SHARES = {"text": 0.3, "image": 0.5, "video": 0.2}
 MIN_SMALL_TOKENS, MAX_SMALL_TOKENS, GENERATED_TEXT_FRAC = 8, 256, 0.125
 SIDE_FRAC, S_PER_FRAME = 0.25, 8.0
+MAX_TAIL_TOKENS, TAIL_TEXT_FRAC = 2048, 0.25
 UNCUT_TOKENS, MAX_GENERATED_TOKENS = 1 << 30, 32_768
 
 
@@ -99,6 +100,34 @@ def small_batch(
         )
         text_frac = GENERATED_TEXT_FRAC
     return [_small(family, shape, index, text_frac) for index, shape in enumerate(drawn, first_index)]
+
+
+def small_texts(
+    family: Family, num_samples: int, seed: int, sizes: Path | None, first_index: int = 0
+) -> list[SampleShape]:
+    """Texts whose lengths keep their tail: real ones a quarter as long, generated ones an eighth."""
+    if sizes:
+        drawn, frac = real_batch(family, {"text": 1.0}, num_samples, UNCUT_TOKENS, (seed,), sizes), TAIL_TEXT_FRAC
+    else:
+        texts = Mixture("texts", (Source(1, "text", 700, 1.0),))
+        (drawn,) = draw_batches(
+            family, texts, max_llm_tokens=UNCUT_TOKENS, global_batch_size=num_samples, num_batches=1, seed=seed
+        )
+        frac = GENERATED_TEXT_FRAC
+    found = []
+    for index, shape in enumerate(drawn, first_index):
+        n = min(max(round(shape.num_text_tokens * frac), MIN_SMALL_TOKENS), MAX_TAIL_TOKENS)
+        num_supervised = min(max(1, round(n * shape.num_supervised_tokens / shape.num_text_tokens)), n - 1)
+        found.append(SampleShape("bench", index, str(index), n, num_supervised, n, ()))
+    return found
+
+
+def small_media(
+    family: Family, num_samples: int, seed: int, sizes: Path | None, first_index: int = 0
+) -> list[SampleShape]:
+    """Of small samples those with pictures or videos; four are drawn for one, so indices have gaps."""
+    drawn = small_batch(family, 4 * num_samples, seed, sizes, first_index=4 * first_index)
+    return [shape for shape in drawn if shape.items][:num_samples]
 
 
 def _small(family: Family, shape: SampleShape, index: int, text_frac: float) -> SampleShape:

@@ -84,6 +84,10 @@ PARTS = (
         "verdicts", "what dflop sampler estimate says, beside real steps", "tests.bench.verdicts", 2.0,
         ("--rounds", "2"), ("--rounds", "1"), 1.0,
     ),
+    Part(
+        "context", "ranks that share samples beside ranks that pack them", "tests.bench.context", 2.5, (),
+        ("--rounds", "1"), 1.5, SIZES,
+    ),
     Part("correct", "corrections under known truths, simulated", "tests.bench.correct", 2.0),
     Part(
         "endtoend", "whole trainings, dflop against baselines", "tests.bench.endtoend", 60.0, ("--full",), (),

@@ -212,7 +212,7 @@ class EngineRank(Rank):
 
     def gradient(self, index: int) -> torch.Tensor:
         """The reduced gradient of one step, flat; nothing is updated."""
-        self.reduce(self._passes(index))
+        self.reduce(self.passes(index))
         gradients = [p.grad for p in self.optimizer.parameters.values() if p.grad is not None]
         flat = torch.cat([g.reshape(-1) for g in gradients]).clone()
         self.reducer.zero()
@@ -220,11 +220,12 @@ class EngineRank(Rank):
 
     def train(self, index: int) -> float:
         """Trains one step without the loop around it; this process's share of the loss."""
-        trace = self._passes(index)
+        trace = self.passes(index)
         self.update(trace, LEARNING_RATE, MAX_GRAD_NORM)
         return trace.loss
 
-    def _passes(self, index: int) -> StepTrace:
+    def passes(self, index: int) -> StepTrace:
+        """Forward and backward of one step."""
         return self.run(self._prepared[index].microbatches, self._batches[index])
 
 
