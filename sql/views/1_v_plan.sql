@@ -44,7 +44,8 @@ layout as (
             end
             || case
                 when place.parameter_shards = 1 then case when place.shard_optimizer then ' ZeRO-1' else '' end
-                when place.parameter_shards < place.parallel.dp * place.parallel.cp then ' HSDP' || place.parameter_shards
+                when place.parameter_shards < place.parallel.dp * place.parallel.cp
+                    then ' HSDP' || place.parameter_shards
                 else ' FSDP2'
             end,
             ' | ' order by place.first_rank
