@@ -26,6 +26,8 @@ SLACK = 1.6
 """Times the largest microbatch of an even cut: with no room for larger ones the scheduler has no choice left."""
 EIGHTHS = 8
 """Of a stage's layers."""
+MAX_COST_GROWTH = 1.0
+"""Beyond it cuts hardly move any more."""
 MAX_GROWTH = 2.0**40
 """Times what a plan is charged with: a cap this high is none."""
 
@@ -128,7 +130,8 @@ def inline_draft(
 def cost_growth(problem: Problem, num_microbatches: int, parallel: ParallelSpec, recomputed_frac: float) -> float:
     """By how much a token of the LLM costs more for each one before it in its sample, relative to the first.
 
-    At the typical load of a rank, without messages. A token adds twice its place to the squares of its sample.
+    At the typical load of a rank, without messages. A token adds twice its place to the squares of its sample. Small
+    loads may take as long as twice as many tokens: then each costs its share.
     """
     if parallel.cp == 1:
         return 0.0
@@ -144,8 +147,9 @@ def cost_growth(problem: Problem, num_microbatches: int, parallel: ParallelSpec,
         recompute=recomputed_frac,
     )
     once_s, more_tokens_s, more_squares_s = (forward_s + backward_s).tolist()
-    found: float = 2 * (more_squares_s - once_s) / squares / ((more_tokens_s - once_s) / tokens)
-    return found
+    token_s = max(more_tokens_s - once_s, 0.0) or once_s
+    found = 2 * (more_squares_s - once_s) / squares * tokens / token_s if token_s > 0 and squares > 0 else 0.0
+    return min(max(found, 0.0), MAX_COST_GROWTH)
 
 
 def fits(problem: Problem, plan: Plan) -> bool:

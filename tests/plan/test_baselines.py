@@ -147,5 +147,5 @@ def test_default_plan_has_no_more_replicas_than_samples():
 
 def test_an_expert_of_megatron_has_none_of_our_context_parallelism():
     task = baseline_problem(cps=(2,))
-    assert plan_problem(task)[0].module(LLM).parallel.cp == 2
+    assert any(plan.module(LLM).parallel.cp == 2 for plan in plan_problem(task))
     assert expert_plan(task).plan.module(LLM).parallel.cp == 1

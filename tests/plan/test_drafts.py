@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from dflop.cost.link_costs import ALL_REDUCE
+from dflop.cost.model import CostModel
 from dflop.models.loss_size import loss_peak_bytes
 from dflop.plan import sync
 from dflop.plan.candidates import Candidate
@@ -12,6 +13,7 @@ from dflop.plan.drafts import (
     SLACK,
     chain_peaks,
     charged,
+    cost_growth,
     fits,
     inline_draft,
     largest_loads,
@@ -19,7 +21,7 @@ from dflop.plan.drafts import (
     with_less_recomputed,
 )
 from dflop.plan.space import Problem
-from dflop.records import LLM, ParallelSpec, Plan
+from dflop.records import LLM, CostTerms, ParallelSpec, Plan
 from dflop.simulate.pieces import cut
 from tests.builders import make_link, make_sample
 from tests.plan.problems import make_problem
@@ -114,6 +116,18 @@ def test_pieces_of_a_long_sample_cost_the_same():
     assert seconds.max() / seconds.min() == pytest.approx(1, abs=0.002)
     assert tokens[0] > 1.2 * tokens[-1]
     assert inline(problem).module(LLM).cost_growth == 0
+
+
+@pytest.mark.parametrize("per_token_s", [0.0, 1e-30])
+def test_where_tokens_cost_nothing_pieces_are_cut_all_the_same(per_token_s):
+    """Small loads may take as long as large ones; what ranks cut by must be a number even then."""
+    problem = make_problem()
+    terms = CostTerms(1e-3, per_token_s, 1e-9, 0.0, 0.0, 0.0)
+    table = dataclasses.replace(problem.cost.table(LLM), forward_s=terms, backward_s=terms)
+    problem = dataclasses.replace(problem, cost=CostModel([table], specs=problem.specs, extrapolate=True))
+    growth = cost_growth(problem, 1, ParallelSpec(1, 1, 1, 4), 0.0)
+    assert 0 < growth <= 1
+    assert sum(np.diff((0, *cut([800], 4, growth)))) == 800
 
 
 def test_a_rank_may_have_a_tile_more_than_its_part_of_the_media():
