@@ -254,10 +254,10 @@ def _of_modules(
 
 def _content(module: ModulePlan) -> dict[str, Any]:
     """What tells a module's part of a plan from others; of plans without context parallelism as it always was."""
-    told = to_dict(module)
+    content = to_dict(module)
     if module.parallel.cp == 1:
-        del told["parallel"]["cp"], told["cost_growth"]
-    return told
+        del content["parallel"]["cp"], content["cost_growth"]
+    return content
 
 
 def _with_memory(problem: Problem, plan: Plan, *, with_caps: bool) -> tuple[ModulePlan, ...]:

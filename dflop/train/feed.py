@@ -140,8 +140,8 @@ class Feed:
     def _dealt(self, step_plan: StepPlan, module: str, k: int) -> tuple[tuple[TileRange, ...], ...]:
         """Per context-parallel rank what it encodes."""
         work = step_plan.of(module)
-        media = lambda item: self._media(step_plan, work, item)[1]  # noqa: E731  # of no use elsewhere
-        return dealt(self._plan, step_plan, module, k, self._seat.dp_rank, media)
+        of = self._plan, step_plan, module, k, self._seat.dp_rank
+        return dealt(*of, lambda item: self._media(step_plan, work, item)[1])
 
     def _range_size(self, media: MediaItem, of: TileRange) -> tuple[int, ...]:
         """`Family.item_size` of some tiles or frames of an item."""

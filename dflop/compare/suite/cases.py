@@ -116,7 +116,7 @@ def make_setting(
         batches=planned,
         global_batch_size=global_batch_size,
         snapshot_seq=0,
-        space=space or SearchSpace(cps=None),
+        space=space or SearchSpace(),
     )
     unseen = batches(num_batches=num_unseen, seed=UNSEEN_SEED + NUM_SEEDS * draw)
     workload = Workload(specs, (), unseen, problem.cluster.num_processes, device.peak_bf16_flops, global_batch_size)

@@ -74,9 +74,9 @@ def _told(contests: Sequence[Contest]) -> tuple[str, tuple[tuple[str, str, str],
         if uniform:
             parts.append(f"{mean} as fast as the best uniform plan in arrival order that fits")
         if parts:
-            told = ", and ".join(parts)
+            gains = ", and ".join(parts)
             sentences.append(
-                f"On data `{mixture}` dflop is {told}. With every GPU busy all the time that would be {bound}."
+                f"On data `{mixture}` dflop is {gains}. With every GPU busy all the time that would be {bound}."
             )
         if len(uniform) < len(of):
             none = " and ".join(c.setting.name for c in of if c.baseline not in UNIFORM)

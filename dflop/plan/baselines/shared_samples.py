@@ -40,20 +40,14 @@ class Sharing:
 def _all_to_alls_s(spec: ModuleSpec, table: CostTable, num_ranks: int, links: LinkModel) -> tuple[float, float]:
     """Each moves what half an all-reduce of the same buffer does."""
     held_bytes = bytes_per_value(table.dtype) * spec.query_width / (table.tp * num_ranks)
-    latency_s, token_s = _line(links, ALL_REDUCE, held_bytes / 2, num_ranks)
-    return NUM_ALL_TO_ALLS * latency_s, NUM_ALL_TO_ALLS * token_s
+    latency_s, s_per_byte = links.line(ALL_REDUCE, num_ranks, 1)
+    return NUM_ALL_TO_ALLS * latency_s, NUM_ALL_TO_ALLS * s_per_byte * held_bytes / 2
 
 
 def _ring_s(spec: ModuleSpec, table: CostTable, num_ranks: int, links: LinkModel) -> tuple[float, float]:
     held_bytes = bytes_per_value(table.dtype) * 2 * spec.key_width / (table.tp * num_ranks)
-    latency_s, token_s = _line(links, P2P, held_bytes, 2)
-    return (num_ranks - 1) * latency_s, (num_ranks - 1) * token_s
-
-
-def _line(links: LinkModel, op: str, num_bytes: float, num_ranks: int) -> tuple[float, float]:
-    """(latency, seconds that so many bytes add) of a message on one node: a link's cost is a line."""
-    latency_s = links.seconds(op, 1e-9, num_ranks, 1)
-    return latency_s, links.seconds(op, num_bytes, num_ranks, 1) - latency_s
+    latency_s, s_per_byte = links.line(P2P, 2, 1)
+    return (num_ranks - 1) * latency_s, (num_ranks - 1) * s_per_byte * held_bytes
 
 
 SEQUENCE = Sharing("sp", _all_to_alls_s, 1)
