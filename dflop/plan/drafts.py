@@ -253,8 +253,10 @@ def _of_modules(
 
 
 def _content(module: ModulePlan) -> dict[str, Any]:
-    """What tells a module's part of a plan from others; of plans without context parallelism as it always was."""
+    """What tells a module's part of a plan from others; of plans without what is newer as it always was."""
     content = to_dict(module)
+    if not module.recompute_tokens:
+        del content["recompute_tokens"]
     if module.parallel.cp == 1:
         del content["parallel"]["cp"], content["cost_growth"]
     return content

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from dflop.records.costs import ParallelSpec
 from dflop.records.samples import LLM
@@ -43,24 +44,41 @@ class ModulePlan:
     cost_growth: float = 0.0
     """By how much a token costs more for each token before it in its sample, relative to the first: context-parallel
     ranks cut their line of samples where the cost is equal. 0 without them."""
+    recompute_tokens: tuple[tuple[int, ...], ...] = ()
+    """Of each stage of the LLM, ascending tokens of a microbatch of one group of `cp`: above each of them one more of
+    the stage's first layers runs again. Empty: the same layers in every microbatch; otherwise `recomputed` is empty."""
+
+    def num_rerun(self, stage: int, num_tokens: Any) -> Any:
+        """Of a stage's first layers, how many run again in the backward pass of a microbatch.
+
+        Args:
+            stage: Of the module.
+            num_tokens: Of the microbatch of one group of `cp`, all its ranks together: a number or an array of them.
+        """
+        if not self.recompute_tokens:
+            return self.num_recomputed[stage]
+        return sum(num_tokens > limit for limit in self.recompute_tokens[stage])
 
     def recomputed_frac(self, stage: int | None = None) -> float:
-        """Share of a stage's layers that run again in the backward pass; without one, of all layers."""
-        if not self.recomputed:
+        """Share of a stage's layers that run again in the backward pass, at most; without one, of all layers."""
+        if not (self.recomputed or self.recompute_tokens):
             return float(self.recompute)
         stages = slice(None) if stage is None else slice(stage, stage + 1)
-        return sum(self.recomputed[stages]) / max(1, sum(self.layers_per_stage[stages]))
+        return sum(self.num_recomputed[stages]) / max(1, sum(self.layers_per_stage[stages]))
 
     @property
     def num_recomputed(self) -> tuple[int, ...]:
-        """Of each stage, how many layers run again in the backward pass."""
+        """Of each stage, how many layers run again in the backward pass, at most."""
+        if self.recompute_tokens:
+            return tuple(map(len, self.recompute_tokens))
         return self.recomputed or tuple(n * self.recompute for n in self.layers_per_stage)
 
     @property
     def recomputation(self) -> str:
         """What runs again in the backward pass, in words; empty where nothing."""
-        if self.recomputed:
-            return f"recompute {sum(self.recomputed)}/{sum(self.layers_per_stage)}"
+        if self.recomputed or self.recompute_tokens:
+            most = "up to " * bool(self.recompute_tokens)
+            return f"recompute {most}{sum(self.num_recomputed)}/{sum(self.layers_per_stage)}"
         return "recompute" if self.recompute else ""
 
     @property

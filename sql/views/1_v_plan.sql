@@ -35,6 +35,12 @@ layout as (
             || format(' pp{} dp{}', place.parallel.pp, place.parallel.dp)
             || case
                 when not place.recompute then ''
+                when len(place.recompute_tokens) > 0
+                    then format(
+                        ' recompute up to {}/{}',
+                        list_sum([len(limits) for limits in place.recompute_tokens]),
+                        list_sum(place.layers_per_stage)
+                    )
                 when len(place.recomputed) = 0 then ' recompute'
                 else format(' recompute {}/{}', list_sum(place.recomputed), list_sum(place.layers_per_stage))
             end

@@ -23,7 +23,7 @@ from tests.store.spooled import read_spool
 
 WAYS = (
     "recompute", "shard_optimizer", "max_tokens", "recomputed", "offloaded", "parameter_shards", "gather_s",
-    "scatter_s",
+    "scatter_s", "cost_growth", "recompute_tokens",
 )  # fmt: skip
 
 

@@ -88,6 +88,7 @@ def _module(module: ModulePlan) -> dict[str, Any]:
         "zero1": module.shard_optimizer,
         "max_tokens": module.max_tokens or None,
         "cost_growth": module.cost_growth,
+        "recompute_tokens": [list(limits) for limits in module.recompute_tokens],
         "stages": [_stage(module, stage) for stage in range(p.pp)],
     }
 
@@ -142,6 +143,7 @@ def _read_module(entry: dict[str, Any]) -> ModulePlan:
         scatter_s=tuple(_float(s) for s in entry.get("scatter_s", ())),
         max_tokens=int(entry["max_tokens"] or 0),
         cost_growth=_float(entry.get("cost_growth", 0.0)),
+        recompute_tokens=tuple(tuple(map(int, limits)) for limits in entry.get("recompute_tokens", ())),
     )
     where = f"plan document, module `{module.module}`"
     p = module.parallel

@@ -2,6 +2,7 @@ import dataclasses
 import json
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,6 +13,18 @@ from dflop.records import LLM
 from tests.plan.emit.plans import CLUSTER, inline_plans, module, split, split_plans
 
 STEPS = ("formula_step_s", "predicted_step_s", "baseline_step_s", "sync_s", "uniform_step_s")
+
+
+def test_layers_run_again_above_their_limits():
+    plain = module(LLM, 1, 3, 1, layers_per_stage=(3, 5, 4), recompute=True)
+    assert [plain.num_rerun(stage, 9) for stage in range(3)] == [3, 5, 4]
+    limited = dataclasses.replace(plain, recompute_tokens=((4, 4, 9), (), (7,)))
+    tokens = np.array([4, 5, 9, 10])
+    assert [np.broadcast_to(limited.num_rerun(s, tokens), 4).tolist() for s in range(3)] == [
+        [0, 2, 2, 3], [0, 0, 0, 0], [0, 0, 1, 1],
+    ]  # fmt: skip
+    plan = split(limited)
+    assert read_plan(emit_json(plan, CLUSTER)).modules == plan.modules
 
 
 def refuse(name: str) -> None:
