@@ -23,6 +23,7 @@ SHOWN = (
     ("data", XEON, "tests.bench.data"), ("suite", EPYC, "tests.bench.suite"), ("correct", EPYC, "tests.bench.correct"),
     ("trainer", EPYC, "tests.bench.trainer"), ("verdicts", EPYC, "tests.bench.verdicts"),
     ("endtoend", EPYC, "tests.bench.endtoend"), ("context", EPYC, "tests.bench.context"),
+    ("balance", EPYC, "tests.bench.balance"),
     ("chaos", EPYC, "tests.chaos.page"), ("chaos-slurm", EPYC, "tests.chaos.page"), ("fuzz", EPYC, "tests.fuzz.page"),
 )  # fmt: skip
 """(part, machine whose newest result is shown, module with `tables(content)`: Markdown by name)."""

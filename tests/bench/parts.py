@@ -84,6 +84,7 @@ PARTS = (
         "verdicts", "what dflop sampler estimate says, beside real steps", "tests.bench.verdicts", 2.0,
         ("--rounds", "2"), ("--rounds", "1"), 1.0,
     ),
+    Part("balance", "how evenly batches are dealt out, beside Karmarkar-Karp", "tests.bench.balance", 0.3),
     Part(
         "context", "ranks that share samples beside ranks that pack them", "tests.bench.context", 2.5, (),
         ("--rounds", "1"), 1.5, SIZES,
