@@ -27,6 +27,7 @@ from dflop.records import (
     Plan,
     RankFactor,
     SampleShape,
+    layout_of,
 )  # fmt: skip
 
 KINDS = {"vision": "image", "audio": "audio"}
@@ -197,7 +198,7 @@ def make_plan(
         layers = spread_layers(4, pp, best_last_stage(4, pp, 1.0, 0.5))
         modules.append(ModulePlan(module, parallel, first_rank, layers, (0,) * pp))
         first_rank += parallel.num_processes
-    return _plan("split", modules, num_microbatches, global_batch_size)
+    return _plan(modules, num_microbatches, global_batch_size)
 
 
 def make_inline_plan(
@@ -211,11 +212,21 @@ def make_inline_plan(
         ModulePlan(module, ParallelSpec(tp, pp, dp, cp), 0, tuple(int(np.sum(s == i)) for s in stages), (0,) * pp)
         for i, module in enumerate(modules)
     ]
-    return _plan("inline", places, num_microbatches, global_batch_size)
+    return _plan(places, num_microbatches, global_batch_size)
 
 
-def _plan(layout: str, modules: Sequence[ModulePlan], num_microbatches: int, global_batch_size: int) -> Plan:
+def _plan(modules: Sequence[ModulePlan], num_microbatches: int, global_batch_size: int) -> Plan:
     seconds = (0.0,) * 5
     return Plan(
-        "plan", "run", 0, layout, tuple(modules), num_microbatches, global_batch_size, *seconds, (), 0, reason=""
+        "plan",
+        "run",
+        0,
+        layout_of(modules),
+        tuple(modules),
+        num_microbatches,
+        global_batch_size,
+        *seconds,
+        (),
+        0,
+        reason="",
     )

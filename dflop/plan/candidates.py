@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from dflop.cost.model import CostModel
 from dflop.errors import CostError, InfeasiblePlanError
+from dflop.plan.grid_choice import GridChoice
 from dflop.plan.space import Problem
 from dflop.records import LLM, ModuleSpec, ParallelSpec
 from dflop.schedule.items import Ints
@@ -22,20 +23,9 @@ MAX_PP = 16
 """Deepest pipeline that is tried, of one module or an inline chain: by then bubbles have outgrown the rest."""
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """One way to lay out one module."""
-
-    parallel: ParallelSpec
-    layers_per_stage: tuple[int, ...]
-    recompute: bool = False
-    shard_optimizer: bool = False
-    parameter_shards: int = 1
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidates:
-    """C ways to lay out one module, as arrays `[C]`; indexing gives a `Candidate`."""
+    """C ways to lay out one module, as arrays `[C]`; indexing gives a `GridChoice`."""
 
     spec: ModuleSpec
     tp: Ints
@@ -51,13 +41,14 @@ class Candidates:
     def __len__(self) -> int:
         return len(self.tp)
 
-    def __getitem__(self, index: int) -> Candidate:
-        return Candidate(
+    def __getitem__(self, index: int) -> GridChoice:
+        layers = spread_layers(self.spec.num_layers, int(self.pp[index]), int(self.last[index]))
+        return GridChoice.of(
             ParallelSpec(int(self.tp[index]), int(self.pp[index]), int(self.dp[index])),
-            spread_layers(self.spec.num_layers, int(self.pp[index]), int(self.last[index])),
-            bool(self.recompute[index]),
-            bool(self.shard_optimizer[index]),
-            int(self.shards[index]),
+            {self.spec.module: layers},
+            recompute=bool(self.recompute[index]),
+            shard_optimizer=bool(self.shard_optimizer[index]),
+            parameter_shards=int(self.shards[index]),
         )
 
     def select(self, which: Ints | Bools) -> Candidates:

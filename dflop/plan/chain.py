@@ -16,7 +16,7 @@ import numpy as np
 
 from dflop.cost.model import CostModel, Floats
 from dflop.plan.candidates import MAX_PP, Bools, layer_and_edge_seconds, nearest_power, recompute_ways, shard_choices
-from dflop.plan.chain_choice import ChainChoice, chain_choices
+from dflop.plan.grid_choice import GridChoice, grid_choices
 from dflop.plan.lock_step import together_s
 from dflop.plan.memory import NUM_WAITING, StageBytes, layer_bytes, stage_bytes
 from dflop.plan.offload import offloaded_layers
@@ -129,7 +129,7 @@ class Chain:
 
     def choices(
         self, pp: int, kind: int = 0, *, without: Collection[int] = (), limit_s: float = math.inf
-    ) -> tuple[list[ChainChoice], ChainChoice | None]:
+    ) -> tuple[list[GridChoice], GridChoice | None]:
         """Chains of `pp` stages cut by time.
 
         Args:
@@ -178,7 +178,7 @@ class Chain:
         roomy = self._choices(*of_some, self._formula_s(*of_some))
         return [*itertools.compress(found, fit), *roomy], uneven
 
-    def within_memory(self, choice: ChainChoice) -> ChainChoice | None:
+    def within_memory(self, choice: GridChoice) -> GridChoice | None:
         """The fastest cuts of a chain of which every stage fits; None when there are none."""
         pp, dp, shards = choice.parallel.pp, np.array([choice.parallel.dp]), np.array([choice.parameter_shards])
         whole = self.unit_layers.sum(axis=1)[:, np.newaxis, np.newaxis]
@@ -286,8 +286,10 @@ class Chain:
         found[-1] = offloaded_layers(self.problem, *of_llm, num, depth, tp=tp, cp=cp, dp=dp)
         return found
 
-    def _choices(self, layers: Ints, again: Ints, dp: Ints, shards: Ints, step_s: Floats) -> list[ChainChoice]:
-        return chain_choices(self.specs, self.tp, self.cp, layers, again, dp, shards, step_s)
+    def _choices(self, layers: Ints, again: Ints, dp: Ints, shards: Ints, step_s: Floats) -> list[GridChoice]:
+        sharing = self.problem.space.shard_optimizer
+        made = layers, again, dp, shards, step_s
+        return grid_choices(self.specs, self.tp, self.cp, *made, shard_optimizer=sharing)
 
     def _layers(self, cuts: Sequence[Cuts]) -> Ints:
         """`[modules, C, pp]` layers per stage of C cuts."""

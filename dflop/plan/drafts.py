@@ -8,18 +8,19 @@ import hashlib
 import json
 import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from dflop.cost.model import Floats
-from dflop.plan.candidates import Candidate, recompute_ways
+from dflop.plan.candidates import recompute_ways
+from dflop.plan.grid_choice import GridChoice
 from dflop.plan.memory import stage_bytes
 from dflop.plan.offload import with_host
 from dflop.plan.space import Problem
 from dflop.plan.sync import plan_sync_s, with_gathers
-from dflop.records import LLM, ClusterSpec, ModulePlan, ParallelSpec, Plan, to_dict
+from dflop.records import LLM, ClusterSpec, ModulePlan, ParallelSpec, Plan, layout_of, to_dict
 from dflop.simulate.order import in_flight, num_stages_after
 
 SLACK = 1.6
@@ -32,23 +33,51 @@ MAX_GROWTH = 2.0**40
 """Times what a plan is charged with: a cap this high is none."""
 
 
-def split_draft(problem: Problem, num_microbatches: int, layout: Mapping[str, Candidate], formula_s: float) -> Plan:
-    """Plan in which every module has ranks of its own."""
-    first_ranks = place({name: c.parallel for name, c in layout.items()}, problem)
-    modules = tuple(
-        ModulePlan(
-            module=spec.module,
-            parallel=layout[spec.module].parallel,
-            first_rank=first_ranks[spec.module],
-            layers_per_stage=layout[spec.module].layers_per_stage,
-            stage_memory_bytes=(),
-            recompute=layout[spec.module].recompute,
-            shard_optimizer=layout[spec.module].shard_optimizer,
-            parameter_shards=layout[spec.module].parameter_shards,
-        )
-        for spec in problem.specs
+def draft(
+    problem: Problem,
+    num_microbatches: int,
+    grids: Sequence[GridChoice],
+    formula_s: float,
+    *,
+    with_caps: bool = True,
+) -> Plan:
+    """Plan of grids that hold every module once.
+
+    Args:
+        problem: What to plan for.
+        num_microbatches: Per step.
+        grids: In any order.
+        formula_s: Of the planning formula.
+        with_caps: Whether token caps are what memory holds, or for now those of the loads it is charged with.
+    """
+    names = [spec.module for spec in problem.specs]
+    ordered = sorted(grids, key=lambda grid: max(map(names.index, grid.layers)))
+    placed = zip(ordered, place([grid.parallel for grid in ordered], problem), strict=True)
+    modules = {
+        name: _module_plan(problem, num_microbatches, name, grid, first_rank)
+        for grid, first_rank in placed
+        for name in grid.layers
+    }
+    return _draft(problem, tuple(modules[name] for name in names), num_microbatches, formula_s, with_caps)
+
+
+def _module_plan(problem: Problem, num_microbatches: int, module: str, grid: GridChoice, first_rank: int) -> ModulePlan:
+    again, growth = grid.recomputed[module], 0.0
+    if module == LLM:
+        recomputed_frac = sum(again) / sum(grid.layers[module])
+        growth = cost_growth(problem, num_microbatches, grid.parallel, recomputed_frac)
+    return ModulePlan(
+        module=module,
+        parallel=grid.parallel,
+        first_rank=first_rank,
+        layers_per_stage=grid.layers[module],
+        stage_memory_bytes=(),
+        recompute=any(again),
+        shard_optimizer=grid.shard_optimizer,
+        recomputed=again if any(again) and again != grid.layers[module] else (),
+        parameter_shards=grid.parameter_shards,
+        cost_growth=growth,
     )
-    return _draft(problem, "split", modules, num_microbatches, formula_s)
 
 
 def with_less_recomputed(problem: Problem, plan: Plan) -> Plan | None:
@@ -75,56 +104,8 @@ def with_less_recomputed(problem: Problem, plan: Plan) -> Plan | None:
         modules.append(m if again == m.layers_per_stage else recomputing(m, again))
     if tuple(modules) == plan.modules:
         return None
-    found = _draft(problem, "split", tuple(modules), plan.num_microbatches, plan.formula_step_s)
+    found = _draft(problem, tuple(modules), plan.num_microbatches, plan.formula_step_s)
     return found if fits(problem, found) else None
-
-
-def inline_draft(
-    problem: Problem,
-    num_microbatches: int,
-    parallel: ParallelSpec,
-    layers: Mapping[str, tuple[int, ...]],
-    *,
-    recompute: bool | Mapping[str, tuple[int, ...]],
-    shard_optimizer: bool,
-    formula_s: float,
-    parameter_shards: int = 1,
-    with_caps: bool = True,
-) -> Plan:
-    """Plan in which one chain of stages holds all modules.
-
-    Args:
-        problem: What to plan for.
-        num_microbatches: Per step.
-        parallel: The grid.
-        layers: Of every module per stage.
-        recompute: Whether all layers run again in the backward pass, or how many per module and stage.
-        shard_optimizer: Whether replicas share out the optimizer's states.
-        formula_s: Of the planning formula.
-        parameter_shards: Replicas that share out parameters.
-        with_caps: Whether token caps are what memory holds, or for now those of the loads it is charged with.
-    """
-    modules = []
-    for spec in problem.specs:
-        own = layers[spec.module]
-        again = tuple(n * recompute for n in own) if isinstance(recompute, bool) else recompute[spec.module]
-        some = again if any(again) and again != own else ()
-        growth = cost_growth(problem, num_microbatches, parallel, sum(again) / sum(own))
-        modules.append(
-            ModulePlan(
-                module=spec.module,
-                parallel=parallel,
-                first_rank=0,
-                layers_per_stage=own,
-                stage_memory_bytes=(),
-                recompute=any(again),
-                shard_optimizer=shard_optimizer,
-                recomputed=some,
-                parameter_shards=parameter_shards,
-                cost_growth=growth if spec.module == LLM else 0.0,
-            )
-        )
-    return _draft(problem, "inline", tuple(modules), num_microbatches, formula_s, with_caps)
 
 
 def cost_growth(problem: Problem, num_microbatches: int, parallel: ParallelSpec, recomputed_frac: float) -> float:
@@ -171,22 +152,23 @@ def charged(problem: Problem, plan: Plan) -> Plan:
     return dataclasses.replace(plan, modules=_with_memory(problem, plan, with_caps=True))
 
 
-def place(parallel: Mapping[str, ParallelSpec], problem: Problem) -> dict[str, int]:
-    """First rank of every module, one behind the other.
+def place(parallel: Sequence[ParallelSpec], problem: Problem) -> list[int]:
+    """First rank of every grid, one behind the other.
 
-    Encoders come first. Where that would lay a tensor-parallel group across two nodes, modules of a higher tp come
-    first: behind them, groups of a lower one begin where they should.
+    Encoders come first. Where that would lay a tensor-parallel group across two nodes, grids of a higher tp come first:
+    behind them, groups of a lower one begin where they should.
     """
-    names = [s.module for s in problem.specs]
-    first_ranks = _in_order(names, parallel)
-    if any(_crosses_nodes(first_ranks[n], parallel[n], problem.cluster) for n in names):
-        return _in_order(sorted(names, key=lambda n: -parallel[n].tp), parallel)
+    order: Sequence[int] = range(len(parallel))
+    first_ranks = _in_order(order, parallel)
+    if any(_crosses_nodes(*placed, problem.cluster) for placed in zip(first_ranks, parallel, strict=True)):
+        return _in_order(sorted(order, key=lambda k: -parallel[k].tp), parallel)
     return first_ranks
 
 
-def _in_order(names: Sequence[str], parallel: Mapping[str, ParallelSpec]) -> dict[str, int]:
-    ends = np.cumsum([parallel[name].num_processes for name in names]).tolist()
-    return dict(zip(names, [0, *ends], strict=False))
+def _in_order(order: Sequence[int], parallel: Sequence[ParallelSpec]) -> list[int]:
+    ends = np.cumsum([parallel[k].num_processes for k in order]).tolist()
+    first_ranks = dict(zip(order, [0, *ends], strict=False))
+    return [first_ranks[k] for k in range(len(parallel))]
 
 
 def _crosses_nodes(first_rank: int, parallel: ParallelSpec, cluster: ClusterSpec) -> bool:
@@ -197,7 +179,6 @@ def _crosses_nodes(first_rank: int, parallel: ParallelSpec, cluster: ClusterSpec
 
 def _draft(
     problem: Problem,
-    layout: str,
     modules: tuple[ModulePlan, ...],
     num_microbatches: int,
     formula_s: float,
@@ -206,21 +187,21 @@ def _draft(
     """With activations on the host, if that is so meant and what waits for its copy fits, too."""
     llm = with_host(problem, modules[-1], num_microbatches)
     if llm.offloaded:
-        plan = _of_modules(problem, layout, (*modules[:-1], llm), num_microbatches, formula_s, with_caps)
+        plan = _of_modules(problem, (*modules[:-1], llm), num_microbatches, formula_s, with_caps)
         if fits(problem, plan):
             return plan
-    return _of_modules(problem, layout, modules, num_microbatches, formula_s, with_caps)
+    return _of_modules(problem, modules, num_microbatches, formula_s, with_caps)
 
 
 def _of_modules(
     problem: Problem,
-    layout: str,
     modules: tuple[ModulePlan, ...],
     num_microbatches: int,
     formula_s: float,
     with_caps: bool = True,
 ) -> Plan:
     tables = [problem.cost.table(m.module, m.parallel.tp, m.recompute).table_id for m in modules]
+    layout = layout_of(modules)
     content = {
         "layout": layout,
         "modules": [_content(m) for m in modules],

@@ -22,7 +22,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from dflop.cost.model import Floats
-from dflop.plan.candidates import NUM_SHARD_CHOICES, Candidate, Candidates, layer_and_edge_seconds, module_candidates
+from dflop.plan.candidates import NUM_SHARD_CHOICES, Candidates, layer_and_edge_seconds, module_candidates
+from dflop.plan.grid_choice import GridChoice
 from dflop.plan.memory import candidate_bytes, max_stages_beyond
 from dflop.plan.space import Problem
 from dflop.plan.sync import candidate_sync_s
@@ -104,9 +105,9 @@ class FormulaTable:
         modules = tuple(m.select(of) for m, of in zip(self.modules, rows, strict=True))
         return FormulaTable(self.num_microbatches, self.num_processes, modules)
 
-    def layout(self, choice: Sequence[int]) -> dict[str, Candidate]:
-        """The candidates of a choice, by module."""
-        return {m.module: m.candidates[c] for m, c in zip(self.modules, choice, strict=True)}
+    def grids(self, choice: Sequence[int]) -> list[GridChoice]:
+        """The candidates of a choice."""
+        return [m.candidates[c] for m, c in zip(self.modules, choice, strict=True)]
 
 
 def formula_table(problem: Problem, num_microbatches: int) -> FormulaTable:

@@ -11,7 +11,7 @@ from typing import Any
 
 from dflop import units
 from dflop.errors import InfeasiblePlanError
-from dflop.plan.drafts import chain_peaks, largest_loads, split_draft
+from dflop.plan.drafts import chain_peaks, draft, largest_loads
 from dflop.plan.formula import formula_table
 from dflop.plan.inline import inline_choices
 from dflop.plan.program import good_choice
@@ -65,7 +65,7 @@ def find_draft(problem: Problem) -> Plan | None:
             table = formula_table(problem, m)
             if (found := good_choice(table)) is not None:
                 value, choice = found
-                return split_draft(problem, m, table.layout(choice), value)
+                return draft(problem, m, table.grids(choice), value)
         if "inline" in problem.space.layouts:
             for _, plan in inline_choices(problem, m, top=1):
                 return plan

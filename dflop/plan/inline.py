@@ -16,8 +16,8 @@ from collections.abc import Sequence
 
 from dflop.plan.candidates import NUM_SHARD_CHOICES
 from dflop.plan.chain import Chain
-from dflop.plan.chain_choice import ChainChoice
-from dflop.plan.drafts import fits, inline_draft
+from dflop.plan.drafts import draft, fits
+from dflop.plan.grid_choice import GridChoice
 from dflop.plan.space import Problem
 from dflop.records import Plan
 
@@ -44,8 +44,8 @@ def inline_choices(
         top: Drafts to return, of one tp, cp and pp no more than two; None: all.
         limit_s: Formula value of what is worth a look.
     """
-    kept: list[ChainChoice] = []
-    tight: list[tuple[Chain, ChainChoice]] = []
+    kept: list[GridChoice] = []
+    tight: list[tuple[Chain, GridChoice]] = []
     tps = set.intersection(*(set(problem.tps(spec)) for spec in problem.specs))
     chains = [Chain.of(problem, tp, num_microbatches, cp) for tp in sorted(tps) for cp in problem.cps(tp)]
     grids = [(chain.at_least_s(pp), chain, pp) for chain in chains for pp in range(1, chain.max_pp + 1)]
@@ -62,7 +62,7 @@ def inline_choices(
             fits_so = fits_so or bool(fitting)
             without |= {c.parallel.dp for c in fitting if not c.num_recomputed}
     most = {_degrees(c): c for _, c in sorted(tight, key=lambda pair: pair[1].parameter_shards)}
-    held: dict[Degrees, ChainChoice | None] = {}
+    held: dict[Degrees, GridChoice | None] = {}
     # Cut by time alone they would be at least this fast, which decides whether it is worth looking for other cuts.
     for chain, choice in sorted(tight, key=lambda pair: _order(pair[1])):
         if top is not None and len(kept) == top and choice.formula_s > kept[-1].formula_s:
@@ -78,7 +78,7 @@ def inline_choices(
     return [(c.formula_s, _draft(problem, num_microbatches, c)) for c in kept]
 
 
-def _kept(choices: Sequence[ChainChoice], top: int | None) -> list[ChainChoice]:
+def _kept(choices: Sequence[GridChoice], top: int | None) -> list[GridChoice]:
     """In order; with a limit, the best of all, of each tp, cp, pp and way to save memory at most `MAX_ALIKE`."""
     ordered = sorted(choices, key=_order)
     if top is None:
@@ -93,27 +93,16 @@ def _kept(choices: Sequence[ChainChoice], top: int | None) -> list[ChainChoice]:
     return kept[:top]
 
 
-def _order(choice: ChainChoice) -> tuple[float, int, int, int, int, int]:
+def _order(choice: GridChoice) -> tuple[float, int, int, int, int, int]:
     p = choice.parallel
     return choice.formula_s, p.num_processes, p.cp, p.tp, p.pp, choice.num_recomputed
 
 
-def _degrees(choice: ChainChoice) -> Degrees:
+def _degrees(choice: GridChoice) -> Degrees:
     return choice.parallel.tp, choice.parallel.cp, choice.parallel.pp
 
 
-def _draft(problem: Problem, num_microbatches: int, choice: ChainChoice) -> Plan:
-    plan = inline_draft(
-        problem,
-        num_microbatches,
-        choice.parallel,
-        choice.layers,
-        recompute=choice.recomputed,
-        shard_optimizer=choice.parallel.num_replicas > 1
-        and (problem.space.shard_optimizer or choice.parameter_shards > 1),
-        formula_s=choice.formula_s,
-        parameter_shards=choice.parameter_shards,
-        with_caps=False,
-    )
+def _draft(problem: Problem, num_microbatches: int, choice: GridChoice) -> Plan:
+    plan = draft(problem, num_microbatches, [choice], choice.formula_s, with_caps=False)
     assert fits(problem, plan), f"inline plan {plan.plan_id} does not fit although its formula predicted so"
     return plan

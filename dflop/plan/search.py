@@ -18,13 +18,14 @@ import numpy as np
 from dflop import units
 from dflop.plan.baselines.uniform import tuned_uniform
 from dflop.plan.candidates import check_processes
-from dflop.plan.drafts import charged, fits, split_draft, with_less_recomputed
+from dflop.plan.drafts import charged, draft, fits, with_less_recomputed
 from dflop.plan.formula import FormulaTable, formula_table
+from dflop.plan.grid_choice import GridChoice
 from dflop.plan.infeasible import explain
 from dflop.plan.inline import inline_choices
 from dflop.plan.program import CUTOFF_RATIO, Optimum, optima, process_price_s
 from dflop.plan.rank import Ranked, arrival_step_s, nominate, rank
-from dflop.plan.space import Problem
+from dflop.plan.space import PlanRules, Problem
 from dflop.plan.verdict import optimality, prefer_simple, proven, reason, unused
 from dflop.plan.worst import beyond_text, samples_beyond
 from dflop.progress import At, counted, unseen
@@ -118,7 +119,7 @@ def _ranked(
     """Simulated plans that fit in memory, the uniform data-blind plan among them, none if none fits; what is proven."""
     drafts, programs = _drafts(problem, tell, at)
     uniform = tuned_uniform(problem, lambda plan: arrival_step_s(problem, plan))
-    nominees = [charged(problem, draft) for draft in nominate(drafts, top)]
+    nominees = [charged(problem, plan) for plan in nominate(drafts, top)]
     space = problem.space
     if uniform is not None and "inline" in space.layouts and False in space.shard_parameters:
         nominees = list({plan.plan_id: plan for plan in (*nominees, uniform)}.values())
@@ -158,7 +159,7 @@ def _drafts(problem: Problem, tell: Callable[[str], None], at: At) -> tuple[list
         programs[k] = replace(programs[k], process_price_s=process_price_s(proofs[k]))
     for line in proven(programs):
         tell(line)
-    return [draft for m in sorted(found) for draft in found[m]], programs
+    return [plan for m in sorted(found) for plan in found[m]], programs
 
 
 def _visit(
@@ -206,16 +207,18 @@ def _split_drafts(problem: Problem, proof: Optimum) -> list[Plan]:
     """Under rules layers are bent to what they allow, and may not fit then."""
     m, rules, drafts = proof.table.num_microbatches, problem.space.rules, list[Plan]()
     for value, choice in proof.found:
-        layout = proof.table.layout(choice)
-        if rules is not None:
-            layout = {
-                name: replace(c, layers_per_stage=rules.nearest_layers(c.layers_per_stage))
-                for name, c in layout.items()
-            }
-        drafts.append(split_draft(problem, m, layout, value))
+        grids = proof.table.grids(choice)
+        drafts.append(draft(problem, m, grids if rules is None else [_bent(rules, grid) for grid in grids], value))
     if rules is None:
-        drafts += filter(None, (with_less_recomputed(problem, draft) for draft in drafts[:]))
-    return drafts if rules is None else [draft for draft in drafts if fits(problem, draft)]
+        return [*drafts, *filter(None, (with_less_recomputed(problem, plan) for plan in drafts))]
+    return [plan for plan in drafts if fits(problem, plan)]
+
+
+def _bent(rules: PlanRules, grid: GridChoice) -> GridChoice:
+    """A grid with the nearest layers that rules accept."""
+    layers = {name: rules.nearest_layers(own) for name, own in grid.layers.items()}
+    again = layers if grid.num_recomputed else {name: (0,) * len(own) for name, own in layers.items()}
+    return replace(grid, layers=layers, recomputed=again)
 
 
 def _far_apart(counts: Sequence[int]) -> list[int]:

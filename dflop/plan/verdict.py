@@ -26,7 +26,7 @@ def prefer_simple(ranked: Sequence[Ranked]) -> list[Ranked]:
     """
     found = list(ranked)
     for max_cp, slower_frac in ((math.inf, SIMPLICITY_FRAC), (1, SHARING_FRAC)):
-        simple = (i for i, r in enumerate(found) if r.is_final and r.plan.is_inline and _cp(r.plan) <= max_cp)
+        simple = (i for i, r in enumerate(found) if r.is_final and len(r.plan.grids) == 1 and _cp(r.plan) <= max_cp)
         i = next(simple, 0)
         if i and found[i].noisy_step_s <= (1 + slower_frac) * found[0].noisy_step_s:
             found.insert(0, found.pop(i))
@@ -93,7 +93,7 @@ def _chosen(plan: Plan, candidates: Sequence[Ranked]) -> str:
     step = f"{units.seconds(plan.predicted_step_s)} per step with {many} {_where(plan)}"
     if fastest.predicted_step_s < plan.predicted_step_s * 0.999:
         slower = units.percent(plan.predicted_step_s / fastest.predicted_step_s - 1)
-        is_simpler = plan.is_inline and (not fastest.is_inline or _cp(plan) < _cp(fastest))
+        is_simpler = len(plan.grids) < len(fastest.grids) or (len(plan.grids) == 1 and _cp(plan) < _cp(fastest))
         kind = "simpler" if is_simpler else "less sensitive to errors of the cost model"
         return f"{kind} than the fastest of {len(candidates)} simulated plans, and {slower} slower: {step}."
     return f"fastest of {len(candidates)} simulated plans at {step}."
@@ -101,8 +101,9 @@ def _chosen(plan: Plan, candidates: Sequence[Ranked]) -> str:
 
 def _where(plan: Plan) -> str:
     parallel = plan.module(LLM).parallel
-    if not plan.is_inline:
-        return "on dedicated ranks: " + ", ".join(f"{m.module} {m.parallel.num_processes}" for m in plan.modules)
+    if len(plan.grids) > 1:
+        of_grid = (f"{'+'.join(m.module for m in grid)} {grid[-1].parallel.num_processes}" for grid in plan.grids)
+        return f"on dedicated ranks: {', '.join(of_grid)}"
     degrees = f"tp {parallel.tp}" + f", cp {parallel.cp}" * (parallel.cp > 1)
     if parallel.pp == 1:
         groups = f"{units.counted(parallel.dp, 'group')} of " * (parallel.cp > 1)

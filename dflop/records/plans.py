@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,9 +22,9 @@ class ModulePlan:
     parallel: ParallelSpec
     first_rank: int
     layers_per_stage: tuple[int, ...]
-    """In an inline plan 0 where a stage holds none of the module's layers."""
+    """0 where a stage of its grid holds none of the module's layers."""
     stage_memory_bytes: tuple[int, ...]
-    """Predicted peak per process of each stage; in an inline plan of all modules, on the LLM's entry only."""
+    """Predicted peak per process of each stage; of a grid's modules together, on its last one's entry only."""
     recompute: bool = False
     """Whether layers keep their inputs only and run again in the backward pass: all, but see `recomputed`."""
     shard_optimizer: bool = False
@@ -103,7 +104,7 @@ class Plan:
     candidate_rank: int
     """0 is the plan that runs; higher ranks are the runners-up, kept for the record."""
     layout: str
-    """`split`: every module has its own processes; `inline`: one chain of stages holds the layers of all of them."""
+    """Of its grids: `inline` is one that holds all modules, `split` a grid each, `mixed` anything else."""
     modules: tuple[ModulePlan, ...]
     num_microbatches: int
     global_batch_size: int
@@ -135,10 +136,7 @@ class Plan:
 
         The last module of a grid stands for it; the grid with the LLM is the last.
         """
-        found: dict[int, tuple[ModulePlan, ...]] = {}
-        for m in self.modules:
-            found[m.first_rank] = (*found.pop(m.first_rank, ()), m)
-        return tuple(found.values())
+        return grids_of(self.modules)
 
     def grid_of(self, module: str) -> tuple[ModulePlan, ...]:
         """The modules on the ranks of a module, itself included."""
@@ -164,10 +162,6 @@ class Plan:
         return tuple(m for m in self.modules if m.module != LLM)
 
     @property
-    def is_inline(self) -> bool:
-        return self.layout == "inline"
-
-    @property
     def num_processes(self) -> int:
         return sum(pipe.parallel.num_processes for pipe in self.pipes)
 
@@ -188,6 +182,20 @@ class Plan:
     def planned_speedup_over_uniform(self) -> float:
         """Simulated: best data-blind plan with one layout for the whole model over this; NaN where none is known."""
         return self.uniform_step_s / self.predicted_step_s if self.predicted_step_s > 0 else math.nan
+
+
+def grids_of(modules: Sequence[ModulePlan]) -> tuple[tuple[ModulePlan, ...], ...]:
+    """`Plan.grids` of such modules."""
+    found: dict[int, tuple[ModulePlan, ...]] = {}
+    for m in modules:
+        found[m.first_rank] = (*found.pop(m.first_rank, ()), m)
+    return tuple(found.values())
+
+
+def layout_of(modules: Sequence[ModulePlan]) -> str:
+    """`Plan.layout` of such modules."""
+    num_grids = len(grids_of(modules))
+    return "inline" if num_grids == 1 else "split" if num_grids == len(modules) else "mixed"
 
 
 @dataclass(frozen=True, slots=True)

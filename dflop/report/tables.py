@@ -70,8 +70,8 @@ def layout_text(plan: Plan, num_gpus: int = 0) -> str:
     `inline pp2 dp4` where one chain holds all modules. `recompute` and one of `ZeRO-1`, `FSDP2` and `HSDP8`, of a group
     of 8, stand where they hold. A plan that leaves some of `num_gpus` idle says so: `inline pp2 dp3, uses 6 of 8 GPUs`.
     """
-    names = {p.module: "+".join(m.module for m in plan.grid_of(p.module)) for p in plan.pipes}
-    places = [(plan.layout if plan.is_inline else names[p.module], p) for p in in_rank_order(plan)]
+    names = {grid[-1].module: "+".join(m.module for m in grid) for grid in plan.grids}
+    places = [(names[p.module] if len(names) > 1 else plan.layout, p) for p in in_rank_order(plan)]
     used = f", uses {plan.num_processes} of {num_gpus} GPUs" * (plan.num_processes < num_gpus)
     return " | ".join(_place_text(*place) for place in places) + used
 
@@ -90,7 +90,7 @@ def stages_of_plan(plan: Plan) -> Iterator[tuple[ModulePlan, int, str]]:
 
 def stage_name(plan: Plan, module: str, stage: int) -> str:
     """`llm pp1`; `stage 1` of an inline plan, whose stages are the LLM's by name but may hold layers of any module."""
-    return f"stage {stage}" if plan.is_inline else f"{module} pp{stage}"
+    return f"stage {stage}" if len(plan.grids) == 1 else f"{module} pp{stage}"
 
 
 def stage_layers(plan: Plan, module: str, stage: int) -> str:

@@ -199,8 +199,7 @@ def _verdict(
     keep, steps = "replan check: keep current plan", f"{count(num_steps)} steps"
     # What two plans have in common that run alike, whatever they were predicted to take.
     layouts = [
-        (p.layout, p.num_microbatches, [replace(m, stage_memory_bytes=(), max_tokens=0) for m in p.modules])
-        for p in (plan, new)
+        (p.num_microbatches, [replace(m, stage_memory_bytes=(), max_tokens=0) for m in p.modules]) for p in (plan, new)
     ]
     if layouts[0] == layouts[1]:
         return STAY, f"{keep} {layout_text(plan)}, still the best for the next {steps}"

@@ -10,19 +10,20 @@ place as (
         plan_id,
         run_id,
         layout,
-        unnest(modules) as place
+        unnest(modules) as place,
+        generate_subscripts(modules, 1) as position
     from newest
 ),
 
--- All modules of an inline plan have the processes of the llm, so one place stands for the whole chain.
+-- Modules that begin at one rank share a grid, for which the last of them stands.
 shown as (
     select
         plan_id,
         run_id,
-        place,
-        case when layout = 'inline' then layout else place.module end as title
+        arg_max(place, position) as place,
+        case when layout = 'inline' then layout else string_agg(place.module, '+' order by position) end as title
     from place
-    where layout != 'inline' or place.module = 'llm'
+    group by plan_id, run_id, layout, place.first_rank
 ),
 
 layout as (

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from dflop.cost.model import Floats
 from dflop.errors import InfeasiblePlanError
-from dflop.plan.drafts import split_draft
+from dflop.plan.drafts import draft
 from dflop.plan.formula import formula_table
 from dflop.plan.program import optima
 from dflop.plan.scenarios import ScenarioLoads, scenario_loads
@@ -37,7 +37,7 @@ def blind_plan(problem: Problem) -> Plan:
         raise InfeasiblePlanError("no plan with processes of their own per module fits in memory")
     best = min(found, key=lambda each: each.program.objective_s)
     value_s, choice = best.found[0]
-    return split_draft(problem, best.table.num_microbatches, best.table.layout(choice), value_s)
+    return draft(problem, best.table.num_microbatches, best.table.grids(choice), value_s)
 
 
 class MeanProblem(Problem):

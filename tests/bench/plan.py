@@ -19,7 +19,7 @@ from dflop.compare.suite.mixtures import MIXTURES
 from dflop.config import load_model
 from dflop.cost.devices import A100, H200
 from dflop.models import load_family
-from dflop.plan.drafts import split_draft, with_less_recomputed
+from dflop.plan.drafts import draft, with_less_recomputed
 from dflop.plan.formula import formula_table
 from dflop.plan.inline import inline_choices
 from dflop.plan.rank import thorough
@@ -151,7 +151,7 @@ def every_plan(problem: Problem) -> Iterator[Plan]:
         axes = np.meshgrid(*(np.arange(len(t.candidates)) for t in table.modules), indexing="ij")
         for choice in np.stack([a.reshape(-1) for a in axes], axis=1).tolist():
             if table.feasible(choice):
-                plan = split_draft(problem, m, table.layout(choice), table.objective(choice))
+                plan = draft(problem, m, table.grids(choice), table.objective(choice))
                 yield plan
                 yield from filter(None, [with_less_recomputed(problem, plan)])
         yield from (plan for _, plan in inline_choices(problem, m, top=None))

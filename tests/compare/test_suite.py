@@ -20,8 +20,8 @@ from dflop.cost.devices import A100
 from dflop.data.shapes import header_of
 from dflop.errors import ConfigError
 from dflop.plan.baselines.layers import even_chain
-from dflop.plan.candidates import Candidate
-from dflop.plan.drafts import inline_draft, split_draft
+from dflop.plan.drafts import draft as plan_of
+from dflop.plan.grid_choice import GridChoice
 from dflop.plan.space import SearchSpace
 from dflop.records import LLM, ParallelSpec
 from dflop.report.tables import layout_text
@@ -55,10 +55,8 @@ def over_baseline(found):
 def chain(setting, tp, pp, num_microbatches):
     problem = setting.problem
     parallel = ParallelSpec(tp, pp, setting.num_gpus // (tp * pp))
-    return inline_draft(
-        problem, num_microbatches, parallel, even_chain(problem.specs, pp), recompute=False, shard_optimizer=True,
-        formula_s=0.0,
-    )  # fmt: skip
+    grid = GridChoice.of(parallel, even_chain(problem.specs, pp), shard_optimizer=True)
+    return plan_of(problem, num_microbatches, [grid], 0.0)
 
 
 @pytest.mark.parametrize("case", [LLAVA, INTERN], ids=lambda c: c.model)
@@ -97,10 +95,9 @@ def test_idle_time_is_what_remains_of_all_gpus_those_without_a_seat_too(setting)
     busy_s = (1 - steps.idle_frac[0]) * steps.step_s[0]
     # All work at tp 1, and the fixed part of 4 microbatches on top.
     assert bound_of_plan_s(problem, plan, batch) < busy_s < 1.1 * bound_of_plan_s(problem, plan, batch)
-    layout = {
-        s.module: Candidate(ParallelSpec(1, 1, 1 if s.module != LLM else 2), (s.num_layers,)) for s in problem.specs
-    }
-    split = split_draft(problem, 4, layout, 0.0)
+    degrees = {s.module: ParallelSpec(1, 1, 1 + (s.module == LLM)) for s in problem.specs}
+    grids = [GridChoice.of(degrees[s.module], {s.module: (s.num_layers,)}) for s in problem.specs]
+    split = plan_of(problem, 4, grids, 0.0)
     steps = judge(split, [batch], problem.cost, problem.cluster, "balanced", effort=QUICK)
     assert steps.step_s[0] > bound_s(problem, batch) * 8 / 3, "three of eight GPUs compute"
     assert steps.mean_idle_frac > 5 / 8

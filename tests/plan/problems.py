@@ -51,10 +51,6 @@ def baseline_problem(*encoders: str, **changes: Any) -> Problem:
 
 
 def tiles_the_cluster(problem: Problem, plan: Plan) -> bool:
-    """Whether every rank belongs to one module, or to the one chain of them."""
-    ranks = [
-        rank
-        for m in (plan.modules[-1:] if plan.is_inline else plan.modules)
-        for rank in range(m.first_rank, m.first_rank + m.parallel.num_processes)
-    ]
+    """Whether every rank belongs to one grid."""
+    ranks = [rank for m in plan.pipes for rank in range(m.first_rank, m.first_rank + m.parallel.num_processes)]
     return sorted(ranks) == list(range(problem.cluster.num_processes))

@@ -10,7 +10,8 @@ from dflop.errors import InfeasiblePlanError
 from dflop.plan.baselines.expert import expert_plan
 from dflop.plan.baselines.layers import even_chain, even_layers
 from dflop.plan.baselines.uniform import MIN_SIMULATED, default_plan, tuned_uniform, uniform_plans
-from dflop.plan.drafts import fits, inline_draft
+from dflop.plan.drafts import draft, fits
+from dflop.plan.grid_choice import GridChoice
 from dflop.plan.rank import arrival_step_s
 from dflop.plan.search import plan_problem
 from dflop.records import LLM, ParallelSpec
@@ -85,9 +86,8 @@ def test_uniform_plans_are_all_whose_drafts_fit(memory_mib):
         layers = even_chain(problem.specs, parallel.pp)
         is_shared = parallel.dp > 1
         for way in (False, True):
-            yield inline_draft(
-                problem, num_microbatches, parallel, layers, recompute=way, shard_optimizer=is_shared, formula_s=0.0
-            )
+            grid = GridChoice.of(parallel, layers, recompute=way, shard_optimizer=is_shared)
+            yield draft(problem, num_microbatches, [grid], 0.0)
 
     degrees = [ParallelSpec(tp, pp, 8 // (tp * pp)) for tp in (1, 2) for pp in (1, 2, 4)]
     wanted = [

@@ -1,5 +1,7 @@
 import dataclasses
 import math
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import numpy as np
 import pytest
@@ -8,18 +10,17 @@ from dflop.cost.link_costs import ALL_REDUCE
 from dflop.cost.model import CostModel
 from dflop.models.loss_size import loss_peak_bytes
 from dflop.plan import sync
-from dflop.plan.candidates import Candidate
 from dflop.plan.drafts import (
     SLACK,
     chain_peaks,
     charged,
     cost_growth,
+    draft,
     fits,
-    inline_draft,
     largest_loads,
-    split_draft,
     with_less_recomputed,
 )
+from dflop.plan.grid_choice import GridChoice
 from dflop.plan.space import Problem
 from dflop.records import LLM, CostTerms, ParallelSpec, Plan
 from dflop.simulate.pieces import cut
@@ -27,20 +28,22 @@ from tests.builders import make_link, make_sample
 from tests.plan.problems import make_problem
 
 M = 1_000_000
-LAYOUT = {
-    "vision": Candidate(ParallelSpec(1, 1, 2), (4,), shard_optimizer=True),
-    LLM: Candidate(ParallelSpec(1, 2, 1), (2, 2), recompute=True),
-}
+PIPELINES = ParallelSpec(1, 2, 2)
+VISION = GridChoice.of(ParallelSpec(1, 1, 2), {"vision": (4,)}, shard_optimizer=True)
+TEXT = GridChoice.of(ParallelSpec(1, 2, 1), {LLM: (2, 2)}, recompute=True)
 
 
-def draft(problem: Problem, layout: dict[str, Candidate] = LAYOUT) -> Plan:
-    return split_draft(problem, 2, layout, 1.5)
+def split(problem: Problem, *grids: GridChoice) -> Plan:
+    return draft(problem, 2, grids or (VISION, TEXT), 1.5)
 
 
-def inline(problem: Problem, **how: object) -> Plan:
-    cut = {"parallel": ParallelSpec(1, 2, 2), "layers": {"vision": (4, 0), LLM: (1, 3)}}
-    how = cut | {"recompute": False, "shard_optimizer": True, "formula_s": 2.5} | how
-    return inline_draft(problem, 2, **how)  # type: ignore[arg-type]  # keywords of a test
+def inline(
+    problem: Problem, *, parallel: ParallelSpec = PIPELINES,
+    layers: Mapping[str, tuple[int, ...]] = MappingProxyType({"vision": (4, 0), LLM: (1, 3)}),
+    shard_optimizer: bool = True, with_caps: bool = True,
+) -> Plan:  # fmt: skip
+    grid = GridChoice.of(parallel, layers, shard_optimizer=shard_optimizer)
+    return draft(problem, 2, [grid], 2.5, with_caps=with_caps)
 
 
 def even_problem(**changes: object) -> Problem:
@@ -50,7 +53,7 @@ def even_problem(**changes: object) -> Problem:
 
 
 def test_memory_of_a_split_draft_by_hand():
-    plan = draft(even_problem())
+    plan = split(even_problem())
     # Four buckets for vision, two for the LLM; a bucket may have 1.25 times the average.
     vision_tokens, llm_tokens = 1.25 * 24 * 100 / 4, 1.25 * 24 * 125 / 2
     in_flight = 2  # two microbatches in all, three stages to the loss
@@ -84,12 +87,12 @@ def inline_in_groups(problem: Problem, cp: int = 2) -> Plan:
     return inline(problem, parallel=ParallelSpec(1, 1, 1, cp), layers=layers)
 
 
-@pytest.mark.parametrize("make", [draft, inline, inline_in_groups])
+@pytest.mark.parametrize("make", [split, inline, inline_in_groups])
 def test_token_caps_are_as_high_as_memory_allows(make):
     problem = make_problem("vision", memory_bytes=600 * M)
     plan = make(problem)
     assert fits(problem, plan)
-    for chain in [plan.modules] if plan.is_inline else [(m,) for m in plan.modules]:
+    for chain in plan.grids:
         charged = largest_loads(problem, plan, chain)
         assert all(m.max_tokens >= load[1] for m, load in zip(chain, charged, strict=True))
         factor = min(m.max_tokens / load[1] for m, load in zip(chain, charged, strict=True))
@@ -146,7 +149,7 @@ def test_a_rank_may_have_a_tile_more_than_its_part_of_the_media():
 
 def test_a_plan_that_does_not_fit_is_capped_at_what_it_is_charged_with():
     problem = make_problem("vision", memory_bytes=60 * M)
-    plan = draft(problem)
+    plan = split(problem)
     assert not fits(problem, plan)
     assert [m.max_tokens for m in plan.modules] == [
         int(load[1]) for m in plan.modules for load in largest_loads(problem, plan, [m])
@@ -155,27 +158,26 @@ def test_a_plan_that_does_not_fit_is_capped_at_what_it_is_charged_with():
 
 def test_ids_tell_choices_apart_and_ignore_the_run():
     problem = make_problem("vision")
-    plan = draft(problem)
-    assert draft(dataclasses.replace(problem, run_id="other", snapshot_seq=9)).plan_id == plan.plan_id
-    recomputed = {**LAYOUT, "vision": dataclasses.replace(LAYOUT["vision"], recompute=True)}
+    plan = split(problem)
+    assert split(dataclasses.replace(problem, run_id="other", snapshot_seq=9)).plan_id == plan.plan_id
     others = [
-        draft(problem, recomputed),
-        split_draft(problem, 3, LAYOUT, 1.5),
+        split(problem, dataclasses.replace(VISION, recomputed=VISION.layers), TEXT),
+        draft(problem, 3, (VISION, TEXT), 1.5),
         inline(problem),
         inline(problem, shard_optimizer=False),
-        draft(dataclasses.replace(problem, cost=problem.cost.with_corrections({LLM: 1.1}))),
+        split(dataclasses.replace(problem, cost=problem.cost.with_corrections({LLM: 1.1}))),
     ]
     assert len({plan.plan_id, *(p.plan_id for p in others)}) == 6
 
 
 def test_tensor_parallel_groups_stay_on_a_node():
     problem = make_problem("vision", num_processes=4, num_nodes=2, tps=(1, 4), max_pp=4)
-    layout = {"vision": Candidate(ParallelSpec(1, 1, 3), (4,)), LLM: Candidate(ParallelSpec(4, 1, 1), (4,))}
-    plan = draft(problem, layout)
+    text = GridChoice.of(ParallelSpec(4, 1, 1), {LLM: (4,)})
+    plan = split(problem, GridChoice.of(ParallelSpec(1, 1, 3), {"vision": (4,)}), text)
     assert {m.module: m.first_rank for m in plan.modules} == {LLM: 0, "vision": 4}
     assert [m.module for m in plan.modules] == ["vision", LLM]
-    aligned = {**layout, "vision": Candidate(ParallelSpec(1, 1, 4), (4,))}
-    assert {m.module: m.first_rank for m in draft(problem, aligned).modules} == {"vision": 0, LLM: 4}
+    aligned = GridChoice.of(ParallelSpec(1, 1, 4), {"vision": (4,)})
+    assert {m.module: m.first_rank for m in split(problem, aligned, text).modules} == {"vision": 0, LLM: 4}
 
 
 def test_seconds_behind_the_pipeline_by_hand(monkeypatch):
@@ -184,9 +186,10 @@ def test_seconds_behind_the_pipeline_by_hand(monkeypatch):
         "vision", num_processes=2, num_nodes=2, links=links, optimizer_s_per_param=1e-8, dtype="float32"
     )
     vision, llm = 24e6 / 1e9 + 0.01 + 6e6 * 1e-8 / 2, 3e6 * 1e-8
-    assert draft(problem).sync_s == pytest.approx(max(vision, llm))
-    apart = {"vision": LAYOUT[LLM], LLM: LAYOUT["vision"]}
-    assert draft(problem, apart).sync_s == pytest.approx(max(vision, llm))
+    assert split(problem).sync_s == pytest.approx(max(vision, llm))
+    swapped = dataclasses.replace(VISION, layers={LLM: (4,)}, recomputed={LLM: (0,)})
+    deep = GridChoice.of(ParallelSpec(1, 2, 1), {"vision": (2, 2)}, recompute=True)
+    assert split(problem, deep, swapped).sync_s == pytest.approx(max(vision, llm))
     # Inline: the first stage holds all of vision, and a layer and the embedding of the LLM.
     assert inline(problem).sync_s == pytest.approx(32e6 / 1e9 + 0.01 + 8e6 * 1e-8 / 2)
     layers = {"vision": (4,), LLM: (4,)}
@@ -216,7 +219,7 @@ def test_a_split_plan_recomputes_no_more_than_room_for_larger_microbatches_asks_
     seen = set()
     for memory_bytes in range(60 * M, 900 * M, 10 * M):
         problem = make_problem("vision", memory_bytes=memory_bytes)
-        every = draft(problem)
+        every = split(problem)
         if (fewer := with_less_recomputed(problem, every)) is not None:
             (before,), llm = largest_loads(problem, every, (every.module(LLM),)), fewer.module(LLM)
             assert fits(problem, fewer)

@@ -1,12 +1,14 @@
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
 from dflop.cost.link_costs import ALL_REDUCE
 from dflop.cost.model import has_edge
-from dflop.plan.candidates import Candidate
 from dflop.plan.columns import Found, best_of, combined
-from dflop.plan.drafts import fits, split_draft
+from dflop.plan.drafts import draft, fits
 from dflop.plan.formula import FormulaTable, formula_table, module_table
+from dflop.plan.grid_choice import GridChoice
 from dflop.plan.space import Problem
 from dflop.records import LLM
 from tests.builders import make_link
@@ -19,17 +21,18 @@ def every_choice(table: FormulaTable) -> list[Found]:
     return best_of(table, choices, len(choices)) if len(choices) else []
 
 
-def formula_by_hand(problem: Problem, num_microbatches: int, layout: dict[str, Candidate]) -> float:
+def formula_by_hand(problem: Problem, num_microbatches: int, grids: Sequence[GridChoice]) -> float:
     """J of one layout, stage by stage and scenario by scenario."""
     steps = []
     for s in range(len(problem.batches)):
         taus, fills = {}, {}
-        for name, c in layout.items():
-            loads, key = problem.loads[name], {"tp": c.parallel.tp, "recompute": c.recompute}
+        for c in grids:
+            ((name, layers),) = c.layers.items()
+            loads, key = problem.loads[name], {"tp": c.parallel.tp, "recompute": c.num_recomputed > 0}
             stages = []
             for load in (loads.per_microbatch(num_microbatches * c.parallel.dp)[:, s], loads.longest[:, s]):
-                for stage, num_layers in enumerate(c.layers_per_stage):
-                    edge = has_edge(c.layers_per_stage, stage)
+                for stage, num_layers in enumerate(layers):
+                    edge = has_edge(layers, stage)
                     stages.append(
                         sum(problem.cost.module_seconds(name, *load, num_layers=num_layers, edge=edge, **key))
                     )
@@ -48,9 +51,9 @@ def test_table_holds_the_formula_of_every_layout(num_microbatches):
     choices = [choice for _, choice in every_choice(table)]
     assert len({m.candidates.pp.max() for m in table.modules}) > 1
     for choice in choices[:: max(1, len(choices) // 20)]:
-        layout = table.layout(choice)
-        draft = split_draft(problem, num_microbatches, layout, table.objective(choice))
-        expected = formula_by_hand(problem, num_microbatches, layout) + draft.sync_s
+        grids = table.grids(choice)
+        plan = draft(problem, num_microbatches, grids, table.objective(choice))
+        expected = formula_by_hand(problem, num_microbatches, grids) + plan.sync_s
         assert table.objective(choice) == pytest.approx(expected, rel=1e-12)
 
 
@@ -72,14 +75,14 @@ def test_synchronisation_and_optimizer_are_part_of_the_formula_except_for_frozen
 def test_feasible_choices_are_the_drafts_that_fit(memory_mb):
     problem = make_problem("vision", num_processes=5, memory_bytes=memory_mb * 10**6, recompute=(False,))
     table = formula_table(problem, 3)
-    chosen = {str(sorted(table.layout(c).items())) for _, c in every_choice(table)}
+    chosen = {str(table.grids(c)) for _, c in every_choice(table)}
     roomy = make_problem("vision", num_processes=5, recompute=(False,))
     every = formula_table(roomy, 3)
     fitting = {
-        str(sorted(layout.items()))
+        str(grids)
         for _, choice in every_choice(every)
-        for layout in [every.layout(choice)]
-        if fits(problem, split_draft(problem, 3, layout, 0.0))
+        for grids in [every.grids(choice)]
+        if fits(problem, draft(problem, 3, grids, 0.0))
     }
     assert chosen == fitting
     assert 0 < len(chosen) < len(every_choice(every))

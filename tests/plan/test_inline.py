@@ -70,7 +70,7 @@ def test_cuts_keep_to_what_is_allowed(seconds, num_stages, rng):
 
 def check_invariants(problem: Problem, plan: Plan) -> None:
     """What the record promises of an inline plan."""
-    assert plan.is_inline
+    assert plan.layout == "inline"
     parallel = plan.module(LLM).parallel
     assert {m.parallel for m in plan.modules} == {parallel}
     assert {m.first_rank for m in plan.modules} == {0}

@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from dflop.plan.candidates import Candidate
-from dflop.plan.drafts import inline_draft, split_draft
+from dflop.plan.drafts import draft as plan_of
+from dflop.plan.grid_choice import GridChoice
 from dflop.plan.limits import Limit, plan_limits
 from dflop.plan.space import Problem
 from dflop.records import LLM, ParallelSpec, Plan
@@ -14,8 +14,8 @@ from tests.plan.problems import make_problem
 
 
 def draft(problem: Problem, *, tp: int = 1, num_microbatches: int = 4) -> Plan:
-    layout = {spec.module: Candidate(ParallelSpec(tp, 1, 1), (spec.num_layers,)) for spec in problem.specs}
-    return split_draft(problem, num_microbatches, layout, 0.0)
+    grids = [GridChoice.of(ParallelSpec(tp, 1, 1), {spec.module: (spec.num_layers,)}) for spec in problem.specs]
+    return plan_of(problem, num_microbatches, grids, 0.0)
 
 
 def limits(problem: Problem, plan: Plan, largest: int = 100) -> dict[str, Limit]:
@@ -52,8 +52,7 @@ def test_tokens_are_those_the_scheduler_may_not_exceed():
 def test_a_longest_sample_stands_beside_what_it_can_be_balanced_with(pp, of, average):
     samples = tuple(make_sample(i, 100 if i else 1200) for i in range(24))
     problem = make_problem(batches=[samples])  # 23 * 100 + 1200 tokens
-    parallel, layers = ParallelSpec(1, pp, 2), {LLM: (4 // pp,) * pp}
-    plan = inline_draft(problem, 4, parallel, layers, recompute=False, shard_optimizer=False, formula_s=0.0)
+    plan = plan_of(problem, 4, [GridChoice.of(ParallelSpec(1, pp, 2), {LLM: (4 // pp,) * pp})], 0.0)
     found = limits(problem, plan)["longest sample"]
     assert found.used_frac == pytest.approx(1200 / average)
     assert found.text == f"`s0` has 1200 LLM tokens; an average {of} of a replica has {round(average)}"

@@ -158,10 +158,10 @@ def test_candidates_are_charged_like_single_layouts():
     assert len(candidates.groups()) == 4
     for k in range(len(candidates)):
         c = candidates[k]
-        how = {"tp": c.parallel.tp, "recompute": c.recompute}
+        how = {"tp": c.parallel.tp, "recompute": c.num_recomputed > 0}
         how |= {"dp": np.array([c.parallel.dp]), "shard_optimizer": np.array([c.shard_optimizer])}
         how |= {"shards": np.array([c.parameter_shards])}
-        alone = stage_bytes(problem.specs[1], problem.cost, np.array([c.layers_per_stage]), load[:, [k]], **how)
+        alone = stage_bytes(problem.specs[1], problem.cost, np.array([*c.layers.values()]), load[:, [k]], **how)
         for name in ("weights", "gradients", "optimizer", "kept", "once"):
             assert getattr(found, name)[k, : c.parallel.pp] == pytest.approx(getattr(alone, name)[0])
 

@@ -2,8 +2,8 @@ import dataclasses
 
 import pytest
 
-from dflop.plan.candidates import Candidate
-from dflop.plan.drafts import split_draft
+from dflop.plan.drafts import draft as plan_of
+from dflop.plan.grid_choice import GridChoice
 from dflop.plan.rank import MAX_ALIKE, Ranked, nominate, rank, scheduled_step_s
 from dflop.plan.space import Problem, SearchSpace
 from dflop.plan.verdict import SHARING_FRAC, SIMPLICITY_FRAC, prefer_simple, reason
@@ -34,8 +34,8 @@ def test_nominees_are_of_many_kinds_best_first_and_named_once():
 
 
 def replicated(p: Problem, dp: int, formula_s: float) -> Plan:
-    layout = {"vision": Candidate(ParallelSpec(1, 1, 1), (4,)), LLM: Candidate(ParallelSpec(1, 1, dp), (4,))}
-    return split_draft(p, 4, layout, formula_s)
+    grids = [GridChoice.of(ParallelSpec(1, 1, n), {name: (4,)}) for name, n in (("vision", 1), (LLM, dp))]
+    return plan_of(p, 4, grids, formula_s)
 
 
 def test_ranks_by_simulation_not_by_formula():

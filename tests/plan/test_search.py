@@ -154,7 +154,7 @@ def test_only_layouts_asked_for(layouts):
     found = plans(layouts=layouts, cluster=make_cluster(4, num_cores=4), top=20)
     assert {p.layout for p in found} == set(layouts)
     for plan in found:
-        if plan.is_inline:
+        if len(plan.grids) == 1:
             assert len({m.parallel for m in plan.modules}) == 1
             assert {m.first_rank for m in plan.modules} == {0}
             assert plan.num_processes <= 4

@@ -18,7 +18,8 @@ from dflop.plan.baselines.sharded import (
 )
 from dflop.plan.baselines.shared_samples import CONTEXT, SEQUENCE, shared_costs
 from dflop.plan.candidates import shard_choices
-from dflop.plan.drafts import fits, inline_draft
+from dflop.plan.drafts import draft, fits
+from dflop.plan.grid_choice import GridChoice
 from dflop.plan.rank import policy_step_s
 from dflop.records import LLM, ParallelSpec
 from dflop.simulate.step import together
@@ -31,11 +32,11 @@ DEGREES = (1, 2, 4, 8)
 
 
 def plan_of(problem, num_microbatches, *, tp=1, shards=8, eighths=0):
-    return inline_draft(
-        problem, num_microbatches, ParallelSpec(tp, 1, 8 // tp), {s.module: (s.num_layers,) for s in problem.specs},
-        recompute={s.module: (-(-s.num_layers * eighths // 8),) for s in problem.specs}, shard_optimizer=True,
-        formula_s=math.nan, parameter_shards=shards,
+    grid = GridChoice(
+        ParallelSpec(tp, 1, 8 // tp), {s.module: (s.num_layers,) for s in problem.specs},
+        {s.module: (-(-s.num_layers * eighths // 8),) for s in problem.specs}, True, shards,
     )  # fmt: skip
+    return draft(problem, num_microbatches, [grid], math.nan)
 
 
 def simulated_s(problem, expert):

@@ -80,7 +80,7 @@ def observe_step(
     }
     nothing = [(0.0, 0.0)] * m
     durations: Mapping[Node, Sequence[tuple[float, float]]] = measured
-    if plan.is_inline:
+    if len(plan.grids) == 1:
         durations = measured | {(e.module, *node[1:]): nothing for e in plan.encoders for node in nodes}
     ran = simulate(step_graph(plan, step_plan.work, durations))
     step_s = ran.makespan_s + UPDATE_S

@@ -59,7 +59,7 @@ def keeps_slowly(plan, job, assignment):
         whole = [
             int(items.num_tokens[[j for j, s in enumerate(items.sample) if s == i]].sum()) for i in range(len(tokens))
         ]
-        largest = max(whole if plan.is_inline else items.num_tokens.tolist(), default=0)
+        largest = max(whole if len(plan.grids) == 1 else items.num_tokens.tolist(), default=0)
         for slot in owners[encoder.module]:
             for ids in slot:
                 if encoder.max_tokens and items.num_tokens[list(ids)].sum() > max(encoder.max_tokens, largest):
@@ -75,7 +75,7 @@ def test_any_assignment_is_judged_by_what_memory_holds(case, seed):
     llm, vision = plan.module(LLM), plan.module("vision")
     rank = rng.integers(llm.parallel.dp, size=len(batch))
     item_rank = rng.integers(vision.parallel.dp, size=len(job.items["vision"].sample))
-    if plan.is_inline:
+    if len(plan.grids) == 1:
         item_rank = rank[job.items["vision"].sample_of]
     assignment = Assignment(rng.integers(plan.num_microbatches, size=len(batch)), rank, {"vision": item_rank})
     for found in (assignment, job.assign("token_lpt", Effort()), job.assign("bottleneck", Effort())):

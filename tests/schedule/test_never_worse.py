@@ -97,7 +97,7 @@ def check_every_item_once(plan: Plan, batch: tuple[SampleShape, ...], step_plan:
         assert sorted(i for i, _ in owned) == list(range(num_items))
         for i, place in owned:
             beside = home[work.item_sample[i]]
-            assert place == beside if plan.is_inline else place[0] == beside[0]
+            assert place == beside if len(plan.grids) == 1 else place[0] == beside[0]
 
 
 @pytest.mark.parametrize("kind", COSTS)

@@ -47,7 +47,7 @@ def test_the_judge_is_the_simulator_with_longer_durations(case):
     owners = {w.module: w.owner for w in step_plan.work}
     durations = {}
     for (module, stage, rank), found in stage_durations(plan, items, owners, cost).items():
-        times = slowness.get((LLM if plan.is_inline else module, stage, rank), 1.0)
+        times = slowness.get((LLM if len(plan.grids) == 1 else module, stage, rank), 1.0)
         durations[module, stage, rank] = [(times * f, times * b) for f, b in found]
     wanted = simulate(step_graph(plan, step_plan.work, durations)).makespan_s
     assert step_plan.predicted_step_s == pytest.approx(wanted)

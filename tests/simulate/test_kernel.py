@@ -27,7 +27,7 @@ def inline_plan(modules: tuple[str, ...], pp: int, dp: int, num_microbatches: in
     placed = tuple(
         ModulePlan(m, ParallelSpec(1, pp, dp), 0, tuple(stage.count(m) for stage in stages), (0,) * pp) for m in modules
     )
-    return dataclasses.replace(base, layout="inline", modules=placed)
+    return dataclasses.replace(base, modules=placed)
 
 
 def sharing(draw: st.DrawFn, m: ModulePlan) -> ModulePlan:
@@ -71,7 +71,7 @@ def steps(draw: st.DrawFn) -> tuple[StepEvaluator, Assignment]:
         plan = inline_plan(modules, pp, draw(st.integers(1, 3)), num_slots, sorted(cuts))
         if encoders and draw(st.booleans()):  # the first encoder has a rank of its own
             alone = ModulePlan(modules[0], ParallelSpec(1, 1, 1), plan.num_processes, (4,), (0,))
-            plan = dataclasses.replace(plan, layout="mixed", modules=(alone, *plan.modules[1:]))
+            plan = dataclasses.replace(plan, modules=(alone, *plan.modules[1:]))
     plan = dataclasses.replace(plan, modules=tuple(sharing(draw, m) for m in plan.modules))
     batch = random_batch(draw(st.integers(1, 16)), encoders=encoders, seed=draw(st.integers(0, 10_000)))
     rng = np.random.default_rng(draw(st.integers(0, 10_000)))

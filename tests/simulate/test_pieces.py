@@ -58,7 +58,7 @@ def video(num_frames):
 def test_every_token_and_item_has_one_rank(lengths, cp, growth, rng):
     base = make_plan({"vision": (1, 1), LLM: (1, 1)}, num_microbatches=1)
     modules = [ModulePlan(m, ParallelSpec(1, 1, 1, cp), 0, (4,), (0,), cost_growth=growth) for m in ("vision", LLM)]
-    plan, ids = replace(base, layout="inline", modules=tuple(modules)), tuple(range(len(lengths)))
+    plan, ids = replace(base, modules=tuple(modules)), tuple(range(len(lengths)))
     order = tuple(rng.sample(ids, len(ids)))
     work = tuple(ModuleWork(m, ids, (0,) * len(ids), tuple(lengths), ((order,),)) for m in ("vision", LLM))
     step_plan = StepPlan("run", 0, "balanced", ids, 1, work, 1, 1.0, 1.0)

@@ -18,7 +18,7 @@ from dflop.parallel.stages import build_stages
 from dflop.parallel.topology import seats
 from dflop.plan.baselines.uniform import uniform_plans
 from dflop.plan.candidates import module_candidates
-from dflop.plan.drafts import split_draft
+from dflop.plan.drafts import draft
 from dflop.plan.inline import inline_choices
 from dflop.plan.runnable import check_plan
 from dflop.plan.space import Problem, SearchSpace
@@ -62,7 +62,7 @@ def every_plan(problem: Problem) -> Iterator[Plan]:
     first = {name: candidates[0] for name, candidates in found.items()}
     for name, candidates in found.items():
         for i in range(len(candidates)):
-            yield split_draft(problem, NUM_MICROBATCHES, {**first, name: candidates[i]}, 0.0)
+            yield draft(problem, NUM_MICROBATCHES, list({**first, name: candidates[i]}.values()), 0.0)
 
 
 def stand_in(degree: int) -> SimpleNamespace:
@@ -91,7 +91,7 @@ def test_every_plan_that_the_planner_may_make_can_be_built(name):
                 assert len(stages) == len(seat.parts)
     assert max(tp for tp, _ in built) == max(tp for s in problem.specs for tp in s.tp_choices)
     for spec in problem.specs:
-        depths = {plan.module(spec.module).parallel.pp for plan in plans if not plan.is_inline}
+        depths = {plan.module(spec.module).parallel.pp for plan in plans if len(plan.grids) > 1}
         assert max(depths) == min(spec.max_pp, NUM_PROCESSES - 1)
 
 

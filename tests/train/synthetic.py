@@ -17,7 +17,7 @@ from dflop.models.family import Family
 from dflop.models.hf_inputs import hf_inputs as model_inputs
 from dflop.models.media import MediaHeader
 from dflop.models.random_weights import build_model
-from dflop.records import LLM, MediaItem, ModulePlan, ModuleWork, ParallelSpec, Plan, SampleShape, StepPlan
+from dflop.records import LLM, MediaItem, ModulePlan, ModuleWork, ParallelSpec, Plan, SampleShape, StepPlan, layout_of
 
 TOKEN_IDS = {
     "<|IMAGE|>": 1, "<|VIDEO|>": 2, "<|AUDIO|>": 3, "<|vision_bos|>": 4, "<|audio_bos|>": 5, "<|audio_eos|>": 6,
@@ -162,7 +162,7 @@ def make_plan(layout: dict[str, tuple[int, ...]], *, num_microbatches: int, of: 
         split = tuple(depth[name] // pp + (s < depth[name] % pp) for s in range(pp))
         modules.append(ModulePlan(name, ParallelSpec(tp, pp, dp), first_rank, split, (0,) * pp))
         first_rank += pp * dp * tp
-    return _plan("split", modules, num_microbatches)
+    return _plan(modules, num_microbatches)
 
 
 def make_inline_plan(
@@ -178,7 +178,7 @@ def make_inline_plan(
     ]
     behind = make_plan(dict(apart), num_microbatches=num_microbatches).modules if apart else ()
     others = [replace(m, first_rank=m.first_rank + grid.num_processes) for m in behind]
-    return _plan("mixed" if apart else "inline", [*others, *modules], num_microbatches)
+    return _plan([*others, *modules], num_microbatches)
 
 
 ALL = 10**6
@@ -210,9 +210,9 @@ def on_host(module: ModulePlan) -> ModulePlan:
     return replace(module, offloaded=tuple(n - again for n, again in kept))
 
 
-def _plan(layout: str, modules: Sequence[ModulePlan], num_microbatches: int) -> Plan:
+def _plan(modules: Sequence[ModulePlan], num_microbatches: int) -> Plan:
     return Plan(
-        plan_id="test", run_id="test", candidate_rank=0, layout=layout, modules=tuple(modules),
+        plan_id="test", run_id="test", candidate_rank=0, layout=layout_of(modules), modules=tuple(modules),
         num_microbatches=num_microbatches, global_batch_size=0, formula_step_s=0.0, predicted_step_s=0.0,
         baseline_step_s=0.0, sync_s=0.0, uniform_step_s=0.0, table_ids=(), snapshot_seq=0, reason="",
     )  # fmt: skip

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from dflop import units
-from dflop.plan.candidates import Candidate
-from dflop.plan.drafts import inline_draft, split_draft
+from dflop.plan.drafts import draft
 from dflop.plan.emit import RULES
+from dflop.plan.grid_choice import GridChoice
 from dflop.plan.rank import thorough
 from dflop.plan.search import plan_problem
 from dflop.plan.space import USABLE_MEMORY_FRAC, Problem
@@ -36,15 +36,15 @@ def case(request) -> tuple[Problem, Explanation]:
     return problem, explain_plan(problem, plan_problem(problem), silent, sensitivity=False)
 
 
-def draft(problem: Problem, layers: Mapping[str, tuple[int, ...]], *, inline: bool, num_microbatches: int = 4) -> Plan:
+def of_layers(
+    problem: Problem, layers: Mapping[str, tuple[int, ...]], *, inline: bool, num_microbatches: int = 4
+) -> Plan:
     """One replica of everything."""
     if inline:
-        parallel = ParallelSpec(1, len(layers[LLM]), 1)
-        return inline_draft(
-            problem, num_microbatches, parallel, layers, recompute=False, shard_optimizer=False, formula_s=0.0
-        )
-    chosen = {name: Candidate(ParallelSpec(1, len(own), 1), own) for name, own in layers.items()}
-    return split_draft(problem, num_microbatches, chosen, 0.0)
+        grids = [GridChoice.of(ParallelSpec(1, len(layers[LLM]), 1), layers)]
+    else:
+        grids = [GridChoice.of(ParallelSpec(1, len(own), 1), {name: own}) for name, own in layers.items()]
+    return draft(problem, num_microbatches, grids, 0.0)
 
 
 def test_stages_tell_the_memory_layers_and_processes_of_the_plan(case) -> None:
@@ -85,20 +85,20 @@ def test_shares_of_the_time_add_up_and_with_samples_all_alike_the_pipeline_itsel
         return explain_plan(problem, [plan], silent, sensitivity=False).time
 
     problem = make_problem("vision", num_processes=5, optimizer_s_per_param=1e-9)
-    time = time_of(problem, draft(problem, {"vision": (4,), LLM: (2, 2)}, inline=False))
+    time = time_of(problem, of_layers(problem, {"vision": (4,), LLM: (2, 2)}, inline=False))
     assert time.busy_frac + time.idle_frac + time.sync_frac + time.unused_frac == pytest.approx(1.0)
     assert time.unused_frac == pytest.approx(2 / 5), "two processes have no seat"
     assert min(time.busy_frac, time.idle_frac, time.sync_frac) > 0
     # In arrival order, as under the rules of another trainer: packing would make even these unlike.
     alike = [tuple(make_sample(i, 100, [("vision", 200)]) for i in range(24))]
     problem = make_problem("vision", num_processes=3, batches=alike, rules=RULES["megatron-mimo"])
-    time = time_of(problem, draft(problem, {"vision": (4,), LLM: (2, 2)}, inline=False))
+    time = time_of(problem, of_layers(problem, {"vision": (4,), LLM: (2, 2)}, inline=False))
     assert time.idle_frac > 0.05
     assert time.even_idle_frac == pytest.approx(time.idle_frac)
     # Replicas without a pipeline would not idle at all.
     problem = make_problem("vision", num_processes=2, rules=RULES["megatron-mimo"])
-    layers, options = {"vision": (4,), LLM: (4,)}, {"recompute": False, "shard_optimizer": False, "formula_s": 0.0}
-    time = time_of(problem, inline_draft(problem, 4, ParallelSpec(1, 1, 2), layers, **options))
+    grid = GridChoice.of(ParallelSpec(1, 1, 2), {"vision": (4,), LLM: (4,)})
+    time = time_of(problem, draft(problem, 4, [grid], 0.0))
     assert time.idle_frac > 0.02
     assert time.even_idle_frac == pytest.approx(0.0, abs=1e-9)
 
@@ -113,13 +113,13 @@ def test_shares_of_the_time_add_up_and_with_samples_all_alike_the_pipeline_itsel
 )
 def test_the_fullest_stage_is_named_where_memory_binds(layers, inline, name, stage) -> None:
     roomy = make_problem("vision", num_processes=4)
-    plan = draft(roomy, layers, inline=inline)
+    plan = of_layers(roomy, layers, inline=inline)
     peaks = plan.module(LLM).stage_memory_bytes
     assert peaks.index(max(peaks)) == stage, "the case is not what it says"
     for share, binds in ((0.95, True), (0.6, False)):
         memory = int(max(peaks) / share / USABLE_MEMORY_FRAC)
         problem = replace(roomy, cluster=replace(roomy.cluster, memory_per_process_bytes=memory))
-        found = explain_plan(problem, [draft(problem, layers, inline=inline)], silent, sensitivity=False)
+        found = explain_plan(problem, [of_layers(problem, layers, inline=inline)], silent, sensitivity=False)
         assert tuple(s.memory_bytes for s in found.stages)[-len(peaks) :] == peaks
         limit = next(x for x in found.limits if x.name == f"memory of {name}")
         assert limit.is_binding is binds

@@ -26,8 +26,9 @@ from dflop.cost.curve import Bools, Floats
 from dflop.errors import InfeasiblePlanError
 from dflop.plan.baselines.layers import even_layers
 from dflop.plan.baselines.reference_costs import ReferenceModule, encoder_module, llm_module
-from dflop.plan.candidates import MAX_PP, Candidate, recompute_ways
-from dflop.plan.drafts import fits, split_draft
+from dflop.plan.candidates import MAX_PP, recompute_ways
+from dflop.plan.drafts import draft, fits
+from dflop.plan.grid_choice import GridChoice
 from dflop.plan.space import Problem
 from dflop.records import ModuleSpec, ParallelSpec, Plan
 from dflop.schedule.items import Ints
@@ -95,13 +96,15 @@ def reference_plan(problem: Problem, *, limit_bytes: float | None = None) -> Ref
             where=f"{problem.cluster.num_processes} processes",
         )
     best = accepted(layouts.step_s, layouts.num_microbatches)
-    layout = {
-        module.spec.module: Candidate(
-            ParallelSpec(*(int(n) for n in degrees)), even_layers(module.spec.num_layers, int(degrees[1])), recompute
+    grids = [
+        GridChoice.of(
+            ParallelSpec(*(int(n) for n in degrees)),
+            {module.spec.module: even_layers(module.spec.num_layers, int(degrees[1]))},
+            recompute=recompute,
         )
         for module, degrees in zip(modules, (layouts.encoder[best], layouts.llm[best]), strict=True)
-    }
-    plan = split_draft(problem, int(layouts.num_microbatches[best]), layout, float(layouts.step_s[best]))
+    ]
+    plan = draft(problem, int(layouts.num_microbatches[best]), grids, float(layouts.step_s[best]))
     return ReferencePlan(plan, fits(problem, plan))
 
 

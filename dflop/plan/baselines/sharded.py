@@ -20,7 +20,8 @@ from dflop.cost.model import CostModel, Floats
 from dflop.plan.baselines.expert_plan import ExpertPlan, holds, in_groups, largest_samples
 from dflop.plan.baselines.shared_samples import CONTEXT, SEQUENCE, Sharing, shared_costs
 from dflop.plan.candidates import recompute_ways, shard_choices
-from dflop.plan.drafts import EIGHTHS, fits, inline_draft
+from dflop.plan.drafts import EIGHTHS, draft, fits
+from dflop.plan.grid_choice import GridChoice
 from dflop.plan.rank import contention
 from dflop.plan.space import Problem
 from dflop.records import LLM, ParallelSpec, Plan
@@ -157,10 +158,10 @@ def bounds(problem: Problem, grid: Grid) -> Iterator[tuple[float, int, int]]:
     ways = set.intersection(*(set(recompute_ways(problem, spec.module, grid.tp)) for spec in problem.specs))
     if not len(counts):
         return
-    draft = _plan(problem, grid, int(counts[0]), 0 if False in ways else EIGHTHS)
+    least = _plan(problem, grid, int(counts[0]), 0 if False in ways else EIGHTHS)
     for eighths in [n for n in range(EIGHTHS + 1) if ways >= {n > 0}]:
         total_s: Floats = np.zeros(1)
-        for spec, part in zip(problem.specs, draft.modules, strict=True):
+        for spec, part in zip(problem.specs, least.modules, strict=True):
             passes_s = grid.cost.module_seconds(
                 spec.module,
                 *problem.sample_loads[spec.module].per_microbatch(counts * num_groups),
@@ -171,19 +172,17 @@ def bounds(problem: Problem, grid: Grid) -> Iterator[tuple[float, int, int]]:
             )
             gather_s, scatter_s = (sum(seconds) for seconds in (part.gather_s, part.scatter_s))
             total_s = total_s + np.maximum(passes_s[0], gather_s) + np.maximum(passes_s[1], gather_s + scatter_s)
-        least_s = counts * total_s.mean(axis=-1) + draft.sync_s
+        least_s = counts * total_s.mean(axis=-1) + least.sync_s
         yield from ((float(s), int(m), eighths) for s, m in zip(least_s, counts, strict=True))
 
 
 def _plan(problem: Problem, grid: Grid, num_microbatches: int, eighths: int) -> Plan:
     """With so many eighths of every module's layers recomputed."""
-    return inline_draft(
-        problem,
-        num_microbatches,
+    choice = GridChoice(
         ParallelSpec(grid.tp, 1, problem.cluster.num_processes // grid.tp),
         {spec.module: (spec.num_layers,) for spec in problem.specs},
-        recompute={spec.module: (-(-spec.num_layers * eighths // EIGHTHS),) for spec in problem.specs},
+        {spec.module: (-(-spec.num_layers * eighths // EIGHTHS),) for spec in problem.specs},
         shard_optimizer=True,
-        formula_s=math.nan,
         parameter_shards=grid.shards,
     )
+    return draft(problem, num_microbatches, [choice], math.nan)

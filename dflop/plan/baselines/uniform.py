@@ -19,7 +19,8 @@ from dflop.cost.model import Floats
 from dflop.errors import InfeasiblePlanError
 from dflop.plan.baselines.layers import even_chain
 from dflop.plan.candidates import Bools, layer_and_edge_seconds, recompute_ways
-from dflop.plan.drafts import fits, inline_draft
+from dflop.plan.drafts import draft, fits
+from dflop.plan.grid_choice import GridChoice
 from dflop.plan.memory import stage_bytes
 from dflop.plan.runnable import can_cut
 from dflop.plan.space import Problem
@@ -143,15 +144,9 @@ def _fitting(problem: Problem, choices: Iterable[_Choice]) -> Iterator[Plan]:
         key = (choice.parallel, choice.num_microbatches)
         if key in done:
             continue
-        plan = inline_draft(
-            problem,
-            choice.num_microbatches,
-            choice.parallel,
-            even_chain(problem.specs, choice.parallel.pp),
-            recompute=choice.recompute,
-            shard_optimizer=_shards(problem, choice.parallel),
-            formula_s=choice.formula_s,
-        )
+        layers, shares = even_chain(problem.specs, choice.parallel.pp), _shards(problem, choice.parallel)
+        grid = GridChoice.of(choice.parallel, layers, recompute=choice.recompute, shard_optimizer=shares)
+        plan = draft(problem, choice.num_microbatches, [grid], choice.formula_s)
         if fits(problem, plan):
             done.add(key)
             yield plan

@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # the search knows its emitters' rules, these need no search
 
 
 class Layout(Protocol):
-    """What the rules look at: a `ModulePlan` of a plan or a `Candidate` of the search."""
+    """What the rules look at: a `ModulePlan`, say."""
 
     @property
     def parallel(self) -> ParallelSpec: ...

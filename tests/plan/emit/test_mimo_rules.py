@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dflop.plan.drafts import draft
 from dflop.plan.emit.mimo_rules import MimoRules, end_layers, mimo_problems
 from dflop.plan.formula import formula_table
 from dflop.records import LLM
@@ -85,9 +86,10 @@ def test_the_parts_hold_every_allowed_choice_and_no_other(encoders, num_microbat
     size = problem.global_batch_size // num_microbatches
     allowed = set()
     for choice in itertools.product(*(range(len(m.candidates)) for m in table.modules)):
+        plan = draft(problem, num_microbatches, table.grids(choice), 0.0)
         layouts = {  # as the search may emit them
-            name: dataclasses.replace(c, layers_per_stage=RULES.nearest_layers(c.layers_per_stage))
-            for name, c in table.layout(choice).items()
+            m.module: dataclasses.replace(m, layers_per_stage=RULES.nearest_layers(m.layers_per_stage))
+            for m in plan.modules
         }
         if is_allowed(layouts, num_microbatches, problem.global_batch_size):
             allowed.add(choice)
