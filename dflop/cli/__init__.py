@@ -8,7 +8,7 @@ import sys
 from cyclopts import App, CycloptsError, Parameter
 
 from dflop import __version__, errors
-from dflop.cli import compare, config, doctor, init, outputs, plan, profiles, run, runs, sampler, sql, store
+from dflop.cli import compare, config, doctor, init, model, outputs, plan, profiles, run, runs, sampler, sql, store
 from dflop.cli.common import check_value
 from dflop.cli.usage import missing_package, usage_error
 from dflop.errors import DflopError
@@ -31,7 +31,7 @@ for command in commands:
 for also_runs in (outputs.history, outputs.replan, outputs.export, outputs.chat):
     runs.app.command(also_runs)
     app.command(also_runs)
-for group in (config.app, profiles.cost, profiles.data, runs.app, sampler.app, store.app):
+for group in (config.app, profiles.cost, profiles.data, model.app, runs.app, sampler.app, store.app):
     app.command(group)
 
 

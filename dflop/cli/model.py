@@ -1,0 +1,120 @@
+"""`dflop model`: what a model of transformers is made of, and whether generic stages compute it exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import App, Parameter
+
+from dflop.cli.common import Form, Json, Quiet, form_of, talk
+
+if TYPE_CHECKING:
+    from dflop.models.generic.check import ModelCheck
+    from dflop.models.generic.values import LayerKind, Structure
+    from dflop.report.tables import Table
+
+app = App(name="model", help="Models of transformers: what they are made of, and whether dflop computes them exactly.")
+
+_COLUMNS = ("part", "name", "num", "num_params", "num_active_params", "flops_per_token", "flops_per_pair",
+            "kept_bytes_per_token", "tp")  # fmt: skip
+
+
+@app.command
+def check(
+    folder: Annotated[Path, Parameter(help="Folder with config.json, processor and tokenizer; no weights needed.")],
+    /,
+    *,
+    form: Form = "table",
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Check a multimodal model by its config alone: kinds of layers, sizes, encoders.
+
+    Works for model types that dflop cannot train yet; `dflop plan` takes the supported families only.
+
+    Example: dflop model check Qwen3.5-9B
+    """
+    import transformers
+    from rich.console import Console
+
+    from dflop.models.generic.check import check_model
+    from dflop.report.rows import print_rows
+    from dflop.report.table_text import print_table
+
+    transformers.logging.set_verbosity_error()
+    found, say = check_model(folder), talk(quiet)
+    if (shown := form_of(form, as_json)) != "table":
+        print_rows(_COLUMNS, rows_of(found), shown)
+        return
+    for table in tables_of(found):
+        print_table(table, Console())
+    say("dflop cannot train models by their classes yet: `dflop plan` takes the supported families only")
+
+
+def rows_of(found: ModelCheck) -> Iterator[tuple[Any, ...]]:
+    """A row per kind of layer, end and encoder, for programs."""
+    structure = found.structure
+    for kind in structure.kinds:
+        yield (
+            "layers", kind.name, len(kind.layers), kind.num_params, kind.num_active_params, kind.flops_per_token,
+            sum(call.flops_per_pair for call in kind.attention), kind.kept_bytes_per_token, list(kind.degrees),
+        )  # fmt: skip
+    for name, num_params in (("entry", structure.num_entry_params), ("exit", structure.num_exit_params)):
+        yield (name, "tied" if structure.is_tied else "", 1, num_params, num_params, None, None, None, None)
+    for encoder in structure.encoders:
+        yield ("encoder", encoder.path, encoder.num_layers, encoder.num_params, None, None, None, None, None)
+        if encoder.projector:
+            yield ("projector", encoder.projector, 1, encoder.num_projector_params, None, None, None, None, None)
+    yield ("model", structure.model_type, 1, structure.num_params, structure.num_active_params, None, None, None,
+           list(structure.degrees))  # fmt: skip
+
+
+def tables_of(found: ModelCheck) -> Iterator[Table]:
+    """The same for people."""
+    from dflop.report.tables import make_table
+    from dflop.units import count, num_bytes
+
+    structure = found.structure
+    yield make_table(
+        f"{structure.model_type}: {count(structure.num_params)} parameters, {structure.num_layers} decoder layers",
+        structure.kinds,
+        {
+            "layers": lambda kind: f"{len(kind.layers)}x {kind.name}",
+            "parameters": lambda kind: count(kind.num_params),
+            "active": lambda kind: count(kind.num_active_params),
+            "FLOPs/token": lambda kind: count(kind.flops_per_token),
+            "kept/token": lambda kind: num_bytes(kind.kept_bytes_per_token),
+            "attention": _attention_text,
+            "tp": lambda kind: ", ".join(map(str, kind.degrees)),
+        },
+        {"layers", "attention", "tp"},
+        "Of one layer, forward; kept: bytes for the backward pass in bfloat16.",
+    )
+    yield make_table(
+        "Outside the layers", _outside(structure),
+        {"part": lambda part: part[0], "module": lambda part: part[1], "parameters": lambda part: count(part[2])},
+        {"part", "module"},
+    )  # fmt: skip
+
+
+def _outside(structure: Structure) -> Iterator[tuple[str, str, int]]:
+    yield "entry", f"{structure.decoder} embeddings", structure.num_entry_params
+    yield "exit", "head tied to the embeddings" if structure.is_tied else "norm and head", structure.num_exit_params
+    for encoder in structure.encoders:
+        yield "encoder", f"{encoder.path}, {encoder.num_layers} layers", encoder.num_params
+        if encoder.projector:
+            yield "projector", encoder.projector, encoder.num_projector_params
+    if structure.num_other_params:
+        yield "other", "single parameters", structure.num_other_params
+
+
+def _attention_text(kind: LayerKind) -> str:
+    """`32/8 x 128, window 4096`: heads of queries and keys, their width, and of values where it differs."""
+    texts = []
+    for call in kind.attention:
+        width = f"{call.head_dim}" if call.head_dim == call.value_dim else f"{call.head_dim}/{call.value_dim}"
+        reach = f", window {call.window}" * bool(call.window) + f", chunk {call.chunk}" * bool(call.chunk)
+        texts.append(f"{call.num_heads}/{call.num_kv_heads} x {width}{reach}")
+    return "; ".join(dict.fromkeys(texts))

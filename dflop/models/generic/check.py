@@ -1,0 +1,53 @@
+"""Everything that `dflop model check` finds out about a folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dflop.errors import ConfigError
+from dflop.models.generic.folder import is_of_model, read_folder, reason
+from dflop.models.generic.structure import read_structure
+from dflop.models.generic.values import Structure
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCheck:
+    """What a model is made of."""
+
+    structure: Structure
+
+
+def check_model(folder: Path) -> ModelCheck:
+    """Check a model by its config; weights are neither needed nor read.
+
+    Args:
+        folder: Folder of the model, or the `config.json` in it.
+
+    Raises:
+        ConfigError: the folder holds no model that can be checked.
+    """
+    return ModelCheck(structure_of(read_folder(folder), folder))
+
+
+def structure_of(config: Any, folder: Path) -> Structure:
+    """As `read_structure`.
+
+    Raises:
+        ConfigError: transformers cannot run the config's text model.
+    """
+    try:
+        return read_structure(config)
+    except LookupError as error:
+        raise ConfigError(
+            f"`model_type`: the text model of a `{config.model_type}` cannot be cut: {error}", where=str(folder),
+            hint="use a model with a plain stack of decoder layers",
+        ) from error  # fmt: skip
+    except Exception as error:  # whatever transformers makes of entries that contradict each other
+        if not is_of_model(error):
+            raise
+        raise ConfigError(
+            f"transformers cannot run the text model of this config: {reason(error)}", where=str(folder),
+            hint="`text_config` contradicts itself; compare it with the release",
+        ) from error  # fmt: skip

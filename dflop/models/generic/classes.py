@@ -1,0 +1,124 @@
+"""From a config to transformers' own model: its class, its text model, and modules that stand in for others.
+
+Every module that `StandIn` derives from answers for the one it replaces: transformers' code asks layers for attributes
+(`layer_type`, `attention_type`) that the replaced one has.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+"""Entries of configs that count a layer's experts."""
+INNER = "thinker_config"
+"""Section of models that also speak: the part that is trained here."""
+
+
+def media_types() -> Mapping[str, str]:
+    """Model types of transformers that take images, video or sound, with their classes' names."""
+    from transformers.models.auto import modeling_auto
+
+    found: Mapping[str, str] = modeling_auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
+    return found
+
+
+def trained_config(config: Any) -> Any:
+    """The part of a config that is trained: a model that also speaks has it in a section."""
+    return getattr(config, INNER, None) or config
+
+
+def build(
+    config: Any, *, device: str = "meta", dtype: torch.dtype = torch.bfloat16, attention: str, experts: str = "eager"
+) -> nn.Module:
+    """Transformers' model of a config with random weights, or without memory on `meta`.
+
+    Args:
+        config: Stays as it is.
+        device: Of the weights.
+        dtype: Of the weights.
+        attention: Name of the attention; a tower that has a class per implementation keeps its own.
+        experts: Name of the experts' function.
+    """
+    import transformers
+
+    auto: Any = transformers.AutoModelForImageTextToText
+    if type(config) not in auto._model_mapping:
+        auto = transformers.AutoModelForMultimodalLM
+    last: Exception | None = None
+    for name in (attention, {"text_config": attention}):
+        try:
+            with torch.device(device):
+                model: nn.Module = auto.from_config(
+                    copy.deepcopy(config), attn_implementation=name, experts_implementation=experts, dtype=dtype
+                )
+            return model
+        except KeyError as error:
+            if error.args != (attention,):
+                raise
+            last = error
+    assert last is not None
+    raise last
+
+
+def find_decoder(model: nn.Module) -> tuple[str, Any]:
+    """(path, module) of the text model: the innermost module with both the input embeddings and a list of layers.
+
+    Raises:
+        LookupError: there is none.
+    """
+    embedding = model.get_input_embeddings()  # type: ignore[operator]  # every model of transformers has it
+    found = [
+        (path, module)
+        for path, module in model.named_modules()
+        if isinstance(getattr(module, "layers", None), nn.ModuleList) and any(m is embedding for m in module.modules())
+    ]
+    if not found:
+        raise LookupError("no module holds both the input embeddings and a list of layers")
+    return found[-1]
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """Every tensor in nested tuples, lists and mappings."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from tensors_in(list(value.values()))
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from tensors_in(each)
+
+
+def entry_of(config: Any, name: str) -> Any:
+    """An entry of a config; None where it has none, or where layers differ in it and the config refuses to answer."""
+    try:
+        return getattr(config, name, None)
+    except Exception:  # whatever a property of a config class raises
+        return None
+
+
+class StandIn(nn.Module):
+    """Stands where another module is and answers for its attributes, without holding its parameters."""
+
+    def __init__(self, replaced: Any) -> None:
+        super().__init__()
+        self._replaced = (replaced,)  # in a tuple: not a submodule
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name.startswith("_"):
+                raise
+            return getattr(self._replaced[0], name)
+
+
+class PassThrough(StandIn):
+    """Stands where a layer is that runs elsewhere; hidden states leave as they came."""
+
+    def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return hidden_states

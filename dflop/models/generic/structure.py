@@ -1,0 +1,165 @@
+"""What any multimodal model of transformers is made of, read from its config alone: no file per family, no weights.
+
+The model is built on the meta device and one layer of each kind runs there at two lengths, the others let hidden states
+pass. What the layer keeps grows in a straight line, so two lengths give bytes per token; FLOPs are those of torch's
+counter. A model of 671B parameters takes half a second and 40 MB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from dflop.models.generic import watch
+from dflop.models.generic.classes import (
+    EXPERTS,
+    PassThrough,
+    build,
+    entry_of,
+    find_decoder,
+    trained_config,
+)
+from dflop.models.generic.encoders import Parts, parts_of
+from dflop.models.generic.values import AttentionCall, LayerKind, Structure
+
+LENGTHS = (512, 1024)
+DEGREES = (1, 2, 4, 8, 16)
+_ACTIVE = ("num_experts_per_tok", "moe_top_k", "moe_k", "top_k_experts", "num_experts_per_token")
+"""Entries of configs that count a token's experts."""
+
+
+class _Alike(NamedTuple):
+    """What layers of one kind have in common."""
+
+    class_name: str
+    layer_type: str
+    shapes: tuple[tuple[str, torch.Size], ...]
+
+
+def read_structure(config: Any) -> Structure:
+    """The structure of a model.
+
+    Args:
+        config: Of transformers; stays as it is.
+
+    Raises:
+        LookupError: the model has no text model with a list of layers.
+        Exception: whatever transformers raises for a config that contradicts itself.
+    """
+    watch.register()
+    config = trained_config(config)
+    model = build(config, attention=watch.NAME, experts=watch.NAME)
+    path, decoder = find_decoder(model)
+    kinds = tuple(_kind(decoder, alike, layers) for alike, layers in alike_layers(decoder).items())
+    parts: Parts = parts_of(model, path, decoder)
+    return Structure(
+        model_type=config.model_type, decoder=path, kinds=kinds, encoders=parts.encoders,
+        hidden_size=decoder.config.hidden_size, num_params=sum(p.numel() for p in model.parameters()),
+        num_entry_params=parts.num_entry_params, num_exit_params=parts.num_exit_params,
+        num_other_params=parts.num_other_params, is_tied=parts.is_tied,
+    )  # fmt: skip
+
+
+def alike_layers(decoder: Any) -> Mapping[_Alike, tuple[int, ...]]:
+    """Indices of a decoder's layers by class, `layer_types` entry and shapes of parameters, in order of the first."""
+    types = entry_of(decoder.config, "layer_types") or ()
+    found: dict[_Alike, tuple[int, ...]] = {}
+    for index, layer in enumerate(decoder.layers):
+        shapes = tuple((name, p.shape) for name, p in layer.named_parameters())
+        alike = _Alike(type(layer).__name__, types[index] if index < len(types) else "", shapes)
+        found[alike] = (*found.get(alike, ()), index)
+    return found
+
+
+def _kind(decoder: Any, alike: _Alike, layers: tuple[int, ...]) -> LayerKind:
+    layer = decoder.layers[layers[0]]
+    short, long = (_run(decoder, layers[0], length) for length in LENGTHS)
+    flops = short.flops if not short.has_delta_rule else _run(decoder, layers[0], LENGTHS[0], delta_rule=False).flops
+    per_token = (long.kept_bytes - short.kept_bytes) / (LENGTHS[1] - LENGTHS[0])
+    num_experts, num_active = short.experts if short.experts[0] else _stated_experts(layer, decoder.config)
+    num_params = sum(p.numel() for p in layer.parameters())
+    of_experts = sum(p.numel() for p in _expert_params(layer, num_experts))
+    chunk = int(entry_of(decoder.config, "attention_chunk_size") or 0) if "chunked" in alike.layer_type else 0
+    calls = tuple(_with_chunk(call, chunk) for call in short.calls)
+    return LayerKind(
+        mixer=_mixer(layer, short, chunk), layers=layers, num_params=num_params,
+        num_active_params=num_params - (of_experts * (num_experts - num_active) // num_experts if num_experts else 0),
+        flops_per_token=flops / LENGTHS[0], kept_bytes_per_token=per_token,
+        kept_bytes=short.kept_bytes - per_token * LENGTHS[0], attention=calls,
+        num_experts=num_experts, num_active_experts=num_active,
+        degrees=_degrees(layer, calls, entry_of(decoder.config, "base_model_tp_plan") or {}),
+    )  # fmt: skip
+
+
+def _run(decoder: Any, index: int, length: int, *, delta_rule: bool = True) -> watch.Trace:
+    """One layer of a decoder over a sample of `length`, where every other lets hidden states pass."""
+    whole, device = decoder.layers, next(decoder.parameters()).device
+    hidden = torch.zeros(1, length, decoder.config.hidden_size, device=device, dtype=torch.bfloat16, requires_grad=True)
+    try:
+        decoder.layers = nn.ModuleList(x if i == index else PassThrough(x) for i, x in enumerate(whole))
+        with watch.traced(whole[index], delta_rule=delta_rule) as trace:
+            decoder(inputs_embeds=hidden, use_cache=False, **_extra_inputs(decoder, length, device))
+    finally:
+        decoder.layers = whole
+    return trace
+
+
+def _extra_inputs(decoder: Any, length: int, device: torch.device) -> dict[str, torch.Tensor]:
+    """Inputs that some decoders need beside embeddings: those of Gemma's layers, one per layer."""
+    width = entry_of(decoder.config, "hidden_size_per_layer_input")
+    if not width or not hasattr(decoder, "get_per_layer_inputs"):
+        return {}
+    shape = (1, length, decoder.config.num_hidden_layers, width)
+    return {"per_layer_inputs": torch.zeros(shape, device=device, dtype=torch.bfloat16)}
+
+
+def _with_chunk(call: AttentionCall, chunk: int) -> AttentionCall:
+    widths = (call.num_heads, call.num_kv_heads, call.head_dim, call.value_dim)
+    return AttentionCall(*widths, window=0, chunk=chunk, is_causal=call.is_causal) if chunk else call
+
+
+def _mixer(layer: nn.Module, trace: watch.Trace, chunk: int) -> str:
+    names = {name.rpartition(".")[2] for name, _ in (*layer.named_modules(), *layer.named_parameters())}
+    if trace.calls:
+        if "kv_b_proj" in names:
+            return "latent attention"
+        if chunk:
+            return "chunked attention"
+        return "sliding attention" if all(call.window for call in trace.calls) else "full attention"
+    if trace.has_delta_rule:
+        return "gated delta"
+    if "A_log" in names:
+        return "state space"
+    return "convolution" if any(isinstance(m, nn.Conv1d) for m in layer.modules()) else "none"
+
+
+def _stated_experts(layer: nn.Module, config: Any) -> tuple[int, int]:
+    """(all, those of a token) of a layer with an experts' code of its own; (0, 0) of one without experts."""
+    for num in filter(None, (entry_of(config, key) for key in EXPERTS)):
+        if isinstance(num, int) and any(True for _ in _expert_params(layer, num)):
+            active = next((value for key in _ACTIVE if isinstance(value := entry_of(config, key), int)), num)
+            return num, active
+    return 0, 0
+
+
+def _expert_params(layer: nn.Module, num_experts: int) -> Iterator[nn.Parameter]:
+    """Parameters that experts have one each of: stacked along the first axis, or in a list of modules."""
+    stacked: Iterable[nn.Parameter] = (p for p in layer.parameters() if p.ndim == 3 and len(p) == num_experts > 1)
+    yield from stacked
+    for module in layer.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == num_experts > 1:
+            yield from module.parameters()
+
+
+def _degrees(layer: nn.Module, calls: Iterable[AttentionCall], plan: Mapping[str, str]) -> tuple[int, ...]:
+    """Degrees that divide every size which the class's plan cuts, and the heads; 1 alone where it states no plan."""
+    rules = {name.removeprefix("layers.*."): how for name, how in plan.items() if name.startswith("layers.*.")}
+    sizes = [n for call in calls for n in (call.num_heads, call.num_kv_heads)]
+    for name, p in layer.named_parameters():
+        how = rules.get(name) or rules.get(name.removesuffix(".weight"), "")
+        if p.ndim > 1 and how and "rep" not in how:
+            sizes.append(p.shape[-2] if how.startswith(("colwise", "packed_colwise")) else p.shape[-1])
+    return tuple(tp for tp in DEGREES if all(size % tp == 0 for size in sizes)) if rules else (1,)

@@ -1,0 +1,137 @@
+"""What a model of transformers is made of, as plain values: kinds of decoder layers, both ends, encoders.
+
+`structure.py` reads them from the classes of a config; nothing here needs torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionCall:
+    """One attention of a layer."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    """Width of a query and of a key; the config's own, which need not be hidden size over heads."""
+    value_dim: int
+    window: int = 0
+    """Keys that a token attends to at most, itself among them; 0: all before it."""
+    chunk: int = 0
+    """Tokens attend inside chunks of this length; 0: no chunks."""
+    is_causal: bool = True
+
+    @property
+    def flops_per_pair(self) -> int:
+        """Forward FLOPs of one query and one key that it attends to, over all heads."""
+        return 2 * self.num_heads * (self.head_dim + self.value_dim)
+
+    def num_pairs(self, num_tokens: int) -> int:
+        """Pairs of query and key in a sample of `num_tokens`."""
+        if not self.is_causal:
+            return num_tokens**2
+        if self.chunk:
+            whole, rest = divmod(num_tokens, self.chunk)
+            return whole * _triangle(self.chunk) + _triangle(rest)
+        reach = min(self.window or num_tokens, num_tokens)
+        return reach * (num_tokens - reach) + _triangle(reach)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerKind:
+    """Decoder layers with the same class, `layer_types` entry, parameters and attention."""
+
+    mixer: str
+    """How tokens see each other: `full`, `sliding`, `chunked` or `latent` attention, `gated delta`, `state space`,
+    `convolution`, or `none`."""
+    layers: tuple[int, ...]
+    """Indices in the decoder."""
+    num_params: int
+    """Of one layer, all experts included."""
+    num_active_params: int
+    """Of one layer, those that a token passes through."""
+    flops_per_token: float
+    """Forward FLOPs of matrix products outside attention, per token and layer."""
+    kept_bytes_per_token: float
+    """Bytes in bfloat16 that one layer keeps for its backward pass, per token."""
+    kept_bytes: float
+    """What it keeps beside those, whatever the number of tokens."""
+    attention: tuple[AttentionCall, ...]
+    num_experts: int
+    num_active_experts: int
+    degrees: tuple[int, ...]
+    """Tensor-parallel degrees, up to 16, that the class's own plan and the heads allow."""
+
+    @property
+    def name(self) -> str:
+        """`full attention`, or `gated delta, 8 of 256 experts`."""
+        experts = f", {self.num_active_experts} of {self.num_experts} experts" if self.num_experts else ""
+        return self.mixer + experts
+
+    def attention_flops(self, num_tokens: int) -> float:
+        """Forward FLOPs of one layer's attention in a sample of `num_tokens`."""
+        return float(sum(call.flops_per_pair * call.num_pairs(num_tokens) for call in self.attention))
+
+
+@dataclass(frozen=True, slots=True)
+class Encoder:
+    """A tower of the model with what carries its rows into the decoder's width."""
+
+    path: str
+    num_layers: int
+    num_params: int
+    """Of the tower."""
+    projector: str
+    """Paths of its projector's modules, joined by commas; empty where the tower ends in the decoder's width."""
+    num_projector_params: int
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """A whole model."""
+
+    model_type: str
+    decoder: str
+    """Path of the text model: input embeddings and a list of layers."""
+    kinds: tuple[LayerKind, ...]
+    """In the order of their first layers."""
+    encoders: tuple[Encoder, ...]
+    hidden_size: int
+    num_params: int
+    """Of the model as transformers builds it; a tied weight counts once."""
+    num_entry_params: int
+    """The decoder's embeddings."""
+    num_exit_params: int
+    """What else the decoder has outside its layers, and the head unless it is tied."""
+    num_other_params: int
+    """Outside decoder, encoders and projectors."""
+    is_tied: bool
+
+    @property
+    def num_layers(self) -> int:
+        return sum(len(kind.layers) for kind in self.kinds)
+
+    @property
+    def num_active_params(self) -> int:
+        """Parameters that a token of the decoder passes through, both ends included."""
+        inside = sum(len(kind.layers) * kind.num_active_params for kind in self.kinds)
+        return inside + self.num_entry_params + self.num_exit_params
+
+    @property
+    def num_counted_params(self) -> int:
+        """The sum of all parts; equal to `num_params` unless a part was missed or counted twice."""
+        layers = sum(len(kind.layers) * kind.num_params for kind in self.kinds)
+        towers = sum(encoder.num_params + encoder.num_projector_params for encoder in self.encoders)
+        return layers + towers + self.num_entry_params + self.num_exit_params + self.num_other_params
+
+    @property
+    def degrees(self) -> tuple[int, ...]:
+        """Tensor-parallel degrees that every kind of layer allows."""
+        first, *others = (set(kind.degrees) for kind in self.kinds)
+        return tuple(sorted(first.intersection(*others)))
+
+
+def _triangle(n: int) -> int:
+    return n * (n + 1) // 2

@@ -1,0 +1,69 @@
+import pytest
+import torch
+import transformers
+from torch.utils.flop_counter import FlopCounterMode
+
+from dflop.models.generic.classes import build, find_decoder
+from dflop.models.generic.structure import read_structure
+from dflop.models.generic.values import AttentionCall
+from tests.models.generic.configs import PARTS, config_of
+
+KINDS = {
+    "qwen3_5": [("gated delta", 3), ("full attention", 1)],
+    "qwen3_vl_moe": [("full attention, 2 of 4 experts", 4)],
+    "gemma3": [("sliding attention", 3), ("full attention", 1)],
+    "smolvlm": [("full attention", 4)],
+    "mistral3": [("full attention", 4)],
+}
+
+
+@pytest.mark.parametrize("kind", PARTS)
+def test_kinds_of_layers_and_every_parameter_are_found(kind):
+    found = read_structure(config_of(kind))
+    assert [(k.name, len(k.layers)) for k in found.kinds] == KINDS[kind]
+    model = transformers.AutoModelForImageTextToText.from_config(config_of(kind))
+    decoder = model.get_decoder()
+    assert found.num_counted_params == found.num_params == sum(p.numel() for p in model.parameters())
+    for of in found.kinds:
+        for layer in of.layers:
+            assert of.num_params == sum(p.numel() for p in decoder.layers[layer].parameters())
+    (encoder,) = found.encoders
+    assert encoder.num_layers == 2
+    assert bool(encoder.projector) == (kind in ("gemma3", "smolvlm", "mistral3"))
+    assert found.is_tied == (model.get_output_embeddings().weight is model.get_input_embeddings().weight)
+
+
+def test_flops_are_those_of_torchs_counter_over_a_real_layer():
+    """Products of the layer's matrices and of attention, counted on the CPU with transformers' own attention."""
+    found = read_structure(config_of("smolvlm")).kinds[0]
+    decoder = find_decoder(build(config_of("smolvlm"), device="cpu", attention="eager"))[1]
+    decoder.layers = decoder.layers[:1]
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        decoder(inputs_embeds=torch.zeros(1, 48, 64, dtype=torch.bfloat16), use_cache=False)
+    square = found.attention[0].flops_per_pair * 48**2  # eager attention computes what the mask then hides
+    rotary = counter.flop_counts["Global"][torch.ops.aten.bmm] - square
+    assert 0 <= rotary < square / 10
+    assert counter.get_total_flops() - square - rotary == found.flops_per_token * 48
+
+
+def test_active_parameters_are_those_of_the_experts_that_a_token_meets():
+    of = read_structure(config_of("qwen3_vl_moe")).kinds[0]
+    assert of.num_params - of.num_active_params == 2 * 3 * 64 * 32
+
+
+@pytest.mark.parametrize(("window", "chunk"), [(0, 0), (5, 0), (40, 0), (0, 7)])
+def test_pairs_are_those_of_the_mask(window, chunk):
+    call = AttentionCall(4, 2, 16, 8, window=window, chunk=chunk)
+    query, key = torch.arange(23)[:, None], torch.arange(23)[None]
+    seen = (
+        (key <= query)
+        & ((query - key < window) if window else True)
+        & ((query // chunk == key // chunk) if chunk else True)
+    )
+    assert call.num_pairs(23) == seen.sum()
+    assert call.flops_per_pair == 2 * 4 * (16 + 8)
+
+
+def test_degrees_divide_heads_and_what_the_class_cuts():
+    assert read_structure(config_of("mistral3")).degrees == (1, 2)  # two heads of keys
+    assert read_structure(config_of("qwen3_5")).degrees == (1, 2)
