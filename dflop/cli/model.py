@@ -36,14 +36,12 @@ def check(
 
     Example: dflop model check Qwen3.5-9B
     """
-    import transformers
     from rich.console import Console
 
     from dflop.models.generic.check import check_model
     from dflop.report.rows import print_rows
     from dflop.report.table_text import print_table
 
-    transformers.logging.set_verbosity_error()
     found, say = check_model(folder), talk(quiet)
     if (shown := form_of(form, as_json)) != "table":
         print_rows(_COLUMNS, rows_of(found), shown)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +30,21 @@ def check_model(folder: Path) -> ModelCheck:
     Raises:
         ConfigError: the folder holds no model that can be checked.
     """
-    return ModelCheck(structure_of(read_folder(folder), folder))
+    with _quiet_transformers():
+        return ModelCheck(structure_of(read_folder(folder), folder))
+
+
+@contextlib.contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    """Its warnings are of weights that nobody loads here."""
+    from transformers import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
 
 
 def structure_of(config: Any, folder: Path) -> Structure:
