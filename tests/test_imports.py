@@ -65,6 +65,7 @@ def test_flash_attention_is_optional_and_torch_stays_in_a_few_files_of_models():
         path.name
         for path, names in found.items()
         if path.is_relative_to(PACKAGE / "models") and any(name.split(".")[0] == "torch" for name, _ in names)
+        if path.parent.name != "generic" or path.name == "values.py"  # the others read transformers' classes
     }
     assert with_torch <= TORCH_FILES_OF_MODELS
 
