@@ -27,7 +27,7 @@ ZERO = CostTerms(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 _LINEAR = [f.name for f in dataclasses.fields(CostTerms) if not f.name.endswith(("knots", "bends"))]
 
 
-def evaluate(terms: CostTerms, load: Load, num_layers: int, edge: bool) -> Floats:
+def evaluate(terms: CostTerms, load: Load, num_layers: int | Floats, edge: bool) -> Floats:
     """Cost of `num_layers` layers, plus the edge if `edge`, on each load; no tokens cost nothing."""
     items, tokens, sum_sq = (np.asarray(part, dtype=np.float64) for part in load)
     total = tokens * (num_layers * terms.layer_per_token + edge * terms.edge_per_token)

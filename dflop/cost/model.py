@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection, Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -155,23 +155,31 @@ class CostModel:
         edge: bool,
         tp: int = 1,
         cp: int = 1,
-        recompute: float = False,
+        recompute: float | Floats = False,
         factor: npt.ArrayLike | None = None,
     ) -> tuple[Floats, Floats]:
         """(forward_s, backward_s) of `num_layers` layers, plus the edge if `edge`, on each microbatch.
 
         The three loads are scalars or arrays that broadcast; zero tokens cost nothing. A load does not tell which sizes
         it consists of: `factor`, of the loads' shape, is the correction of its mix, None the module's level. Ranks that
-        share samples (`cp`) take a part each of the load of all, and the LLM's exchange keys and values.
+        share samples (`cp`) take a part each of the load of all, and the LLM's exchange keys and values. `recompute` is
+        the share of the layers that run again, an array where it differs between microbatches.
 
         Raises:
             CostError: no table, or a load too far beyond the probes.
         """
-        table = self.table(module, tp, recompute)
-        load = self._range_checked(table, _share((num_items, num_tokens, sum_sq_tokens), cp))
-        times = self.level(module) if factor is None else np.asarray(factor)
-        forward_s = times * evaluate(table.forward_s, load, num_layers, edge)
-        backward_s = times * evaluate(table.backward_s, load, num_layers, edge)
+        if isinstance(recompute, np.ndarray):
+            again = num_layers * recompute
+            layers: list[tuple[Any, bool, float]] = [(num_layers - again, edge, False), (again, False, True)]
+        else:
+            layers = [(num_layers, edge, recompute)]
+        forward_s = backward_s = np.zeros(())
+        for number, with_edge, way in layers:
+            table = self.table(module, tp, way)
+            load = self._range_checked(table, _share((num_items, num_tokens, sum_sq_tokens), cp))
+            times = self.level(module) if factor is None else np.asarray(factor)
+            forward_s = forward_s + times * evaluate(table.forward_s, load, number, with_edge)
+            backward_s = backward_s + times * evaluate(table.backward_s, load, number, with_edge)
         if cp == 1 or module != LLM:
             return forward_s, backward_s
         # About a sample is received, of the length that a token's has on average, or what the other ranks have.
@@ -182,8 +190,9 @@ class CostModel:
         return forward_s + exchanges_s[0], backward_s + exchanges_s[1]
 
     def exchange_seconds(
-        self, module: str, num_received: npt.ArrayLike, *, num_layers: int, tp: int = 1, recompute: float = False
-    ) -> tuple[Floats, Floats]:
+        self, module: str, num_received: npt.ArrayLike, *, num_layers: int, tp: int = 1,
+        recompute: float | Floats = False,
+    ) -> tuple[Floats, Floats]:  # fmt: skip
         """(forward_s, backward_s) in which ranks get the keys and values that their tokens attend to on others.
 
         Once per layer, gradients on the way back, and anew where a layer runs again. Nothing is sent for no token; 0
@@ -264,16 +273,14 @@ class CostModel:
         """Which loads lie outside the probed tokens or beyond the probed mean length; all, where nothing was probed."""
         return outside_probes(self.table(module, tp, recompute), (num_items, num_tokens, sum_sq_tokens))
 
-    def stage_seconds(
-        self, module_plan: ModulePlan, stage: int, load: ModuleLoad, *, recompute: float = False
-    ) -> tuple[float, float]:
+    def stage_seconds(self, module_plan: ModulePlan, stage: int, load: ModuleLoad) -> tuple[float, float]:
         """(forward_s, backward_s) of one pipeline stage of a planned module on one microbatch."""
         forward, backward = self.module_seconds(
             module_plan.module,
             load.num_items,
             load.num_tokens,
             load.sum_sq_tokens,
-            **stage_kind(module_plan, stage)._replace(recompute=recompute)._asdict(),
+            **stage_kind(module_plan, stage).costs(module_plan.num_rerun(stage, load.num_tokens)),
         )
         return float(forward), float(backward)
 
@@ -319,15 +326,26 @@ class StageKind(NamedTuple):
     num_layers: int
     edge: bool
     recompute: float
-    """Share of the layers that run again in the backward pass."""
+    """Share of the layers that run again in the backward pass, where all microbatches have the same."""
     tp: int = 1
     cp: int = 1
+    limits: tuple[int, ...] = ()
+    """Of `ModulePlan.recompute_tokens`."""
+
+    def costs(self, num_rerun: Any = 0) -> dict[str, Any]:
+        """What `CostModel` is asked with; under limits `num_rerun` layers run again, or an array of so many."""
+        kind = self._asdict()
+        if kind.pop("limits"):
+            kind["recompute"] = num_rerun / self.num_layers
+        return kind
 
 
 def stage_kind(part: ModulePlan, stage: int) -> StageKind:
     """The kind of a stage of a planned module."""
     layers, p = part.layers_per_stage, part.parallel
-    return StageKind(layers[stage], has_edge(layers, stage), part.recomputed_frac(stage), p.tp, p.cp)
+    limits = part.recompute_tokens[stage] if part.recompute_tokens else ()
+    frac = 0.0 if limits else part.recomputed_frac(stage)
+    return StageKind(layers[stage], has_edge(layers, stage), frac, p.tp, p.cp, limits)
 
 
 def _share(load: Load, cp: int) -> Load:

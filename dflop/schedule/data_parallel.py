@@ -35,6 +35,18 @@ PACE_UNITS = 10
 
 
 @dataclass(frozen=True, slots=True)
+class Rerun:
+    """Layers that run again in the backward pass of large microbatches."""
+
+    seconds_s: Floats
+    """`[samples]` that each adds to such a layer."""
+    fixed_s: float
+    """Of a microbatch, for each such layer."""
+    limits: tuple[int, ...]
+    """Tokens of a microbatch, ascending, above each of which there is one more."""
+
+
+@dataclass(frozen=True, slots=True)
 class RankPlan:
     """Where every sample of a global batch goes, and how good that certainly is."""
 
@@ -62,6 +74,7 @@ def balance_ranks(
     max_microbatches: int | None = None,
     sync: Sync = "step",
     slowness: Floats | None = None,
+    rerun: Rerun | None = None,
     max_evals: int = MAX_EVALS,
     tolerance: float = TOLERANCE,
 ) -> RankPlan:
@@ -80,6 +93,7 @@ def balance_ranks(
         max_microbatches: Where `num_microbatches` is None: the most there may be.
         sync: Where ranks wait for one another: once per `step` or in every `microbatch`.
         slowness: `[ranks]` what multiplies all seconds of a rank, so that it is given less; None: all are alike.
+        rerun: What large microbatches take longer; None: nothing.
         max_evals: Budget of the search, in moves and swaps looked at.
         tolerance: Relative gap at which to stop.
 
@@ -99,6 +113,7 @@ def balance_ranks(
     tick_s = math.ldexp(unit_s, -PACE_UNITS) if is_uneven else unit_s
     # Equally fast ranks that wait in every slot wait for its fixed part in any case: it is left out of the search.
     is_fixed_apart = sync == "microbatch" and not is_uneven
+    again = rerun or Rerun(np.zeros(len(seconds_s)), 0.0, ())
     clipped = np.minimum(num_tokens, cap_tokens).astype(np.int64)
 
     def problem(num_slots: int) -> RankProblem:
@@ -111,6 +126,9 @@ def balance_ranks(
             cap=int(cap_tokens),
             fixed=0 if is_fixed_apart else round(fixed_s / unit_s),
             pace=pace,
+            limits=np.array(again.limits, dtype=np.int64),
+            rerun=np.rint(again.seconds_s / unit_s).astype(np.int64),
+            rerun_fixed=round(again.fixed_s / unit_s),
         )
 
     if num_microbatches is not None:

@@ -92,7 +92,8 @@ class StepEvaluator:
         for stage in range(part.parallel.pp):
             kind = stage_kind(part, stage)
             if kind not in known:
-                known[kind] = np.stack(self._seconds(part, kind, load, assignment))
+                num_rerun = part.num_rerun(stage, load[1])
+                known[kind] = np.stack(self._seconds(part, kind, load, num_rerun, assignment))
             found.append(known[kind])
         return found
 
@@ -128,8 +129,9 @@ class StepEvaluator:
         return total_s / num_draws
 
     def _seconds(
-        self, part: ModulePlan, kind: StageKind, load: Floats, assignment: Assignment
+        self, part: ModulePlan, kind: StageKind, load: Floats, num_rerun: Ints | int, assignment: Assignment
     ) -> tuple[Floats, Floats]:
+        """Of a stage's microbatches; under limits `num_rerun` layers of each run again."""
         if not kind.num_layers:
             return np.zeros(load.shape[1:]), np.zeros(load.shape[1:])
         key, items = (part.module, kind), self.items[part.module]
@@ -140,20 +142,21 @@ class StepEvaluator:
         cell = slot * part.parallel.dp + rank
         if mix:
             factor = mix.factors(cell, load[0].size).reshape(shape)
+        costs = kind.costs(num_rerun)
         if kind.cp == 1:
-            return self.cost.module_seconds(part.module, *load, **kind._asdict(), factor=factor)
+            return self.cost.module_seconds(part.module, *load, **costs, factor=factor)
         # All ranks of a group wait for who has most.
         if part.module == LLM:
             growth, cap = part.cost_growth, part.max_tokens
             loads, received = piece_loads(items, cell, load[0].size, kind.cp, growth, cap)
             exchanges_s = self.cost.exchange_seconds(
-                LLM, received.reshape(shape), num_layers=kind.num_layers, tp=kind.tp, recompute=kind.recompute
+                LLM, received.reshape(shape), num_layers=kind.num_layers, tp=kind.tp, recompute=costs["recompute"]
             )
         else:
             loads = tile_loads(items, cell, load[0].size, kind.cp)
             exchanges_s = np.zeros(shape), np.zeros(shape)
         seconds = self.cost.module_seconds(
-            part.module, *loads.reshape(3, *shape, kind.cp), **kind._replace(cp=1)._asdict(),
+            part.module, *loads.reshape(3, *shape, kind.cp), **kind._replace(cp=1).costs(np.expand_dims(num_rerun, -1)),
             factor=None if factor is None else factor[..., np.newaxis],
         )  # fmt: skip
         forward_s, backward_s = (of.max(axis=-1) + more for of, more in zip(seconds, exchanges_s, strict=True))

@@ -10,7 +10,7 @@ what the search finds is judged by `StepEvaluator`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -37,6 +37,8 @@ class Part(NamedTuple):
     gather_s: float = 0.0
     """Least seconds of a group's forward pass; those of its backward pass are `gather_s + scatter_s`."""
     scatter_s: float = 0.0
+    limits: tuple[int, ...] = ()
+    """Tokens of a bucket above each of which one more layer runs again in its backward pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,10 @@ class LinearStep:
     """`[encoders]` of a slot, of one on the chain of a bucket; 0: none."""
     on_chain: Bools
     """`[encoders]`: whether its items are where their sample is."""
+    rerun_s: Floats = field(default_factory=lambda: np.zeros(0))
+    """`[samples]` seconds in which one layer of the LLM runs again; empty where the same layers always do."""
+    rerun_fixed_s: float = 0.0
+    """Of every microbatch, for each such layer."""
 
     @property
     def num_ops(self) -> int:
@@ -82,12 +88,15 @@ class LinearStep:
         return 2 * self.num_slots * (int(self.pipe_pp[:-1].sum()) + int(self.pipe_pp[-1]) * self.num_ranks)
 
     @property
-    def slowest_stage(self) -> tuple[Floats, float]:
-        """(`[samples]` seconds, fixed seconds of a microbatch) of the chain's stage that has most to do."""
+    def slowest_stage(self) -> tuple[Floats, float, tuple[int, ...]]:
+        """(`[samples]` seconds, fixed seconds of a microbatch, limits) of the chain's stage that has most to do."""
         stages = (
-            (self.chain_s[[part.row for part in of]].sum(axis=0), sum(part.fixed_s for part in of))
+            (
+                self.chain_s[[part.row for part in of]].sum(axis=0), sum(part.fixed_s for part in of),
+                sum((part.limits for part in of), ()),
+            )
             for of in self.stage_parts[int(self.pipe_pp[:-1].sum()) :]
-        )
+        )  # fmt: skip
         return max(stages, key=lambda of: float(of[0].sum()))
 
     @property
@@ -130,6 +139,7 @@ def linear_step(
                 for members in ([together] if together or not alone else []) + alone
             ))  # fmt: skip
     media = [tokens_of_samples(items[e.module], num_samples) for e in plan.encoders]
+    rerun_s, rerun_fixed_s = _rerun(plan, items[LLM], cost) if llm.recompute_tokens else (np.zeros(0), 0.0)
     return LinearStep(
         num_slots=plan.num_microbatches,
         num_ranks=llm.parallel.dp,
@@ -150,6 +160,8 @@ def linear_step(
         media_tokens=np.array(media, dtype=np.int64).reshape(-1, num_samples),
         cap_media_tokens=np.array([_media_cap(plan, e, caps, of) for e, of in zip(plan.encoders, media, strict=True)]),
         on_chain=np.array([plan.follows_samples(e.module) for e in plan.encoders], dtype=np.bool_),
+        rerun_s=rerun_s,
+        rerun_fixed_s=rerun_fixed_s,
     )
 
 
@@ -179,7 +191,8 @@ class _Rows:
             total = sum(float(seconds.sum()) for seconds, _, _ in kind) or 1.0
             frac = sum(float(seconds.sum()) * f for seconds, _, f in kind) / total
             fixed_s = sum(o for _, o, _ in kind) * (1.0 if is_chain else float(slow[stage].max()))
-            self._seen[known] = Part(len(self.seconds), fixed_s, frac or 1 / 3, group, gather_s, scatter_s)
+            limits = sum((k.limits for _, k in key), ())
+            self._seen[known] = Part(len(self.seconds), fixed_s, frac or 1 / 3, group, gather_s, scatter_s, limits)
             self.seconds.append(per_sample / (1.0 if is_chain else _num_parts(slow, stage)))
             self.slowness.append(slow[stage])
             if not is_chain:
@@ -211,19 +224,27 @@ def _part(
     plan: Plan, part: ModulePlan, kind: StageKind, items: ModuleItems, cost: CostModel
 ) -> tuple[Floats, float, float]:
     """One module's layers on a stage: (`[items]` seconds, fixed seconds of a microbatch, forward share)."""
-    seconds = cost.item_seconds(part.module, *items.loads, **kind._asdict())
+    seconds = cost.item_seconds(part.module, *items.loads, **kind.costs())
     if not len(seconds):
         return seconds, 0.0, 1 / 3
     num_buckets = max(1, min(plan.num_microbatches * part.parallel.dp, len(seconds)))
     typical = [float(load.sum()) / num_buckets for load in items.loads]
     mix = stage_mix(part, kind, items, cost)
     both = cost.module_seconds(
-        part.module, *typical, **kind._asdict(),
+        part.module, *typical, **kind.costs(),
         factor=mix.factors(np.zeros(len(seconds), dtype=np.int64), 1)[0] if mix else None,
     )  # fmt: skip
     forward, backward = (float(seconds_s) for seconds_s in both)
     fixed_s = max(0.0, forward + backward - float(seconds.sum()) / num_buckets)
     return seconds, fixed_s, forward / (forward + backward) if forward + backward > 0 else 1 / 3
+
+
+def _rerun(plan: Plan, samples: ModuleItems, cost: CostModel) -> tuple[Floats, float]:
+    """(`[samples]` seconds, fixed seconds of a microbatch) in which one layer of the LLM runs again."""
+    llm = plan.module(LLM)
+    kind = StageKind(1, False, 0.0, llm.parallel.tp, llm.parallel.cp)
+    once, again = (_part(plan, llm, kind._replace(recompute=way), samples, cost) for way in (0.0, 1.0))
+    return np.maximum(again[0] - once[0], 0.0), max(again[1] - once[1], 0.0)
 
 
 def sample_weights(step: LinearStep) -> Floats:

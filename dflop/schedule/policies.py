@@ -22,7 +22,7 @@ from dflop.schedule import karmarkar_karp
 from dflop.schedule.anneal import search
 from dflop.schedule.assignment import Assignment, even_item_ranks, in_sequence
 from dflop.schedule.caps import fullest, keeps, plan_caps
-from dflop.schedule.data_parallel import balance_ranks
+from dflop.schedule.data_parallel import Rerun, balance_ranks
 from dflop.schedule.evaluate import StepEvaluator
 from dflop.schedule.items import Ints, ModuleItems, item_seconds, module_items, stage_slowness
 from dflop.schedule.linear import LinearStep, linear_step, sample_weights
@@ -244,7 +244,7 @@ class StepJob:
     def _over_ranks(self) -> Assignment | None:
         """Balanced seconds of replicas without a pipeline; None where that breaks a cap."""
         step, num_ranks = self.linear, self.plan.module(LLM).parallel.dp
-        seconds_s, fixed_s = step.slowest_stage
+        seconds_s, fixed_s, limits = step.slowest_stage
         try:
             found = balance_ranks(
                 seconds_s,
@@ -256,6 +256,7 @@ class StepJob:
                 max_microbatches=step.num_slots,
                 sync="microbatch" if step.meets else "step",
                 slowness=step.replica_slowness,
+                rerun=Rerun(step.rerun_s, step.rerun_fixed_s, limits) if limits else None,
             )
         except ConfigError:  # so few microbatches do not hold them
             return None

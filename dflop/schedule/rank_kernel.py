@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dflop.schedule.items import Ints
-from dflop.simulate.jit import IS_COMPILED, kernel
+from dflop.simulate.jit import IS_COMPILED, inlined, kernel
 
 MAX_KICKS = 8
 """Random disturbances in a row that led to nothing before the search gives up."""
@@ -43,6 +43,12 @@ class RankProblem(NamedTuple):
     """Weight of a bucket that is not empty."""
     pace: Ints
     """`[ranks]` all 1 where ranks are equally fast."""
+    limits: Ints
+    """Tokens of a bucket, ascending, above each of which one more layer runs again."""
+    rerun: Ints
+    """`[samples]` weight of such a layer."""
+    rerun_fixed: int
+    """What it weighs on top, whatever the bucket holds."""
 
     @property
     def keep_full(self) -> bool:
@@ -60,6 +66,11 @@ class RankProblem(NamedTuple):
         loads = np.zeros(self.num_cells, dtype=np.int64)
         np.add.at(loads, bucket % self.num_cells, self.weights)
         np.add.at(loads, np.flatnonzero(is_used) % self.num_cells, self.fixed)
+        filled, rerun = np.zeros((2, self.num_buckets), dtype=np.int64)
+        np.add.at(filled, bucket, self.tokens)
+        np.add.at(rerun, bucket, self.rerun)
+        again = np.searchsorted(self.limits, filled) * (rerun + self.rerun_fixed)
+        np.add.at(loads, np.arange(self.num_buckets) % self.num_cells, again)
         return loads * np.tile(self.pace, self.num_cells // self.num_ranks)
 
     def step(self, bucket: Ints) -> int:
@@ -67,7 +78,7 @@ class RankProblem(NamedTuple):
         return int(self.loads(bucket).reshape(-1, self.num_ranks).max(axis=1).sum())
 
 
-class _Now(NamedTuple):
+class Now(NamedTuple):
     """An assignment under way, and what follows from it."""
 
     bucket: Ints
@@ -78,6 +89,8 @@ class _Now(NamedTuple):
     """`[buckets]` tokens."""
     counts: Ints
     """`[buckets]` samples."""
+    rerun: Ints
+    """`[buckets]` weight of a layer that runs again."""
     first: Ints
     """`[cells]` any sample of it, from where `after` leads to the others."""
     after: Ints
@@ -117,20 +130,26 @@ def improve(problem: RankProblem, bucket: Ints, target: int, max_evals: int) -> 
         target: Good enough: stops here.
         max_evals: Moves and swaps looked at.
     """
-    start, keep_full = bucket.astype(np.int64), problem.keep_full
-    now = _Now(
-        start.copy(),
-        np.zeros(problem.num_cells, dtype=np.int64),
-        np.zeros(problem.num_buckets, dtype=np.int64),
-        np.zeros(problem.num_buckets, dtype=np.int64),
-        np.full(problem.num_cells, NOBODY),
-        np.full(len(start), NOBODY),
-    )
+    start, keep_full, now = bucket.astype(np.int64), problem.keep_full, empty(problem, len(bucket))
     if not IS_COMPILED:  # an element of a list takes Python a third of the time that one of an array does
         problem, now = _as_lists(problem), _as_lists(now)
         return np.array(_improve(problem, keep_full, now, start.tolist(), target, max_evals))
     found: Ints = _improve(problem, keep_full, now, start, target, max_evals)
     return found
+
+
+def empty(problem: RankProblem, num_samples: int) -> Now:
+    """An assignment of nothing yet."""
+    num_cells, buckets = problem.num_cells, np.zeros(problem.num_buckets, dtype=np.int64)
+    return Now(
+        bucket=np.zeros(num_samples, dtype=np.int64),
+        loads=np.zeros(num_cells, dtype=np.int64),
+        filled=buckets,
+        counts=buckets.copy(),
+        rerun=buckets.copy(),
+        first=np.full(num_cells, NOBODY),
+        after=np.full(num_samples, NOBODY),
+    )
 
 
 def _as_lists(of: Any) -> Any:
@@ -247,7 +266,7 @@ def _relieve(problem, keep_full, now, heaviest, heavy, is_tried, evals, max_eval
 @kernel
 def _best_exchange(problem, keep_full, now, heavy, light, goal, slack):  # type: ignore[no-untyped-def]  # numba infers them
     """(larger of both loads afterwards, sample that leaves, sample that comes or nobody): the smallest."""
-    weights, tokens, cap = problem.weights, problem.tokens, problem.cap
+    weights, tokens, cap, has_limits = problem.weights, problem.tokens, problem.cap, len(problem.limits) > 0
     of_heavy, of_light = problem.pace[heavy % problem.num_ranks], problem.pace[light % problem.num_ranks]
     heavy_load, light_load = now.loads[heavy], now.loads[heavy] - slack
     best, best_i, best_j = heavy_load, NOBODY, NOBODY
@@ -258,14 +277,21 @@ def _best_exchange(problem, keep_full, now, heavy, light, goal, slack):  # type:
         j = now.first[light]
         while j != NOBODY:
             delta, longer = weights[i] - weights[j], tokens[i] - tokens[j]
-            value = max(heavy_load - delta * of_heavy, light_load + delta * of_light)
+            less = more = delta
+            if has_limits:
+                less -= _added_again(problem, now, source, -longer, problem.rerun[j] - problem.rerun[i])
+                more += _added_again(problem, now, now.bucket[j], longer, problem.rerun[i] - problem.rerun[j])
+            value = max(heavy_load - less * of_heavy, light_load + more * of_light)
             if value < best and now.filled[source] - longer <= cap and now.filled[now.bucket[j]] + longer <= cap:
                 best, best_i, best_j = value, i, j
             j = now.after[j]
         if now.filled[goal] + tokens[i] <= cap and not (keep_full and is_last):
-            less = (weights[i] + (problem.fixed if is_last else 0)) * of_heavy
-            more = (weights[i] + (problem.fixed if now.counts[goal] == 0 else 0)) * of_light
-            value = max(heavy_load - less, light_load + more)
+            less = weights[i] + (problem.fixed if is_last else 0)
+            more = weights[i] + (problem.fixed if now.counts[goal] == 0 else 0)
+            if has_limits:
+                less -= _added_again(problem, now, source, -tokens[i], -problem.rerun[i])
+                more += _added_again(problem, now, goal, tokens[i], problem.rerun[i])
+            value = max(heavy_load - less * of_heavy, light_load + more * of_light)
             if value < best:
                 best, best_i, best_j = value, i, NOBODY
         i = now.after[i]
@@ -302,8 +328,10 @@ def _put(problem, now, i, b):  # type: ignore[no-untyped-def]  # numba infers th
     """Sample i, which is nowhere, into bucket b."""
     cell = b % problem.num_cells
     weight = problem.weights[i] + (problem.fixed if now.counts[b] == 0 else 0)
+    weight += _added_again(problem, now, b, problem.tokens[i], problem.rerun[i])
     now.loads[cell] += weight * problem.pace[b % problem.num_ranks]
     now.filled[b] += problem.tokens[i]
+    now.rerun[b] += problem.rerun[i]
     now.counts[b] += 1
     now.bucket[i] = b
     now.after[i], now.first[cell] = now.first[cell], i
@@ -315,8 +343,10 @@ def _take(problem, now, i):  # type: ignore[no-untyped-def]  # numba infers them
     b = now.bucket[i]
     cell = b % problem.num_cells
     now.counts[b] -= 1
-    now.filled[b] -= problem.tokens[i]
     weight = problem.weights[i] + (problem.fixed if now.counts[b] == 0 else 0)
+    weight -= _added_again(problem, now, b, -problem.tokens[i], -problem.rerun[i])
+    now.filled[b] -= problem.tokens[i]
+    now.rerun[b] -= problem.rerun[i]
     now.loads[cell] -= weight * problem.pace[b % problem.num_ranks]
     if now.first[cell] == i:
         now.first[cell] = now.after[i]
@@ -325,6 +355,17 @@ def _take(problem, now, i):  # type: ignore[no-untyped-def]  # numba infers them
     while now.after[j] != i:
         j = now.after[j]
     now.after[j] = now.after[i]
+
+
+@inlined
+def _added_again(problem, now, b, num_tokens, rerun):  # type: ignore[no-untyped-def]  # numba infers them
+    """Weight of layers that run again, with so many tokens more in a bucket and so much weight of a layer."""
+    before = after = 0
+    for limit in problem.limits:
+        before += now.filled[b] > limit
+        after += now.filled[b] + num_tokens > limit
+    already = now.rerun[b] + problem.rerun_fixed
+    return after * (already + rerun) - before * already
 
 
 @kernel

@@ -7,6 +7,7 @@ and a sum never has to be made anew. Buckets are numbered `slot * lanes + lane`.
 
 from __future__ import annotations
 
+import itertools
 from typing import NamedTuple
 
 import numpy as np
@@ -23,7 +24,7 @@ class Task(NamedTuple):
     """A linear step as the kernels take it.
 
     A sample is a row of D numbers that add up: its seconds per row of chain and of encoder stages, 1 for itself, its
-    tokens, per encoder pipe its items, per encoder its tokens there.
+    tokens, per encoder pipe its items, per encoder its tokens there, and where it matters those of a layer that reruns.
     """
 
     samples: Floats
@@ -35,14 +36,18 @@ class Task(NamedTuple):
     num_slots: int
     num_lanes: int
     first: Ints
-    """Columns at which encoder seconds, the count, items and encoder tokens begin."""
+    """Columns at which encoder seconds, the count, items, encoder tokens and seconds of a layer that reruns begin."""
     kinds: Ints
     """`[kinds, 7]` of stages, encoders' before the chain's: pipe, first part, end of its parts, whether its ranks meet,
     and first rows of seconds of forwards, of backwards, and of gates."""
     parts: Ints
-    """`[parts, 2]`: column of `samples`; lanes that meet, 1: none."""
+    """`[parts, 4]`: column of `samples`; lanes that meet, 1: none; first and end of its limits."""
     part_s: Floats
     """`[parts, 4]`: fixed seconds, forward share, least seconds of a forward and of a backward of a group."""
+    limits: Ints
+    """Tokens of a bucket above each of which one more layer of a part reruns."""
+    rerun_fixed_s: float
+    """Of every bucket, for each such layer."""
     entry_at: Ints
     """Per encoder, first row of gates of what the chain waits for."""
     num_encoder_kinds: int
@@ -92,7 +97,7 @@ class State(NamedTuple):
 def make_task(step: LinearStep) -> Task:
     """Everything about a step that no move changes."""
     num_chain, num_encoder = len(step.chain_s), len(step.slot_s)
-    count, num_encoder_stages = num_chain + num_encoder, int(step.pipe_pp[:-1].sum())
+    num_encoder_stages = int(step.pipe_pp[:-1].sum())
     pipes, kinds, parts, stage = [], [], [], 0
     for p, pp in enumerate(step.pipe_pp.tolist()):
         own = step.stage_parts[stage : stage + pp]
@@ -112,8 +117,9 @@ def make_task(step: LinearStep) -> Task:
     first_part = np.cumsum([0, *(num_parts for _, num_parts, _ in kinds)]).tolist()
     rows = [
         *map(exact, step.chain_s), *map(exact, step.slot_s), np.ones(len(step.tokens)), step.tokens, *step.num_items,
-        *step.media_tokens,
+        *step.media_tokens, *map(exact, step.rerun_s[np.newaxis] if len(step.rerun_s) else ()),
     ]  # fmt: skip
+    end_limit = np.cumsum([0, *(len(part.limits) for part in parts)]).tolist()
     media = np.where(step.cap_media_tokens > 0, step.cap_media_tokens, UNLIMITED).astype(np.int64)
     free = np.full(len(media), UNLIMITED, dtype=np.int64)
     return Task(
@@ -122,7 +128,7 @@ def make_task(step: LinearStep) -> Task:
         slowness=np.ascontiguousarray(step.chain_slowness),
         num_slots=step.num_slots,
         num_lanes=step.num_ranks,
-        first=np.array([num_chain, count, count + 2, count + 2 + len(step.num_items)], dtype=np.int64),
+        first=np.cumsum([num_chain, num_encoder, 2, len(step.num_items), len(step.media_tokens)], dtype=np.int64),
         kinds=np.array(
             [
                 (p, first, first + num_parts, meets, *seconds_at, gates_at)
@@ -132,10 +138,15 @@ def make_task(step: LinearStep) -> Task:
             ],
             dtype=np.int64,
         ),
-        parts=np.array([(part.row, part.group) for part in parts], dtype=np.int64),
+        parts=np.array(
+            [(part.row, part.group, *ends) for part, ends in zip(parts, itertools.pairwise(end_limit), strict=True)],
+            dtype=np.int64,
+        ),
         part_s=np.array(
             [(part.fixed_s, part.forward_frac, part.gather_s, part.gather_s + part.scatter_s) for part in parts]
         ),
+        limits=np.array([limit for part in parts for limit in part.limits], dtype=np.int64),
+        rerun_fixed_s=step.rerun_fixed_s,
         entry_at=program.entry_at,
         meets=step.meets,
         num_encoder_kinds=sum(p < len(step.pipe_pp) - 1 for p, _, _ in kinds),
@@ -194,8 +205,17 @@ def fill(task, state):  # type: ignore[no-untyped-def]  # numba infers them
     return is_valid
 
 
+@inlined
+def rerun_s(sums, parts, p, limits, fixed_s, column, bucket):  # type: ignore[no-untyped-def]  # numba infers them
+    """Seconds in which layers of a part run again, of a bucket."""
+    above = parts[p, 2]
+    while above < parts[p, 3] and sums[bucket, column[1] + 1] > limits[above]:
+        above += 1
+    return (above - parts[p, 2]) * (sums[bucket, column[4]] + fixed_s) if above > parts[p, 2] else 0.0
+
+
 @kernel
-def meet(seconds, sums, slot_sum, slowness, kind, parts, part_s, k, lanes):  # type: ignore[no-untyped-def]  # numba infers them
+def meet(seconds, sums, slot_sum, slowness, kind, parts, part_s, limits, fixed_s, column, k, lanes):  # type: ignore[no-untyped-def]  # numba infers them
     """Seconds of a chain's stage whose ranks meet, module by module: those of the slowest of a group."""
     forward, backward = kind[4] + k, kind[5] + k
     for r in range(lanes):
@@ -205,13 +225,15 @@ def meet(seconds, sums, slot_sum, slowness, kind, parts, part_s, k, lanes):  # t
         if slot_sum[k, q] <= 0:
             continue
         for first in range(0, lanes, group):
-            end, longest = min(first + group, lanes), 0.0
+            end, ahead, back = min(first + group, lanes), 0.0, 0.0
             for r in range(first, end):
                 own = sums[k * lanes + r, q]
-                longest = max(longest, (own + fixed) * slowness[q, r] if own > 0 else 0.0)
+                took = (own + fixed) * slowness[q, r] if own > 0 else 0.0
+                again = rerun_s(sums, parts, p, limits, fixed_s, column, k * lanes + r) * slowness[q, r]
+                ahead, back = max(ahead, frac * took), max(back, (1 - frac) * took + again)
             for r in range(first, end):
-                seconds[forward, r] += max(frac * longest, part_s[p, 2])
-                seconds[backward, r] += max((1 - frac) * longest, part_s[p, 3])
+                seconds[forward, r] += max(ahead, part_s[p, 2])
+                seconds[backward, r] += max(back, part_s[p, 3])
 
 
 @kernel
@@ -221,7 +243,8 @@ def refresh(task, state, a, b, width):  # type: ignore[no-untyped-def]  # numba 
     All in one piece: a call with so many arrays costs more than what it does.
     """
     kinds, sums, lanes, seconds, gates = task.kinds, state.bucket_sum, task.num_lanes, state.seconds, state.gates
-    num_encoder, parts, part_s = task.num_encoder_kinds, task.parts, task.part_s
+    num_encoder, parts, part_s, limits = task.num_encoder_kinds, task.parts, task.part_s, task.limits
+    slowness = task.slowness
     for begin in (a, b):
         for bucket in range(begin, begin + width):
             k, r = bucket // lanes, bucket % lanes
@@ -231,8 +254,9 @@ def refresh(task, state, a, b, width):  # type: ignore[no-untyped-def]  # numba 
                 gates[kinds[c, 6] + k, r] = 0.0 if is_active else -np.inf
                 if not kinds[c, 3]:  # else it depends on other buckets of the slot
                     q = parts[p, 0]
-                    took = (sums[bucket, q] + part_s[p, 0]) * task.slowness[q, r] if is_active else 0.0
-                    seconds[forward, r], seconds[backward, r] = part_s[p, 1] * took, (1 - part_s[p, 1]) * took
+                    took = (sums[bucket, q] + part_s[p, 0]) * slowness[q, r] if is_active else 0.0
+                    again = rerun_s(sums, parts, p, limits, task.rerun_fixed_s, task.first, bucket) * slowness[q, r]
+                    seconds[forward, r], seconds[backward, r] = part_s[p, 1] * took, (1 - part_s[p, 1]) * took + again
             for e in range(len(task.entry_at)):
                 gates[task.entry_at[e] + k, r] = 0.0 if sums[bucket, task.first[2] + e] > 0 else -np.inf
         k = begin // lanes
@@ -247,7 +271,10 @@ def refresh(task, state, a, b, width):  # type: ignore[no-untyped-def]  # numba 
             seconds[kinds[c, 5] + k, 0] = max((1 - part_s[p, 1]) * took, part_s[p, 3]) if is_active else 0.0
         for c in range(num_encoder, len(kinds)):
             if kinds[c, 3]:
-                meet(seconds, sums, state.slot_sum, task.slowness, kinds[c], parts, part_s, k, lanes)
+                meet(
+                    seconds, sums, state.slot_sum, slowness, kinds[c], parts, part_s, limits, task.rerun_fixed_s,
+                    task.first, k, lanes,
+                )  # fmt: skip
 
 
 @kernel

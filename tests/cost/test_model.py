@@ -47,6 +47,18 @@ def test_stages_of_a_module_share_its_cost_and_the_last_pays_the_edge():
     assert cost.param_bytes("llm", 3, edge=True) == 20_000_000
 
 
+def test_microbatches_may_differ_in_how_many_layers_run_again():
+    spec = replace(make_specs()[0], num_heads=4, num_kv_heads=2, head_dim=16)
+    again = make_table(LLM, per_token_s=3e-5, edge_per_token_s=7e-5, recompute=True)
+    cost = CostModel([make_table(LLM), again], specs=[spec], links=[make_link("p2p", 2, 1, 1e-5, 1e9)])
+    tokens, shares = np.array([0.0, 300.0, 4000.0, 4000.0]), np.array([0.5, 0.0, 0.25, 0.75])
+    key = {"num_layers": 4, "edge": True, "cp": 2}
+    found = np.array(cost.module_seconds(LLM, 8, tokens, tokens * 300, recompute=shares, **key))
+    for k, share in enumerate(shares.tolist()):
+        alone = cost.module_seconds(LLM, 8, tokens[k], tokens[k] * 300, recompute=share, **key)
+        assert found[:, k] == pytest.approx(np.array(alone))
+
+
 def test_unknown_module_and_tp_list_what_exists_and_nothing_may_be_there_twice():
     cost = CostModel([make_table("llm", tp=1), make_table("llm", tp=2)])
     with pytest.raises(CostError, match="valid: llm"):

@@ -1,8 +1,12 @@
 """Random plans with a batch; random linear steps, of eighths of seconds: orders of summation do not matter."""
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import strategies as st
 
+from dflop.cost.curve import combine
+from dflop.cost.model import CostModel
 from dflop.records import LLM, ModuleLoad, Plan, SampleShape
 from dflop.schedule.assignment import assignment_of
 from dflop.schedule.evaluate import StepEvaluator
@@ -29,6 +33,29 @@ def plans_with_batches(draw: st.DrawFn) -> tuple[Plan, tuple[SampleShape, ...]]:
 
 
 @st.composite
+def limits(draw: st.DrawFn, most: int, num_layers: int) -> tuple[int, ...]:
+    """Tokens above each of which one more layer runs again."""
+    return tuple(sorted(draw(st.lists(st.integers(0, most), max_size=num_layers))))
+
+
+@st.composite
+def limited(draw: st.DrawFn, plan: Plan, batch: tuple[SampleShape, ...]) -> Plan:
+    """The plan, sometimes with limits for the LLM's stages."""
+    llm, most = plan.modules[-1], sum(s.num_llm_tokens for s in batch)
+    found = tuple(draw(limits(most // draw(st.sampled_from([1, 4, 16])), n)) for n in llm.layers_per_stage)
+    if not any(found) or draw(st.booleans()):
+        return plan
+    return replace(plan, modules=(*plan.modules[:-1], replace(llm, recompute=True, recompute_tokens=found)))
+
+
+def with_reruns(cost: CostModel) -> CostModel:
+    """The costs, of a model that may run layers of the LLM again, too."""
+    llm = cost.table(LLM)
+    backward_s = combine([(1.0, llm.backward_s), (1.0, llm.forward_s)], [1.0, 0.0])
+    return CostModel([*cost.tables, replace(llm, recompute=True, backward_s=backward_s)])
+
+
+@st.composite
 def linear_steps(draw: st.DrawFn, *, is_capped: bool = True) -> LinearStep:
     """Up to two encoders of up to two stages; without `is_capped` nothing but the bucket's tokens is limited."""
     num_slots, num_ranks = draw(st.integers(1, 5)), draw(st.integers(1, 5))
@@ -50,7 +77,8 @@ def linear_steps(draw: st.DrawFn, *, is_capped: bool = True) -> LinearStep:
         rows = draw(st.lists(st.integers(0, len(chain_s) - 1), min_size=1, max_size=2, unique=True))
         group = draw(st.sampled_from([1, 1, 2, num_ranks]))
         messages = draw(MESSAGES) if group > 1 else (0.0, 0.0)
-        parts.append(tuple(Part(q, draw(EIGHTHS), 0.25, group, *messages) for q in rows[: 1 if group == 1 else 2]))
+        *first, last = (Part(q, draw(EIGHTHS), 0.25, group, *messages) for q in rows[: 1 if group == 1 else 2])
+        parts.append((*first, last._replace(limits=draw(limits(int(tokens.sum()), 4)))))
     media = np.array([row(st.integers(0, 50)) for _ in range(max(len(encoder_pp), int(is_inline)))], dtype=np.int64)
     cap = draw(st.integers(int(tokens.max()), int(tokens.sum())))
     return LinearStep(
@@ -70,7 +98,7 @@ def linear_steps(draw: st.DrawFn, *, is_capped: bool = True) -> LinearStep:
         cap_media_tokens=np.array(
             [draw(st.sampled_from([0, int(m.max()), int(m.sum())])) if is_capped else 0 for m in media], dtype=np.int64
         ),
-        on_chain=np.full(len(media), is_inline),
+        on_chain=np.full(len(media), is_inline), rerun_s=np.array(row(EIGHTHS)), rerun_fixed_s=draw(EIGHTHS),
     )  # fmt: skip
 
 

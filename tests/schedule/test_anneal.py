@@ -76,16 +76,19 @@ def part_s(step, part, is_chain, samples, k, r) -> tuple[float, float]:
             return 0.0, 0.0
         total = max(float(step.slot_s[row][inside].sum()), float(step.largest_s[row][inside].max())) + part.fixed_s
         return max(0.25 * total, part.gather_s), max(0.75 * total, part.gather_s + part.scatter_s)
-    of_ranks = [
-        (float(step.chain_s[part.row][b].sum()) + part.fixed_s) * float(step.chain_slowness[part.row, q]) * bool(len(b))
-        for q, b in enumerate(buckets)
-    ]
+    of_ranks = []
+    for q, b in enumerate(buckets):
+        again = sum(int(step.tokens[b].sum()) > limit for limit in part.limits)
+        took = (float(step.chain_s[part.row][b].sum()) + part.fixed_s) * bool(len(b))
+        rerun_s = again * (float(step.rerun_s[b].sum()) + step.rerun_fixed_s) if again else 0.0
+        both = 0.25 * took, 0.75 * took + rerun_s
+        of_ranks.append([float(step.chain_slowness[part.row, q]) * phase_s for phase_s in both])
     if part.group == 1:
-        return 0.25 * of_ranks[r], 0.75 * of_ranks[r]
-    slowest = max(of_ranks[r - r % part.group :][: part.group]) if any(of_ranks) else 0.0
-    if not any(of_ranks):
+        return tuple(of_ranks[r])
+    if not np.any(of_ranks):
         return 0.0, 0.0
-    return max(0.25 * slowest, part.gather_s), max(0.75 * slowest, part.gather_s + part.scatter_s)
+    forward_s, backward_s = np.max(of_ranks[r - r % part.group :][: part.group], axis=0).tolist()
+    return max(forward_s, part.gather_s), max(backward_s, part.gather_s + part.scatter_s)
 
 
 def num_ranks_of(step: LinearStep, pipe: int) -> int:

@@ -6,10 +6,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dflop.errors import ConfigError
-from dflop.schedule.data_parallel import balance_ranks
+from dflop.schedule import rank_kernel
+from dflop.schedule.data_parallel import Rerun, balance_ranks
 from dflop.schedule.pack import token_cap, token_lpt
-from dflop.schedule.rank_kernel import RankProblem, first_fit, greedy, improve
+from dflop.schedule.rank_kernel import NOBODY, RankProblem, first_fit, greedy, improve
 
+PUT, TAKE, EXCHANGE = (
+    getattr(k, "py_func", k) for k in (rank_kernel._put, rank_kernel._take, rank_kernel._best_exchange)
+)
 SYNCS = ("step", "microbatch")
 
 
@@ -23,11 +27,14 @@ def seconds(tokens: np.ndarray) -> np.ndarray:
     return 3e-4 * tokens + 1.3e-8 * tokens.astype(float) ** 2
 
 
-def step_s(s, bucket, num_ranks, num_slots, fixed_s, sync, slowness=1.0) -> float:
+def step_s(s, bucket, num_ranks, num_slots, fixed_s, sync, slowness=1.0, rerun=None, tokens=None) -> float:
     """The objective, in words of its own."""
-    load = np.bincount(bucket, s, num_ranks * num_slots).reshape(num_slots, num_ranks)
-    is_used = np.bincount(bucket, minlength=load.size).reshape(load.shape) > 0
-    load = (load + fixed_s * is_used) * slowness
+    load = np.bincount(bucket, s, num_ranks * num_slots)
+    load += fixed_s * (np.bincount(bucket, minlength=load.size) > 0)
+    for limit in rerun.limits if rerun else ():
+        again_s = np.bincount(bucket, rerun.seconds_s, load.size) + rerun.fixed_s
+        load += again_s * (np.bincount(bucket, tokens, load.size) > limit)
+    load = load.reshape(num_slots, num_ranks) * slowness
     return float(load.sum(axis=0).max() if sync == "step" else load.max(axis=1).sum())
 
 
@@ -41,6 +48,7 @@ def problems(draw):
         "fixed_s": draw(st.sampled_from([0.0, 0.3, 2.0])),
         "sync": draw(st.sampled_from(SYNCS)),
         "cap_tokens": draw(st.integers(100, 2000)),
+        "rerun": draw(st.none() | st.just(Rerun(0.2 * s, 0.1, (20, 80, 99)))),
     }
     num_microbatches = draw(st.none() | st.integers(1, 4))
     if num_microbatches:
@@ -49,7 +57,7 @@ def problems(draw):
     return s, tokens, given
 
 
-DENORMAL = {"num_ranks": 1, "fixed_s": 0.0, "sync": "step", "cap_tokens": 100}
+DENORMAL = {"num_ranks": 1, "fixed_s": 0.0, "sync": "step", "cap_tokens": 100, "rerun": None}
 
 
 @settings(max_examples=80, deadline=None)
@@ -69,12 +77,13 @@ def test_every_sample_once_within_the_cap_no_rank_without_work_and_never_worse_t
     assert over.sum() == found.num_over_cap == (tokens > given["cap_tokens"]).sum()
     if len(s) >= len(counts):
         assert counts.min() >= 1
-    told = step_s(s, bucket, num_ranks, num_slots, given["fixed_s"], given["sync"])
+    again = {"rerun": given["rerun"], "tokens": tokens}
+    told = step_s(s, bucket, num_ranks, num_slots, given["fixed_s"], given["sync"], **again)
     assert found.step_s == pytest.approx(told, rel=1e-9, abs=1e-9)
     assert found.lower_bound_s <= found.step_s
     for rival in (np.arange(len(s)) * len(counts) // len(s), token_lpt(tokens, len(counts))):
         if np.bincount(rival, tokens).max() <= given["cap_tokens"]:
-            theirs = step_s(s, rival, num_ranks, num_slots, given["fixed_s"], given["sync"])
+            theirs = step_s(s, rival, num_ranks, num_slots, given["fixed_s"], given["sync"], **again)
             assert found.step_s <= theirs * (1 + 1e-9) + 1e-9, "arrival order, or longest first on tokens"
 
 
@@ -148,6 +157,9 @@ def crowds(draw):
         num_ranks=num_ranks, num_cells=num_ranks * num_slots if by_slot else num_ranks,
         num_buckets=num_ranks * num_slots, cap=cap, fixed=draw(st.sampled_from([0, 1, 1 << 30])),
         pace=rng.choice(np.array(paces), num_ranks),
+        limits=np.sort(rng.integers(0, cap, draw(st.sampled_from([0, 0, 3])))),
+        rerun=rng.integers(0, draw(st.sampled_from([1, 1 << 38])), num),
+        rerun_fixed=draw(st.sampled_from([0, 1 << 30])),
     )  # fmt: skip
 
 
@@ -185,15 +197,49 @@ def test_the_greedy_start_follows_its_rule_and_is_only_improved(p, by_tokens, ma
     if p.keep_full and np.bincount(start, minlength=p.num_buckets).min() > 0:
         assert np.bincount(better, minlength=p.num_buckets).min() > 0
     loads = np.sort(p.loads(better))
-    if p.cap == 1000 and p.num_cells == p.num_ranks and not p.is_uneven and not p.fixed and max_evals > 300:
+    if (
+        p.cap == 1000
+        and p.num_cells == p.num_ranks
+        and not p.is_uneven
+        and not p.fixed
+        and not len(p.limits)
+        and max_evals > 300
+    ):
         lightest = p.weights[(better % p.num_cells) == int(p.loads(better).argmax())].min(initial=1 << 62)
         assert loads[-1] - loads[0] <= lightest or p.keep_full, "moving the lightest sample would be better"
+
+
+@settings(max_examples=60, deadline=None)
+@given(crowds(), st.data())
+def test_loads_stay_those_of_the_samples_and_of_the_layers_that_run_again(p, data):
+    buckets = st.integers(0, p.num_buckets - 1)
+    where = np.array(data.draw(st.lists(buckets, min_size=len(p.weights), max_size=len(p.weights))))
+    now = rank_kernel.empty(p, len(where))
+    for i, b in enumerate(where.tolist()):
+        PUT(p, now, i, b)
+    assert now.loads.tolist() == p.loads(where).tolist()
+    heavy, light = data.draw(st.tuples(*[st.integers(0, p.num_cells - 1)] * 2).filter(lambda pair: pair[0] != pair[1]))
+    goal = light + p.num_cells * data.draw(st.integers(0, p.num_buckets // p.num_cells - 1))
+    slack = int(now.loads[heavy] - now.loads[light])
+    value, i, j = EXCHANGE(p, False, now, heavy, light, goal, slack)
+    if i == NOBODY:
+        return
+    TAKE(p, now, i)
+    source, where[i] = where[i], goal if j == NOBODY else where[j]
+    if j != NOBODY:
+        TAKE(p, now, j)
+        PUT(p, now, j, source)
+        where[j] = source
+    PUT(p, now, i, where[i])
+    assert now.loads.tolist() == p.loads(where).tolist()
+    assert value == max(now.loads[heavy], now.loads[light])
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_search_closes_what_greed_leaves_open(seed):
     rng = np.random.default_rng(seed)
     weights, ones = rng.integers(1 << 20, 1 << 24, 64), np.ones(64, dtype=np.int64)
-    p = RankProblem(weights, ones, 8, 8, 8, 64, 0, np.ones(8, dtype=np.int64))
+    none = np.zeros(0, dtype=np.int64)
+    p = RankProblem(weights, ones, 8, 8, 8, 64, 0, ones[:8], none, 0 * ones, 0)
     start = greedy(p, weights, 8, p.pace)
     assert p.step(improve(p, start, 0, 200_000)) <= 1.001 * weights.sum() / 8 < p.step(start)

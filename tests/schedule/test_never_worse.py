@@ -21,6 +21,7 @@ from dflop.schedule.items import module_items
 from dflop.schedule.policies import Effort
 from dflop.schedule.step_scheduler import schedule_step
 from tests.builders import make_inline_plan, make_plan, make_sample, make_table
+from tests.schedule.steps import limited, with_reruns
 
 BASELINES = ("arrival", "length_grouped", "token_lpt", "bottleneck")
 EFFORT = Effort(num_profiles=3, num_ops=30_000, max_simulations=60)
@@ -37,7 +38,7 @@ FEW, MANY = 25, 10_000 // (2 * len(COSTS))
 @functools.cache
 def cost_of(kind: str, llm_scale: float) -> CostModel:
     llm = {**COSTS[kind], "per_token_s": llm_scale * COSTS[kind].get("per_token_s", 1e-5)}
-    return CostModel([*(make_table(name, **COSTS[kind]) for name in ENCODERS), make_table(LLM, **llm)])
+    return with_reruns(CostModel([*(make_table(name, **COSTS[kind]) for name in ENCODERS), make_table(LLM, **llm)]))
 
 
 @st.composite
@@ -76,7 +77,7 @@ def steps(draw: st.DrawFn, layout: str) -> tuple[Plan, tuple[SampleShape, ...]]:
     for m in plan.modules:
         total = int(module_items(batch, m.module).num_tokens.sum())
         modules.append(replace(m, max_tokens=int(room * total / (num_microbatches * m.parallel.dp))))
-    return replace(plan, modules=tuple(modules)), batch
+    return draw(limited(replace(plan, modules=tuple(modules)), batch)), batch
 
 
 def schedule(

@@ -1,5 +1,6 @@
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,7 +10,7 @@ from dflop.records import LLM, ModuleLoad
 from dflop.schedule.step_scheduler import predicted_spans, schedule_step, stage_spans
 from dflop.simulate.pieces import deal_tiles, pieces
 from tests.builders import make_cost, make_inline_plan, make_plan, make_sample, random_batch
-from tests.schedule.steps import plans_with_batches
+from tests.schedule.steps import limited, plans_with_batches, with_reruns
 
 ENCODERS = ("vision", "audio")
 
@@ -19,7 +20,7 @@ def cases(draw: st.DrawFn):
     """(plan, batch, cost); the batch may be shorter than the plan's."""
     plan, batch = draw(plans_with_batches())
     cost = make_cost(*(m.module for m in plan.encoders), scale={LLM: draw(st.sampled_from([0.2, 1.0, 3.0]))})
-    return plan, batch, cost
+    return draw(limited(plan, batch)), batch, with_reruns(cost)
 
 
 def schedule(plan, batch, cost, max_concurrency=None, **kwargs):
@@ -88,10 +89,12 @@ def test_a_stage_that_holds_several_modules_is_expected_to_take_what_all_of_them
 
 def test_ranks_that_share_samples_take_a_part_of_the_tokens_and_of_the_items():
     plan = make_inline_plan(2, cp=3, pp=2, modules=(*ENCODERS, LLM))
-    batch, cost = random_batch(24), make_cost(*ENCODERS)
+    llm = replace(plan.module(LLM), recompute=True, recompute_tokens=((), (200, 300, 400, 500)))
+    plan = replace(plan, modules=(*plan.encoders, llm))
+    batch, cost = random_batch(24), with_reruns(make_cost(*ENCODERS))
     step_plan = schedule(plan, batch, cost)
     spans = predicted_spans(plan, step_plan, batch, cost)
-    num_uneven = 0
+    num_uneven, counts = 0, set()
     for (module, stage, dp_rank), found in spans.items():
         work = step_plan.of(module)
         kind = stage_kind(plan.module(module), stage)
@@ -109,11 +112,16 @@ def test_ranks_that_share_samples_take_a_part_of_the_tokens_and_of_the_items():
                 for ranges in deal_tiles([m.num_tokens for m in media], [m.grid[0] for m in media], 3):
                     own = [media[r.item].load for r in ranges]  # of one tile each
                     loads.append((len(own), sum(x.num_tokens for x in own), sum(x.sum_sq_tokens for x in own)))
-            own = kind._replace(cp=1)._asdict()
-            of_ranks = [float(cost.module_seconds(module, *load, **own)[0]) for load in loads]
-            num_uneven += max(of_ranks) > min(of_ranks)
-            assert span.forward_s == pytest.approx(max(of_ranks), rel=0.02 if module == LLM else 1e-9)
+            # The tokens of all ranks say how many layers run again on each.
+            num_rerun = plan.module(module).num_rerun(stage, span.num_tokens)
+            counts |= {num_rerun} if module == LLM else set()
+            own = kind._replace(cp=1).costs(num_rerun)
+            of_ranks = np.array([cost.module_seconds(module, *load, **own) for load in loads])
+            num_uneven += bool(np.ptp(of_ranks[:, 0]) if len(of_ranks) else 0)
+            longest = of_ranks.max(axis=0, initial=0.0)
+            assert (span.forward_s, span.backward_s) == pytest.approx(longest, rel=0.02 if module == LLM else 1e-9)
     assert num_uneven
+    assert len(counts) > 2
     alone = replace(plan, modules=tuple(replace(m, parallel=replace(m.parallel, cp=1)) for m in plan.modules))
     assert schedule(alone, batch, cost).predicted_step_s > step_plan.predicted_step_s
 
