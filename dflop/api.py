@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 if TYPE_CHECKING:
-    from dflop.compare.suite.contest import Contest
+    from dflop.compare.contest import Contest
     from dflop.config import Config
     from dflop.cost.throughput import Throughput
     from dflop.records import CostTable, Plan

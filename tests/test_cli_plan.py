@@ -10,11 +10,9 @@ import transformers
 from ruamel.yaml import YAML
 
 from dflop import resources
-from dflop.cli.compare import compare
 from dflop.config import load_config, load_mixture
 from dflop.cost.devices import H100
 from dflop.data.demo import make_demo_dataset
-from dflop.errors import ConfigError
 from dflop.store.console import query
 from tests.data.helpers import chat
 from tests.jobs.configs import write_config, write_demo_config
@@ -130,15 +128,3 @@ def test_a_plan_that_does_not_fit_says_what_would(folder: Path) -> None:
     assert done.returncode == 3
     assert "hint:" in done.stderr
     assert done.stdout == ""
-
-
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        ({"config": Path("my.yaml"), "numbers": Path("n.json")}, "--numbers: only with --suite"),
-        ({"suite": "paper", "device": "h100", "batch": "64"}, "--batch, --device: only with a configuration"),
-    ],
-)  # fmt: skip
-def test_options_that_would_be_ignored_are_refused(options, named):
-    with pytest.raises(ConfigError, match=named):
-        compare(**options)

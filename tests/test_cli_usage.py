@@ -125,8 +125,7 @@ WRONG = """
     2 plan run.yaml --usd-per-gpu-hour -1 | 0 or more
     2 plan broken.json text.txt
     2 compare
-    2 compare run.yaml --suite paper
-    2 compare --suite nope
+    2 compare run.yaml --suite paper | no option --suite
     2 compare run.yaml --num-batches 0 | 1 or more
     2 compare run.yaml --num-steps 0 | 1 or more
     2 compare run.yaml --policy nope
@@ -176,10 +175,7 @@ WRONG = """
     4 cost drift a b
     2 cost drift a
     2 cost drift a b --threshold -1 | 0 or more
-    2 cost published no.csv | No such file
-    2 cost published folder
-    2 cost published binary.yaml
-    1 cost published text.txt | no column
+    2 cost published | no command
     2 data card no
     2 data card folder
     2 data profile run.yaml

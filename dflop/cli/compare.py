@@ -1,4 +1,4 @@
-"""`dflop compare`: is it worth it? Plans and policies side by side, simulated, on one's own data or the paper's."""
+"""`dflop compare`: is it worth it? Plans and policies side by side, simulated, on one's own data."""
 
 from __future__ import annotations
 
@@ -27,21 +27,19 @@ from dflop.run.messages import Say
 
 if TYPE_CHECKING:
     from dflop.compare.batches import AtBatch
+    from dflop.compare.contest import Contest
     from dflop.compare.outlook import Outlook
-    from dflop.compare.suite.contest import Contest
 
-Suite = Literal["paper", "scaling", "balance", "noise"]
 Policy = Literal["token_lpt", "token_kk", "length_grouped", "bottleneck", "program"]
 
 
 def compare(
-    config: ConfigOrModel | None = None,
+    config: ConfigOrModel,
     data: Data = (),
     *,
     split: Split = "",
     download: Download = False,
     batch: Batch = "",
-    suite: Annotated[Suite | None, Parameter(help="The paper's models on generated data instead of your own.")] = None,
     device: Device = "",
     gpus: Gpus = None,
     gpus_per_node: GpusPerNode = None,
@@ -54,59 +52,26 @@ def compare(
         int, Parameter(help="Training steps used for the cost estimate.", validator=at_least(1))
     ] = 10_000,
     usd_per_gpu_hour: UsdPerGpuHour = 0.0,
-    picture: Annotated[tuple[Path, ...], Parameter(help="With --suite: write a chart, .png, .svg or .pdf.")] = (),
     html: Annotated[Path | None, Parameter(help="Write a self-contained HTML page.")] = None,
-    numbers: Annotated[Path | None, Parameter(help="With --suite: write all numbers to a JSON file.")] = None,
     overrides: Overrides = (),
     form: Form = "table",
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Simulate baseline trainers, the paper's released planner, and dflop.
+    """Simulate baseline trainers, what experts run, and dflop.
 
     All get the same global batches; no GPU is needed.
 
-    Example: dflop compare my.yaml --device h100 --num-steps 5000; dflop compare --suite paper
+    Example: dflop compare my.yaml --device h100 --num-steps 5000
     """
-    from dflop.errors import ConfigError
-    from dflop.report.rows import print_rows
-
-    check_folder(html)
-    check_folder(numbers)
-    say, wanted = talk(quiet), form_of(form, as_json)
-    if (config is None) == (suite is None):
-        raise ConfigError(
-            "dflop compare needs a configuration, a model with data, or a suite",
-            hint="dflop compare CONFIG, dflop compare MODEL DATA, or --suite paper",
-        )
-    others: dict[str, object] = {"--picture": picture, "--numbers": numbers}
-    if suite is not None:
-        others = {
-            "--split": split, "--batch": batch, "--device": device, "--gpus": gpus, "--gpus-per-node": gpus_per_node,
-            "--policy": policy, "--usd-per-gpu-hour": usd_per_gpu_hour, "--set": overrides,
-        }  # fmt: skip
-    if unused := [name for name, given in others.items() if given]:
-        raise ConfigError(
-            f"{', '.join(unused)}: only with {'--suite' if suite is None else 'a configuration'}",
-            hint="--json prints a configuration's figures" if suite is None else "dflop compare CONFIG",
-        )
-    if suite is not None:
-        from dflop.compare.suite.run_suite import run_suite
-        from dflop.compare.suite.suite_page import suite_page
-
-        found = run_suite(suite, say, picture, numbers)
-        if html is not None:
-            write_page(html, suite_page(found), say)
-        print_rows(found.columns, found.rows, wanted)
-        for note in found.notes:
-            say(note)
-        return
     from rich.console import Console
 
     from dflop.compare.trainers import COLUMNS, comparison_rows, comparison_table, data_page, verdict
+    from dflop.report.rows import print_rows
     from dflop.report.table_text import print_table
 
-    assert config is not None
+    check_folder(html)
+    say, wanted = talk(quiet), form_of(form, as_json)
     asked = Given(config, data, split, download, batch, device, gpus, gpus_per_node, overrides)
     at, ranked = contests(asked, say, num_batches, policy)
     loaded, file, sizes = at.config, at.file, at.sizes
@@ -126,7 +91,7 @@ def compare(
     elif len(sizes) < 2:
         print_rows(tuple(COLUMNS), comparison_rows(contest, num_steps, usd_per_gpu_hour), wanted)
     say(f"simulated on {num_batches} held-out batches; costs {outlook.source}")
-    say(contest.plans.ours.reason)
+    say(contest.ours.reason)
     say(verdict(contest))
 
 
@@ -146,14 +111,14 @@ def contests(
         InfeasiblePlanError: nothing fits in memory at any size.
     """
     from dflop.compare.batches import AtBatch, at_batches
-    from dflop.compare.suite.contest import OURS
+    from dflop.compare.contest import OURS
     from dflop.compare.trainers import compare_on_data
 
     at = given.looked_at(say)
 
     def look(outlook: Outlook) -> AtBatch[Contest]:
         found = compare_on_data(outlook, num_batches, at.config.train.seed + 1, say, policies)
-        plan, step_s = found.plans.ours, found.steps[OURS].mean_s
+        plan, step_s = found.ours, found.steps[OURS].mean_s
         return AtBatch(outlook, found, plan, step_s, found.setting.workload.throughput(step_s, plan))
 
     return at, at_batches(at.outlook, at.sizes, look, say)

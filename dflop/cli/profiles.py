@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import csv
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -24,7 +23,7 @@ from dflop.cli.common import (
     talk,
 )
 from dflop.cli.configured import Split
-from dflop.errors import ConfigError, printable
+from dflop.errors import printable
 from dflop.run.messages import Say
 
 if TYPE_CHECKING:
@@ -166,41 +165,6 @@ def cost_drift(
     print_rows(names, [tuple(row[name] for name in names) for row in drifts], shown)
     if any(row["drifted"] for row in drifts):
         sys.exit(1)
-
-
-@cost.command
-def published(
-    table: Annotated[Path | None, Parameter(help="CSV of published runs; default: the package's.")] = None,
-    /,
-    *,
-    form: Form = "table",
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
-    """Compare data sheets with published trainings: predicted and measured tokens/s/GPU, and a fit to them.
-
-    Rows of your own need the columns of dflop/cost/public_runs.csv.
-
-    Example: dflop cost published
-    """
-    from dflop.cost import public_runs
-    from dflop.report.rows import print_rows
-
-    try:
-        runs = public_runs.read_runs(table or public_runs.TABLE)
-    except (OSError, UnicodeError, csv.Error) as error:
-        raise ConfigError(f"table cannot be read: {error}", where=str(table), hint="a CSV file") from error
-    rows = [
-        (r.device, r.model, r.seq_len, r.gpus, r.micro_batch, r.sharding, r.tp, r.pp, r.recompute,
-         r.tokens_per_s_per_gpu, round(1 / public_runs.seconds_of(r), 1), float(error))
-        for r, error in zip(runs, public_runs.error_fracs(runs), strict=True)
-    ]  # fmt: skip
-    print_rows(
-        ("device", "model", "seq_len", "gpus", "micro_batch", "sharding", "tp", "pp", "recompute", "published",
-         "predicted", "seconds_error_frac"), rows, form_of(form, as_json),
-    )  # fmt: skip
-    for line in public_runs.summary(runs):
-        talk(quiet)(line)
 
 
 @data.command(name="card")

@@ -1,4 +1,4 @@
-"""Plans and policies side by side, simulated: on one's own data (`trainers.py`), or on the paper's cases (`suite/`).
+"""Plans and policies side by side, simulated on one's own data: `contest.py`, with rows and page in `trainers.py`.
 
 Speedups are paired by global batch: geometric means with Student's 95 % interval on logarithms
 (`dflop/records/speedup.py`; the same formula as the view `v_speedup`, which a run's comparison is read from, and tests

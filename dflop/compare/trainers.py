@@ -11,29 +11,29 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dflop import __version__, units
-from dflop.compare.outlook import Outlook
-from dflop.compare.suite.cases import Setting
-from dflop.compare.suite.contest import (
+from dflop.compare.contest import (
     CONTEXT,
     DEFAULT,
     EXPERT,
     GROUPED,
     OURS,
     PACKED,
-    REFERENCE,
     SEQUENCE,
     SHARDED,
     TUNED,
     Contest,
+    Setting,
     contest,
+    entry_text,
 )
+from dflop.compare.outlook import Outlook
 from dflop.config import Config
 from dflop.data.distribution import sample_batches
-from dflop.records import Plan
+from dflop.plan.baselines.expert_plan import ExpertPlan
 from dflop.records.speedup import Speedup
+from dflop.report.competitor_bars import competitor_bars
 from dflop.report.html_page import GLOSSARY, Drawing, Page, Section
-from dflop.report.suite_plots import competitors as bars_of
-from dflop.report.tables import Table, layout_text, make_table
+from dflop.report.tables import Table, make_table
 from dflop.report.worth import gpu_hours
 from dflop.run.messages import Say
 from dflop.schedule.policies import POLICIES
@@ -47,7 +47,6 @@ NAMES: Mapping[str, str] = {
     SHARDED: "FSDP2, tokens balanced over ranks",
     SEQUENCE: "FSDP2 + SP, tokens balanced",
     CONTEXT: "Megatron + CP, tokens balanced",
-    REFERENCE: "authors' plan, balanced",
     **{policy: f"dflop's plan, {policy}" for policy in POLICIES},
     OURS: "dflop",
 }
@@ -67,9 +66,8 @@ class Competitor:
     """A trainer on held-out batches."""
 
     what: str
-    plan: Plan | None
-    sharing: str
-    """How neighbouring ranks of the plan share samples, as `sp4`; empty where none do."""
+    entry: ExpertPlan | None
+    """None: of the bound."""
     step_s: float
     """Mean over batches."""
     tokens_per_s_per_gpu: float
@@ -85,8 +83,8 @@ class Competitor:
 
 COLUMNS: Mapping[str, Callable[[Competitor], object]] = {
     "what": lambda c: c.what,
-    "layout": lambda c: _layout(c),
-    "microbatches": lambda c: c.plan.num_microbatches if c.plan else None,
+    "layout": lambda c: entry_text(c.entry) if c.entry else "",
+    "microbatches": lambda c: c.entry.plan.num_microbatches if c.entry else None,
     "step_s": lambda c: c.step_s,
     "tokens_per_s_per_gpu": lambda c: c.tokens_per_s_per_gpu,
     "mfu_frac": lambda c: None if math.isnan(c.mfu_frac) else c.mfu_frac,
@@ -114,26 +112,25 @@ def compare_on_data(outlook: Outlook, num_batches: int, seed: int, say: Say, pol
 
 def competitors(found: Contest, num_steps: int, usd_per_gpu_hour: float) -> list[Competitor]:
     """The data-blind ones first, the bound last; those without a plan are left out."""
-    plans = found.plans
     baseline = found.baseline
 
     def competitor(
-        what: str, plan: Plan | None, sharing: str, step_s: float, speedup: Speedup, idle_frac: float
+        what: str, entry: ExpertPlan | None, step_s: float, speedup: Speedup, idle_frac: float
     ) -> Competitor:
         hours = gpu_hours(step_s, num_steps=num_steps, num_gpus=found.setting.num_gpus)
-        speed = found.setting.workload.throughput(step_s, plan)
+        speed = found.setting.workload.throughput(step_s, entry.plan if entry else None)
         use = (speed.tokens_per_s_per_gpu, speed.mfu_frac)
-        return Competitor(what, plan, sharing, step_s, *use, speedup, idle_frac, hours, hours * usd_per_gpu_hour)
+        return Competitor(what, entry, step_s, *use, speedup, idle_frac, hours, hours * usd_per_gpu_hour)
 
     rows = []
     for key, what in NAMES.items():
         if (steps := found.steps.get(key)) is not None:
             name = what + " (exceeds memory)" * found.exceeds_memory(key)
-            of = name, plans.of(key), plans.sharing(key)
-            rows.append(competitor(*of, steps.mean_s, found.speedup(key, baseline), steps.mean_idle_frac))
+            speedup = found.speedup(key, baseline)
+            rows.append(competitor(name, found.entries[key], steps.mean_s, speedup, steps.mean_idle_frac))
     bound_s = sum(found.bound_s) / len(found.bound_s)
     bound = Speedup(found.bound_over(baseline), math.nan, math.nan, 0)
-    return [*rows, competitor(BOUND, None, "", bound_s, bound, 0.0)]
+    return [*rows, competitor(BOUND, None, bound_s, bound, 0.0)]
 
 
 def comparison_rows(found: Contest, num_steps: int, usd_per_gpu_hour: float) -> list[tuple[object, ...]]:
@@ -160,14 +157,14 @@ def data_page(found: Contest, config: Config, command: str, num_steps: int, usd_
     if baseline:
         base = found.steps[baseline]
         step, idle = f"{name}: {units.seconds(base.mean_s)}", f"{name}: {units.percent(base.mean_idle_frac)}"
-        picture = bars_of("competitors", caption, bars, found.bound_over(baseline), f"times as fast as {name}")
+        picture = competitor_bars("competitors", caption, bars, found.bound_over(baseline), f"times as fast as {name}")
         drawings = (Drawing(picture.svg(), f"{caption}."),)
     facts = (
         ("command", command),
         ("configuration key", config.key),
         ("costs", found.setting.cost_name),
         ("batches", f"{len(found.setting.unseen)} held-out"),
-        ("plan", f"{found.plans.ours.plan_id}: {found.plans.ours.reason}"),
+        ("plan", f"{found.ours.plan_id}: {found.ours.reason}"),
         ("dflop", __version__),
     )
     return Page(
@@ -234,15 +231,11 @@ def comparison_table(found: Contest, num_steps: int, usd_per_gpu_hour: float) ->
     return whole.without("micro-batches", "95 %", "idle")
 
 
-def _layout(of: Competitor, num_gpus: int = 0) -> str:
-    return f"{layout_text(of.plan, num_gpus)} {of.sharing}".strip() if of.plan else ""
-
-
 def _table(found: Contest, rows: list[Competitor], num_steps: int, *, has_price: bool) -> Table:
     columns: dict[str, Callable[[Competitor], str]] = {
         "what": lambda c: c.what,
-        "layout": lambda c: _layout(c, found.setting.num_gpus),
-        "micro-batches": lambda c: str(c.plan.num_microbatches) if c.plan else "",
+        "layout": lambda c: entry_text(c.entry, found.setting.num_gpus) if c.entry else "",
+        "micro-batches": lambda c: str(c.entry.plan.num_microbatches) if c.entry else "",
         "step": lambda c: units.seconds(c.step_s),
         "tok/s/GPU": lambda c: f"{c.tokens_per_s_per_gpu:,.0f}",
         "MFU": lambda c: units.percent(c.mfu_frac),

@@ -4,7 +4,7 @@ Rates are per device and direction; peaks are dense, data sheets tell twice that
 the data sheet says in decimal gigabytes; devices report a little more. Networks are those of NVIDIA's own DGX systems,
 one adapter per device; a cluster with fewer has less.
 
-Fractions of the peak are fitted to published trainings of language models (`public_runs.py`; `dflop cost published`
+Fractions of the peak are fitted to published trainings of language models (`python -m tests.bench.published`
 prints the fit), but for `attention_frac` of Hopper, which is what torch's variable-length kernel reached forward on one
 H200: the published runs have older kernels. A device without published runs has the fractions of the nearest one.
 """

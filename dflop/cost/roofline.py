@@ -7,7 +7,7 @@ heads: two FLOPs a weight; 4 q FLOPs per key that a query sees, half of them whe
 flash attention makes its scores again (Dao et al., arXiv 2205.14135), and bytes twice.
 
 `Device.matmul_frac`, `Device.attention_frac`, `TRAFFIC` and `EXPOSED_FRAC` are fitted to published trainings
-(`public_runs.py`; `dflop cost published` fits them again). The rest was measured on one H200 (docs/measured.md).
+(`python -m tests.bench.published` fits them again). The rest was measured on one H200 (docs/measured.md).
 """
 
 from __future__ import annotations

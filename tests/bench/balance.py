@@ -12,16 +12,17 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from dflop.compare.suite.cases import CASES, Setting, make_setting
-from dflop.compare.suite.mixtures import MAIN
+from dflop.compare.contest import Setting
 from dflop.cost.model import Floats
 from dflop.schedule.data_parallel import balance_ranks
 from dflop.schedule.items import Ints, module_items
 from dflop.schedule.karmarkar_karp import partition
 from dflop.schedule.warm import warm
+from tests.bench.cases import CASES, make_setting
 from tests.bench.command import options
 from tests.bench.figures import conclude
 from tests.bench.markdown import ratio, table
+from tests.bench.mixtures import MAIN
 
 SIZES = ((256, 8), (1024, 64), (2048, 256), (8192, 256))
 NUM_BATCHES, NUM_TRIALS, UNCAPPED = 4, 3, 1 << 40

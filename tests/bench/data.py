@@ -143,7 +143,9 @@ def again_figure(folder: Path, media: Path, num_samples: int) -> Figure:
 
 def sizes_figure(path: Path) -> Figure:
     num_rows = len(read_sizes(path))
-    took_s = _timed(lambda: [profile_sizes(read_sizes(path), _rules(family)) for family in FAMILIES])
+    took_s = _timed(
+        lambda: [profile_sizes(read_sizes(path), shape_rules(load_family(family, {}, {}))) for family in FAMILIES]
+    )
     peak_gb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
     name = f"sizes of {num_rows} samples, {len(FAMILIES)} families"
     return Figure(name, took_s, 20.0, note=f"peak {peak_gb:.2f} GB (bound 4)")
@@ -235,12 +237,12 @@ def apply_chat_template_per_sample(dataset: DatasetRef, chats: Sequence[list[dic
     return _timed(lambda: [tokenizer.apply_chat_template(chat) for chat in chosen]) / len(chosen)
 
 
-def _rules(family: str) -> ShapeRules:
-    rules = load_family(family, {}, {})
+def shape_rules(rules: MediaRules, max_llm_tokens: int = 8192) -> ShapeRules:
+    """Those of a family with a tokenizer that has its marks; what is too long is shrunk."""
     with tempfile.TemporaryDirectory(prefix="dflop-bench-") as name:
         path = Path(name) / "tokenizer.json"
         _write_tokenizer(path, rules)
-        return ShapeRules("bench", rules, ChatTokenizer(path, rules), 8192, ("shrink",))
+        return ShapeRules("bench", rules, ChatTokenizer(path, rules), max_llm_tokens, ("shrink",))
 
 
 def _dataset(folder: Path, rows: Sequence[str], media_root: Path) -> DatasetRef:

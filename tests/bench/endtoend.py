@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 from scipy.special import stdtrit
 
-from dflop.compare.suite.unseen_batches import judge
+from dflop.compare.unseen_batches import judge
 from dflop.data.demo import make_demo_dataset
 from dflop.errors import InfeasiblePlanError
 from dflop.launch.kernels import kernel_environment

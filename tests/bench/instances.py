@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from dflop.compare.suite.mixtures import HEAVY, Mixture, Source, draw_batches
 from dflop.data.size_table import read_sizes
 from dflop.models.family import Family
 from dflop.records import MediaItem, SampleShape
+from tests.bench.mixtures import HEAVY, Mixture, Source, draw_batches
 from tests.gpu.drawn import place
 
 SMALL_SHARES = {"text": 0.3, "image": 0.5, "video": 0.2}

@@ -1,16 +1,15 @@
-"""What levers of memory are worth to our plans: `python -m tests.bench.suite --without LEVER`, or `--host GIB,GB/S`.
+"""What levers of memory are worth to our plans: `python -m tests.bench.suite --without LEVER`.
 
 Planned with and without it, on fewer batches and nominees than a suite's, where the plan uses it; a ratio is that of
 simulated steps on these batches. A lever is withheld as what layers or the loss would keep, or as a choice of the plan.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dflop.compare.suite.cases import CASES, make_setting
-from dflop.compare.suite.mixtures import MIXTURES
 from dflop.cost.identity import with_table_id
 from dflop.cost.model import CostModel
 from dflop.errors import InfeasiblePlanError
@@ -19,6 +18,8 @@ from dflop.plan.space import Problem
 from dflop.records import LLM, CostTable, ModuleSpec, Plan
 from dflop.report.tables import layout_text
 from dflop.units import seconds
+from tests.bench.cases import CASES, make_setting
+from tests.bench.mixtures import MIXTURES
 
 NUM_BATCHES, NOMINEES = 2, 16
 LOGIT_BYTES = 12
@@ -74,7 +75,11 @@ LEVERS = {
 
 def print_without(names: Sequence[str]) -> None:
     """Per model and data our plan, and per lever how many times as long a step takes without it."""
-    for problem, best in _plans():
+    for mixture, case in itertools.product(MIXTURES.values(), CASES):
+        problem = make_setting(case, mixture, num_unseen=1).problem
+        problem = dataclasses.replace(problem, batches=problem.batches[:NUM_BATCHES])
+        best = plan_problem(problem, top=NOMINEES)[0]
+        print(f"{case.name}, {mixture.name}: {layout_text(best)}, {seconds(best.predicted_step_s)}", flush=True)
         for name in (name for name in names if LEVERS[name].is_used(best)):
             try:
                 without = plan_problem(LEVERS[name].withheld(problem), top=NOMINEES)[0]
@@ -83,24 +88,3 @@ def print_without(names: Sequence[str]) -> None:
             else:
                 found = f"{without.predicted_step_s / best.predicted_step_s:.3f}x: {layout_text(without)}"
             print(f"  {name} {found}", flush=True)
-
-
-def print_with_hosts(hosts: Sequence[tuple[float, float]]) -> None:
-    """Per model and data our plan, and how many times as fast a step is with (bytes, bytes/s) of a host per process."""
-    for problem, best in _plans():
-        for host_bytes, rate in hosts:
-            space = dataclasses.replace(problem.space, host_bytes=host_bytes, host_bytes_per_s=rate)
-            found = plan_problem(dataclasses.replace(problem, space=space), top=NOMINEES)[0]
-            gain = best.predicted_step_s / found.predicted_step_s
-            print(f"  {host_bytes / 2**30:g} GiB at {rate / 1e9:g} GB/s {gain:.3f}x: {layout_text(found)}", flush=True)
-
-
-def _plans() -> Iterator[tuple[Problem, Plan]]:
-    """Every model and data with our plan, which is printed."""
-    for mixture in MIXTURES.values():
-        for case in CASES:
-            problem = make_setting(case, mixture, num_unseen=1).problem
-            problem = dataclasses.replace(problem, batches=problem.batches[:NUM_BATCHES])
-            best = plan_problem(problem, top=NOMINEES)[0]
-            print(f"{case.name}, {mixture.name}: {layout_text(best)}, {seconds(best.predicted_step_s)}", flush=True)
-            yield problem, best

@@ -20,10 +20,10 @@ from tests.bench.figures import RESULTS, ROOT
 XEON, EPYC = "2-core-intel-xeon", "2-core-amd-epyc"
 SHOWN = (
     ("schedule-real", XEON, "tests.bench.schedule"), ("engine", XEON, "tests.bench.engine"),
-    ("data", XEON, "tests.bench.data"), ("suite", EPYC, "tests.bench.suite"), ("correct", EPYC, "tests.bench.correct"),
-    ("trainer", EPYC, "tests.bench.trainer"), ("verdicts", EPYC, "tests.bench.verdicts"),
-    ("endtoend", EPYC, "tests.bench.endtoend"), ("context", EPYC, "tests.bench.context"),
-    ("balance", EPYC, "tests.bench.balance"),
+    ("data", XEON, "tests.bench.data"), ("suite", EPYC, "tests.bench.suite_tables"),
+    ("correct", EPYC, "tests.bench.correct"), ("trainer", EPYC, "tests.bench.trainer"),
+    ("verdicts", EPYC, "tests.bench.verdicts"), ("endtoend", EPYC, "tests.bench.endtoend"),
+    ("context", EPYC, "tests.bench.context"), ("balance", EPYC, "tests.bench.balance"),
     ("chaos", EPYC, "tests.chaos.page"), ("chaos-slurm", EPYC, "tests.chaos.page"), ("fuzz", EPYC, "tests.fuzz.page"),
 )  # fmt: skip
 """(part, machine whose newest result is shown, module with `tables(content)`: Markdown by name)."""

@@ -73,6 +73,12 @@ PARTS = (
         ("--picture", "{stem}.svg"),
     ),
     Part(
+        "settings", "clusters of 8 to 1,024 GPUs, simulated", "tests.bench.suite", 30.0, ("--suite", "settings")
+    ),
+    Part(
+        "hosts", "the largest models with host memory, simulated", "tests.bench.suite", 6.0, ("--suite", "hosts")
+    ),
+    Part(
         "schedule-real", "real steps under each policy, and against the simulator", "tests.bench.schedule", 7.0,
         ("--seeds", "5"), ("--seeds", "3"), 2.2, SIZES,
     ),

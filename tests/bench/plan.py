@@ -14,8 +14,6 @@ from typing import Any
 import numpy as np
 
 from dflop import resources
-from dflop.compare.suite.cases import CASES, analytic_costs, cluster_of, make_setting, suite_family
-from dflop.compare.suite.mixtures import MIXTURES
 from dflop.config import load_model
 from dflop.cost.devices import A100, H200
 from dflop.models import load_family
@@ -28,9 +26,11 @@ from dflop.plan.space import Problem, SearchSpace
 from dflop.plan.verdict import proven
 from dflop.records import Plan, SampleShape
 from dflop.schedule.policies import StepJob
+from tests.bench.cases import CASES, analytic_costs, cluster_of, make_setting, suite_family
 from tests.bench.command import keep_to, options
 from tests.bench.figures import Figure, conclude, finish
 from tests.bench.instances import real_batch
+from tests.bench.mixtures import MIXTURES
 from tests.builders import make_sample
 
 LARGE = (

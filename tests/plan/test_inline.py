@@ -8,8 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dflop.compare.suite.cases import CASES, make_setting
-from dflop.compare.suite.mixtures import MIXTURES
 from dflop.cost.link_costs import P2P
 from dflop.cost.model import has_edge
 from dflop.plan.chain import Chain
@@ -19,6 +17,8 @@ from dflop.plan.partition import best_cuts, free_cuts, range_seconds
 from dflop.plan.runnable import check_plan
 from dflop.plan.space import Problem
 from dflop.records import LLM, ParallelSpec, Plan
+from tests.bench.cases import CASES, make_setting
+from tests.bench.mixtures import MIXTURES
 from tests.builders import make_link
 from tests.plan.problems import make_problem
 

@@ -6,22 +6,22 @@ import re
 from dataclasses import replace
 from html import unescape
 
+from dflop.report.competitor_bars import competitor_bars
 from dflop.report.html_page import TEMPLATES, Drawing, Page, Section, render_page
-from dflop.report.suite_plots import Series, bars, competitors
 from dflop.report.tables import Table
 from tests.report.runs import HOSTILE
 from tests.report.test_run_page import Page as Parsed
 from tests.report.test_run_page import assert_sound
 
-BARS = (Series("default", (0.9, 0.8)), Series("dflop", (1.5, 1.6), low=(1.4, 1.5), high=(1.6, 1.7)))
+ROWS = [(HOSTILE, 1.2, 1.1, 1.3)]
 TABLE = Table("The rest", ("model", "idle"), ((HOSTILE, "10 %"), ("other", "11 %")), frozenset({"model"}), "a note")
 
 
 def comparison() -> Page:
     """A page as comparisons have it, with everything."""
     drawings = (
-        Drawing(bars("bars", "bars", ("one", "two"), BARS, (2.0, 2.1)).svg(), "wide one", is_wide=True),
-        Drawing(competitors("rows", "rows", [(HOSTILE, 1.2, 1.1, 1.3)], 2.0, "times as fast").svg(), "small one"),
+        Drawing(competitor_bars("a", "a", ROWS, 2.0, "times as fast").svg(), "wide one", is_wide=True),
+        Drawing(competitor_bars("b", "b", ROWS, 2.0, "times as fast").svg(), "small one"),
     )
     return Page(
         title="dflop on paper",
@@ -32,7 +32,7 @@ def comparison() -> Page:
         sections=(
             Section("speedups", "Speed-ups", drawings=drawings, tables=(TABLE, replace(TABLE, rows=(), title="gone"))),
             Section("how", "How to read this", notes=("simulated: every number", HOSTILE)),
-            Section("reproduce", "To reproduce", facts=(("command", "dflop compare --suite two"),)),
+            Section("reproduce", "To reproduce", facts=(("command", "dflop compare two.yaml"),)),
         ),
     )
 
@@ -46,7 +46,7 @@ def test_shows_everything_and_nothing_of_it_is_markup() -> None:
         "dflop on paper",
         f"faster {HOSTILE}",
         "simulated: every number",
-        "dflop compare --suite two",
+        "dflop compare two.yaml",
         "a note",
     ):
         assert text in page.text

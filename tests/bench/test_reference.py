@@ -10,8 +10,9 @@ import pytest
 
 from dflop.errors import InfeasiblePlanError
 from dflop.plan.baselines.layers import even_layers
-from dflop.plan.baselines.reference import accepted, reference_layouts, reference_plan
-from dflop.plan.baselines.reference_costs import (
+from dflop.records import LLM, ModuleSpec
+from tests.bench.reference import accepted, reference_layouts, reference_plan
+from tests.bench.reference_costs import (
     MemoryLines,
     RateCurve,
     ReferenceModule,
@@ -19,7 +20,6 @@ from dflop.plan.baselines.reference_costs import (
     encoder_module,
     llm_flops,
 )
-from dflop.records import LLM, ModuleSpec
 from tests.builders import make_cost, make_sample, make_specs
 from tests.plan.problems import baseline_problem, tiles_the_cluster
 

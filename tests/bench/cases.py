@@ -10,18 +10,24 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 from dflop import resources
-from dflop.compare.suite.mixtures import Mixture, draw_batches
+from dflop.compare.contest import Setting
 from dflop.config import load_model
 from dflop.cost.analytic import analytic_cost_tables, analytic_link_costs
 from dflop.cost.devices import A100, Device
 from dflop.cost.model import CostModel
 from dflop.cost.throughput import Workload
+from dflop.data.distribution import sample_batches
+from dflop.data.size_table import profile_sizes, read_sizes
 from dflop.models import load_family
 from dflop.models.family import Family
 from dflop.plan.space import Problem, SearchSpace
 from dflop.records import LLM, ClusterSpec, ModuleSpec, SampleShape
+from tests.bench.data import shape_rules
+from tests.bench.mixtures import Mixture, draw_batches
 
 NUM_NODES, NUM_GPUS_PER_NODE, GLOBAL_BATCH_SIZE = 8, 8, 512
 NUM_SCENARIOS = 4
@@ -59,24 +65,6 @@ CASES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """A case with data and machines: what to plan, and what to judge plans on."""
-
-    name: str
-    mixture: str
-    problem: Problem
-    unseen: tuple[tuple[SampleShape, ...], ...]
-    """Batches of other samples than the plan's, the same ones for every plan and policy."""
-    cost_name: str
-    workload: Workload
-    """The unseen batches."""
-
-    @property
-    def num_gpus(self) -> int:
-        return self.problem.cluster.num_processes
-
-
 def make_setting(
     case: Case,
     mixture: Mixture,
@@ -88,12 +76,13 @@ def make_setting(
     encoder_factor: float = 1.0,
     space: SearchSpace | None = None,
     draw: int = 0,
+    shapes: Sequence[SampleShape] = (),
 ) -> Setting:
     """A problem and unseen batches.
 
     Args:
         case: Model.
-        mixture: Data.
+        mixture: Data, or what is like `shapes`.
         num_nodes: Machines of 8 GPUs.
         global_batch_size: Samples per step.
         num_unseen: Batches to judge on.
@@ -101,12 +90,15 @@ def make_setting(
         encoder_factor: Multiplies the seconds of every encoder.
         space: What plans may choose; None: everything.
         draw: Which draw of batches, those that are planned on and the unseen ones alike.
+        shapes: A dataset that batches are drawn from in place of the mixture.
     """
     family = suite_family(case, mixture)
-    batches = partial(
-        draw_batches, family, mixture, max_llm_tokens=case.max_llm_tokens, global_batch_size=global_batch_size
-    )
-    planned = batches(num_batches=NUM_SCENARIOS, seed=PLANNING_SEED + NUM_SEEDS * draw)
+    limits: dict[str, Any] = {"global_batch_size": global_batch_size}
+    if shapes:
+        batches = partial(sample_batches, shapes, **limits)
+    else:
+        batches = partial(draw_batches, family, mixture, max_llm_tokens=case.max_llm_tokens, **limits)
+    planned = tuple(batches(num_batches=NUM_SCENARIOS, seed=PLANNING_SEED + NUM_SEEDS * draw))
     specs = suite_specs(family)
     problem = Problem(
         run_id="suite",
@@ -118,9 +110,15 @@ def make_setting(
         snapshot_seq=0,
         space=space or SearchSpace(),
     )
-    unseen = batches(num_batches=num_unseen, seed=UNSEEN_SEED + NUM_SEEDS * draw)
+    unseen = tuple(batches(num_batches=num_unseen, seed=UNSEEN_SEED + NUM_SEEDS * draw))
     workload = Workload(specs, (), unseen, problem.cluster.num_processes, device.peak_bf16_flops, global_batch_size)
-    return Setting(case.name, mixture.name, problem, unseen, device.source, workload)
+    return Setting(case.name, "real sizes" if shapes else mixture.name, problem, unseen, device.source, workload)
+
+
+def real_shapes(case: Case, mixture: Mixture, sizes: Path) -> list[SampleShape]:
+    """The samples of a table of sizes as the product reads them, those with audio and those too long left out."""
+    rules = shape_rules(suite_family(case, mixture), case.max_llm_tokens)
+    return [shape for shape in profile_sizes(read_sizes(sizes), rules) if isinstance(shape, SampleShape)]
 
 
 def suite_family(case: Case, mixture: Mixture) -> Family:

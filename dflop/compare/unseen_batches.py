@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from dflop.cost.model import CostModel, Floats
+from dflop.cost.model import CostModel
 from dflop.plan.space import Problem
 from dflop.records import ClusterSpec, ModuleSpec, Plan, SampleShape
 from dflop.schedule.assignment import Assignment
-from dflop.schedule.evaluate import StepEvaluator
-from dflop.schedule.items import ModuleItems, module_items
+from dflop.schedule.items import module_items
 from dflop.schedule.policies import Effort, StepJob
 from dflop.simulate.step import step_nodes
 
@@ -49,7 +47,6 @@ def judge(
     policy: str,
     *,
     effort: Effort = TRAINING_EFFORT,
-    noise: Noise | None = None,
     keeps: Callable[[StepJob, Assignment], bool] = StepJob.keeps_caps,
 ) -> Steps:
     """Simulated steps, gradient synchronisation and optimizer included.
@@ -61,47 +58,20 @@ def judge(
         cluster: All of its GPUs count as idle when the plan leaves them out.
         policy: One of `dflop.schedule.policies.POLICIES`.
         effort: Budget of `balanced`.
-        noise: What items cost besides what was predicted; None: nothing.
         keeps: Whether memory holds the microbatches of a batch.
     """
     found = []
     gpus = np.array([plan.module(module).parallel.group_size for module, _, _ in step_nodes(plan)])
     limit = cluster.max_concurrency if cluster.max_concurrency < plan.num_processes else None
-    for number, batch in enumerate(batches):
+    for batch in batches:
         job = StepJob(plan, batch, cost, limit)
         assignment = job.assign(policy, effort)
-        evaluator = job.judge
-        if noise is not None:
-            evaluator = StepEvaluator(plan, noise.of(job.items, number), job.cost, limit)
-        work = evaluator.work(assignment)
-        step_s = evaluator.step_s(assignment) + plan.sync_s
+        work = job.judge.work(assignment)
+        step_s = job.judge.step_s(assignment) + plan.sync_s
         busy_s = ((work.forward_s + work.backward_s) * work.is_active).sum(axis=1) @ gpus
         idle_frac = 1.0 - float(busy_s) / (step_s * cluster.num_processes)
         found.append((step_s, idle_frac, keeps(job, assignment)))
     return Steps(tuple(f[0] for f in found), tuple(f[1] for f in found), sum(not f[2] for f in found))
-
-
-@dataclass(frozen=True, slots=True)
-class Noise:
-    """Lognormal factors on what each item costs, that no prediction knows of."""
-
-    sigma: float
-    seed: int
-
-    def of(self, items: Mapping[str, ModuleItems], batch: int) -> dict[str, ModuleItems]:
-        """Items of a batch whose loads are scaled one by one, with mean 1: the same for every plan and policy.
-
-        Costs are lines in the load, so scaling an item's load scales its seconds; messages grow with it.
-        """
-        rng = np.random.default_rng([self.seed, batch])
-        return {name: self._scaled(items[name], rng) for name in sorted(items)}
-
-    def _scaled(self, items: ModuleItems, rng: np.random.Generator) -> ModuleItems:
-        factors: Floats = rng.lognormal(-(self.sigma**2) / 2, self.sigma, len(items.sample))
-        num_items, num_tokens, sum_sq_tokens = (part * factors for part in items.loads)
-        # Loads are counts everywhere else, so mypy wants integers; here they are seconds in the making.
-        scaled = {"num_items": num_items, "num_tokens": num_tokens, "sum_sq_tokens": sum_sq_tokens}
-        return replace(items, **scaled)  # type: ignore[arg-type]  # seconds, not counts
 
 
 def bound_s(problem: Problem, batch: Sequence[SampleShape]) -> float:
@@ -114,13 +84,6 @@ def bound_s(problem: Problem, batch: Sequence[SampleShape]) -> float:
     """
     least_s = (min(module_gpu_seconds(problem, spec, batch, tp) for tp in problem.tps(spec)) for spec in problem.specs)
     return sum(least_s) / problem.cluster.num_processes
-
-
-def bound_of_plan_s(problem: Problem, plan: Plan, batch: Sequence[SampleShape]) -> float:
-    """The same at the tp and the recomputation that a plan chose: what of its distance they explain."""
-    placed = {m.module: (m.parallel.tp, m.recomputed_frac()) for m in plan.modules}
-    busy_s = (module_gpu_seconds(problem, spec, batch, *placed[spec.module]) for spec in problem.specs)
-    return sum(busy_s) / problem.cluster.num_processes
 
 
 def module_gpu_seconds(
@@ -138,8 +101,3 @@ def module_gpu_seconds(
         factor=problem.cost.level(spec.module),
     )
     return tp * float(seconds)
-
-
-def geometric_mean(values: Sequence[float]) -> float:
-    """Of positive numbers; NaN of none."""
-    return math.exp(statistics.fmean(map(math.log, values))) if values else math.nan

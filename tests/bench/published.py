@@ -1,13 +1,13 @@
-"""Published trainings of language models against the predictions of the roofline.
+"""Published trainings of language models against data sheets: `python -m tests.bench.published [TABLE]`.
 
-A row of `public_runs.csv` is a layout and the tokens/s/GPU that its authors measured. The seconds of a token are linear
+A row of `published.csv` is a layout and the tokens/s/GPU that its authors measured. The seconds of a token are linear
 in what is fitted: matmuls and attention of each device, moved bytes, and the gathers and scatters of sharded weights.
 The rest is as the planner has it: cross entropy, optimizer, gradients of replicas, messages of tensor parallelism, and
-the bubble of a pipeline. No encoder has been published this way.
+the bubble of a pipeline. No encoder has been published this way. Printed are predicted and measured tokens/s/GPU, and a
+fit to them.
 """
 
-from __future__ import annotations
-
+import argparse
 import csv
 import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -26,8 +26,9 @@ from dflop.cost.roofline import BYTES_PER_VALUE, EXPOSED_FRAC, LOGIT_BYTES, TRAF
 from dflop.cost.tensor_parallel import LAYER_ALL_REDUCES
 from dflop.errors import CostError, did_you_mean
 from dflop.records import LLM, ModuleSpec
+from dflop.report.rows import print_rows
 
-TABLE = Path(__file__).with_name("public_runs.csv")
+TABLE = Path(__file__).with_name("published.csv")
 GRADIENT_BYTES = 4
 RECOMPUTED = {"none": 0.0, "selective": 0.5, "full": 1.0}
 """Part of the forward pass that runs again; what is selected differs from one framework to the next."""
@@ -107,7 +108,7 @@ def read_runs(path: Path = TABLE) -> list[PublicRun]:
         CostError: a column or a value is missing or not of its kind; the file and the line are named.
         OSError: the file cannot be read.
     """
-    kinds = {f.name: {"int": int, "float": float, "str": str}[str(f.type)] for f in fields(PublicRun)}
+    kinds = {f.name: f.type for f in fields(PublicRun)}
     with path.open(newline="") as file:
         lines = csv.DictReader(file)
         missing = sorted(set(kinds) - set(lines.fieldnames or ()))
@@ -128,7 +129,7 @@ def _check(run: PublicRun, where: str) -> None:
     for name, valid in WORDS.items():
         if (word := getattr(run, name)) not in valid:
             raise CostError(f"{name} `{word}`", where=where, hint=did_you_mean(word, valid))
-    numbers = {f.name: getattr(run, f.name) for f in fields(run) if f.type != "str"}
+    numbers = {f.name: getattr(run, f.name) for f in fields(run) if f.type is not str}
     if wrong := [f"{name} {value:g}" for name, value in numbers.items() if not 0 < value < math.inf]:
         raise CostError(f"{', '.join(wrong)}: must be positive", where=where)
     if run.gpus % (run.tp * run.pp):
@@ -239,3 +240,22 @@ def summary(runs: Sequence[PublicRun]) -> Iterator[str]:
 def _spread(errors: Floats) -> str:
     found = np.abs(errors)
     return f"{np.median(found):.1%} (median), {np.quantile(found, 0.9):.1%} (90 % of runs)"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("table", nargs="?", type=Path, default=TABLE, help="CSV with the columns of published.csv")
+    args = parser.parse_args()
+    runs = read_runs(args.table)
+    errors = error_fracs(runs).tolist()
+    shown = ("device", "model", "seq_len", "gpus", "micro_batch", "sharding", "tp", "pp", "recompute")
+    rows = [
+        (*(getattr(run, name) for name in shown), run.tokens_per_s_per_gpu, round(1 / seconds_of(run), 1), error)
+        for run, error in zip(runs, errors, strict=True)
+    ]
+    print_rows((*shown, "published", "predicted", "seconds_error_frac"), rows, "table")
+    print(*summary(runs), sep="\n")
+
+
+if __name__ == "__main__":
+    main()

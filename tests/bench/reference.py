@@ -25,13 +25,13 @@ import numpy as np
 from dflop.cost.curve import Bools, Floats
 from dflop.errors import InfeasiblePlanError
 from dflop.plan.baselines.layers import even_layers
-from dflop.plan.baselines.reference_costs import ReferenceModule, encoder_module, llm_module
 from dflop.plan.candidates import MAX_PP, recompute_ways
 from dflop.plan.drafts import draft, fits
 from dflop.plan.grid_choice import GridChoice
 from dflop.plan.space import Problem
 from dflop.records import ModuleSpec, ParallelSpec, Plan
 from dflop.schedule.items import Ints
+from tests.bench.reference_costs import ReferenceModule, encoder_module, llm_module
 
 TOLERATED_RATIO = 1.1
 """How much longer than the present layout's a step may be for a layout to be accepted."""

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from dflop.cost.devices import A100, H100
-from dflop.cost.public_runs import (
+from dflop.errors import CostError
+from tests.bench.published import (
     TABLE,
     constants_of,
     error_fracs,
@@ -15,7 +16,6 @@ from dflop.cost.public_runs import (
     summary,
     unseen_errors,
 )
-from dflop.errors import CostError
 
 RUNS = read_runs()
 
