@@ -18,7 +18,7 @@ from dflop.cost.model import CostModel, Floats
 from dflop.plan.candidates import MAX_PP, Bools, layer_and_edge_seconds, nearest_power, recompute_ways, shard_choices
 from dflop.plan.grid_choice import GridChoice, grid_choices
 from dflop.plan.lock_step import together_s
-from dflop.plan.memory import NUM_WAITING, StageBytes, layer_bytes, stage_bytes
+from dflop.plan.memory import NUM_WAITING, LoadBytes, StageBytes, StageState
 from dflop.plan.offload import offloaded_layers
 from dflop.plan.partition import ROUNDING, Cuts, best_cuts, free_cuts, range_seconds
 from dflop.plan.space import Problem
@@ -109,8 +109,24 @@ class Chain:
         whole, dp = self.unit_layers.sum(axis=1)[:, np.newaxis, np.newaxis], np.array(list(self.least_s))
         layers = np.repeat(whole, len(dp), axis=1)
         kinds = (np.maximum(shards, 1) for shards in shard_choices(self.problem, self.tp, dp * self.cp))
-        held = [self._stage_bytes(layers, layers * (True in self.ways), dp, shards) for shards in kinds]
+        held = [self._held(self._states(layers, dp, s), layers, layers * (True in self.ways), dp) for s in kinds]
         return np.array([(of.state + of.kept)[:, 0] for of in held])
+
+    def _which(self, dp: Ints) -> Ints:
+        """`[C]`: places of numbers of groups in `least_s`."""
+        return np.searchsorted(list(self.least_s), dp)
+
+    @functools.cached_property
+    def _largest(self) -> tuple[tuple[LoadBytes, LoadBytes], ...]:
+        """Per module, by groups as in `least_s`, the largest microbatch where no layer runs again, and where some do."""
+        dp, found = np.array(list(self.least_s)), []
+        for spec in self.specs:
+            load = self.problem.sample_loads[spec.module].largest(self.num_microbatches * dp)
+            load = self.problem.uneven(spec.module, load, self.cp)
+            of = functools.partial(LoadBytes.of, spec, self.problem.cost, load, tp=self.tp, cp=self.cp)
+            plain = of(recompute=False)
+            found.append((plain, of(recompute=True) if True in self.ways else plain))
+        return tuple(found)
 
     def _dps(self, pp: int) -> Ints:
         cluster, batch = self.problem.cluster, self.problem.global_batch_size
@@ -171,7 +187,8 @@ class Chain:
         if not some.any():
             return list(itertools.compress(found, fit)), uneven
         # Where memory is full the scheduler has no choice left, so the same chains with all layers recomputed are kept.
-        some[some] = ~self._is_over(layers[:, some], layers[:, some], dp[some], shards[some]).any(axis=1)
+        own, states = layers[:, some], self._states(layers[:, some], dp[some], shards[some])
+        some[some] = ~self._is_over(self._held(states, own, own, dp[some])).any(axis=1)
         if not some.any():
             return list(itertools.compress(found, fit)), uneven
         of_some = layers[:, some], layers[:, some], dp[some], shards[some]
@@ -181,10 +198,6 @@ class Chain:
     def within_memory(self, choice: GridChoice) -> GridChoice | None:
         """The fastest cuts of a chain of which every stage fits; None when there are none."""
         pp, dp, shards = choice.parallel.pp, np.array([choice.parallel.dp]), np.array([choice.parameter_shards])
-        whole = self.unit_layers.sum(axis=1)[:, np.newaxis, np.newaxis]
-        least = self._stage_bytes(whole, whole * (True in self.ways), dp, shards)
-        if least.state + least.kept > pp * self.problem.usable_bytes:
-            return None
         num_units = self.unit_layers.shape[1]
         start, end = np.triu_indices(num_units + 1, k=1)
         before = self._layers_before()
@@ -192,7 +205,7 @@ class Chain:
         around = np.stack(
             [before[:, start], before[:, end] - before[:, start], before[:, -1:] - before[:, end]], axis=2
         )
-        held = self._stage_bytes(around, np.zeros_like(around), dp, shards)
+        held = self._held(self._states(around, dp, shards), around, np.zeros_like(around), dp)
         has_room = held.state[:, 1] <= self.problem.usable_bytes
         power = int(nearest_power(self.num_microbatches * dp)[0])
         plain_s = range_seconds(self.unit_s[power])
@@ -224,23 +237,21 @@ class Chain:
 
     def _recomputed(self, layers: Ints, dp: Ints, shards: Ints) -> tuple[Ints, Bools]:
         """(`[modules, C, P]` fewest layers that run again, `[C]` whether all stages of a chain fit so)."""
-        pp = layers.shape[2]
-        depth, none = self._depth(pp), np.zeros_like(layers)
-        again = none if False in self.ways else layers
-        held = self._stage_bytes(layers, again, dp, shards)
-        is_over: Bools = np.asarray(held.peaks(depth) > self.problem.usable_bytes)
+        depth, none = self._depth(layers.shape[2]), np.zeros_like(layers)
+        again, states = none if False in self.ways else layers, self._states(layers, dp, shards)
+        held = self._held(states, layers, again, dp)
+        is_over = self._is_over(held)
         if self.ways == (False, True) and is_over.any():
             again = self._least(held, layers, depth, dp)[0]
-            is_over = self._is_over(layers, again, dp, shards)
+            is_over = self._is_over(self._held(states, layers, again, dp))
             if is_over.any():  # what a stage received is kept, too
                 again = np.where(is_over, layers, again)
-                is_over = self._is_over(layers, again, dp, shards)
+                is_over = self._is_over(self._held(states, layers, again, dp))
         return again, np.asarray(~is_over.any(axis=1))
 
-    def _is_over(self, layers: Ints, again: Ints, dp: Ints, shards: Ints) -> Bools:
+    def _is_over(self, held: StageBytes) -> Bools:
         """`[C, P]`: whether stages go beyond the memory."""
-        pp = layers.shape[2]
-        peaks = self._stage_bytes(layers, again, dp, shards).peaks(self._depth(pp))
+        peaks = held.peaks(self._depth(held.kept.shape[1]))
         return np.asarray(peaks > self.problem.usable_bytes)
 
     def _least(self, held: StageBytes, layers: Ints, depth: Ints, dp: Ints) -> tuple[Ints, Bools]:
@@ -266,18 +277,10 @@ class Chain:
 
     def _saved_bytes(self, dp: Ints) -> tuple[Floats, Floats]:
         """`[modules, C]` each: what a layer that runs again keeps less of a microbatch, and what others keep."""
-
-        def kept(spec: ModuleSpec, way: bool) -> Floats:
-            load = self._largest(spec.module, dp)
-            return layer_bytes(spec, self.problem.cost, load, tp=self.tp, cp=self.cp, recompute=way)
-
-        plain, again = (np.array([kept(spec, way) for spec in self.specs]) for way in (False, True in self.ways))
+        which = self._which(dp)
+        plain = np.array([of.plain[which, 0] for of, _ in self._largest])
+        again = np.array([(of.again if True in self.ways else of.plain)[which, 0] for _, of in self._largest])
         return plain - again, plain
-
-    def _largest(self, module: str, dp: Ints) -> Floats:
-        """`[3, C]`: the largest microbatch of a group."""
-        load = self.problem.sample_loads[module].largest(self.num_microbatches * dp)
-        return self.problem.uneven(module, load, self.cp)
 
     def _offloaded(self, layers: Ints, again: Ints, depth: Ints, dp: Ints) -> Ints:
         """`[modules, C, P]`: those of layers `again` whose activations go to the host; `depth` `[P]` are in flight."""
@@ -299,26 +302,30 @@ class Chain:
         """`[modules, units + 1]`."""
         return np.pad(np.cumsum(self.unit_layers, axis=1), ((0, 0), (1, 0)))
 
-    def _stage_bytes(self, layers: Ints, again: Ints, dp: Ints, shards: Ints) -> StageBytes:
-        """Of C chains: `layers`, and those that run again, are `[modules, C, P]`."""
-        pp = layers.shape[2]
-        offloaded = self._offloaded(layers, again, self._depth(pp), dp)
-        parts = [
-            stage_bytes(
+    def _states(self, layers: Ints, dp: Ints, shards: Ints) -> list[StageState]:
+        """Per module what stages of C chains hold whatever they run; `layers` are `[modules, C, P]`."""
+        shares, replicas, of = self._shards(dp), dp * self.cp, self.problem.cost.table
+        return [
+            StageState.of(
                 spec,
-                self.problem.cost,
-                layers[m],
-                self._largest(spec.module, dp),
+                of(spec.module, self.tp),
+                own,
                 tp=self.tp,
-                cp=self.cp,
-                dp=dp,
-                recompute=again[m] - offloaded[m],
-                offloaded=offloaded[m],
-                shard_optimizer=self._shards(dp),
+                replicas=replicas,
+                shard_optimizer=shares,
                 shards=shards,
             )
-            for m, spec in enumerate(self.specs)
+            for spec, own in zip(self.specs, layers, strict=True)
         ]
+
+    def _held(self, states: Sequence[StageState], layers: Ints, again: Ints, dp: Ints) -> StageBytes:
+        """Of C chains: `layers`, and those that run again, are `[modules, C, P]`."""
+        offloaded, which = self._offloaded(layers, again, self._depth(layers.shape[2]), dp), self._which(dp)
+        left = again - offloaded
+        parts = (
+            state.holding(self._largest[m][int(left[m].any())].select(which), left[m], offloaded[m])
+            for m, state in enumerate(states)
+        )
         return functools.reduce(operator.add, parts)
 
     def _formula_s(self, layers: Ints, again: Ints, dp: Ints, shards: Ints) -> Floats:
@@ -327,7 +334,7 @@ class Chain:
         heaviest_s: Floats = np.zeros(())
         gathers_s: Floats = np.zeros(())
         plain_s: Floats = np.zeros(())
-        which, pp = np.searchsorted(list(self.least_s), dp), layers.shape[2]
+        which, pp = self._which(dp), layers.shape[2]
         again = again - self._offloaded(layers, again, self._depth(pp), dp)
         for m, spec in enumerate(self.specs):
             layer_s, edge_s, again_s = (part[which].T[:, :, np.newaxis] for part in self.average_s[m])

@@ -112,43 +112,113 @@ def stage_bytes(
         cp: Context-parallel degree.
     """
     again = layers * recompute if isinstance(recompute, bool) else recompute
-    does_any = bool(again.any())
-    table = cost.table(spec.module, tp, does_any)
-    params, weight_bytes = stage_params(spec, layers, tp), bytes_per_value(table.dtype)
-    first, last = first_and_last(layers)
+    load_bytes = LoadBytes.of(spec, cost, load, tp=tp, cp=cp, recompute=bool(again.any()))
+    state = StageState.of(spec, load_bytes.table, layers, tp=tp, replicas=np.asarray(dp) * cp,
+                          shard_optimizer=shard_optimizer, shards=shards)  # fmt: skip
+    return state.holding(load_bytes, again, offloaded)
 
-    def of_layer(way: bool) -> Floats:
-        return layer_bytes(spec, cost, load, tp=tp, cp=cp, recompute=way)[:, np.newaxis]
 
-    edge = cost.activation_bytes(spec.module, *load, num_layers=0, edge=True, tp=tp, cp=cp, recompute=does_any)
-    tokens, edge, plain = load[1][:, np.newaxis] / cp, edge[:, np.newaxis], of_layer(False)
-    inputs = np.minimum(edge, weight_bytes * spec.num_input_values * tokens)
-    # What a stage received is the input of its first layer, which a layer that recomputes keeps anyway.
-    is_received = (layers > 0) & ~first & ((again == 0) | (np.asarray(offloaded) > 0))
-    crossings = 1.0 * ((layers > 0) & ~last) + is_received
-    of_layers = (layers - again - offloaded) * plain + again * (of_layer(True) if does_any else 0.0)
-    kept = of_layers + last * (edge - inputs) + first * inputs * trains_layers(table)
-    message = weight_bytes * spec.hidden_size / (tp if spec.module == LLM else 1) * tokens
-    kept = np.ceil(kept + crossings * message)
-    # Of layers behind those that keep nothing one is let go of by then, with as much as one of these has anew. Of the
-    # host's the next one is there, too; until their copies are over, the last ones still are.
-    waiting = np.minimum(offloaded, NUM_WAITING)
-    anew = np.maximum(waiting, 1 * ((layers > 0) & (again + offloaded == layers)) + (np.asarray(offloaded) > 1))
-    # While a layer is at work, nothing is kept of what is behind; while what is before the layers is, nothing at all.
-    work = _layer_at_work(spec, table, params, tokens, tp) + anew * plain - last * (edge - inputs)
-    # A convolution over patches takes them apart once more for its gradient.
-    entry = (_gradient_bytes(table) * params.entry + first * inputs) * trains_layers(table) - kept
-    # Meanwhile what the next microbatch or gradient brings from a neighbour comes in.
-    comes = message * ((layers > 0).sum(axis=1, keepdims=True) > 1)
-    num_lost = np.minimum(load[0], tokens[:, 0]) if cp > 1 else load[0]  # one rank may have all that carries loss
-    ends = _ends_at_work(spec, table, params, num_lost, tp) + waiting * plain
-    once = comes + np.maximum.reduce([work, entry, ends])
-    columns = (np.broadcast_to(x, len(kept))[:, np.newaxis] for x in (np.asarray(dp) * cp, shard_optimizer, shards))
-    return StageBytes(
-        *_state(params, table, *columns),
-        kept=kept,
-        once=np.ceil((layers > 0) * (once + (np.reshape(shards, (-1, 1)) > 1) * passing_bytes(params, table))),
-    )
+@dataclass(frozen=True, slots=True)
+class LoadBytes:
+    """Of the largest microbatch of C groups, whatever stages run it; arrays are `[C, 1]`."""
+
+    spec: ModuleSpec
+    table: CostTable
+    tp: int
+    tokens: Floats
+    """Of a rank."""
+    num_lost: Floats
+    """Tokens of a rank that may carry loss."""
+    edge: Floats
+    plain: Floats
+    """A layer keeps."""
+    again: Floats
+    """A layer that runs again keeps."""
+
+    @classmethod
+    def of(cls, spec: ModuleSpec, cost: CostModel, load: Floats, *, tp: int, cp: int, recompute: bool) -> LoadBytes:
+        """Of loads `[3, C]` of groups; `recompute`: whether any layer may run again."""
+        edge = cost.activation_bytes(spec.module, *load, num_layers=0, edge=True, tp=tp, cp=cp, recompute=recompute)
+        plain = layer_bytes(spec, cost, load, tp=tp, cp=cp, recompute=False)
+        again = layer_bytes(spec, cost, load, tp=tp, cp=cp, recompute=True) if recompute else np.zeros_like(plain)
+        tokens = load[1] / cp
+        num_lost = np.minimum(load[0], tokens) if cp > 1 else load[0]  # one rank may have all that carries loss
+        columns = (np.reshape(x, (-1, 1)) for x in (tokens, num_lost, edge, plain, again))
+        return cls(spec, cost.table(spec.module, tp, recompute), tp, *columns)
+
+    def select(self, which: Ints) -> LoadBytes:
+        """Those of groups at indices."""
+        columns = (x[which] for x in (self.tokens, self.num_lost, self.edge, self.plain, self.again))
+        return LoadBytes(self.spec, self.table, self.tp, *columns)
+
+
+@dataclass(frozen=True, slots=True)
+class StageState:
+    """What the P stages of C layouts of one module hold whatever they run, each `[C, P]`."""
+
+    params: StageParams
+    weights: Floats
+    gradients: Floats
+    mean_optimizer: Floats
+    least_optimizer: Floats
+    passing: Floats
+    """For a while, of shared parameters."""
+    first: Bools
+    last: Bools
+
+    @classmethod
+    def of(
+        cls,
+        spec: ModuleSpec,
+        table: CostTable,
+        layers: Ints,
+        *,
+        tp: int,
+        replicas: Ints,
+        shard_optimizer: npt.ArrayLike,
+        shards: npt.ArrayLike,
+    ) -> StageState:
+        """Of `[C, P]` layers; the others are `[C]` or one for all."""
+        params, (first, last) = stage_params(spec, layers, tp), first_and_last(layers)
+        columns = tuple(np.reshape(x, (-1, 1)) for x in (replicas, shard_optimizer, shards))
+        passing: Floats = np.zeros(layers.shape)
+        if (columns[2] > 1).any():
+            passing = (columns[2] > 1) * passing_bytes(params, table)
+        return cls(params, *_state(params, table, *columns), passing, first, last)
+
+    def holding(self, load: LoadBytes, again: Ints, offloaded: Ints | int = 0) -> StageBytes:
+        """With the largest microbatch in flight; `again` and `offloaded` are as for `stage_bytes`."""
+        spec, table, tp, params, first, last = load.spec, load.table, load.tp, self.params, self.first, self.last
+        layers, tokens, edge, plain = params.num_layers, load.tokens, load.edge, load.plain
+        weight_bytes, holds = bytes_per_value(table.dtype), layers > 0
+        inputs = np.minimum(edge, weight_bytes * spec.num_input_values * tokens)
+        # What a stage received is the input of its first layer, which a layer that recomputes keeps anyway.
+        is_received = holds & ~first & ((again == 0) | (np.asarray(offloaded) > 0))
+        crossings = 1.0 * (holds & ~last) + is_received
+        of_layers = (layers - again - offloaded) * plain + again * load.again
+        kept = of_layers + last * (edge - inputs) + first * inputs * trains_layers(table)
+        message = weight_bytes * spec.hidden_size / (tp if spec.module == LLM else 1) * tokens
+        kept = np.ceil(kept + crossings * message)
+        # Of layers behind those that keep nothing one is let go of by then, with as much as one of these has anew. Of
+        # the host's the next one is there, too; until their copies are over, the last ones still are.
+        waiting = np.minimum(offloaded, NUM_WAITING)
+        anew = np.maximum(waiting, 1 * (holds & (again + offloaded == layers)) + (np.asarray(offloaded) > 1))
+        # While a layer is at work, nothing is kept of what is behind; while what is before the layers is, nothing.
+        work = _layer_at_work(spec, table, params, tokens, tp) + anew * plain - last * (edge - inputs)
+        # A convolution over patches takes them apart once more for its gradient.
+        entry = (_gradient_bytes(table) * params.entry + first * inputs) * trains_layers(table) - kept
+        # Meanwhile what the next microbatch or gradient brings from a neighbour comes in.
+        comes = message * (holds.sum(axis=1, keepdims=True) > 1)
+        ends = _ends_at_work(spec, table, params, load.num_lost, tp) + waiting * plain
+        once = comes + np.maximum(np.maximum(work, entry), ends)
+        return StageBytes(
+            self.weights,
+            self.gradients,
+            self.mean_optimizer,
+            self.least_optimizer,
+            kept=kept,
+            once=np.ceil(holds * (once + self.passing)),
+        )
 
 
 def layer_bytes(spec: ModuleSpec, cost: CostModel, load: Floats, *, tp: int, cp: int, recompute: bool) -> Floats:
@@ -222,7 +292,7 @@ def _ends_at_work(spec: ModuleSpec, table: CostTable, params: StageParams, num_l
         loss = loss_peak_bytes(num_lost, num_rows, spec.hidden_size, bytes_per_value(table.dtype), trains=trains)
         # Ranks sum the whole gradient of a tied head, in which each has its rows.
         summed = _gradient_bytes(table) * (params.behind + params.entry) * (spec.is_tied and tp > 1 and trains)
-        found = params.is_last * np.maximum(loss[:, np.newaxis], summed)
+        found = params.is_last * np.maximum(loss, summed)
     return found
 
 

@@ -95,6 +95,8 @@ def gather_seconds(
 
     Each is half of an all-reduce per layer; 0 where no group shares out parameters.
     """
+    if not (shards > 1).any():
+        return np.zeros(layers.shape), np.zeros(layers.shape)
     table, params = problem.cost.table(spec.module, tp), stage_params(spec, layers, tp)
     trained, group = params.trained(table), shards[:, np.newaxis]
     num_units = layers * trains_layers(table) + (params.ends(table) > 0)

@@ -15,7 +15,7 @@ from dflop.cost.model import CostModel, Floats, StageKind, stage_kind
 from dflop.records import LLM, ModulePlan, Plan
 from dflop.schedule.assignment import Assignment
 from dflop.schedule.items import Ints, ModuleItems, StageMix, stage_mix, stage_slowness
-from dflop.schedule.piece_loads import piece_loads, tile_loads
+from dflop.schedule.piece_loads import PieceLoads, piece_loads, tile_loads
 from dflop.simulate.kernel import Bools, StepShape, StepWork, run_step, step_shape
 from dflop.simulate.step import Node, meeting_ranks, on_shared_cores, slowest, step_nodes, together
 
@@ -89,11 +89,12 @@ class StepEvaluator:
         """Per stage of a module `[2, microbatches, dp]` seconds of forward and backward on nodes that are not slow."""
         known: dict[StageKind, Floats] = {}
         found = []
+        pieces = self._pieces(part, load, assignment) if part.parallel.cp > 1 else None
         for stage in range(part.parallel.pp):
             kind = stage_kind(part, stage)
             if kind not in known:
                 num_rerun = part.num_rerun(stage, load[1])
-                known[kind] = np.stack(self._seconds(part, kind, load, num_rerun, assignment))
+                known[kind] = np.stack(self._seconds(part, kind, load, num_rerun, pieces, assignment))
             found.append(known[kind])
         return found
 
@@ -129,7 +130,13 @@ class StepEvaluator:
         return total_s / num_draws
 
     def _seconds(
-        self, part: ModulePlan, kind: StageKind, load: Floats, num_rerun: Ints | int, assignment: Assignment
+        self,
+        part: ModulePlan,
+        kind: StageKind,
+        load: Floats,
+        num_rerun: Ints | int,
+        pieces: PieceLoads | None,
+        assignment: Assignment,
     ) -> tuple[Floats, Floats]:
         """Of a stage's microbatches; under limits `num_rerun` layers of each run again."""
         if not kind.num_layers:
@@ -143,24 +150,28 @@ class StepEvaluator:
         if mix:
             factor = mix.factors(cell, load[0].size).reshape(shape)
         costs = kind.costs(num_rerun)
-        if kind.cp == 1:
+        if pieces is None:
             return self.cost.module_seconds(part.module, *load, **costs, factor=factor)
         # All ranks of a group wait for who has most.
-        if part.module == LLM:
-            growth, cap = part.cost_growth, part.max_tokens
-            loads, received = piece_loads(items, cell, load[0].size, kind.cp, growth, cap)
-            exchanges_s = self.cost.exchange_seconds(
-                LLM, received.reshape(shape), num_layers=kind.num_layers, tp=kind.tp, recompute=costs["recompute"]
-            )
-        else:
-            loads = tile_loads(items, cell, load[0].size, kind.cp)
-            exchanges_s = np.zeros(shape), np.zeros(shape)
+        loads, received = pieces
+        exchanges_s = self.cost.exchange_seconds(
+            part.module, received.reshape(shape), num_layers=kind.num_layers, tp=kind.tp, recompute=costs["recompute"]
+        )
         seconds = self.cost.module_seconds(
             part.module, *loads.reshape(3, *shape, kind.cp), **kind._replace(cp=1).costs(np.expand_dims(num_rerun, -1)),
             factor=None if factor is None else factor[..., np.newaxis],
         )  # fmt: skip
         forward_s, backward_s = (of.max(axis=-1) + more for of, more in zip(seconds, exchanges_s, strict=True))
         return forward_s, backward_s
+
+    def _pieces(self, part: ModulePlan, load: Floats, assignment: Assignment) -> PieceLoads:
+        """What ranks that share samples have of each microbatch."""
+        items, cp = self.items[part.module], part.parallel.cp
+        slot, rank = assignment.places(items)
+        cell, num_cells = slot * part.parallel.dp + rank, load[0].size
+        if part.module == LLM:
+            return piece_loads(items, cell, num_cells, cp, part.cost_growth, part.max_tokens)
+        return PieceLoads(tile_loads(items, cell, num_cells, cp), np.zeros(num_cells))
 
     def _delays(self, assignment: Assignment, pipe: ModulePlan, tokens: Floats) -> Floats:
         """`[2, 3, dp, microbatches]`: (forward, backward) x (between stages, into the first stage, out of the last).

@@ -36,13 +36,18 @@ def actions(num_microbatches: int, num_stages_after: int, order: Order = "1F1B")
     `1F1B`: warm-up runs `min(num_microbatches, num_stages_after)` forwards, the steady state alternates one forward and
     one backward, and the rest are backwards (PipeDream-Flush, arXiv 2006.09503). `forward`: no backward at all.
     """
-    forwards = [Action("F", k) for k in range(num_microbatches)]
+    forwards = _each("F", num_microbatches)
     if order == "forward":
-        return tuple(forwards)
-    backwards = [Action("B", k) for k in range(num_microbatches)]
+        return forwards
+    backwards = _each("B", num_microbatches)
     warm = min(num_microbatches, num_stages_after)
     steady = itertools.chain.from_iterable(zip(forwards[warm:], backwards, strict=False))
     return (*forwards[:warm], *steady, *backwards[num_microbatches - warm :])
+
+
+@functools.lru_cache(maxsize=256)
+def _each(phase: Phase, num_microbatches: int) -> tuple[Action, ...]:
+    return tuple(Action(phase, k) for k in range(num_microbatches))
 
 
 def returned(order: Sequence[Action]) -> dict[int, int]:
@@ -65,9 +70,13 @@ def in_flight(num_microbatches: int, num_stages_after: npt.ArrayLike) -> npt.NDA
 @functools.lru_cache(maxsize=4096)
 def _most_in_flight(num_microbatches: int, most_after: int) -> npt.NDArray[np.int64]:
     """`[most_after + 2]`, by stages after, -1 first."""
-    orders = (actions(num_microbatches, after) for after in range(most_after + 1))
-    held = [np.cumsum([1 if a.phase == "F" else -1 for a in of]).max(initial=0) for of in orders]
-    return np.array([0, *held], dtype=np.int64)
+    return np.array([0, *(_most_held(num_microbatches, after) for after in range(most_after + 1))], dtype=np.int64)
+
+
+@functools.lru_cache(maxsize=4096)
+def _most_held(num_microbatches: int, num_stages_after: int) -> int:
+    each = itertools.accumulate(1 if a.phase == "F" else -1 for a in actions(num_microbatches, num_stages_after))
+    return max(each, default=0)
 
 
 def links(depths: Sequence[int]) -> tuple[tuple[int, int], ...]:
