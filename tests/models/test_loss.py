@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from dflop.models import loss_size
 from dflop.models.loss import head_loss
-from dflop.parallel.vocab import vocab_share
+from dflop.parallel.tensor import vocab_share
 from tests.train.engine_bytes import peak_of
 
 

@@ -13,8 +13,7 @@ from dflop.errors import ConfigError
 from dflop.models.splits import split_of
 from dflop.models.ways import Way, apply_way
 from dflop.parallel import tokens
-from dflop.parallel.tensor import shard_stage
-from dflop.parallel.vocab import vocab_share
+from dflop.parallel.tensor import shard_stage, vocab_share
 from dflop.records import LLM
 from tests.parallel.stacks import STACKS, decoder, encoder
 from tests.train.ranks import run_ranks
