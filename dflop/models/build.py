@@ -24,6 +24,7 @@ from dflop.models.fused import fuse
 from dflop.models.item_arithmetic import ARITHMETIC, Arguments
 from dflop.models.loss import HeadLoss, head_loss
 from dflop.models.positions import POSITIONS, MediaPosition
+from dflop.models.ways import Reruns
 from dflop.records import LLM
 
 IGNORE_LABEL = -100
@@ -67,6 +68,8 @@ class Stage(nn.Module):
         """Where replicas share out the parameters: the tensors of which `names` then holds this rank's rows."""
         self.partial: frozenset[str] = frozenset()
         """Parameters whole on every tensor-parallel rank, the sum of whose gradients is the gradient."""
+        self.reruns = Reruns(0)
+        """Which layers run again in the backward passes of forward passes that come next."""
 
     @property
     def layers(self) -> list[nn.Module]:

@@ -36,15 +36,25 @@ WAYS = {way.name: way for way in (TRAIN, Way(is_frozen=True), Way(recompute=True
 """The ways a configuration may name."""
 
 
-def apply_way(stage: nn.Module, way: Way, num_recomputed: int | None = None, num_offloaded: int = 0) -> None:
+@dataclass(slots=True)
+class Reruns:
+    """How many of the layers that may run again in the backward pass do so, the first ones, from now on."""
+
+    num_layers: int
+
+
+def apply_way(stage: nn.Module, way: Way, num_recomputed: int | None = None, num_offloaded: int = 0) -> Reruns:
     """Set a stage up to run in one way; undo by building it again.
 
     Args:
         stage: An encoder or decoder stage in training mode.
         way: What to set.
-        num_recomputed: Of the layers, where the way recomputes, how many of the first ones do; None: all.
+        num_recomputed: Of the layers, where the way recomputes, how many of the first ones may; None: all.
         num_offloaded: Of the layers, how many keep what they save on the host, spread over the stage; those that
             recompute are the first of the others.
+
+    Returns:
+        With it forward passes may differ in how many layers run again; all that may do, until it says otherwise.
 
     Raises:
         ConfigError: either is asked for and no layer of the stage supports it.
@@ -56,12 +66,21 @@ def apply_way(stage: nn.Module, way: Way, num_recomputed: int | None = None, num
     for place in sent:
         _run_by(layers[place], functools.partial(host.run, layers[place], place))
     others = [layer for place, layer in enumerate(layers) if place not in sent][:num_recomputed]
-    for layer in others if way.recompute else ():
-        _run_by(layer, functools.partial(checkpoint, use_reentrant=False, preserve_rng_state=draws(layer)))
+    reruns = Reruns(len(others))
+    for number, layer in enumerate(others if way.recompute else ()):
+        _run_by(layer, functools.partial(_run_again, reruns, number, draws(layer)))
     if not layers and (num_offloaded or (way.recompute and num_recomputed != 0)):
         raise ConfigError(
             f"no layer of {type(stage).__name__} can be recomputed", hint="run this module without `recompute`"
         )
+    return reruns
+
+
+def _run_again(reruns: Reruns, number: int, is_random: bool, forward: Callable[..., Any], *args: Any) -> Any:
+    """What `forward` returns; it runs again in the backward pass if the layer is among the first that do."""
+    if number >= reruns.num_layers:
+        return forward(*args)
+    return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=is_random)
 
 
 def _run_by(layer: Any, run: Callable[..., Any]) -> None:

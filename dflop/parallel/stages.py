@@ -71,7 +71,7 @@ def build_stages(
     for stage, piece in zip(stages, pieces, strict=True):
         stage.to(device)
         attention.use(stage, kernel)
-        apply_way(stage, piece.way, piece.num_recomputed, piece.num_offloaded)
+        stage.reruns = apply_way(stage, piece.way, piece.num_recomputed, piece.num_offloaded)
         if piece.trains_projector_only:
             assert isinstance(stage, EncoderStage)
             stage.freeze_tower()

@@ -126,6 +126,11 @@ class Line:
         return self._pieces[self._cp_rank]
 
     @property
+    def num_tokens(self) -> int:
+        """Of all ranks."""
+        return self._ends[-1]
+
+    @property
     def keys(self) -> KeyExchange | None:
         """None where no sample is on two ranks, so that no rank of the group exchanges anything."""
         if not any(p.first for of in self._pieces for p in of):

@@ -217,6 +217,7 @@ class Engine:
             hidden = carry[LLM]
         context = self._groups.context
         earlier = given.keys.through(context) if given.keys is not None and context is not None else None
+        stage.reruns.num_layers = self._plan.module(LLM).num_rerun(self._seat.stage, given.num_tokens)
         hidden = stage(hidden, self._here(given.position_ids), given.cu_seqlens, earlier)
         if not part.is_last:
             result: torch.Tensor = hidden

@@ -234,9 +234,10 @@ class Feed:
         for module, of_ranks in encoded.items():
             concerned += [step_plan.of(module).item_sample[item] for item in of_ranks[self._seat.cp_rank]]
         tokens = {p: self._tokens(step_plan.sample_index[p]) for p in dict.fromkeys(concerned)}
-        own_rows, exchanges = self._own_rows(step_plan, encoded, line, tokens)
+        rows, exchanges = self._own_rows(step_plan, encoded, line, tokens)
         found = self._packed_pieces(step_plan, k, line.own, tokens) if line.own else self._llm_filler()
-        return dataclasses.replace(found, own_rows=own_rows, row_exchanges=exchanges, keys=line.keys)
+        found = dataclasses.replace(found, num_tokens=line.num_tokens)
+        return dataclasses.replace(found, own_rows=rows, row_exchanges=exchanges, keys=line.keys)
 
     def _packed_pieces(
         self, step_plan: StepPlan, k: int, own: Sequence[Piece], tokens: Mapping[int, EncodedSample]

@@ -81,6 +81,8 @@ class LlmInput:
     loss_targets: torch.Tensor
     loss_sample: torch.Tensor
     """For each of them, the position of its sample in the global batch."""
+    num_tokens: int = 0
+    """Of the whole context-parallel group, fillers left out: by it layers run again in the backward pass."""
 
 
 @dataclass(frozen=True, slots=True)

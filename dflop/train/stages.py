@@ -96,7 +96,7 @@ def pieces_of(plan: Plan, seat: Seat, frozen: Collection[str] = ()) -> list[Piec
             part.module,
             part.layers,
             Way(is_frozen=is_frozen, recompute=module.recompute),
-            num_recomputed=module.recomputed[seat.stage] if module.recomputed else None,
+            num_recomputed=None if (n := module.num_recomputed) == module.layers_per_stage else n[seat.stage],
             num_offloaded=module.offloaded[seat.stage] if module.offloaded else 0,
             trains_projector_only=not is_frozen and tower_of(part.module) in frozen,
         )

@@ -41,6 +41,20 @@ def test_a_recomputed_layer_keeps_its_input_only(module):
     assert one.optimizer_s > 0
 
 
+def test_forward_passes_may_differ_in_how_many_layers_run_again():
+    group = make_group("random", users(LLM, 3), LLM)
+
+    def kept(num_rerun: int) -> int:
+        of = probe(LLM, 3, RECOMPUTE)
+        of._stage.reruns.num_layers = num_rerun
+        return measure(of, group).activation_bytes
+
+    plain, inputs = measured(LLM, 3, TRAIN).activation_bytes, measured(LLM, 3, RECOMPUTE).activation_bytes
+    found = [kept(n) for n in range(4)]
+    assert (found[0], found[3]) == (plain, inputs)
+    assert found == pytest.approx([plain - n * (plain - inputs) / 3 for n in range(4)], rel=0.05)
+
+
 def test_what_cannot_be_recomputed_is_refused():
     with pytest.raises(ConfigError, match="can be recomputed"):
         apply_way(torch.nn.Linear(2, 2), RECOMPUTE)

@@ -202,6 +202,15 @@ def halves(module: ModulePlan) -> tuple[int, ...]:
     return tuple(-(-n // 2) for n in module.layers_per_stage)
 
 
+def limited(module: ModulePlan) -> ModulePlan:
+    """With layers of the LLM that run again in large microbatches, the more the larger; others on later stages."""
+    if module.module != LLM:
+        return module
+    layers = enumerate(module.layers_per_stage)
+    limits = tuple(tuple(40 + 30 * stage + 25 * layer for layer in range(n)) for stage, n in layers)
+    return replace(module, recompute=True, recompute_tokens=limits)
+
+
 def on_host(module: ModulePlan) -> ModulePlan:
     """With what the layers save that do not run again on the host, if it is the LLM."""
     if module.module != LLM:

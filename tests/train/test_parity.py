@@ -17,7 +17,17 @@ from hypothesis import strategies as st
 from dflop.records import LLM, Plan
 from tests.train import half
 from tests.train.parity import Omni, Trial, assert_equal_steps, reference, run_trial
-from tests.train.synthetic import ALL, assign, halves, make_inline_plan, make_plan, make_step_plan, on_host, sharing
+from tests.train.synthetic import (
+    ALL,
+    assign,
+    halves,
+    limited,
+    make_inline_plan,
+    make_plan,
+    make_step_plan,
+    on_host,
+    sharing,
+)
 
 NUM_MICROBATCHES, NUM_STEPS = 4, 2
 IMAGES, MEDIA = ("image", "video"), ("image", "video", "audio")
@@ -41,6 +51,8 @@ class Layout:
     recompute: tuple[str, ...] = ()
     half: bool = False
     """Of the layers of each of these modules' stages the first half alone runs again."""
+    limited: bool = False
+    """Whether microbatches differ in how many layers of the LLM run again."""
     offloaded: bool = False
     """Whether the LLM's other layers have what they save on the host."""
     frozen: tuple[str, ...] = ()
@@ -63,6 +75,7 @@ class Layout:
             replace(m, recompute=True, recomputed=halves(m) if self.half else ()) if m.module in self.recompute else m
             for m in sharing(plan, self.sharded).modules
         )
+        modules = (limited(m) if self.limited else m for m in modules)
         return replace(plan, modules=tuple(on_host(m) if self.offloaded else m for m in modules))
 
     @property
@@ -99,8 +112,15 @@ LAYOUTS = {
     "vision with llm dp2, audio apart": Layout(({"vision": 2, LLM: 4},), dp=2, apart=(("audio", (1, 1)),)),
     "inline dp4, sharded in twos": Layout(ONE, dp=4, sharded=2, tied=True),
     "vision dp2 + llm pp2, sharded, recomputed": Layout({"vision": (1, 2), LLM: (2, 1)}, sharded=ALL, recompute=(LLM,)),
+    "inline tp2 dp2, sharded, limited": Layout(({"vision": 2, LLM: 4},), tp=2, dp=2, sharded=ALL, limited=True),
+    "inline pp2, mixed stage, limited": Layout(MIXED, recompute=("vision",), limited=True),
 }
 OTHERS = {
+    "inline dp2, sharded, limited": Layout(ONE, dp=2, sharded=ALL, limited=True),
+    "inline dp4, sharded in twos, limited": Layout(ONE, dp=4, sharded=2, limited=True),
+    "inline pp2 dp2, sharded, tied ends, limited": Layout(ENDS, dp=2, sharded=ALL, tied=True, limited=True),
+    "vision + llm pp2, llm frozen, limited": Layout(SPLIT, frozen=(LLM,), limited=True),
+    "inline tp2, limited": Layout(({"vision": 2, LLM: 4},), tp=2, limited=True),
     "vision + llm": Layout({"vision": (1, 1), LLM: (1, 1)}),
     "vision dp2 + llm pp2": Layout({"vision": (1, 2), LLM: (2, 1)}),
     "vision + llm dp2": Layout({"vision": (1, 1), LLM: (1, 2)}),
@@ -159,6 +179,19 @@ def assert_parity(layout: Layout, folder) -> None:
 @pytest.mark.parametrize("name", [*LAYOUTS, *in_lane(OTHERS)])
 def test_gradients_equal_hugging_face(name, tmp_path):
     assert_parity((LAYOUTS | OTHERS)[name], tmp_path)
+
+
+def test_microbatches_differ_in_what_runs_again():
+    """On every stage, and between replicas that share out parameters."""
+    for layout in (of for of in (LAYOUTS | OTHERS).values() if of.limited):
+        llm, works = layout.plan.module(LLM), [p.of(LLM) for p in layout.trial.step_plans]
+        for stage, num_layers in enumerate(llm.layers_per_stage):
+            found = [
+                [llm.num_rerun(stage, sum(work.item_rows[i] for i in items)) for items in of_ranks]
+                for work in works for of_ranks in work.owner
+            ]  # fmt: skip
+            assert {min(map(min, found)), max(map(max, found))} == {0, num_layers} if num_layers else True
+            assert llm.parallel.dp == 1 or any(min(of) == 0 < max(of) for of in found)
 
 
 def test_bad_sample_changes_nobody_elses_gradient(tmp_path):

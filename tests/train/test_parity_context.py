@@ -78,6 +78,7 @@ HEART = {
     "pp2 dp2 cp2, mixed stages, sharded in twos, projectors alone train": Shared(
         MIXED, dp=2, cp=2, sharded=2, recompute=(LLM,), frozen=("vision.tower", "audio.tower", LLM)
     ),
+    "dp2 cp2, sharded in twos, limited": Shared(ONE, dp=2, cp=2, sharded=2, limited=True),
     "tp2 cp2, recomputed": Shared(VISION, tp=2, cp=2, recompute=(LLM,)),
     "pp2 cp2, tied ends, rows from the stage before": Shared(ENDS, cp=2, tied=True, bad=(1, 4)),
 }

@@ -31,7 +31,9 @@ CASES = {
         Layout(({"vision": 2, LLM: 4},), tp=2, dp=2, recompute=("vision", LLM)), ("vision", LLM), torch.float32,
     ),
     "cp2": (Layout(({"vision": 2, LLM: 4},), cp=2, recompute=(LLM,)), ("vision", LLM), torch.float32),
-    "some modules, a tower frozen": (Layout(CUT, dp=2, frozen=("vision.tower",)), ("vision", LLM), torch.float32),
+    "some modules, a tower frozen, limited": (
+        Layout(CUT, dp=2, frozen=("vision.tower",), limited=True), ("vision", LLM), torch.float32,
+    ),
 }  # fmt: skip
 """How it is trained, modules that share out their optimizer, type of the weights."""
 
