@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,13 +13,14 @@ from dflop.cli.common import Form, Json, Quiet, form_of, talk
 
 if TYPE_CHECKING:
     from dflop.models.generic.check import ModelCheck
+    from dflop.models.generic.exact import MediumCheck
     from dflop.models.generic.values import LayerKind, Structure
     from dflop.report.tables import Table
 
 app = App(name="model", help="Models of transformers: what they are made of, and whether dflop computes them exactly.")
 
 _COLUMNS = ("part", "name", "num", "num_params", "num_active_params", "flops_per_token", "flops_per_pair",
-            "kept_bytes_per_token", "tp")  # fmt: skip
+            "kept_bytes_per_token", "tp", "error", "float64_error", "detail")  # fmt: skip
 
 
 @app.command
@@ -30,9 +32,11 @@ def check(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Check a multimodal model by its config alone: kinds of layers, sizes, encoders.
+    """Check a multimodal model by its config alone: kinds of layers, sizes, and gradients of a shrunk random copy.
 
-    Works for model types that dflop cannot train yet; `dflop plan` takes the supported families only.
+    The copy (two layers of each kind) takes two steps on packed, uneven samples in two pipeline stages; gradients are
+    compared with plain transformers, sample by sample, on the CPU. Exit code 1 where they differ or stages do not run.
+    Says what generic stages compute; dflop cannot train by them yet: `dflop plan` takes the supported families only.
 
     Example: dflop model check Qwen3.5-9B
     """
@@ -44,15 +48,17 @@ def check(
 
     found, say = check_model(folder), talk(quiet)
     if (shown := form_of(form, as_json)) != "table":
-        print_rows(_COLUMNS, rows_of(found), shown)
-        return
-    for table in tables_of(found):
-        print_table(table, Console())
-    say("dflop cannot train models by their classes yet: `dflop plan` takes the supported families only")
+        print_rows(_COLUMNS, (row + (None,) * (len(_COLUMNS) - len(row)) for row in rows_of(found)), shown)
+    else:
+        for table in tables_of(found):
+            print_table(table, Console())
+        say("training by generic stages is not there yet: `dflop plan` takes the supported families only")
+    if not found.exactness.is_exact:
+        sys.exit(1)
 
 
 def rows_of(found: ModelCheck) -> Iterator[tuple[Any, ...]]:
-    """A row per kind of layer, end and encoder, for programs."""
+    """A row per kind of layer, end, encoder and check, for programs; columns that are left out at the end are empty."""
     structure = found.structure
     for kind in structure.kinds:
         yield (
@@ -60,13 +66,16 @@ def rows_of(found: ModelCheck) -> Iterator[tuple[Any, ...]]:
             sum(call.flops_per_pair for call in kind.attention), kind.kept_bytes_per_token, list(kind.degrees),
         )  # fmt: skip
     for name, num_params in (("entry", structure.num_entry_params), ("exit", structure.num_exit_params)):
-        yield (name, "tied" if structure.is_tied else "", 1, num_params, num_params, None, None, None, None)
+        yield (name, "tied" if structure.is_tied else "", 1, num_params, num_params)
     for encoder in structure.encoders:
-        yield ("encoder", encoder.path, encoder.num_layers, encoder.num_params, None, None, None, None, None)
+        yield ("encoder", encoder.path, encoder.num_layers, encoder.num_params)
         if encoder.projector:
-            yield ("projector", encoder.projector, 1, encoder.num_projector_params, None, None, None, None, None)
+            yield ("projector", encoder.projector, 1, encoder.num_projector_params)
     yield ("model", structure.model_type, 1, structure.num_params, structure.num_active_params, None, None, None,
            list(structure.degrees))  # fmt: skip
+    for of in found.exactness.checks:
+        empty = (None,) * 7
+        yield ("exactness", of.medium, *empty, of.error, of.float64_error, of.problem or f"worst: {of.errors[0][0]}")
 
 
 def tables_of(found: ModelCheck) -> Iterator[Table]:
@@ -95,6 +104,25 @@ def tables_of(found: ModelCheck) -> Iterator[Table]:
         {"part": lambda part: part[0], "module": lambda part: part[1], "parameters": lambda part: count(part[2])},
         {"part", "module"},
     )  # fmt: skip
+    yield make_table(
+        "Gradients of two steps of training, a shrunk random copy in two stages against plain transformers",
+        found.exactness.checks,
+        {
+            "samples": lambda of: of.medium,
+            "verdict": _verdict,
+            "error": lambda of: "" if of.error is None else f"{of.error:.1e}",
+            "in float64": lambda of: "" if of.float64_error is None else f"{of.float64_error:.1e}",
+            "worst module, or the reason": lambda of: of.problem or of.errors[0][0],
+        },
+        {"samples", "verdict", "worst module, or the reason"},
+        "Relative error of a module's gradients in float32; exact: up to 1e-5, or rounding alone by float64.",
+    )
+
+
+def _verdict(of: MediumCheck) -> str:
+    if of.is_exact:
+        return "exact"
+    return "differs" if of.errors else "fails" if of.medium == "text" else "not checked"
 
 
 def _outside(structure: Structure) -> Iterator[tuple[str, str, int]]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dflop.errors import ConfigError
+from dflop.models.generic.exact import Exactness, check_exactness
 from dflop.models.generic.folder import is_of_model, read_folder, reason
 from dflop.models.generic.structure import read_structure
 from dflop.models.generic.values import Structure
@@ -16,9 +17,10 @@ from dflop.models.generic.values import Structure
 
 @dataclass(frozen=True, slots=True)
 class ModelCheck:
-    """What a model is made of."""
+    """What a model is made of, and whether generic stages compute it."""
 
     structure: Structure
+    exactness: Exactness
 
 
 def check_model(folder: Path) -> ModelCheck:
@@ -31,7 +33,9 @@ def check_model(folder: Path) -> ModelCheck:
         ConfigError: the folder holds no model that can be checked.
     """
     with _quiet_transformers():
-        return ModelCheck(structure_of(read_folder(folder), folder))
+        config = read_folder(folder)
+        structure = structure_of(config, folder)
+        return ModelCheck(structure, check_exactness(config, structure))
 
 
 @contextlib.contextmanager

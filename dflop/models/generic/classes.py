@@ -15,6 +15,8 @@ from torch import nn
 
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 """Entries of configs that count a layer's experts."""
+ACTIVE = ("num_experts_per_tok", "moe_top_k", "moe_k", "top_k_experts", "num_experts_per_token")
+"""Entries of configs that count a token's experts."""
 INNER = "thinker_config"
 """Section of models that also speak: the part that is trained here."""
 

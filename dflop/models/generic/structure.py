@@ -15,6 +15,7 @@ from torch import nn
 
 from dflop.models.generic import watch
 from dflop.models.generic.classes import (
+    ACTIVE,
     EXPERTS,
     PassThrough,
     build,
@@ -27,8 +28,6 @@ from dflop.models.generic.values import AttentionCall, LayerKind, Structure
 
 LENGTHS = (512, 1024)
 DEGREES = (1, 2, 4, 8, 16)
-_ACTIVE = ("num_experts_per_tok", "moe_top_k", "moe_k", "top_k_experts", "num_experts_per_token")
-"""Entries of configs that count a token's experts."""
 
 
 class _Alike(NamedTuple):
@@ -140,7 +139,7 @@ def _stated_experts(layer: nn.Module, config: Any) -> tuple[int, int]:
     """(all, those of a token) of a layer with an experts' code of its own; (0, 0) of one without experts."""
     for num in filter(None, (entry_of(config, key) for key in EXPERTS)):
         if isinstance(num, int) and any(True for _ in _expert_params(layer, num)):
-            active = next((value for key in _ACTIVE if isinstance(value := entry_of(config, key), int)), num)
+            active = next((value for key in ACTIVE if isinstance(value := entry_of(config, key), int)), num)
             return num, active
     return 0, 0
 
