@@ -90,11 +90,7 @@ def check_exactness(config: Any, structure: Structure) -> Exactness:
     """
     stages.register()
     try:
-        small = shrunk(config, structure)
-        num_params = sum(p.numel() for p in build(small, attention="eager").parameters())
-        if num_params > MAX_PARAMS:
-            raise NotMade(f"its shrunk copy still has {num_params / 1e6:.0f}M parameters: a section keeps its sizes")
-        model = _random_model(small)
+        model, num_params = _small_model(config, structure)
     except Exception as error:  # whatever transformers raises for sizes that a class does not expect
         return Exactness((MediumCheck("text", (), f"cannot shrink it: {reason(error)}"),), 0)
     checks = [_checked(model, "text")]
@@ -138,6 +134,15 @@ def compare(model: nn.Module, medium: str = "text", middle: int | None = None) -
         for owner, gradients in ((plain, want), (pair[0].model, got), (pair[1].model, got)):
             _descend(owner, gradients)
     return tuple(sorted(errors.items(), key=lambda item: -item[1]))
+
+
+def _small_model(config: Any, structure: Structure) -> tuple[nn.Module, int]:
+    """(shrunk copy, its parameters), counted before anything is allocated."""
+    small = shrunk(config, structure)
+    num_params = sum(p.numel() for p in build(small, attention="eager").parameters())
+    if num_params > MAX_PARAMS:
+        raise NotMade(f"its shrunk copy still has {num_params / 1e6:.0f}M parameters: a section keeps its sizes")
+    return _random_model(small), num_params
 
 
 def _random_model(config: Any) -> nn.Module:

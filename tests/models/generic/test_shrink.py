@@ -8,7 +8,8 @@ from dflop.models.generic.structure import read_structure
 from tests.models.generic.configs import config_of
 
 KIMI = {
-    "first_k_dense_replace": 1, "num_hidden_layers": 9, "n_routed_experts": 8, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2,
+    "first_k_dense_replace": 1, "num_hidden_layers": 9, "n_routed_experts": 8, "num_experts_per_tok": 2,
+    "n_group": 1, "topk_group": 1,
     "q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 24, "qk_rope_head_dim": 8, "v_head_dim": 24,
     "hidden_size": 96, "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 3000,
 }  # fmt: skip
