@@ -11,7 +11,6 @@ limits are the answer; or `messages`, see `whole_reference.py`. Else the answer 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import sys
@@ -20,31 +19,7 @@ from functools import cache
 import numpy as np
 import torch
 import whole_reference
-from torch import library as operators
-
-
-def import_torchvision():
-    """Import torchvision although its compiled operators are missing."""
-    library = operators.Library("torchvision", "DEF")
-    register_fake = operators.register_fake
-
-    def forgiving(*args, **kwargs):
-        with contextlib.suppress(RuntimeError):
-            decorate = register_fake(*args, **kwargs)
-            return lambda function: suppressed(decorate, function)
-        return lambda function: function
-
-    def suppressed(decorate, function):
-        with contextlib.suppress(RuntimeError):
-            return decorate(function)
-        return function
-
-    operators.register_fake = forgiving
-    try:
-        import torchvision  # noqa: F401  # for what importing it registers
-    finally:
-        operators.register_fake = register_fake
-    return library
+from with_torchvision import import_torchvision
 
 
 def tokenizer(**named):

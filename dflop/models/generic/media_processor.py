@@ -1,0 +1,261 @@
+"""A model's processor as a function of media headers: the text that replaces a placeholder, and the frames it takes.
+
+A processor runs on media without values (tensors on the meta device) exactly as on real ones, up to the point where it
+has the expanded text and would tokenize it. That takes milliseconds whatever the number of pixels. Where a processor
+looks at values, and for sounds, it is run on blank media.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dflop.errors import ConfigError
+from dflop.models.media import Layout, MediaHeader
+
+KINDS: Mapping[str, tuple[str, str]] = {
+    "image": ("images", "image_processor"),
+    "video": ("videos", "video_processor"),
+    "audio": ("audio", "_audio_processor"),
+}
+"""Media kind -> argument of a processor's call, attribute of the part that takes it."""
+Options = Mapping[str, Mapping[str, Any]]
+"""Media kind -> keyword arguments of the part of a processor that takes it, such as `fps`."""
+
+
+class MediaProcessor:
+    """A processor of transformers, asked by sizes.
+
+    Args:
+        processor: Any `ProcessorMixin`.
+        options: What differs from the processor's own settings.
+    """
+
+    def __init__(self, processor: Any, options: Options | None = None) -> None:
+        self.processor = processor
+        self.options = options or {}
+        self.num_words = lru_cache(maxsize=4096)(self._num_words)
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Media kinds that the processor takes and has a placeholder for."""
+        found = (kind for kind, (_, part) in KINDS.items() if getattr(self.processor, part, None) is not None)
+        return tuple(kind for kind in found if getattr(self.processor, f"{kind}_token", None))
+
+    def prompt(self, kind: str) -> tuple[str, str, str]:
+        """(text before, placeholder, text after) of a conversation with one item, by the chat template if there is one.
+
+        Raises:
+            ValueError: the template has no placeholder of this kind.
+        """
+        token = str(getattr(self.processor, f"{kind}_token"))
+        if not self.processor.chat_template:
+            return "", token, ""
+        content = [{"type": kind, kind: "a"}, {"type": "text", "text": "a"}]
+        text = self.processor.apply_chat_template([{"role": "user", "content": content}], tokenize=False)
+        token = token if token in text else f"<{kind}>"  # a few write another one into texts than they repeat
+        before, found, after = str(text).partition(token)
+        if not found or token in after:
+            raise ValueError(f"the chat template writes {text.count(token)} placeholders `{token}` for one {kind}")
+        return before, token, after
+
+    def token_ids(self, header: MediaHeader) -> list[int]:
+        """Token ids of the prompt with a real item of a size, by the processor's whole call, which samples a clip."""
+        takes_all = header.kind == "video" and len(self._frames(header)) == header.num_frames
+        options = {"do_sample_frames": False} if takes_all else {}
+        frames = range(header.num_frames)
+        out = self.processor(**self._arguments(header, _noise(header, self.sample_rate), frames, options))
+        ids: list[int] = np.asarray(out["input_ids"][0]).tolist()
+        return ids
+
+    def expanded(self, header: MediaHeader, pad: str, *, has_values: bool = False) -> Layout:
+        """What the processor puts for the placeholder of an item, of a clip for the frames that it takes.
+
+        Args:
+            header: Of the item.
+            pad: The token that stands for an encoder's row.
+            has_values: Call the processor with a blank item instead of a tensor without values; sounds always are.
+        """
+        frames = self._frames(header)
+        given = replace(header, num_frames=len(frames)) if header.kind == "video" else header
+        has_values = has_values or header.kind == "audio"
+        item = _blank(given, self.sample_rate) if has_values else _without_values(given)
+        options: dict[str, Any] = {"do_sample_frames": False} if header.kind == "video" else {}
+        options |= {} if has_values else {"input_data_format": "channels_first"}
+        arguments, tokenizer = self._arguments(header, item, frames, options), self.processor.tokenizer
+        self.processor.tokenizer = _Stop(tokenizer)
+        try:
+            self.processor(**arguments)
+        except _ExpandedText as stopped:
+            text = stopped.text
+        finally:
+            self.processor.tokenizer = tokenizer
+        before, _, after = self.prompt(header.kind)
+        if text.startswith(before) and text.endswith(after):
+            text = text[len(before) : len(text) - len(after)]
+        return parse_layout(text, pad)
+
+    def told(self, header: MediaHeader) -> int:
+        """Placeholder tokens of a picture or a sound as the processor's `_get_num_multimodal_tokens` counts them.
+
+        Raises:
+            LookupError: the processor has no such method, or does not count this kind.
+        """
+        count = getattr(self.processor, "_get_num_multimodal_tokens", None)
+        size = [self.num_samples(header)] if header.kind == "audio" else [[header.height_px, header.width_px]]
+        argument = "audio_lengths" if header.kind == "audio" else "image_sizes"
+        of_kind = {f"{KINDS[header.kind][0]}_kwargs": dict(self.options.get(header.kind, {}))}
+        answer = count(**{argument: size}, **of_kind) if count else {}
+        if not answer or f"num_{header.kind}_tokens" not in answer:
+            raise LookupError(f"{type(self.processor).__name__} counts no {header.kind} tokens from sizes")
+        return int(answer[f"num_{header.kind}_tokens"][0])
+
+    def frame_indices(self, num_frames: int, fps: float) -> tuple[int, ...]:
+        """Frames that the processor takes of a video, in order, by its own sampling.
+
+        All of them where it does not sample, or is to take more than there are, which most refuse.
+
+        Args:
+            num_frames: Of the video.
+            fps: Frames per second of the video.
+
+        Raises:
+            ValueError: the processor refuses a video of this length.
+        """
+        from transformers.video_utils import VideoMetadata
+
+        part = self.processor.video_processor
+        settings = {name: getattr(part, name, None) for name in part.valid_kwargs.__annotations__}
+        settings |= self.processor._merge_kwargs(tokenizer_init_kwargs={})["videos_kwargs"]
+        settings |= self.options.get("video", {})
+        if not settings.pop("do_sample_frames", False) or num_frames < (settings["num_frames"] or 0):
+            return tuple(range(num_frames))
+        facts = VideoMetadata(total_num_frames=num_frames, fps=fps, duration=num_frames / fps)
+        found = map(int, part.sample_frames(facts, **settings))
+        return tuple(i for i in found if i < num_frames)  # rounding takes some past the end
+
+    @property
+    def sample_rate(self) -> int:
+        """Samples per second of the sounds that the processor takes; 0: it takes none."""
+        part = getattr(self.processor, "_audio_processor", None)
+        return int(getattr(part, "sampling_rate", 0) or 0)
+
+    def num_samples(self, header: MediaHeader) -> int:
+        """Samples of a sound."""
+        return round(header.duration_s * self.sample_rate)
+
+    def _num_words(self, text: str) -> int:
+        return len(self.processor.tokenizer(text)["input_ids"])
+
+    def _frames(self, header: MediaHeader) -> Sequence[int]:
+        is_video = header.kind == "video"
+        return self.frame_indices(header.num_frames, header.num_frames / header.duration_s) if is_video else ()
+
+    def _arguments(
+        self, header: MediaHeader, item: Any, frames: Sequence[int], options: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Of a call with one item; `frames` are those of a clip that `item` has."""
+        name, _ = KINDS[header.kind]
+        options = {**self.options.get(header.kind, {}), **options}
+        if header.kind == "video":
+            fps = header.num_frames / header.duration_s
+            facts = {"total_num_frames": header.num_frames, "fps": fps, "duration": header.duration_s}
+            options |= {"video_metadata": [{**facts, "frames_indices": list(frames)}], "return_metadata": True}
+        if header.kind == "audio":
+            options["sampling_rate"] = self.sample_rate
+        text = "".join(self.prompt(header.kind))
+        return {"text": [text], name: [item], f"{name}_kwargs": options, "return_tensors": "pt"}
+
+
+def load_processor(folder: Path) -> Any:
+    """The processor of a model's folder, from its files alone.
+
+    Raises:
+        ConfigError: the folder has no processor or tokenizer, wants code of its own, or a package is missing.
+    """
+    from transformers import AutoProcessor
+
+    try:
+        processor = AutoProcessor.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except ImportError as error:
+        raise ConfigError(f"the processor needs a package: {_line(error)}", where=str(folder)) from error
+    except Exception as error:  # transformers raises what its files lead to: OSError, KeyError, TypeError, ...
+        hint = "preprocessor_config.json or processor_config.json, and tokenizer.json, next to config.json"
+        raise ConfigError(f"no processor: {_line(error)}", where=str(folder), hint=hint) from error
+    if not hasattr(processor, "tokenizer"):
+        raise ConfigError(f"{type(processor).__name__} takes text or media alone", where=str(folder))
+    return processor
+
+
+def parse_layout(text: str, pad: str) -> Layout:
+    """Texts and numbers of pads in an expanded placeholder."""
+    found: list[str | int] = []
+    for number, part in enumerate(text.split(pad)):
+        if number and found and isinstance(found[-1], int):
+            found[-1] += 1
+        elif number:
+            found.append(1)
+        if part:
+            found.append(part)
+    return tuple(found)
+
+
+def _noise(header: MediaHeader, sample_rate: int) -> Any:
+    """An item of a size as people hand it to a processor: a picture, frames, or a waveform."""
+    rng = np.random.default_rng(0)
+    if header.kind == "audio":
+        return rng.standard_normal(round(header.duration_s * sample_rate), dtype=np.float32) / 10
+    return _visual(header, rng.integers(0, 256, _shape(header), dtype=np.uint8))
+
+
+def _blank(header: MediaHeader, sample_rate: int) -> Any:
+    if header.kind == "audio":
+        return np.zeros(round(header.duration_s * sample_rate), np.float32)
+    return _visual(header, np.zeros(_shape(header), np.uint8))
+
+
+def _shape(header: MediaHeader) -> tuple[int, ...]:
+    return header.num_frames, header.height_px, header.width_px, 3
+
+
+def _visual(header: MediaHeader, frames: np.ndarray) -> Any:
+    if header.kind == "video":
+        return frames
+    from transformers.image_transforms import to_pil_image
+
+    return to_pil_image(frames[0], do_rescale=False, input_data_format="channels_last")
+
+
+def _without_values(header: MediaHeader) -> Any:
+    import torch
+
+    num_frames, height_px, width_px, num_colours = _shape(header)
+    frames = torch.empty(num_frames, num_colours, height_px, width_px, dtype=torch.uint8, device="meta")
+    return frames if header.kind == "video" else frames[0]
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:160]
+
+
+class _ExpandedText(Exception):  # no error: it carries the text out of the processor
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+
+class _Stop:
+    """Stands for a tokenizer until the processor tokenizes a text."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
+
+    def __call__(self, text: str | list[str], *args: Any, **kwargs: Any) -> Any:
+        raise _ExpandedText(text if isinstance(text, str) else text[0])

@@ -1,0 +1,66 @@
+"""Media rules read from processors, in a process that may have torchvision: a JSON case per line in, an answer out.
+
+A case has a `folder` with a processor's files, or a `class` of `stand_in_processors.py` and its model `types`;
+`options` of the processor; and `items` (kind, width, height, frames, seconds). The answer has `checks` by kind (way,
+items, mismatches, reason), and per item `layout` and `frames`, or `error`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from tests.models.with_torchvision import import_torchvision
+
+
+def answer(case):
+    from dflop.models.generic.media_check import check_media, media_mismatches
+    from dflop.models.generic.media_processor import MediaProcessor, load_processor
+    from dflop.models.media import MediaHeader
+
+    options = case.get("options")
+    if "folder" in case:
+        checks = media_mismatches(Path(case["folder"]), options)
+        processor = MediaProcessor(load_processor(Path(case["folder"])), options)
+    else:
+        from tests.models.stand_in_processors import make_processor
+
+        processor = MediaProcessor(make_processor(case["class"], case["types"]), options)
+        checks = check_media(processor)
+    items = [item_answer(processor, checks, MediaHeader(*item)) for item in case.get("items", ())]
+    return {"checks": {kind: check_answer(check) for kind, check in checks.items()}, "items": items}
+
+
+def check_answer(check):
+    shown = [[m.header.width_px, m.header.height_px, *m.counted, *m.real] for m in check.mismatches]
+    way = check.rule.way if check.rule else ""
+    return {"way": way, "items": check.num_items, "mismatches": shown, "reason": check.reason}
+
+
+def item_answer(processor, checks, header):
+    frames = ()
+    try:
+        if header.kind == "video":
+            frames = processor.frame_indices(header.num_frames, header.num_frames / header.duration_s)
+        return {"layout": checks[header.kind].rule.expand(header), "frames": frames}
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {error}"}
+
+
+def main():
+    answers, sys.stdout = sys.stdout, sys.stderr
+    kept = import_torchvision()
+    for line in sys.stdin:
+        try:
+            said = answer(json.loads(line))
+        except Exception as error:
+            said = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(said), file=answers, flush=True)
+    del kept
+
+
+if __name__ == "__main__":
+    main()
