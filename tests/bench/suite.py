@@ -24,7 +24,7 @@ from dflop.records.speedup import speedup
 from dflop.report.plots import check_suffix
 from tests.bench.cases import CASES, make_setting
 from tests.bench.command import options
-from tests.bench.figures import conclude, json_text
+from tests.bench.figures import conclude, json_text, machine
 from tests.bench.levers import LEVERS, print_without
 from tests.bench.mixtures import MAIN
 from tests.bench.reference import reference_plan
@@ -34,6 +34,7 @@ from tests.bench.suites import MIN_GAINS, SUITES, Row
 
 WITH_OUR_MEANS = (TUNED, "token LPT", "FSDP2", REFERENCE)
 """Others that run what the engine runs."""
+LIBRARIES = ("numpy", "numba", "cvxpy")
 
 
 def main() -> None:
@@ -55,12 +56,12 @@ def main() -> None:
         if args.only in row.label:
             content["cases"].append(measured(row, lambda text: print(text, file=sys.stderr, flush=True)))
             if args.json:
-                args.json.write_text(json_text(content))
+                args.json.write_text(json_text({"machine": machine(*LIBRARIES), **content}))
     cases = content["cases"]
     print("\n\n".join(tables(content).values()))
     if args.picture:
         save_picture(cases, args.picture)
-    conclude(content, bounds(cases, MIN_GAINS.get(args.suite, 1.0)), args.json, "numpy", "numba", "cvxpy")
+    conclude(content, bounds(cases, MIN_GAINS.get(args.suite, 1.0)), args.json, *LIBRARIES)
 
 
 def measured(row: Row, say: Callable[[str], None]) -> dict[str, Any]:

@@ -30,7 +30,9 @@ def tables(content: Mapping[str, Any]) -> dict[str, str]:
     """
     cases: Sequence[Case] = content["cases"]
     if content["suite"] != "paper":
-        return {content["suite"]: table(SETTING_HEADER, map(_setting_row, cases))}
+        gains = [_over_experts(case) for case in cases if best_expert(case)]
+        mean = ("geometric mean", *[""] * 6, f"{geometric_mean(gains):.3f}x" if gains else "", "")
+        return {content["suite"]: table(SETTING_HEADER, [*map(_setting_row, cases), mean])}
     shown = [name for name in SHOWN if any(name in case["step_s"] for case in cases)]
     header = ("model", "data", *(SHOWN[name] for name in shown), "over the best expert", "over arrival order")
     rows = [_row(case, shown) for case in cases]

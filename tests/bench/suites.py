@@ -55,7 +55,7 @@ def settings(_sizes: Path | None) -> Iterator[Row]:
         made = make_setting(
             case, mixture, num_nodes=num_nodes, global_batch_size=size, num_unseen=num_unseen, device=device
         )
-        yield Row(f"{8 * num_nodes} {device.name}, {case.name}, {mixture.name}", made, with_all=False)
+        yield Row(f"{8 * num_nodes:,} {device.name[:4]}, {case.name}, {mixture.name}", made, with_all=False)
 
 
 def hosts(_sizes: Path | None) -> Iterator[Row]:
@@ -69,11 +69,13 @@ def hosts(_sizes: Path | None) -> Iterator[Row]:
 
 
 def real(sizes: Path | None) -> Iterator[Row]:
-    """A model on real sample sizes, as the product reads them."""
+    """Two models on real sample sizes, as the product reads them."""
     if sizes is None:
         raise SystemExit("the suite `real` needs --sizes TABLE")
-    shapes = real_shapes(B7, HEAVY, sizes)
-    yield Row(f"{B7.name}, {len(shapes):,} real sizes", make_setting(B7, HEAVY, shapes=shapes))
+    for case, device in ((B7, A100), (B72, H100)):
+        shapes = real_shapes(case, HEAVY, sizes)
+        made = make_setting(case, HEAVY, device=device, shapes=shapes)
+        yield Row(f"64 {device.name[:4]}, {case.name}, {len(shapes):,} samples", made, with_all=False)
 
 
 SUITES: Mapping[str, Callable[[Path | None], Iterator[Row]]] = {
