@@ -32,7 +32,7 @@ def check(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Check a multimodal model by its config alone: kinds of layers, sizes, and gradients of a shrunk random copy.
+    """Check a multimodal model without its weights: kinds of layers, sizes, token counts, gradients of a shrunk copy.
 
     The copy (two layers of each kind) takes two steps on packed, uneven samples in two pipeline stages; gradients are
     compared with plain transformers, sample by sample, on the CPU. Exit code 1 where they differ or stages do not run.
@@ -73,8 +73,13 @@ def rows_of(found: ModelCheck) -> Iterator[tuple[Any, ...]]:
             yield ("projector", encoder.projector, 1, encoder.num_projector_params)
     yield ("model", structure.model_type, 1, structure.num_params, structure.num_active_params, None, None, None,
            list(structure.degrees))  # fmt: skip
+    empty = (None,) * 7
+    for tokens in found.media:
+        detail = f"equal, by {tokens.rule.way}" if tokens.rule else tokens.reason
+        yield ("tokens", tokens.kind, tokens.num_items, *empty[1:], None, None, detail)
+    if found.media_problem:
+        yield ("tokens", "", *empty, None, None, found.media_problem)
     for of in found.exactness.checks:
-        empty = (None,) * 7
         yield ("exactness", of.medium, *empty, of.error, of.float64_error, of.problem or f"worst: {of.errors[0][0]}")
 
 
@@ -104,6 +109,13 @@ def tables_of(found: ModelCheck) -> Iterator[Table]:
         {"part": lambda part: part[0], "module": lambda part: part[1], "parameters": lambda part: count(part[2])},
         {"part", "module"},
     )  # fmt: skip
+    yield make_table(
+        "Tokens of media, counted from sizes against calls of the processor",
+        [(of.kind, f"equal for {of.num_items} sizes, by {of.rule.way}" if of.rule else of.reason) for of in found.media]
+        or [("all", f"not checked: {found.media_problem}")],
+        {"medium": lambda row: row[0], "verdict": lambda row: row[1]},
+        {"medium", "verdict"},
+    )
     yield make_table(
         "Gradients of two steps of training, a shrunk random copy in two stages against plain transformers",
         found.exactness.checks,

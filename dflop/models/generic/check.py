@@ -11,6 +11,7 @@ from typing import Any
 from dflop.errors import ConfigError
 from dflop.models.generic.exact import Exactness, check_exactness
 from dflop.models.generic.folder import is_of_model, read_folder, reason
+from dflop.models.generic.media_check import MediaCheck, media_mismatches
 from dflop.models.generic.structure import read_structure
 from dflop.models.generic.values import Structure
 
@@ -21,6 +22,10 @@ class ModelCheck:
 
     structure: Structure
     exactness: Exactness
+    media: tuple[MediaCheck, ...]
+    """How tokens counted from sizes compare with the processor's calls, per medium."""
+    media_problem: str = ""
+    """Why no medium was checked; empty: they were."""
 
 
 def check_model(folder: Path) -> ModelCheck:
@@ -35,7 +40,16 @@ def check_model(folder: Path) -> ModelCheck:
     with _quiet_transformers():
         config = read_folder(folder)
         structure = structure_of(config, folder)
-        return ModelCheck(structure, check_exactness(config, structure))
+        media, problem = _media(folder)
+        return ModelCheck(structure, check_exactness(config, structure), media, problem)
+
+
+def _media(folder: Path) -> tuple[tuple[MediaCheck, ...], str]:
+    """(checks, why there are none): structure and exactness hold without a processor that loads."""
+    try:
+        return tuple(media_mismatches(folder.parent if folder.is_file() else folder).values()), ""
+    except ConfigError as error:
+        return (), error.what
 
 
 @contextlib.contextmanager

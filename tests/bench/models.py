@@ -1,0 +1,164 @@
+"""Every model type of transformers that takes images, video or sound, checked as `dflop model check` does.
+
+    python -m tests.bench.models [--types TYPE ...] [--json FILE]
+
+Default configs, corrected where they contradict themselves (`model_configs.py`), written to a folder as a release has
+them. Each type in a process of its own: processor seconds and memory are that type's, above what imports take.
+"""
+
+import json
+import os
+import resource
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dflop.errors import ConfigError
+from dflop.models.generic.check import structure_of
+from dflop.models.generic.classes import media_types
+from dflop.models.generic.exact import LIMIT, Exactness, check_exactness
+from dflop.models.generic.folder import read_folder, reason
+from dflop.models.generic.values import Structure
+from tests.bench.command import options
+from tests.bench.figures import conclude
+from tests.bench.markdown import table
+from tests.bench.model_configs import config_of
+
+LEAST_TRACED, LEAST_EXACT, MOST_S, LARGE = 70, 50, 120, 500e9
+Row = dict[str, Any]
+
+
+def main() -> None:
+    parser = options(__doc__)
+    parser.add_argument("--types", nargs="+", help="only these")
+    args = parser.parse_args()
+    import torch
+    import transformers
+
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    rows = []
+    for kind in args.types or sorted(media_types()):
+        rows.append(in_a_process(kind))
+        print(json.dumps(rows[-1]), flush=True)
+    traced = [row for row in rows if "num_params" in row]
+    exact = [row for row in rows if row.get("is_exact")]
+    bounds = [
+        (f"{LEAST_TRACED} types traced, not {len(traced)}", len(traced) >= LEAST_TRACED),
+        (f"{LEAST_EXACT} types exact, not {len(exact)}", len(exact) >= LEAST_EXACT),
+        ("every traced parameter counted", all(row["num_counted_params"] == row["num_params"] for row in traced)),
+        ("500B and more within 5 s and 1 GB", all(
+            row["structure_s"] <= 5 and row["structure_mb"] <= 1000 for row in traced if row["num_params"] >= LARGE
+        )),
+    ]  # fmt: skip
+    conclude({"transformers": transformers.__version__, "rows": rows}, bounds if not args.types else (), args.json)
+
+
+def in_a_process(kind: str) -> Row:
+    """What `checked` returns, of a process that ends with it."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if not pid:
+        signal.alarm(MOST_S)
+        os.close(read)
+        with os.fdopen(write, "w") as file:
+            json.dump(checked(kind), file)
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as file:
+        content = file.read()
+    _, status = os.waitpid(pid, 0)
+    row: Row = {"type": kind, "reason": f"it ended with {status}"} if status else json.loads(content)
+    return row
+
+
+def checked(kind: str) -> Row:
+    """One type's figures; `reason` where it is refused."""
+    row: Row = {"type": kind}
+    with tempfile.TemporaryDirectory(prefix="dflop-bench-") as name:
+        folder = Path(name)
+        try:
+            config_of(kind).save_pretrained(folder)
+        except Exception as error:  # a default that its own class refuses
+            return row | {"reason": f"its default config cannot be made: {reason(error)}"}
+        for file in ("processor_config.json", "tokenizer.json"):
+            (folder / file).write_text("{}")
+        started, held = time.process_time(), _peak_mb()
+        try:
+            config = read_folder(folder)
+            structure = structure_of(config, folder)
+        except ConfigError as error:
+            return row | {"reason": error.what.replace(name, "")}
+        row |= _structure_row(structure, time.process_time() - started, _peak_mb() - held)
+        started, held = time.process_time(), _peak_mb()
+        found = check_exactness(config, structure)
+        return row | _exact_row(found, time.process_time() - started, _peak_mb() - held)
+
+
+def _structure_row(structure: Structure, took_s: float, peak_mb: float) -> Row:
+    return {
+        "num_params": structure.num_params, "num_counted_params": structure.num_counted_params,
+        "kinds": [f"{len(kind.layers)}x {kind.name}" for kind in structure.kinds],
+        "degrees": list(structure.degrees),
+        "encoders": [f"{of.path}: {of.num_layers}" for of in structure.encoders],
+        "structure_s": round(took_s, 2), "structure_mb": round(peak_mb),
+    }  # fmt: skip
+
+
+def _exact_row(found: Exactness, took_s: float, peak_mb: float) -> Row:
+    checks = [
+        {"medium": of.medium, "is_exact": of.is_exact, "error": of.error, "float64_error": of.float64_error,
+         "problem": of.problem, "worst": of.errors[0][0] if of.errors else ""}
+        for of in found.checks
+    ]  # fmt: skip
+    return {"is_exact": found.is_exact, "checks": checks, "exact_s": round(took_s, 2), "exact_mb": round(peak_mb)}
+
+
+def _peak_mb() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def tables(content: Mapping[str, Any]) -> dict[str, str]:
+    """`models`: a summary and a row per type that was traced; `models-refused`: the others with the reason."""
+    rows, traced = content["rows"], [row for row in content["rows"] if "num_params" in row]
+    exact = [row for row in traced if row["is_exact"]]
+    media = Counter(of["medium"] for row in exact for of in row["checks"] if of["is_exact"])
+    plain = sum(all(of["error"] is None or of["error"] <= LIMIT for of in row["checks"]) for row in exact)
+    seconds = sorted(row["structure_s"] + row["exact_s"] for row in traced)
+    words = (
+        f"transformers {content['transformers']}: of {len(rows)} types {len(traced)} are traced and {len(exact)} "
+        f"exact, {plain} of them in float32 and the others in float64, where rounding is not amplified; {media['image']} with "
+        f"pictures and the tower's gradients. A check takes {seconds[len(seconds) // 2]:.1f} s of processor time "
+        f"(median; {seconds[-1]:.1f} s at most) and {max(row['structure_mb'] for row in traced)} MB at most to trace."
+    )
+    head = ("type", "parameters", "layers", "tp", "text", "pictures", "seconds", "not exact, not checked")
+    refused = table(("type", "reason"), [(row["type"], row["reason"]) for row in rows if "num_params" not in row])
+    return {"models": f"{words}\n\n{table(head, map(_cells, traced))}", "models-refused": refused}
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    by_medium = {of["medium"]: of for of in row["checks"]}
+    open_ones = [f"{of['medium']}: {of['problem'] or of['worst']}" for of in row["checks"] if not of["is_exact"]]
+    num = row["num_params"]
+    return (
+        row["type"], f"{num / 1e9:.2f}B", "; ".join(row["kinds"]), f"{row['degrees'][-1]}",
+        _error_text(by_medium.get("text")), _error_text(by_medium.get("image")),
+        f"{row['structure_s'] + row['exact_s']:.1f}", "; ".join(open_ones),
+    )  # fmt: skip
+
+
+def _error_text(of: Mapping[str, Any] | None) -> str:
+    """`7e-07`; of a check in float64 both errors; empty without a check."""
+    if of is None or of["error"] is None:
+        return ""
+    in_float64 = "" if of["float64_error"] is None else f" (float64 {of['float64_error']:.0e})"
+    return f"{of['error']:.0e}{in_float64}{'' if of['is_exact'] else ' differs'}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
