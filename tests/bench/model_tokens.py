@@ -69,10 +69,12 @@ def _rows(stand_ins: Any, name: str, kinds: list[str]) -> Any:
         return
     for kind in processor.kinds:
         check = check_medium(processor, kind, grid(kind))
-        shown = [f"{m.header.width_px}x{m.header.height_px}x{m.header.num_frames} {m.header.duration_s:g} s: "
-                 f"{m.counted} for {m.real}" for m in check.mismatches]  # fmt: skip
-        why = "; ".join([check.reason, *shown]).removeprefix("; ")
-        yield {"medium": kind, "way": check.rule.way if check.rule else "refused", "why": why, "items": check.num_items}
+        yield {
+            "medium": kind,
+            "way": check.rule.way if check.rule else "refused",
+            "why": check.problem,
+            "items": check.num_items,
+        }
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ def _media(folder: Path) -> tuple[tuple[MediaCheck, ...], str]:
     try:
         return tuple(media_mismatches(folder.parent if folder.is_file() else folder).values()), ""
     except ConfigError as error:
-        return (), error.what
+        return (), f"{error.what}; {error.hint}" if error.hint else error.what
 
 
 @contextlib.contextmanager

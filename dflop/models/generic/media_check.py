@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dflop.models.generic.media_processor import MediaProcessor, Options, load_processor
+from dflop.models.generic.media_processor import MediaProcessor, Options, load_processor, one_line
 from dflop.models.generic.tokens import WAYS, MediaRule, find_pad, rule_of
 from dflop.models.media import MediaHeader
 
@@ -40,6 +40,12 @@ class Mismatch:
     real: tuple[int, int]
     """The same of a real call."""
 
+    def __str__(self) -> str:
+        h = self.header
+        size = f"{h.duration_s:g} s" if h.kind == "audio" else f"{h.width_px}x{h.height_px}"
+        frames = f", {h.num_frames} frames" if h.kind == "video" else ""
+        return f"{size}{frames}: counted {sum(self.counted)} tokens, the processor has {sum(self.real)}"
+
 
 @dataclass(frozen=True, slots=True)
 class MediaCheck:
@@ -59,6 +65,11 @@ class MediaCheck:
     def is_exact(self) -> bool:
         """Whether the medium may be used."""
         return self.rule is not None
+
+    @property
+    def problem(self) -> str:
+        """Why the medium is refused, with the sizes that differ; empty where it may be used."""
+        return "; ".join([self.reason, *map(str, self.mismatches)] if self.reason else [])
 
 
 def media_mismatches(folder: Path, options: Options | None = None) -> Mapping[str, MediaCheck]:
@@ -93,7 +104,7 @@ def check_medium(processor: MediaProcessor, kind: str, headers: Sequence[MediaHe
     try:
         pad = find_pad(processor, kind)
     except Exception as error:  # whatever a processor raises, it does not take the medium
-        return MediaCheck(kind, None, 0, reason=f"the processor refuses it: {_line(error)}")
+        return MediaCheck(kind, None, 0, reason=f"the processor refuses it: {one_line(error)}")
     real, refused = _real_counts(processor, pad, headers)
     if not real:
         return MediaCheck(kind, None, 0, reason=f"the processor refuses every size: {refused}")
@@ -104,7 +115,7 @@ def check_medium(processor: MediaProcessor, kind: str, headers: Sequence[MediaHe
             rule = rule_of(processor, kind, pad, way)
             found = _mismatches(processor, rule, real)
         except Exception as error:
-            reasons.append(f"{way}: {_line(error)}")
+            reasons.append(f"{way}: {one_line(error)}")
             continue
         if not found:
             return MediaCheck(kind, rule, len(real))
@@ -123,7 +134,7 @@ def _real_counts(
         try:
             ids = processor.token_ids(header)
         except Exception as error:
-            refused = _line(error)
+            refused = one_line(error)
             continue
         num_rows = ids.count(pad_id)
         found[header] = num_rows, len(ids) - num_rows
@@ -145,7 +156,3 @@ def _mismatches(
         if (sum(runs), num_words + extra) != counts:
             found.append(Mismatch(header, (sum(runs), num_words + extra), counts))
     return tuple(found)
-
-
-def _line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"

@@ -7,6 +7,7 @@ looks at values, and for sounds, it is run on blank media.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -43,17 +44,18 @@ class MediaProcessor:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """Media kinds that the processor takes and has a placeholder for."""
-        found = (kind for kind, (_, part) in KINDS.items() if getattr(self.processor, part, None) is not None)
-        return tuple(kind for kind in found if getattr(self.processor, f"{kind}_token", None))
+        """Media kinds that the processor has a part for."""
+        return tuple(kind for kind, (_, part) in KINDS.items() if getattr(self.processor, part, None) is not None)
 
     def prompt(self, kind: str) -> tuple[str, str, str]:
         """(text before, placeholder, text after) of a conversation with one item, by the chat template if there is one.
 
         Raises:
-            ValueError: the template has no placeholder of this kind.
+            ValueError: the processor or its template has no placeholder of this kind.
         """
-        token = str(getattr(self.processor, f"{kind}_token"))
+        token = getattr(self.processor, f"{kind}_token", None)
+        if not token:
+            raise ValueError(f"{type(self.processor).__name__} has no placeholder for {kind}")
         if not self.processor.chat_template:
             return "", token, ""
         content = [{"type": kind, kind: "a"}, {"type": "text", "text": "a"}]
@@ -183,10 +185,13 @@ def load_processor(folder: Path) -> Any:
     try:
         processor = AutoProcessor.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except ImportError as error:
-        raise ConfigError(f"the processor needs a package: {_line(error)}", where=str(folder)) from error
+        package = re.search(r"requires the (\w+) library|[Pp]ackage `([\w-]+)`", str(error))
+        name = next(filter(None, package.groups())).lower() if package else ""
+        hint = f"pip install {name}" if name else one_line(error)
+        raise ConfigError("the processor needs a package that is missing", where=str(folder), hint=hint) from error
     except Exception as error:  # transformers raises what its files lead to: OSError, KeyError, TypeError, ...
         hint = "preprocessor_config.json or processor_config.json, and tokenizer.json, next to config.json"
-        raise ConfigError(f"no processor: {_line(error)}", where=str(folder), hint=hint) from error
+        raise ConfigError(f"no processor: {one_line(error)}", where=str(folder), hint=hint) from error
     if not hasattr(processor, "tokenizer"):
         raise ConfigError(f"{type(processor).__name__} takes text or media alone", where=str(folder))
     return processor
@@ -239,8 +244,9 @@ def _without_values(header: MediaHeader) -> Any:
     return frames if header.kind == "video" else frames[0]
 
 
-def _line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:160]
+def one_line(error: BaseException) -> str:
+    """What an error says, on one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
 
 
 class _ExpandedText(Exception):  # no error: it carries the text out of the processor

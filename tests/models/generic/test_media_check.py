@@ -9,13 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 
 from dflop import resources
+from dflop.cli.model import rows_of
 from dflop.config import load_model
 from dflop.data.demo_content import train_tokenizer
 from dflop.errors import ConfigError
 from dflop.models import load_family
 from dflop.models.family import Family
+from dflop.models.generic import check
+from dflop.models.generic.exact import Exactness
 from dflop.models.generic.media_check import check_media, grid
 from dflop.models.generic.media_processor import MediaProcessor, load_processor, parse_layout
 from dflop.models.media import Layout, MediaHeader
@@ -95,8 +99,8 @@ OTHERS = {
 def test_other_processors_are_counted_or_refused_by_medium(ask_media, name):
     model_type, ways = OTHERS[name]
     said = ask_media({"class": name, "types": [model_type]})
-    assert {kind: check["way"] for kind, check in said["checks"].items()} == ways
-    assert all(bool(check["reason"]) == (not check["way"]) for check in said["checks"].values())
+    assert {kind: medium["way"] for kind, medium in said["checks"].items()} == ways
+    assert all(bool(medium["reason"]) == (not medium["way"]) for medium in said["checks"].values())
 
 
 class Words:
@@ -163,3 +167,24 @@ def test_a_folder_without_a_processor_is_refused_with_what_it_needs(tmp_path):
     with pytest.raises(ConfigError, match="no processor") as caught:
         load_processor(tmp_path)
     assert "tokenizer.json" in (caught.value.hint or "")
+
+
+def test_a_model_is_checked_with_its_media_and_without_a_processor_that_loads(tmp_path, monkeypatch):
+    model = load_model(MODELS["qwen2_audio_7b"])
+    family = load_family(model.family, model.hf_config, model.media)
+    write_processor(family, tmp_path)
+    config = getattr(transformers, family.config_class)(**model.hf_config)
+    (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
+    monkeypatch.setattr(check, "check_exactness", lambda *_: Exactness((), 0))
+    assert _media_rows(check.check_model(tmp_path)) == [("audio", 10, "equal, by fitted")]
+
+    def missing(folder: Path) -> Any:
+        raise ConfigError("a package is missing", hint="pip install torchvision")
+
+    monkeypatch.setattr(check, "media_mismatches", missing)
+    refused = "a package is missing; pip install torchvision"
+    assert _media_rows(check.check_model(tmp_path / "config.json")) == [("", None, refused)]
+
+
+def _media_rows(found: check.ModelCheck) -> list[tuple[Any, ...]]:
+    return [(row[1], row[2], row[-1]) for row in rows_of(found) if row[0] == "tokens"]
