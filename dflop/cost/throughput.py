@@ -43,14 +43,24 @@ class Workload:
     """Of an epoch."""
 
     def throughput(self, step_s: float, plan: Plan | None) -> Throughput:
-        """What a mean step time on the batches means; without a plan nothing is taken to recompute."""
+        """What a mean step time on the batches means; without a plan nothing is taken to recompute.
+
+        Where microbatches differ in how many layers run again, all are taken to be as large as the mean one.
+        """
         counter = FlopCounter(self.specs, self.frozen)
         flops = math.fsum(counter.count(batch) for batch in self.batches)
-        again = math.fsum(
-            m.recomputed_frac() * counter.count_again(batch, [m.module])
-            for m in (plan.modules if plan else ())
-            if m.recompute
-            for batch in self.batches
+        again = (
+            0.0
+            if plan is None
+            else math.fsum(
+                m.recomputed_frac(
+                    num_tokens=sum(s.num_llm_tokens for s in batch) / (plan.num_microbatches * m.parallel.dp)
+                )
+                * counter.count_again(batch, [m.module])
+                for m in plan.modules
+                if m.recompute
+                for batch in self.batches
+            )
         )
         total_s = step_s * len(self.batches)
         peak_flops = total_s * self.num_gpus * self.peak_flops_per_s

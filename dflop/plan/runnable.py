@@ -52,6 +52,23 @@ def _module_problems(m: ModulePlan, spec: ModuleSpec) -> Iterator[str]:
         together = f", the first with {spec.num_entry_layers} layers" if spec.num_entry_layers > 1 else ""
         limit = "must stay on one stage" if spec.max_pp == 1 else f"can be cut into {spec.max_pp} stages at most"
         yield f"`{m.module}` {limit}{together}; the plan has {list(layers)}"
+    yield from _limit_problems(m)
+
+
+def _limit_problems(m: ModulePlan) -> Iterator[str]:
+    """What is wrong with the layers that large microbatches run again."""
+    sent = m.offloaded or (0,) * len(m.layers_per_stage)
+    room = [n - on_host for n, on_host in zip(m.layers_per_stage, sent, strict=False)]
+    if m.recompute_tokens and (m.module != LLM or m.recomputed or not m.recompute):
+        yield f"`{m.module}` has `recompute_tokens`, which `{LLM}` alone may have, with `recompute` and no `recomputed`"
+    elif m.recompute_tokens and (
+        len(m.recompute_tokens) != len(room)
+        or any(
+            len(of) > n or [*of] != sorted(of) or min(of, default=0) < 0
+            for of, n in zip(m.recompute_tokens, room, strict=True)
+        )
+    ):
+        yield f"`recompute_tokens` must ascend, for at most {room} layers of the stages; they are {m.recompute_tokens}"
 
 
 def _grid_problems(plan: Plan) -> Iterator[str]:

@@ -60,12 +60,13 @@ class ModulePlan:
             return self.num_recomputed[stage]
         return sum(num_tokens > limit for limit in self.recompute_tokens[stage])
 
-    def recomputed_frac(self, stage: int | None = None) -> float:
-        """Share of a stage's layers that run again in the backward pass, at most; without one, of all layers."""
+    def recomputed_frac(self, stage: int | None = None, num_tokens: float = math.inf) -> float:
+        """Share of a stage's layers, without one of all, that run again in microbatches of so many tokens."""
         if not (self.recomputed or self.recompute_tokens):
             return float(self.recompute)
-        stages = slice(None) if stage is None else slice(stage, stage + 1)
-        return sum(self.num_recomputed[stages]) / max(1, sum(self.layers_per_stage[stages]))
+        stages = range(len(self.layers_per_stage)) if stage is None else [stage]
+        num_rerun: int = sum(self.num_rerun(s, num_tokens) for s in stages)
+        return num_rerun / max(1, sum(self.layers_per_stage[s] for s in stages))
 
     @property
     def num_recomputed(self) -> tuple[int, ...]:

@@ -39,6 +39,16 @@ def test_recomputation_is_work_of_the_hardware_alone():
     assert 3 * forward + head <= text_only * (1 + 1e-9)
 
 
+def test_layers_that_run_again_in_large_microbatches_are_those_of_the_mean_one():
+    plan = make_plan({"llm": 2}, llm_pp=2, num_microbatches=1)
+    (llm,) = plan.modules
+    # The batches have 1,000 and 2,000 tokens, half of them on each rank.
+    limited = dataclasses.replace(llm, recompute=True, recompute_tokens=((400, 500), (600, 2000)))
+    seen = WORKLOAD.throughput(2.0, dataclasses.replace(plan, modules=(limited,)))
+    again = [FlopCounter(SPECS).count_again(batch, ["llm"]) for batch in BATCHES]
+    assert (seen.hfu_frac - seen.mfu_frac) * 4.0 * 8e9 == pytest.approx(again[0] / 4 + again[1] * 3 / 4)
+
+
 def test_without_a_known_peak_utilisation_is_not_known():
     assert math.isnan(found(peak_flops_per_s=math.nan).mfu_frac)
 

@@ -47,10 +47,24 @@ WRONG = {
         changed(make_plan({"vision": 2, "audio": 2, LLM: 2}), "audio", first_rank=0),
         "share ranks without `llm`",
     ),
+    "limits of an encoder": (changed(INLINE, "vision", recompute=True, recompute_tokens=((5,), ())), "`llm` alone may"),
+    "two ways": (
+        changed(INLINE, LLM, recompute=True, recomputed=(0, 1), recompute_tokens=((), (5,))),
+        "no `recomputed`",
+    ),
+    "too many limits": (
+        changed(SPLIT, LLM, recompute=True, recompute_tokens=((), (1, 2)), offloaded=(0, 1)),
+        r"at most \[2, 1\] layers",
+    ),
+    "unordered limits": (changed(SPLIT, LLM, recompute=True, recompute_tokens=((2, 1), ())), r"must ascend"),
+    "limits of one stage": (changed(SPLIT, LLM, recompute=True, recompute_tokens=((1, 2),)), r"they are \(\(1, 2\),\)"),
 }
 
 
-@pytest.mark.parametrize("plan", [SPLIT, INLINE, MIXED, make_inline_plan(1), make_plan({LLM: 3}, llm_pp=3)])
+LIMITED = changed(SPLIT, LLM, recompute=True, recompute_tokens=((3, 3), (2,)), offloaded=(0, 1))
+
+
+@pytest.mark.parametrize("plan", [SPLIT, INLINE, MIXED, LIMITED, make_inline_plan(1), make_plan({LLM: 3}, llm_pp=3)])
 def test_what_the_engine_can_run_passes(plan):
     check_plan(plan, SPECS)
 

@@ -37,7 +37,7 @@ from dflop.plan import memory
 from dflop.plan.memory import StageBytes, stage_bytes
 from dflop.profile.groups import make_group
 from dflop.profile.probe import ModuleProbe, ProbeSettings
-from dflop.records import LLM, CostTable, CostTerms, MediaItem, ModuleLoad, Plan, SampleShape
+from dflop.records import LLM, CostTable, CostTerms, MediaItem, Plan, SampleShape
 from dflop.simulate.order import in_flight, num_stages_after
 from dflop.train.fsdp import sharded_modules
 from tests.profile.measuring import measure
@@ -47,7 +47,7 @@ from tests.train.rank import Rank
 from tests.train.ranks import run_ranks
 from tests.train.synthetic import SyntheticSource, assign, halves, make_inline_plan, make_plan, on_host, sharing
 
-NUM_RANKS, NUM_MICROBATCHES, SAMPLES_PER_MICROBATCH = 4, 6, 2
+NUM_RANKS, NUM_MICROBATCHES = 4, 6
 PARTS = ("weights", "gradients", "optimizer", "kept", "peak")
 WIDTH, ENCODER_WIDTH = 128, 96
 CHAIN = [{"vision": 4}, {"audio": 2, LLM: 4}]
@@ -61,6 +61,14 @@ class Layout:
     is_tied: bool = False
     frozen: tuple[str, ...] = ()
     chunk_tokens: int = loss_size.CHUNK_TOKENS
+    sizes: tuple[int, ...] = (2,) * NUM_MICROBATCHES
+    """Samples per microbatch of a replica; context-parallel ranks cut one."""
+
+    @property
+    def num_samples(self) -> list[int]:
+        """Per microbatch, of all replicas."""
+        llm = self.plan.module(LLM).parallel
+        return [(1 if llm.cp > 1 else n) * max(m.parallel.dp for m in self.plan.modules) for n in self.sizes]
 
 
 def layout(
@@ -78,6 +86,15 @@ def half_recomputed(plan: Plan) -> Layout:
 def half_on_host(plan: Plan) -> Layout:
     modules = (m if m.module != LLM or m.recomputed else replace(m, offloaded=halves(m)) for m in plan.modules)
     return Layout(replace(plan, modules=tuple(on_host(m) if m.recomputed else m for m in modules)))
+
+
+def limited(plan: Plan) -> Layout:
+    """Of microbatches of one, two and three samples per replica none, half and all of the LLM's layers run again."""
+    of, llm = Layout(plan, sizes=(1, 3, 2, 2, 3, 1)), plan.module(LLM)
+    tokens = of.num_samples[0] * batch_of(of)[0].num_llm_tokens // llm.parallel.dp
+    limits = tuple(tuple(tokens * (1 + (2 * layer >= n)) for layer in range(n)) for n in llm.layers_per_stage)
+    llm = replace(llm, recompute=True, recompute_tokens=limits)
+    return replace(of, plan=replace(plan, modules=(*plan.encoders, llm)))
 
 
 def split(layers: dict[str, tuple[int, ...]]) -> Plan:
@@ -113,6 +130,9 @@ def layouts() -> dict[str, Layout]:
         ),
         "inline pp 4, half recomputed": half_recomputed(inline(cut, dp=1)),
         "inline dp 4, FSDP2, half recomputed": half_recomputed(sharing(inline([both], dp=4), 4)),
+        "inline dp 4, FSDP2, limited": limited(sharing(inline([both], dp=4), 4)),
+        "inline pp 4, limited": limited(inline(cut, dp=1)),
+        "text pp 2 cp 2, limited": limited(inline([{LLM: 2}, {LLM: 2}], dp=1, cp=2)),
         "inline pp 4, half on the host": half_on_host(inline(cut, dp=1)),
         "inline dp 4, half recomputed, half on the host": half_on_host(half_recomputed(inline([both], dp=4)).plan),
         "split pp 4, tied, recomputed": layout(split({LLM: (4, 1)}), is_tied=True, recompute=True),
@@ -140,24 +160,20 @@ def family(*, is_tied: bool = False) -> Family:
     return load_family("qwen2_5_omni_thinker", config, synthetic.family().media)
 
 
-def batch_of(plan: Plan) -> list[SampleShape]:
-    """So many equal samples that each replica of the LLM has as many in each microbatch."""
+def batch_of(of: Layout) -> list[SampleShape]:
+    """Equal samples; replicas of the LLM have as many in each microbatch."""
+    plan = of.plan
     kinds = (("image", "vision"), ("audio", "audio"))
     items = tuple(_item(kind) for kind, module in kinds if module in _names(plan))
     sample = SampleShape(
         profile_key="", sample_index=0, sample_id="", num_text_tokens=90, num_supervised_tokens=40, items=items,
         num_llm_tokens=90 + sum(i.num_rows for i in items),
     )  # fmt: skip
-    return [replace(sample, sample_index=index) for index in range(NUM_MICROBATCHES * _per_microbatch(plan))]
+    return [replace(sample, sample_index=index) for index in range(sum(of.num_samples))]
 
 
 def _names(plan: Plan) -> list[str]:
     return [m.module for m in plan.modules]
-
-
-def _per_microbatch(plan: Plan) -> int:
-    of_group = 1 if plan.module(LLM).parallel.cp > 1 else SAMPLES_PER_MICROBATCH  # one, which is cut
-    return of_group * max(m.parallel.dp for m in plan.modules)
 
 
 def _item(kind: str) -> MediaItem:
@@ -172,12 +188,18 @@ def predicted(of: Layout) -> list[dict[str, float]]:
     cost = CostModel(tables, frozen=frozen, specs=specs, extrapolate=True)
     found = []
     for seat in seats(plan):
-        parts = [_stage_bytes(plan, cost, spec, seat.stage, of) for spec in specs if seat.part(spec.module)]
-        total = sum(parts[1:], start=parts[0])
+        totals = []
+        for num_samples in of.num_samples:
+            held = [s for s in specs if seat.part(s.module)]
+            parts = [_stage_bytes(cost, spec, seat.stage, of, num_samples) for spec in held]
+            totals.append(sum(parts[1:], start=parts[0]))
         depth = int(in_flight(plan.num_microbatches, num_stages_after(plan, seat.module, seat.stage)))
-        sizes = {name: float(getattr(total, name)[0, 0]) for name in PARTS[:3]}
-        kept = depth * float(total.kept[0, 0])
-        found.append({**sizes, "kept": kept, "peak": float(total.peaks(depth)[0, 0])})
+        sizes = {name: float(getattr(totals[0], name)[0, 0]) for name in PARTS[:3]}
+        together = [totals[k : k + depth] for k in range(len(totals) - depth + 1)]  # in flight
+        kept = [sum(float(t.kept[0, 0]) for t in of) for of in together]
+        once = [max(float(t.once[0, 0]) for t in of) for of in together]
+        peak = float(totals[0].state[0, 0]) + max(map(sum, zip(kept, once, strict=True)))
+        found.append({**sizes, "kept": max(kept), "peak": peak})
     return found
 
 
@@ -192,7 +214,7 @@ def cost_tables(of: Layout) -> list[CostTable]:
 
 
 def _kept(used: Family, module: str, of: Layout, way: Way) -> CostTerms:
-    group = make_group("random", batch_of(of.plan)[:SAMPLES_PER_MICROBATCH], module)
+    group = make_group("random", batch_of(of)[:2], module)
     ids = used.token_ids(synthetic.TOKEN_IDS)
     settings, cpu = ProbeSettings("", "", "", "bfloat16", num_repeats=1), torch.device("cpu")
     one, two = (
@@ -203,16 +225,15 @@ def _kept(used: Family, module: str, of: Layout, way: Way) -> CostTerms:
     return replace(curve.ZERO, layer_per_token=two - one, edge_per_token=2 * one - two)
 
 
-def _stage_bytes(plan: Plan, cost: CostModel, spec: Any, stage: int, of: Layout) -> StageBytes:
-    m = plan.module(spec.module)
-    whole = sum((s.load(spec.module) for s in batch_of(plan)), ModuleLoad(0, 0, 0))
-    each = np.array([[whole.num_items], [whole.num_tokens], [whole.sum_sq_tokens]]) / (
-        plan.num_microbatches * m.parallel.dp
-    )
+def _stage_bytes(cost: CostModel, spec: Any, stage: int, of: Layout, num_samples: int) -> StageBytes:
+    """Of a microbatch of so many samples."""
+    m, load = of.plan.module(spec.module), batch_of(of)[0].load(spec.module)
+    each = np.array([[load.num_items], [load.num_tokens], [load.sum_sq_tokens]]) * num_samples / m.parallel.dp
+    again = [m.num_rerun(stage, float(each[1, 0])) for stage in range(m.parallel.pp)]
     found = stage_bytes(
         spec, cost, np.array([m.layers_per_stage]), each, tp=m.parallel.tp, cp=m.parallel.cp,
         dp=np.array([m.parallel.dp]), shard_optimizer=np.array([m.shard_optimizer]), shards=m.parameter_shards,
-        recompute=np.array([m.recomputed]) if m.recomputed else m.recompute, offloaded=np.array([m.offloaded or 0]),
+        recompute=np.array([again]), offloaded=np.array([m.offloaded or 0]),
     )  # fmt: skip
     return StageBytes(*(getattr(found, name)[:, stage : stage + 1] for name in StageBytes.__slots__))
 
@@ -255,9 +276,8 @@ def _measure(rank: int, of: Layout) -> dict[str, float]:
     model = build_model(used, used.hf_config | used.token_ids(synthetic.TOKEN_IDS), seed=0, dtype=torch.bfloat16)
     it = Rank(rank, plan, used, model, frozen=of.frozen, rate=1e-3)
     del model
-    batch = batch_of(plan)
-    per_microbatch, turns = _per_microbatch(plan), itertools.count()
-    slots = [k // per_microbatch for k in range(len(batch))]
+    batch, turns = batch_of(of), itertools.count()
+    slots = [k for k, num in enumerate(of.num_samples) for _ in range(num)]
     step_plan = assign(plan, batch, 0, slots=slots, replica=lambda dp: next(turns) % dp, shuffled=range)
     it.dtype = torch.float32  # so that the engine's own copies are counted
     microbatches = it.prepare(SyntheticSource(batch), step_plan).microbatches
