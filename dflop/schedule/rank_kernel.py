@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dflop.schedule.items import Ints
-from dflop.simulate.jit import IS_COMPILED, inlined, kernel
+from dflop.simulate.jit import IS_COMPILED, kernel
 
 MAX_KICKS = 8
 """Random disturbances in a row that led to nothing before the search gives up."""
@@ -277,11 +277,11 @@ def _best_exchange(problem, keep_full, now, heavy, light, goal, slack):  # type:
         j = now.first[light]
         while j != NOBODY:
             delta, longer = weights[i] - weights[j], tokens[i] - tokens[j]
-            less = more = delta
+            value = max(heavy_load - delta * of_heavy, light_load + delta * of_light)
             if has_limits:
-                less -= _added_again(problem, now, source, -longer, problem.rerun[j] - problem.rerun[i])
-                more += _added_again(problem, now, now.bucket[j], longer, problem.rerun[i] - problem.rerun[j])
-            value = max(heavy_load - less * of_heavy, light_load + more * of_light)
+                less = delta - _added_again(problem, now, source, -longer, problem.rerun[j] - problem.rerun[i])
+                more = delta + _added_again(problem, now, now.bucket[j], longer, problem.rerun[i] - problem.rerun[j])
+                value = max(heavy_load - less * of_heavy, light_load + more * of_light)
             if value < best and now.filled[source] - longer <= cap and now.filled[now.bucket[j]] + longer <= cap:
                 best, best_i, best_j = value, i, j
             j = now.after[j]
@@ -357,7 +357,7 @@ def _take(problem, now, i):  # type: ignore[no-untyped-def]  # numba infers them
     now.after[j] = now.after[i]
 
 
-@inlined
+@kernel
 def _added_again(problem, now, b, num_tokens, rerun):  # type: ignore[no-untyped-def]  # numba infers them
     """Weight of layers that run again, with so many tokens more in a bucket and so much weight of a layer."""
     before = after = 0
