@@ -26,6 +26,7 @@ CORRECTED: Mapping[str, Mapping[str, Any]] = {
     "granite4_vision": {"deepstack_layer_map": [[-4, 0], [-1, 2]], "downsample_rate": "4/8"},
     "hunyuan_vl": {"text_config.head_dim": 128, f"{ROPE}.mrope_section": [16, 16, 16, 16]},
     "lfm2_vl": {"text_config.layer_types": (["conv"] * 3 + ["full_attention"]) * 8},
+    "qwen2_5_omni": {f"thinker_config.{key}": value for key, value in SPEECH.items()},
     "qwen2_5_omni_thinker": SPEECH,
     "qwen3_omni_moe_thinker": SPEECH | {"text_config.head_dim": 128, "text_config.num_attention_heads": 32},
     "step3p7": {"text_config.sliding_window": 512},

@@ -24,7 +24,8 @@ SHOWN = (
     ("correct", EPYC, "tests.bench.correct"), ("trainer", EPYC, "tests.bench.trainer"),
     ("verdicts", EPYC, "tests.bench.verdicts"), ("endtoend", EPYC, "tests.bench.endtoend"),
     ("context", EPYC, "tests.bench.context"), ("balance", EPYC, "tests.bench.balance"),
-    ("chaos", EPYC, "tests.chaos.page"), ("chaos-slurm", EPYC, "tests.chaos.page"), ("fuzz", EPYC, "tests.fuzz.page"),
+    ("models", EPYC, "tests.bench.models"), ("chaos", EPYC, "tests.chaos.page"),
+    ("chaos-slurm", EPYC, "tests.chaos.page"), ("fuzz", EPYC, "tests.fuzz.page"),
 )  # fmt: skip
 """(part, machine whose newest result is shown, module with `tables(content)`: Markdown by name)."""
 BLOCK = re.compile(r"^(<!-- table (?P<name>[\w-]+) -->\n)(?P<text>.*?)^(<!-- end -->)$", re.DOTALL | re.MULTILINE)

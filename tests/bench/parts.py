@@ -95,6 +95,7 @@ PARTS = (
         "context", "ranks that share samples beside ranks that pack them", "tests.bench.context", 2.5, (),
         ("--rounds", "1"), 1.5, SIZES,
     ),
+    Part("models", "every model type of transformers, traced and compared", "tests.bench.models", 8.0),
     Part("correct", "corrections under known truths, simulated", "tests.bench.correct", 2.0),
     Part(
         "endtoend", "whole trainings, dflop against baselines", "tests.bench.endtoend", 60.0, ("--full",), (),
