@@ -92,7 +92,7 @@ def predicted_s(plan: Plan, step_plan: StepPlan, batch: Sequence[SampleShape], c
             loads = piece_loads(items, cell, num_cells, kind.cp, m.cost_growth).loads
         else:
             loads = tile_loads(items, cell, num_cells, kind.cp)
-        seconds = cost.extrapolating().module_seconds(m.module, *loads, **kind._replace(cp=1)._asdict())
+        seconds = cost.extrapolating().module_seconds(m.module, *loads, **kind._replace(cp=1).costs())
         found += sum(seconds).reshape(plan.num_microbatches, NUM_RANKS).sum(axis=0)
     return found.tolist()
 

@@ -16,7 +16,7 @@ from dflop.schedule.policies import Effort
 from dflop.schedule.step_scheduler import predicted_spans, schedule_step, stage_spans
 from dflop.simulate.step import step_nodes
 from tests.builders import make_cost, make_plan, make_sample, random_batch
-from tests.schedule.steps import plans_with_batches, step_seconds
+from tests.schedule.steps import limited, plans_with_batches, step_seconds, with_reruns
 
 EFFORT = Effort(num_profiles=3, num_ops=30_000, max_simulations=60)
 FACTORS = st.floats(0.25, 4.0)
@@ -31,7 +31,7 @@ def cases(draw: st.DrawFn):
         edges = tuple(sorted(draw(st.sets(st.sampled_from([20, 80, 100, 150, 400]), max_size=3))))
         values = tuple(draw(st.lists(FACTORS, min_size=len(edges) + 1, max_size=len(edges) + 1)))
         factors[name] = ModuleFactors(name, draw(FACTORS) if edges else values[0], edges, values)
-    return plan, batch, make_cost(*(m.module for m in plan.encoders)), factors
+    return draw(limited(plan, batch)), batch, with_reruns(make_cost(*(m.module for m in plan.encoders))), factors
 
 
 def schedule(plan, batch, cost, **kwargs):
@@ -48,7 +48,8 @@ def seconds_by_hand(plan, step_plan, batch, plain, factors):
             for k, ranks in enumerate(step_plan.of(m.module).owner):
                 for rank, ids in enumerate(ranks):
                     load = [sum(int(column[i]) for i in ids) for column in items.loads]
-                    uncorrected = float(sum(plain.module_seconds(m.module, *load, **key)))
+                    again = m.num_rerun(stage, load[1]) / max(num_layers, 1)
+                    uncorrected = float(sum(plain.module_seconds(m.module, *load, **key, recompute=again)))
                     weighted = total = 0.0
                     for i in ids:
                         bucket = sum(edge <= items.num_tokens[i] for edge in factors[m.module].edges)
