@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-import operator
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
 
@@ -16,17 +15,16 @@ import numpy as np
 
 from dflop.cost.model import CostModel, Floats
 from dflop.plan.candidates import MAX_PP, Bools, layer_and_edge_seconds, nearest_power, recompute_ways, shard_choices
+from dflop.plan.chain_memory import ChainMemory
 from dflop.plan.grid_choice import GridChoice, grid_choices
 from dflop.plan.lock_step import together_s
-from dflop.plan.memory import NUM_WAITING, LoadBytes, StageBytes, StageState
-from dflop.plan.offload import offloaded_layers
+from dflop.plan.memory import StageBytes
 from dflop.plan.partition import ROUNDING, Cuts, best_cuts, free_cuts, range_seconds
 from dflop.plan.space import Problem
 from dflop.plan.stage_params import first_and_last
 from dflop.plan.sync import chain_sync_s, gather_seconds
 from dflop.records import ModuleSpec
 from dflop.schedule.items import Ints
-from dflop.simulate.order import in_flight
 
 
 @dataclass(frozen=True)
@@ -104,29 +102,10 @@ class Chain:
         return min([MAX_PP, most, int(self.unit_layers.shape[1]), *limits])
 
     @functools.cached_property
-    def _whole_bytes(self) -> Floats:
-        """`[NUM_SHARD_CHOICES, D]`: the least that all stages keep together, by number of groups as in `least_s`."""
-        whole, dp = self.unit_layers.sum(axis=1)[:, np.newaxis, np.newaxis], np.array(list(self.least_s))
-        layers = np.repeat(whole, len(dp), axis=1)
-        kinds = (np.maximum(shards, 1) for shards in shard_choices(self.problem, self.tp, dp * self.cp))
-        held = [self._held(self._states(layers, dp, s), layers, layers * (True in self.ways), dp) for s in kinds]
-        return np.array([(of.state + of.kept)[:, 0] for of in held])
-
-    def _which(self, dp: Ints) -> Ints:
-        """`[C]`: places of numbers of groups in `least_s`."""
-        return np.searchsorted(list(self.least_s), dp)
-
-    @functools.cached_property
-    def _largest(self) -> tuple[tuple[LoadBytes, LoadBytes], ...]:
-        """Per module, by groups as in `least_s`, the largest microbatch where no layer runs again, and where some do."""
-        dp, found = np.array(list(self.least_s)), []
-        for spec in self.specs:
-            load = self.problem.sample_loads[spec.module].largest(self.num_microbatches * dp)
-            load = self.problem.uneven(spec.module, load, self.cp)
-            of = functools.partial(LoadBytes.of, spec, self.problem.cost, load, tp=self.tp, cp=self.cp)
-            plain = of(recompute=False)
-            found.append((plain, of(recompute=True) if True in self.ways else plain))
-        return tuple(found)
+    def memory(self) -> ChainMemory:
+        """What chains like this keep."""
+        of = self.tp, self.cp, self.ways, self.num_microbatches, tuple(self.least_s)
+        return ChainMemory(self.problem, self.specs, *of, self.unit_layers.sum(axis=1), self.again_s)
 
     def _dps(self, pp: int) -> Ints:
         cluster, batch = self.problem.cluster, self.problem.global_batch_size
@@ -161,7 +140,7 @@ class Chain:
         dp = self._dps(pp)
         shards = shard_choices(self.problem, self.tp, dp * self.cp)[kind]
         worth = (shards > 0) & ~np.isin(dp, list(without)) & (self._at_least_s(pp, dp) <= limit_s)
-        worth &= self._whole_bytes[kind, : len(dp)] <= pp * self.problem.usable_bytes
+        worth &= self.memory.whole_bytes[kind, : len(dp)] <= pp * self.problem.usable_bytes
         dp, shards = dp[worth], shards[worth]
         if not len(dp):
             return [], None
@@ -172,27 +151,28 @@ class Chain:
         if not near.any():
             return [], None
         layers, dp, shards, plain_s = layers[:, near], dp[near], shards[near], plain_s[near]
-        again, fit = self._recomputed(layers, dp, shards)
+        again, fit = self.memory.recomputed(layers, dp, shards)
         does: Bools = np.asarray(again.any(axis=(0, 2)))
         step_s = plain_s.copy()
         if does.any():
-            step_s[does] = self._formula_s(layers[:, does], again[:, does], dp[does], shards[does])
+            some = layers[:, does], again[:, does], dp[does], shards[does]
+            step_s[does] = self._formula_s(*some, self.memory.usual(*some))
         found = self._choices(layers, again, dp, shards, step_s)
         if not fit.any():
             return [], found[-1]
         uneven = None
         if pp > 1 and does[-1]:
             uneven = self._choices(layers[:, -1:], 0 * again[:, -1:], dp[-1:], shards[-1:], plain_s[-1:])[0]
-        some = fit & does & (again < layers).any(axis=(0, 2))
-        if not some.any():
+        every = fit & does & (again < layers).any(axis=(0, 2))
+        if self.memory.per_microbatch or not every.any():
             return list(itertools.compress(found, fit)), uneven
         # Where memory is full the scheduler has no choice left, so the same chains with all layers recomputed are kept.
-        own, states = layers[:, some], self._states(layers[:, some], dp[some], shards[some])
-        some[some] = ~self._is_over(self._held(states, own, own, dp[some])).any(axis=1)
-        if not some.any():
+        own, states = layers[:, every], self.memory.states(layers[:, every], dp[every], shards[every])
+        every[every] = ~self.memory.is_over(self.memory.held(states, own, own, dp[every])).any(axis=1)
+        if not every.any():
             return list(itertools.compress(found, fit)), uneven
-        of_some = layers[:, some], layers[:, some], dp[some], shards[some]
-        roomy = self._choices(*of_some, self._formula_s(*of_some))
+        of_every = layers[:, every], layers[:, every], dp[every], shards[every]
+        roomy = self._choices(*of_every, self._formula_s(*of_every))
         return [*itertools.compress(found, fit), *roomy], uneven
 
     def within_memory(self, choice: GridChoice) -> GridChoice | None:
@@ -205,19 +185,19 @@ class Chain:
         around = np.stack(
             [before[:, start], before[:, end] - before[:, start], before[:, -1:] - before[:, end]], axis=2
         )
-        held = self._held(self._states(around, dp, shards), around, np.zeros_like(around), dp)
+        held = self.memory.held(self.memory.states(around, dp, shards), around, np.zeros_like(around), dp)
         has_room = held.state[:, 1] <= self.problem.usable_bytes
         power = int(nearest_power(self.num_microbatches * dp)[0])
         plain_s = range_seconds(self.unit_s[power])
         stage_s = np.full((pp, num_units + 1, num_units + 1), np.inf)
         for stage in range(pp):
-            depth = self._depth(pp)[stage : stage + 1]
+            depth = self.memory.depth(pp)[stage : stage + 1]
             is_own = ((start == 0) == (stage == 0)) & ((end == num_units) == (stage == pp - 1)) & (start >= stage)
             rows = np.flatnonzero(has_room & is_own & (num_units - end >= pp - 1 - stage))
             between = StageBytes(*(getattr(held, field.name)[rows, 1:2] for field in fields(held)))
             own = around[:, rows, 1:2]
-            again, is_enough = self._least(between, own, depth, dp)
-            again = again - self._offloaded(own, again, depth, dp)
+            again, is_enough = self.memory.least(between, own, depth, dp)
+            again = again - self.memory.offloaded(own, again, depth, dp)
             longer_s = np.tensordot(self.again_s[:, power], again[:, :, 0], 1)
             of_rows = (stage, start[rows], end[rows])
             stage_s[of_rows] = np.where(is_enough[:, 0], plain_s[of_rows[1:]] + longer_s, np.inf)
@@ -227,67 +207,9 @@ class Chain:
         if cuts is None:
             return None
         layers = self._layers([cuts])
-        again, fit = self._recomputed(layers, dp, shards)
+        again, fit = self.memory.recomputed(layers, dp, shards)
         made = layers, again, dp, shards
-        return self._choices(*made, self._formula_s(*made))[0] if fit[0] else None
-
-    def _depth(self, pp: int) -> Ints:
-        """`[P]` microbatches in flight."""
-        return in_flight(self.num_microbatches, np.arange(pp)[::-1])
-
-    def _recomputed(self, layers: Ints, dp: Ints, shards: Ints) -> tuple[Ints, Bools]:
-        """(`[modules, C, P]` fewest layers that run again, `[C]` whether all stages of a chain fit so)."""
-        depth, none = self._depth(layers.shape[2]), np.zeros_like(layers)
-        again, states = none if False in self.ways else layers, self._states(layers, dp, shards)
-        held = self._held(states, layers, again, dp)
-        is_over = self._is_over(held)
-        if self.ways == (False, True) and is_over.any():
-            again = self._least(held, layers, depth, dp)[0]
-            is_over = self._is_over(self._held(states, layers, again, dp))
-            if is_over.any():  # what a stage received is kept, too
-                again = np.where(is_over, layers, again)
-                is_over = self._is_over(self._held(states, layers, again, dp))
-        return again, np.asarray(~is_over.any(axis=1))
-
-    def _is_over(self, held: StageBytes) -> Bools:
-        """`[C, P]`: whether stages go beyond the memory."""
-        peaks = held.peaks(self._depth(held.kept.shape[1]))
-        return np.asarray(peaks > self.problem.usable_bytes)
-
-    def _least(self, held: StageBytes, layers: Ints, depth: Ints, dp: Ints) -> tuple[Ints, Bools]:
-        """Layers `[modules, C, P]` that bring stages into memory, cheapest bytes first, and `[C, P]` whether they do.
-
-        `held` is without any; `depth` `[P]` are microbatches in flight.
-        """
-        usable_bytes, again = self.problem.usable_bytes, np.zeros_like(layers)
-        saves, keeps = self._saved_bytes(dp)
-        over = held.state + depth * held.kept + held.once - usable_bytes
-        if self.problem.space.host_bytes:
-            over = over + (over > 0) * NUM_WAITING * keeps[-1][:, np.newaxis]
-        if True in self.ways:
-            price = self.again_s.mean(axis=1) / np.maximum(saves.mean(axis=1), 1.0)
-            for m in np.argsort(price, kind="stable"):
-                saved = depth * saves[m][:, np.newaxis]
-                wanted = np.ceil(np.maximum(over, 0.0) / np.maximum(saved, 1.0))
-                again[m] = np.where(saved > 0, np.minimum(layers[m], wanted), 0)
-                over = over - again[m] * saved
-            # Where all of a module's layers run again, one of them at a time keeps all of its activations.
-            over = over + (keeps[:, :, np.newaxis] * ((again > 0) & (again == layers))).max(axis=0)
-        return again, np.asarray(over <= 0)
-
-    def _saved_bytes(self, dp: Ints) -> tuple[Floats, Floats]:
-        """`[modules, C]` each: what a layer that runs again keeps less of a microbatch, and what others keep."""
-        which = self._which(dp)
-        plain = np.array([of.plain[which, 0] for of, _ in self._largest])
-        again = np.array([(of.again if True in self.ways else of.plain)[which, 0] for _, of in self._largest])
-        return plain - again, plain
-
-    def _offloaded(self, layers: Ints, again: Ints, depth: Ints, dp: Ints) -> Ints:
-        """`[modules, C, P]`: those of layers `again` whose activations go to the host; `depth` `[P]` are in flight."""
-        found, of_llm = np.zeros_like(layers), (layers[-1], again[-1])
-        num, tp, cp = self.num_microbatches, self.tp, self.cp
-        found[-1] = offloaded_layers(self.problem, *of_llm, num, depth, tp=tp, cp=cp, dp=dp)
-        return found
+        return self._choices(*made, self._formula_s(*made, self.memory.usual(*made)))[0] if fit[0] else None
 
     def _choices(self, layers: Ints, again: Ints, dp: Ints, shards: Ints, step_s: Floats) -> list[GridChoice]:
         sharing = self.problem.space.shard_optimizer
@@ -302,44 +224,22 @@ class Chain:
         """`[modules, units + 1]`."""
         return np.pad(np.cumsum(self.unit_layers, axis=1), ((0, 0), (1, 0)))
 
-    def _states(self, layers: Ints, dp: Ints, shards: Ints) -> list[StageState]:
-        """Per module what stages of C chains hold whatever they run; `layers` are `[modules, C, P]`."""
-        shares, replicas, of = self._shards(dp), dp * self.cp, self.problem.cost.table
-        return [
-            StageState.of(
-                spec,
-                of(spec.module, self.tp),
-                own,
-                tp=self.tp,
-                replicas=replicas,
-                shard_optimizer=shares,
-                shards=shards,
-            )
-            for spec, own in zip(self.specs, layers, strict=True)
-        ]
+    def _formula_s(self, layers: Ints, again: Ints, dp: Ints, shards: Ints, usual: Ints | None = None) -> Floats:
+        """`[C]`: J of C chains; weights are gathered behind the computing that they are gathered for.
 
-    def _held(self, states: Sequence[StageState], layers: Ints, again: Ints, dp: Ints) -> StageBytes:
-        """Of C chains: `layers`, and those that run again, are `[modules, C, P]`."""
-        offloaded, which = self._offloaded(layers, again, self._depth(layers.shape[2]), dp), self._which(dp)
-        left = again - offloaded
-        parts = (
-            state.holding(self._largest[m][int(left[m].any())].select(which), left[m], offloaded[m])
-            for m, state in enumerate(states)
-        )
-        return functools.reduce(operator.add, parts)
-
-    def _formula_s(self, layers: Ints, again: Ints, dp: Ints, shards: Ints) -> Floats:
-        """`[C]`: J of C chains; weights are gathered behind the computing that they are gathered for."""
+        `usual`: as `again`, in an average microbatch.
+        """
         average_s: Floats = np.zeros(())
         heaviest_s: Floats = np.zeros(())
         gathers_s: Floats = np.zeros(())
         plain_s: Floats = np.zeros(())
-        which, pp = self._which(dp), layers.shape[2]
-        again = again - self._offloaded(layers, again, self._depth(pp), dp)
+        which, pp = self.memory.which(dp), layers.shape[2]
+        again = again - self.memory.offloaded(layers, again, self.memory.depth(pp), dp)
+        usual = again if usual is None or self.problem.space.host_bytes else usual
         for m, spec in enumerate(self.specs):
             layer_s, edge_s, again_s = (part[which].T[:, :, np.newaxis] for part in self.average_s[m])
             _, edge = first_and_last(layers[m])
-            average_s = average_s + layers[m] * layer_s + edge * edge_s + again[m] * again_s
+            average_s = average_s + layers[m] * layer_s + edge * edge_s + usual[m] * again_s
             heavy_s, heavy_edge_s, heavy_again_s = (part[:, :, np.newaxis] for part in self.heaviest_s[m])
             heaviest_s = heaviest_s + layers[m] * heavy_s + edge * heavy_edge_s + again[m] * heavy_again_s
             gather_s, scatter_s = gather_seconds(
@@ -361,17 +261,14 @@ class Chain:
             self.problem,
             self.specs,
             layers,
-            again,
+            usual,
             self.num_microbatches,
             tp=self.tp,
             cp=self.cp,
             dp=dp,
-            shard_optimizer=self._shards(dp),
+            shard_optimizer=self.memory.shares_optimizer(dp),
             shards=shards,
         )
-
-    def _shards(self, dp: Ints) -> Bools:
-        return self.problem.space.shard_optimizer & (dp * self.cp > 1)
 
 
 def _seconds(

@@ -3,34 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
 import json
 import math
-import operator
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from dflop.cost.model import Floats
 from dflop.plan.candidates import recompute_ways
+from dflop.plan.grid_bytes import chain_peaks, largest_loads, max_tokens
 from dflop.plan.grid_choice import GridChoice
-from dflop.plan.memory import stage_bytes
 from dflop.plan.offload import with_host
+from dflop.plan.rerun_limits import asks_for_limits, running_again, with_limits
 from dflop.plan.space import Problem
 from dflop.plan.sync import plan_sync_s, with_gathers
 from dflop.records import LLM, ClusterSpec, ModulePlan, ParallelSpec, Plan, layout_of, to_dict
-from dflop.simulate.order import in_flight, num_stages_after
 
-SLACK = 1.6
-"""Times the largest microbatch of an even cut: with no room for larger ones the scheduler has no choice left."""
-EIGHTHS = 8
-"""Of a stage's layers."""
 MAX_COST_GROWTH = 1.0
 """Beyond it cuts hardly move any more."""
-MAX_GROWTH = 2.0**40
-"""Times what a plan is charged with: a cap this high is none."""
 
 
 def draft(
@@ -40,6 +31,7 @@ def draft(
     formula_s: float,
     *,
     with_caps: bool = True,
+    per_microbatch: bool = False,
 ) -> Plan:
     """Plan of grids that hold every module once.
 
@@ -49,6 +41,7 @@ def draft(
         grids: In any order.
         formula_s: Of the planning formula.
         with_caps: Whether token caps are what memory holds, or for now those of the loads it is charged with.
+        per_microbatch: Whether the LLM's layers run again where a microbatch's tokens ask for it, if any ever do.
     """
     names = [spec.module for spec in problem.specs]
     ordered = sorted(grids, key=lambda grid: max(map(names.index, grid.layers)))
@@ -58,7 +51,18 @@ def draft(
         for grid, first_rank in placed
         for name in grid.layers
     }
-    return _draft(problem, tuple(modules[name] for name in names), num_microbatches, formula_s, with_caps)
+    plan = _draft(problem, tuple(modules[name] for name in names), num_microbatches, formula_s, with_caps)
+    llm = plan.module(LLM)
+    if not per_microbatch or llm.offloaded or len(recompute_ways(problem, LLM, llm.parallel.tp)) == 1:
+        return plan
+    if not asks_for_limits(problem, plan):
+        return plan
+    again = running_again(problem, plan, plan.grids[-1])
+    if not again.recompute_tokens:
+        return plan
+    asked = dataclasses.replace(again, stage_memory_bytes=(), max_tokens=0, gather_s=(), scatter_s=())
+    before = tuple(modules[name] for name in names[:-1])
+    return _of_modules(problem, (*before, asked), num_microbatches, formula_s, with_caps)
 
 
 def _module_plan(problem: Problem, num_microbatches: int, module: str, grid: GridChoice, first_rank: int) -> ModulePlan:
@@ -78,34 +82,6 @@ def _module_plan(problem: Problem, num_microbatches: int, module: str, grid: Gri
         parameter_shards=grid.parameter_shards,
         cost_growth=growth,
     )
-
-
-def with_less_recomputed(problem: Problem, plan: Plan) -> Plan | None:
-    """A split plan whose stages recompute as few of their first layers as memory asks for, None where that is all.
-
-    In `EIGHTHS`, for microbatches `SLACK` times as large as those that the plan is charged with.
-    """
-
-    def recomputing(m: ModulePlan, layers: Sequence[int]) -> ModulePlan:
-        return dataclasses.replace(
-            m, recompute=any(layers), recomputed=tuple(layers) if any(layers) else (), offloaded=()
-        )
-
-    modules = []
-    for m in plan.modules:
-        again = m.layers_per_stage
-        if m.recompute and len(recompute_ways(problem, m.module, m.parallel.tp)) > 1:
-            choices = np.array([[-(-n * part // EIGHTHS) for n in again] for part in range(EIGHTHS + 1)])
-            load = SLACK * largest_loads(problem, plan, (m,))[0]
-            peaks = [chain_peaks(problem, plan, (recomputing(m, of.tolist()),), [load])[0] for of in choices]
-            is_held = np.array(peaks) <= problem.usable_bytes
-            least = np.where(is_held.any(axis=0), is_held.argmax(axis=0), EIGHTHS)
-            again = tuple(choices[least, np.arange(len(again))].tolist())
-        modules.append(m if again == m.layers_per_stage else recomputing(m, again))
-    if tuple(modules) == plan.modules:
-        return None
-    found = _draft(problem, tuple(modules), plan.num_microbatches, plan.formula_step_s)
-    return found if fits(problem, found) else None
 
 
 def cost_growth(problem: Problem, num_microbatches: int, parallel: ParallelSpec, recomputed_frac: float) -> float:
@@ -245,74 +221,24 @@ def _content(module: ModulePlan) -> dict[str, Any]:
 
 def _with_memory(problem: Problem, plan: Plan, *, with_caps: bool) -> tuple[ModulePlan, ...]:
     """Modules with their memory, and the token caps that it sets or those of the loads that they are charged with."""
-    found = []
-    for chain in plan.grids:
+    found: list[ModulePlan] = []
+    for grid in plan.grids:
+        chain, limited = grid, bool(grid[-1].recompute_tokens)
+        if limited:
+            chain = (*grid[:-1], running_again(problem, plan, grid))
         largest = largest_loads(problem, plan, chain)
-        peaks = chain_peaks(problem, plan, chain, largest)[0].astype(int).tolist()
+        peaks = chain_peaks(problem, plan, chain, largest)
         caps = [int(x[1]) for x in largest]
-        if with_caps and max(peaks) <= problem.usable_bytes:
-            caps = max_tokens(problem, plan, chain, largest)
+        if with_caps and peaks.max() <= problem.usable_bytes:
+            if limited:
+                caps, llm = with_limits(problem, plan, chain, largest)
+                chain = (*chain[:-1], llm)
+                again = [llm.num_rerun(stage, largest[-1][1]) for stage in range(llm.parallel.pp)]
+                peaks = chain_peaks(problem, plan, chain, largest, np.array([again]))
+            else:
+                caps = max_tokens(problem, plan, chain, largest)
+        of_stages = tuple(peaks[0].astype(int).tolist())
         for m, cap in zip(chain, caps, strict=True):
-            told = peaks if m == chain[-1] else [0] * len(peaks)
-            found.append(dataclasses.replace(m, stage_memory_bytes=tuple(told), max_tokens=cap))
-    return tuple(found)
-
-
-def largest_loads(problem: Problem, plan: Plan, chain: Sequence[ModulePlan]) -> list[Floats]:
-    """Per module of a chain `[3]`: the largest microbatch of one group that the plan is charged with."""
-    of = [problem.sample_loads if plan.follows_samples(m.module) else problem.loads for m in chain]
-    num = plan.num_microbatches
-    return [loads[m.module].largest(num * m.parallel.dp) for m, loads in zip(chain, of, strict=True)]
-
-
-def chain_peaks(problem: Problem, plan: Plan, chain: Sequence[ModulePlan], loads: Sequence[Floats]) -> Floats:
-    """`[C, pp]`: peak bytes of the stages of modules that share ranks, under C loads of each module.
-
-    Args:
-        problem: Costs and sizes.
-        plan: Number of microbatches; depth of the LLM behind encoders with ranks of their own.
-        chain: All modules of an inline plan, or a single one of a split plan.
-        loads: Per module `[3]` or `[3, C]`.
-    """
-    pp = chain[0].parallel.pp
-    parts = []
-    for m, load in zip(chain, loads, strict=True):
-        columns = problem.uneven(m.module, load.reshape(3, -1), m.parallel.cp)
-        parts.append(
-            stage_bytes(
-                problem.spec(m.module),
-                problem.cost,
-                np.broadcast_to(np.array(m.layers_per_stage), (columns.shape[1], pp)),
-                columns,
-                tp=m.parallel.tp,
-                cp=m.parallel.cp,
-                dp=np.full(columns.shape[1], m.parallel.dp),
-                recompute=np.array([m.num_recomputed]) if m.recomputed else m.recompute,
-                offloaded=np.array([m.offloaded]) if m.offloaded else 0,
-                shard_optimizer=np.full(columns.shape[1], m.shard_optimizer),
-                shards=m.parameter_shards,
-            )
-        )
-    total = functools.reduce(operator.add, parts)
-    after = [num_stages_after(plan, chain[-1].module, stage) for stage in range(pp)]
-    return total.peaks(in_flight(plan.num_microbatches, after))
-
-
-def max_tokens(problem: Problem, plan: Plan, chain: Sequence[ModulePlan], largest: Sequence[Floats]) -> list[int]:
-    """Per module of a chain: tokens that a microbatch of a group may have, all modules together, and still fit.
-
-    The loads the plan is charged with grow in proportion, squares and items like tokens. 0 where memory sets no cap;
-    where even those loads do not fit, their own tokens.
-    """
-    low, high = 1.0, MAX_GROWTH
-    for _ in range(2):  # 40 doublings in 512 steps, twice: to one part in ten thousand
-        factors = np.geomspace(low, high, 513)
-        peaks = chain_peaks(problem, plan, chain, [np.outer(x, factors) for x in largest])
-        is_over = (peaks > problem.usable_bytes).any(axis=1)
-        if not is_over.any():
-            return [0] * len(chain)
-        first_over = int(np.argmax(is_over))
-        low, high = float(factors[max(first_over - 1, 0)]), float(factors[first_over])
-        if first_over == 0:
-            break
-    return [int(low * x[1]) for x in largest]
+            told = of_stages if m is chain[-1] else (0,) * len(of_stages)
+            found.append(dataclasses.replace(m, stage_memory_bytes=told, max_tokens=cap))
+    return tuple(sorted(found, key=lambda m: [of.module for of in plan.modules].index(m.module)))

@@ -11,8 +11,9 @@ from typing import Any
 
 from dflop import units
 from dflop.errors import InfeasiblePlanError
-from dflop.plan.drafts import chain_peaks, draft, largest_loads
+from dflop.plan.drafts import draft
 from dflop.plan.formula import formula_table
+from dflop.plan.grid_bytes import chain_peaks, largest_loads
 from dflop.plan.inline import inline_choices
 from dflop.plan.program import good_choice
 from dflop.plan.space import Problem, SearchSpace

@@ -103,6 +103,6 @@ def _degrees(choice: GridChoice) -> Degrees:
 
 
 def _draft(problem: Problem, num_microbatches: int, choice: GridChoice) -> Plan:
-    plan = draft(problem, num_microbatches, [choice], choice.formula_s, with_caps=False)
+    plan = draft(problem, num_microbatches, [choice], choice.formula_s, with_caps=False, per_microbatch=True)
     assert fits(problem, plan), f"inline plan {plan.plan_id} does not fit although its formula predicted so"
     return plan

@@ -18,7 +18,7 @@ import numpy as np
 from dflop import units
 from dflop.plan.baselines.uniform import tuned_uniform
 from dflop.plan.candidates import check_processes
-from dflop.plan.drafts import charged, draft, fits, with_less_recomputed
+from dflop.plan.drafts import charged, draft, fits
 from dflop.plan.formula import FormulaTable, formula_table
 from dflop.plan.grid_choice import GridChoice
 from dflop.plan.infeasible import explain
@@ -208,10 +208,9 @@ def _split_drafts(problem: Problem, proof: Optimum) -> list[Plan]:
     m, rules, drafts = proof.table.num_microbatches, problem.space.rules, list[Plan]()
     for value, choice in proof.found:
         grids = proof.table.grids(choice)
-        drafts.append(draft(problem, m, grids if rules is None else [_bent(rules, grid) for grid in grids], value))
-    if rules is None:
-        return [*drafts, *filter(None, (with_less_recomputed(problem, plan) for plan in drafts))]
-    return [plan for plan in drafts if fits(problem, plan)]
+        chosen = grids if rules is None else [_bent(rules, grid) for grid in grids]
+        drafts.append(draft(problem, m, chosen, value, per_microbatch=rules is None))
+    return drafts if rules is None else [plan for plan in drafts if fits(problem, plan)]
 
 
 def _bent(rules: PlanRules, grid: GridChoice) -> GridChoice:

@@ -48,7 +48,7 @@ def plan_sync_s(problem: Problem, modules: Sequence[ModulePlan], num_microbatche
                 problem,
                 [problem.spec(m.module) for m in chain],
                 np.array([[m.layers_per_stage] for m in chain]),
-                np.array([[m.num_recomputed] for m in chain]),
+                np.array([[_always_rerun(m)] for m in chain]),
                 num_microbatches,
                 tp=chain[0].parallel.tp,
                 cp=chain[0].parallel.cp,
@@ -60,6 +60,11 @@ def plan_sync_s(problem: Problem, modules: Sequence[ModulePlan], num_microbatche
         )
         for first_rank, chain in chains.items()
     )
+
+
+def _always_rerun(m: ModulePlan) -> tuple[int, ...]:
+    """Of each stage, layers that run again even in a small microbatch, which the last one may be."""
+    return (0,) * m.parallel.pp if m.recompute_tokens else m.num_recomputed
 
 
 def with_gathers(problem: Problem, modules: Sequence[ModulePlan]) -> tuple[ModulePlan, ...]:

@@ -17,7 +17,7 @@ from dflop import resources
 from dflop.config import load_model
 from dflop.cost.devices import A100, H200
 from dflop.models import load_family
-from dflop.plan.drafts import draft, with_less_recomputed
+from dflop.plan.drafts import draft
 from dflop.plan.formula import formula_table
 from dflop.plan.inline import inline_choices
 from dflop.plan.rank import thorough
@@ -153,7 +153,7 @@ def every_plan(problem: Problem) -> Iterator[Plan]:
             if table.feasible(choice):
                 plan = draft(problem, m, table.grids(choice), table.objective(choice))
                 yield plan
-                yield from filter(None, [with_less_recomputed(problem, plan)])
+                yield draft(problem, m, table.grids(choice), table.objective(choice), per_microbatch=True)
         yield from (plan for _, plan in inline_choices(problem, m, top=None))
 
 

@@ -10,16 +10,8 @@ from dflop.cost.link_costs import ALL_REDUCE
 from dflop.cost.model import CostModel
 from dflop.models.loss_size import loss_peak_bytes
 from dflop.plan import sync
-from dflop.plan.drafts import (
-    SLACK,
-    chain_peaks,
-    charged,
-    cost_growth,
-    draft,
-    fits,
-    largest_loads,
-    with_less_recomputed,
-)
+from dflop.plan.drafts import charged, cost_growth, draft, fits
+from dflop.plan.grid_bytes import chain_peaks, largest_loads
 from dflop.plan.grid_choice import GridChoice
 from dflop.plan.space import Problem
 from dflop.records import LLM, CostTerms, ParallelSpec, Plan
@@ -213,17 +205,3 @@ def test_what_a_pass_leaves_of_its_messages_is_a_queue(before_s, messages_s, pas
         for k in range(rounds):
             sent_s = max(sent_s, (k + 1) / rounds * pass_s) + messages_s / rounds
         assert sync._left_s(before_s, messages_s, pass_s, rounds) == pytest.approx(sent_s - pass_s)
-
-
-def test_a_split_plan_recomputes_no_more_than_room_for_larger_microbatches_asks_for():
-    seen = set()
-    for memory_bytes in range(60 * M, 900 * M, 10 * M):
-        problem = make_problem("vision", memory_bytes=memory_bytes)
-        every = split(problem)
-        if (fewer := with_less_recomputed(problem, every)) is not None:
-            (before,), llm = largest_loads(problem, every, (every.module(LLM),)), fewer.module(LLM)
-            assert fits(problem, fewer)
-            cap = every.module(LLM).max_tokens or math.inf
-            assert llm.max_tokens == 0 or llm.max_tokens >= int(min(SLACK * before[1], cap))
-            seen.add(llm.recomputed if llm.recompute else (0, 0))
-    assert seen == {(1, 2), (1, 1), (0, 1), (0, 0)}

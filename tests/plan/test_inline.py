@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 from dflop.cost.link_costs import P2P
 from dflop.cost.model import has_edge
 from dflop.plan.chain import Chain
-from dflop.plan.drafts import fits
+from dflop.plan.drafts import charged, fits
+from dflop.plan.grid_bytes import chain_peaks, largest_loads
 from dflop.plan.inline import inline_choices
 from dflop.plan.partition import best_cuts, free_cuts, range_seconds
+from dflop.plan.rerun_limits import SLACK
 from dflop.plan.runnable import check_plan
 from dflop.plan.space import Problem
 from dflop.records import LLM, ParallelSpec, Plan
@@ -175,19 +177,19 @@ def test_formula_of_a_chain_by_hand():
         assert value == pytest.approx(formula_by_hand(problem, plan), rel=1e-12)
 
 
-def test_recomputation_only_where_the_plain_way_does_not_fit():
+def test_layers_run_again_only_where_microbatches_may_not_fit_otherwise():
     problem = make_problem("vision", num_processes=4, memory_bytes=200 * 10**6)
     plans = [p for _, p in inline_choices(problem, 4, top=None)]
     assert all(fits(problem, p) for p in plans)
-    found = {(p.module(LLM).parallel, p.module(LLM).parameter_shards): set[float]() for p in plans}
+    assert {p.module(LLM).recompute for p in plans} == {False, True}
+    assert any(p.module("vision").recomputed for p in plans), "as few layers as memory asks for"
     for plan in plans:
-        again = sum(sum(m.layers_per_stage) * m.recomputed_frac() for m in plan.modules)
-        found[plan.module(LLM).parallel, plan.module(LLM).parameter_shards].add(again)
-    every = sum(spec.num_layers for spec in problem.specs)
-    assert any(again == {0.0} for again in found.values())
-    assert any(0 < min(again) < every for again in found.values()), "as few layers as memory asks for"
-    # Where some layers recompute, the same with all of them stands beside it.
-    assert all(again in ({0.0}, {every}) or max(again) == every for again in found.values())
+        largest = [SLACK * x for x in largest_loads(problem, plan, plan.modules)]
+        none = [*plan.modules[:-1], dataclasses.replace(plan.module(LLM), recompute=False, recompute_tokens=())]
+        asked = chain_peaks(problem, plan, none, largest).max() > problem.usable_bytes
+        limited = charged(problem, plan).module(LLM)
+        assert bool(plan.module(LLM).recompute_tokens) == asked >= bool(limited.recompute_tokens)
+        assert limited.recomputed == ()
     assert inline_choices(make_problem("vision", num_processes=3, memory_bytes=10**6), 8) == []
 
 
@@ -203,8 +205,9 @@ def test_chains_are_cut_for_the_layers_that_run_again(memory_mb, pp):
     chain = Chain.of(problem, 1, 8)
     layers = chain._layers(list(every_cut(chain.unit_layers.shape[1], pp)))
     dp, shards = np.full(layers.shape[1], 4 // pp), np.ones(layers.shape[1], dtype=int)
-    again, fit = chain._recomputed(layers, dp, shards)
-    least_s = chain._formula_s(layers, again, dp, shards)[fit].min()
+    again, fit = chain.memory.recomputed(layers, dp, shards)
+    usual = chain.memory.usual(layers, again, dp, shards)
+    least_s = chain._formula_s(layers, again, dp, shards, usual)[fit].min()
     of_grid = [
         v for v, p in inline_choices(problem, 8, top=None) if p.module(LLM).parallel == ParallelSpec(1, pp, dp[0])
     ]
@@ -215,5 +218,5 @@ def test_all_layers_run_again_only_where_that_fits_too():
     """The last layer of a stage to run again saves less than a layer at work needs: 0.1 % more than an A100 has."""
     problem = make_setting(CASES[1], MIXTURES["main"]).problem
     plans = [plan for _, plan in inline_choices(problem, 1, top=15)]
-    assert any(plan.module(LLM).recomputed for plan in plans)
+    assert any(plan.module(LLM).recompute_tokens for plan in plans)
     assert all(fits(problem, plan) for plan in plans)

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from dflop.cost.model import CostModel, Floats
-from dflop.plan.drafts import chain_peaks, holding
+from dflop.plan.drafts import holding
+from dflop.plan.grid_bytes import chain_peaks
 from dflop.plan.space import Problem
 from dflop.records import LLM, ParallelSpec, Plan
 from dflop.schedule.assignment import Assignment

@@ -20,7 +20,7 @@ from dflop.cost.model import CostModel, Floats
 from dflop.plan.baselines.expert_plan import ExpertPlan, holds, in_groups, largest_samples
 from dflop.plan.baselines.shared_samples import CONTEXT, SEQUENCE, Sharing, shared_costs
 from dflop.plan.candidates import recompute_ways, shard_choices
-from dflop.plan.drafts import EIGHTHS, draft, fits
+from dflop.plan.drafts import draft, fits
 from dflop.plan.grid_choice import GridChoice
 from dflop.plan.rank import contention
 from dflop.plan.space import Problem
@@ -28,6 +28,8 @@ from dflop.records import LLM, ParallelSpec, Plan
 from dflop.schedule.assignment import Assignment
 from dflop.schedule.policies import QUICK, StepJob
 
+EIGHTHS = 8
+"""Of the layers."""
 POLICY = "token_kk"
 ROOM_RATIO = 1.03
 """What memory has to hold of microbatches over those of the batches that a plan is made on: others are longer."""
