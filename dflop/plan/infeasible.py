@@ -86,6 +86,10 @@ def _fixes(problem: Problem) -> Iterator[str]:
         if _fits(problem, tps=(*(space.tps or ()), tp)):
             yield f"tp {tp}"
             break
+    for cp in _more_cps(problem):
+        if _fits(problem, cps=(cp,)):
+            yield f"plan.context_parallel: [{cp}]"
+            break
     for layout in SearchSpace().layouts:
         if layout not in space.layouts and _fits(problem, layouts=(layout,)):
             yield f"layout {layout}"
@@ -103,6 +107,13 @@ def _more_tps(problem: Problem) -> list[int]:
         return []
     known = {tp for s in problem.specs for tp in set(s.tp_choices) & set(problem.cost.tps(s.module))}
     return sorted(known - set(problem.space.tps))
+
+
+def _more_cps(problem: Problem) -> list[int]:
+    """Context-parallel degrees that the space leaves out, powers of two within a node, the smallest first."""
+    powers = [1 << k for k in range(problem.cluster.num_processes_per_node.bit_length())]
+    allowed = {cp for spec in problem.specs for tp in problem.tps(spec) for cp in problem.cps(tp)}
+    return [cp for cp in powers if cp not in allowed]
 
 
 def _more_processes(problem: Problem) -> str | None:

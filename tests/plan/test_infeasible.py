@@ -5,6 +5,7 @@ import pytest
 
 from dflop.plan.infeasible import explain, find_draft
 from dflop.plan.space import Problem
+from tests.builders import make_sample
 from tests.plan.problems import make_problem
 
 M = 10**6
@@ -61,6 +62,28 @@ def test_every_fix_that_is_offered_helps_and_no_other_is_offered():
     counts = [m for m in range(3, 17) if find_draft(changed(problem, microbatches=(m,)))]
     assert (num_microbatches is None) == (not counts)
     assert num_microbatches is None or int(num_microbatches) == counts[0]
+
+
+def test_samples_shared_by_more_ranks_are_offered_with_the_key():
+    """Where the space leaves them out and nothing else."""
+    batch = [make_sample(i, 1500) for i in range(2)]
+    problem = make_problem(batches=[batch], memory_bytes=150 * M, layouts=("inline",), cps=(1,), shard_optimizer=True)
+    problem = dataclasses.replace(problem, global_batch_size=2)
+    sizes = [n * M for n in range(40, 400, 10)]
+    by_cp = {
+        cp: [
+            find_draft(changed(problem, cluster={"memory_per_process_bytes": n}, cps=(cp,))) is not None for n in sizes
+        ]
+        for cp in (1, 2, 4)
+    }
+    between = sizes[by_cp[2].index(True)]
+    tight = changed(problem, cluster={"memory_per_process_bytes": between})
+    assert find_draft(tight) is None
+    assert "plan.context_parallel: [2]" in explain(tight).hint
+    assert (
+        "plan.context_parallel"
+        not in explain(changed(tight, cps=(1, 2, 4), cluster={"memory_per_process_bytes": 30 * M})).hint
+    )
 
 
 def test_the_fewest_processes_more_and_on_slurm_nodes():
