@@ -7,6 +7,7 @@ is as many times as fast as the best expert's as its suite asks.
 """
 
 import dataclasses
+import json
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dflop.compare.contest import EXPERTS, OURS, PLANNERS, TUNED, Contest, compete, entry_text, rivals
-from dflop.compare.unseen_batches import module_gpu_seconds
+from dflop.compare.unseen_batches import bound_s, module_gpu_seconds
 from dflop.plan.baselines.expert_plan import ExpertPlan
 from dflop.plan.drafts import fits
 from dflop.plan.search import plan_problem
@@ -42,6 +43,7 @@ def main() -> None:
     parser.add_argument("--suite", choices=SUITES, default="paper")
     parser.add_argument("--sizes", type=Path, help="table of real sample sizes, which the suite `real` draws from")
     parser.add_argument("--only", default="", metavar="TEXT", help="only the settings in whose names this is")
+    parser.add_argument("--rivals", type=Path, help="an earlier result: our plans anew, the others' figures from there")
     parser.add_argument("--picture", type=Path, help="draw the paper's models, .png, .svg or .pdf")
     parser.add_argument("--without", nargs="+", choices=LEVERS, help="only what our plans lose without these levers")
     args = parser.parse_args()
@@ -52,9 +54,13 @@ def main() -> None:
         check_suffix(args.picture)
     plan_problem(make_setting(CASES[0], MAIN, num_nodes=1, global_batch_size=16, num_unseen=0).problem)  # compiles
     content: dict[str, Any] = {"suite": args.suite, "simulated": True, "cases": []}
+    known: Sequence[Case] = ()
+    if args.rivals:
+        earlier = json.loads(args.rivals.read_text())
+        known, content["rivals_commit"] = earlier["cases"], earlier["machine"]["commit"]
     for row in SUITES[args.suite](args.sizes):
         if args.only in row.label:
-            content["cases"].append(measured(row, lambda text: print(text, file=sys.stderr, flush=True)))
+            content["cases"].append(measured(row, lambda text: print(text, file=sys.stderr, flush=True), known))
             if args.json:
                 args.json.write_text(json_text({"machine": machine(*LIBRARIES), **content}))
     cases = content["cases"]
@@ -64,8 +70,11 @@ def main() -> None:
     conclude(content, bounds(cases, MIN_GAINS.get(args.suite, 1.0)), args.json, *LIBRARIES)
 
 
-def measured(row: Row, say: Callable[[str], None]) -> dict[str, Any]:
-    """Plans a setting with all planners, judges the plans on its unseen batches, and gives all numbers; seconds."""
+def measured(row: Row, say: Callable[[str], None], known: Sequence[Case] = ()) -> dict[str, Any]:
+    """Plans a setting with all planners, judges the plans on its unseen batches, and gives all numbers; seconds.
+
+    Of a setting that is `known`, only our plan is made anew.
+    """
     say(row.label)
     problem = row.setting.problem
     space = dataclasses.replace(problem.space, host_bytes=row.host_bytes, host_bytes_per_s=row.host_bytes_per_s)
@@ -73,8 +82,17 @@ def measured(row: Row, say: Callable[[str], None]) -> dict[str, Any]:
     ours = plan_problem(dataclasses.replace(problem, space=space), progress=say)[0]
     plan_cpu_s = time.process_time() - started_s
     planners = {**PLANNERS, REFERENCE: reference_entry} if row.with_all else {n: PLANNERS[n] for n in EXPERTS}
-    entries = {OURS: ExpertPlan(ours, problem.cost, "balanced"), **rivals(problem, ours, say, planners)}
+    entries, bound = (
+        {OURS: ExpertPlan(ours, problem.cost, "balanced")},
+        [bound_s(problem, b) for b in row.setting.unseen],
+    )
+    old = next((case for case in known if case["bound_s"] == bound), None)
+    if old is None:
+        entries |= rivals(problem, ours, say, planners)
     numbers = numbers_of(compete(row.setting, entries, say))
+    if old is not None:  # the same batches and costs
+        both = {name: {**old[name], **of} for name, of in numbers.items() if isinstance(of, dict)}
+        numbers |= both | {name: old[name] for name in ("baseline", "reference_fits")}
     return {"label": row.label, **numbers, "plan_cpu_s": plan_cpu_s, "cpu_s": time.process_time() - started_s}
 
 
