@@ -28,6 +28,13 @@ CORRECTED: Mapping[str, Mapping[str, Any]] = {
     "lfm2_vl": {"text_config.layer_types": (["conv"] * 3 + ["full_attention"]) * 8},
     "qwen2_5_omni": {f"thinker_config.{key}": value for key, value in SPEECH.items()},
     "qwen2_5_omni_thinker": SPEECH,
+    "qwen3_omni_moe": {
+        f"thinker_config.{key}": value
+        for key, value in {
+            **SPEECH, "text_config.head_dim": 128, "text_config.num_attention_heads": 32,
+            "vision_config.out_hidden_size": 2048,
+        }.items()
+    },
     "qwen3_omni_moe_thinker": SPEECH | {"text_config.head_dim": 128, "text_config.num_attention_heads": 32},
     "step3p7": {"text_config.sliding_window": 512},
 }  # fmt: skip

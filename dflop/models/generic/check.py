@@ -78,10 +78,12 @@ def structure_of(config: Any, folder: Path) -> Structure:
             f"`model_type`: the text model of a `{config.model_type}` cannot be cut: {error}", where=str(folder),
             hint="use a model with a plain stack of decoder layers",
         ) from error  # fmt: skip
+    except ImportError as error:
+        raise ConfigError(f"the model's classes need a package: {reason(error)}", where=str(folder)) from error
     except Exception as error:  # whatever transformers makes of entries that contradict each other
         if not is_of_model(error):
             raise
         raise ConfigError(
             f"transformers cannot run the text model of this config: {reason(error)}", where=str(folder),
-            hint="`text_config` contradicts itself; compare it with the release",
+            hint="the config contradicts itself or lacks an entry; compare `text_config` with the release's",
         ) from error  # fmt: skip

@@ -17,6 +17,8 @@ EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_expe
 """Entries of configs that count a layer's experts."""
 ACTIVE = ("num_experts_per_tok", "moe_top_k", "moe_k", "top_k_experts", "num_experts_per_token")
 """Entries of configs that count a token's experts."""
+SHARED = "num_kv_shared_layers"
+"""Entry of configs whose last layers use keys and values of earlier ones."""
 INNER = "thinker_config"
 """Section of models that also speak: the part that is trained here."""
 

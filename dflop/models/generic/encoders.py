@@ -39,7 +39,7 @@ def parts_of(model: Any, path: str, decoder: Any) -> Parts:
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     if head is None:  # some models do not answer for the head of their text model
         head = next((module for name, module in model.named_modules() if name.endswith("lm_head")), None)
-    is_tied = head is not None and head.weight is embedding.weight
+    is_tied = head is not None and head.weight is getattr(embedding, "weight", None)
     counted = {id(p) for p in decoder.layers.parameters()}
     entry = leave = 0
     beside: list[tuple[str, nn.Module]] = []

@@ -117,11 +117,12 @@ def compare(model: nn.Module, medium: str = "text", middle: int | None = None) -
     Args:
         model: Small, with eager attention; stays as it is.
         medium: Of an item in every sample; `text`: none.
-        middle: First layer of the second stage; None: half of the layers each.
+        middle: First layer of the second stage; None: half of the layers each, if none uses another's keys.
     """
     plain = copy.deepcopy(model)
-    num_layers = len(find_decoder(model)[1].layers)
-    middle = num_layers // 2 if middle is None else middle
+    decoder = find_decoder(model)[1]
+    num_layers = len(decoder.layers)
+    middle = min(num_layers // 2, stages.last_cut(decoder)) if middle is None else middle
     pair = Stage(copy.deepcopy(model), 0, middle), Stage(copy.deepcopy(model), middle, num_layers)
     errors: dict[str, float] = {}
     for step, lengths in enumerate(LENGTHS):

@@ -89,7 +89,7 @@ def _parsed(stated: Mapping[str, Any], path: Path) -> Any:
 
     config_class: Any = transformers.CONFIG_MAPPING[stated["model_type"]]
     try:
-        return config_class.from_dict(dict(stated))
+        return config_class.from_pretrained(path.parent, local_files_only=True)
     except Exception as error:  # whatever a config class makes of a file it does not understand
         raise ConfigError(
             f"transformers {transformers.__version__} cannot read it: {reason(error)}", where=str(path),

@@ -15,7 +15,8 @@ from dflop.models.generic.folder import reason
 _MEDIA = {"image": "get_image_features", "video": "get_video_features", "audio": "get_audio_features"}
 _OPTIONAL = {"vision_feature_layer", "vision_feature_select_strategy", "return_dict", "kwargs", "args",
              "output_hidden_states", "pixel_mask", "pixel_attention_mask", "vision_aspect_ratio", "batch_num_images",
-             "interpolate_pos_encoding"}  # fmt: skip
+             "interpolate_pos_encoding", "image_merge_sizes"}  # fmt: skip
+_PADDED = {"image_position_ids", "spatial_shapes"}
 _BEFORE = 5
 """Tokens in front of the picture."""
 
@@ -58,15 +59,17 @@ def with_item(
 
 def _accepted(model: Any, encode: Any, generator: torch.Generator) -> tuple[dict[str, torch.Tensor], int]:
     """(arguments of the first form of a picture that a model's encoder runs, rows that it makes of it)."""
-    names = {name for name in inspect.signature(encode).parameters if name not in _OPTIONAL}
+    takes = set(inspect.signature(encode).parameters) | {"image_merge_sizes"}
     vision, problem = entry_of(model.config, "vision_config"), ""
     if vision is None:
         raise NotMade("its config has no `vision_config`")
-    forms = _native(model, vision) if "image_grid_thw" in names else _square(vision)
+    forms = (
+        _native(model, vision) if "image_grid_thw" in takes else _padded(vision) if takes & _PADDED else _square(vision)
+    )
     for shape, more in forms:
         arguments = {"pixel_values": torch.randn(shape, generator=generator)}
-        arguments |= {name: value for name, value in more.items() if name in names or name == "image_merge_sizes"}
-        if missing := names - set(arguments):
+        arguments |= {name: value for name, value in more.items() if name in takes}
+        if missing := takes - set(arguments) - _OPTIONAL:
             raise NotMade(f"`get_image_features` takes {', '.join(sorted(missing))}, for which no values are known")
         try:
             with torch.no_grad():
@@ -92,6 +95,18 @@ def _native(model: Any, vision: Any) -> Iterator[tuple[tuple[int, ...], dict[str
     num, volume = 6 * merge**2, channels * patch**2
     frames = entry_of(vision, "temporal_patch_size") or 1
     return ((shape, more) for shape in ((num, volume * frames), (num, volume * 2), (num, channels, patch, patch)))
+
+
+def _padded(vision: Any) -> Iterator[tuple[tuple[int, ...], dict[str, torch.Tensor]]]:
+    """The same of patches in a row per picture, with their places or the picture's shape; no padding is needed."""
+    side = 2 * (entry_of(vision, "pooling_kernel_size") or 2)
+    channels, num = entry_of(vision, "num_channels") or 3, side**2
+    places = torch.cartesian_prod(torch.arange(side), torch.arange(side)).flip(1)[None]
+    more = {
+        "image_position_ids": places, "spatial_shapes": torch.tensor([[side, side]]),
+        "pixel_attention_mask": torch.ones(1, num, dtype=torch.long),
+    }  # fmt: skip
+    return iter((((1, num, channels * vision.patch_size**2), more),))
 
 
 def _square(vision: Any) -> Iterator[tuple[tuple[int, ...], dict[str, torch.Tensor]]]:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dflop.models.generic.classes import ACTIVE, EXPERTS, entry_of
+from dflop.models.generic.classes import ACTIVE, EXPERTS, SHARED, entry_of
 from dflop.models.generic.structure import read_structure
 from dflop.models.generic.values import Structure
 
@@ -48,7 +48,6 @@ _WHOLE: Mapping[str, Any] = {
 }  # fmt: skip
 _PATCHES = 4
 """Of a picture's side; two rows and two columns are left where a projector joins four patches to one."""
-_SHARED = "num_kv_shared_layers"
 
 
 def shrunk(config: Any, structure: Structure) -> Any:
@@ -72,7 +71,7 @@ def _chosen_layers(config: Any, structure: Structure) -> tuple[int, ...]:
     ranked = [(place, kind.layers[0], layer) for kind in structure.kinds for place, layer in enumerate(kind.layers)]
     num = max(4, sum(min(len(kind.layers), 2) for kind in structure.kinds))
     chosen = [layer for _, _, layer in sorted(ranked)[:num]]
-    if entry_of(config.get_text_config(), _SHARED):
+    if entry_of(config.get_text_config(), SHARED):
         last = range(structure.num_layers - 2, structure.num_layers)
         chosen = [*(layer for layer in chosen if layer not in last), *last]
     return tuple(chosen)
@@ -149,8 +148,8 @@ def _text(config: Any, content: Mapping[str, Any], old: int, layers: Sequence[in
     for key in ACTIVE:
         if isinstance(found.get(key), int):
             found[key] = min(found[key], 2)
-    if found.get(_SHARED):
-        found[_SHARED] = 2
+    if found.get(SHARED):
+        found[SHARED] = 2
     rope = dict(found.get("rope_parameters") or {})
     if section := _default_section(config):
         rope.setdefault("mrope_section", section)

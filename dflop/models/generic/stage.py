@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from dflop.models.attention import packed_attention
-from dflop.models.generic.classes import PassThrough, find_decoder
+from dflop.models.generic.classes import SHARED, PassThrough, entry_of, find_decoder
 
 NAME = "dflop_generic"
 """Of the attention and the masks that stages use."""
@@ -62,6 +62,16 @@ class Pattern:
         seen = self._function(zero, zero, tokens[None, None, :, None], tokens[None, None, None, :])
         return seen.expand(1, 1, len(tokens), len(tokens))[0, 0]
 
+    def __getitem__(self, index: tuple[slice, ...]) -> Pattern:
+        """The pattern itself: models that slice a mask for generation keep all of it in training.
+
+        Raises:
+            UnknownArgument: a part of it is wanted.
+        """
+        if all(part in (slice(None), slice(0, None)) for part in index):
+            return self
+        raise UnknownArgument("its decoder cuts a part of the attention mask")
+
 
 def register() -> None:
     """Make attention and masks known to transformers; calling it again changes nothing."""
@@ -86,6 +96,10 @@ class Stage:
         self._left: torch.Tensor | None = None
         _, self.decoder = find_decoder(model)
         self.first, self.end, self.num_layers = first, end, len(self.decoder.layers)
+        if first > (latest := last_cut(self.decoder)):
+            raise UnknownArgument(
+                f"`{SHARED}`: behind layer {latest}, layers use keys of layers that another stage has"
+            )
         self.decoder.config._attn_implementation = NAME
         for index, layer in enumerate(self.decoder.layers):
             if not first <= index < end:
@@ -129,6 +143,15 @@ class Stage:
 
     def _take(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._left = args[0] if args else kwargs["hidden_states"]
+
+
+def last_cut(decoder: Any) -> int:
+    """The last layer that may be the first of a stage: layers that use keys of others stay in their stage."""
+    num_layers, shared = len(decoder.layers), entry_of(decoder.config, SHARED) or 0
+    types = entry_of(decoder.config, "layer_types") or [""] * num_layers
+    wanted = set(types[num_layers - shared :]) if shared else ()
+    givers = (max(i for i in range(num_layers - shared) if types[i] == kind) for kind in wanted)
+    return min(givers, default=num_layers)
 
 
 def per_sample(forward: Callable[..., Any], packing: Packing, *args: Any, **kwargs: Any) -> Any:

@@ -17,6 +17,7 @@ from dflop.models.generic import watch
 from dflop.models.generic.classes import (
     ACTIVE,
     EXPERTS,
+    SHARED,
     PassThrough,
     build,
     entry_of,
@@ -98,7 +99,8 @@ def _run(decoder: Any, index: int, length: int, *, delta_rule: bool = True) -> w
     whole, device = decoder.layers, next(decoder.parameters()).device
     hidden = torch.zeros(1, length, decoder.config.hidden_size, device=device, dtype=torch.bfloat16, requires_grad=True)
     try:
-        decoder.layers = nn.ModuleList(x if i == index else PassThrough(x) for i, x in enumerate(whole))
+        if not entry_of(decoder.config, SHARED):  # else a layer may need others' keys
+            decoder.layers = nn.ModuleList(x if i == index else PassThrough(x) for i, x in enumerate(whole))
         with watch.traced(whole[index], delta_rule=delta_rule) as trace:
             decoder(inputs_embeds=hidden, use_cache=False, **_extra_inputs(decoder, length, device))
     finally:

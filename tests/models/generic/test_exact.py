@@ -1,12 +1,13 @@
 import pytest
 import torch
+import transformers
 
 from dflop.models.generic import entry, exact, stage
 from dflop.models.generic.classes import find_decoder
 from dflop.models.generic.exact import LIMIT, check_exactness, compare
-from dflop.models.generic.stage import Packing, UnknownArgument
+from dflop.models.generic.stage import Packing, Pattern, UnknownArgument
 from dflop.models.generic.structure import read_structure
-from tests.models.generic.configs import PARTS, config_of
+from tests.models.generic.configs import PARTS, TEXT, config_of
 
 
 @pytest.fixture
@@ -105,3 +106,29 @@ def test_per_sample_cuts_what_has_an_entry_per_token():
     assert calls == [(3, "cache", [3, 3], None), (4, "cache", [4, 4], None)]
     assert rest == "weights"
     torch.testing.assert_close(out, hidden * 2)
+
+
+def test_layers_that_use_keys_of_others_stay_in_their_stage(small_model):
+    """Gemma 4's last layers; exact as long as a cut leaves them with the layers whose keys they use."""
+    text = TEXT | {
+        "num_hidden_layers": 6, "layer_types": ["sliding_attention", "full_attention"] * 3, "sliding_window": 8,
+        "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 160,
+        "global_head_dim": 32, "num_global_key_value_heads": 1,
+    }  # fmt: skip
+    config = transformers.CONFIG_MAPPING["gemma4"].from_dict({"model_type": "gemma4", "text_config": text})
+    structure = read_structure(config)
+    assert [kind.layers for kind in structure.kinds] == [(0, 2), (1, 3), (4,), (5,)]
+    check = check_exactness(config, structure).checks[0]
+    assert check.is_exact
+    model = exact._random_model(config)
+    assert stage.last_cut(find_decoder(model)[1]) == 2
+    with pytest.raises(UnknownArgument, match="`num_kv_shared_layers`: behind layer 2"):
+        compare(model, middle=3)
+
+
+def test_a_mask_is_kept_whole_or_refused():
+    pattern = Pattern(lambda b, h, q, k: k <= q)
+    assert pattern[:, :, 0:, :] is pattern
+    assert pattern(torch.arange(3)).tolist() == torch.ones(3, 3, dtype=torch.bool).tril().tolist()
+    with pytest.raises(UnknownArgument, match="part of the attention mask"):
+        pattern[:, :, 1:, :]

@@ -3,6 +3,7 @@ import torch
 import transformers
 from torch.utils.flop_counter import FlopCounterMode
 
+from dflop.models.generic import structure, watch
 from dflop.models.generic.classes import build, find_decoder
 from dflop.models.generic.structure import read_structure
 from dflop.models.generic.values import AttentionCall
@@ -44,6 +45,17 @@ def test_flops_are_those_of_torchs_counter_over_a_real_layer():
     rotary = counter.flop_counts["Global"][torch.ops.aten.bmm] - square
     assert 0 <= rotary < square / 10
     assert counter.get_total_flops() - square - rotary == found.flops_per_token * 48
+
+
+@pytest.mark.parametrize("kind", ["qwen3_5", "gemma3", "qwen3_vl_moe"])
+def test_bytes_on_the_meta_device_are_those_of_real_tensors(kind):
+    """The same layers on the CPU, whose storages exist."""
+    watch.register()
+    _, decoder = find_decoder(build(config_of(kind), device="cpu", attention=watch.NAME, experts=watch.NAME))
+    for of in read_structure(config_of(kind)).kinds:
+        for length in (40, 96):
+            trace = structure._run(decoder, of.layers[0], length)
+            assert trace.kept_bytes == pytest.approx(of.kept_bytes_per_token * length + of.kept_bytes, rel=0.03)
 
 
 def test_active_parameters_are_those_of_the_experts_that_a_token_meets():
