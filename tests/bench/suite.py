@@ -20,7 +20,7 @@ from dflop.plan.baselines.expert_plan import ExpertPlan
 from dflop.plan.drafts import fits
 from dflop.plan.search import plan_problem
 from dflop.plan.space import Problem
-from dflop.records import Plan, SampleShape
+from dflop.records import LLM, Plan, SampleShape
 from dflop.records.speedup import speedup
 from dflop.report.plots import check_suffix
 from tests.bench.cases import CASES, make_setting
@@ -133,8 +133,12 @@ def numbers_of(one: Contest) -> dict[str, Any]:
 
 
 def bound_of_plan_s(problem: Problem, plan: Plan, batch: Sequence[SampleShape]) -> float:
-    """As `bound_s`, at the tp and the recomputation that a plan chose: what of its distance they explain."""
-    placed = {m.module: (m.parallel.tp, m.recomputed_frac()) for m in plan.modules}
+    """As `bound_s`, at the tp and the recomputation that a plan chose: what of its distance they explain.
+
+    Where microbatches differ in how many layers run again, that of the mean one.
+    """
+    mean = sum(s.num_llm_tokens for s in batch) / (plan.num_microbatches * plan.module(LLM).parallel.dp)
+    placed = {m.module: (m.parallel.tp, m.recomputed_frac(num_tokens=mean)) for m in plan.modules}
     busy_s = (module_gpu_seconds(problem, spec, batch, *placed[spec.module]) for spec in problem.specs)
     return sum(busy_s) / problem.cluster.num_processes
 
