@@ -97,7 +97,7 @@ class Scheduler:
         self._num_threads = max(1, min(config.train.schedule_ahead, _num_free_cores()))
         self._is_behind = False
         basis = basis_of(run)
-        ids, num_steps = {t.module: t.table_id for t in tables}, len(self._steps)
+        ids, num_steps = {t.module: t.table_id for t in self._cost.tables}, len(self._steps)
         facts = JobFacts(self._run_id, attempt, plan, ids, num_steps, host_of, self._cost, self._concurrency)
         planned = basis.from_step, basis.num_steps
         usual = scenario_batches(config, shapes, *planned, NUM_USUAL) if mode == TRAIN else ()

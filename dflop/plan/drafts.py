@@ -176,14 +176,14 @@ def _of_modules(
     formula_s: float,
     with_caps: bool = True,
 ) -> Plan:
-    tables = [problem.cost.table(m.module, m.parallel.tp, m.recompute).table_id for m in modules]
+    tables = [[problem.cost.table(m.module, m.parallel.tp, way).table_id for way in m.table_ways] for m in modules]
     layout = layout_of(modules)
     content = {
         "layout": layout,
         "modules": [_content(m) for m in modules],
         "num_microbatches": num_microbatches,
         "global_batch_size": problem.global_batch_size,
-        "table_ids": tables,
+        "table_ids": [of_module[-1] for of_module in tables],
         "corrections": {
             module: found if isinstance(found, float) else to_dict(found)
             for module, found in problem.cost.corrections.items()
@@ -202,7 +202,7 @@ def _of_modules(
         baseline_step_s=math.nan,
         sync_s=plan_sync_s(problem, modules, num_microbatches),
         uniform_step_s=math.nan,
-        table_ids=tuple(tables),
+        table_ids=sum(map(tuple, tables), ()),
         snapshot_seq=problem.snapshot_seq,
         reason="",
     )

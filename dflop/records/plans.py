@@ -76,6 +76,11 @@ class ModulePlan:
         return self.recomputed or tuple(n * self.recompute for n in self.layers_per_stage)
 
     @property
+    def table_ways(self) -> tuple[bool, ...]:
+        """Whether layers run again, of each cost table that the module needs: both ways where some do and some not."""
+        return (False, True) if self.recomputed or self.recompute_tokens else (self.recompute,)
+
+    @property
     def recomputation(self) -> str:
         """What runs again in the backward pass, in words; empty where nothing."""
         if self.recomputed or self.recompute_tokens:

@@ -22,17 +22,19 @@ from dflop.plan.drafts import draft
 from dflop.plan.inline import inline_choices
 from dflop.plan.runnable import check_plan
 from dflop.plan.space import Problem, SearchSpace
-from dflop.records import Plan, SampleShape
+from dflop.records import LLM, Plan, SampleShape
 from dflop.run.batches import GlobalBatches
 from dflop.run.plan_scope import PlanBasis, basis_of, planned_steps, scenario_batches
-from dflop.steps.planning import plan_run
+from dflop.schedule.step_scheduler import schedule_step
+from dflop.steps.planning import plan_run, tables_of
 from dflop.steps.reporting import plan_page
 from dflop.store.console import query
 from dflop.train.stages import pieces_of
-from tests.builders import make_cluster, make_corrections, make_sample
+from tests.builders import make_cluster, make_corrections, make_cost, make_inline_plan, make_sample, random_batch
 from tests.jobs.configs import make_config
 from tests.jobs.training import fresh, set_config
 from tests.models.tiny_families import CASES, Case
+from tests.schedule.steps import with_reruns
 from tests.store.asking import fill
 
 NUM_PROCESSES, NUM_MICROBATCHES, BATCH_SIZE = 8, 2, 16
@@ -106,6 +108,18 @@ def ordered(tmp_path):
         tmp_path, "plan.global_batch_size=4", "plan.num_scenarios=3", "train.num_steps=16", "dataset.shuffle_window=8"
     )
     return config, [shape(i, 10 if i < 32 else 1000) for i in range(64)]
+
+
+@pytest.mark.parametrize(
+    "way", [{}, {"recompute": True}, {"recompute": True, "recomputed": (2,)},
+            {"recompute": True, "recompute_tokens": ((60, 90, 400),)}],
+)  # fmt: skip
+def test_a_plan_names_the_cost_tables_that_its_steps_are_scheduled_with(way):
+    plan, cost = make_inline_plan(2, modules=(LLM,)), with_reruns(make_cost())
+    plan = dataclasses.replace(plan, modules=(dataclasses.replace(plan.module(LLM), **way),))
+    of = {"run_id": "run", "step": 0, "plan": plan, "batch": random_batch(8, encoders=()), "policy": "quick"}
+    found = schedule_step(**of, cost=CostModel(tables_of(plan, cost)))
+    assert found == schedule_step(**of, cost=cost)
 
 
 def test_without_a_horizon_a_first_plan_is_for_random_batches_of_all_samples(ordered):
