@@ -75,8 +75,7 @@ def rows_of(found: ModelCheck) -> Iterator[tuple[Any, ...]]:
            list(structure.degrees))  # fmt: skip
     empty = (None,) * 7
     for tokens in found.media:
-        detail = f"equal, by {tokens.rule.way}" if tokens.rule else tokens.problem
-        yield ("tokens", tokens.kind, tokens.num_items, *empty[1:], None, None, detail)
+        yield ("tokens", tokens.kind, tokens.num_items, *empty[1:], None, None, str(tokens))
     if found.media_problem:
         yield ("tokens", "", *empty, None, None, found.media_problem)
     for of in found.exactness.checks:
@@ -111,11 +110,7 @@ def tables_of(found: ModelCheck) -> Iterator[Table]:
     )  # fmt: skip
     yield make_table(
         "Tokens of media, counted from sizes against calls of the processor",
-        [
-            (of.kind, f"equal for {of.num_items} sizes, by {of.rule.way}" if of.rule else of.problem)
-            for of in found.media
-        ]
-        or [("all", f"not checked: {found.media_problem}")],
+        [(of.kind, str(of)) for of in found.media] or [("all", f"not checked: {found.media_problem}")],
         {"medium": lambda row: row[0], "verdict": lambda row: row[1]},
         {"medium", "verdict"},
     )

@@ -2,7 +2,7 @@
 
 A case has a `folder` with a processor's files, or a `class` of `stand_in_processors.py` and its model `types`;
 `options` of the processor; and `items` (kind, width, height, frames, seconds). The answer has `checks` by kind (way,
-items, mismatches, reason), and per item `layout` and `frames`, or `error`.
+items, mismatches, reason, several), and per item `layout` and `frames`, or `error`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def answer(case):
 def check_answer(check):
     shown = [[m.header.width_px, m.header.height_px, *m.counted, *m.real] for m in check.mismatches]
     way = check.rule.way if check.rule else ""
-    return {"way": way, "items": check.num_items, "mismatches": shown, "reason": check.reason}
+    return {"way": way, "items": check.num_items, "mismatches": shown, "reason": check.reason, "several": check.several}
 
 
 def item_answer(processor, checks, header):

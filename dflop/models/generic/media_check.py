@@ -6,11 +6,11 @@ What differs refuses the medium, never the model: a model whose clips cannot be 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dflop.models.generic.media_processor import MediaProcessor, Options, load_processor, one_line
-from dflop.models.generic.tokens import WAYS, MediaRule, find_pad, rule_of
+from dflop.models.generic.tokens import PROBES, WAYS, MediaRule, find_pad, rule_of
 from dflop.models.media import MediaHeader
 
 MOST_SHOWN = 3
@@ -60,11 +60,19 @@ class MediaCheck:
     """The first of the best rule that differs."""
     reason: str = ""
     """Why the medium is refused."""
+    several: str = ""
+    """How two items in a sample differ from each alone; empty: they do not."""
 
     @property
     def is_exact(self) -> bool:
         """Whether the medium may be used."""
         return self.rule is not None
+
+    def __str__(self) -> str:
+        """The verdict in words."""
+        if self.rule is None:
+            return self.problem
+        return f"equal for {self.num_items} sizes, by {self.rule.way}" + f"; {self.several}" * bool(self.several)
 
     @property
     def problem(self) -> str:
@@ -118,7 +126,7 @@ def check_medium(processor: MediaProcessor, kind: str, headers: Sequence[MediaHe
             reasons.append(f"{way}: {one_line(error)}")
             continue
         if not found:
-            return MediaCheck(kind, rule, len(real))
+            return MediaCheck(kind, rule, len(real), several=_several(processor, rule))
         reasons.append(f"{way}: {len(found)} of {len(real)} differ")
         least = found if not least or len(found) < len(least) else least
     return MediaCheck(kind, None, len(real), least[:MOST_SHOWN], "; ".join(reasons))
@@ -139,6 +147,19 @@ def _real_counts(
         num_rows = ids.count(pad_id)
         found[header] = num_rows, len(ids) - num_rows
     return found, refused
+
+
+def _several(processor: MediaProcessor, rule: MediaRule) -> str:
+    """What the processor makes of two items in one prompt, where the rule does not count them right."""
+    first = PROBES[rule.kind]
+    longer_s = first.duration_s * (2 if rule.kind == "audio" else 1)
+    pair = first, replace(first, width_px=first.width_px * 2, duration_s=longer_s)
+    try:
+        real = processor.token_ids(*pair).count(processor.processor.tokenizer.convert_tokens_to_ids(rule.pad))
+    except Exception as error:
+        return f"two items in a sample are refused: {one_line(error)}"
+    counted = sum(map(rule.num_rows, pair))
+    return "" if counted == real else f"two items in a sample: counted {counted} tokens, the processor has {real}"
 
 
 def _mismatches(

@@ -27,6 +27,8 @@ KINDS: Mapping[str, tuple[str, str]] = {
 """Media kind -> argument of a processor's call, attribute of the part that takes it."""
 Options = Mapping[str, Mapping[str, Any]]
 """Media kind -> keyword arguments of the part of a processor that takes it, such as `fps`."""
+_Item = tuple[MediaHeader, Any, Sequence[int]]
+"""Header, what a processor is given, and which frames of a clip that has."""
 
 
 class MediaProcessor:
@@ -41,13 +43,14 @@ class MediaProcessor:
         self.processor = processor
         self.options = options or {}
         self.num_words = lru_cache(maxsize=4096)(self._num_words)
+        self.prompt = lru_cache(self._prompt)
 
     @property
     def kinds(self) -> tuple[str, ...]:
         """Media kinds that the processor has a part for."""
         return tuple(kind for kind, (_, part) in KINDS.items() if getattr(self.processor, part, None) is not None)
 
-    def prompt(self, kind: str) -> tuple[str, str, str]:
+    def _prompt(self, kind: str) -> tuple[str, str, str]:
         """(text before, placeholder, text after) of a conversation with one item, by the chat template if there is one.
 
         Raises:
@@ -66,12 +69,13 @@ class MediaProcessor:
             raise ValueError(f"the chat template writes {text.count(token)} placeholders `{token}` for one {kind}")
         return before, token, after
 
-    def token_ids(self, header: MediaHeader) -> list[int]:
-        """Token ids of the prompt with a real item of a size, by the processor's whole call, which samples a clip."""
-        takes_all = header.kind == "video" and len(self._frames(header)) == header.num_frames
+    def token_ids(self, *headers: MediaHeader) -> list[int]:
+        """Token ids of a prompt with real items of sizes, all of a kind, by the whole call, which samples clips."""
+        kind = headers[0].kind
+        takes_all = kind == "video" and all(len(self._frames(h)) == h.num_frames for h in headers)
         options = {"do_sample_frames": False} if takes_all else {}
-        frames = range(header.num_frames)
-        out = self.processor(**self._arguments(header, _noise(header, self.sample_rate), frames, options))
+        items = [(h, _noise(h, self.sample_rate), range(h.num_frames)) for h in headers]
+        out = self.processor(**self._arguments(kind, items, options))
         ids: list[int] = np.asarray(out["input_ids"][0]).tolist()
         return ids
 
@@ -89,15 +93,10 @@ class MediaProcessor:
         item = _blank(given, self.sample_rate) if has_values else _without_values(given)
         options: dict[str, Any] = {"do_sample_frames": False} if header.kind == "video" else {}
         options |= {} if has_values else {"input_data_format": "channels_first"}
-        arguments, tokenizer = self._arguments(header, item, frames, options), self.processor.tokenizer
-        self.processor.tokenizer = _Stop(tokenizer)
-        try:
-            self.processor(**arguments)
-        except _ExpandedText as stopped:
-            text = stopped.text
-        finally:
-            self.processor.tokenizer = tokenizer
-        before, _, after = self.prompt(header.kind)
+        text, (before, _, after) = (
+            self._expanded_text(header.kind, (header, item, frames), options),
+            self.prompt(header.kind),
+        )
         if text.startswith(before) and text.endswith(after):
             text = text[len(before) : len(text) - len(after)]
         return parse_layout(text, pad)
@@ -154,24 +153,40 @@ class MediaProcessor:
     def _num_words(self, text: str) -> int:
         return len(self.processor.tokenizer(text)["input_ids"])
 
+    def _expanded_text(self, kind: str, item: _Item, options: Mapping[str, Any]) -> str:
+        arguments, tokenizer = self._arguments(kind, [item], options), self.processor.tokenizer
+        self.processor.tokenizer = _Stop(tokenizer)
+        try:
+            self.processor(**arguments)
+        except _ExpandedText as stopped:
+            return stopped.text
+        finally:
+            self.processor.tokenizer = tokenizer
+        raise LookupError(f"{type(self.processor).__name__} tokenizes no text")
+
     def _frames(self, header: MediaHeader) -> Sequence[int]:
         is_video = header.kind == "video"
         return self.frame_indices(header.num_frames, header.num_frames / header.duration_s) if is_video else ()
 
-    def _arguments(
-        self, header: MediaHeader, item: Any, frames: Sequence[int], options: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        """Of a call with one item; `frames` are those of a clip that `item` has."""
-        name, _ = KINDS[header.kind]
-        options = {**self.options.get(header.kind, {}), **options}
-        if header.kind == "video":
-            fps = header.num_frames / header.duration_s
-            facts = {"total_num_frames": header.num_frames, "fps": fps, "duration": header.duration_s}
-            options |= {"video_metadata": [{**facts, "frames_indices": list(frames)}], "return_metadata": True}
-        if header.kind == "audio":
+    def _arguments(self, kind: str, items: Sequence[_Item], options: Mapping[str, Any]) -> dict[str, Any]:
+        """Of a call with one prompt."""
+        name, _ = KINDS[kind]
+        options = {**self.options.get(kind, {}), **options}
+        if kind == "video":
+            options |= {"video_metadata": [_metadata(h, frames) for h, _, frames in items], "return_metadata": True}
+        if kind == "audio":
             options["sampling_rate"] = self.sample_rate
-        text = "".join(self.prompt(header.kind))
-        return {"text": [text], name: [item], f"{name}_kwargs": options, "return_tensors": "pt"}
+        text, given = "".join(self.prompt(kind)) * len(items), [item for _, item, _ in items]
+        if kind == "image" and len(items) > 1:
+            given = [given]  # a list of images would be one of samples that have one each
+        return {"text": [text], name: given, f"{name}_kwargs": options, "return_tensors": "pt"}
+
+
+def _metadata(header: MediaHeader, frames: Sequence[int]) -> dict[str, Any]:
+    """What a processor is told of a clip whose `frames` it is given."""
+    fps = header.num_frames / header.duration_s
+    facts = {"total_num_frames": header.num_frames, "fps": fps, "duration": header.duration_s}
+    return {**facts, "frames_indices": list(frames)}
 
 
 def load_processor(folder: Path) -> Any:

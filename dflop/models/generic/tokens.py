@@ -140,12 +140,12 @@ def _edge(rows: Callable[[int], int], low: int, wanted: int) -> int:
     """Least number of samples from `low` on that gives `wanted` rows.
 
     Raises:
-        LookupError: a sound sixteen times as long gives fewer.
+        LookupError: no sound of up to two minutes gives as many.
     """
     high = low * 2
     while rows(high) < wanted:
         low, high = high, high * 2
-        if high > 1 << 24:
+        if high > 1 << 22:
             raise LookupError(f"no sound has {wanted} tokens")
     while high - low > 1:
         middle = (low + high) // 2

@@ -54,6 +54,9 @@ def test_rules_read_from_a_processor_equal_the_familys(ask_media, tmp_path, name
     assert {kind: bool(check["way"]) for kind, check in said["checks"].items()} == dict.fromkeys(
         family.media_tokens, True
     )
+    apart = {kind: check["several"] for kind, check in said["checks"].items() if check["several"]}
+    # A sample's only image is shown in tiles there, several are one tile each.
+    assert list(apart) == ["image"] * (family.name == "llava_onevision")
     own = [_of_family(family, header) for header in headers]
     read = [_of_processor(family, item) for item in said["items"]]
     assert [differ for differ in zip(headers, own, read, strict=True) if differ[1] != differ[2]] == []
@@ -176,7 +179,7 @@ def test_a_model_is_checked_with_its_media_and_without_a_processor_that_loads(tm
     config = getattr(transformers, family.config_class)(**model.hf_config)
     (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
     monkeypatch.setattr(check, "check_exactness", lambda *_: Exactness((), 0))
-    assert _media_rows(check.check_model(tmp_path)) == [("audio", 10, "equal, by fitted")]
+    assert _media_rows(check.check_model(tmp_path)) == [("audio", 10, "equal for 10 sizes, by fitted")]
 
     def missing(folder: Path) -> Any:
         raise ConfigError("a package is missing", hint="pip install torchvision")
