@@ -132,7 +132,6 @@ def layouts() -> dict[str, Layout]:
         "inline dp 4, FSDP2, half recomputed": half_recomputed(sharing(inline([both], dp=4), 4)),
         "inline dp 4, FSDP2, limited": limited(sharing(inline([both], dp=4), 4)),
         "inline pp 4, limited": limited(inline(cut, dp=1)),
-        "text pp 2 cp 2, limited": limited(inline([{LLM: 2}, {LLM: 2}], dp=1, cp=2)),
         "inline pp 4, half on the host": half_on_host(inline(cut, dp=1)),
         "inline dp 4, half recomputed, half on the host": half_on_host(half_recomputed(inline([both], dp=4)).plan),
         "split pp 4, tied, recomputed": layout(split({LLM: (4, 1)}), is_tied=True, recompute=True),
