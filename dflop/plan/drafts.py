@@ -15,7 +15,7 @@ from dflop.plan.candidates import recompute_ways
 from dflop.plan.grid_bytes import chain_peaks, largest_loads, max_tokens
 from dflop.plan.grid_choice import GridChoice
 from dflop.plan.offload import with_host
-from dflop.plan.rerun_limits import asks_for_limits, running_again, with_limits
+from dflop.plan.rerun_limits import by_tokens, running_again, with_limits
 from dflop.plan.space import Problem
 from dflop.plan.sync import plan_sync_s, with_gathers
 from dflop.records import LLM, ClusterSpec, ModulePlan, ParallelSpec, Plan, layout_of, to_dict
@@ -46,23 +46,19 @@ def draft(
     names = [spec.module for spec in problem.specs]
     ordered = sorted(grids, key=lambda grid: max(map(names.index, grid.layers)))
     placed = zip(ordered, place([grid.parallel for grid in ordered], problem), strict=True)
-    modules = {
+    by_name = {
         name: _module_plan(problem, num_microbatches, name, grid, first_rank)
         for grid, first_rank in placed
         for name in grid.layers
     }
-    plan = _draft(problem, tuple(modules[name] for name in names), num_microbatches, formula_s, with_caps)
-    llm = plan.module(LLM)
-    if not per_microbatch or llm.offloaded or len(recompute_ways(problem, LLM, llm.parallel.tp)) == 1:
-        return plan
-    if not asks_for_limits(problem, plan):
-        return plan
-    again = running_again(problem, plan, plan.grids[-1])
-    if not again.recompute_tokens:
-        return plan
-    asked = dataclasses.replace(again, stage_memory_bytes=(), max_tokens=0, gather_s=(), scatter_s=())
-    before = tuple(modules[name] for name in names[:-1])
-    return _of_modules(problem, (*before, asked), num_microbatches, formula_s, with_caps)
+    modules = tuple(by_name[name] for name in names)
+    if per_microbatch and len(recompute_ways(problem, LLM, modules[-1].parallel.tp)) > 1:
+        limited = by_tokens(problem, _unfinished(problem, modules, num_microbatches, formula_s))
+        if limited.recompute_tokens:
+            with_copies = _with_host(problem, modules, num_microbatches, formula_s, with_caps)
+            return with_copies or _of_modules(problem, (*modules[:-1], limited), num_microbatches, formula_s, with_caps)
+    with_copies = _with_host(problem, modules, num_microbatches, formula_s, with_caps)
+    return with_copies or _of_modules(problem, modules, num_microbatches, formula_s, with_caps)
 
 
 def _module_plan(problem: Problem, num_microbatches: int, module: str, grid: GridChoice, first_rank: int) -> ModulePlan:
@@ -153,60 +149,62 @@ def _crosses_nodes(first_rank: int, parallel: ParallelSpec, cluster: ClusterSpec
     return any(start // each != (start + parallel.group_size - 1) // each for start in starts)
 
 
-def _draft(
-    problem: Problem,
-    modules: tuple[ModulePlan, ...],
-    num_microbatches: int,
-    formula_s: float,
-    with_caps: bool = True,
-) -> Plan:
+def _with_host(
+    problem: Problem, modules: tuple[ModulePlan, ...], num_microbatches: int, formula_s: float, with_caps: bool
+) -> Plan | None:
     """With activations on the host, if that is so meant and what waits for its copy fits, too."""
     llm = with_host(problem, modules[-1], num_microbatches)
-    if llm.offloaded:
-        plan = _of_modules(problem, (*modules[:-1], llm), num_microbatches, formula_s, with_caps)
-        if fits(problem, plan):
-            return plan
-    return _of_modules(problem, modules, num_microbatches, formula_s, with_caps)
+    if not llm.offloaded:
+        return None
+    plan = _of_modules(problem, (*modules[:-1], llm), num_microbatches, formula_s, with_caps)
+    return plan if fits(problem, plan) else None
 
 
 def _of_modules(
-    problem: Problem,
-    modules: tuple[ModulePlan, ...],
-    num_microbatches: int,
-    formula_s: float,
-    with_caps: bool = True,
+    problem: Problem, modules: tuple[ModulePlan, ...], num_microbatches: int, formula_s: float, with_caps: bool
 ) -> Plan:
-    tables = [[problem.cost.table(m.module, m.parallel.tp, way).table_id for way in m.table_ways] for m in modules]
-    layout = layout_of(modules)
+    plan = _unfinished(problem, modules, num_microbatches, formula_s)
     content = {
-        "layout": layout,
+        "layout": plan.layout,
         "modules": [_content(m) for m in modules],
         "num_microbatches": num_microbatches,
         "global_batch_size": problem.global_batch_size,
-        "table_ids": [of_module[-1] for of_module in tables],
+        "table_ids": [problem.cost.table(m.module, m.parallel.tp, m.table_ways[-1]).table_id for m in modules],
         "corrections": {
             module: found if isinstance(found, float) else to_dict(found)
             for module, found in problem.cost.corrections.items()
         },
     }
-    plan = Plan(
+    plan = dataclasses.replace(
+        plan,
         plan_id=hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16],
+        modules=with_gathers(problem, modules),
+        sync_s=plan_sync_s(problem, modules, num_microbatches),
+    )
+    return dataclasses.replace(plan, modules=_with_memory(problem, plan, with_caps=with_caps))
+
+
+def _unfinished(problem: Problem, modules: tuple[ModulePlan, ...], num_microbatches: int, formula_s: float) -> Plan:
+    """Without its id, memory and messages."""
+    return Plan(
+        plan_id="",
         run_id=problem.run_id,
         candidate_rank=-1,
-        layout=layout,
-        modules=with_gathers(problem, modules),
+        layout=layout_of(modules),
+        modules=modules,
         num_microbatches=num_microbatches,
         global_batch_size=problem.global_batch_size,
         formula_step_s=formula_s,
         predicted_step_s=math.nan,
         baseline_step_s=math.nan,
-        sync_s=plan_sync_s(problem, modules, num_microbatches),
+        sync_s=math.nan,
         uniform_step_s=math.nan,
-        table_ids=sum(map(tuple, tables), ()),
+        table_ids=tuple(
+            problem.cost.table(m.module, m.parallel.tp, way).table_id for m in modules for way in m.table_ways
+        ),
         snapshot_seq=problem.snapshot_seq,
         reason="",
     )
-    return dataclasses.replace(plan, modules=_with_memory(problem, plan, with_caps=with_caps))
 
 
 def _content(module: ModulePlan) -> dict[str, Any]:

@@ -29,12 +29,12 @@ MEDIA_SLACK = 1.25
 """The same of encoders' loads: memory has to hold them at every level."""
 
 
-def asks_for_limits(problem: Problem, plan: Plan) -> bool:
-    """Whether memory does not hold all microbatches that may be of use without layers that run again."""
-    chain = plan.grids[-1]
-    none = (*chain[:-1], dataclasses.replace(chain[-1], recompute=False, recomputed=(), recompute_tokens=()))
-    peaks = chain_peaks(problem, plan, none, [SLACK * x for x in largest_loads(problem, plan, chain)])
-    return bool(peaks.max() > problem.usable_bytes)
+def by_tokens(problem: Problem, plan: Plan) -> ModulePlan:
+    """The LLM of a plan, `running_again` if memory does not hold all microbatches that may be of use without that."""
+    chain, loads = plan.grids[-1], largest_loads(problem, plan, plan.grids[-1])
+    none = np.zeros((1, chain[-1].parallel.pp), dtype=np.int64)
+    peaks = chain_peaks(problem, plan, chain, [SLACK * x for x in loads], none)
+    return running_again(problem, plan, chain) if peaks.max() > problem.usable_bytes else chain[-1]
 
 
 def running_again(problem: Problem, plan: Plan, chain: Sequence[ModulePlan]) -> ModulePlan:
@@ -46,10 +46,8 @@ def running_again(problem: Problem, plan: Plan, chain: Sequence[ModulePlan]) -> 
     llm, loads = chain[-1], largest_loads(problem, plan, chain)
     every = np.array(llm.layers_per_stage)
     counts = np.maximum(every - [[0], [1]], 0)
-    but_one = (
-        np.diff([chain_peaks(problem, plan, chain, loads, again[np.newaxis])[0] for again in counts], axis=0)[0] <= 0
-    )
-    limits = tuple((0,) * num for num in np.where(but_one, counts[1], every).tolist())
+    peaks = chain_peaks(problem, plan, chain, [np.stack([x, x], axis=1) for x in loads], counts)
+    limits = tuple((0,) * num for num in np.where(peaks[1] <= peaks[0], counts[1], every).tolist())
     is_any = any(map(len, limits))
     return dataclasses.replace(llm, recompute=is_any, recomputed=(), recompute_tokens=limits if is_any else ())
 

@@ -209,7 +209,7 @@ def _split_drafts(problem: Problem, proof: Optimum) -> list[Plan]:
     for value, choice in proof.found:
         grids = proof.table.grids(choice)
         chosen = grids if rules is None else [_bent(rules, grid) for grid in grids]
-        drafts.append(draft(problem, m, chosen, value, per_microbatch=rules is None))
+        drafts.append(draft(problem, m, chosen, value, with_caps=False, per_microbatch=rules is None))
     return drafts if rules is None else [plan for plan in drafts if fits(problem, plan)]
 
 
