@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from dflop.cost.curve import from_slopes
 from dflop.cost.model import CostModel
-from dflop.plan.candidates import best_last_stage, spread_layers
 from dflop.records import (
     ALL_TOKENS,
     LLM,
@@ -187,6 +186,10 @@ def make_cluster(num_processes: int = 4, *, num_cores: int = 2, memory_bytes: in
     return ClusterSpec("test", "local", 1, num_processes, memory_bytes, "cpu", num_cores)
 
 
+STAGES = {1: (4,), 2: (2, 2), 3: (1, 2, 1), 4: (1, 1, 1, 1)}
+"""Four layers on so many stages."""
+
+
 def make_plan(
     dp: dict[str, int], *, llm_pp: int = 1, encoder_pp: int = 1, num_microbatches: int = 4, global_batch_size: int = 16
 ) -> Plan:
@@ -195,7 +198,7 @@ def make_plan(
     for module in sorted(dp, key=lambda name: name == LLM):
         pp = llm_pp if module == LLM else encoder_pp
         parallel = ParallelSpec(1, pp, dp[module])
-        layers = spread_layers(4, pp, best_last_stage(4, pp, 1.0, 0.5))
+        layers = STAGES[pp]
         modules.append(ModulePlan(module, parallel, first_rank, layers, (0,) * pp))
         first_rank += parallel.num_processes
     return _plan(modules, num_microbatches, global_batch_size)

@@ -1,12 +1,12 @@
 """Cost tables, sampled batches and a cluster -> ranked `Plan`s.
 
-`space.py` has the `Problem` and the `SearchSpace`. For each number of microbatches a closed formula (`formula.py`)
-nominates chains of stages that hold all modules (`inline.py`) and layouts with processes of their own per module: by
-bounds (`columns.py`) and a mixed-integer program of what they leave (`program.py`). Memory is a hard constraint of both
-(`memory.py`), for the largest samples of the whole profile, too (`worst.py`). `rank.py` schedules and simulates the
-nominees on sampled batches, under the cost model's own residual noise. `verdict.py` prefers an inline plan within 5 %,
-and says when nothing is to be gained over the best uniform data-blind plan, which is always among those compared
-(`baselines/`).
+`space.py` has the `Problem` and the `SearchSpace`. For each number of microbatches grids of ranks are made for all
+modules, for the LLM with some encoders and for each alone (`grid_search.py`, `chain.py`), valued by a closed formula
+(`columns.py`), and a mixed-integer program covers the modules with those that bounds leave (`program.py`). Memory is a
+hard constraint of all (`memory.py`), for the largest samples of the whole profile, too (`worst.py`). `rank.py`
+schedules and simulates the nominees on sampled batches, under the cost model's own residual noise. `verdict.py` prefers
+an inline plan within 5 %, and says when nothing is to be gained over the best uniform data-blind plan, which is always
+among those compared (`baselines/`).
 
 `limits.py` weighs what a plan uses of every limit; 90 % counts as binding. Whether more of something would help is
 not guessed: other circumstances are other `Problem`s, and the search is asked again. `emit/` writes plans for other

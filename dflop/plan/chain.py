@@ -1,13 +1,14 @@
-"""One chain of stages that holds all modules: how its layers are cut, what it takes and what it keeps.
+"""One chain of stages that holds some of the modules: how its layers are cut, what it takes and what it keeps.
 
-A sample and its media stay together, so a unit of work is a sample.
+With the LLM a sample and its media stay together, so a unit of work is a sample; without it a media item is.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-import itertools
 import math
+import operator
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
 
@@ -16,25 +17,29 @@ import numpy as np
 from dflop.cost.model import CostModel, Floats
 from dflop.plan.candidates import MAX_PP, Bools, layer_and_edge_seconds, nearest_power, recompute_ways, shard_choices
 from dflop.plan.chain_memory import ChainMemory
-from dflop.plan.grid_choice import GridChoice, grid_choices
+from dflop.plan.grid_choice import Grids
 from dflop.plan.lock_step import together_s
-from dflop.plan.memory import StageBytes
-from dflop.plan.partition import ROUNDING, Cuts, best_cuts, free_cuts, range_seconds
+from dflop.plan.memory import StageBytes, max_stages_beyond
+from dflop.plan.partition import ROUNDING, best_cuts, free_cuts, range_seconds
 from dflop.plan.space import Problem
 from dflop.plan.stage_params import first_and_last
 from dflop.plan.sync import chain_sync_s, gather_seconds
-from dflop.records import ModuleSpec
+from dflop.records import LLM, ModuleSpec
 from dflop.schedule.items import Ints
 
 
 @dataclass(frozen=True)
 class Chain:
-    """All modules one behind the other at one tp, one cp and one number of microbatches.
+    """Modules one behind the other at one tp, one cp and one number of microbatches.
 
     The first layers of a stage run again in the backward pass, as few as its memory asks for.
     """
 
     problem: Problem
+    specs: tuple[ModuleSpec, ...]
+    """Of the modules that it holds."""
+    most_processes: int
+    """That other modules leave it."""
     tp: int
     cp: int
     ways: tuple[bool, ...]
@@ -47,37 +52,50 @@ class Chain:
     again_s: Floats
     """`[modules, powers]` what a layer takes longer at these loads when it runs again."""
     heaviest_s: tuple[tuple[Floats, Floats, Floats], ...]
-    """Per module (layer, edge, layer again) seconds `[S, 1]` of the heaviest sample of each scenario."""
+    """Per module (layer, edge, layer again) seconds `[S, 1]` of the heaviest unit of work of each scenario."""
     average_s: tuple[tuple[Floats, Floats, Floats], ...]
     """The same `[D, S]` of an average microbatch, by number of groups as `least_s` has them."""
     least_s: dict[int, float]
     """By number of groups, ascending: what all microbatches of one take at least, however it is cut or run again."""
 
     @classmethod
-    def of(cls, problem: Problem, tp: int, num_microbatches: int, cp: int = 1) -> Chain:
-        ways = set.intersection(*(set(recompute_ways(problem, spec.module, tp)) for spec in problem.specs))
-        sizes = [_unit_sizes(spec) for spec in problem.specs]
-        owner = np.repeat(np.arange(len(sizes)), [len(part) for part in sizes])
-        unit_layers = (owner == np.arange(len(sizes))[:, np.newaxis]) * np.concatenate(sizes)
-        buckets = 2 ** np.arange(int(nearest_power(problem.global_batch_size)) + 1)
-        most = problem.cluster.num_processes // (tp * cp)
-        dp = problem.dps(min(problem.global_batch_size // num_microbatches, most))
+    def of(
+        cls,
+        problem: Problem,
+        tp: int,
+        num_microbatches: int,
+        cp: int = 1,
+        modules: Collection[str] = (),
+        most_processes: int = 0,
+    ) -> Chain:
+        """A chain of some of a problem's modules, none: all; without `most_processes` it leaves one for each other."""
+        specs = tuple(spec for spec in problem.specs if not modules or spec.module in modules)
+        most_processes = most_processes or problem.cluster.num_processes - len(problem.specs) + len(specs)
+        ways = set.intersection(*(set(recompute_ways(problem, spec.module, tp)) for spec in specs))
+        unit_layers, with_llm = _unit_layers(specs, len(problem.specs)), specs[-1].module == LLM
+        max_dp = problem.global_batch_size // (num_microbatches if with_llm else 1)
+        dp = problem.dps(min(max_dp, most_processes // (tp * cp)))
+        buckets = 2 ** np.arange(int(nearest_power(num_microbatches * max(dp, default=1))) + 1)
+        loads = problem.sample_loads if with_llm else problem.loads
+        heaviest = problem.heaviest_units(specs)
         least_s = np.zeros(len(dp))
-        unit_s, again_s, heaviest_s, averages_s = np.zeros((len(buckets), len(owner))), [], [], []
-        for m, spec in enumerate(problem.specs):
+        unit_s, again_s, heaviest_s, averages_s = np.zeros((len(buckets), unit_layers.shape[1])), [], [], []
+        for m, spec in enumerate(specs):
             seconds = functools.partial(_seconds, problem.cost, spec.module, tp=tp, cp=cp, again=True in ways)
-            layer_s, edge_s, of_again_s = seconds(problem.sample_loads[spec.module].typical(buckets))
+            layer_s, edge_s, of_again_s = seconds(loads[spec.module].typical(buckets))
             again_s.append(of_again_s)
             _, edge = first_and_last(unit_layers[m])
             unit_s += unit_layers[m] * layer_s[:, np.newaxis] + edge * edge_s[:, np.newaxis]
-            heavy_s, heavy_edge_s, heavy_again_s = seconds(problem.heaviest_samples[spec.module])
+            heavy_s, heavy_edge_s, heavy_again_s = seconds(heaviest[spec.module])
             heaviest_s.append((heavy_s[:, np.newaxis], heavy_edge_s[:, np.newaxis], heavy_again_s[:, np.newaxis]))
-            average = problem.sample_loads[spec.module].per_microbatch(num_microbatches * np.array(dp))
+            average = loads[spec.module].per_microbatch(num_microbatches * np.array(dp))
             averages_s.append(seconds(average))
             least_s += num_microbatches * (spec.num_layers * averages_s[-1][0] + averages_s[-1][1]).mean(axis=-1)
         rows = tuple(tuple(row) for row in unit_s.tolist())
         return cls(
             problem,
+            specs,
+            most_processes,
             tp,
             cp,
             tuple(sorted(ways)),
@@ -91,14 +109,14 @@ class Chain:
         )
 
     @property
-    def specs(self) -> tuple[ModuleSpec, ...]:
-        return self.problem.specs
+    def with_llm(self) -> bool:
+        return self.specs[-1].module == LLM
 
     @property
     def max_pp(self) -> int:
         """A module that can be cut at all limits the whole chain, which is safe: it never spans more stages."""
         limits = [s.max_pp for s in self.specs if s.max_pp > 1]
-        most = self.problem.cluster.num_processes // (self.tp * self.cp)
+        most = self.most_processes // (self.tp * self.cp)
         return min([MAX_PP, most, int(self.unit_layers.shape[1]), *limits])
 
     @functools.cached_property
@@ -108,9 +126,8 @@ class Chain:
         return ChainMemory(self.problem, self.specs, *of, self.unit_layers.sum(axis=1), self.again_s)
 
     def _dps(self, pp: int) -> Ints:
-        cluster, batch = self.problem.cluster, self.problem.global_batch_size
-        most = min(batch // self.num_microbatches, cluster.num_processes // (self.tp * self.cp * pp))
-        return np.array(self.problem.dps(most), dtype=np.int64)
+        most = self.most_processes // (self.tp * self.cp * pp)
+        return np.array([dp for dp in self.least_s if dp <= most], dtype=np.int64)
 
     def _at_least_s(self, pp: int, dp: Ints) -> Floats:
         """`[C]`: no chains of `pp` stages take less; a microbatch crosses all of them, and the rest the slowest one."""
@@ -124,8 +141,8 @@ class Chain:
 
     def choices(
         self, pp: int, kind: int = 0, *, without: Collection[int] = (), limit_s: float = math.inf
-    ) -> tuple[list[GridChoice], GridChoice | None]:
-        """Chains of `pp` stages cut by time.
+    ) -> tuple[list[Grids], Grids | None]:
+        """Grids of `pp` stages with the LLM, cut by time.
 
         Args:
             pp: Stages.
@@ -134,50 +151,89 @@ class Chain:
             limit_s: Formula value of what is worth a look.
 
         Returns:
-            The choices that fit, and, where that with the most groups fits only with layers that run again, or does
-            not fit, that choice: other cuts may be faster. Its formula value is without such layers if it fits with.
+            Those that fit, and, where that with the most groups fits only with layers that run again, or does not fit,
+            that one: other cuts may be faster. Its formula value is without such layers if it fits with.
         """
         dp = self._dps(pp)
         shards = shard_choices(self.problem, self.tp, dp * self.cp)[kind]
         worth = (shards > 0) & ~np.isin(dp, list(without)) & (self._at_least_s(pp, dp) <= limit_s)
         worth &= self.memory.whole_bytes[kind, : len(dp)] <= pp * self.problem.usable_bytes
-        dp, shards = dp[worth], shards[worth]
-        if not len(dp):
+        plain = self._cut_by_time(pp, dp[worth], shards[worth], limit_s)
+        if plain is None:
             return [], None
-        layers = self._layers([free_cuts(self.unit_s[k], pp) for k in nearest_power(self.num_microbatches * dp)])
         # Layers that run again only make it slower.
-        plain_s = self._formula_s(layers, np.zeros_like(layers), dp, shards)
-        near = plain_s <= limit_s
-        if not near.any():
-            return [], None
-        layers, dp, shards, plain_s = layers[:, near], dp[near], shards[near], plain_s[near]
-        again, fit = self.memory.recomputed(layers, dp, shards)
+        again, fit = self.memory.recomputed(plain.layers, plain.dp, plain.shards)
         does: Bools = np.asarray(again.any(axis=(0, 2)))
-        step_s = plain_s.copy()
-        if does.any():
-            some = layers[:, does], again[:, does], dp[does], shards[does]
-            step_s[does] = self._formula_s(*some, self.memory.usual(*some))
-        found = self._choices(layers, again, dp, shards, step_s)
+        found = plain.put(does, self._again(plain, again, does)) if does.any() else plain
         if not fit.any():
-            return [], found[-1]
-        uneven = None
-        if pp > 1 and does[-1]:
-            uneven = self._choices(layers[:, -1:], 0 * again[:, -1:], dp[-1:], shards[-1:], plain_s[-1:])[0]
-        every = fit & does & (again < layers).any(axis=(0, 2))
-        if self.memory.per_microbatch or not every.any():
-            return list(itertools.compress(found, fit)), uneven
-        # Where memory is full the scheduler has no choice left, so the same chains with all layers recomputed are kept.
-        own, states = layers[:, every], self.memory.states(layers[:, every], dp[every], shards[every])
-        every[every] = ~self.memory.is_over(self.memory.held(states, own, own, dp[every])).any(axis=1)
-        if not every.any():
-            return list(itertools.compress(found, fit)), uneven
-        of_every = layers[:, every], layers[:, every], dp[every], shards[every]
-        roomy = self._choices(*of_every, self._formula_s(*of_every))
-        return [*itertools.compress(found, fit), *roomy], uneven
+            return [], found.select(slice(-1, None))
+        uneven = plain.select(slice(-1, None)) if pp > 1 and does[-1] else None
+        fitting = [found.select(fit)]
+        some = fit & does & (again < plain.layers).any(axis=(0, 2))
+        if self.memory.per_microbatch:
+            return fitting, uneven
+        if some.any():
+            # Where memory is full the scheduler has no choice left, so the same with all layers recomputed are kept.
+            own, dp = plain.layers[:, some], plain.dp[some]
+            states = self.memory.states(own, dp, plain.shards[some])
+            some[some] = ~self.memory.is_over(self.memory.held(states, own, own, dp)).any(axis=1)
+        if some.any():
+            fitting.append(self._again(plain, plain.layers, some))
+        return fitting, uneven
 
-    def within_memory(self, choice: GridChoice) -> GridChoice | None:
-        """The fastest cuts of a chain of which every stage fits; None when there are none."""
-        pp, dp, shards = choice.parallel.pp, np.array([choice.parallel.dp]), np.array([choice.parameter_shards])
+    def in_front(self, pp: int, limit_s: float = math.inf) -> list[Grids]:
+        """Grids of `pp` stages of encoders, cut by time, that fit in front of some LLM.
+
+        One that recomputes or shares out parameters is kept where the same that does less of it has to stand in front
+        of a less deep LLM, or does not fit at all; else it is slower for nothing.
+        """
+        dp, found = self._dps(pp), []
+        deepest = {way: np.zeros(len(dp)) for way in (False, True)}
+        for shards in shard_choices(self.problem, self.tp, dp):
+            rows = np.flatnonzero(shards > 0)
+            plain = self._cut_by_time(pp, dp[rows], shards[rows], limit_s)
+            if plain is None:
+                continue
+            rows = rows[np.isin(dp[rows], plain.dp)]
+            states = self.memory.states(plain.layers, plain.dp, plain.shards)
+            for way in self.ways:
+                held = self.memory.held(states, plain.layers, plain.layers * way, plain.dp)
+                depths = np.full(len(plain), pp)
+                limits = {"num_microbatches": self.num_microbatches, "usable_bytes": self.problem.usable_bytes}
+                depth = max_stages_beyond(held, depths, **limits)
+                needed = depth > deepest[way][rows]
+                deepest[way][rows] = np.maximum(deepest[way][rows], depth)
+                if not way:
+                    deepest[True][rows] = np.maximum(deepest[True][rows], depth)
+                if needed.any():
+                    of_way = self._again(plain, plain.layers * way, needed)
+                    found.append(dataclasses.replace(of_way, max_llm_pp=depth[needed]))
+        return found
+
+    def _cut_by_time(self, pp: int, dp: Ints, shards: Ints, limit_s: float) -> Grids | None:
+        """Grids that recompute nothing and take no longer than a limit by themselves; None where there are none."""
+        if not len(dp):
+            return None
+        powers = nearest_power(self.num_microbatches * dp)
+        layers = self._layers(np.array([free_cuts(self.unit_s[k], pp) for k in powers]))
+        found = self._grids(layers, np.zeros_like(layers), dp, shards)
+        near = found.alone_s <= limit_s
+        return found.select(near) if near.any() else None
+
+    def _again(self, plain: Grids, again: Ints, which: Bools) -> Grids:
+        """Some of grids, with layers that run again."""
+        return self._grids(plain.layers[:, which], again[:, which], plain.dp[which], plain.shards[which])
+
+    def _grids(self, layers: Ints, again: Ints, dp: Ints, shards: Ints) -> Grids:
+        tau_s, fill_s, sync_s = self.terms(layers, again, dp, shards)
+        alone_s = mean_s(fill_s + (self.num_microbatches - 1) * tau_s) + sync_s
+        shares, beyond = self.problem.space.shard_optimizer, np.full(len(dp), np.inf)
+        made = layers, again, dp, shards, tau_s, fill_s, sync_s, alone_s, beyond
+        return Grids(self.specs, self.tp, self.cp, shares, *made)
+
+    def within_memory(self, choice: Grids) -> Grids | None:
+        """The fastest cuts of one grid with the LLM of which every stage fits; None when there are none."""
+        pp, dp, shards = choice.pp, choice.dp, choice.shards
         num_units = self.unit_layers.shape[1]
         start, end = np.triu_indices(num_units + 1, k=1)
         before = self._layers_before()
@@ -206,36 +262,32 @@ class Chain:
         cuts = best_cuts(stage_s)
         if cuts is None:
             return None
-        layers = self._layers([cuts])
+        layers = self._layers(np.array([cuts]))
         again, fit = self.memory.recomputed(layers, dp, shards)
-        made = layers, again, dp, shards
-        return self._choices(*made, self._formula_s(*made, self.memory.usual(*made)))[0] if fit[0] else None
+        return self._grids(layers, again, dp, shards) if fit[0] else None
 
-    def _choices(self, layers: Ints, again: Ints, dp: Ints, shards: Ints, step_s: Floats) -> list[GridChoice]:
-        sharing = self.problem.space.shard_optimizer
-        made = layers, again, dp, shards, step_s
-        return grid_choices(self.specs, self.tp, self.cp, *made, shard_optimizer=sharing)
-
-    def _layers(self, cuts: Sequence[Cuts]) -> Ints:
-        """`[modules, C, pp]` layers per stage of C cuts."""
-        return np.diff(self._layers_before()[:, np.array(cuts)], axis=2)
+    def _layers(self, cuts: Ints) -> Ints:
+        """`[modules, C, pp]` layers per stage of cuts `[C, pp + 1]`."""
+        return np.diff(self._layers_before()[:, cuts], axis=2)
 
     def _layers_before(self) -> Ints:
         """`[modules, units + 1]`."""
         return np.pad(np.cumsum(self.unit_layers, axis=1), ((0, 0), (1, 0)))
 
-    def _formula_s(self, layers: Ints, again: Ints, dp: Ints, shards: Ints, usual: Ints | None = None) -> Floats:
-        """`[C]`: J of C chains; weights are gathered behind the computing that they are gathered for.
+    def terms(self, layers: Ints, again: Ints, dp: Ints, shards: Ints) -> tuple[Floats, Floats, Floats]:
+        """(tau, fill) `[S, C]` and sync `[C]` of C chains, see `columns.py`.
 
-        `usual`: as `again`, in an average microbatch.
+        Weights are gathered behind the computing that they are gathered for. An average microbatch asks for no more
+        layers to run again than it needs itself.
         """
         average_s: Floats = np.zeros(())
         heaviest_s: Floats = np.zeros(())
         gathers_s: Floats = np.zeros(())
         plain_s: Floats = np.zeros(())
-        which, pp = self.memory.which(dp), layers.shape[2]
+        which, pp, num = self.memory.which(dp), layers.shape[2], self.num_microbatches
+        usual = self.memory.usual(layers, again, dp, shards)
         again = again - self.memory.offloaded(layers, again, self.memory.depth(pp), dp)
-        usual = again if usual is None or self.problem.space.host_bytes else usual
+        usual = again if self.problem.space.host_bytes else usual
         for m, spec in enumerate(self.specs):
             layer_s, edge_s, again_s = (part[which].T[:, :, np.newaxis] for part in self.average_s[m])
             _, edge = first_and_last(layers[m])
@@ -248,27 +300,26 @@ class Chain:
             gathers_s = gathers_s + 2 * gather_s + scatter_s
             plain_s = plain_s + layers[m] * layer_s + edge * edge_s
         average_s, heaviest_s = np.maximum(average_s, gathers_s), np.maximum(heaviest_s, gathers_s)
-        if pp == 1:  # no fill: the scheduler packs less with the heaviest sample
-            step_s = np.maximum(self.num_microbatches * average_s, heaviest_s)[:, :, 0]
+        tau_s, fill_s = average_s.max(axis=2), np.maximum(average_s, heaviest_s).sum(axis=2)
+        if pp == 1 and self.with_llm:  # the scheduler packs less with the heaviest sample
+            step_s = np.maximum(num * average_s, heaviest_s)[:, :, 0]
             for c in np.flatnonzero(shards > 1):
-                cells = self.num_microbatches, int(dp[c])
-                step_s[:, c] = together_s(self.problem, self.tp, self.cp, *cells, average_s[:, c, 0], plain_s[:, c, 0])
-        else:
-            fill_s = np.maximum(average_s, heaviest_s).sum(axis=2)
-            step_s = fill_s + (self.num_microbatches - 1) * average_s.max(axis=2)
-        steps_s: Floats = step_s.mean(axis=0)
-        return steps_s + chain_sync_s(
+                of_c = self.tp, self.cp, num, int(dp[c]), average_s[:, c, 0], plain_s[:, c, 0]
+                step_s[:, c] = together_s(self.problem, self.specs, *of_c)
+            fill_s = step_s - (num - 1) * tau_s
+        sync_s = chain_sync_s(
             self.problem,
             self.specs,
             layers,
             usual,
-            self.num_microbatches,
+            num,
             tp=self.tp,
             cp=self.cp,
             dp=dp,
             shard_optimizer=self.memory.shares_optimizer(dp),
             shards=shards,
         )
+        return tau_s, fill_s, sync_s
 
 
 def _seconds(
@@ -279,6 +330,26 @@ def _seconds(
     if not again:
         return layer_s, edge_s, np.zeros_like(layer_s)
     return layer_s, edge_s, layer_and_edge_seconds(cost, module, load, tp=tp, cp=cp, recompute=True)[0] - layer_s
+
+
+def mean_s(of_scenario: Floats) -> Floats:
+    """Mean over the scenarios of `[S, ...]`, added up in their order: sums of any other would round otherwise."""
+    total_s: Floats = functools.reduce(operator.add, of_scenario)
+    return total_s / len(of_scenario)
+
+
+def _unit_layers(specs: Sequence[ModuleSpec], num_modules: int) -> Ints:
+    """`[modules, units]`: layers of each module in each unit that can be cut off.
+
+    Rows of encoders on other ranks go to the first stage, so the LLM begins there if some of the modules are not here.
+    """
+    sizes = [_unit_sizes(spec) for spec in specs]
+    owner = np.repeat(np.arange(len(sizes)), [len(part) for part in sizes])
+    units: Ints = (owner == np.arange(len(sizes))[:, np.newaxis]) * np.concatenate(sizes)
+    if specs[-1].module == LLM and 1 < len(specs) < num_modules:
+        end = len(owner) - len(sizes[-1]) + 1
+        units = np.concatenate([units[:, :end].sum(axis=1, keepdims=True), units[:, end:]], axis=1)
+    return units
 
 
 def _unit_sizes(spec: ModuleSpec) -> list[int]:

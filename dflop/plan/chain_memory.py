@@ -57,9 +57,8 @@ class ChainMemory:
     def _largest(self) -> tuple[tuple[LoadBytes, LoadBytes], ...]:
         """Per module, by groups as in `dps`, the largest microbatch where none runs again, and where some do."""
         buckets = self.num_microbatches * np.array(list(self.dps))
-        return tuple(
-            self._load_bytes(spec, self.problem.sample_loads[spec.module].largest(buckets)) for spec in self.specs
-        )
+        loads = self.problem.sample_loads if self.with_llm else self.problem.loads
+        return tuple(self._load_bytes(spec, loads[spec.module].largest(buckets)) for spec in self.specs)
 
     @functools.cached_property
     def _average(self) -> tuple[LoadBytes, LoadBytes]:
@@ -98,7 +97,11 @@ class ChainMemory:
     def per_microbatch(self) -> bool:
         """Whether the LLM's layers run again where a microbatch's tokens ask for it."""
         space = self.problem.space
-        return self.ways == (False, True) and not space.host_bytes and space.rules is None
+        return self.with_llm and self.ways == (False, True) and not space.host_bytes and space.rules is None
+
+    @property
+    def with_llm(self) -> bool:
+        return self.specs[-1].module == LLM
 
     def usual(self, layers: Ints, again: Ints, dp: Ints, shards: Ints) -> Ints:
         """`again`, but the LLM's as an average microbatch asks for."""
@@ -146,6 +149,8 @@ class ChainMemory:
     def offloaded(self, layers: Ints, again: Ints, depth: Ints, dp: Ints) -> Ints:
         """`[modules, C, P]`: those of layers `again` whose activations go to the host; `depth` `[P]` are in flight."""
         found, of_llm = np.zeros_like(layers), (layers[-1], again[-1])
+        if not self.with_llm:
+            return found
         num, tp, cp = self.num_microbatches, self.tp, self.cp
         found[-1] = offloaded_layers(self.problem, *of_llm, num, depth, tp=tp, cp=cp, dp=dp)
         return found

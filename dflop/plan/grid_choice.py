@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dflop.cost.model import Floats
+from dflop.plan.candidates import Bools
 from dflop.records import ModuleSpec, ParallelSpec
 from dflop.schedule.items import Ints
 
@@ -21,8 +23,6 @@ class GridChoice:
     """Of these, those that run again in the backward pass or have their activations on the host."""
     shard_optimizer: bool = False
     parameter_shards: int = 1
-    formula_s: float = 0.0
-    """Of a plan of this grid alone."""
 
     @classmethod
     def of(
@@ -43,44 +43,70 @@ class GridChoice:
         return sum(map(sum, self.recomputed.values()))
 
 
-def grid_choices(
-    specs: Sequence[ModuleSpec],
-    tp: int,
-    cp: int,
-    layers: Ints,
-    again: Ints,
-    dp: Ints,
-    shards: Ints,
-    step_s: Floats,
-    *,
-    shard_optimizer: bool,
-) -> list[GridChoice]:
-    """C grids of one tp and cp.
+@dataclass(frozen=True, slots=True, eq=False)
+class Grids:
+    """C grids of P stages for the same modules at one tp and one cp, with the terms of the formula (`columns.py`)."""
 
-    Args:
-        specs: Modules in their order.
-        tp: Tensor-parallel degree.
-        cp: Context-parallel degree.
-        layers: `[modules, C, P]`.
-        again: As `layers`, those that run again.
-        dp: `[C]`.
-        shards: `[C]`, replicas that share out parameters.
-        step_s: `[C]`, values of the formula.
-        shard_optimizer: Whether several replicas share out the optimizer's states without sharing out parameters, too.
-    """
-    names, columns = [spec.module for spec in specs], (step_s, dp, shards, layers.swapaxes(0, 1), again.swapaxes(0, 1))
+    specs: tuple[ModuleSpec, ...]
+    tp: int
+    cp: int
+    shards_optimizer: bool
+    """Whether several replicas share out the optimizer's states even where they do not share out parameters."""
+    layers: Ints
+    """`[modules, C, P]`."""
+    again: Ints
+    """As `layers`, those that run again in the backward pass or have their activations on the host."""
+    dp: Ints
+    shards: Ints
+    """`[C]`, replicas that share out parameters."""
+    tau_s: Floats
+    """`[S, C]`, the slowest stage on an average microbatch."""
+    fill_s: Floats
+    """`[S, C]`, what a step takes beyond that in all microbatches but one."""
+    sync_s: Floats
+    """`[C]`, behind the pipeline."""
+    alone_s: Floats
+    """`[C]`, formula values of plans of one of the grids alone."""
+    max_llm_pp: Floats
+    """`[C]`, deepest LLM that grids of encoders can stand in front of; infinite for those with the LLM."""
 
-    def by_name(of_choice: list[list[int]]) -> dict[str, tuple[int, ...]]:
-        return {name: tuple(stages) for name, stages in zip(names, of_choice, strict=True)}
+    def __len__(self) -> int:
+        return len(self.dp)
 
-    return [
-        GridChoice(
-            ParallelSpec(tp, layers.shape[2], groups, cp),
-            by_name(own),
-            by_name(its),
-            shard_optimizer=groups * cp > 1 and (shard_optimizer or shared > 1),
-            parameter_shards=shared,
-            formula_s=formula_s,
+    @property
+    def pp(self) -> int:
+        return int(self.layers.shape[2])
+
+    @property
+    def num_processes(self) -> Ints:
+        return self.tp * self.cp * self.pp * self.dp
+
+    @property
+    def num_recomputed(self) -> Ints:
+        found: Ints = self.again.sum(axis=(0, 2))
+        return found
+
+    def select(self, rows: Ints | Bools | slice) -> Grids:
+        """Those at indices or under a mask, in that order."""
+        changed = {name: getattr(self, name)[:, rows] for name in ("layers", "again")}
+        of_last = ("dp", "shards", "tau_s", "fill_s", "sync_s", "alone_s", "max_llm_pp")
+        return dataclasses.replace(self, **changed, **{name: getattr(self, name)[..., rows] for name in of_last})
+
+    def put(self, where: Bools, others: Grids) -> Grids:
+        """The same with others under a mask, which are alike but for layers that run again."""
+        changed = {}
+        for name in ("again", "tau_s", "fill_s", "sync_s", "alone_s"):
+            changed[name] = getattr(self, name).copy()
+            changed[name][(slice(None), where) if name in ("again", "tau_s", "fill_s") else where] = getattr(
+                others, name
+            )
+        return dataclasses.replace(self, **changed)
+
+    def choice(self, index: int) -> GridChoice:
+        """One of them."""
+        dp, shards, names = int(self.dp[index]), int(self.shards[index]), [spec.module for spec in self.specs]
+        layers, again = (
+            dict(zip(names, map(tuple, array[:, index].tolist()), strict=True)) for array in (self.layers, self.again)
         )
-        for formula_s, groups, shared, own, its in zip(*(column.tolist() for column in columns), strict=True)
-    ]
+        shares = dp * self.cp > 1 and (self.shards_optimizer or shards > 1)
+        return GridChoice(ParallelSpec(self.tp, self.pp, dp, self.cp), layers, again, shares, shards)

@@ -6,16 +6,17 @@ Nothing here is a rule of thumb: each change is made to the problem, and the sea
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from dflop import units
 from dflop.errors import InfeasiblePlanError
+from dflop.plan.columns import Columns
 from dflop.plan.drafts import draft
-from dflop.plan.formula import formula_table
 from dflop.plan.grid_bytes import chain_peaks, largest_loads
-from dflop.plan.inline import inline_choices
-from dflop.plan.program import good_choice
+from dflop.plan.grid_search import grids_apart, inline_choices
+from dflop.plan.program import optimum
 from dflop.plan.space import Problem, SearchSpace
 from dflop.records import ModulePlan, Plan
 
@@ -61,15 +62,15 @@ def explain(problem: Problem) -> InfeasiblePlanError:
 
 def find_draft(problem: Problem) -> Plan | None:
     """A plan that fits, not the best one; None when there is none."""
+    names, num_processes = [spec.module for spec in problem.specs], problem.cluster.num_processes
     for m in _far_apart(problem.microbatch_choices):
-        if "split" in problem.space.layouts and len(problem.specs) <= problem.cluster.num_processes:
-            table = formula_table(problem, m)
-            if (found := good_choice(table)) is not None:
-                value, choice = found
-                return draft(problem, m, table.grids(choice), value)
-        if "inline" in problem.space.layouts:
-            for _, plan in inline_choices(problem, m, top=1):
-                return plan
+        for _, plan in inline_choices(problem, m, top=1):
+            return plan
+        columns = Columns.of(names, m, num_processes, grids_apart(problem, m, math.inf))
+        found = optimum(columns, m, math.inf, 1).found
+        if columns is not None and found:
+            value_s, cover = found[0]
+            return draft(problem, m, columns.choices(cover), value_s)
     return None
 
 

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from dflop.cost.model import Floats
 from dflop.plan.candidates import layer_and_edge_seconds
 from dflop.plan.space import Problem
+from dflop.records import ModuleSpec
 
 
 def together_s(
-    problem: Problem, tp: int, cp: int, num_microbatches: int, dp: int, average_s: Floats, plain_s: Floats
+    problem: Problem,
+    specs: Sequence[ModuleSpec],
+    tp: int,
+    cp: int,
+    num_microbatches: int,
+    dp: int,
+    average_s: Floats,
+    plain_s: Floats,
 ) -> Floats:
     """`[S]`: a step of groups that meet in every microbatch.
 
@@ -18,6 +28,7 @@ def together_s(
 
     Args:
         problem: Batches and costs.
+        specs: Of the modules that they hold.
         tp: Tensor-parallel degree.
         cp: Context-parallel degree.
         num_microbatches: Per step.
@@ -26,7 +37,7 @@ def together_s(
         plain_s: The same without layers that run again, and without messages of parameters.
     """
     found = []
-    for longest_s, mean_s, without_s in zip(_sample_seconds(problem, tp, cp), average_s, plain_s, strict=True):
+    for longest_s, mean_s, without_s in zip(_sample_seconds(problem, specs, tp, cp), average_s, plain_s, strict=True):
         slower = mean_s / without_s if without_s > 0 else 1.0
         firsts_s = slower * longest_s[: num_microbatches * dp : dp]
         rest = num_microbatches - len(firsts_s)
@@ -34,12 +45,12 @@ def together_s(
     return np.array(found)
 
 
-def _sample_seconds(problem: Problem, tp: int, cp: int) -> tuple[Floats, ...]:
-    """Per batch the seconds of each of its samples in all layers of all modules, longest first."""
-    known, key = problem.sample_seconds, (tp, cp)
+def _sample_seconds(problem: Problem, specs: Sequence[ModuleSpec], tp: int, cp: int) -> tuple[Floats, ...]:
+    """Per batch the seconds of each of its samples in all layers of modules, longest first."""
+    known, key = problem.sample_seconds, (*(spec.module for spec in specs), tp, cp)
     if key not in known:
         seconds: list[Floats] = [np.zeros(len(batch)) for batch in problem.batches]
-        for spec in problem.specs:
+        for spec in specs:
             for total_s, load in zip(seconds, problem.sample_loads[spec.module].units, strict=True):
                 layer_s, edge_s = layer_and_edge_seconds(
                     problem.cost, spec.module, load.astype(np.float64), tp=tp, cp=cp, recompute=False

@@ -16,7 +16,7 @@ of its activations (arXiv 1604.06174). `tests/train/test_engine_bytes.py` holds 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,7 @@ from dflop.cost.identity import bytes_per_value
 from dflop.cost.model import CostModel, Floats
 from dflop.cost.towers import trains_layers
 from dflop.models.loss_size import loss_peak_bytes
-from dflop.plan.candidates import Bools, Candidates
+from dflop.plan.candidates import Bools
 from dflop.plan.stage_params import StageParams, first_and_last, stage_params
 from dflop.records import LLM, CostTable, ModuleSpec
 from dflop.schedule.items import Ints
@@ -293,27 +293,6 @@ def _ends_at_work(spec: ModuleSpec, table: CostTable, params: StageParams, num_l
         # Ranks sum the whole gradient of a tied head, in which each has its rows.
         summed = _gradient_bytes(table) * (params.behind + params.entry) * (spec.is_tied and tp > 1 and trains)
         found = params.is_last * np.maximum(loss, summed)
-    return found
-
-
-def candidate_bytes(candidates: Candidates, cost: CostModel, load: Floats) -> StageBytes:
-    """`stage_bytes` of candidates of any tp and way; `load` is `[3, C]`."""
-    layers = candidates.layers
-    found = StageBytes(*(np.zeros(layers.shape) for _ in fields(StageBytes)))
-    for tp, recompute, rows in candidates.groups():
-        part = stage_bytes(
-            candidates.spec,
-            cost,
-            layers[rows],
-            load[:, rows],
-            tp=tp,
-            dp=candidates.dp[rows],
-            recompute=recompute,
-            shard_optimizer=candidates.shard_optimizer[rows],
-            shards=candidates.shards[rows],
-        )
-        for field in fields(StageBytes):
-            getattr(found, field.name)[rows] = getattr(part, field.name)
     return found
 
 

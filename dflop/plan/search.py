@@ -1,7 +1,7 @@
 """The plan: formula and program to find candidates, simulator with the real scheduler to rank them.
 
-Per number of microbatches the formula values grids, chains of stages for all modules and grids of single ones, and a
-program picks those that cover every module once: it nominates the best plan, and proves how good any could be. Good
+Per number of microbatches the formula values grids for subsets of the modules, and a program picks those that cover
+every module once: it nominates the best plan, and proves how good any could be. Good
 plans near it and the tuned data-blind plan are added. All are scheduled and simulated on sampled global batches. The
 re-rank is not optional: the formula does not see contention for cores, and only the simulator knows what the scheduler
 makes of a layout.
@@ -13,17 +13,15 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from dflop import units
 from dflop.plan.baselines.uniform import tuned_uniform
 from dflop.plan.candidates import check_processes
+from dflop.plan.columns import Columns, Found
 from dflop.plan.drafts import charged, draft, fits
-from dflop.plan.formula import FormulaTable, formula_table
-from dflop.plan.grid_choice import GridChoice
+from dflop.plan.grid_choice import GridChoice, Grids
+from dflop.plan.grid_search import grids_apart, whole_grids
 from dflop.plan.infeasible import explain
-from dflop.plan.inline import inline_choices
-from dflop.plan.program import CUTOFF_RATIO, Optimum, optima, process_price_s
+from dflop.plan.program import CUTOFF_RATIO, Optimum, optimum, process_price_s
 from dflop.plan.rank import Ranked, arrival_step_s, nominate, rank
 from dflop.plan.space import PlanRules, Problem
 from dflop.plan.verdict import optimality, prefer_simple, proven, reason, unused
@@ -169,23 +167,27 @@ def _visit(
 
     `known_s` is the best formula value so far, and drafts are within `ratio` of the best.
     """
-    space, found = problem.space, {m: list[Plan]() for m in counts}
-    if "inline" in space.layouts:
-        middle = len(counts) // 2  # where the best are more likely than at the ends: others are cut off the sooner
-        ordered = sorted(counts, key=lambda m: abs(counts.index(m) - middle))
-        for m in counted(ordered, "searching layouts, by the number of microbatches", at):
-            choices = inline_choices(problem, m, DRAFTS_PER_COUNT, known_s * ratio)
-            known_s = min([known_s, *(value_s for value_s, _ in choices)])
-            found[m] += [plan for _, plan in choices]
-    chains = {m: tuple(plans) for m, plans in found.items()}
-    tables = [table for m in counts for table in _tables(problem, m)]
-    # Rules cut a space into many parts: only one that may hold the best plan of all is worth a program.
-    looked = ratio if space.rules is None else 1.0
-    proofs = optima(tables, known_s, DRAFTS_PER_COUNT, chains=chains, ratio=looked, kept=ratio)
+    middle = len(counts) // 2  # where the best are more likely than at the ends: others are cut off the sooner
+    ordered = sorted(counts, key=lambda m: abs(counts.index(m) - middle))
+    whole: dict[int, list[Grids]] = {}
+    for m in counted(ordered, "searching layouts, by the number of microbatches", at):
+        whole[m] = whole_grids(problem, m, DRAFTS_PER_COUNT, known_s * ratio)
+        known_s = min([known_s, *(float(of.alone_s.min()) for of in whole[m])])
+    ordered.sort(key=lambda m: min((float(of.alone_s.min()) for of in whole[m]), default=math.inf))
+    proofs = []
+    for m in counted(ordered, "covering modules, by the number of microbatches", at):
+        grids = [*whole[m], *grids_apart(problem, m, known_s * ratio)]
+        for columns in _parts(problem, m, grids):
+            # Rules cut a space into many parts: only one that may hold the best plan of all is worth a program.
+            looked = ratio if problem.space.rules is None else 1.0
+            proofs.append(optimum(columns, m, known_s, DRAFTS_PER_COUNT, ratio=looked))
+            known_s = min(known_s, proofs[-1].program.objective_s)
+    found = {m: list[Plan]() for m in counts}
     for each in proofs:
-        found[each.table.num_microbatches] += _split_drafts(problem, each)
+        near = [(value_s, cover) for value_s, cover in each.found if value_s <= known_s * ratio]
+        found[each.program.num_microbatches] += _cover_drafts(problem, each, near)
     for m, drafts in found.items():
-        if space.rules is not None:
+        if problem.space.rules is not None:
             alike = {plan.plan_id: plan for plan in drafts}
             drafts[:] = sorted(alike.values(), key=lambda plan: (plan.formula_step_s, plan.plan_id))[:DRAFTS_PER_COUNT]
         kept = f"{units.counted(len(drafts), 'feasible layout')} near the best"
@@ -193,24 +195,30 @@ def _visit(
     return found, proofs
 
 
-def _tables(problem: Problem, num_microbatches: int) -> list[FormulaTable]:
-    """One of all candidates, of none where modules have to share ranks; under rules one per part of what they allow."""
-    table, rules = formula_table(problem, num_microbatches), problem.space.rules
-    if rules is None:
-        none = [np.arange(0)] * len(problem.specs)
-        return [table if "split" in problem.space.layouts else table.select(none)]
+def _parts(problem: Problem, num_microbatches: int, grids: Sequence[Grids]) -> list[Columns | None]:
+    """Columns of grids; under rules one per part of what they allow."""
+    names = [spec.module for spec in problem.specs]
+    columns, rules = Columns.of(names, num_microbatches, problem.cluster.num_processes, grids), problem.space.rules
+    if rules is None or columns is None:
+        return [columns]
     num_samples = problem.global_batch_size // num_microbatches
-    return [table.select(part) for part in rules.parts([m.candidates for m in table.modules], num_samples)]
+    return [columns.select(rows) for rows in rules.parts(columns, num_samples)]
 
 
-def _split_drafts(problem: Problem, proof: Optimum) -> list[Plan]:
+def _cover_drafts(problem: Problem, proof: Optimum, found: Sequence[Found]) -> list[Plan]:
     """Under rules layers are bent to what they allow, and may not fit then."""
-    m, rules, drafts = proof.table.num_microbatches, problem.space.rules, list[Plan]()
-    for value, choice in proof.found:
-        grids = proof.table.grids(choice)
-        chosen = grids if rules is None else [_bent(rules, grid) for grid in grids]
-        drafts.append(draft(problem, m, chosen, value, with_caps=False, per_microbatch=rules is None))
-    return drafts if rules is None else [plan for plan in drafts if fits(problem, plan)]
+    m, rules, drafts = proof.program.num_microbatches, problem.space.rules, list[Plan]()
+    for value_s, cover in found:
+        assert proof.columns is not None, "covers are of columns"
+        grids = proof.columns.choices(cover)
+        if rules is not None:
+            grids = [_bent(rules, grid) for grid in grids]
+        drafts.append(draft(problem, m, grids, value_s, with_caps=False, per_microbatch=rules is None))
+    if rules is not None:
+        return [plan for plan in drafts if fits(problem, plan)]
+    for plan in drafts:
+        assert fits(problem, plan), f"plan {plan.plan_id} does not fit although its formula predicted so"
+    return drafts
 
 
 def _bent(rules: PlanRules, grid: GridChoice) -> GridChoice:

@@ -34,8 +34,8 @@ class PlanRules(Protocol):
     def microbatches_ok(self, layouts: Mapping[str, Any], num_microbatches: int, global_batch_size: int) -> bool:
         """Whether a number of microbatches is possible at all; `layouts` may be empty."""
 
-    def parts(self, modules: Sequence[Any], num_samples: int) -> Iterator[tuple[Ints, ...]]:
-        """Per part the candidates of each module that go together in any combination."""
+    def parts(self, columns: Any, num_samples: int) -> Iterator[Ints]:
+        """Per part the columns, each of a single module, that go together in any combination."""
 
     def nearest_layers(self, layers_per_stage: tuple[int, ...]) -> tuple[int, ...]:
         """The nearest split of layers that is accepted."""
@@ -158,11 +158,21 @@ class Problem:
                 found.append((sample, *others[i % len(others)]))
         return tuple(found)
 
-    @cached_property
-    def heaviest_samples(self) -> dict[str, Floats]:
-        """Per module `[3, S]`: what the sample that takes longest, over all modules, brings to it."""
+    def heaviest_units(self, specs: Sequence[ModuleSpec]) -> dict[str, Floats]:
+        """Per module of those that share ranks `[3, S]` of what takes longest and cannot be divided.
+
+        With the LLM it is a sample; without it of each module the largest of items, each row on its own.
+        """
+        if specs[-1].module != LLM:
+            return {spec.module: self.loads[spec.module].longest for spec in specs}
+        key = tuple(spec.module for spec in specs)
+        if key not in self.heaviest_samples:
+            self.heaviest_samples[key] = self._heaviest_samples(specs)
+        return self.heaviest_samples[key]
+
+    def _heaviest_samples(self, specs: Sequence[ModuleSpec]) -> dict[str, Floats]:
         seconds: list[Floats] = [np.zeros(len(batch)) for batch in self.batches]
-        for spec in self.specs:
+        for spec in specs:
             tp = self.tps(spec)[0]
             for total_s, load in zip(seconds, self.sample_loads[spec.module].units, strict=True):
                 forward_s, backward_s = self.cost.module_seconds(
@@ -171,9 +181,16 @@ class Problem:
                 total_s += forward_s + backward_s
         heaviest = [int(of.argmax()) for of in seconds]
         return {
-            name: np.stack([load[:, k] for load, k in zip(loads.units, heaviest, strict=True)], axis=1).astype(float)
-            for name, loads in self.sample_loads.items()
+            s.module: np.stack(
+                [load[:, k] for load, k in zip(self.sample_loads[s.module].units, heaviest, strict=True)], axis=1
+            ).astype(float)
+            for s in specs
         }
+
+    @cached_property
+    def heaviest_samples(self) -> dict[tuple[str, ...], dict[str, Floats]]:
+        """Per modules that share ranks with the LLM what `heaviest_units` has found so far."""
+        return {}
 
     @cached_property
     def batch_items(self) -> tuple[dict[str, ModuleItems], ...]:
@@ -181,8 +198,8 @@ class Problem:
         return tuple({s.module: module_items(batch, s.module) for s in self.specs} for batch in self.batches)
 
     @cached_property
-    def sample_seconds(self) -> dict[tuple[int, int], tuple[Floats, ...]]:
-        """Per (tp, cp) what `lock_step.py` knows so far: per batch the seconds of its samples, longest first."""
+    def sample_seconds(self) -> dict[tuple[object, ...], tuple[Floats, ...]]:
+        """Per (modules, tp, cp) what `lock_step.py` knows so far: seconds of each batch's samples, longest first."""
         return {}
 
     @cached_property

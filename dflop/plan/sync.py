@@ -26,7 +26,7 @@ import numpy.typing as npt
 from dflop.cost.identity import bytes_per_value
 from dflop.cost.model import Floats
 from dflop.cost.towers import trains_layers
-from dflop.plan.candidates import Bools, Candidates
+from dflop.plan.candidates import Bools
 from dflop.plan.memory import FLOAT32_BYTES
 from dflop.plan.space import Problem
 from dflop.plan.stage_params import first_and_last, stage_params
@@ -112,24 +112,6 @@ def gather_seconds(
         for num_bytes in (bytes_per_value(table.dtype), FLOAT32_BYTES)
     )
     return gather_s, scatter_s
-
-
-def candidate_sync_s(candidates: Candidates, problem: Problem, num_microbatches: int) -> Floats:
-    """`[C]`: that of candidates whose ranks begin with a node."""
-    found, layers = np.zeros(len(candidates)), candidates.layers
-    for tp, recompute, rows in candidates.groups():
-        found[rows] = chain_sync_s(
-            problem,
-            [candidates.spec],
-            layers[np.newaxis, rows],
-            layers[np.newaxis, rows] * recompute,
-            num_microbatches,
-            tp=tp,
-            dp=candidates.dp[rows],
-            shard_optimizer=candidates.shard_optimizer[rows],
-            shards=candidates.shards[rows],
-        )
-    return found
 
 
 def chain_sync_s(

@@ -216,7 +216,7 @@ class PlanProgram:
     """The plan that the search came to, whatever its layout and number of microbatches."""
     num_microbatches: int
     num_columns: int
-    """Grids of single modules that fit in memory, and the best chains of stages that hold all modules."""
+    """Grids near the best plan that fit in memory; of those with all modules the best ones."""
     num_columns_left: int
     """Those that bounds leave: the binaries of the program."""
     incumbent_s: float

@@ -7,6 +7,7 @@ such a plan learns of it with the first step that fails.
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -15,12 +16,13 @@ import numpy.typing as npt
 
 from dflop.cost.model import Floats
 from dflop.errors import InfeasiblePlanError
+from dflop.plan.columns import Columns
 from dflop.plan.drafts import draft
-from dflop.plan.formula import formula_table
-from dflop.plan.program import optima
+from dflop.plan.grid_search import grids_apart
+from dflop.plan.program import optimum
 from dflop.plan.scenarios import ScenarioLoads, scenario_loads
 from dflop.plan.space import Problem
-from dflop.records import LLM, Plan
+from dflop.records import LLM, ModuleSpec, Plan
 
 
 def blind_plan(problem: Problem) -> Plan:
@@ -31,13 +33,20 @@ def blind_plan(problem: Problem) -> Plan:
         InfeasiblePlanError: no split plan fits.
     """
     mean = MeanProblem(*(getattr(problem, field.name) for field in dataclasses.fields(problem)))
-    tables = [formula_table(mean, m) for m in problem.microbatch_choices]
-    found = [each for each in optima(tables, math.inf, 1, ratio=1.0) if each.found]
-    if not found:
+    mean = dataclasses.replace(
+        mean, space=dataclasses.replace(problem.space, layouts=("split",), shard_parameters=(False,))
+    )
+    names, num_processes = [spec.module for spec in problem.specs], problem.cluster.num_processes
+    best, known_s = None, math.inf
+    for m in problem.microbatch_choices:
+        columns = Columns.of(names, m, num_processes, grids_apart(mean, m, known_s))
+        found = optimum(columns, m, known_s, 1, ratio=1.0).found
+        if columns is not None and found:
+            (known_s, cover), *_ = found
+            best = m, columns.choices(cover)
+    if best is None:
         raise InfeasiblePlanError("no plan with processes of their own per module fits in memory")
-    best = min(found, key=lambda each: each.program.objective_s)
-    value_s, choice = best.found[0]
-    return draft(problem, best.table.num_microbatches, best.table.grids(choice), value_s)
+    return draft(problem, *best, known_s)
 
 
 class MeanProblem(Problem):
@@ -48,6 +57,13 @@ class MeanProblem(Problem):
         return {
             s.module: mean_loads(scenario_loads(self.batches, s.module, worst=self.worst_batches)) for s in self.specs
         }
+
+    @cached_property
+    def sample_loads(self) -> dict[str, ScenarioLoads]:
+        return self.loads
+
+    def heaviest_units(self, specs: Sequence[ModuleSpec]) -> dict[str, Floats]:
+        return {spec.module: self.loads[spec.module].longest for spec in specs}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@ and 16 GPUs; the planner's plan against the best of all feasible candidates, sim
 Costs are those of data sheets, samples are drawn: nothing here is a real machine's step.
 """
 
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,9 +18,9 @@ from dflop import resources
 from dflop.config import load_model
 from dflop.cost.devices import A100, H200
 from dflop.models import load_family
+from dflop.plan.columns import Columns, combined
 from dflop.plan.drafts import draft
-from dflop.plan.formula import formula_table
-from dflop.plan.inline import inline_choices
+from dflop.plan.grid_search import grids_apart, whole_grids
 from dflop.plan.rank import thorough
 from dflop.plan.search import optimize, plan_problem
 from dflop.plan.space import Problem, SearchSpace
@@ -145,16 +146,17 @@ def regret(problem: Problem) -> dict[str, Any]:
 
 
 def every_plan(problem: Problem) -> Iterator[Plan]:
-    """All feasible drafts of both layouts."""
+    """All feasible drafts of every layout."""
+    names = [spec.module for spec in problem.specs]
     for m in problem.microbatch_choices:
-        table = formula_table(problem, m)
-        axes = np.meshgrid(*(np.arange(len(t.candidates)) for t in table.modules), indexing="ij")
-        for choice in np.stack([a.reshape(-1) for a in axes], axis=1).tolist():
-            if table.feasible(choice):
-                plan = draft(problem, m, table.grids(choice), table.objective(choice))
+        grids = [*whole_grids(problem, m, None, math.inf), *grids_apart(problem, m, math.inf)]
+        columns = Columns.of(names, m, problem.cluster.num_processes, grids)
+        for parts in columns.parts if columns is not None else ():
+            covers = combined([np.flatnonzero(columns.subset == part) for part in parts])
+            for value_s, cover in columns.best(covers, len(covers)):
+                plan = draft(problem, m, columns.choices(cover), value_s)
                 yield plan
-                yield draft(problem, m, table.grids(choice), table.objective(choice), per_microbatch=True)
-        yield from (plan for _, plan in inline_choices(problem, m, top=None))
+                yield draft(problem, m, columns.choices(cover), value_s, per_microbatch=True)
 
 
 def simulated_s(plan: Plan, problem: Problem) -> float:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 
 import numpy as np
 import pytest
@@ -9,61 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dflop.errors import InfeasiblePlanError
-from dflop.plan.candidates import best_last_stage, module_candidates, shard_choices, spread_layers
+from dflop.plan.candidates import shard_choices
 from dflop.plan.scenarios import scenario_loads
 from dflop.plan.space import SearchSpace
 from dflop.records import LLM
 from dflop.schedule.pack import token_cap
 from tests.builders import make_sample
 from tests.plan.problems import make_problem
-
-
-def slowest(layers, layer_s: float, edge_s: float) -> float:
-    return max(n * layer_s + edge_s * (i == len(layers) - 1) for i, n in enumerate(layers))
-
-
-@given(st.integers(1, 9), st.integers(1, 4), st.floats(0.1, 10), st.floats(0, 30))
-def test_layer_split_is_the_best_of_all(num_layers, pp, layer_s, edge_s):
-    if pp > num_layers:
-        return
-    layers = spread_layers(num_layers, pp, best_last_stage(num_layers, pp, layer_s, edge_s))
-    assert sum(layers) == num_layers
-    assert min(layers) >= 1
-    every = [c for c in itertools.product(range(1, num_layers + 1), repeat=pp) if sum(c) == num_layers]
-    assert slowest(layers, layer_s, edge_s) == min(slowest(c, layer_s, edge_s) for c in every)
-
-
-def degrees(problem, module: str = LLM, num_microbatches: int = 1) -> list[tuple[int, int, int]]:
-    found = module_candidates(problem, problem.spec(module), num_microbatches)
-    return [tuple(row) for row in found.content[:, :3].tolist()]
-
-
-def test_candidates_respect_every_limit():
-    problem = make_problem(num_processes=6, max_pp=3, recompute=(False,), shard_parameters=(False,))
-    assert degrees(problem, num_microbatches=12) == [(1, 1, 1), (1, 1, 2), (1, 2, 1), (1, 2, 2), (1, 3, 1), (1, 3, 2)]
-    assert max(dp for _, _, dp in degrees(problem)) == 6
-    beside = make_problem("vision", "audio", num_processes=6, recompute=(False,))
-    assert max(tp * pp * dp for tp, pp, dp in degrees(beside)) == 4
-
-
-def test_a_tensor_parallel_group_fills_nodes_evenly():
-    one_node = make_problem(num_processes=6, tps=(1, 2, 4, 8))
-    assert {tp for tp, _, _ in degrees(one_node)} == {1, 2, 4}
-    assert {tp for tp, _, _ in degrees(dataclasses.replace(one_node, space=SearchSpace(tps=(2,))))} == {2}
-    two_nodes = make_problem(num_processes=6, num_nodes=2, tps=(1, 2, 4, 8))
-    assert {tp for tp, _, _ in degrees(two_nodes)} == {1, 2}
-
-
-def test_ways_to_save_memory_are_as_allowed():
-    def content(**space: object) -> set[tuple[int, bool, bool]]:
-        problem = make_problem(num_processes=2, **space)
-        found = module_candidates(problem, problem.specs[0], 1)
-        return {(s, bool(r), bool(z)) for dp, s, r, z in found.content[:, 2:].tolist() if dp == 2}
-
-    assert content() == set(itertools.product((1, 2), (False, True), (True,)))
-    assert content(recompute=(True,)) == {(1, True, True), (2, True, True)}
-    assert content(shard_optimizer=False, recompute=(False,)) == {(1, False, False), (2, False, True)}
-    assert content(shard_parameters=(True,), recompute=(False,)) == {(2, False, True)}
 
 
 def test_replicas_share_parameters_over_whole_nodes_or_all_of_them():

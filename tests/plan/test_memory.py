@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from dflop.cost.model import CostModel
 from dflop.cost.towers import tower_table
 from dflop.models.loss_size import loss_peak_bytes
-from dflop.plan.candidates import module_candidates
-from dflop.plan.memory import candidate_bytes, max_stages_beyond, stage_bytes
+from dflop.plan.memory import max_stages_beyond, stage_bytes
 from dflop.plan.stage_params import first_and_last, stage_params
 from dflop.records import LLM
 from dflop.simulate.order import in_flight
@@ -137,33 +136,15 @@ def test_sums_of_modules_on_one_stage():
 @settings(max_examples=40)
 @given(st.integers(1, 8), st.integers(100, 500), st.integers(0, 6), st.integers(1, 4), st.booleans())
 def test_depth_limit_is_the_memory_limit_solved_for_depth(m, limit_mb, beyond, max_pp, frozen):
-    problem = make_problem("vision", num_processes=6, max_pp=max_pp, frozen=frozen)
-    candidates = module_candidates(problem, problem.specs[0], m)
-    load = np.repeat(LOAD * 10, len(candidates), axis=1)
-    found = candidate_bytes(candidates, problem.cost, load)
-    deepest = max_stages_beyond(found, candidates.pp, num_microbatches=m, usable_bytes=limit_mb * 10**6)
-    stages = found.state.shape[1]
-    after = candidates.pp[:, np.newaxis] - 1 + beyond - np.arange(stages)
-    peaks = found.peaks(in_flight(m, np.maximum(after, -1)))
-    inside = np.arange(stages) < candidates.pp[:, np.newaxis]
-    fit = np.where(inside, peaks <= limit_mb * 10**6, True).all(axis=1)
-    assert fit.tolist() == (beyond <= deepest).tolist()
-
-
-def test_candidates_are_charged_like_single_layouts():
-    problem = make_problem("vision", num_processes=6, max_pp=3, tps=(1, 2))
-    candidates = module_candidates(problem, problem.specs[1], 2)
-    load = np.outer(LOAD[:, 0], np.arange(1, len(candidates) + 1))
-    found = candidate_bytes(candidates, problem.cost, load)
-    assert len(candidates.groups()) == 4
-    for k in range(len(candidates)):
-        c = candidates[k]
-        how = {"tp": c.parallel.tp, "recompute": c.num_recomputed > 0}
-        how |= {"dp": np.array([c.parallel.dp]), "shard_optimizer": np.array([c.shard_optimizer])}
-        how |= {"shards": np.array([c.parameter_shards])}
-        alone = stage_bytes(problem.specs[1], problem.cost, np.array([*c.layers.values()]), load[:, [k]], **how)
-        for name in ("weights", "gradients", "optimizer", "kept", "once"):
-            assert getattr(found, name)[k, : c.parallel.pp] == pytest.approx(getattr(alone, name)[0])
+    problem = make_problem("vision", max_pp=max_pp, frozen=frozen)
+    layers = np.array([[4 // max_pp + (stage < 4 % max_pp) for stage in range(max_pp)]] * 2)
+    how = {"tp": 1, "dp": np.array([1, 2]), "shard_optimizer": np.array([False, True]), "recompute": frozen}
+    found = stage_bytes(problem.specs[0], problem.cost, layers, np.repeat(LOAD * 10, 2, axis=1), **how)
+    pp = np.array([max_pp, max_pp])
+    deepest = max_stages_beyond(found, pp, num_microbatches=m, usable_bytes=limit_mb * 10**6)
+    after = pp[:, np.newaxis] - 1 + beyond - np.arange(max_pp)
+    peaks = found.peaks(in_flight(m, after))
+    assert (peaks <= limit_mb * 10**6).all(axis=1).tolist() == (beyond <= deepest).tolist()
 
 
 def test_context_parallel_ranks_share_tokens_and_keep_the_keys_and_values_they_are_sent():

@@ -9,7 +9,7 @@ import pytest
 from dflop.plan.drafts import fits
 from dflop.plan.emit.mimo_rules import MimoRules
 from dflop.plan.grid_bytes import chain_peaks, largest_loads
-from dflop.plan.inline import inline_choices
+from dflop.plan.grid_search import inline_choices
 from dflop.plan.memory import NUM_WAITING
 from dflop.plan.offload import LOCKED_RATIO, offloaded_layers
 from dflop.plan.search import plan_problem

@@ -181,7 +181,7 @@ def _shards(problem: Problem, parallel: ParallelSpec) -> bool:
 
 
 def _formula_s(problem: Problem, parallel: ParallelSpec, recompute: bool, counts: Ints) -> Floats:
-    """`[C]`: the formula of `dflop/plan/inline.py` for the even cut under C numbers of microbatches."""
+    """`[C]`: the formula of `dflop/plan/columns.py` for the even cut under C numbers of microbatches."""
     chain = even_chain(problem.specs, parallel.pp)
     layers = np.array([chain[spec.module] for spec in problem.specs])
 
@@ -199,7 +199,9 @@ def _formula_s(problem: Problem, parallel: ParallelSpec, recompute: bool, counts
     average_s = stage_seconds(
         {name: loads.per_microbatch(counts * parallel.dp) for name, loads in problem.sample_loads.items()}
     )
-    heaviest_s = stage_seconds({name: load[:, np.newaxis] for name, load in problem.heaviest_samples.items()})
+    heaviest_s = stage_seconds(
+        {name: load[:, np.newaxis] for name, load in problem.heaviest_units(problem.specs).items()}
+    )
     fill_s = np.maximum(average_s, heaviest_s).sum(axis=2)
     steps_s: Floats = (fill_s + (counts[:, np.newaxis] - 1) * average_s.max(axis=2)).mean(axis=1)
     every = np.repeat(layers[:, np.newaxis], len(counts), axis=1)

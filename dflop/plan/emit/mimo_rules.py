@@ -25,7 +25,7 @@ import numpy as np
 from dflop.records import LLM, ParallelSpec, Plan
 
 if TYPE_CHECKING:  # the search knows its emitters' rules, these need no search
-    from dflop.plan.candidates import Candidates
+    from dflop.plan.columns import Columns
     from dflop.schedule.items import Ints
 
 
@@ -48,31 +48,30 @@ class MimoRules:
         """Whether every module can cut its microbatches evenly; no layouts: whether they can be equal at all."""
         return not self.batch_problems(layouts, num_microbatches, global_batch_size)
 
-    def parts(self, modules: Sequence[Candidates], num_samples: int) -> Iterator[tuple[Ints, ...]]:
+    def parts(self, columns: Columns, num_samples: int) -> Iterator[Ints]:
         """The allowed part of a search space, as spaces without a rule between modules.
 
-        Every choice of an allowed candidate per module is in one of them at least, and they hold no other choices; the
+        Every choice of an allowed column per module is in one of them at least, and they hold no other choices; the
         best of the best of each is the best of all. There are few: replicas divide the microbatch, so they are chains
         of its divisors, one where it is a power of two.
 
         Args:
-            modules: Candidates of each module; their layers are taken through `nearest_layers` afterwards.
+            columns: Each of one module; their layers are taken through `nearest_layers` afterwards.
             num_samples: Samples of a microbatch, all replicas together.
 
         Yields:
-            Per module the indices of its candidates, none of them empty.
+            Indices of columns, some of every module.
         """
-        alone = [(c.tp & (c.tp - 1) == 0) & ((c.pp == 1) | (c.spec.module == LLM)) for c in modules]
-        degrees = {
-            int(dp) for c, fine in zip(modules, alone, strict=True) for dp in c.dp[fine] if num_samples % dp == 0
-        }
-        for dps, recompute in itertools.product(_chains((), sorted(degrees)), (False, True)):
-            part = tuple(
-                np.flatnonzero(fine & np.isin(c.dp, dps) & (c.recompute == recompute))
-                for c, fine in zip(modules, alone, strict=True)
-            )
-            if all(len(indices) for indices in part):
-                yield part
+        tp, pp, dp, _, _, again = columns.degrees
+        num_layers = columns.num_layers
+        alone = (tp & (tp - 1) == 0) & ((pp == 1) | columns.with_llm) & ((again == 0) | (again == num_layers))
+        for recompute in (False, True):
+            fine = alone & ((again > 0) == recompute)
+            degrees = {n for n in dp[fine].tolist() if num_samples % n == 0}
+            for dps in _chains((), sorted(degrees)):
+                part = np.flatnonzero(fine & np.isin(dp, dps))
+                if columns.holds[:, part].any(axis=1).all():
+                    yield part
 
     def nearest_layers(self, layers_per_stage: tuple[int, ...]) -> tuple[int, ...]:
         """The split nearest to one of ours that can be said: the last stage stays, the first gets what is left over.

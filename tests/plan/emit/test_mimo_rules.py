@@ -2,13 +2,15 @@ import dataclasses
 import itertools
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dflop.plan.columns import Columns
 from dflop.plan.drafts import draft
 from dflop.plan.emit.mimo_rules import MimoRules, end_layers, mimo_problems
-from dflop.plan.formula import formula_table
+from dflop.plan.grid_search import grids_apart
 from dflop.records import LLM
 from tests.plan.emit.plans import mimo_like_plans, module, split, split_plans
 from tests.plan.problems import make_problem
@@ -81,19 +83,27 @@ def test_the_nearest_split_can_be_said_and_is_as_fast(layers):
 
 @pytest.mark.parametrize(("encoders", "num_microbatches"), [(("vision",), 4), (("vision", "audio"), 2)])
 def test_the_parts_hold_every_allowed_choice_and_no_other(encoders, num_microbatches):
-    problem = make_problem(*encoders, num_processes=5, tps=(1, 2, 3))
-    table = formula_table(problem, num_microbatches)
+    problem = make_problem(*encoders, num_processes=5, tps=(1, 2, 3), layouts=("split",), memory_bytes=2**28)
+    names = [spec.module for spec in problem.specs]
+    columns = Columns.of(names, num_microbatches, 5, grids_apart(problem, num_microbatches, math.inf))
+    assert columns is not None
     size = problem.global_batch_size // num_microbatches
-    allowed = set()
-    for choice in itertools.product(*(range(len(m.candidates)) for m in table.modules)):
-        plan = draft(problem, num_microbatches, table.grids(choice), 0.0)
+    every = itertools.product(*(np.flatnonzero(held).tolist() for held in columns.holds))
+    allowed, covers = set(), list(every)
+    for cover in covers:
+        plan = draft(problem, num_microbatches, columns.choices(cover), 0.0, with_caps=False)
         layouts = {  # as the search may emit them
             m.module: dataclasses.replace(m, layers_per_stage=RULES.nearest_layers(m.layers_per_stage))
             for m in plan.modules
         }
-        if is_allowed(layouts, num_microbatches, problem.global_batch_size):
-            allowed.add(choice)
-    parts = [set(itertools.product(*part)) for part in RULES.parts([m.candidates for m in table.modules], size)]
+        if not any(m.recomputed for m in plan.modules) and is_allowed(
+            layouts, num_microbatches, problem.global_batch_size
+        ):
+            allowed.add(cover)
+    parts = []
+    for rows in RULES.parts(columns, size):
+        of_modules = (rows[held[rows]].tolist() for held in columns.holds)
+        parts.append(set(itertools.product(*of_modules)))
     assert set().union(*parts) == allowed
-    assert 0 < len(allowed) < math.prod(len(m.candidates) for m in table.modules)
+    assert 0 < len(allowed) < len(covers)
     assert not any(a <= b for a, b in itertools.permutations(parts, 2))

@@ -13,7 +13,7 @@ from dflop.cost.model import has_edge
 from dflop.plan.chain import Chain
 from dflop.plan.drafts import charged, fits
 from dflop.plan.grid_bytes import chain_peaks, largest_loads
-from dflop.plan.inline import inline_choices
+from dflop.plan.grid_search import inline_choices
 from dflop.plan.partition import best_cuts, free_cuts, range_seconds
 from dflop.plan.rerun_limits import SLACK
 from dflop.plan.runnable import check_plan
@@ -203,11 +203,10 @@ def test_chains_are_cut_for_the_layers_that_run_again(memory_mb, pp):
     vision, llm = problem.specs
     problem = dataclasses.replace(problem, specs=(vision, dataclasses.replace(llm, num_layers=16)))
     chain = Chain.of(problem, 1, 8)
-    layers = chain._layers(list(every_cut(chain.unit_layers.shape[1], pp)))
+    layers = chain._layers(np.array(list(every_cut(chain.unit_layers.shape[1], pp))))
     dp, shards = np.full(layers.shape[1], 4 // pp), np.ones(layers.shape[1], dtype=int)
     again, fit = chain.memory.recomputed(layers, dp, shards)
-    usual = chain.memory.usual(layers, again, dp, shards)
-    least_s = chain._formula_s(layers, again, dp, shards, usual)[fit].min()
+    least_s = chain._grids(layers, again, dp, shards).alone_s[fit].min()
     of_grid = [
         v for v, p in inline_choices(problem, 8, top=None) if p.module(LLM).parallel == ParallelSpec(1, pp, dp[0])
     ]

@@ -1,0 +1,186 @@
+"""The grids that plans of one number of microbatches may be made of: chains of stages for subsets of the modules.
+
+Encoders on ranks of their own stand in front of grids with the LLM; they have none of the context parallelism, which
+wants all modules in one place.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+
+from dflop.plan.candidates import NUM_SHARD_CHOICES
+from dflop.plan.chain import Chain
+from dflop.plan.drafts import draft, fits
+from dflop.plan.grid_choice import Grids
+from dflop.plan.space import Problem
+from dflop.records import Plan
+
+MAX_ALIKE = 2
+"""Choices of one tp, cp and pp: a few replicas less are all but the same plan, only slower."""
+Degrees = tuple[int, int, int]
+"""(tp, cp, pp)."""
+
+
+def inline_choices(
+    problem: Problem, num_microbatches: int, top: int | None = 16, limit_s: float = math.inf
+) -> list[tuple[float, Plan]]:
+    """Drafts of one grid that fit in memory with their formula value, best first, fewer processes first among equals.
+
+    How many tokens memory holds is not looked for yet (`drafts.charged`).
+
+    Args:
+        problem: What to plan for.
+        num_microbatches: Per step.
+        top: Drafts to return, of one tp, cp and pp no more than two; None: all.
+        limit_s: Formula value of what is worth a look.
+    """
+    found = []
+    for grids in _kept(whole_grids(problem, num_microbatches, top, limit_s), top):
+        value_s = float(grids.alone_s[0])
+        plan = draft(problem, num_microbatches, [grids.choice(0)], value_s, with_caps=False, per_microbatch=True)
+        assert fits(problem, plan), f"inline plan {plan.plan_id} does not fit although its formula predicted so"
+        found.append((value_s, plan))
+    return found
+
+
+def whole_grids(problem: Problem, num_microbatches: int, top: int | None, limit_s: float) -> list[Grids]:
+    """`grids_with_llm` of all modules, where they may share ranks."""
+    every = [spec.module for spec in problem.specs]
+    if "inline" not in problem.space.layouts and len(every) > 1:
+        return []
+    return grids_with_llm(problem, num_microbatches, every, top, limit_s)
+
+
+def grids_apart(problem: Problem, num_microbatches: int, limit_s: float) -> list[Grids]:
+    """Grids of plans with several, none of which is slower by itself than a limit.
+
+    Of each encoder alone, and of the LLM alone or, where modules may share ranks, with some of the encoders.
+    """
+    layouts, (*encoders, llm) = problem.space.layouts, [spec.module for spec in problem.specs]
+    num_processes = problem.cluster.num_processes
+    if "split" not in layouts or not encoders or num_processes < 2:
+        return []
+    alone = {name: grids_of_encoder(problem, num_microbatches, name, limit_s) for name in encoders}
+    found = [grids for of in alone.values() for grids in of]
+    for num in range(len(encoders) if "inline" in layouts else 1):
+        for shared in itertools.combinations(encoders, num):
+            others = [of for name, of in alone.items() if name not in shared]
+            if all(others):  # they take some time before the LLM, and some processes
+                left_s = limit_s - max(min(float(of.fill_s.mean(axis=0).min()) for of in grids) for grids in others)
+                left = num_processes - sum(min(int(of.num_processes.min()) for of in grids) for grids in others)
+                if left > 0:
+                    found += grids_with_llm(problem, num_microbatches, (*shared, llm), None, left_s, left)
+    return found
+
+
+def grids_with_llm(
+    problem: Problem,
+    num_microbatches: int,
+    modules: Sequence[str],
+    top: int | None = None,
+    limit_s: float = math.inf,
+    most_processes: int = 0,
+) -> list[Grids]:
+    """Grids of modules with the LLM that fit in memory.
+
+    Every tp, cp, pp and dp on at most the processes that other modules leave; as many layers recompute as it takes to
+    fit, or all of them, and parameters are shared where that saves some of it. Layers are cut by time; where the most
+    replicas fit so only with layers that run again, or not at all, by the time with such layers, too.
+
+    Args:
+        problem: What to plan for.
+        num_microbatches: Per step.
+        modules: That share the ranks.
+        top: Grids to return, the best ones, of one tp, cp and pp no more than two; None: all.
+        limit_s: Formula value of what is worth a look.
+        most_processes: That other modules leave; 0: one for each of them.
+    """
+    kept: list[Grids] = []
+    tight: list[tuple[Chain, Grids]] = []
+    for least_s, chain, pp in _depths(problem, num_microbatches, modules, most_processes):
+        if least_s > limit_s or _is_full(kept, top, least_s):
+            break
+        without: set[int] = set()  # groups that fit as they are: saving more memory than that would be slower
+        fits_so = False
+        for kind in range(NUM_SHARD_CHOICES):
+            fitting, best = chain.choices(pp, kind, without=without, limit_s=limit_s)
+            kept = [*kept, *fitting] if top is None else _kept([*kept, *fitting], top)
+            if best is not None and (fitting or not fits_so):
+                tight.append((chain, best))
+            fits_so = fits_so or bool(fitting)
+            without |= {int(dp) for grids in fitting for dp in grids.dp[grids.num_recomputed == 0]}
+    most = {_degrees(grids): grids for _, grids in sorted(tight, key=lambda pair: int(pair[1].shards[0]))}
+    held: dict[Degrees, Grids | None] = {}
+    # Cut by time alone they would be at least this fast, which decides whether it is worth looking for other cuts.
+    for chain, grids in sorted(tight, key=lambda pair: _order(pair[1])):
+        if grids.alone_s[0] > limit_s or _is_full(kept, top, float(grids.alone_s[0])):
+            break
+        key = _degrees(grids)
+        if key not in held:  # where it does not fit with most of it shared out, it does not with less
+            held[key] = chain.within_memory(most[key])
+        within = held[key]
+        if within is not None and grids is not most[key]:
+            within = chain.within_memory(grids)
+        if within is not None and within.alone_s[0] <= limit_s:
+            kept = [*kept, within] if top is None else _kept([*kept, within], top)
+    return kept
+
+
+def grids_of_encoder(problem: Problem, num_microbatches: int, module: str, limit_s: float = math.inf) -> list[Grids]:
+    """Grids of an encoder alone that fit in memory in front of some LLM; none is slower by itself than a limit."""
+    chains = (Chain.of(problem, tp, num_microbatches, modules=[module]) for tp in problem.tps(problem.spec(module)))
+    return [grids for chain in chains for pp in range(1, chain.max_pp + 1) for grids in chain.in_front(pp, limit_s)]
+
+
+def _depths(
+    problem: Problem, num_microbatches: int, modules: Sequence[str], most_processes: int
+) -> list[tuple[float, Chain, int]]:
+    """(no grid takes less, chain, its stages) of every depth of every chain, ascending."""
+    tps = set.intersection(*(set(problem.tps(problem.spec(module))) for module in modules))
+    found = []
+    for tp in sorted(tp for tp in tps if not most_processes or tp <= most_processes):
+        for cp in problem.cps(tp) if len(modules) == len(problem.specs) else [1]:
+            chain = Chain.of(problem, tp, num_microbatches, cp, modules, most_processes)
+            found += [(chain.at_least_s(pp), chain, pp) for pp in range(1, chain.max_pp + 1)]
+    return sorted(found, key=lambda depth: depth[0])
+
+
+def _one_by_one(several: Iterable[Grids], most: int | None) -> Iterator[Grids]:
+    """Of those with all layers recomputed and of the others no more than the best `most`."""
+    for grids in several:
+        order = np.lexsort([grids.num_recomputed, grids.num_processes, grids.alone_s])
+        all_again = (grids.again == grids.layers).all(axis=(0, 2))[order]
+        for rows in (order[all_again], order[~all_again]):
+            yield from (grids.select(rows[k : k + 1]) for k in range(len(rows[:most])))
+
+
+def _is_full(kept: Sequence[Grids], top: int | None, value_s: float) -> bool:
+    return top is not None and len(kept) == top and value_s > kept[-1].alone_s[0]
+
+
+def _kept(grids: Iterable[Grids], top: int | None) -> list[Grids]:
+    """One by one in order; with a limit, the best, of each tp, cp, pp and way to save memory at most `MAX_ALIKE`."""
+    seen: Counter[tuple[Degrees, bool, bool]] = Counter()
+    kept: list[Grids] = []
+    for each in sorted(_one_by_one(grids, None if top is None else MAX_ALIKE), key=_order):
+        if kept and _order(each) == _order(kept[-1]) and each.choice(0) == kept[-1].choice(0):
+            continue
+        kind = (_degrees(each), bool(each.shards[0] > 1), bool((each.again == each.layers).all()))
+        seen[kind] += 1
+        if top is None or seen[kind] <= MAX_ALIKE:
+            kept.append(each)
+    return kept[:top]
+
+
+def _order(grids: Grids) -> tuple[float, int, int, int, int, int]:
+    first = float(grids.alone_s[0]), int(grids.num_processes[0])
+    return *first, grids.cp, grids.tp, grids.pp, int(grids.num_recomputed[0])
+
+
+def _degrees(grids: Grids) -> Degrees:
+    return grids.tp, grids.cp, grids.pp
