@@ -199,7 +199,7 @@ class Rank:
         if self.claim is not None:
             self.claim.check()
         self.spool.flush()
-        return {"seed": self.config.train.seed, "learned": wire.noted(self.store, wire.LEARNED, {})}
+        return {"learned": wire.noted(self.store, wire.LEARNED, {})}
 
     def _bad_sample(self, step: int, sample_index: int, path: str, reason: str) -> None:
         shape = next(s for s in self.shapes if s.sample_index == sample_index)

@@ -32,8 +32,6 @@ from dflop.train.optim import Optimizer, State
 
 T = TypeVar("T")
 R = TypeVar("R")
-_Written = tuple[dict[str, manifest.FileState], int]
-"""(files of a rank by name, number that its random generators are seeded by)."""
 
 
 class Checkpointer:
@@ -63,8 +61,6 @@ class Checkpointer:
         self._folder, self._stages, self._optimizer, self._keep = folder, stages, optimizer, keep
         self._parts, self._group, self._on_failure = sharded, groups.checkpoint, on_failure
         self._rank, self._num_ranks = self._group.rank(), self._group.size()
-        # Ranks of a tensor-parallel group must draw the same random numbers.
-        self._random_rank = self._rank - groups.tensor.rank()
         self._host: dict[MetadataIndex, torch.Tensor] | None = None
         """Copies of the blocks that this rank writes; allocated once."""
         self._writing: threading.Thread | None = None
@@ -75,14 +71,14 @@ class Checkpointer:
 
         Args:
             next_step: First step a resumed job will run.
-            meta: JSON values kept beside the tensors (seed, plan id, corrections).
+            meta: JSON values kept beside the tensors (plan id, corrections).
 
         Raises:
             TrainError: a weight or a moment is not finite; nothing is written, on any rank.
         """
         self.close()
         self._failure = None  # has been told; this is the next try
-        blocks = self._blocks(self._optimizer.state(), checkpoint_state.rng_state())
+        blocks = self._blocks(self._optimizer.state())
         if self._host is None:
             # Which rank writes what several hold. `dcp.save` would choose, too, but only of what has been copied.
             planner = BlockSavePlanner(blocks)
@@ -114,7 +110,7 @@ class Checkpointer:
             raise failure
 
     def load_latest(self) -> dict[str, Any] | None:
-        """Load the newest checkpoint whose files are what was written, and set the random generators.
+        """Load the newest checkpoint whose files are what was written.
 
         Returns:
             Its metadata with `next_step`, and `fell_back_from` where a newer one is damaged; None when there is none.
@@ -136,7 +132,7 @@ class Checkpointer:
             )
         if meta is None:
             return None
-        self._load(self._folder / meta["name"], meta)
+        self._load(self._folder / meta["name"])
         return {**meta, **({"fell_back_from": damaged[0]} if damaged else {})}
 
     def take_back(self, meta: Mapping[str, Any]) -> None:
@@ -163,15 +159,15 @@ class Checkpointer:
                 shutil.rmtree(temporary, ignore_errors=True)
             self._on_failure(self._failure)
 
-    def _written(self, folder: Path) -> _Written:
-        files = {path.name: manifest.file_state(path) for path in folder.glob(f"__{self._rank}_*")}
-        return files, self._random_rank
+    def _written(self, folder: Path) -> dict[str, manifest.FileState]:
+        return {path.name: manifest.file_state(path) for path in folder.glob(f"__{self._rank}_*")}
 
-    def _publish(self, folder: Path, about: Mapping[str, Any], written: Sequence[_Written]) -> None:
-        states = {name: state for files, _ in written for name, state in files.items()}
+    def _publish(
+        self, folder: Path, about: Mapping[str, Any], written: Sequence[Mapping[str, manifest.FileState]]
+    ) -> None:
+        states = {name: state for files in written for name, state in files.items()}
         states[manifest.INDEX] = manifest.file_state(folder / manifest.INDEX)
-        random_ranks = [number for _, number in written]
-        manifest.publish(folder, {**about, "random_ranks": random_ranks}, states, self._keep)
+        manifest.publish(folder, about, states, self._keep)
 
     def _problem(self, checkpoint: Path) -> str:
         """What is wrong with a checkpoint, equal on all ranks; each reads its share of the files."""
@@ -180,7 +176,7 @@ class Checkpointer:
             lambda: manifest.checkpoint_problem(checkpoint, share), lambda problems: next(filter(None, problems), "")
         )
 
-    def _load(self, checkpoint: Path, meta: Mapping[str, Any]) -> None:
+    def _load(self, checkpoint: Path) -> None:
         reader = SafeReader(checkpoint)
         stored = reader.index
         prefix = checkpoint_state.OPTIMIZER
@@ -188,11 +184,10 @@ class Checkpointer:
             name: {key: tensor for key, tensor in tensors.items() if f"{prefix}/{name}/{key}" in stored}
             for name, tensors in self._optimizer.state().items()
         }
-        random = checkpoint_state.empty_rng(stored, self._rank)
-        blocks = self._blocks(wanted, random)
-        shapes, random_ranks = self._together(
-            lambda: ({block.name: block.shape for block in blocks}, self._random_rank),
-            lambda ranks: ({n: shape for shapes, _ in ranks for n, shape in shapes.items()}, [r for _, r in ranks]),
+        blocks = self._blocks(wanted)
+        shapes = self._together(
+            lambda: {block.name: block.shape for block in blocks},
+            lambda ranks: {name: shape for shapes in ranks for name, shape in shapes.items()},
         )
         if problem := checkpoint_state.name_problem(shapes, stored):
             raise TrainError(problem, where=str(checkpoint), hint=f"to start over, move {self._folder} away")
@@ -201,14 +196,9 @@ class Checkpointer:
         except dcp.CheckpointException as error:
             raise TrainError(f"cannot load checkpoint: {reason_of(error)}", where=str(checkpoint)) from error
         self._optimizer.load_state(wanted)
-        # Under another plan, ranks that must draw alike now may have drawn differently.
-        if random and meta.get("random_ranks") == random_ranks:
-            checkpoint_state.restore_rng(random)
-        else:
-            checkpoint_state.reseed(int(meta.get("seed", 0)), int(meta["next_step"]), self._random_rank)
 
-    def _blocks(self, optimizer: State, rng: Mapping[str, torch.Tensor]) -> list[Block]:
-        return checkpoint_state.state_blocks(self._stages, optimizer, rng, self._rank, self._parts)
+    def _blocks(self, optimizer: State) -> list[Block]:
+        return checkpoint_state.state_blocks(self._stages, optimizer, self._parts)
 
     def _together(self, on_each: Callable[[], T], on_first: Callable[[list[T]], R]) -> R:
         """What rank 0 makes of what every rank returns; collective.

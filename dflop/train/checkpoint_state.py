@@ -1,13 +1,11 @@
 """What a checkpoint holds of one rank, and its copy in host memory, from which a thread writes while training goes on.
 
-Names in the checkpoint: `model/NAME`, `optimizer/NAME/KEY` with global parameter names, `rng/RANK/GENERATOR`.
+Names in the checkpoint: `model/NAME`, `optimizer/NAME/KEY` with global parameter names.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import random
 import sys
 import warnings
 import weakref
@@ -30,26 +28,20 @@ from dflop.progress import At, unseen
 from dflop.train.blocks import Block, SafeReader, Stored, blocks_of, reason_of
 from dflop.train.optim import State
 
-OPTIMIZER, RNG = "optimizer", "rng"
+OPTIMIZER = "optimizer"
 _PREFIX = "model/"
 _ALIGNED_BYTES = 64
-_RNG_BYTES = 8192
-"""More than 625 numbers of ten digits take, which numpy's and Python's generators consist of."""
 _PORTABLE = 1
 """`cudaHostRegisterPortable`."""
 
 
-def state_blocks(
-    stages: Iterable[Stage], optimizer: State, rng: Mapping[str, torch.Tensor], rank: int, parts: Mapping[str, Part]
-) -> list[Block]:
+def state_blocks(stages: Iterable[Stage], optimizer: State, parts: Mapping[str, Part]) -> list[Block]:
     """All of a rank's state as views of the live tensors.
 
     Args:
         stages: Holders of the parameters.
         optimizer: As `Optimizer.state` returns it. Of a part, what has the part's shape is cut like it, a count of
             steps is not.
-        rng: As `rng_state` returns it.
-        rank: Whose random generators those are.
         parts: What the rank holds of the parameters that it does not hold whole.
     """
     model = {name: p for stage in stages for name, p in stage.names.items()}
@@ -58,7 +50,6 @@ def state_blocks(
         for key, tensor in tensors.items():
             part = parts.get(name) if tensor.dim() else None
             found.append(blocks_of(f"{OPTIMIZER}/{name}/{key}", tensor, part))
-    found += [blocks_of(f"{RNG}/{rank}/{key}", tensor, None) for key, tensor in rng.items()]
     return list(chain(*found))
 
 
@@ -167,49 +158,3 @@ def copy_to_host(blocks: Sequence[Block], memory: Mapping[MetadataIndex, torch.T
     for device in {block.tensor.device for block in mine if block.tensor.is_cuda}:
         torch.cuda.synchronize(device)
     return copies
-
-
-def rng_state() -> dict[str, torch.Tensor]:
-    """States of torch's, numpy's and Python's global generators, and of CUDA's where there is one, as bytes."""
-    found = {
-        "torch": torch.get_rng_state(),
-        "numpy": _to_bytes(np.random.get_state()),  # noqa: NPY002, what libraries draw from without being asked
-        "python": _to_bytes(random.getstate()),
-    }
-    if torch.cuda.is_available():
-        found["cuda"] = torch.cuda.get_rng_state()
-    return found
-
-
-def empty_rng(stored: Mapping[str, Stored], rank: int) -> dict[str, torch.Tensor]:
-    """Room for the states that a checkpoint has of a rank's generators."""
-    prefix = f"{RNG}/{rank}/"
-    return {name.removeprefix(prefix): of.empty() for name, of in stored.items() if name.startswith(prefix)}
-
-
-def restore_rng(state: Mapping[str, torch.Tensor]) -> None:
-    """Set the generators to what `rng_state` returned."""
-    torch.set_rng_state(state["torch"])
-    np.random.set_state(tuple(_from_bytes(state["numpy"])))  # noqa: NPY002, as above
-    version, internal, gauss_next = _from_bytes(state["python"])
-    random.setstate((version, tuple(internal), gauss_next))
-    if "cuda" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state(state["cuda"])
-
-
-def reseed(seed: int, step: int, rank: int) -> None:
-    """Set the generators by numbers: for ranks that no state was saved of."""
-    torch_seed, numpy_seed, python_seed = np.random.SeedSequence([seed, step, rank]).generate_state(3)
-    torch.manual_seed(int(torch_seed))  # CUDA's, too
-    np.random.seed(int(numpy_seed))  # noqa: NPY002, as above
-    random.seed(int(python_seed))
-
-
-def _to_bytes(value: Any) -> torch.Tensor:
-    # Padded: how long the text is changes with the state, but every checkpoint is copied into the same memory.
-    text = json.dumps(value, default=np.ndarray.tolist).encode().ljust(_RNG_BYTES)
-    return torch.frombuffer(bytearray(text), dtype=torch.uint8)
-
-
-def _from_bytes(content: torch.Tensor) -> Any:
-    return json.loads(content.numpy().tobytes())

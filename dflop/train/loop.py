@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import math
+import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,13 +17,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
 from dflop.errors import Interrupted, TrainError
 from dflop.records import MicrobatchSpan, StepObservation, StepPlan
 from dflop.train.checkpoint import Checkpointer
-from dflop.train.checkpoint_state import reseed
 from dflop.train.engine import Engine
 from dflop.train.feed import Feed
 from dflop.train.finite import SkippedSteps, is_finite, listed, suspects
@@ -113,9 +114,6 @@ class Trainer:
         self.activities.main.may_last("loads the newest checkpoint")
         latest = self.checkpointer.load_latest() if self.checkpointer else None
         first = int(latest["next_step"]) if latest else 0
-        if latest is None:
-            # Ranks of a tensor-parallel group must draw the same random numbers.
-            reseed(self.settings.train.seed, first, self.model.seat.rank - self.model.seat.tp_rank)
         if latest and "fell_back_from" in latest:
             newer = f"{latest['fell_back_from']}; using the one before it"
             self.hooks.on_event(first, "checkpoint_damaged", newer)
@@ -218,6 +216,8 @@ class Trainer:
 
     def _step(self, step: int, ready: _ReadyStep, data_wait_s: float) -> tuple[bool, bool]:
         """Run a step; whether any rank was told to stop, and whether a checkpoint is due by the clock."""
+        # Ranks of a tensor-parallel group must draw the same random numbers.
+        _reseed(self.settings.train.seed, step, self.model.seat.rank - self.model.seat.tp_rank)
         started = self._started_at_s = time.perf_counter()
         trace = self.engine.run(
             ready.prepared.microbatches,
@@ -334,6 +334,14 @@ def _collecting_between_steps() -> Iterator[None]:
     finally:
         gc.enable()
         gc.unfreeze()
+
+
+def _reseed(seed: int, step: int, rank: int) -> None:
+    """Set the global generators, so that what a step draws depends on no step before it."""
+    torch_seed, numpy_seed, python_seed = np.random.SeedSequence([seed, step, rank]).generate_state(3)
+    torch.manual_seed(int(torch_seed))  # CUDA's, too
+    np.random.seed(int(numpy_seed))  # noqa: NPY002, what libraries draw from without being asked
+    random.seed(int(python_seed))
 
 
 def learning_rate(step: int, settings: LoopSettings) -> float:

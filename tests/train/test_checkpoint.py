@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import random
 import zlib
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from dflop.models.build import Stage
 from dflop.models.random_weights import build_model
 from dflop.parallel.part import even_part
-from dflop.parallel.topology import make_groups
 from dflop.records import LLM
 from dflop.train.blocks import BlockLoadPlanner, BlockSavePlanner, BlockWriter, SafeReader, blocks_of
 from dflop.train.checkpoint import Checkpointer
 from dflop.train.checkpoint_state import read_model
-from dflop.train.optim import Optimizer, OptimizerSettings
 from tests.train import synthetic
 from tests.train.rank import Rank, weights_come_late
 from tests.train.ranks import run_ranks
@@ -168,39 +163,3 @@ def test_parts_of_fused_matrices_are_put_together_and_taken_apart_again(tmp_path
     planner = BlockLoadPlanner(list(blocks_of("model/w", loaded, parts[1])))
     dcp.load({}, storage_reader=SafeReader(tmp_path), planner=planner, no_dist=True)
     assert torch.equal(loaded, parts[1].of(whole))
-
-
-def draw():
-    return torch.rand(3).tolist(), np.random.rand(3).tolist(), [random.random() for _ in range(3)]  # noqa: NPY002, numpy's global state is what is tested
-
-
-def small_checkpointer(rank, folder, name):
-    """Of one number, which all ranks of a plan hold."""
-    stage, groups = Stage({"w": torch.nn.Parameter(torch.zeros(1))}), make_groups(PLANS[name], rank, timeout_s=60)
-    return Checkpointer(folder, [stage], Optimizer(stage.names, OptimizerSettings(0.1, 0.0)), groups, {}, keep=2)
-
-
-def save_random(rank, folder, name):
-    checkpointer = small_checkpointer(rank, folder, name)
-    torch.manual_seed(rank)
-    np.random.seed(rank)  # noqa: NPY002, numpy's global state is what is tested
-    random.seed(rank)
-    checkpointer.save(3, {"seed": 5})
-    checkpointer.wait()
-    return draw()
-
-
-def load_random(rank, folder, name):
-    small_checkpointer(rank, folder, name).load_latest()
-    return draw()
-
-
-def test_random_generators_go_on_where_they_were_or_begin_anew_alike_where_ranks_now_share_a_module(tmp_path):
-    drawn = run_ranks(save_random, 4, tmp_path, "split pp2")
-    assert len({str(d) for d in drawn}) == 4
-    assert run_ranks(load_random, 4, tmp_path, "split pp2") == drawn
-    anew, again = (run_ranks(load_random, 4, tmp_path, "inline pp2 tp2") for _ in "12")
-    assert anew == again
-    first, second, third, fourth = anew
-    assert first == second != third == fourth, "two by two they form a tensor-parallel group only now"
-    assert not any(d in anew for d in drawn)

@@ -58,7 +58,7 @@ def test_only_the_newest_are_kept(one_rank, tmp_path):
     saved(tmp_path / "c", 1, 2, 3, 4, 5, keep=3)
     assert names_in(tmp_path / "c") == [STEP.format(n) for n in (3, 4, 5)]
     latest, weights = loaded(tmp_path / "c")
-    assert latest == {"next_step": 5, "name": STEP.format(5), "random_ranks": [0]}
+    assert latest == {"next_step": 5, "name": STEP.format(5)}
     assert weights == [5.0] * 3
 
 

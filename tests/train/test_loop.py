@@ -4,6 +4,7 @@ import dataclasses
 import math
 import random
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -110,13 +111,13 @@ def test_a_job_told_to_stop_has_a_checkpoint_on_disk_when_it_does(one_rank, tmp_
     answers = iter([False, False, False, True])  # before the first step, and in each
     trainer, _, (seen, _) = make_trainer(
         0, {LLM: (1, 1)}, shapes, SyntheticSource(shapes), folder=tmp_path, is_told_to_stop=lambda: next(answers),
-        before_checkpoint=lambda: {"seed": 5},
+        before_checkpoint=lambda: {"learned": 5},
     )  # fmt: skip
     with pytest.raises(Interrupted, match="stopped after step 2, 3 of 4 steps done"):
         trainer.run()
     assert [o.step for o in seen] == [0, 1, 2]
     latest = read_latest(tmp_path)
-    assert (latest["next_step"], latest["seed"]) == (3, 5)
+    assert (latest["next_step"], latest["learned"]) == (3, 5)
 
 
 def stop_rank_1_in_step_1(rank, folder):
@@ -141,27 +142,28 @@ def test_all_ranks_stop_behind_the_step_in_which_one_is_told_to_with_the_same_we
     assert all(torch.equal(p, same[n]) for n, p in weights.items())
 
 
-def numbers_drawn(rank, folder, seed, layout):
-    """What each library draws first after a fresh start, whatever the generators were at before."""
+def numbers_drawn(rank, folder, seed, layout, first):
+    """What each library draws in steps of a job that resumes at the first of them."""
+    drawn, shapes = [], text_shapes(SETTINGS.num_steps)
+    settings = loop_settings("run", SETTINGS.num_steps, 0.01, seed=seed)
+
+    def draw(_):
+        drawn.append((float(torch.rand(1)), np.random.rand(), random.random()))  # noqa: NPY002, what libraries draw from
+
+    trainer = make_trainer(rank, layout, shapes, SyntheticSource(shapes), settings, kv_heads=2)[0]
+    trainer.hooks = dataclasses.replace(trainer.hooks, on_observation=draw)
+    nothing = lambda *_: None  # noqa: E731
+    trainer.checkpointer = SimpleNamespace(load_latest=lambda: {"next_step": first}, save=nothing, wait=nothing)
     torch.manual_seed(rank)
-    np.random.seed(rank)  # noqa: NPY002, what libraries draw from
-    random.seed(rank)
-    drawn, shapes = [], text_shapes(1)
-    settings = loop_settings("run", 1, 0.01, seed=seed)
-
-    def draw():
-        drawn.append((float(torch.rand(1)), np.random.rand(), random.random()))  # noqa: NPY002, as above
-        return False
-
-    make_trainer(rank, layout, shapes, SyntheticSource(shapes), settings, kv_heads=2, is_told_to_stop=draw)[0].run()
-    return drawn[0]
+    trainer.run()
+    return drawn[: SETTINGS.num_steps - first]
 
 
-def test_a_fresh_start_seeds_every_rank_alike_only_where_ranks_share_a_module(tmp_path):
-    one, other = run_ranks(numbers_drawn, 2, tmp_path, 3, {LLM: (1, 2)})
-    assert not set(one) & set(other), "replicas would drop the same activations"
-    assert run_ranks(numbers_drawn, 2, tmp_path, 3, {LLM: (1, 1, 2)}) == [one, one]
-    assert not set(run_ranks(numbers_drawn, 2, tmp_path, 4, {LLM: (1, 2)})[0]) & set(one)
+def test_what_a_step_draws_follows_from_seed_step_and_tensor_parallel_group(tmp_path):
+    one, other = run_ranks(numbers_drawn, 2, tmp_path, 3, {LLM: (1, 2)}, 0)
+    assert len({number for step in (*one, *other) for number in step}) == 2 * 3 * SETTINGS.num_steps
+    assert run_ranks(numbers_drawn, 2, tmp_path, 3, {LLM: (1, 1, 2)}, 2) == [one[2:], one[2:]]
+    assert not set(run_ranks(numbers_drawn, 2, tmp_path, 4, {LLM: (1, 2)}, 0)[0]) & set(one)
 
 
 @pytest.mark.parametrize(
