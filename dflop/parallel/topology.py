@@ -144,7 +144,8 @@ class Groups:
     context: dist.ProcessGroup | None
     """Context-parallel ranks of this rank's stage, dp rank and tp rank; None: it has its samples for itself."""
     tied: dist.ProcessGroup | None
-    """First and last LLM stage, all replicas of one tp rank, where a tied embedding lives on both; None elsewhere."""
+    """First and last LLM stage, where a tied embedding lives on both: all replicas of one tp rank, or under FSDP2 the
+    two ranks of the same rows; None elsewhere."""
     checkpoint: dist.ProcessGroup
     """World group for small CPU tensors of the thread that writes checkpoints."""
 
@@ -199,10 +200,13 @@ def make_groups(plan: Plan, rank: int, *, timeout_s: float, is_tied: bool = Fals
     llm = plan.module(LLM)
     with_layers = [stage for stage, n in enumerate(llm.layers_per_stage) if n]
     first, last = with_layers[0], with_layers[-1]
+    num_replicas = llm.parallel.num_replicas
+    each = 1 if llm.parameter_shards > 1 else num_replicas
     for tp_rank in range(llm.parallel.tp if is_tied and first < last else 0):
-        ends = [rank_of(llm, s, r, tp_rank) for s in (first, last) for r in range(llm.parallel.num_replicas)]
-        group = dist.new_group(ends, timeout=timeout)
-        tied = group if rank in ends else tied
+        for k in range(0, num_replicas, each):
+            ends = [rank_of(llm, s, r, tp_rank) for s in (first, last) for r in range(k, k + each)]
+            group = dist.new_group(ends, timeout=timeout)
+            tied = group if rank in ends else tied
     if replicas is None or tensor is None:
         raise ValueError(f"rank {rank} is not part of a plan of {plan.num_processes} processes")
     return Groups(forward, backward, control, feed, replicas, shards, copies, tensor, context, tied, checkpoint)

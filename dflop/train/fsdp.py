@@ -29,10 +29,8 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from dflop.models.build import LlmStage, Stage
-from dflop.parallel.exchange import message_device
 from dflop.parallel.part import Part
-from dflop.parallel.topology import Groups, Seat, rank_of
-from dflop.records import LLM, Plan
+from dflop.parallel.topology import Groups
 
 
 def shard_parameters(stages: Sequence[Stage], groups: Groups, cut: Mapping[str, Part]) -> dict[str, Part]:
@@ -119,27 +117,3 @@ def take_gradients(stages: Iterable[Stage]) -> None:
         for name, shard in stage.shards.items():
             gradient, shard.grad = shard.grad, None
             stage.names[name].grad = None if gradient is None else _rows(gradient)
-
-
-def sum_with_other_end(gradient: torch.Tensor, plan: Plan, seat: Seat, groups: Groups) -> None:
-    """Add the gradient of a tied embedding's rows on the other end of the LLM to that on this end.
-
-    Args:
-        gradient: Of the rows that this rank holds, the same rows as its counterpart's; changed in place.
-        plan: The layout.
-        seat: On the first or the last LLM stage.
-        groups: Process groups.
-    """
-    llm = plan.module(LLM)
-    ends = [stage for stage, n in enumerate(llm.layers_per_stage) if n]
-    other = rank_of(llm, ends[-1] if seat.stage == ends[0] else ends[0], seat.replica, seat.tp_rank)
-    assert groups.tied is not None
-    ours = gradient.to(message_device(gradient.device, groups.tied))
-    theirs = torch.empty_like(ours)
-    exchange = [
-        dist.P2POp(dist.isend, ours, other, groups.tied),
-        dist.P2POp(dist.irecv, theirs, other, groups.tied),
-    ]
-    for work in dist.batch_isend_irecv(exchange):
-        work.wait()
-    gradient.add_(theirs.to(gradient.device))

@@ -18,7 +18,7 @@ from dflop.models.build import LlmStage, Stage
 from dflop.parallel.topology import Groups, Seat
 from dflop.records import Plan
 from dflop.train.buckets import GradientBuckets, Owners
-from dflop.train.fsdp import sum_with_other_end, take_gradients
+from dflop.train.fsdp import take_gradients
 
 
 class GradientReducer:
@@ -37,7 +37,7 @@ class GradientReducer:
         self, plan: Plan, seat: Seat, stages: Sequence[Stage], groups: Groups, sharded: Collection[str] = (),
         *, owners: Owners | None = None,
     ) -> None:  # fmt: skip
-        self._plan, self._seat, self._stages, self._groups = plan, seat, stages, groups
+        self._seat, self._stages, self._groups = seat, stages, groups
         self._owners = owners or {}
         self._rows = {name for stage in stages for name in stage.shards}
         names = {n: p for stage in stages for n, p in stage.names.items() if p.requires_grad}
@@ -84,10 +84,7 @@ class GradientReducer:
     def _sum_tied(self, name: str, p: nn.Parameter) -> None:
         assert self._groups.tied is not None
         assert p.grad is not None
-        if name in self._rows:
-            sum_with_other_end(p.grad, self._plan, self._seat, self._groups)
-            return
-        # Every rank of both stages gets the sum, so that the owners on either make the same update.
+        # Every rank of the group gets the sum, so that the owners on either stage make the same update.
         dist.all_reduce(p.grad, group=self._groups.tied)
         if self._owners.get(name, self._seat.replica) != self._seat.replica:
             p.grad = None

@@ -26,7 +26,9 @@ def plans(draw):
     for name in draw(st.permutations(("vision", "audio", LLM))):
         tp, pp, dp, cp = draw(DEGREES)
         layers = tuple(draw(st.lists(st.integers(1, 5), min_size=pp, max_size=pp)))
-        modules[name] = ModulePlan(name, ParallelSpec(tp, pp, dp, cp), first_rank, layers, (0,) * pp)
+        shards = draw(st.sampled_from([1, dp * cp]))
+        of = ParallelSpec(tp, pp, dp, cp)
+        modules[name] = ModulePlan(name, of, first_rank, layers, (0,) * pp, parameter_shards=shards)
         first_rank += tp * pp * dp * cp
     return replace(base, modules=tuple(modules[m.module] for m in base.modules))
 
@@ -75,6 +77,10 @@ def test_every_rank_makes_the_same_groups_and_ends_share_one_where_an_embedding_
         assert groups.context == (in_context if spec.cp > 1 else None)
         is_end = seat.module == LLM and seat.stage in (min(with_layers), max(with_layers))
         assert bool(groups.tied) == (is_tied and is_end and len(with_layers) > 1)
+        if groups.tied:
+            held = {(s.stage, s.replica) for s in seats(plan) if s.rank in groups.tied}
+            replicas = {seat.replica} if plan.module(LLM).parameter_shards > 1 else range(spec.num_replicas)
+            assert held == {(stage, r) for stage in (min(with_layers), max(with_layers)) for r in replicas}
     assert all(each == made[0] for each in made)
 
 

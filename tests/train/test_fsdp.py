@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from functools import cache
-from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from dflop.parallel.topology import seat_of
 from dflop.records import LLM
-from dflop.train import fsdp
 from dflop.train.fsdp import sharded_modules
 from tests.train.parity import Omni
 from tests.train.rank import Rank
@@ -117,20 +114,3 @@ def layers_with_prefetch(rank, folder):
 def test_weights_of_the_next_layer_come_while_a_layer_runs_back_in_every_order_of_a_pipeline(tmp_path):
     for found in run_ranks(layers_with_prefetch, 2, tmp_path):
         assert found == {key: [3, 3, 3] for key in ("FBFBFB", "FFBFBB", "FFFBBB")}, "3 of 4 layers have a next one"
-
-
-def test_rows_of_a_tied_embedding_are_exchanged_where_their_group_can_read_them(one_rank, monkeypatch):
-    """gloo reads host memory only, and ranks that share a GPU use it."""
-    plan = make_inline_plan([{"vision": 2, LLM: 2}, {LLM: 2}], dp=1, num_microbatches=2)
-    groups, where = SimpleNamespace(tied=one_rank), []
-
-    def exchange(tensors):
-        where.extend(tensor.device.type for tensor in tensors)
-        raise InterruptedError
-
-    monkeypatch.setattr(fsdp, "message_device", lambda device, group: torch.device("meta"))
-    monkeypatch.setattr(dist, "P2POp", lambda op, tensor, peer, group: tensor)
-    monkeypatch.setattr(dist, "batch_isend_irecv", exchange)
-    with pytest.raises(InterruptedError):
-        fsdp.sum_with_other_end(torch.ones(2), plan, seat_of(plan, 0), groups)
-    assert where == ["meta", "meta"]
