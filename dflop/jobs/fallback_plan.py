@@ -41,7 +41,7 @@ def quick_planner(
         )  # fmt: skip
         if policy == QUICK and (fill := exceeded(plan, batch, step_plan)):
             on_event(step, "memory_exceeded", f"the fallback schedule puts {fill}")
-        return PlanMessage(replace(step_plan, policy=WARMUP if spec.label == WARMUP else policy), {})
+        return PlanMessage(replace(step_plan, policy=WARMUP if spec.label == WARMUP else policy))
 
     return quick_plan
 

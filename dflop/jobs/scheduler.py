@@ -169,11 +169,10 @@ class Scheduler:
         self._learner.prepare(step, step_plan, batch)
         predicted = predicted_spans(self._plan, step_plan, batch, cost, slowness)
         spans = {
-            (*node, s.microbatch): (s.num_items, s.num_tokens, s.sum_sq_tokens, s.forward_s, s.backward_s)
+            node: [(s.microbatch, s.num_items, s.num_tokens, s.sum_sq_tokens, s.forward_s, s.backward_s) for s in found]
             for node, found in stage_spans(self._plan, predicted).items()
-            for s in found
         }
-        return PlanMessage(step_plan, spans)
+        return PlanMessage.of(step_plan, spans)
 
     def _learn_from_others(self, store: Store, step: int) -> None:
         """A plan that rank 0 has made itself says as much about costs as one of ours."""

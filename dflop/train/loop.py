@@ -299,7 +299,7 @@ class Trainer:
         **seconds: float,
     ) -> StepObservation:
         seat, message = self.model.seat, ready.message
-        node = (seat.module, seat.stage, seat.dp_rank)
+        predicted = message.predicted((seat.module, seat.stage, seat.dp_rank))
         return StepObservation(
             run_id=self.settings.run_id,
             attempt=self.settings.attempt,
@@ -316,7 +316,7 @@ class Trainer:
             num_supervised_tokens=ready.num_loss_tokens,
             observed_at_s=time.time(),
             spans=tuple(
-                MicrobatchSpan(k, *message.predicted.get((*node, k), UNKNOWN), **measured)
+                MicrobatchSpan(k, *predicted.get(k, UNKNOWN), **measured)
                 for k, measured in sorted(trace.timings.items())
             ),
             **seconds,

@@ -20,8 +20,8 @@ import base64
 import contextlib
 import json
 import socket
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from itertools import chain, islice
 from typing import Any
@@ -40,8 +40,8 @@ _BACKLOG = 4096
 ASKED, FACTORS, LEARNED, HOST = "asked", "factors", "learned", "host/{}"
 """Keys of what is noted."""
 
-SpanKey = tuple[str, int, int, int]
-"""(module, stage, dp rank, microbatch)."""
+Node = tuple[str, int, int]
+"""(module, stage, dp rank)."""
 Predicted = tuple[int, int, int, float, float]
 """(items, tokens, sum of squared tokens, forward_s, backward_s)."""
 _INDEX, _COUNT = np.dtype("<i8"), np.dtype("<i4")
@@ -59,18 +59,26 @@ class PlanMessage:
     """
 
     step_plan: StepPlan
-    predicted: Mapping[SpanKey, Predicted]
+    spans: Mapping[str, str] = field(default_factory=dict)
+    """By `module/stage/dp_rank`, packed: a rank reads its own and leaves the others as they came."""
+
+    @classmethod
+    def of(cls, step_plan: StepPlan, predicted: Mapping[Node, Sequence[tuple[int, *Predicted]]]) -> PlanMessage:
+        """A message with rows of (microbatch, `Predicted`) for every node."""
+        spans = {"{}/{}/{}".format(*node): _packed(rows, _SPAN) for node, rows in predicted.items()}
+        return cls(step_plan, spans)
+
+    def predicted(self, node: Node) -> dict[int, Predicted]:
+        """What is predicted of one node's microbatches, by microbatch; empty where nothing is."""
+        packed = self.spans.get("{}/{}/{}".format(*node), "")
+        return {microbatch: (*values,) for microbatch, *values in _unpacked(packed, _SPAN)}
 
     def encode(self) -> str:
         plan = self.step_plan
         data = to_dict(replace(plan, sample_index=(), work=()))
         data["sample_index"] = _packed(plan.sample_index, _INDEX)
         data["work"] = [_packed_work(work) for work in plan.work]
-        rows: dict[str, list[tuple[int | float, ...]]] = {}
-        for (module, stage, dp_rank, microbatch), values in self.predicted.items():
-            rows.setdefault(f"{module}/{stage}/{dp_rank}", []).append((microbatch, *values))
-        spans = {node: _packed(of_node, _SPAN) for node, of_node in rows.items()}
-        return json.dumps({"step_plan": data, "predicted": spans})
+        return json.dumps({"step_plan": data, "predicted": self.spans})
 
     @classmethod
     def decode(cls, text: str | bytes) -> PlanMessage:
@@ -78,33 +86,7 @@ class PlanMessage:
         fields = data["step_plan"]
         sample_index, work = tuple(_unpacked(fields["sample_index"], _INDEX)), map(_unpacked_work, fields["work"])
         rest = from_dict(StepPlan, {**fields, "sample_index": (), "work": ()})
-        return cls(replace(rest, sample_index=sample_index, work=tuple(work)), _PackedSpans(data["predicted"]))
-
-
-class _PackedSpans(Mapping[SpanKey, Predicted]):
-    """Predictions as they came, by `module/stage/dp_rank`: a rank reads its own and leaves the others packed."""
-
-    def __init__(self, packed: Mapping[str, str]) -> None:
-        self._packed = packed
-        self._read: dict[str, dict[int, Predicted]] = {}
-
-    def __getitem__(self, key: SpanKey) -> Predicted:
-        module, stage, dp_rank, microbatch = key
-        return self._of(f"{module}/{stage}/{dp_rank}")[microbatch]
-
-    def __iter__(self) -> Iterator[SpanKey]:
-        for node in self._packed:
-            module, stage, dp_rank = node.rsplit("/", 2)
-            yield from ((module, int(stage), int(dp_rank), microbatch) for microbatch in self._of(node))
-
-    def __len__(self) -> int:
-        return sum(len(self._of(node)) for node in self._packed)
-
-    def _of(self, node: str) -> dict[int, Predicted]:
-        if node not in self._read:
-            rows = _unpacked(self._packed[node], _SPAN)
-            self._read[node] = {microbatch: (*values,) for microbatch, *values in rows}
-        return self._read[node]
+        return cls(replace(rest, sample_index=sample_index, work=tuple(work)), data["predicted"])
 
 
 def _packed(values: Sequence[Any], dtype: np.dtype[Any]) -> str:

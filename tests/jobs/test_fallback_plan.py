@@ -36,7 +36,7 @@ def test_a_quick_plan_holds_the_whole_batch_and_predicts_no_spans(run, store):
     llm = message.step_plan.of(LLM)
     assert sorted(i for slot in llm.owner for items in slot for i in items) == list(range(len(batch)))
     assert (message.step_plan.policy, message.step_plan.step) == ("quick", 3)
-    assert message.predicted == {}
+    assert message.spans == {}
     # Arrival order exceeds a cap here.
     assert message.step_plan.predicted_step_s <= 1.05 * message.step_plan.arrival_step_s
 

@@ -49,7 +49,7 @@ def test_every_step_is_planned_from_its_inputs_alone(run, store):
     batches = GlobalBatches(config, run.shapes())
     for step, message in enumerate(published):
         assert list(message.step_plan.sample_index) == [s.sample_index for s in batches.at(step)]
-        assert {key[0] for key in message.predicted} == {"vision", LLM}
+        assert {node.partition("/")[0] for node in message.spans} == {"vision", LLM}
         assert message.step_plan == schedule_step(
             run_id=run.run_id, step=step, plan=plan, batch=batches.at(step), cost=service._cost,
             max_concurrency=service._concurrency,

@@ -49,8 +49,8 @@ class FixedPlans:
         batch = self._shapes[step * BATCH_SIZE : (step + 1) * BATCH_SIZE]
         step_plan = make_step_plan(self._plan, batch, step, text_only_slot=False)
         module = self._plan.modules[0].module
-        predicted = {(module, 0, 0, k): (1, 2, 3 + k, 0.25, 0.75) for k in range(3)}
-        return PlanMessage(dataclasses.replace(step_plan, predicted_step_s=0.5), predicted)
+        predicted = {(module, 0, 0): [(k, 1, 2, 3 + k, 0.25, 0.75) for k in range(3)]}
+        return PlanMessage.of(dataclasses.replace(step_plan, predicted_step_s=0.5), predicted)
 
 
 def make_trainer(rank, layout, shapes, source, settings=SETTINGS, *, folder=None, ends_at=None, kv_heads=1, **hooks):
