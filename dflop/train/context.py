@@ -7,7 +7,7 @@ last sample. Rows of an encoder go from whoever encoded the item to the ranks wi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -43,22 +43,31 @@ class KeyExchange:
 
 @dataclass(frozen=True, slots=True)
 class RowExchange:
-    """Rows of one encoder that one rank of a group gives and takes."""
+    """Rows of one encoder, or features of its tiles, that one rank of a group gives and takes."""
 
     rows: torch.Tensor
-    """int64: of the rows made here, those for the first rank first; all, or none where this rank has no item."""
+    """int64: of what is made here, those for the first rank first; all, or none where this rank encodes nothing."""
     sent: tuple[int, ...]
     received: tuple[int, ...]
+
+    @classmethod
+    def of(cls, targets: np.ndarray, received: Iterable[int]) -> RowExchange:
+        """The exchange of a rank whose rows go to `targets`, and that takes so many from each rank."""
+        received = tuple(received)
+        sent = np.bincount(targets, minlength=len(received)).tolist()
+        return cls(torch.from_numpy(np.argsort(targets, kind="stable")), tuple(sent), received)
+
+    def run(self, made: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        """What this rank takes, by rank; collective."""
+        given = made.index_select(0, self.rows.to(made.device, non_blocking=True))
+        return all_to_all(given, self.sent, self.received, group)
 
 
 @dataclass(frozen=True, slots=True)
 class FeatureExchange:
-    """Features of an encoder's tiles that one rank of a group gives to those which have an item's first tile."""
+    """How the features of an encoder's tiles come to the ranks that have an item's first tile."""
 
-    rows: torch.Tensor
-    """int64: of the features made here, those for the first rank first; none where this rank encodes nothing."""
-    sent: tuple[int, ...]
-    received: tuple[int, ...]
+    tiles: RowExchange
     order: torch.Tensor
     """int64: of the features received, in the order of the items that are handed on here, and of their tiles."""
     sizes: torch.Tensor
@@ -68,8 +77,7 @@ class FeatureExchange:
         """The exchange as a stage calls it."""
 
         def exchange(features: torch.Tensor) -> torch.Tensor:
-            given = features.index_select(0, self.rows.to(features.device, non_blocking=True))
-            taken = all_to_all(given, self.sent, self.received, group)
+            taken = self.tiles.run(features, group)
             return taken.index_select(0, self.order.to(features.device, non_blocking=True))
 
         return Gathered(exchange, self.sizes)
@@ -97,13 +105,8 @@ def feature_exchange(
     lengths = [num_features(r) for r in came]
     rows = torch.arange(sum(lengths)).split(lengths)
     order = sorted(range(len(came)), key=lambda n: (place[came[n].item], came[n].first))
-    return FeatureExchange(
-        torch.from_numpy(np.argsort(target, kind="stable")),
-        tuple(np.bincount(target, minlength=len(ranges)).tolist()),
-        tuple(sum(map(num_features, of)) for of in taken),
-        torch.cat([torch.zeros(0, dtype=torch.int64), *(rows[n] for n in order)]),
-        sizes,
-    )
+    tiles = RowExchange.of(target, (sum(map(num_features, of)) for of in taken))
+    return FeatureExchange(tiles, torch.cat([torch.zeros(0, dtype=torch.int64), *(rows[n] for n in order)]), sizes)
 
 
 class Line:
@@ -157,10 +160,4 @@ class Line:
         places = [np.concatenate([nothing, *(self._starts[s] + where for s, where in of)]) for of in encoded]
         holders = [np.searchsorted(self._ends, place, side="right") for place in places]
         here = [place[holder == self._cp_rank] - low for place, holder in zip(places, holders, strict=True)]
-        mine = holders[self._cp_rank]
-        exchange = RowExchange(
-            torch.from_numpy(np.argsort(mine, kind="stable")),
-            tuple(np.bincount(mine, minlength=len(self._pieces)).tolist()),
-            tuple(len(of) for of in here),
-        )
-        return torch.from_numpy(np.concatenate(here)), exchange
+        return torch.from_numpy(np.concatenate(here)), RowExchange.of(holders[self._cp_rank], map(len, here))

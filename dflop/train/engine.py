@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from dflop.errors import DflopError, TrainError
 from dflop.models.build import EncoderStage, LlmStage
-from dflop.parallel.exchange import all_to_all, message_device
+from dflop.parallel.exchange import message_device
 from dflop.parallel.topology import Peers, SeatPart, peers_of
 from dflop.records import LLM
 from dflop.simulate.order import Action, Order, actions, num_stages_after, returned
@@ -234,9 +234,7 @@ class Engine:
         if exchange is None or context is None:
             return carry.pop(module)[: len(given.own_rows[module])]
         rows = carry.pop(module, None)
-        rows = self._no_rows(module) if rows is None else rows
-        given_away = rows.index_select(0, self._here(exchange.rows))
-        return all_to_all(given_away, exchange.sent, exchange.received, context)
+        return exchange.run(self._no_rows(module) if rows is None else rows, context)
 
     def _no_rows(self, module: str) -> torch.Tensor:
         """Of a rank that encodes nothing, and is part of the others' exchanges, those of gradients among them."""
