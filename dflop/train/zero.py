@@ -11,9 +11,7 @@ waits for its own; what is not hidden by then counts as that layer's time. Who r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 import torch.distributed as dist
@@ -66,10 +64,8 @@ class SharedWeights:
     def __init__(self, stages: Sequence[Stage], owners: Owners, replicas: dist.ProcessGroup) -> None:
         self.owners, self.rank, self._replicas = owners, replicas.rank(), replicas
         names = {p: name for stage in stages for name, p in stage.names.items() if name in owners}
-        reads = [
-            (stage, module, [p for p in read if p in names]) for stage in stages for module, read in _readers(stage)
-        ]
-        forward = dict.fromkeys(p for *_, read in reads for p in read)
+        reads = [(module, [p for p in read if p in names]) for stage in stages for module, read in _readers(stage)]
+        forward = dict.fromkeys(p for _, read in reads for p in read)
         assert len(forward) == len(owners), "every weight has a reader"
         self._buckets: list[Bucket] = []
         bucket_of: dict[nn.Parameter, Bucket] = {}
@@ -77,11 +73,11 @@ class SharedWeights:
         for owner, members in reversed(grouped({names[p]: p for p in reversed(forward)}, owners)):
             self._buckets.append(Bucket(_flattened(members), owner))
             bucket_of |= dict.fromkeys(members, self._buckets[-1])
-        for stage, module, read in reads:
+        for module, read in reads:
             buckets = dict.fromkeys(bucket_of[p] for p in read)
             # Its own weights are there already.
-            if missing := [bucket for bucket in buckets if bucket.owner != self.rank]:
-                _in_front_of(stage, module, partial(_wait, missing))
+            missing = [bucket for bucket in buckets if bucket.owner != self.rank]
+            module.register_forward_pre_hook(lambda *_, missing=missing: _wait(missing))
 
     def send(self) -> None:
         """Begin to give every replica the weights of their owners; call `wait` before these change again."""
@@ -117,19 +113,5 @@ def _readers(stage: Stage) -> Iterator[tuple[nn.Module, Iterable[nn.Parameter]]]
     for layer in stage.layers:
         yield layer, layer.parameters()
     if isinstance(stage, LlmStage) and stage.head is not None:
-        yield stage.decoder.norm, stage.decoder.norm.parameters()
-        yield stage.head, stage.head.parameters()
-
-
-def _in_front_of(stage: Stage, module: nn.Module, wait: Callable[[], None]) -> None:
-    """Call `wait` whenever a module is about to run."""
-    if not isinstance(stage, LlmStage) or module is not stage.head:
-        module.register_forward_pre_hook(lambda *_: wait())
-        return
-    run = stage.head_loss  # which is given the head's weight
-
-    def loss(*given: Any, **options: Any) -> torch.Tensor:
-        wait()
-        return run(*given, **options)
-
-    stage.head_loss = loss
+        # The loss, which comes next, is given the head's weight.
+        yield stage.decoder.norm, [*stage.decoder.norm.parameters(), *stage.head.parameters()]

@@ -126,7 +126,7 @@ def stages_of(plan, seat):
 
 
 def test_owners_are_balanced_and_agreed_on():
-    layout, modules, _ = CASES["some modules, a tower frozen"]
+    layout, modules, _ = CASES["some modules, a tower frozen, limited"]
     plan = sharing_optimizer(layout.plan, *modules)
     for stage in (0, 1):
         found = []
