@@ -39,7 +39,6 @@ class GradientReducer:
     ) -> None:  # fmt: skip
         self._seat, self._stages, self._groups = seat, stages, groups
         self._owners = owners or {}
-        self._rows = {name for stage in stages for name in stage.shards}
         names = {n: p for stage in stages for n, p in stage.names.items() if p.requires_grad}
         for p in names.values():
             p.grad_dtype = torch.float32
@@ -47,18 +46,19 @@ class GradientReducer:
         # On one stage it is one parameter, which gets both gradients by itself.
         tied_name = llm.tied if llm is not None and not (llm.is_first and llm.is_last) else ""
         self._tied = {n: p for n, p in names.items() if n == tied_name}
-        whole = {n: p for n, p in names.items() if n != tied_name and n not in self._rows}
+        others = {n: p for n, p in names.items() if n != tied_name}
         partial = {name for stage in stages for name in stage.partial}
-        self._buckets = GradientBuckets(whole, self._owners, groups.replicas, late=partial)
-        self._summed = [p for n, p in names.items() if n != tied_name and n in self._rows]
-        self._partial = [p for n, p in names.items() if n in partial & self._rows]
+        are_rows = groups.shards is not None
+        self._buckets = GradientBuckets({} if are_rows else others, self._owners, groups.replicas, late=partial)
+        self._summed = list(others.values()) if are_rows else []
+        self._partial = [p for n, p in names.items() if n in partial and are_rows]
         num_shards = plan.module(seat.module).parameter_shards
         skipped = tied_name if llm is not None and not llm.is_first else ""
         self._counted = [
             p
             for n, p in names.items()
             if n != skipped
-            and (seat.replica < num_shards if n in self._rows else self._owners.get(n, 0) == seat.replica)
+            and (seat.replica < num_shards if are_rows else self._owners.get(n, 0) == seat.replica)
             and (seat.tp_rank == 0 or n in sharded)
         ]
 
@@ -75,8 +75,7 @@ class GradientReducer:
                 p.grad = torch.zeros_like(p, dtype=torch.float32)
         _sum([*self._buckets.late, *_gradients(self._partial)], self._groups.tensor)
         if self._groups.copies is not None:
-            tied = [p for n, p in self._tied.items() if n in self._rows]
-            _sum(_gradients([*self._summed, *tied]), self._groups.copies)
+            _sum(_gradients(self._unbucketed()), self._groups.copies)
         self._buckets.finish()
         for name, p in self._tied.items():
             self._sum_tied(name, p)
