@@ -70,7 +70,8 @@ def unsupported(kind: str, stated: Mapping[str, Any], types: Mapping[str, Any], 
     return ConfigError(
         f"models of type `{kind}` are not supported: {why}",
         where=str(path),
-        hint=f"nearest to it is `{nearest}`, but that is another architecture; valid: {', '.join(sorted(types))}",
+        hint=f"nearest to it is `{nearest}`, but that is another architecture; valid: {', '.join(sorted(types))}; "
+        f"`dflop model check {path.parent}` reports what it is made of",
     )
 
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from dflop.errors import ConfigError
 from dflop.models.generic.exact import Exactness, check_exactness
 from dflop.models.generic.folder import is_of_model, read_folder, reason
@@ -54,15 +56,17 @@ def _media(folder: Path) -> tuple[tuple[MediaCheck, ...], str]:
 
 @contextlib.contextmanager
 def _quiet_transformers() -> Iterator[None]:
-    """Its warnings are of weights that nobody loads here."""
+    """Without its warnings, which are of weights that nobody loads; on one thread, as matrices are tiny."""
     from transformers import logging
 
-    before = logging.get_verbosity()
+    before, num_threads = logging.get_verbosity(), torch.get_num_threads()
     logging.set_verbosity_error()
+    torch.set_num_threads(1)
     try:
         yield
     finally:
         logging.set_verbosity(before)
+        torch.set_num_threads(num_threads)
 
 
 def structure_of(config: Any, folder: Path) -> Structure:

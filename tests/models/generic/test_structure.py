@@ -3,6 +3,9 @@ import torch
 import transformers
 from torch.utils.flop_counter import FlopCounterMode
 
+from dflop import resources
+from dflop.config import load_model
+from dflop.models import family_class, load_family
 from dflop.models.generic import structure, watch
 from dflop.models.generic.classes import build, find_decoder
 from dflop.models.generic.structure import read_structure
@@ -32,6 +35,17 @@ def test_kinds_of_layers_and_every_parameter_are_found(kind):
     assert encoder.num_layers == 2
     assert bool(encoder.projector) == (kind in ("gemma3", "smolvlm", "mistral3"))
     assert found.is_tied == (model.get_output_embeddings().weight is model.get_input_embeddings().weight)
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in (resources.path("configs") / "models").glob("*.yaml")))
+def test_a_familys_own_counts_are_those_read_from_its_classes(name):
+    model = load_model(resources.path("configs") / "models" / f"{name}.yaml")
+    family = load_family(model.family, model.hf_config, model.media)
+    found = read_structure(getattr(transformers, family_class(model.family).config_class)(**model.hf_config))
+    *_, llm = family.specs()
+    assert found.num_params == sum(s.num_layers * s.num_layer_params + s.num_edge_params for s in family.specs())
+    assert found.num_layers == llm.num_layers
+    assert {kind.num_params for kind in found.kinds} == {llm.num_layer_params}
 
 
 def test_flops_are_those_of_torchs_counter_over_a_real_layer():
