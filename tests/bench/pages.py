@@ -21,6 +21,7 @@ XEON, EPYC = "2-core-intel-xeon", "2-core-amd-epyc"
 SHOWN = (
     ("schedule-real", XEON, "tests.bench.schedule"), ("engine", XEON, "tests.bench.engine"),
     ("data", XEON, "tests.bench.data"), ("suite", EPYC, "tests.bench.suite_tables"),
+   
     ("correct", EPYC, "tests.bench.correct"), ("trainer", EPYC, "tests.bench.trainer"),
     ("verdicts", EPYC, "tests.bench.verdicts"), ("endtoend", EPYC, "tests.bench.endtoend"),
     ("context", EPYC, "tests.bench.context"), ("balance", EPYC, "tests.bench.balance"),
@@ -69,7 +70,8 @@ class Result:
         commit = f", commit {about['commit'][:10]}{changes}" if about.get("commit") else ""
         picture = self.path.with_suffix(".svg")
         drawn = f"; [picture]({os.path.relpath(picture, folder)})" if picture.is_file() else ""
-        return f"*{self.link(folder)}{commit}{drawn}*"
+        others = f"; the others' figures by {of[:10]}" if (of := self.content.get("rivals_commit")) else ""
+        return f"*{self.link(folder)}{commit}{others}{drawn}*"
 
 
 def results(root: Path) -> Iterator[Result]:
