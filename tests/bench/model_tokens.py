@@ -30,7 +30,8 @@ def main() -> None:
         took = f"{row['processor_s']:5.1f} s {row['item_ms'] or 0:8.2f} ms an item"
         print(f"{row['class']:32s} {row['medium']:6s} {row['way']:8s} {took}  {row['why']}", flush=True)
         if args.json:
-            args.json.write_text(json_text({**machine("transformers", "torch"), "counts": counts(rows), "rows": rows}))
+            about = {"machine": machine("transformers", "torch"), "counts": counts(rows)}
+            args.json.write_text(json_text({**about, "rows": rows}))
     print(", ".join(f"{way} {number}" for way, number in counts(rows).items()), f"of {len(rows)}")
 
 

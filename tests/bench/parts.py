@@ -96,6 +96,7 @@ PARTS = (
         ("--rounds", "1"), 1.5, SIZES,
     ),
     Part("models", "every model type of transformers, traced and compared", "tests.bench.models", 8.0),
+    Part("tokens", "media of every processor of transformers, counted from sizes", "tests.bench.model_tokens", 4.0),
     Part("correct", "corrections under known truths, simulated", "tests.bench.correct", 2.0),
     Part(
         "endtoend", "whole trainings, dflop against baselines", "tests.bench.endtoend", 60.0, ("--full",), (),
