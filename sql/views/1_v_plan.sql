@@ -11,7 +11,7 @@ place as (
         run_id,
         layout,
         unnest(modules) as place,
-        generate_subscripts(modules, 1) as position
+        generate_subscripts(modules, 1) as nth
     from newest
 ),
 
@@ -20,8 +20,8 @@ shown as (
     select
         plan_id,
         run_id,
-        arg_max(place, position) as place,
-        case when layout = 'inline' then layout else string_agg(place.module, '+' order by position) end as title
+        arg_max(place, nth) as place,
+        case when layout = 'inline' then layout else string_agg(place.module, '+' order by nth) end as title
     from place
     group by plan_id, run_id, layout, place.first_rank
 ),
