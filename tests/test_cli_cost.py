@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dflop.cli import app
-from dflop.cost.devices import A100, H100, H200
+from dflop.cost.devices import H200
 from dflop.records import ProfileRecord
 from tests.builders import make_table
 from tests.jobs.configs import write_demo_config
@@ -124,12 +124,3 @@ def test_a_profile_is_made_once_and_planned_and_compared_with(folder: Path) -> N
     _, talk = run(folder, "plan", "run.yaml")
     assert "costs measured on" in talk
     assert "simulated on 3 held-out batches; costs measured on" in compared(folder)
-
-
-def test_data_sheets_are_compared_with_published_trainings(tmp_path: Path) -> None:
-    done = dflop("cost", "published", "--json", cwd=tmp_path)
-    rows = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(rows) == sum(sheet.accuracy.num_runs for sheet in (A100, H100))
-    assert all(abs(row["published"] / row["predicted"] - 1 - row["seconds_error_frac"]) < 1e-3 for row in rows)
-    assert "H100 SXM: 29 runs, error" in done.stderr
-    assert "fit: matmul_frac" in done.stderr

@@ -46,6 +46,8 @@ LISTED = {
     ("dflop/models/attention.py", "importlib.import_module"),
     ("dflop/sampler/__init__.py", "importlib.import_module"),
     ("dflop/sampler/plugins/llama_factory.py", "importlib.import_module"),
+    # Transformers' own file of a class of its own.
+    ("dflop/models/generic/shrink.py", "importlib.import_module"),
     # Headers of an archive that is not packed; nothing is extracted.
     ("dflop/data/formats/tar_shard.py", "tarfile.open"),
 }
@@ -102,16 +104,24 @@ def test_calls_that_run_what_they_read_are_those_listed():
 
 def test_code_of_models_is_never_run():
     text = {path: path.read_text(encoding="utf-8") for path in FILES}
-    assert [path for path, content in text.items() if "trust_remote_code" in content] == []
+    assert [path for path, content in text.items() if re.search("trust_remote_code(?!=False)", content)] == []
     fetching = re.compile(r"\b(from_pretrained|snapshot_download|hf_hub_download|load_dataset)\(")
     found = {
         (str(path.relative_to(ROOT)), name) for path, content in text.items() for name in fetching.findall(content)
     }
-    # What `--download` asks for, and an exported folder, from which safetensors alone are read.
+    # What `--download` asks for; an exported folder, from which safetensors alone are read; settings of a model.
     assert found == {
         ("dflop/starter/hub_files.py", "snapshot_download"),
         ("dflop/models/weights.py", "from_pretrained"),
+        ("dflop/models/generic/media_processor.py", "from_pretrained"),
+        ("dflop/models/generic/folder.py", "from_pretrained"),
     }
+    assert (
+        "config_class.from_pretrained(path.parent, local_files_only=True)"
+        in text[ROOT / "dflop/models/generic/folder.py"]
+    )
+    processor = text[ROOT / "dflop/models/generic/media_processor.py"]
+    assert "local_files_only=True, trust_remote_code=False" in processor
     assert "local_files_only=True, use_safetensors=True" in text[ROOT / "dflop/models/weights.py"]
 
 

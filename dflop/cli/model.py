@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dflop.models.generic.values import LayerKind, Structure
     from dflop.report.tables import Table
 
-app = App(name="model", help="Models of transformers: what they are made of, and whether dflop computes them exactly.")
+app = App(name="model", help="Models of transformers: what they are made of, and if stages are exact.")
 
 _COLUMNS = ("part", "name", "num", "num_params", "num_active_params", "flops_per_token", "flops_per_pair",
             "kept_bytes_per_token", "tp", "error", "float64_error", "detail")  # fmt: skip

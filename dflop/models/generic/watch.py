@@ -125,7 +125,7 @@ def _attention(
     if trace is not None:
         widths = (query.shape[1], key.shape[1], query.shape[-1], value.shape[-1])
         trace.calls.append(AttentionCall(*widths, window=sliding_window or 0, is_causal=causal))
-    out: torch.Tensor = _Attention.apply(query, key, value)  # type: ignore[no-untyped-call]
+    out: torch.Tensor = _Attention.apply(query, key, value)  # type: ignore[no-untyped-call]  # torch's is not typed
     return out, None
 
 
@@ -149,7 +149,7 @@ def _replaced_delta_rule(layer: nn.Module, trace: Trace) -> Iterator[None]:
 
     def rule(query: torch.Tensor, key: Any, value: Any, g: Any, beta: Any, **_: Any) -> tuple[torch.Tensor, None]:
         trace.has_delta_rule = True
-        return _DeltaRule.apply(query, key, value, g, beta), None  # type: ignore[no-untyped-call]
+        return _DeltaRule.apply(query, key, value, g, beta), None  # type: ignore[no-untyped-call]  # as above
 
     files = {sys.modules[type(module).__module__] for module in layer.modules()}
     old = [(file, getattr(file, _DELTA_RULE)) for file in files if hasattr(file, _DELTA_RULE)]
