@@ -57,7 +57,8 @@ def main() -> None:
     known: Sequence[Case] = ()
     if args.rivals:
         earlier = json.loads(args.rivals.read_text())
-        known, content["rivals_commit"] = earlier["cases"], earlier["machine"]["commit"]
+        known = earlier["cases"]
+        content["rivals_commit"] = earlier.get("rivals_commit") or earlier["machine"]["commit"]
     for row in SUITES[args.suite](args.sizes):
         if args.only in row.label:
             content["cases"].append(measured(row, lambda text: print(text, file=sys.stderr, flush=True), known))
