@@ -152,7 +152,10 @@ def numbers_drawn(rank, folder, seed, layout, first):
 
     trainer = make_trainer(rank, layout, shapes, SyntheticSource(shapes), settings, kv_heads=2)[0]
     trainer.hooks = dataclasses.replace(trainer.hooks, on_observation=draw)
-    nothing = lambda *_: None  # noqa: E731
+
+    def nothing(*_: object) -> None:
+        """In place of saving and of waiting for it."""
+
     trainer.checkpointer = SimpleNamespace(load_latest=lambda: {"next_step": first}, save=nothing, wait=nothing)
     torch.manual_seed(rank)
     trainer.run()

@@ -59,7 +59,7 @@ def parts_of(model: Any, path: str, decoder: Any) -> Parts:
 
 
 def _branches(model: nn.Module, path: str, head: nn.Module | None) -> Iterator[tuple[str, Any]]:
-    """(path, module) of what stands beside the line from the model to the decoder's layers."""
+    """(path, module) of every module that is not on the path from the model to the decoder's layers."""
     names = path.split(".") if path else []
     line = {
         ".".join(names[:depth]): names[depth] if depth < len(names) else "layers" for depth in range(len(names) + 1)

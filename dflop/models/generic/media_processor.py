@@ -101,7 +101,7 @@ class MediaProcessor:
             text = text[len(before) : len(text) - len(after)]
         return parse_layout(text, pad)
 
-    def told(self, header: MediaHeader) -> int:
+    def stated_tokens(self, header: MediaHeader) -> int:
         """Placeholder tokens of a picture or a sound as the processor's `_get_num_multimodal_tokens` counts them.
 
         Raises:
@@ -183,7 +183,7 @@ class MediaProcessor:
 
 
 def _metadata(header: MediaHeader, frames: Sequence[int]) -> dict[str, Any]:
-    """What a processor is told of a clip whose `frames` it is given."""
+    """Metadata of a clip, as a processor takes them with its `frames`."""
     fps = header.num_frames / header.duration_s
     facts = {"total_num_frames": header.num_frames, "fps": fps, "duration": header.duration_s}
     return {**facts, "frames_indices": list(frames)}

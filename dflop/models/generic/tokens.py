@@ -69,8 +69,8 @@ def rule_of(processor: MediaProcessor, kind: str, pad: str, way: str) -> MediaRu
 
 def _by_sizes(processor: MediaProcessor, kind: str, pad: str) -> Expand:
     before, num_rows, after = _one_run(processor.expanded(PROBES[kind], pad, has_values=True))
-    beside = processor.told(PROBES[kind]) - num_rows  # some count the words around, too
-    return lambda header: (*before, processor.told(header) - beside, *after)
+    extra = processor.stated_tokens(PROBES[kind]) - num_rows  # some count the words around, too
+    return lambda header: (*before, processor.stated_tokens(header) - extra, *after)
 
 
 def _by_shapes(processor: MediaProcessor, kind: str, pad: str) -> Expand:
