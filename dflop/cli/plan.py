@@ -71,8 +71,8 @@ def plan(
 
     from rich.console import Console
 
+    from dflop.emit import emitter
     from dflop.errors import ConfigError
-    from dflop.plan.emit import emitter
     from dflop.plan.robust import encoder_regrets
     from dflop.report.rows import print_rows
     from dflop.report.table_text import print_table
@@ -182,7 +182,7 @@ def _ruled(problem: Problem, emit: str) -> Problem:
     """A problem whose plans keep the rules of a program."""
     from dataclasses import replace
 
-    from dflop.plan.emit import RULES
+    from dflop.emit import RULES
 
     return replace(problem, space=replace(problem.space, rules=RULES.get(emit)))
 

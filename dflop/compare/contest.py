@@ -11,16 +11,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from dflop.compare.experts.expert_plan import ExpertPlan
+from dflop.compare.experts.megatron import expert_plan
+from dflop.compare.experts.sharded import context_parallel_plan, fsdp_plan, sequence_parallel_plan
 from dflop.compare.unseen_batches import TRAINING_EFFORT, Steps, bound_s, judge
 from dflop.cost.throughput import Workload
 from dflop.errors import InfeasiblePlanError
-from dflop.plan.baselines.expert import expert_plan
-from dflop.plan.baselines.expert_plan import ExpertPlan
-from dflop.plan.baselines.sharded import context_parallel_plan, fsdp_plan, sequence_parallel_plan
-from dflop.plan.baselines.uniform import default_plan, tuned_uniform
 from dflop.plan.rank import policy_step_s
 from dflop.plan.search import plan_problem
 from dflop.plan.space import Problem
+from dflop.plan.uniform import default_plan, tuned_uniform
 from dflop.plan.worst import without_beyond
 from dflop.progress import counted
 from dflop.records import Plan, SampleShape

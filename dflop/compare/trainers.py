@@ -26,10 +26,10 @@ from dflop.compare.contest import (
     contest,
     entry_text,
 )
+from dflop.compare.experts.expert_plan import ExpertPlan
 from dflop.compare.outlook import Outlook
 from dflop.config import Config
 from dflop.data.distribution import sample_batches
-from dflop.plan.baselines.expert_plan import ExpertPlan
 from dflop.records.speedup import Speedup
 from dflop.report.competitor_bars import competitor_bars
 from dflop.report.html_page import GLOSSARY, Drawing, Page, Section

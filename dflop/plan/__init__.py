@@ -6,9 +6,9 @@ modules, for the LLM with some encoders and for each alone (`grid_search.py`, `c
 hard constraint of all (`memory.py`), for the largest samples of the whole profile, too (`worst.py`). `rank.py`
 schedules and simulates the nominees on sampled batches, under the cost model's own residual noise. `verdict.py` prefers
 an inline plan within 5 %, and says when nothing is to be gained over the best uniform data-blind plan, which is always
-among those compared (`baselines/`).
+among those compared (`uniform.py`).
 
 `limits.py` weighs what a plan uses of every limit; 90 % counts as binding. Whether more of something would help is
-not guessed: other circumstances are other `Problem`s, and the search is asked again. `emit/` writes plans for other
-programs. cvxpy is imported in `program.py` alone, when something is solved.
+not guessed: other circumstances are other `Problem`s, and the search is asked again. cvxpy is imported in `program.py`
+alone, when something is solved.
 """

@@ -1,7 +1,7 @@
 """A chain of work cut into stages: the slowest stage as fast as possible, then all of them as even as possible.
 
 The linear partition problem, exactly, by dynamic programming over cut positions: two passes of S N^2 steps for N units
-and S stages, each step an array call.
+and S stages, each step an array call. Baselines cut by count instead, whatever layers cost.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dflop.cost.model import Floats
+from dflop.records import ModuleSpec
 
 Cuts = tuple[int, ...]
 """`cuts[stage]` = first unit of a stage, and at the end the number of units."""
@@ -67,3 +68,25 @@ def free_cuts(seconds: tuple[float, ...], num_stages: int) -> Cuts:
     cuts = best_cuts(np.broadcast_to(range_seconds(seconds), (num_stages, len(seconds) + 1, len(seconds) + 1)))
     assert cuts is not None, f"{len(seconds)} units cannot fill {num_stages} stages"
     return cuts
+
+
+def even_layers(num_layers: int, pp: int) -> tuple[int, ...]:
+    """Layers per stage of one module, the remainder on the first stages."""
+    size, extra = divmod(num_layers, pp)
+    return tuple(size + (stage < extra) for stage in range(pp))
+
+
+def even_chain(specs: Sequence[ModuleSpec], pp: int) -> dict[str, tuple[int, ...]]:
+    """Layers per module and stage of one chain: encoders whole on the first stage, with fewer of the LLM's layers.
+
+    The first stage takes what its even share of all layers leaves the LLM; the other stages share the rest evenly.
+    """
+    *encoders, llm = specs
+    num_before = sum(spec.num_layers for spec in encoders)
+    share = -(-(num_before + llm.num_layers) // pp)
+    on_first = llm.num_layers if pp == 1 else max(0, share - num_before)
+    if encoders and on_first < llm.num_entry_layers:
+        on_first = 0
+    rest = even_layers(llm.num_layers - on_first, pp - 1) if pp > 1 else ()
+    whole = {spec.module: (spec.num_layers, *[0] * (pp - 1)) for spec in encoders}
+    return {**whole, llm.module: (on_first, *rest)}

@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from dflop import units
-from dflop.plan.baselines.uniform import tuned_uniform
 from dflop.plan.candidates import check_processes
 from dflop.plan.columns import Columns, Found
 from dflop.plan.drafts import charged, draft, fits
@@ -24,6 +23,7 @@ from dflop.plan.infeasible import explain
 from dflop.plan.program import CUTOFF_RATIO, Optimum, optimum, process_price_s
 from dflop.plan.rank import Ranked, arrival_step_s, nominate, rank
 from dflop.plan.space import PlanRules, Problem
+from dflop.plan.uniform import tuned_uniform
 from dflop.plan.verdict import optimality, prefer_simple, proven, reason, unused
 from dflop.plan.worst import beyond_text, samples_beyond
 from dflop.progress import At, counted, unseen

@@ -29,7 +29,7 @@ SMALL_COUNTS = (*range(1, 17), 18, 20, 22, 24, 28, 32, 36, 40, 48, 56)
 
 
 class PlanRules(Protocol):
-    """What another trainer accepts of split plans, as constraints of the search; see `dflop/plan/emit`."""
+    """What another trainer accepts of split plans, as constraints of the search; see `dflop/emit`."""
 
     def microbatches_ok(self, layouts: Mapping[str, Any], num_microbatches: int, global_batch_size: int) -> bool:
         """Whether a number of microbatches is possible at all; `layouts` may be empty."""
@@ -214,7 +214,7 @@ class Problem:
 
     @cached_property
     def packings(self) -> dict[tuple[int, int], Any]:
-        """What `baselines/sharded.py` has packed so far, by (replicas, microbatches)."""
+        """What `compare/experts/sharded.py` has packed so far, by (replicas, microbatches)."""
         return {}
 
     @property

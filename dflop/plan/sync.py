@@ -12,7 +12,7 @@ first forward pass, so only what passes do not hide is charged (`_left_s`). Both
 microbatch. Not hidden are a stage's last bucket, norms that tensor-parallel ranks sum first, a tied embedding, and
 copies of FSDP2's groups. Earlier stages still compute when later ones sum, which hides more; messages slow computing
 down, and share a node's links with those of tensor parallelism, which hides less. By how much was never measured:
-neither is charged. All of it holds for every plan alike, those of `baselines/` included: Megatron-LM overlaps, too.
+neither is charged. All of it holds for every plan alike, those of experts included: Megatron-LM overlaps, too.
 """
 
 from __future__ import annotations

@@ -33,9 +33,9 @@ from dflop.compare.unseen_batches import judge
 from dflop.data.demo import make_demo_dataset
 from dflop.errors import InfeasiblePlanError
 from dflop.launch.kernels import kernel_environment
-from dflop.plan.baselines.uniform import tuned_uniform
 from dflop.plan.rank import arrival_step_s, contention
 from dflop.plan.space import Problem
+from dflop.plan.uniform import tuned_uniform
 from dflop.records import Plan
 from dflop.report.tables import layout_text
 from dflop.run.batches import GlobalBatches

@@ -24,10 +24,10 @@ import numpy as np
 
 from dflop.cost.curve import Bools, Floats
 from dflop.errors import InfeasiblePlanError
-from dflop.plan.baselines.layers import even_layers
 from dflop.plan.candidates import MAX_PP, recompute_ways
 from dflop.plan.drafts import draft, fits
 from dflop.plan.grid_choice import GridChoice
+from dflop.plan.partition import even_layers
 from dflop.plan.space import Problem
 from dflop.records import ModuleSpec, ParallelSpec, Plan
 from dflop.schedule.items import Ints

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from dflop.compare.contest import EXPERTS, OURS, PLANNERS, TUNED, Contest, compete, entry_text, rivals
+from dflop.compare.experts.expert_plan import ExpertPlan
 from dflop.compare.unseen_batches import bound_s, module_gpu_seconds
-from dflop.plan.baselines.expert_plan import ExpertPlan
 from dflop.plan.drafts import fits
 from dflop.plan.search import plan_problem
 from dflop.plan.space import Problem

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dflop.errors import InfeasiblePlanError
-from dflop.plan.baselines.layers import even_layers
+from dflop.plan.partition import even_layers
 from dflop.records import LLM, ModuleSpec
 from tests.bench.reference import accepted, reference_layouts, reference_plan
 from tests.bench.reference_costs import (

@@ -9,9 +9,9 @@ from dflop.compare.contest import CONTEXT, EXPERT, EXPERTS, GROUPED, OURS, SEQUE
 from dflop.compare.trainers import COLUMNS, NAMES, comparison_rows, data_page
 from dflop.compare.unseen_batches import bound_s, judge
 from dflop.cost.devices import A100
-from dflop.plan.baselines.layers import even_chain
 from dflop.plan.drafts import draft as plan_of
 from dflop.plan.grid_choice import GridChoice
+from dflop.plan.partition import even_chain
 from dflop.plan.space import SearchSpace
 from dflop.records import LLM, ParallelSpec
 from dflop.report.tables import layout_text

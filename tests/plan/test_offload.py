@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dflop.emit.mimo_rules import MimoRules
 from dflop.plan.drafts import fits
-from dflop.plan.emit.mimo_rules import MimoRules
 from dflop.plan.grid_bytes import chain_peaks, largest_loads
 from dflop.plan.grid_search import inline_choices
 from dflop.plan.memory import NUM_WAITING

@@ -8,13 +8,13 @@ import pytest
 from dflop import units
 from dflop.cost.link_costs import ALL_REDUCE, P2P
 from dflop.cost.model import CostModel
+from dflop.emit.mimo_rules import MimoRules, mimo_problems
 from dflop.errors import InfeasiblePlanError
-from dflop.plan.baselines.uniform import uniform_plans
-from dflop.plan.emit.mimo_rules import MimoRules, mimo_problems
 from dflop.plan.grid_search import inline_choices
 from dflop.plan.rank import MOVES_PER_SAMPLE, arrival_step_s
 from dflop.plan.search import optimize, plan_problem
 from dflop.plan.space import Problem, SearchSpace
+from dflop.plan.uniform import uniform_plans
 from dflop.progress import unseen
 from dflop.records import LLM, ParallelSpec, Plan
 from dflop.schedule.policies import Effort

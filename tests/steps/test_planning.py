@@ -17,12 +17,12 @@ from dflop.data.distribution import sample_batches
 from dflop.models import attention
 from dflop.parallel.stages import build_stages
 from dflop.parallel.topology import seats
-from dflop.plan.baselines.uniform import uniform_plans
 from dflop.plan.drafts import draft
 from dflop.plan.grid_choice import GridChoice
 from dflop.plan.grid_search import grids_apart, inline_choices
 from dflop.plan.runnable import check_plan
 from dflop.plan.space import Problem, SearchSpace
+from dflop.plan.uniform import uniform_plans
 from dflop.records import LLM, Plan, SampleShape
 from dflop.run.batches import GlobalBatches
 from dflop.run.plan_scope import PlanBasis, basis_of, planned_steps, scenario_batches

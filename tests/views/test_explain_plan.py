@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from dflop import units
+from dflop.emit import RULES
 from dflop.plan.drafts import draft
-from dflop.plan.emit import RULES
 from dflop.plan.grid_choice import GridChoice
 from dflop.plan.rank import thorough
 from dflop.plan.search import plan_problem

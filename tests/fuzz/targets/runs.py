@@ -10,9 +10,9 @@ import numpy as np
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
+from dflop.emit.json_plan import emit_json, read_plan
 from dflop.launch import JobState, Journal
 from dflop.launch.watcher import epoch_s, read_rows
-from dflop.plan.emit.json_plan import emit_json, read_plan
 from dflop.records import to_dict
 from dflop.run import status
 from dflop.run.directory import RunDir

@@ -17,11 +17,11 @@ import numpy as np
 
 from dflop.cost.model import Floats
 from dflop.errors import InfeasiblePlanError
-from dflop.plan.baselines.layers import even_chain
 from dflop.plan.candidates import Bools, layer_and_edge_seconds, recompute_ways
 from dflop.plan.drafts import draft, fits
 from dflop.plan.grid_choice import GridChoice
 from dflop.plan.memory import stage_bytes
+from dflop.plan.partition import even_chain
 from dflop.plan.runnable import can_cut
 from dflop.plan.space import Problem
 from dflop.plan.stage_params import first_and_last

@@ -12,11 +12,11 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from dflop.compare.experts.expert_plan import rank_share
 from dflop.cost import curve
 from dflop.cost.identity import bytes_per_value, with_table_id
 from dflop.cost.link_costs import ALL_REDUCE, P2P, LinkModel
 from dflop.cost.model import CostModel
-from dflop.plan.baselines.expert_plan import rank_share
 from dflop.plan.candidates import has_table
 from dflop.plan.space import Problem
 from dflop.records import LLM, CostTable, CostTerms, ModuleSpec

@@ -23,8 +23,8 @@ import json
 from typing import Any
 
 from dflop import units
+from dflop.emit.mimo_rules import end_layers, mimo_problems
 from dflop.errors import ConfigError
-from dflop.plan.emit.mimo_rules import end_layers, mimo_problems
 from dflop.records import LLM, ClusterSpec, ModulePlan, Plan
 
 NAMES = {LLM: "language", "vision": "images", "audio": "audios"}

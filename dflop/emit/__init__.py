@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from dflop.emit.json_plan import emit_json
+from dflop.emit.megatron_mimo import emit_megatron_mimo
+from dflop.emit.mimo_rules import MimoRules
+from dflop.emit.torchrun import emit_torchrun
 from dflop.errors import ConfigError, did_you_mean
-from dflop.plan.emit.json_plan import emit_json
-from dflop.plan.emit.megatron_mimo import emit_megatron_mimo
-from dflop.plan.emit.mimo_rules import MimoRules
-from dflop.plan.emit.torchrun import emit_torchrun
 from dflop.records import ClusterSpec, Plan
 
 Emitter = Callable[[Plan, ClusterSpec], str]

@@ -3,13 +3,13 @@ import dataclasses
 import pytest
 from hypothesis import given, settings
 
+from dflop.emit import mimo_rules
+from dflop.emit.megatron_mimo import emit_megatron_mimo, render
 from dflop.errors import ConfigError
-from dflop.plan.emit import mimo_rules
-from dflop.plan.emit.megatron_mimo import emit_megatron_mimo, render
 from dflop.records import LLM, Plan
 from tests.builders import make_inline_plan
-from tests.plan.emit.mimo_text import layers_of, parsed, problems_of, recompute_of
-from tests.plan.emit.plans import CLUSTER, mimo_like_plans, module, split, split_plans
+from tests.emit.mimo_text import layers_of, parsed, problems_of, recompute_of
+from tests.emit.plans import CLUSTER, mimo_like_plans, module, split, split_plans
 
 ROOMY = dataclasses.replace(CLUSTER, num_nodes=1000)
 

@@ -6,11 +6,11 @@ import subprocess
 import pytest
 from hypothesis import given, settings
 
+from dflop.emit.torchrun import emit_torchrun
 from dflop.errors import ConfigError
 from dflop.parallel.topology import seats
-from dflop.plan.emit.torchrun import emit_torchrun
 from dflop.records import LLM, ClusterSpec, Plan
-from tests.plan.emit.plans import CLUSTER, inline_plans, module, split, split_plans
+from tests.emit.plans import CLUSTER, inline_plans, module, split, split_plans
 
 TWELVE = split(module("vision", 1, 1, 4), module(LLM, 2, 2, 2, layers_per_stage=(3, 5)))
 

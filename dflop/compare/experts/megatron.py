@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 
+from dflop.compare.experts.expert_plan import ExpertPlan
 from dflop.cost import curve
 from dflop.cost.identity import bytes_per_value, with_table_id
 from dflop.cost.model import CostModel
 from dflop.cost.towers import trains_layers
 from dflop.errors import InfeasiblePlanError
-from dflop.plan.baselines.expert_plan import ExpertPlan
 from dflop.plan.candidates import has_table
 from dflop.plan.search import plan_problem
 from dflop.plan.space import Problem

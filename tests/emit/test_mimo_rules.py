@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dflop.emit.mimo_rules import MimoRules, end_layers, mimo_problems
 from dflop.plan.columns import Columns
 from dflop.plan.drafts import draft
-from dflop.plan.emit.mimo_rules import MimoRules, end_layers, mimo_problems
 from dflop.plan.grid_search import grids_apart
 from dflop.records import LLM
-from tests.plan.emit.plans import mimo_like_plans, module, split, split_plans
+from tests.emit.plans import mimo_like_plans, module, split, split_plans
 from tests.plan.problems import make_problem
 
 RULES = MimoRules()

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dflop.emit.json_plan import emit_json, read_plan
 from dflop.errors import ConfigError
-from dflop.plan.emit.json_plan import emit_json, read_plan
 from dflop.records import LLM
-from tests.plan.emit.plans import CLUSTER, inline_plans, module, split, split_plans
+from tests.emit.plans import CLUSTER, inline_plans, module, split, split_plans
 
 STEPS = ("formula_step_s", "predicted_step_s", "baseline_step_s", "sync_s", "uniform_step_s")
 

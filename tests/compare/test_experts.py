@@ -6,9 +6,9 @@ import math
 import numpy as np
 import pytest
 
-from dflop.cost.link_costs import ALL_REDUCE, P2P
-from dflop.plan.baselines.expert_plan import in_groups, peak_bytes
-from dflop.plan.baselines.sharded import (
+from dflop.compare.experts.expert_plan import in_groups, peak_bytes
+from dflop.compare.experts.megatron import expert_plan
+from dflop.compare.experts.sharded import (
     POLICY,
     bounds,
     context_parallel_plan,
@@ -16,11 +16,13 @@ from dflop.plan.baselines.sharded import (
     grids,
     sequence_parallel_plan,
 )
-from dflop.plan.baselines.shared_samples import CONTEXT, SEQUENCE, shared_costs
+from dflop.compare.experts.shared_samples import CONTEXT, SEQUENCE, shared_costs
+from dflop.cost.link_costs import ALL_REDUCE, P2P
 from dflop.plan.candidates import shard_choices
 from dflop.plan.drafts import draft, fits
 from dflop.plan.grid_choice import GridChoice
 from dflop.plan.rank import policy_step_s
+from dflop.plan.search import plan_problem
 from dflop.records import LLM, ParallelSpec
 from dflop.simulate.step import together
 from tests.builders import make_link
@@ -174,3 +176,9 @@ def test_a_group_that_shares_parameters_within_itself_waits_for_its_messages():
     forward_s, backward_s = together(grouped, LLM, 0, seconds, seconds)
     assert (forward_s == llm.gather_s[0]).all()
     assert (backward_s == llm.gather_s[0] + llm.scatter_s[0]).all()
+
+
+def test_an_expert_of_megatron_has_none_of_our_context_parallelism():
+    task = baseline_problem(cps=(2,))
+    assert any(plan.module(LLM).parallel.cp == 2 for plan in plan_problem(task))
+    assert expert_plan(task).plan.module(LLM).parallel.cp == 1

@@ -7,13 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dflop.errors import InfeasiblePlanError
-from dflop.plan.baselines.expert import expert_plan
-from dflop.plan.baselines.layers import even_chain, even_layers
-from dflop.plan.baselines.uniform import MIN_SIMULATED, default_plan, tuned_uniform, uniform_plans
 from dflop.plan.drafts import draft, fits
 from dflop.plan.grid_choice import GridChoice
+from dflop.plan.partition import even_chain, even_layers
 from dflop.plan.rank import arrival_step_s
-from dflop.plan.search import plan_problem
+from dflop.plan.uniform import MIN_SIMULATED, default_plan, tuned_uniform, uniform_plans
 from dflop.records import LLM, ParallelSpec
 from tests.builders import make_specs
 from tests.plan.problems import baseline_problem, tiles_the_cluster
@@ -143,9 +141,3 @@ def test_default_plan_takes_the_largest_tp_the_least_pp_and_one_sample_per_micro
 def test_default_plan_has_no_more_replicas_than_samples():
     found = default_plan(baseline_problem(num_processes=64))
     assert (found.modules[-1].parallel, found.num_microbatches) == (ParallelSpec(2, 2, 16), 1)
-
-
-def test_an_expert_of_megatron_has_none_of_our_context_parallelism():
-    task = baseline_problem(cps=(2,))
-    assert any(plan.module(LLM).parallel.cp == 2 for plan in plan_problem(task))
-    assert expert_plan(task).plan.module(LLM).parallel.cp == 1

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dflop.compare.experts.expert_plan import ExpertPlan, holds, in_groups, largest_samples
+from dflop.compare.experts.shared_samples import CONTEXT, SEQUENCE, Sharing, shared_costs
 from dflop.cost.model import CostModel, Floats
-from dflop.plan.baselines.expert_plan import ExpertPlan, holds, in_groups, largest_samples
-from dflop.plan.baselines.shared_samples import CONTEXT, SEQUENCE, Sharing, shared_costs
 from dflop.plan.candidates import recompute_ways, shard_choices
 from dflop.plan.drafts import draft, fits
 from dflop.plan.grid_choice import GridChoice
