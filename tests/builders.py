@@ -17,6 +17,7 @@ from dflop.records import (
     CostTable,
     CostTerms,
     Decision,
+    LayerKind,
     LinkCost,
     Measurement,
     MediaItem,
@@ -170,15 +171,21 @@ def make_cost(*modules: str, scale: dict[str, float] | None = None) -> CostModel
 
 def make_specs(*encoders: str, num_layers: int = 4, max_pp: int = 4) -> tuple[ModuleSpec, ...]:
     """Specs of `encoders` (pp 1 only) and the LLM."""
+    kind = LayerKind("attention", 1_000_000, 4, 4, 16, mlp_width=256, num_norm_values=512)
     return tuple(
         ModuleSpec(
-            module, num_layers, hidden_size=64, num_heads=4, num_kv_heads=4, head_dim=16, mlp_width=256,
-            num_norm_values=512, num_layer_params=1_000_000, num_edge_params=2_000_000,
+            module, ((kind, num_layers),), hidden_size=64, num_edge_params=2_000_000,
             max_pp=max_pp if module == LLM else 1, tp_choices=(1,), vocab_size=15_625 if module == LLM else 0,
             num_entry_params=1_000_000,
         )
         for module in (*encoders, LLM)
     )  # fmt: skip
+
+
+def with_layers(spec: ModuleSpec, num_layers: int = 0, **changes: Any) -> ModuleSpec:
+    """The spec with so many layers, 0: as many as before, of its first kind with other fields."""
+    kind, num = spec.layers[0]
+    return dataclasses.replace(spec, layers=((dataclasses.replace(kind, **changes), num_layers or num),))
 
 
 def make_cluster(num_processes: int = 4, *, num_cores: int = 2, memory_bytes: int = 2**34) -> ClusterSpec:

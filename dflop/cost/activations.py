@@ -8,29 +8,34 @@ all query and key heads and I that of the MLP; the classic sum for GPT layers is
     attention    2 q query, 2 k key, 2 k value, 2 q result, and 4 per head, the logarithm of its denominator
     gated MLP    2 I gate, 2 I up; what is made of them is made again (models/fused.py)
     plain MLP    2 I before the activation; in Whisper's layers 2 I behind it, too
-    and what stands in `ModuleSpec.num_norm_values` of norms of query and key and of layer scales
+    and what stands in `LayerKind.num_norm_values` of norms of query and key and of layer scales
 
 Ranks of a tensor-parallel group share all of that (`parallel/tokens.py`).
 
 With frozen weights no Linear of an LLM keeps its input: that leaves what norms, attention and activation functions
-need; nothing behind a frozen encoder wants a gradient. A layer that recomputes keeps its input, 2 h.
-`tests/cost/test_activations.py` counts the tensors of a real layer.
+need; nothing behind a frozen encoder wants a gradient. A layer that recomputes keeps its input, 2 h. Kinds of layers
+that are counted on their classes state their bytes. `tests/cost/test_activations.py` counts the tensors of real layers.
 """
 
 from __future__ import annotations
 
-from dflop.records import LLM, ModuleSpec
+from dflop.records import LLM, LayerKind, ModuleSpec
 
 
 def layer_bytes_per_token(spec: ModuleSpec, *, is_frozen: bool = False, recompute: bool = False) -> float:
-    """Bytes per token and layer that the tensor-parallel ranks share."""
+    """Bytes per token of a mean layer that the tensor-parallel ranks share."""
     if is_frozen and spec.module != LLM:
         return 0.0
     if recompute:
         return 2.0 * spec.hidden_size
-    attention = 4.0 * (spec.query_width + spec.key_width) + 4.0 * spec.num_heads
-    mlp = 2.0 * spec.num_mlp_tensors * spec.mlp_width
-    return (1.0 if is_frozen else 2.0) * spec.num_norm_values + attention + mlp
+    return spec.mean(lambda kind: kind_bytes_per_token(kind) - is_frozen * kind.num_norm_values)
+
+
+def kind_bytes_per_token(kind: LayerKind) -> float:
+    """Bytes per token that a trained layer keeps."""
+    attention = 4.0 * (kind.query_width + kind.key_width) + 4.0 * kind.num_heads
+    mlp = 2.0 * kind.num_mlp_tensors * kind.mlp_width
+    return kind.kept_bytes_per_token or 2.0 * kind.num_norm_values + attention + mlp
 
 
 def edge_bytes(spec: ModuleSpec, *, is_frozen: bool = False) -> tuple[float, float]:

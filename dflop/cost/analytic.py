@@ -9,6 +9,7 @@ on the tokens that carry loss, for its gradients, too, while the loss is compute
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Iterator, Sequence
 
 from dflop.cost import curve
@@ -100,7 +101,7 @@ def _table(
                 edge_per_token=edge_per_token,
                 edge_per_item=edge_per_item,
             ),
-            layer_param_bytes=-(-BYTES_PER_VALUE * spec.num_layer_params // tp),
+            layer_param_bytes=math.ceil(BYTES_PER_VALUE * spec.mean(lambda kind: kind.num_params) / tp),
             edge_param_bytes=BYTES_PER_VALUE * spec.num_edge_params,
             num_measurements=accuracy.num_runs,
             median_error_frac=accuracy.median_frac,

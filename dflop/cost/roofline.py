@@ -2,7 +2,7 @@
 
 A pass over a layer is three kinds of work, one after the other: matmuls, attention, and operations that only move
 bytes (norms, rotary positions, activations, residuals). Per token, with h the hidden size and q the width of all query
-heads: two FLOPs a weight; 4 q FLOPs per key that a query sees, half of them where attention is causal; and
+heads: two FLOPs per weight used; 4 q FLOPs per key that a query sees, half of them where attention is causal; and
 `TRAFFIC * 2 h` bytes. A backward pass takes matmuls twice (once with frozen weights), attention 2.5 times, because
 flash attention makes its scores again (Dao et al., arXiv 2205.14135), and bytes twice.
 
@@ -64,9 +64,9 @@ class Work:
 
 
 def layer_work(spec: ModuleSpec, tp: int = 1) -> Work:
-    """A forward pass over one layer, which `tp` ranks share."""
+    """A forward pass over a mean layer, which `tp` ranks share."""
     return Work(
-        matmul_flops=2.0 * spec.num_layer_params / tp,
+        matmul_flops=2.0 * spec.mean(lambda kind: kind.num_used_params) / tp,
         attention_flops=(2.0 if spec.module == LLM else 4.0) * spec.query_width / tp,
         hidden_bytes=BYTES_PER_VALUE * spec.hidden_size / tp,
     )

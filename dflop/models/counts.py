@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Any
 
 from dflop.errors import ConfigError, did_you_mean
-from dflop.records import LLM, ModuleSpec
+from dflop.records import LLM, LayerKind, ModuleSpec
 
 Config = Mapping[str, Any]
 
@@ -102,9 +102,9 @@ def decoder(c: Config, *, tied: bool, num_entry_layers: int = 1) -> ModuleSpec:
     depth, degrees = c["num_hidden_layers"], _degrees(heads, kv_heads, mlp)
     max_pp = max(1, depth // num_entry_layers)  # of stages as even as they go, the first has so many layers
     norms = 2 * _NORM * h + _QK_NORM * (q + kv) * (kind in _NORMS_QK)
+    alike = LayerKind("attention", layer, heads, kv_heads, head_dim, mlp, norms, num_mlp_tensors=2, is_gated_mlp=True)
     return ModuleSpec(
-        LLM, depth, h, heads, kv_heads, head_dim, mlp, norms, layer, edge, max_pp, degrees, num_entry_layers,
-        num_mlp_tensors=2, is_gated_mlp=True, vocab_size=c["vocab_size"], is_tied=tied,
+        LLM, ((alike, depth),), h, edge, max_pp, degrees, num_entry_layers, vocab_size=c["vocab_size"], is_tied=tied,
         num_entry_params=c["vocab_size"] * h,
     )  # fmt: skip
 
@@ -141,7 +141,7 @@ def internvit(c: Config, projector: Sequence[int]) -> ModuleSpec:
     kept = 2 * h * (_NORM + 1 + _QK_NORM * c["use_qk_norm"])  # and two layer scales
     entry = h + _patches(c) + positions * h * c["use_absolute_position_embeddings"] + h * c["use_mask_token"]
     behind = 2 * projector[0] + linears(*projector) + (0 if c["use_mean_pooling"] else 2 * h)
-    found = replace(_tower(c, layer, entry, behind, _largest(*projector)), num_norm_values=kept)
+    found = _tower(c, layer, entry, behind, _largest(*projector), num_norm_values=kept)
     return replace(found, tp_choices=(1,)) if c["use_qk_norm"] else found
 
 
@@ -158,8 +158,8 @@ def qwen2_5_vision(c: Config) -> ModuleSpec:
     h, mlp = c["hidden_size"], c["intermediate_size"]
     layer = 4 * linear(h, h) + 2 * linear(h, mlp) + linear(mlp, h) + 2 * h
     # No bias in the patch embedding; the merger has an RMS norm.
-    found = _native(c, layer, linear(_patch_volume(c), h, bias=False), h + linears(*_merger(c)))
-    return replace(found, num_mlp_tensors=2, is_gated_mlp=True)
+    entry, behind = linear(_patch_volume(c), h, bias=False), h + linears(*_merger(c))
+    return _native(c, layer, entry, behind, num_mlp_tensors=2, is_gated_mlp=True)
 
 
 def qwen3_vision(c: Config) -> ModuleSpec:
@@ -205,34 +205,34 @@ def _whisper(c: Config, positions: int, behind: int, projector: Sequence[int]) -
     # Two frames of a token, and what GELUs keep behind the convolution over them and the one that joins them.
     inputs = 2 * c["num_mel_bins"] + 5 * h
     behind += linears(*projector)
-    found = _encoder("audio", c["encoder_layers"], h, heads, mlp, inputs, layer, entry, behind, _largest(*projector))
-    return replace(found, num_mlp_tensors=2)
+    edge = inputs, entry, behind, _largest(*projector)
+    return _encoder("audio", c["encoder_layers"], h, heads, mlp, layer, *edge, num_mlp_tensors=2)
 
 
-def _native(c: Config, layer: int, entry: int, behind: int) -> ModuleSpec:
+def _native(c: Config, layer: int, entry: int, behind: int, **kind: Any) -> ModuleSpec:
     h, heads, mlp = c["hidden_size"], c["num_heads"], c["intermediate_size"]
-    largest = _largest(*_merger(c))
-    return _encoder("vision", c["depth"], h, heads, mlp, _patch_volume(c), layer, entry, behind, largest)
+    edge = _patch_volume(c), entry, behind, _largest(*_merger(c))
+    return _encoder("vision", c["depth"], h, heads, mlp, layer, *edge, **kind)
 
 
-def _tower(c: Config, layer: int, entry: int, behind: int, largest: int) -> ModuleSpec:
+def _tower(c: Config, layer: int, entry: int, behind: int, largest: int, **kind: Any) -> ModuleSpec:
     h, heads, mlp = c["hidden_size"], c["num_attention_heads"], c["intermediate_size"]
     inputs = c["num_channels"] * c["patch_size"] ** 2
-    return _encoder("vision", c["num_hidden_layers"], h, heads, mlp, inputs, layer, entry, behind, largest)
+    return _encoder("vision", c["num_hidden_layers"], h, heads, mlp, layer, inputs, entry, behind, largest, **kind)
 
 
 def _encoder(
-    module: str, depth: int, h: int, heads: int, mlp: int, inputs: int, layer: int, entry: int, behind: int,
-    largest: int,
+    module: str, depth: int, h: int, heads: int, mlp: int, layer: int, inputs: int, entry: int, behind: int,
+    largest: int, **kind: Any,
 ) -> ModuleSpec:  # fmt: skip
     """Spec of an encoder with a plain MLP, `entry` parameters before its layers and `behind` more behind them.
 
     The largest matrix of the latter has `largest`.
     """
-    norms, degrees = 2 * _NORM * h, _degrees(heads, heads, mlp)
+    alike = LayerKind("attention", layer, heads, heads, h // heads, mlp, **{"num_norm_values": 2 * _NORM * h} | kind)
     return ModuleSpec(
-        module, depth, h, heads, heads, h // heads, mlp, norms, layer, entry + behind, 1, degrees,
-        num_entry_params=entry, num_projector_matrix_params=largest, num_input_values=inputs,
+        module, ((alike, depth),), h, entry + behind, 1, _degrees(heads, heads, mlp), num_entry_params=entry,
+        num_projector_matrix_params=largest, num_input_values=inputs,
     )  # fmt: skip
 
 

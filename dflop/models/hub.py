@@ -41,7 +41,7 @@ class HubModel:
 
     @property
     def num_params(self) -> int:
-        return sum(spec.num_layers * spec.num_layer_params + spec.num_edge_params for spec in self.family.specs())
+        return sum(spec.num_params for spec in self.family.specs())
 
 
 def read_hub_model(path: Path) -> HubModel:

@@ -195,7 +195,8 @@ class StageState:
         # What a stage received is the input of its first layer, which a layer that recomputes keeps anyway.
         is_received = holds & ~first & ((again == 0) | (np.asarray(offloaded) > 0))
         crossings = 1.0 * (holds & ~last) + is_received
-        of_layers = (layers - again - offloaded) * plain + again * load.again
+        heaviest = params.most_kept * plain
+        of_layers = np.minimum((layers - again - offloaded) * heaviest, params.kept * plain) + again * load.again
         kept = of_layers + last * (edge - inputs) + first * inputs * trains_layers(table)
         message = weight_bytes * spec.hidden_size / (tp if spec.module == LLM else 1) * tokens
         kept = np.ceil(kept + crossings * message)
@@ -204,12 +205,12 @@ class StageState:
         waiting = np.minimum(offloaded, NUM_WAITING)
         anew = np.maximum(waiting, 1 * (holds & (again + offloaded == layers)) + (np.asarray(offloaded) > 1))
         # While a layer is at work, nothing is kept of what is behind; while what is before the layers is, nothing.
-        work = _layer_at_work(spec, table, params, tokens, tp) + anew * plain - last * (edge - inputs)
+        work = _layer_at_work(spec, table, params, tokens, tp) + anew * heaviest - last * (edge - inputs)
         # A convolution over patches takes them apart once more for its gradient.
         entry = (_gradient_bytes(table) * params.entry + first * inputs) * trains_layers(table) - kept
         # Meanwhile what the next microbatch or gradient brings from a neighbour comes in.
         comes = message * (holds.sum(axis=1, keepdims=True) > 1)
-        ends = _ends_at_work(spec, table, params, load.num_lost, tp) + waiting * plain
+        ends = _ends_at_work(spec, table, params, load.num_lost, tp) + waiting * heaviest
         once = comes + np.maximum(np.maximum(work, entry), ends)
         return StageBytes(
             self.weights,
@@ -271,11 +272,13 @@ def _layer_at_work(spec: ModuleSpec, table: CostTable, params: StageParams, toke
     """
     weight_bytes = bytes_per_value(table.dtype)
     if not trains_layers(table) and table.module != LLM:
-        shared = 2 * (spec.query_width + spec.key_width + spec.num_norm_values + spec.num_mlp_tensors * spec.mlp_width)
+        shared = 2 * spec.most(
+            lambda of: of.query_width + of.key_width + of.num_norm_values + of.num_mlp_tensors * of.mlp_width
+        )
         num_gathered = 2 * spec.hidden_size * (tp > 1)
         return weight_bytes * (spec.num_input_values + shared / tp + num_gathered) * tokens
-    inside = weight_bytes * spec.mlp_width / tp * tokens
-    trained, most = params.matrix * trains_layers(table), 2 + spec.is_gated_mlp
+    inside = weight_bytes * spec.most(lambda kind: kind.mlp_width) / tp * tokens
+    trained, most = params.matrix * trains_layers(table), 2 + spec.most(lambda kind: kind.is_gated_mlp)
     found: Floats = np.maximum(
         most * inside + weight_bytes * trained, (most - 1) * inside + _gradient_bytes(table) * trained
     )

@@ -6,14 +6,19 @@ more; an encoder's first stage holds what is before its layers, its last what is
 
 from __future__ import annotations
 
+import functools
+import operator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from dflop.cost.activations import kind_bytes_per_token
 from dflop.cost.model import Floats
 from dflop.cost.towers import trains_layers
 from dflop.plan.candidates import Bools
-from dflop.records import CostTable, ModuleSpec
+from dflop.records import CostTable, LayerKind, ModuleSpec
 from dflop.schedule.items import Ints
 
 GATHERED_LAYERS = 2
@@ -25,8 +30,14 @@ class StageParams:
     """Parameters of one process of every stage, each `[..., P]`."""
 
     num_layers: Ints
+    kept: Floats
+    """What a stage's layers keep, in mean layers of the module."""
+    most_kept: Floats
+    """The same of the one that keeps most."""
     is_last: Bools
     layers: Ints
+    largest_layers: Ints
+    """Were all layers of a stage like its largest."""
     entry: Ints
     """Before the layers: an embedding, patches and positions."""
     behind: Ints
@@ -62,7 +73,7 @@ class StageParams:
 
     def passing(self, table: CostTable) -> tuple[Floats, Floats]:
         """Of shared parameters (those of layers gathered at once, those of the unit whose gradients are summed)."""
-        layer = self.layers * trains_layers(table) / np.maximum(self.num_layers, 1)
+        layer = self.largest_layers * trains_layers(table) / np.maximum(self.num_layers, 1)
         return np.minimum(self.num_layers, GATHERED_LAYERS) * layer, np.maximum(layer, self.ends(table))
 
     def least_owned(self, table: CostTable, replicas: Ints) -> Ints:
@@ -94,13 +105,46 @@ def stage_params(spec: ModuleSpec, layers: Ints, tp: int) -> StageParams:
     for layer in spec.deep_layers:
         holds = (end - layers <= layer) & (layer < end)
         behind = behind + holds * (spec.num_deep_params // len(spec.deep_layers))
+    held, mean_bytes = _kinds_held(spec, layers), spec.mean(kind_bytes_per_token) or 1.0
+
+    def share(kind: LayerKind) -> float:
+        return kind_bytes_per_token(kind) / mean_bytes
+
+    def matrix(kind: LayerKind) -> int:
+        return kind.num_matrix_params or spec.hidden_size * max(kind.mlp_width, kind.query_width)
+
     return StageParams(
         num_layers=layers,
+        kept=_total(held, share),
+        most_kept=_most(held, share),
         is_last=last,
-        layers=-(-layers * spec.num_layer_params // tp),
+        layers=-(-_total(held, lambda kind: kind.num_params) // tp),
+        largest_layers=-(-layers * _most(held, lambda kind: kind.num_params) // tp),
         entry=first * spec.num_entry_params,
         behind=behind,
         behind_matrix=np.minimum(behind, spec.num_projector_matrix_params or behind),
-        matrix=(layers > 0) * -(-spec.hidden_size * max(spec.mlp_width, spec.query_width) // tp),
-        num_matrices=layers * (2 + spec.is_gated_mlp),
+        matrix=-(-_most(held, matrix) // tp),
+        num_matrices=_total(held, lambda kind: min(2 + kind.is_gated_mlp, kind.num_params // matrix(kind))),
     )
+
+
+def _kinds_held(spec: ModuleSpec, layers: Ints) -> list[tuple[LayerKind, Ints]]:
+    """Every kind of a module's layers, and how many of them each stage holds, `[..., P]`."""
+    if len(spec.kinds) == 1:
+        return [(spec.kinds[0], layers)]
+    of_layer = [kind for kind, num in spec.layers for _ in range(num)]
+    end, held = np.cumsum(layers, axis=-1), []
+    for kind in spec.kinds:
+        before = np.cumsum([0, *(own == kind for own in of_layer)])
+        held.append((kind, before[end] - before[end - layers]))
+    return held
+
+
+def _total(held: Sequence[tuple[LayerKind, Ints]], of: Callable[[LayerKind], float]) -> Any:
+    """Per stage the sum over its layers."""
+    return functools.reduce(operator.add, (num * of(kind) for kind, num in held))
+
+
+def _most(held: Sequence[tuple[LayerKind, Ints]], of: Callable[[LayerKind], float]) -> Any:
+    """Per stage the largest of its layers; 0 where it has none."""
+    return functools.reduce(np.maximum, ((num > 0) * of(kind) for kind, num in held))

@@ -2,25 +2,60 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class ModuleSpec:
-    """One module of a model: its depth, width and size, as the planner sees it."""
+class LayerKind:
+    """What layers of a module have that are alike."""
 
-    module: str
-    num_layers: int
-    hidden_size: int
+    name: str
+    """`attention`; of other models `gated delta`, `full attention, 8 of 256 experts`."""
+    num_params: int
+    """Of one layer, all experts included."""
     num_heads: int
+    """0: no attention over pairs of tokens."""
     num_kv_heads: int
     head_dim: int
     """Queries are `num_heads * head_dim` wide, which need not be the hidden size."""
     mlp_width: int
+    """Of the experts that a token passes through, all together."""
     num_norm_values: int
     """That norms and scales of a layer keep of a token for the backward pass, of 16 bit; one of 32 bit counts twice."""
-    num_layer_params: int
-    """Parameters of one layer."""
+    num_mlp_tensors: int = 1
+    """Of the MLP's width that a layer keeps of a token: what goes into the activation, and what is multiplied by it; 2
+    where a plain MLP keeps what comes out, too."""
+    is_gated_mlp: bool = False
+    num_active_params: int = 0
+    """Parameters that a token passes through; 0: all of them."""
+    num_matrix_params: int = 0
+    """Of the largest parameter, all experts' together where they are one; 0: a matrix of the MLP or of the queries."""
+    kept_bytes_per_token: float = 0.0
+    """For the backward pass, trained and in bfloat16, as counted on the class; 0: as `cost/activations.py` has it."""
+
+    @property
+    def query_width(self) -> int:
+        return self.num_heads * self.head_dim
+
+    @property
+    def key_width(self) -> int:
+        return self.num_kv_heads * self.head_dim
+
+    @property
+    def num_used_params(self) -> int:
+        """Those that FLOPs come from."""
+        return self.num_active_params or self.num_params
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleSpec:
+    """One module of a model: its layers, width and size, as the planner sees it."""
+
+    module: str
+    layers: tuple[tuple[LayerKind, int], ...]
+    """Runs of layers that are alike and how many each has, in the order of depth."""
+    hidden_size: int
     num_edge_params: int
     """Parameters outside the layers (embeddings, patch embedding, projector, head), a tied head counted once."""
     max_pp: int
@@ -29,10 +64,6 @@ class ModuleSpec:
     """Tensor-parallel degrees that the engine can share it out to."""
     num_entry_layers: int = 1
     """First layers that stay together: behind them the features of media are added."""
-    num_mlp_tensors: int = 1
-    """Of the MLP's width that a layer keeps of a token: what goes into the activation, and what is multiplied by it; 2
-    where a plain MLP keeps what comes out, too."""
-    is_gated_mlp: bool = False
     vocab_size: int = 0
     """Rows of an LLM's embedding and of its head; 0: an encoder."""
     is_tied: bool = False
@@ -50,12 +81,36 @@ class ModuleSpec:
     """Layers of an encoder whose hidden states go to the LLM as deep features."""
 
     @property
-    def query_width(self) -> int:
-        return self.num_heads * self.head_dim
+    def num_layers(self) -> int:
+        return sum(num for _, num in self.layers)
 
     @property
-    def key_width(self) -> int:
-        return self.num_kv_heads * self.head_dim
+    def kinds(self) -> tuple[LayerKind, ...]:
+        """Every kind once, in the order of first layers."""
+        return tuple(dict.fromkeys(kind for kind, _ in self.layers))
+
+    @property
+    def num_params(self) -> int:
+        return sum(num * kind.num_params for kind, num in self.layers) + self.num_edge_params
+
+    @property
+    def query_width(self) -> float:
+        """Of a mean layer."""
+        return self.mean(lambda kind: kind.query_width)
+
+    @property
+    def key_width(self) -> float:
+        """Of a mean layer."""
+        return self.mean(lambda kind: kind.key_width)
+
+    def mean(self, of: Callable[[LayerKind], float]) -> float:
+        """Mean over the layers; of one kind exactly its value."""
+        first = of(self.layers[0][0])
+        return first + sum(num * (of(kind) - first) for kind, num in self.layers) / self.num_layers
+
+    def most(self, of: Callable[[LayerKind], int]) -> int:
+        """Largest of any layer."""
+        return max(of(kind) for kind, _ in self.layers)
 
 
 @dataclass(frozen=True, slots=True)

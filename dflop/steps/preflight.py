@@ -92,7 +92,7 @@ def remarks(config: Config, origins: Origins) -> Iterator[ConfigError]:
         return
     cluster, needed = config.cluster.spec(), max(_state_bytes(specs, stage.frozen) for stage in stages)
     if needed > cluster.num_processes * cluster.memory_per_process_bytes:
-        num_params = sum(spec.num_layers * spec.num_layer_params + spec.num_edge_params for spec in specs)
+        num_params = sum(spec.num_params for spec in specs)
         yield ConfigError(
             f"{units.count(num_params)} parameters on {cluster.num_processes} x "
             f"{units.num_bytes(cluster.memory_per_process_bytes)}: no plan fits, as weights, gradients and optimizer "
@@ -107,9 +107,9 @@ def _state_bytes(specs: Sequence[ModuleSpec], frozen: Sequence[str]) -> int:
     """Bytes that training keeps at least of all parameters together: a master weight, a gradient and two moments."""
     found = 0
     for spec in specs:
-        layers, edge = spec.num_layers * spec.num_layer_params, spec.num_edge_params
-        trained = 0 if spec.module in frozen else edge if tower_of(spec.module) in frozen else layers + edge
-        found += 16 * trained + 2 * (layers + edge - trained)
+        every, edge = spec.num_params, spec.num_edge_params
+        trained = 0 if spec.module in frozen else edge if tower_of(spec.module) in frozen else every
+        found += 16 * trained + 2 * (every - trained)
     return found
 
 

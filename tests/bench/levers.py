@@ -53,13 +53,14 @@ class Lever:
 
 def _unfused(spec: ModuleSpec, table: CostTable) -> tuple[float, float]:
     """Norms keep a copy in float32 and what they make, MLPs what their activation and product make."""
-    norms, inside = 8.0 * spec.hidden_size * (spec.module == LLM), 2.0 * spec.mlp_width * (1 + spec.is_gated_mlp)
+    norms = 8.0 * spec.hidden_size * (spec.module == LLM)
+    inside = 2.0 * spec.mean(lambda kind: kind.mlp_width * (1 + kind.is_gated_mlp))
     return (not table.recompute) * (norms + inside) / table.tp, 0.0
 
 
 def _whole_tokens(spec: ModuleSpec, table: CostTable) -> tuple[float, float]:
     """Every rank keeps the norms and residuals of all tokens."""
-    outside = 2.0 * (spec.hidden_size if table.recompute else spec.num_norm_values)
+    outside = 2.0 * (spec.hidden_size if table.recompute else spec.mean(lambda kind: kind.num_norm_values))
     return outside * (1 - 1 / table.tp), 0.0
 
 

@@ -25,7 +25,7 @@ from dflop.cost.regression import robust_nnls
 from dflop.cost.roofline import BYTES_PER_VALUE, EXPOSED_FRAC, LOGIT_BYTES, TRAFFIC, backward_work, layer_work
 from dflop.cost.tensor_parallel import LAYER_ALL_REDUCES
 from dflop.errors import CostError, did_you_mean
-from dflop.records import LLM, ModuleSpec
+from dflop.records import LLM, LayerKind, ModuleSpec
 from dflop.report.rows import print_rows
 
 TABLE = Path(__file__).with_name("published.csv")
@@ -81,23 +81,26 @@ class PublicRun:
         is_tied = self.embeddings == "tied"
         kv_frac = self.kv_heads / self.heads
         layer = 2 * self.hidden**2 * (1 + kv_frac) + MATRICES[self.mlp] * self.hidden * self.intermediate
-        return ModuleSpec(
-            module=LLM,
-            num_layers=self.layers,
-            hidden_size=self.hidden,
+        kind = LayerKind(
+            "attention",
+            num_params=round(layer),
             num_heads=self.heads,
             num_kv_heads=self.kv_heads,
-            num_layer_params=round(layer),
-            num_edge_params=self.vocab * self.hidden * (1 if is_tied else 2),
-            max_pp=self.layers,
-            tp_choices=(self.tp,),
-            vocab_size=self.vocab,
-            is_tied=is_tied,
             head_dim=self.hidden // self.heads,
             mlp_width=self.intermediate,
             num_mlp_tensors=2 if self.mlp == "swiglu" else 1,
             is_gated_mlp=self.mlp == "swiglu",
             num_norm_values=4 * self.hidden,
+        )
+        return ModuleSpec(
+            module=LLM,
+            layers=((kind, self.layers),),
+            hidden_size=self.hidden,
+            num_edge_params=self.vocab * self.hidden * (1 if is_tied else 2),
+            max_pp=self.layers,
+            tp_choices=(self.tp,),
+            vocab_size=self.vocab,
+            is_tied=is_tied,
         )
 
 
@@ -156,7 +159,7 @@ def parts_of(run: PublicRun) -> Parts:
     group = run.tp * run.pp
     replicas, num_tokens = run.gpus // group, run.micro_batch * run.seq_len
     rate = sheet.nvlink_bytes_per_s if run.gpus <= sheet.num_per_node else sheet.network_bytes_per_s
-    params = spec.num_layers * spec.num_layer_params + spec.num_edge_params
+    params = spec.num_params
     again = RECOMPUTED[run.recompute]
     once = layer_work(spec, run.tp)
     work = once + backward_work(once, recomputed_frac=again)

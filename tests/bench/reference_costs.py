@@ -97,7 +97,8 @@ class ReferenceModule:
 
 def encoder_flops(spec: ModuleSpec, num_tiles: npt.ArrayLike, tile_tokens: float) -> Floats:
     """FLOPs of training on tiles that attend to themselves alone, with recomputation."""
-    linear = 2 * tile_tokens * spec.num_layer_params
+    (kind,) = spec.kinds
+    linear = 2 * tile_tokens * kind.num_params
     attention = 4 * tile_tokens**2 * spec.hidden_size
     edge = 2 * tile_tokens * spec.num_edge_params
     per_tile = RECOMPUTE_FLOPS * TRAINING_PASSES * (spec.num_layers * (linear + attention) + edge)
@@ -111,8 +112,9 @@ def llm_flops(spec: ModuleSpec, num_tokens: npt.ArrayLike) -> tuple[Floats, Floa
     `2 h^2 * kv_heads / heads` parameters, which the reference counts with heads / kv_heads in place of kv_heads.
     """
     tokens = np.asarray(num_tokens, dtype=np.float64)
-    miscounted = spec.num_heads / spec.num_kv_heads - spec.num_kv_heads
-    layer_params = spec.num_layer_params + 2 * spec.hidden_size**2 * miscounted / spec.num_heads
+    (kind,) = spec.kinds
+    miscounted = kind.num_heads / kind.num_kv_heads - kind.num_kv_heads
+    layer_params = kind.num_params + 2 * spec.hidden_size**2 * miscounted / kind.num_heads
     linear = 2 * tokens * (spec.num_layers * layer_params + spec.vocab_size * spec.hidden_size)
     attention = 2 * tokens**2 * spec.hidden_size * spec.num_layers
     return RECOMPUTE_FLOPS * TRAINING_PASSES * linear, RECOMPUTE_FLOPS * TRAINING_PASSES * attention

@@ -10,7 +10,7 @@ import pytest
 
 from dflop.errors import InfeasiblePlanError
 from dflop.plan.partition import even_layers
-from dflop.records import LLM, ModuleSpec
+from dflop.records import LLM, LayerKind, ModuleSpec
 from tests.bench.reference import accepted, reference_layouts, reference_plan
 from tests.bench.reference_costs import (
     MemoryLines,
@@ -94,7 +94,13 @@ def test_flops_as_published_with_the_miscounted_keys():
     depth, h, heads, kv_heads, width, vocab, s = 28, 3584, 28, 4, 18944, 152064, 2048
     layer = 2 * h * h + 2 * h * h * kv_heads // heads + 3 * h * width
     spec = ModuleSpec(
-        LLM, depth, h, heads, kv_heads, h // heads, width, 8 * h, layer, 2 * h * vocab, depth, (1,), vocab_size=vocab
+        LLM,
+        ((LayerKind("attention", layer, heads, kv_heads, h // heads, width, 8 * h), depth),),
+        h,
+        2 * h * vocab,
+        depth,
+        (1,),
+        vocab_size=vocab,
     )
     miscounted = heads / kv_heads
     whole = (
@@ -108,7 +114,12 @@ def test_flops_as_published_with_the_miscounted_keys():
 def test_flops_of_tiles_as_published():
     depth, h, width, patches, patch = 27, 1152, 4304, 729, 14
     spec = ModuleSpec(
-        "vision", depth, h, 16, 16, h // 16, width, 4 * h, 4 * h * h + 2 * h * width, 3 * patch**2 * h, depth, (1,)
+        "vision",
+        ((LayerKind("attention", 4 * h * h + 2 * h * width, 16, 16, h // 16, width, 4 * h), depth),),
+        h,
+        3 * patch**2 * h,
+        depth,
+        (1,),
     )
     layers = 3 * (8 * h * h * patches + 4 * patches**2 * h) + 12 * patches * h * width
     embedding = 18 * h * patches * patch**2

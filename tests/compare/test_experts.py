@@ -25,7 +25,7 @@ from dflop.plan.rank import policy_step_s
 from dflop.plan.search import plan_problem
 from dflop.records import LLM, ParallelSpec
 from dflop.simulate.step import together
-from tests.builders import make_link
+from tests.builders import make_link, with_layers
 from tests.plan.problems import baseline_problem
 
 LATENCY_S, RATE = 1e-5, 1e9
@@ -56,7 +56,7 @@ def test_degrees_divide_the_heads_and_groups_lie_in_a_node():
         (2, 2),
     }
     encoder, llm = problem.specs
-    odd = dataclasses.replace(problem, specs=(encoder, dataclasses.replace(llm, num_heads=6, num_kv_heads=2)))
+    odd = dataclasses.replace(problem, specs=(encoder, with_layers(llm, num_heads=6, num_kv_heads=2)))
     assert {(g.tp, g.num_sharing) for g in grids(odd, SEQUENCE, DEGREES)} == {(1, 1), (1, 2), (2, 1)}
     cluster = dataclasses.replace(problem.cluster, num_nodes=4, num_processes_per_node=2)
     small = dataclasses.replace(problem, cluster=cluster)

@@ -10,13 +10,15 @@ from dflop.cost.devices import A100, A100_40, B200, DEVICES, ENCODERS, H100, H20
 from dflop.cost.model import CostModel
 from dflop.cost.roofline import DECODER_LAUNCH_S, ENCODER_LAUNCH_S, backward_work, layer_work
 from dflop.errors import ConfigError
-from dflop.records import CostTable, ModuleSpec
+from dflop.records import CostTable, LayerKind, ModuleSpec
 
 QWEN_7B = ModuleSpec(
-    "llm", 28, 3584, 28, 4, 128, 18_944, 8 * 3584, 233_057_792, 1_089_994_752, 28, (1, 2, 4, 8), num_mlp_tensors=4,
-    vocab_size=152_064,
+    "llm", ((LayerKind("attention", 233_057_792, 28, 4, 128, 18_944, 8 * 3584, num_mlp_tensors=4), 28),), 3584,
+    1_089_994_752, 28, (1, 2, 4, 8), vocab_size=152_064,
 )  # fmt: skip
-SIGLIP = ModuleSpec("vision", 27, 1152, 16, 16, 72, 4304, 4 * 1152, 15_230_000, 4_000_000, 1, (1, 2))
+SIGLIP = ModuleSpec(
+    "vision", ((LayerKind("attention", 15_230_000, 16, 16, 72, 4304, 4 * 1152), 27),), 1152, 4_000_000, 1, (1, 2)
+)
 
 
 def table(spec: ModuleSpec, tp: int = 1, *, device=H100, recompute: bool = False, is_frozen: bool = False) -> CostTable:
@@ -46,7 +48,7 @@ def test_a_pass_takes_as_long_as_its_launches_or_its_work(spec, tp, recompute):
 def test_no_layer_is_faster_than_its_weights_are_read(device, spec):
     for tp in spec.tp_choices:
         forward = table(spec, tp, device=device).forward_s
-        assert forward.layer_fixed > 2 * spec.num_layer_params / tp / device.memory_bytes_per_s
+        assert forward.layer_fixed > 2 * spec.kinds[0].num_params / tp / device.memory_bytes_per_s
 
 
 def test_frozen_weights_save_matmuls_and_no_attention():
@@ -58,7 +60,7 @@ def test_frozen_weights_save_matmuls_and_no_attention():
             for terms in (t.forward_s, t.backward_s)
             for load in ((1, 50_000, 0), (1, 50_000, 10**9))
         ]
-    matmul_s = 28 * 50_000 * 2 * QWEN_7B.num_layer_params / (H100.peak_bf16_flops * H100.matmul_frac)
+    matmul_s = 28 * 50_000 * 2 * QWEN_7B.kinds[0].num_params / (H100.peak_bf16_flops * H100.matmul_frac)
     forward_s, forward_sq_s, *_ = times[False, False]
     sq_s = forward_sq_s - forward_s
     for (is_frozen, recompute), (_, _, backward_s, backward_sq_s) in times.items():
@@ -75,6 +77,22 @@ def test_a_head_costs_by_its_vocabulary_whether_it_is_tied_or_not():
     assert table(QWEN_7B).backward_s.edge_per_item == 0, "the loss has made all gradients of the head"
 
 
+def test_a_table_of_two_kinds_is_of_their_mean_layer():
+    ((kind, _),) = QWEN_7B.layers
+    twin = dataclasses.replace(QWEN_7B, layers=((kind, 3), (dataclasses.replace(kind, name="twin"), 25)))
+    tables = [analytic_cost_tables([spec], H100, profile_key="p") for spec in (QWEN_7B, twin)]
+    assert tables[0] == tables[1]
+    counted = dataclasses.replace(kind, num_params=2 * kind.num_params, kept_bytes_per_token=50_000.0)
+    mixed = dataclasses.replace(QWEN_7B, layers=((kind, 7), (counted, 21)))
+    plain, found = table(QWEN_7B, 2), table(mixed, 2)
+    assert found.layer_param_bytes == plain.layer_param_bytes * 7 / 4
+    kept = plain.activation_bytes.layer_per_token
+    assert found.activation_bytes.layer_per_token == pytest.approx(kept / 4 + 3 / 4 * 25_000)
+    assert plain.forward_s.layer_per_token < found.forward_s.layer_per_token < 2 * plain.forward_s.layer_per_token
+    frozen, norms = table(mixed, 2, is_frozen=True), kind.num_norm_values / 2
+    assert frozen.activation_bytes.layer_per_token == pytest.approx(found.activation_bytes.layer_per_token - norms)
+
+
 def test_tables_carry_the_error_of_their_device():
     for spec, accuracy in ((QWEN_7B, H100.accuracy), (SIGLIP, ENCODERS)):
         found = table(spec)
@@ -86,7 +104,7 @@ def test_a_large_model_reaches_a_plausible_part_of_peak():
     cost = CostModel(analytic_cost_tables([QWEN_7B], H100, profile_key="p", recompute=[False]))
     for tp, low, high in ((1, 0.45, 0.62), (8, 0.15, 0.5)):
         seconds = sum(cost.module_seconds("llm", 8192, 8192, 8 * 1024**2, num_layers=28, edge=True, tp=tp))
-        flops = 6 * 8192 * (28 * QWEN_7B.num_layer_params + QWEN_7B.num_edge_params / 2)
+        flops = 6 * 8192 * (QWEN_7B.num_params - QWEN_7B.num_edge_params / 2)
         assert low < flops / (float(seconds) * tp * H100.peak_bf16_flops) < high
 
 

@@ -8,7 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from dflop.cost.flops import FlopCounter, peak_flops_per_s
 from dflop.models import counts
-from dflop.records import LLM, ModuleSpec
+from dflop.records import LLM, LayerKind, ModuleSpec
 from tests.builders import make_sample
 
 NUM_TOKENS, VOCAB = 512, 152064
@@ -76,13 +76,23 @@ def test_a_frozen_encoder_has_no_backward(name):
 
 
 def test_samples_add_up():
-    tiny = ModuleSpec(LLM, 2, 16, 2, 2, 8, 64, 128, 1000, 10, 2, (1,), vocab_size=7)
+    tiny = ModuleSpec(LLM, ((LayerKind("attention", 1000, 2, 2, 8, 64, 128), 2),), 16, 10, 2, (1,), vocab_size=7)
     counter = FlopCounter([tiny])
     # Layers: 2 * 1000 per token and 2 * 16 per squared token, twice; head: 2 * 7 * 16 per token that carries loss.
     expected = [3 * (2 * (2000 * n + 32 * n * n) + 224 * 10) for n in (5, 9)]
     samples = [make_sample(0, 5), make_sample(1, 9)]
     assert [counter.count([s]) for s in samples] == expected
     assert counter.count(samples) == sum(expected)
+
+
+def test_layers_of_two_kinds_take_what_each_takes():
+    delta = LayerKind("gated delta", 500, 0, 0, 8, 64, 128)
+    experts = LayerKind("attention, 2 of 8 experts", 4000, 2, 2, 8, 64, 128, num_active_params=1300)
+    spec = ModuleSpec(LLM, ((delta, 1), (experts, 2), (delta, 2)), 16, 10, 2, (1,))
+    assert (spec.num_layers, spec.num_params, spec.kinds) == (5, 3 * 500 + 2 * 4000 + 10, (delta, experts))
+    # 2 FLOPs per weight that a token passes, 2 * 16 per squared token in two of the layers.
+    expected = 3 * (2 * (3 * 500 + 2 * 1300) * 9 + 2 * 32 * 81)
+    assert FlopCounter([spec]).count([make_sample(0, 9)]) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,3 @@
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -7,7 +5,7 @@ from dflop.cost.curve import ZERO
 from dflop.cost.model import CostModel
 from dflop.errors import CostError
 from dflop.records import LLM, CostTerms, ModuleFactors, ModuleLoad
-from tests.builders import make_cost, make_link, make_plan, make_specs, make_table
+from tests.builders import make_cost, make_link, make_plan, make_specs, make_table, with_layers
 
 
 def test_seconds_are_layers_plus_edge():
@@ -48,7 +46,7 @@ def test_stages_of_a_module_share_its_cost_and_the_last_pays_the_edge():
 
 
 def test_microbatches_may_differ_in_how_many_layers_run_again():
-    spec = replace(make_specs()[0], num_heads=4, num_kv_heads=2, head_dim=16)
+    spec = with_layers(make_specs()[0], num_kv_heads=2)
     again = make_table(LLM, per_token_s=3e-5, edge_per_token_s=7e-5, recompute=True)
     cost = CostModel([make_table(LLM), again], specs=[spec], links=[make_link("p2p", 2, 1, 1e-5, 1e9)])
     tokens, shares = np.array([0.0, 300.0, 4000.0, 4000.0]), np.array([0.5, 0.0, 0.25, 0.75])
@@ -171,7 +169,7 @@ def test_items_are_corrected_by_their_size_and_mixes_by_the_level():
 
 
 def test_ranks_that_share_samples_take_their_part_and_exchange_keys_and_values():
-    spec = replace(make_specs()[0], num_heads=4, num_kv_heads=2, head_dim=16)
+    spec = with_layers(make_specs()[0], num_kv_heads=2)
     links = [make_link("p2p", 2, 1, 1e-5, 1e9)]
     cost = CostModel([make_table(LLM), make_table(LLM, recompute=True)], specs=[spec], links=links, extrapolate=True)
     tokens, sum_sq = 4000.0, 4000.0 * 600

@@ -7,7 +7,7 @@ from tests.cost.test_analytic import QWEN_7B, SIGLIP
 
 def test_a_token_takes_two_flops_a_weight_and_a_causal_key_half_of_four_times_the_query_width():
     llm, encoder = layer_work(QWEN_7B), layer_work(SIGLIP)
-    assert llm.matmul_flops == 2 * QWEN_7B.num_layer_params
+    assert llm.matmul_flops == 2 * QWEN_7B.kinds[0].num_params
     assert llm.attention_flops == 2 * 28 * 128
     assert encoder.attention_flops == 4 * 16 * 72
     assert encoder.hidden_bytes == 2 * 1152

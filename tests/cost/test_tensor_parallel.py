@@ -5,9 +5,9 @@ import pytest
 from dflop.cost.model import CostModel
 from dflop.errors import CostError
 from dflop.records import CostTerms
-from tests.builders import make_link, make_specs, make_table
+from tests.builders import make_link, make_specs, make_table, with_layers
 
-SPEC = dataclasses.replace(make_specs()[-1], tp_choices=(1, 2, 4), num_layer_params=50_000)
+SPEC = dataclasses.replace(with_layers(make_specs()[-1], num_params=50_000), tp_choices=(1, 2, 4))
 BENT = CostTerms(1e-3, 1e-6, 1e-9, 2e-3, 3e-6, 4e-6, (100.0,), (9e-6,))
 TABLE = make_table("llm", forward_s=BENT, backward_s=BENT)
 

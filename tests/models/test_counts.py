@@ -62,10 +62,6 @@ def num_params(parameters) -> int:
     return sum({id(p): p.numel() for p in parameters}.values())
 
 
-def total(spec: ModuleSpec) -> int:
-    return spec.num_layers * spec.num_layer_params + spec.num_edge_params
-
-
 def assert_specs_equal(family: Family, model: torch.nn.Module) -> None:
     specs = {spec.module: spec for spec in family.specs()}
     assert tuple(specs) == family.modules
@@ -77,7 +73,7 @@ def assert_specs_equal(family: Family, model: torch.nn.Module) -> None:
         width = getattr(config, "d_model", getattr(config, "embed_dim", config.hidden_size))
         heads = getattr(config, "num_heads", None)
         assert specs[module].hidden_size == width
-        assert specs[module].num_heads == (heads or config.num_attention_heads)
+        assert specs[module].kinds[0].num_heads == (heads or config.num_attention_heads)
         assert_spec_equals(specs[module], whole, model.get_submodule(f"{tower.path}.{tower.layers}"))
         own = {n.removeprefix(f"{tower.path}."): p for n, p in named.items() if n.startswith(f"{tower.path}.")}
         entry = [p for n, p in own.items() if n.partition(".")[0] in ENTRIES[tower.call]]
@@ -90,24 +86,26 @@ def assert_specs_equal(family: Family, model: torch.nn.Module) -> None:
     whole = [*decoder.parameters(), *model.get_submodule(family.decoder.head).parameters()]
     assert_spec_equals(specs[LLM], whole, decoder.layers)
     config = decoder.config
-    assert (specs[LLM].hidden_size, specs[LLM].num_heads, specs[LLM].num_kv_heads) == (
+    (kind,) = specs[LLM].kinds
+    assert (specs[LLM].hidden_size, kind.num_heads, kind.num_kv_heads) == (
         config.hidden_size, config.num_attention_heads, config.num_key_value_heads
     )  # fmt: skip
     head, embedding = model.get_submodule(family.decoder.head), decoder.embed_tokens
     assert (specs[LLM].vocab_size, specs[LLM].is_tied) == (len(head.weight), head.weight is embedding.weight)
     assert specs[LLM].num_entry_params == embedding.weight.numel()
-    assert sum(total(spec) for spec in specs.values()) == num_params(model.parameters())
+    assert sum(spec.num_params for spec in specs.values()) == num_params(model.parameters())
 
 
 def assert_spec_equals(spec: ModuleSpec, whole: list[torch.nn.Parameter], layers: torch.nn.ModuleList) -> None:
     assert spec.num_layers == len(layers)
-    assert {num_params(layer.parameters()) for layer in layers} == {spec.num_layer_params}
-    assert total(spec) == num_params(whole), spec.module
+    assert {num_params(layer.parameters()) for layer in layers} == {kind.num_params for kind in spec.kinds}
+    assert spec.num_params == num_params(whole), spec.module
     linears = [(n, m) for n, m in layers[0].named_modules() if isinstance(m, torch.nn.Linear)]
     widths = {n.rpartition(".")[2]: m.out_features for n, m in linears}
     (into, *_) = (n for n in ("gate_proj", "up_proj", "fc1", "linear_fc1") if n in widths)
-    assert (spec.mlp_width, spec.is_gated_mlp) == (widths[into], "gate_proj" in widths)
-    assert spec.query_width + 2 * spec.key_width == sum(
+    (kind,) = spec.kinds
+    assert (kind.mlp_width, kind.is_gated_mlp) == (widths[into], "gate_proj" in widths)
+    assert kind.query_width + 2 * kind.key_width == sum(
         widths.get(n, 0) for n in ("q_proj", "k_proj", "v_proj", "q", "k", "v", "qkv")
     )
 
@@ -118,11 +116,11 @@ def test_tiny_sizes_equal_the_built_models(case):
 
 
 def test_real_sizes_are_the_published_ones():
-    totals = {name: sum(total(spec) for spec in read(name).specs()) for name in PUBLISHED}
+    totals = {name: sum(spec.num_params for spec in read(name).specs()) for name in PUBLISHED}
     assert totals == {name: pytest.approx(size, rel=1e-3) for name, size in PUBLISHED.items()}
     for (name, module), size in PUBLISHED_MODULES.items():
         (spec,) = (s for s in read(name).specs() if s.module == module)
-        assert total(spec) == pytest.approx(size, rel=1e-3)
+        assert spec.num_params == pytest.approx(size, rel=1e-3)
 
 
 VARIANTS = {
@@ -198,6 +196,6 @@ def test_shallow_modules_keep_width_and_edge(name, num_layers):
         assert_specs_equal(shallow, meta_model(shallow))
         for spec in shallow.specs():
             assert spec.num_layers == (num_layers if spec.module == module else 1)
-            assert spec.num_layer_params == specs[spec.module].num_layer_params
+            assert spec.kinds == specs[spec.module].kinds
             assert spec.num_edge_params == specs[spec.module].num_edge_params
             assert spec.tp_choices == specs[spec.module].tp_choices

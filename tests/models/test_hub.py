@@ -45,7 +45,7 @@ def test_a_file_of_hugging_face_gives_the_shipped_model_and_leaves_out_defaults(
     wanted = load_family(model.family, model.hf_config, model.media)
     assert found.family.name == model.family
     assert found.family.specs() == wanted.specs()
-    assert found.num_params == sum(s.num_layers * s.num_layer_params + s.num_edge_params for s in wanted.specs())
+    assert found.num_params == sum(s.num_params for s in wanted.specs())
     config_class = getattr(transformers, found.family.config_class)
     again, stated = config_class(**found.hf_config).to_dict(), config_class.from_dict(content).to_dict()
     noise = ("dtype", "_name_or_path", "transformers_version", "use_cache")

@@ -21,7 +21,7 @@ from dflop.plan.space import Problem
 from dflop.records import LLM, ParallelSpec, Plan
 from tests.bench.cases import CASES, make_setting
 from tests.bench.mixtures import MIXTURES
-from tests.builders import make_link
+from tests.builders import make_link, with_layers
 from tests.plan.problems import make_problem
 
 
@@ -201,7 +201,7 @@ def test_chains_are_cut_for_the_layers_that_run_again(memory_mb, pp):
         "vision", num_processes=4, max_pp=4, memory_bytes=memory_mb * 10**6, shard_parameters=(False,)
     )
     vision, llm = problem.specs
-    problem = dataclasses.replace(problem, specs=(vision, dataclasses.replace(llm, num_layers=16)))
+    problem = dataclasses.replace(problem, specs=(vision, with_layers(llm, 16)))
     chain = Chain.of(problem, 1, 8)
     layers = chain._layers(np.array(list(every_cut(chain.unit_layers.shape[1], pp))))
     dp, shards = np.full(layers.shape[1], 4 // pp), np.ones(layers.shape[1], dtype=int)

@@ -11,7 +11,7 @@ from dflop.cost.towers import tower_table
 from dflop.models.loss_size import loss_peak_bytes
 from dflop.plan.memory import max_stages_beyond, stage_bytes
 from dflop.plan.stage_params import first_and_last, stage_params
-from dflop.records import LLM
+from dflop.records import LLM, ModuleSpec
 from dflop.simulate.order import in_flight
 from tests.plan.problems import make_problem
 
@@ -123,6 +123,52 @@ def test_a_tied_embedding_is_on_both_ends_and_deep_features_are_made_where_their
     assert stage_params(tied, np.array([4]), 2).total.tolist() == [3 * M]
     deep = dataclasses.replace(vision, num_edge_params=5 * M, num_deep_params=3 * M, deep_layers=(0, 1, 3))
     assert stage_params(deep, np.array([2, 2]), 1).total.tolist() == [(2 + 1 + 2) * M, (2 + 1 + 1) * M]
+
+
+def with_kinds(spec: ModuleSpec, num_first: int, **changes: float) -> ModuleSpec:
+    """Four layers, the first ones as before, the others with other fields."""
+    ((kind, num),) = spec.layers
+    other = dataclasses.replace(kind, name="other", **changes)
+    return dataclasses.replace(spec, layers=((kind, num_first), (other, num - num_first)))
+
+
+EXPERTS = {"num_params": 5 * M, "num_active_params": 2 * M, "mlp_width": 512, "num_matrix_params": 3 * M}
+
+
+def test_a_stage_holds_the_parameters_of_its_own_kinds_of_layers():
+    spec = with_kinds(make_problem("vision").spec(LLM), 1, **EXPERTS)
+    found = stage_params(spec, np.array([[2, 2], [1, 3], [0, 4]]), 1)
+    assert found.layers.tolist() == [[6 * M, 10 * M], [M, 15 * M], [0, 16 * M]]
+    assert found.largest_layers.tolist() == [[10 * M, 10 * M], [M, 15 * M], [0, 20 * M]]
+    assert found.matrix.tolist() == [[3 * M, 3 * M], [64 * 256, 3 * M], [0, 3 * M]]
+    assert found.num_matrices.tolist() == [[2 + 1, 2], [2, 3], [0, 5]]
+    assert stage_params(spec, np.array([2, 2]), 2).layers.tolist() == [3 * M, 5 * M]
+
+
+def test_stages_keep_what_their_own_layers_do_and_no_less_where_some_run_again():
+    problem = make_problem("vision")
+    spec = with_kinds(problem.spec(LLM), 1, **EXPERTS)
+    how = {"tp": 1, "dp": np.array([1]), "shard_optimizer": np.array([False])}
+    plain, some = (
+        stage_bytes(spec, problem.cost, np.array([[2, 2]]), LOAD, recompute=again, **how).kept[0, 0] - CROSSING
+        for again in (False, np.array([[1, 0]]))
+    )
+    # 8 and 10 bytes of the queries' and the MLP's width, 2064 and 2576 in all; a mean layer is measured at 10,000.
+    dense, experts = (400 * 10_000 * kept / 2448 for kept in (2064, 2576))
+    assert plain == math.ceil(dense + experts)
+    assert some == math.ceil(experts + 400 * 1_000)
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_kinds_that_are_alike_are_one(shards):
+    problem, layers = make_problem("vision", tps=(1, 2)), np.array([[3, 1], [2, 2]])
+    how = {"dp": np.array([2, 2]), "recompute": np.array([[1, 0], [0, 2]]), "shard_optimizer": np.array([True, False])}
+    one, two = (
+        stage_bytes(spec, problem.cost, layers, np.repeat(LOAD, 2, axis=1), tp=2, shards=shards, **how)
+        for spec in (problem.spec(LLM), with_kinds(problem.spec(LLM), 3))
+    )
+    for field in dataclasses.fields(one):
+        assert np.array_equal(getattr(one, field.name), getattr(two, field.name)), field.name
 
 
 def test_sums_of_modules_on_one_stage():

@@ -20,7 +20,7 @@ from dflop.records import LLM, ParallelSpec, Plan
 from dflop.schedule.policies import Effort
 from dflop.schedule.step_scheduler import schedule_step
 from tests.bench.blind import blind_plan
-from tests.builders import make_cluster, make_cost, make_link, make_sample, make_specs, random_batch
+from tests.builders import make_cluster, make_cost, make_link, make_sample, make_specs, random_batch, with_layers
 from tests.plan.problems import make_problem
 
 ENCODERS = ("vision", "audio")
@@ -188,9 +188,7 @@ def test_never_worse_than_the_data_blind_plans_under_the_simulator(seed):
 
 
 def test_memory_that_forces_more_processes_than_there_are():
-    specs = tuple(
-        dataclasses.replace(s, num_layer_params=40_000_000) if s.module == LLM else s for s in make_specs(*ENCODERS)
-    )
+    specs = tuple(with_layers(s, num_params=40_000_000) if s.module == LLM else s for s in make_specs(*ENCODERS))
     limits = {"specs": specs, "microbatches": (4,)}
     with pytest.raises(InfeasiblePlanError, match=r"module `llm` needs .* more per rank"):
         plans(cluster=make_cluster(4, memory_bytes=900 * 2**20), **limits)

@@ -13,7 +13,7 @@ from dflop.plan.partition import even_chain, even_layers
 from dflop.plan.rank import arrival_step_s
 from dflop.plan.uniform import MIN_SIMULATED, default_plan, tuned_uniform, uniform_plans
 from dflop.records import LLM, ParallelSpec
-from tests.builders import make_specs
+from tests.builders import make_specs, with_layers
 from tests.plan.problems import baseline_problem, tiles_the_cluster
 
 # Layers cut by count
@@ -29,7 +29,7 @@ def test_even_layers_put_the_remainder_first():
 def test_even_chain_keeps_encoders_whole_and_shares_out_the_llm(depths, pp, num_entry_layers):
     names = ("vision", "audio", LLM)[-len(depths) :]
     spec = dataclasses.replace(make_specs()[0], num_entry_layers=min(num_entry_layers, depths[-1]))
-    specs = [dataclasses.replace(spec, module=name, num_layers=n) for name, n in zip(names, depths, strict=True)]
+    specs = [dataclasses.replace(with_layers(spec, n), module=name) for name, n in zip(names, depths, strict=True)]
     pp = min(pp, depths[-1])
     chain = even_chain(specs, pp)
     *encoders, (first, *others) = (chain[name] for name in names)

@@ -46,7 +46,7 @@ def test_a_measurement_describes_what_was_run(module, num_layers):
     assert min(m.forward_s, m.backward_s, m.activation_bytes) > 0
     assert min(m.forward_spread_s, m.backward_spread_s) >= 0
     spec = next(s for s in family().specs() if s.module == module)
-    assert m.param_bytes == 4 * (num_layers * spec.num_layer_params + spec.num_edge_params)
+    assert m.param_bytes == 4 * (num_layers * spec.kinds[0].num_params + spec.num_edge_params)
 
 
 def test_squares_are_those_of_the_shallow_tower_that_was_timed():

@@ -22,7 +22,7 @@ def test_every_module_is_probed_at_its_own_sizes(case):
         measured = measure(probe, group, num_repeats=1)
         assert measured.status == "ok"
         assert (measured.num_items, measured.num_tokens) == (group.load.num_items, group.load.num_tokens)
-        assert measured.param_bytes == 4 * (2 * spec.num_layer_params + spec.num_edge_params)
+        assert measured.param_bytes == 4 * (2 * spec.kinds[0].num_params + spec.num_edge_params)
         assert min(measured.forward_s, measured.backward_s, measured.activation_bytes) > 0
 
 

@@ -66,9 +66,10 @@ def _mlps(plain: CostTable, spec: ModuleSpec) -> CostTable:
     """Layers that keep nothing inside their MLPs and run them again."""
     if not trains_layers(plain):
         return dataclasses.replace(plain, recompute=True)
-    inside = bytes_per_value(plain.dtype) * spec.num_mlp_tensors * spec.mlp_width / plain.tp
+    inside = bytes_per_value(plain.dtype) * spec.mean(lambda kind: kind.num_mlp_tensors * kind.mlp_width) / plain.tp
     again = dataclasses.replace(curve.combine([(1.0, plain.forward_s)], [0.0]), layer_per_sq_token=0.0)
-    part = spec.hidden_size * spec.mlp_width * (2 + spec.is_gated_mlp) / spec.num_layer_params
+    matrices = spec.mean(lambda kind: kind.mlp_width * (2 + kind.is_gated_mlp))
+    part = spec.hidden_size * matrices / spec.mean(lambda kind: kind.num_used_params)
     kept = dataclasses.replace(
         plain.activation_bytes, layer_per_token=max(plain.activation_bytes.layer_per_token - inside, 0.0)
     )

@@ -90,10 +90,11 @@ def grids(problem: Problem, sharing: Sharing, degrees: Sequence[int]) -> Iterato
     """Every grid whose groups lie in a node; Ulysses' degree divides the heads of a tensor-parallel rank."""
     num_processes, each = problem.cluster.num_processes, problem.cluster.num_processes_per_node
     tps = set.intersection(*(set(problem.tps(spec)) for spec in problem.specs))
+    num_heads = {kind.num_heads for kind in problem.specs[-1].kinds}
     for n in degrees:
         cost = problem.cost if n == 1 else shared_costs(problem, sharing, n)
         for tp in sorted(tps):
-            if num_processes % (tp * n) or each % (tp * n) or problem.specs[-1].num_heads % (tp * n):
+            if num_processes % (tp * n) or each % (tp * n) or any(heads % (tp * n) for heads in num_heads):
                 continue
             choices = shard_choices(problem, tp, np.array([num_processes // tp]))
             groups = {int(shards[0]) for shards in choices} if sharing is SEQUENCE else {1}

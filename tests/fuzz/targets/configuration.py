@@ -122,7 +122,7 @@ def _ask(family: Any) -> None:
         return
     assert family.rules_key
     for spec in attempt(family.specs) or ():
-        assert min(spec.num_layers, spec.num_layer_params) > 0
+        assert min(spec.num_layers, *(kind.num_params for kind in spec.kinds)) > 0
     assert family.max_level < 100
     for kind in family.media_tokens:
         with contextlib.suppress(ValueError):

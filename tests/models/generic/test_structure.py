@@ -43,9 +43,9 @@ def test_a_familys_own_counts_are_those_read_from_its_classes(name):
     family = load_family(model.family, model.hf_config, model.media)
     found = read_structure(getattr(transformers, family_class(model.family).config_class)(**model.hf_config))
     *_, llm = family.specs()
-    assert found.num_params == sum(s.num_layers * s.num_layer_params + s.num_edge_params for s in family.specs())
+    assert found.num_params == sum(s.num_params for s in family.specs())
     assert found.num_layers == llm.num_layers
-    assert {kind.num_params for kind in found.kinds} == {llm.num_layer_params}
+    assert {kind.num_params for kind in found.kinds} == {kind.num_params for kind in llm.kinds}
 
 
 def test_flops_are_those_of_torchs_counter_over_a_real_layer():
