@@ -7,6 +7,7 @@ from dflop.cost.devices import A100, H100
 from dflop.errors import CostError
 from tests.bench.published import (
     TABLE,
+    UNSEEN,
     constants_of,
     error_fracs,
     fit_runs,
@@ -16,6 +17,7 @@ from tests.bench.published import (
     summary,
     unseen_errors,
 )
+from tests.bench.published_checks import check_lines, choices, kinds
 
 RUNS = read_runs()
 
@@ -87,3 +89,33 @@ def test_a_table_of_one_model_says_nothing_of_models_it_did_not_see():
     lines = list(summary([run for run in RUNS if run.model == "mpt-7b"]))
     assert len(lines) == 5
     assert not any("nan" in line or "saw no run" in line for line in lines)
+
+
+def test_choices_are_pairs_of_one_laboratory_model_and_device():
+    one = RUNS[0]
+    slow, alike = (dataclasses.replace(one, tokens_per_s_per_gpu=one.tokens_per_s_per_gpu * x) for x in (0.5, 1.04))
+    others = [dataclasses.replace(slow, source="another/one"), dataclasses.replace(slow, model="another")]
+    (found,) = choices([one, slow, *others], np.array([1.0, 1.5, 1.0, 1.0]))
+    assert (found.measured, found.predicted) == (2.0, 1.5)
+    assert found.is_right
+    assert not choices([one, alike], np.array([1.0, 2.0]))
+    (wrong,) = choices([slow, one], np.array([1.0, 1.5]))
+    assert not wrong.is_right
+
+
+def test_kinds_of_runs_cover_all_and_keep_layouts_apart():
+    flat = dataclasses.replace(RUNS[0], gpus=8, tp=1, pp=1, compile="no")
+    runs = [flat, dataclasses.replace(flat, compile="yes"), dataclasses.replace(flat, tp=2),
+            dataclasses.replace(flat, tp=2, pp=2)]  # fmt: skip
+    found = kinds(runs)
+    names = ("eager, tp 1", "compiled, tp 1", "tp > 1", "pp > 1")
+    assert np.array([found[name] for name in names]).tolist() == np.eye(4, dtype=bool).tolist()
+    assert [sum(chosen) for name, chosen in found.items() if name not in names] == [4]
+
+
+def test_runs_of_no_fit_are_read_and_summed_up():
+    runs = read_runs(UNSEEN)
+    lines = list(check_lines(runs, error_fracs(runs)))
+    assert not {run.source for run in runs} & {run.source for run in RUNS}
+    assert any(line.startswith("pp > 1: 2 runs") for line in lines)
+    assert lines[-1].startswith("choices: ")
