@@ -70,7 +70,7 @@ def rows_of(found: ModelCheck) -> Iterator[tuple[Any, ...]]:
     for encoder in structure.encoders:
         yield ("encoder", encoder.path, encoder.num_layers, encoder.num_params)
         if encoder.projector:
-            yield ("projector", encoder.projector, 1, encoder.num_projector_params)
+            yield ("projector", ", ".join(encoder.projector), 1, encoder.num_projector_params)
     yield ("model", structure.model_type, 1, structure.num_params, structure.num_active_params, None, None, None,
            list(structure.degrees))  # fmt: skip
     empty = (None,) * 7
@@ -141,7 +141,7 @@ def _outside(structure: Structure) -> Iterator[tuple[str, str, int]]:
     for encoder in structure.encoders:
         yield "encoder", f"{encoder.path}, {encoder.num_layers} layers", encoder.num_params
         if encoder.projector:
-            yield "projector", encoder.projector, encoder.num_projector_params
+            yield "projector", ", ".join(encoder.projector), encoder.num_projector_params
     if structure.num_other_params:
         yield "other", "single parameters", structure.num_other_params
 

@@ -31,9 +31,11 @@ class ModelConfig(Section):
     """The model to train."""
 
     family: str
-    """Name of a family in `dflop/models/`."""
+    """Name of a family in `dflop/models/`, or `generic` for other types of transformers."""
     hf_config: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments of the family's Hugging Face config class."""
+    """Keyword arguments of the family's Hugging Face config class; of `generic` the model's whole `config.json`."""
+    processor: FilePath | None = None
+    """Folder with the model's processor and tokenizer files, which `generic` counts tokens by."""
     media: dict[str, Any] = Field(default_factory=dict)
     """Media limits of the family (`max_pixels`, `video_fps`, ...)."""
     dtype: Literal["float32", "bfloat16"] = "float32"

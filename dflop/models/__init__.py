@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from dflop.errors import ConfigError, did_you_mean
@@ -29,14 +30,33 @@ FAMILIES: Mapping[str, tuple[str, str]] = {
 """Family name -> (module, class). Adding a family is one file in `families/` and one line here."""
 
 
-def load_family(name: str, hf_config: Mapping[str, Any], media: Mapping[str, Any]) -> Family:
+GENERIC = "generic"
+"""Name of the family of every other type, which is read from its classes and its processor."""
+
+
+def load_family(
+    name: str, hf_config: Mapping[str, Any], media: Mapping[str, Any], processor: Path | None = None,
+    cache: Path | None = None,
+) -> Family:  # fmt: skip
     """Family `name` bound to a Hugging Face config and media limits.
+
+    Args:
+        name: One of `FAMILIES`, or `generic`.
+        hf_config: As the family takes it.
+        media: Limits that differ from the family's defaults.
+        processor: Folder of the processor, which `generic` needs.
+        cache: Where `generic` keeps what it reads; None: in this process only.
 
     Raises:
         ConfigError: unknown family, or a media limit it does not know.
     """
+    if name == GENERIC:
+        from dflop.models.generic.family import GenericFamily
+
+        return GenericFamily(hf_config, media, processor, cache)
     if name not in FAMILIES:
-        raise ConfigError(f"unknown model family `{name}`", where="model.family", hint=did_you_mean(name, FAMILIES))
+        hint = did_you_mean(name, (*FAMILIES, GENERIC))
+        raise ConfigError(f"unknown model family `{name}`", where="model.family", hint=hint)
     return family_class(name)(hf_config, media)
 
 

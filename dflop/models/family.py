@@ -110,6 +110,10 @@ class Family(MediaRules):
             ConfigError: a language model whose layers are not known.
         """
 
+    def with_config(self, hf_config: Mapping[str, Any]) -> Family:
+        """The same family with the same limits, bound to another config."""
+        return type(self)(hf_config, self.media)
+
     @abc.abstractmethod
     def array_shape(self, module: str, grid: Grid) -> tuple[int, ...]:
         """Shape of the encoder input of an item of `module`; lets the profiler probe without media."""

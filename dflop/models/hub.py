@@ -56,7 +56,7 @@ def read_hub_model(path: Path) -> HubModel:
         raise unsupported(kind, raw, TYPES, path)
     name, section = TYPES[kind]
     stated = raw.get(section) if section else raw
-    refuse_quantized(raw, path)
+    refuse_quantized(raw, str(path))
     if not isinstance(stated, dict):
         raise ConfigError(f"no `{section}` in a model of type `{kind}`", where=str(path))
     config = _parsed(name, stated, path)

@@ -27,7 +27,7 @@ _CLOSEST = {
 """What a file's sections do not tell."""
 
 
-def refuse_quantized(stated: Mapping[str, Any], path: Path) -> None:
+def refuse_quantized(stated: Mapping[str, Any], where: str) -> None:
     """Refuse a model whose weights are stored in fewer bits than training works with.
 
     Raises:
@@ -40,7 +40,7 @@ def refuse_quantized(stated: Mapping[str, Any], path: Path) -> None:
             how = section[key].get("quant_method", "") if isinstance(section[key], Mapping) else ""
             raise ConfigError(
                 f"`{above}{key}`: the weights are quantized{f' ({how})' if how else ''}, which dflop does not train",
-                where=str(path),
+                where=where,
                 hint="use the release with bfloat16 weights",
             )
 

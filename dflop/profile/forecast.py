@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from dflop.cost.curve import evaluate
-from dflop.models import load_family
 from dflop.models.family import Family
 from dflop.models.ways import TRAIN, Way
 from dflop.profile.groups import load_on, probe_groups, used_modules
@@ -75,7 +74,7 @@ def plan_probes(
     planned: list[PlannedProbe] = []
     for module in (spec.module for spec in used):
         groups = probe_groups(shapes, module, num_groups=num_probes, max_samples=max_samples, seed=seed)
-        shallow = [load_family(family.name, family.shallow(module, n), family.media) for n in depths]
+        shallow = [family.with_config(family.shallow(module, n)) for n in depths]
         for way in ways:
             table = known.get((module, tp, way.is_frozen, way.recompute))
             probes = [

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from dflop.models import attention, load_family
+from dflop.models import attention
 from dflop.models.build import EncoderStage, LlmStage
 from dflop.models.family import Family
 from dflop.models.random_weights import RandomWeights
@@ -76,7 +76,7 @@ class ModuleProbe:
         group: dist.ProcessGroup | None = None,
     ) -> None:
         config = family.shallow(module, num_layers)
-        self._family = load_family(family.name, config, family.media)
+        self._family = family.with_config(config)
         dtype, full = getattr(torch, settings.dtype), {**config, **token_config}
         weights = RandomWeights(build_empty(self._family, full, dtype), settings.seed)
         (self._stage,), _ = build_stages(

@@ -31,7 +31,7 @@ from dflop.data.card import entries_of
 from dflop.data.dataset_profile import DatasetRef
 from dflop.data.tokens import ChatTokenizer
 from dflop.errors import ConfigError
-from dflop.models import load_family
+from dflop.models import GENERIC, load_family
 from dflop.models.family import Family
 from dflop.records import CostTable, Plan, SampleShape, from_dict, parse_json, to_dict
 from dflop.train.manifest import read_latest
@@ -210,13 +210,17 @@ def dataset_ref(config: Config) -> DatasetRef:
 
 def family_of(config: Config, vocab_size: int | None = None) -> Family:
     """The model family of a run; its embedding has rows for `vocab_size` tokens, which profiles of data do not need."""
-    hf_config = dict(config.model.hf_config)
+    model = config.model
+    if model.family == GENERIC:  # its vocabulary is the model's
+        cache = config.store / "cache" / "models"
+        return load_family(GENERIC, model.hf_config, model.media, model.processor, cache)
+    hf_config = dict(model.hf_config)
     # Weights come with a vocabulary, which may have room for more tokens than the tokenizer knows; a configuration may
     # state one that has.
-    if vocab_size is not None and config.model.weights is None:
+    if vocab_size is not None and model.weights is None:
         text = hf_config.get("text_config") or {}
         hf_config["text_config"] = {**text, "vocab_size": max(vocab_size, text.get("vocab_size") or 0)}
-    return load_family(config.model.family, hf_config, config.model.media)
+    return load_family(model.family, hf_config, model.media)
 
 
 def tokenizer_of(config: Config) -> ChatTokenizer:

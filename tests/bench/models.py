@@ -93,7 +93,7 @@ def checked(kind: str) -> Row:
         started, held = time.process_time(), _peak_mb()
         try:
             config = read_folder(folder)
-            structure = structure_of(config, folder)
+            structure = structure_of(config, str(folder))
         except ConfigError as error:
             return row | {"reason": error.what.replace(name, "")}
         row |= _structure_row(structure, time.process_time() - started, _peak_mb() - held)

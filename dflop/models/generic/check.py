@@ -39,9 +39,9 @@ def check_model(folder: Path) -> ModelCheck:
     Raises:
         ConfigError: the folder holds no model that can be checked.
     """
-    with _quiet_transformers():
+    with quiet_transformers():
         config = read_folder(folder)
-        structure = structure_of(config, folder)
+        structure = structure_of(config, str(folder))
         media, problem = _media(folder)
         return ModelCheck(structure, check_exactness(config, structure), media, problem)
 
@@ -55,8 +55,8 @@ def _media(folder: Path) -> tuple[tuple[MediaCheck, ...], str]:
 
 
 @contextlib.contextmanager
-def _quiet_transformers() -> Iterator[None]:
-    """Without its warnings, which are of weights that nobody loads; on one thread, as matrices are tiny."""
+def quiet_transformers() -> Iterator[None]:
+    """Without warnings of transformers, which are of weights that nobody loads; on one thread, as matrices are tiny."""
     from transformers import logging
 
     before, num_threads = logging.get_verbosity(), torch.get_num_threads()
@@ -69,7 +69,7 @@ def _quiet_transformers() -> Iterator[None]:
         torch.set_num_threads(num_threads)
 
 
-def structure_of(config: Any, folder: Path) -> Structure:
+def structure_of(config: Any, where: str) -> Structure:
     """As `read_structure`.
 
     Raises:
@@ -79,15 +79,15 @@ def structure_of(config: Any, folder: Path) -> Structure:
         return read_structure(config)
     except LookupError as error:
         raise ConfigError(
-            f"`model_type`: the text model of a `{config.model_type}` cannot be cut: {error}", where=str(folder),
+            f"`model_type`: the text model of a `{config.model_type}` cannot be cut: {error}", where=where,
             hint="use a model with a plain stack of decoder layers",
         ) from error  # fmt: skip
     except ImportError as error:
-        raise ConfigError(f"the model's classes need a package: {reason(error)}", where=str(folder)) from error
+        raise ConfigError(f"the model's classes need a package: {reason(error)}", where=where) from error
     except Exception as error:  # whatever transformers makes of entries that contradict each other
         if not is_of_model(error):
             raise
         raise ConfigError(
-            f"transformers cannot run the text model of this config: {reason(error)}", where=str(folder),
+            f"transformers cannot run the text model of this config: {reason(error)}", where=where,
             hint="the config contradicts itself or lacks an entry; compare `text_config` with the release's",
         ) from error  # fmt: skip

@@ -6,26 +6,44 @@ if it has a stack of layers, else a projector.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple, cast
 
 from torch import nn
 
-from dflop.models.generic.values import Encoder
+from dflop.models.generic.classes import entry_of
+from dflop.models.generic.values import Encoder, medium_of
 
 _PROJECTORS = ("project", "connector", "merger", "aligner", "adapt")
 """Parts of names of branches that project though they have layers."""
-_SOUND = ("audio", "speech", "acoustic", "semantic", "sound")
+_DEEP = "deepstack_visual_indexes"
+"""Entry of towers' configs: layers whose hidden states the decoder is given as well."""
 
 
 class Parts(NamedTuple):
     """Parameters outside the decoder's layers; fields as those of `Structure`."""
 
     encoders: tuple[Encoder, ...]
+    head: str
     num_entry_params: int
     num_exit_params: int
     num_other_params: int
     is_tied: bool
+
+
+class _Branch(NamedTuple):
+    path: str
+    layers: str
+    num_params: int
+
+    @property
+    def medium(self) -> str:
+        return medium_of(self.path)
+
+    @property
+    def is_projector(self) -> bool:
+        return any(word in self.path.rpartition(".")[2] for word in _PROJECTORS)
 
 
 def parts_of(model: Any, path: str, decoder: Any) -> Parts:
@@ -36,15 +54,14 @@ def parts_of(model: Any, path: str, decoder: Any) -> Parts:
         path: Of the decoder.
         decoder: Inside the model.
     """
-    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-    if head is None:  # some models do not answer for the head of their text model
-        head = next((module for name, module in model.named_modules() if name.endswith("lm_head")), None)
+    embedding = model.get_input_embeddings()
+    head_name, head = _head(model)
     is_tied = head is not None and head.weight is getattr(embedding, "weight", None)
     counted = {id(p) for p in decoder.layers.parameters()}
     entry = leave = 0
     beside: list[tuple[str, nn.Module]] = []
     for name, module in _branches(model, path, head):
-        if not name.startswith(f"{path}.") or _num_layers(module):
+        if not name.startswith(f"{path}.") or _layers(module):
             beside.append((name, module))
         elif any(isinstance(m, nn.Embedding) for m in module.modules()):
             entry += _count(module, counted)
@@ -52,10 +69,17 @@ def parts_of(model: Any, path: str, decoder: Any) -> Parts:
             leave += _count(module, counted)
     if head is not None:
         leave += _count(head, counted)
-    branches = [(name, _num_layers(module), _count(module, counted)) for name, module in beside]
+    branches = [_Branch(name, _layers(module), _count(module, counted)) for name, module in beside]
     leave += _count(decoder, counted)
     other = _count(model, counted)
-    return Parts(_encoders(branches), entry, leave, other, is_tied)
+    return Parts(_encoders(model, branches), head_name, entry, leave, other, is_tied)
+
+
+def _head(model: Any) -> tuple[str, nn.Module | None]:
+    """(path, module) of the head; some models do not answer for the head of their text model."""
+    head = model.get_output_embeddings()
+    names = ((name, m) for name, m in model.named_modules() if (m is head if head else name.endswith("lm_head")))
+    return next(names, ("", None))
 
 
 def _branches(model: nn.Module, path: str, head: nn.Module | None) -> Iterator[tuple[str, Any]]:
@@ -77,31 +101,56 @@ def _count(module: nn.Module, counted: set[int]) -> int:
     return sum(p.numel() for p in new.values())
 
 
-def _num_layers(module: nn.Module) -> int:
-    """Layers of the longest stack of a branch: a list of modules of one class with parts of their own."""
-    stacks = (m for m in module.modules() if isinstance(m, nn.ModuleList) and len(m) > 1)
-    alike = (m for m in stacks if len({type(x) for x in m}) == 1 and any(len(list(x.children())) > 1 for x in m))
-    return max(map(len, alike), default=0)
+def _layers(module: nn.Module) -> str:
+    """Path of the longest stack of a branch: a list of modules of one class with parts of their own; empty: none."""
+    stacks = [(n, m) for n, m in module.named_modules() if isinstance(m, nn.ModuleList) and len(m) > 1]
+    alike = [
+        (len(m), n) for n, m in stacks if len({type(x) for x in m}) == 1 and any(len(list(x.children())) > 1 for x in m)
+    ]
+    return max(alike, key=lambda stack: stack[0], default=(0, ""))[1]
 
 
-def _encoders(branches: Sequence[tuple[str, int, int]]) -> tuple[Encoder, ...]:
-    """Towers, each with the projectors of its medium; without a tower, what projects raw media is the encoder.
-
-    Args:
-        branches: (path, layers, parameters).
-    """
-    filled = [branch for branch in branches if branch[2]]
-    towers = [x for x in filled if x[1] and not any(word in x[0].rpartition(".")[2] for word in _PROJECTORS)] or filled
-    owner = {}
-    for path, _, _ in (x for x in filled if x not in towers):
-        alike = (tower for tower, _, _ in towers if _is_sound(tower) == _is_sound(path))
-        owner[path] = next(alike, towers[0][0])
-    found = []
-    for path, num_layers, num_params in towers:
-        own = [(x, n) for x, _, n in filled if owner.get(x) == path]
-        found.append(Encoder(path, num_layers, num_params, ", ".join(x for x, _ in own), sum(n for _, n in own)))
+def _encoders(model: nn.Module, branches: Sequence[_Branch]) -> tuple[Encoder, ...]:
+    """Towers, each with the projectors of its medium; without a tower, what projects raw media is the encoder."""
+    filled = [branch for branch in branches if branch.num_params]
+    towers = [x for x in filled if x.layers and not x.is_projector] or filled
+    found = [_encoder(model, x) for x in towers]
+    for other in (x for x in filled if x not in towers):
+        at = next((i for i, tower in enumerate(found) if tower.medium == other.medium), 0)
+        own = found[at]
+        found[at] = replace(
+            own,
+            projector=(*own.projector, other.path),
+            num_projector_params=own.num_projector_params + other.num_params,
+            num_matrix_params=max(own.num_matrix_params, _largest(model.get_submodule(other.path).parameters())),
+        )
     return tuple(found)
 
 
-def _is_sound(path: str) -> bool:
-    return any(word in path for word in _SOUND)
+def _encoder(model: nn.Module, branch: _Branch) -> Encoder:
+    """What a branch has before and behind its layers, by the order in which its class makes them."""
+    tower = model.get_submodule(branch.path)
+    before: list[nn.Parameter] = []
+    behind: list[tuple[str, nn.Parameter]] = []
+    num_layers = 0
+    if branch.layers:
+        layers = cast(nn.ModuleList, tower.get_submodule(branch.layers))
+        inside, num_layers, is_behind = set(map(id, layers.parameters())), len(layers), False
+        for name, p in tower.named_parameters():
+            if id(p) in inside:
+                is_behind = True
+            elif is_behind:
+                behind.append((name, p))
+            else:
+                before.append(p)
+    deep = entry_of(getattr(tower, "config", None), _DEEP) or ()
+    return Encoder(
+        path=branch.path, layers=branch.layers, num_layers=num_layers, num_params=branch.num_params, projector=(),
+        num_projector_params=0, num_entry_params=sum(p.numel() for p in before),
+        num_matrix_params=_largest(p for _, p in behind), deep_layers=tuple(deep),
+        num_deep_params=sum(p.numel() for name, p in behind if deep and "deepstack" in name),
+    )  # fmt: skip
+
+
+def _largest(params: Iterable[nn.Parameter]) -> int:
+    return max((p.numel() for p in params if p.ndim > 1), default=0)

@@ -37,13 +37,36 @@ def read_folder(folder: Path) -> Any:
             f"`{_ADAPTER}`: the folder holds an adapter, not a model", where=str(folder),
             hint=f"merge it into its base model{into} (`merge_and_unload` of peft) and save that",
         )  # fmt: skip
-    stated = read_object(path, "a model's config")
-    refuse_quantized(stated, path)
-    _refuse_type(stated, path)
-    config = trained_config(_parsed(stated, path))
+    config = read_config(read_object(path, "a model's config"), str(path))
+    check_files(folder)
+    return config
+
+
+def read_config(stated: Mapping[str, Any], where: str) -> Any:
+    """The trained part of a config.
+
+    Args:
+        stated: Content of a `config.json`.
+        where: It comes from, for errors.
+
+    Raises:
+        ConfigError: as `read_folder`.
+    """
+    refuse_quantized(stated, where)
+    _refuse_type(stated, where)
+    config = trained_config(_parsed(stated, where))
     if problem := next(contradictions(config), None):
         key, what = problem
-        raise ConfigError(f"`{key}`: {what}", where=str(path), hint=f"correct `{key}`; released models agree here")
+        raise ConfigError(f"`{key}`: {what}", where=where, hint=f"correct `{key}`; released models agree here")
+    return config
+
+
+def check_files(folder: Path) -> None:
+    """Refuse a folder without a processor's or a tokenizer's files.
+
+    Raises:
+        ConfigError: it has none.
+    """
     for names, what, saved_by in (
         (_PROCESSOR, "processor", "AutoProcessor"), (_TOKENIZER, "tokenizer", "AutoTokenizer"),
     ):  # fmt: skip
@@ -52,10 +75,9 @@ def read_folder(folder: Path) -> Any:
                 f"no {what}: the folder has none of {', '.join(f'`{name}`' for name in names)}", where=str(folder),
                 hint=f"copy them from the release, or save them with `{saved_by}.save_pretrained`",
             )  # fmt: skip
-    return config
 
 
-def _refuse_type(stated: Mapping[str, Any], path: Path) -> None:
+def _refuse_type(stated: Mapping[str, Any], where: str) -> None:
     """Refuse a type that is not transformers', takes no media, or has an encoder for its text."""
     import transformers
 
@@ -63,36 +85,36 @@ def _refuse_type(stated: Mapping[str, Any], path: Path) -> None:
     if stated.get("auto_map"):
         known = kind in types
         raise ConfigError(
-            "`auto_map`: the model comes with remote code, which dflop does not run", where=str(path),
+            "`auto_map`: the model comes with remote code, which dflop does not run", where=where,
             hint=f"remove `auto_map`: transformers has its own classes of type `{kind}`" if known
             else "use the release in transformers' own format (its name often ends in `-hf`)",
         )  # fmt: skip
     if kind not in transformers.CONFIG_MAPPING:
         raise ConfigError(
-            f"`model_type`: transformers {transformers.__version__} knows no `{kind}`", where=str(path),
+            f"`model_type`: transformers {transformers.__version__} knows no `{kind}`", where=where,
             hint=f"upgrade transformers if the model is newer; {did_you_mean(kind, types)}",
         )  # fmt: skip
     if stated.get("is_encoder_decoder") or transformers.CONFIG_MAPPING[kind]().is_encoder_decoder:
         raise ConfigError(
-            f"`is_encoder_decoder`: a `{kind}` encodes its text and attends to it from the decoder", where=str(path),
+            f"`is_encoder_decoder`: a `{kind}` encodes its text and attends to it from the decoder", where=where,
             hint="use a model whose decoder takes media as tokens",
         )  # fmt: skip
     if kind not in types:
         raise ConfigError(
-            f"`model_type`: a `{kind}` takes text only", where=str(path),
+            f"`model_type`: a `{kind}` takes text only", where=where,
             hint="use a model with an encoder of images, video or sound; text-only models gain nothing from dflop",
         )  # fmt: skip
 
 
-def _parsed(stated: Mapping[str, Any], path: Path) -> Any:
+def _parsed(stated: Mapping[str, Any], where: str) -> Any:
     import transformers
 
     config_class: Any = transformers.CONFIG_MAPPING[stated["model_type"]]
     try:
-        return config_class.from_pretrained(path.parent, local_files_only=True)
+        return config_class.from_dict(dict(stated))
     except Exception as error:  # whatever a config class makes of a file it does not understand
         raise ConfigError(
-            f"transformers {transformers.__version__} cannot read it: {reason(error)}", where=str(path),
+            f"transformers {transformers.__version__} cannot read it: {reason(error)}", where=where,
             hint=f"compare it with the defaults of {config_class.__name__}",
         ) from error  # fmt: skip
 

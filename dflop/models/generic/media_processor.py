@@ -7,8 +7,9 @@ looks at values, and for sounds, it is run on blank media.
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -87,16 +88,29 @@ class MediaProcessor:
             pad: The token that stands for an encoder's row.
             has_values: Call the processor with a blank item instead of a tensor without values; sounds always are.
         """
+        arguments, before, after = self._call_of(header, has_values)
+        return self._layout(self._expanded_text(arguments), before, after, pad)
+
+    def made(self, header: MediaHeader, pad: str, *, has_values: bool = False) -> tuple[Layout, Mapping[str, Any]]:
+        """(as `expanded`, what the processor hands to the model) of a prompt with an item, on meta without values."""
+        arguments, before, after = self._call_of(header, has_values)
+        texts: list[str] = []
+        with self._tokenizer_as(_Recorder(self.processor.tokenizer, texts)):
+            out = self.processor(**arguments)
+        return self._layout(texts[-1], before, after, pad), dict(out)
+
+    def _call_of(self, header: MediaHeader, has_values: bool) -> tuple[dict[str, Any], str, str]:
+        """(arguments of a call with an item, text before its placeholder, text after it)."""
         frames = self._frames(header)
         given = replace(header, num_frames=len(frames)) if header.kind == "video" else header
         has_values = has_values or header.kind == "audio"
         item = _blank(given, self.sample_rate) if has_values else _without_values(given)
         options: dict[str, Any] = {"do_sample_frames": False} if header.kind == "video" else {}
         options |= {} if has_values else {"input_data_format": "channels_first"}
-        text, (before, _, after) = (
-            self._expanded_text(header.kind, (header, item, frames), options),
-            self.prompt(header.kind),
-        )
+        before, _, after = self.prompt(header.kind)
+        return self._arguments(header.kind, [(header, item, frames)], options), before, after
+
+    def _layout(self, text: str, before: str, after: str, pad: str) -> Layout:
         if text.startswith(before) and text.endswith(after):
             text = text[len(before) : len(text) - len(after)]
         return parse_layout(text, pad)
@@ -153,16 +167,22 @@ class MediaProcessor:
     def _num_words(self, text: str) -> int:
         return len(self.processor.tokenizer(text)["input_ids"])
 
-    def _expanded_text(self, kind: str, item: _Item, options: Mapping[str, Any]) -> str:
-        arguments, tokenizer = self._arguments(kind, [item], options), self.processor.tokenizer
-        self.processor.tokenizer = _Stop(tokenizer)
+    def _expanded_text(self, arguments: Mapping[str, Any]) -> str:
         try:
-            self.processor(**arguments)
+            with self._tokenizer_as(_Stop(self.processor.tokenizer)):
+                self.processor(**arguments)
         except _ExpandedText as stopped:
             return stopped.text
+        raise LookupError(f"{type(self.processor).__name__} tokenizes no text")
+
+    @contextlib.contextmanager
+    def _tokenizer_as(self, other: Any) -> Iterator[None]:
+        tokenizer = self.processor.tokenizer
+        self.processor.tokenizer = other
+        try:
+            yield
         finally:
             self.processor.tokenizer = tokenizer
-        raise LookupError(f"{type(self.processor).__name__} tokenizes no text")
 
     def _frames(self, header: MediaHeader) -> Sequence[int]:
         is_video = header.kind == "video"
@@ -269,8 +289,8 @@ class _ExpandedText(Exception):  # no error: it carries the text out of the proc
         self.text = text
 
 
-class _Stop:
-    """Stands for a tokenizer until the processor tokenizes a text."""
+class _InPlace:
+    """Stands for a tokenizer."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -278,5 +298,21 @@ class _Stop:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._tokenizer, name)
 
+
+class _Stop(_InPlace):
+    """Ends the call where the processor tokenizes a text."""
+
     def __call__(self, text: str | list[str], *args: Any, **kwargs: Any) -> Any:
         raise _ExpandedText(text if isinstance(text, str) else text[0])
+
+
+class _Recorder(_InPlace):
+    """Keeps the texts that the processor tokenizes."""
+
+    def __init__(self, tokenizer: Any, texts: list[str]) -> None:
+        super().__init__(tokenizer)
+        self._texts = texts
+
+    def __call__(self, text: str | list[str], *args: Any, **kwargs: Any) -> Any:
+        self._texts.append(text if isinstance(text, str) else text[0])
+        return self._tokenizer(text, *args, **kwargs)

@@ -7,7 +7,7 @@ counter. A model of 671B parameters takes half a second and 40 MB.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -25,6 +25,7 @@ from dflop.models.generic.classes import (
     trained_config,
 )
 from dflop.models.generic.encoders import Parts, parts_of
+from dflop.models.generic.mlp import mlp_of
 from dflop.models.generic.values import AttentionCall, LayerKind, Structure
 
 LENGTHS = (512, 1024)
@@ -53,44 +54,82 @@ def read_structure(config: Any) -> Structure:
     config = trained_config(config)
     model = build(config, attention=watch.NAME, experts=watch.NAME)
     path, decoder = find_decoder(model)
-    kinds = tuple(_kind(decoder, alike, layers) for alike, layers in alike_layers(decoder).items())
+    kinds = tuple(_kind(decoder, of, layers) for of, layers in alike_layers(decoder).items())
     parts: Parts = parts_of(model, path, decoder)
     return Structure(
-        model_type=config.model_type, decoder=path, kinds=kinds, encoders=parts.encoders,
-        hidden_size=decoder.config.hidden_size, num_params=sum(p.numel() for p in model.parameters()),
+        model_type=config.model_type, decoder=path, head=parts.head, kinds=kinds, encoders=parts.encoders,
+        hidden_size=decoder.config.hidden_size, vocab_size=_vocab_size(model, decoder),
+        num_params=sum(p.numel() for p in model.parameters()),
         num_entry_params=parts.num_entry_params, num_exit_params=parts.num_exit_params,
         num_other_params=parts.num_other_params, is_tied=parts.is_tied,
     )  # fmt: skip
 
 
+def _vocab_size(model: Any, decoder: Any) -> int:
+    """Rows of the embedding; some have several tables."""
+    weight = getattr(model.get_input_embeddings(), "weight", None)
+    return int(weight.shape[0]) if weight is not None else int(decoder.config.vocab_size)
+
+
 def alike_layers(decoder: Any) -> Mapping[_Alike, tuple[int, ...]]:
     """Indices of a decoder's layers by class, `layer_types` entry and shapes of parameters, in order of the first."""
-    types = entry_of(decoder.config, "layer_types") or ()
+    return alike(decoder.layers, entry_of(decoder.config, "layer_types") or ())
+
+
+def alike(layers: Iterable[nn.Module], types: Sequence[str] = ()) -> Mapping[_Alike, tuple[int, ...]]:
+    """The same of any layers."""
     found: dict[_Alike, tuple[int, ...]] = {}
-    for index, layer in enumerate(decoder.layers):
+    for index, layer in enumerate(layers):
         shapes = tuple((name, p.shape) for name, p in layer.named_parameters())
-        alike = _Alike(type(layer).__name__, types[index] if index < len(types) else "", shapes)
-        found[alike] = (*found.get(alike, ()), index)
+        of = _Alike(type(layer).__name__, types[index] if index < len(types) else "", shapes)
+        found[of] = (*found.get(of, ()), index)
     return found
 
 
-def _kind(decoder: Any, alike: _Alike, layers: tuple[int, ...]) -> LayerKind:
-    layer = decoder.layers[layers[0]]
+def _kind(decoder: Any, of: _Alike, layers: tuple[int, ...]) -> LayerKind:
     short, long = (_run(decoder, layers[0], length) for length in LENGTHS)
     flops = short.flops if not short.has_delta_rule else _run(decoder, layers[0], LENGTHS[0], delta_rule=False).flops
-    per_token = (long.kept_bytes - short.kept_bytes) / (LENGTHS[1] - LENGTHS[0])
-    num_experts, num_active = short.experts if short.experts[0] else _stated_experts(layer, decoder.config)
+    chunk = int(entry_of(decoder.config, "attention_chunk_size") or 0) if "chunked" in of.layer_type else 0
+    runs = Runs(LENGTHS, (short, long), flops, chunk)
+    return kind_of(decoder.layers[layers[0]], layers, runs, decoder.config, decoder.config.hidden_size)
+
+
+class Runs(NamedTuple):
+    """Two runs of one layer."""
+
+    lengths: tuple[int, int]
+    """Tokens of each; where they are the same, nothing is kept beside what is kept per token."""
+    traces: tuple[watch.Trace, watch.Trace]
+    flops: float
+    """Of the first one."""
+    chunk: int = 0
+    """Tokens attend inside chunks of this length; 0: no chunks."""
+
+
+def kind_of(layer: nn.Module, layers: tuple[int, ...], runs: Runs, config: Any, hidden_size: int) -> LayerKind:
+    """The kind of a layer of a decoder or a tower.
+
+    Args:
+        layer: One of the kind.
+        layers: Indices of all of them.
+        runs: Of the layer.
+        config: Of the decoder or tower.
+        hidden_size: Of the layer.
+    """
+    (short, long), (few, many) = runs.traces, runs.lengths
+    per_token = (long.kept_bytes - short.kept_bytes) / (many - few) if many > few else short.kept_bytes / few
+    num_experts, num_active = short.experts if short.experts[0] else _stated_experts(layer, config)
     num_params = sum(p.numel() for p in layer.parameters())
     of_experts = sum(p.numel() for p in _expert_params(layer, num_experts))
-    chunk = int(entry_of(decoder.config, "attention_chunk_size") or 0) if "chunked" in alike.layer_type else 0
-    calls = tuple(_with_chunk(call, chunk) for call in short.calls)
+    calls = tuple(_with_chunk(call, runs.chunk) for call in short.calls)
+    mlp_width, is_gated = mlp_of(layer, hidden_size, (num_experts, num_active))
     return LayerKind(
-        mixer=_mixer(layer, short, chunk), layers=layers, num_params=num_params,
+        mixer=_mixer(layer, short, runs.chunk), layers=layers, num_params=num_params,
         num_active_params=num_params - (of_experts * (num_experts - num_active) // num_experts if num_experts else 0),
-        flops_per_token=flops / LENGTHS[0], kept_bytes_per_token=per_token,
-        kept_bytes=short.kept_bytes - per_token * LENGTHS[0], attention=calls,
-        num_experts=num_experts, num_active_experts=num_active,
-        degrees=_degrees(layer, calls, entry_of(decoder.config, "base_model_tp_plan") or {}),
+        flops_per_token=runs.flops / few, kept_bytes_per_token=per_token, kept_bytes=short.kept_bytes - per_token * few,
+        attention=calls, num_experts=num_experts, num_active_experts=num_active,
+        degrees=_degrees(layer, calls, entry_of(config, "base_model_tp_plan") or {}),
+        mlp_width=mlp_width, is_gated_mlp=is_gated, num_matrix_params=max(p.numel() for p in layer.parameters()),
     )  # fmt: skip
 
 

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+_SOUND = ("audio", "speech", "acoustic", "semantic", "sound")
+"""Parts of names of modules that hear."""
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionCall:
@@ -63,6 +66,11 @@ class LayerKind:
     num_active_experts: int
     degrees: tuple[int, ...]
     """Tensor-parallel degrees, up to 16, that the class's own plan and the heads allow."""
+    mlp_width: int = 0
+    """Of the experts that a token passes through, all together; 0: no MLP."""
+    is_gated_mlp: bool = False
+    num_matrix_params: int = 0
+    """Of the largest parameter."""
 
     @property
     def name(self) -> str:
@@ -80,12 +88,33 @@ class Encoder:
     """A tower of the model with what carries its rows into the decoder's width."""
 
     path: str
+    layers: str
+    """Path of its longest list of layers, relative to the tower; empty where it has none."""
     num_layers: int
     num_params: int
     """Of the tower."""
-    projector: str
-    """Paths of its projector's modules, joined by commas; empty where the tower ends in the decoder's width."""
+    projector: tuple[str, ...]
+    """Paths of its projector's modules; none where the tower ends in the decoder's width."""
     num_projector_params: int
+    num_entry_params: int = 0
+    """Of `num_params`, those before the layers."""
+    num_matrix_params: int = 0
+    """Of the largest matrix behind the layers."""
+    deep_layers: tuple[int, ...] = ()
+    """Layers whose hidden states the decoder is given as well."""
+    num_deep_params: int = 0
+    """Of `num_params`, those that make features of these."""
+    hidden_size: int = 0
+    """Of its layers, as they are run; 0: they were not."""
+    num_input_values: float = 0.0
+    """That what comes before the layers keeps per token."""
+    kinds: tuple[LayerKind, ...] = ()
+    """Kinds of its layers, as they are run."""
+
+    @property
+    def medium(self) -> str:
+        """`audio` or `vision`, as modules of plans are named."""
+        return medium_of(self.path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +124,13 @@ class Structure:
     model_type: str
     decoder: str
     """Path of the text model: input embeddings and a list of layers."""
+    head: str
+    """Path of the head; empty where there is none."""
     kinds: tuple[LayerKind, ...]
     """In the order of their first layers."""
     encoders: tuple[Encoder, ...]
     hidden_size: int
+    vocab_size: int
     num_params: int
     """Of the model as transformers builds it; a tied weight counts once."""
     num_entry_params: int
@@ -108,6 +140,18 @@ class Structure:
     num_other_params: int
     """Outside decoder, encoders and projectors."""
     is_tied: bool
+
+    @property
+    def main_encoders(self) -> tuple[Encoder, ...]:
+        """The deepest encoder of each medium, vision first; others of a medium run with it."""
+        deepest = sorted((of for of in self.encoders if of.num_layers), key=lambda of: -of.num_layers)
+        media = sorted({of.medium for of in deepest}, reverse=True)
+        return tuple(next(of for of in deepest if of.medium == medium) for medium in media)
+
+    def encoder_of(self, kind: str) -> Encoder | None:
+        """The encoder that takes items of a kind (`image`, `video`, `audio`); None where there is none with layers."""
+        medium = "audio" if kind == "audio" else "vision"
+        return next((of for of in self.main_encoders if of.medium == medium), None)
 
     @property
     def num_layers(self) -> int:
@@ -135,3 +179,8 @@ class Structure:
 
 def _triangle(n: int) -> int:
     return n * (n + 1) // 2
+
+
+def medium_of(path: str) -> str:
+    """`audio` or `vision`, by the path of a module."""
+    return "audio" if any(word in path for word in _SOUND) else "vision"

@@ -1,0 +1,75 @@
+"""Reads a model's facts from its classes and its processor: the slow half of `facts.py`, with torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from dflop.models.generic.check import quiet_transformers, structure_of
+from dflop.models.generic.facts import Medium, ModelFacts
+from dflop.models.generic.folder import check_files, read_config, reason
+from dflop.models.generic.lengths import encoder_lengths
+from dflop.models.generic.media_check import check_medium, grid
+from dflop.models.generic.media_processor import MediaProcessor, load_processor
+from dflop.models.generic.meta_run import empty_model
+from dflop.models.generic.tokens import PROBES
+from dflop.models.generic.towers import traced_encoder
+from dflop.models.generic.values import Encoder, Structure
+from dflop.models.media import MediaHeader
+
+_WHERE = "model.hf_config"
+
+
+def read_facts(key: str, hf_config: Mapping[str, Any], folder: Path) -> ModelFacts:
+    """The facts of a model.
+
+    Args:
+        key: Hash of what they are read from.
+        hf_config: Content of its `config.json`.
+        folder: With processor and tokenizer.
+
+    Raises:
+        ConfigError: dflop does not take such a model; the message names the key and what to do.
+    """
+    with quiet_transformers():
+        structure = structure_of(read_config(hf_config, _WHERE), _WHERE)
+        check_files(folder)
+        processor, model = MediaProcessor(load_processor(folder)), empty_model(hf_config)
+        media = []
+        for kind in processor.kinds:
+            medium, encoder = _medium(processor, kind, structure, model)
+            media.append(medium)
+            if encoder is not None:
+                encoders = tuple(encoder if of.path == encoder.path else of for of in structure.encoders)
+                structure = replace(structure, encoders=encoders)
+        return ModelFacts(key, structure, tuple(media))
+
+
+def _medium(processor: MediaProcessor, kind: str, structure: Structure, model: Any) -> tuple[Medium, Encoder | None]:
+    """(the medium, its encoder as it runs with it; None: it is refused)."""
+    encoder = structure.encoder_of(kind)
+    if encoder is None:
+        return Medium(kind, f"the model has no encoder with layers for {kind}"), None
+    check = check_medium(processor, kind, grid(kind))
+    if check.rule is None:
+        return Medium(kind, check.problem), None
+    pad, needs_values = check.rule.pad, False
+    try:
+        processor.made(PROBES[kind], pad)
+    except Exception:  # whatever a processor raises that looks at values
+        needs_values = True
+    try:
+        items = [processor.made(header, pad, has_values=needs_values)[1] for header in _two(kind)]
+        encoder_lengths(model, encoder, items[0])
+        found = encoder if encoder.kinds else traced_encoder(model, encoder, items)
+    except Exception as error:  # whatever the model makes of it
+        return Medium(kind, f"the model does not take what the processor makes of it: {reason(error)}"), None
+    return Medium(kind, "", check.rule.way, pad, processor.prompt(kind)[1], needs_values, check.several), found
+
+
+def _two(kind: str) -> tuple[MediaHeader, MediaHeader]:
+    """Two items of a kind, one larger than the other."""
+    first = PROBES[kind]
+    return first, replace(first, width_px=2 * first.width_px, duration_s=2 * first.duration_s)
