@@ -78,7 +78,7 @@ def run_encoders(model: Any, inputs: Mapping[str, Any]) -> None:
     _, decoder = find_decoder(model)
     handle = decoder.register_forward_pre_hook(_stop)
     try:
-        mode: Any = WithoutValues()  # torch's mode is not typed
+        mode = WithoutValues()  # type: ignore[no-untyped-call]  # torch's is not typed
         with mode, contextlib.suppress(_DecoderReached):
             if encode is None:
                 model(**given, use_cache=False)

@@ -2,61 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from dflop.models.generic.values import Encoder, LayerKind, Structure
 from dflop.records import LLM, ModuleSpec
+from dflop.records import LayerKind as Kind
+
+_DEGREES = (1, 2, 4, 8)
 
 
 def module_specs(structure: Structure) -> Iterator[ModuleSpec]:
     """Specs of the encoders that have layers, then of the text model."""
-    for encoder in structure.main_encoders:  # one that did not run takes no medium
-        if encoder.kinds:
+    for encoder in structure.main_encoders:
+        if encoder.kinds:  # one that did not run takes no medium
             yield _encoder(structure, encoder)
     yield _decoder(structure)
 
 
 def _decoder(structure: Structure) -> ModuleSpec:
-    kinds, depth = structure.kinds, structure.num_layers
     num_entry_layers = max((len(of.deep_layers) for of in structure.encoders), default=0) or 1
-    edge = structure.num_entry_params + structure.num_exit_params + structure.num_other_params
-    call = next((call for kind in kinds for call in kind.attention), None)
-    heads, kv_heads, width = (call.num_heads, call.num_kv_heads, call.head_dim) if call else (0, 0, 0)
+    other = 0 if any(of.kinds for of in structure.main_encoders) else structure.num_other_params
     return ModuleSpec(
-        LLM, depth, structure.hidden_size, heads, kv_heads, width, _mean(structure.kinds, lambda k: k.mlp_width),
-        _mean(kinds, _norm_values), _mean(kinds, lambda k: k.num_params), edge, max(1, depth // num_entry_layers),
-        structure.degrees, num_entry_layers, num_mlp_tensors=2, is_gated_mlp=all(k.is_gated_mlp for k in kinds),
-        vocab_size=structure.vocab_size, is_tied=structure.is_tied, num_entry_params=structure.num_entry_params,
+        LLM, _runs(structure.kinds), structure.hidden_size,
+        structure.num_entry_params + structure.num_exit_params + other,
+        max(1, structure.num_layers // num_entry_layers), tuple(tp for tp in structure.degrees if tp in _DEGREES),
+        num_entry_layers, structure.vocab_size, structure.is_tied, structure.num_entry_params,
     )  # fmt: skip
 
 
 def _encoder(structure: Structure, encoder: Encoder) -> ModuleSpec:
     """With everything of its medium that has no layers, or has them beside the deepest encoder."""
     others = [of for of in structure.encoders if of.medium == encoder.medium and of.path != encoder.path]
-    kinds, call = encoder.kinds, next((call for kind in encoder.kinds for call in kind.attention), None)
-    inside = sum(len(kind.layers) * kind.num_params for kind in kinds)
-    edge = encoder.num_params + encoder.num_projector_params - inside
+    layers = _runs(encoder.kinds)
+    edge = encoder.num_params + encoder.num_projector_params - sum(num * kind.num_params for kind, num in layers)
     edge += sum(of.num_params + of.num_projector_params for of in others)
-    heads, kv_heads, width = (call.num_heads, call.num_kv_heads, call.head_dim) if call else (0, 0, 0)
+    if encoder.path == structure.main_encoders[0].path:
+        edge += structure.num_other_params  # of no module: newlines of pictures and the like
     return ModuleSpec(
-        encoder.medium, encoder.num_layers, encoder.hidden_size, heads, kv_heads, width,
-        _mean(kinds, lambda k: k.mlp_width), _mean(kinds, _norm_values), _mean(kinds, lambda k: k.num_params), edge, 1,
-        (1,), num_mlp_tensors=1 + all(k.is_gated_mlp for k in kinds), is_gated_mlp=all(k.is_gated_mlp for k in kinds),
-        num_entry_params=encoder.num_entry_params, num_deep_params=encoder.num_deep_params,
-        num_projector_matrix_params=encoder.num_matrix_params, num_input_values=round(encoder.num_input_values),
-        deep_layers=encoder.deep_layers,
+        encoder.medium, layers, encoder.hidden_size, edge, 1, (1,), num_entry_params=encoder.num_entry_params,
+        num_deep_params=encoder.num_deep_params, num_projector_matrix_params=encoder.num_matrix_params,
+        num_input_values=round(encoder.num_input_values), deep_layers=encoder.deep_layers,
     )  # fmt: skip
 
 
-def _norm_values(kind: LayerKind) -> int:
-    """What a layer keeps of a token beside attention and MLP, in numbers of 16 bit."""
-    attention = sum(
-        4 * (of.num_heads * of.head_dim + of.num_kv_heads * of.head_dim) + 4 * of.num_heads for of in kind.attention
-    )
-    mlp = 2 * (1 + kind.is_gated_mlp) * kind.mlp_width
-    return max(0, round(kind.kept_bytes_per_token - attention - mlp) // 2)
+def _runs(kinds: Sequence[LayerKind]) -> tuple[tuple[Kind, int], ...]:
+    """Kinds run by run, in the order of depth."""
+    found: list[tuple[Kind, int]] = []
+    by_index = {index: _kind(of) for of in kinds for index in of.layers}
+    for _, kind in sorted(by_index.items(), key=lambda at: at[0]):
+        if found and found[-1][0] == kind:
+            found[-1] = kind, found[-1][1] + 1
+        else:
+            found.append((kind, 1))
+    return tuple(found)
 
 
-def _mean(kinds: Sequence[LayerKind], of: Callable[[LayerKind], int]) -> int:
-    """Mean over layers."""
-    return round(sum(len(kind.layers) * of(kind) for kind in kinds) / sum(len(kind.layers) for kind in kinds))
+def _kind(kind: LayerKind) -> Kind:
+    """Heads are those of a layer's first attention; of others it counts widths."""
+    call, num_mlp_tensors = next(iter(kind.attention), None), 1 + kind.is_gated_mlp
+    heads = (call.num_heads, call.num_kv_heads, call.head_dim) if call else (0, 0, 0)
+    attention = 4 * (heads[0] + heads[1]) * heads[2] + 4 * heads[0]
+    beside = kind.kept_bytes_per_token - attention - 2 * num_mlp_tensors * kind.mlp_width
+    return Kind(
+        kind.name, kind.num_params, *heads, kind.mlp_width, max(0, round(beside / 2)), num_mlp_tensors,
+        kind.is_gated_mlp, kind.num_active_params if kind.num_experts else 0, kind.num_matrix_params,
+        kind.kept_bytes_per_token,
+    )  # fmt: skip
