@@ -14,8 +14,8 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from dflop.cost.model import CostModel, Floats
-from dflop.plan.candidates import MAX_PP, Bools, layer_and_edge_seconds, nearest_power, recompute_ways, shard_choices
+from dflop.cost.model import Floats
+from dflop.plan.candidates import MAX_PP, Bools, nearest_power, recompute_ways, shard_choices
 from dflop.plan.chain_memory import ChainMemory
 from dflop.plan.grid_choice import Grids
 from dflop.plan.lock_step import together_s
@@ -24,6 +24,7 @@ from dflop.plan.partition import ROUNDING, best_cuts, free_cuts, range_seconds
 from dflop.plan.space import Problem
 from dflop.plan.stage_params import first_and_last
 from dflop.plan.sync import chain_sync_s, gather_seconds
+from dflop.plan.unit_seconds import unit_seconds
 from dflop.records import LLM, ModuleSpec
 from dflop.schedule.items import Ints
 
@@ -75,22 +76,21 @@ class Chain:
         unit_layers, with_llm = _unit_layers(specs, len(problem.specs)), specs[-1].module == LLM
         max_dp = problem.global_batch_size // (num_microbatches if with_llm else 1)
         dp = problem.dps(min(max_dp, most_processes // (tp * cp)))
-        buckets = 2 ** np.arange(int(nearest_power(num_microbatches * max(dp, default=1))) + 1)
-        loads = problem.sample_loads if with_llm else problem.loads
-        heaviest = problem.heaviest_units(specs)
-        least_s = np.zeros(len(dp))
-        unit_s, again_s, heaviest_s, averages_s = np.zeros((len(buckets), unit_layers.shape[1])), [], [], []
+        powers = np.arange(int(nearest_power(num_microbatches * max(dp, default=1))) + 1)
+        num_buckets, least_s = num_microbatches * np.array(dp, dtype=np.int64), np.zeros(len(dp))
+        unit_s, again_s, heaviest_s, averages_s = np.zeros((len(powers), unit_layers.shape[1])), [], [], []
         for m, spec in enumerate(specs):
-            seconds = functools.partial(_seconds, problem.cost, spec.module, tp=tp, cp=cp, again=True in ways)
-            layer_s, edge_s, of_again_s = seconds(loads[spec.module].typical(buckets))
+            known = unit_seconds(problem, specs, spec.module, tp, cp, again=True in ways)
+            layer_s, edge_s, of_again_s = (part[powers] for part in known.typical_s)
             again_s.append(of_again_s)
             _, edge = first_and_last(unit_layers[m])
             unit_s += unit_layers[m] * layer_s[:, np.newaxis] + edge * edge_s[:, np.newaxis]
-            heavy_s, heavy_edge_s, heavy_again_s = seconds(heaviest[spec.module])
-            heaviest_s.append((heavy_s[:, np.newaxis], heavy_edge_s[:, np.newaxis], heavy_again_s[:, np.newaxis]))
-            average = loads[spec.module].per_microbatch(num_microbatches * np.array(dp))
-            averages_s.append(seconds(average))
-            least_s += num_microbatches * (spec.num_layers * averages_s[-1][0] + averages_s[-1][1]).mean(axis=-1)
+            heavy_s, heavy_edge_s, heavy_again_s = (part[:, np.newaxis] for part in known.heaviest_s)
+            heaviest_s.append((heavy_s, heavy_edge_s, heavy_again_s))
+            which = np.minimum(num_buckets, len(known.average_s[0])) - 1
+            average_s, average_edge_s, average_again_s = (part[which] for part in known.average_s)
+            averages_s.append((average_s, average_edge_s, average_again_s))
+            least_s += num_microbatches * (spec.num_layers * average_s + average_edge_s).mean(axis=-1)
         rows = tuple(tuple(row) for row in unit_s.tolist())
         return cls(
             problem,
@@ -132,12 +132,21 @@ class Chain:
     def _at_least_s(self, pp: int, dp: Ints) -> Floats:
         """`[C]`: no chains of `pp` stages take less; a microbatch crosses all of them, and the rest the slowest one."""
         num, total_s = self.num_microbatches, np.array([self.least_s[d] for d in dp.tolist()])
-        found: Floats = total_s / num * (1 + (num - 1) / pp) / ROUNDING
+        first_s = total_s / num if pp == 1 else np.maximum(total_s / num, self._heaviest_s)
+        found: Floats = (first_s + total_s / num * (num - 1) / pp) / ROUNDING
         return found
 
+    @functools.cached_property
+    def _heaviest_s(self) -> float:
+        """What the heaviest unit of work takes at least, mean over scenarios."""
+        parts = zip(self.specs, self.heaviest_s, strict=True)
+        return sum(float((spec.num_layers * layer_s + edge_s).mean()) for spec, (layer_s, edge_s, _) in parts)
+
     def at_least_s(self, pp: int) -> float:
-        """No chain of `pp` stages takes less; infinite where there is none."""
-        return float(self._at_least_s(pp, self._dps(pp)).min(initial=math.inf))
+        """No chain of `pp` stages that memory may hold takes less; infinite where there is none."""
+        dp = self._dps(pp)
+        may_fit = (self.memory.whole_bytes[:, : len(dp)] <= pp * self.problem.usable_bytes).any(axis=0)
+        return float(self._at_least_s(pp, dp[may_fit]).min(initial=math.inf))
 
     def choices(
         self, pp: int, kind: int = 0, *, without: Collection[int] = (), limit_s: float = math.inf
@@ -234,37 +243,48 @@ class Chain:
     def within_memory(self, choice: Grids) -> Grids | None:
         """The fastest cuts of one grid with the LLM of which every stage fits; None when there are none."""
         pp, dp, shards = choice.pp, choice.dp, choice.shards
-        num_units = self.unit_layers.shape[1]
-        start, end = np.triu_indices(num_units + 1, k=1)
-        before = self._layers_before()
-        # What lies before and behind a stage decides whether it holds a module's ends.
-        around = np.stack(
-            [before[:, start], before[:, end] - before[:, start], before[:, -1:] - before[:, end]], axis=2
-        )
+        (start, end), around, kind = self._ranges
+        num_units, num_kinds = self.unit_layers.shape[1], around.shape[1]
         held = self.memory.held(self.memory.states(around, dp, shards), around, np.zeros_like(around), dp)
-        has_room = held.state[:, 1] <= self.problem.usable_bytes
+        between = StageBytes(*(getattr(held, field.name)[:, 1:2] for field in fields(held)))
+        own = np.broadcast_to(around[:, :, 1:2], (len(self.specs), num_kinds, pp))
+        depth = self.memory.depth(pp)
+        again, is_enough = self.memory.least(between, own, depth, dp)
+        again = again - self.memory.offloaded(own, again, depth, dp)
+        is_enough &= between.state <= self.problem.usable_bytes
         power = int(nearest_power(self.num_microbatches * dp)[0])
+        longer_s = np.where(is_enough, np.tensordot(self.again_s[:, power], again, 1), np.inf)
         plain_s = range_seconds(self.unit_s[power])
         stage_s = np.full((pp, num_units + 1, num_units + 1), np.inf)
         for stage in range(pp):
-            depth = self.memory.depth(pp)[stage : stage + 1]
             is_own = ((start == 0) == (stage == 0)) & ((end == num_units) == (stage == pp - 1)) & (start >= stage)
-            rows = np.flatnonzero(has_room & is_own & (num_units - end >= pp - 1 - stage))
-            between = StageBytes(*(getattr(held, field.name)[rows, 1:2] for field in fields(held)))
-            own = around[:, rows, 1:2]
-            again, is_enough = self.memory.least(between, own, depth, dp)
-            again = again - self.memory.offloaded(own, again, depth, dp)
-            longer_s = np.tensordot(self.again_s[:, power], again[:, :, 0], 1)
-            of_rows = (stage, start[rows], end[rows])
-            stage_s[of_rows] = np.where(is_enough[:, 0], plain_s[of_rows[1:]] + longer_s, np.inf)
-            if not is_enough.any():
-                return None
+            rows = np.flatnonzero(is_own & (num_units - end >= pp - 1 - stage))
+            stage_s[stage, start[rows], end[rows]] = plain_s[start[rows], end[rows]] + longer_s[kind[rows], stage]
         cuts = best_cuts(stage_s)
         if cuts is None:
             return None
         layers = self._layers(np.array([cuts]))
         again, fit = self.memory.recomputed(layers, dp, shards)
         return self._grids(layers, again, dp, shards) if fit[0] else None
+
+    @functools.cached_property
+    def _ranges(self) -> tuple[tuple[Ints, Ints], Ints, Ints]:
+        """((first unit, end) of every range, `[modules, kinds, 3]` layers before, in and behind one, kind of each).
+
+        What lies before and behind a stage decides whether it holds a module's ends, and nothing else where layers are
+        alike.
+        """
+        start, end = np.triu_indices(self.unit_layers.shape[1] + 1, k=1)
+        before = self._layers_before()
+        around = np.stack([before[:, start], before[:, end] - before[:, start], before[:, -1:] - before[:, end]])
+        for m, spec in enumerate(self.specs):
+            if not spec.deep_layers and len(spec.kinds) == 1:
+                around[::2, m] = np.minimum(around[::2, m], 1)
+        digits = around.reshape(-1, len(start))
+        _, first, kind = np.unique(
+            np.ravel_multi_index(digits, digits.max(axis=1) + 1), return_index=True, return_inverse=True
+        )
+        return (start, end), around[:, :, first].transpose(1, 2, 0), kind
 
     def _layers(self, cuts: Ints) -> Ints:
         """`[modules, C, pp]` layers per stage of cuts `[C, pp + 1]`."""
@@ -320,16 +340,6 @@ class Chain:
             shards=shards,
         )
         return tau_s, fill_s, sync_s
-
-
-def _seconds(
-    cost: CostModel, module: str, load: Floats, *, tp: int, cp: int, again: bool
-) -> tuple[Floats, Floats, Floats]:
-    """(one layer, the edge, what a layer that runs again takes longer), forward and backward, on loads `[3, ...]`."""
-    layer_s, edge_s = layer_and_edge_seconds(cost, module, load, tp=tp, cp=cp, recompute=False)
-    if not again:
-        return layer_s, edge_s, np.zeros_like(layer_s)
-    return layer_s, edge_s, layer_and_edge_seconds(cost, module, load, tp=tp, cp=cp, recompute=True)[0] - layer_s
 
 
 def mean_s(of_scenario: Floats) -> Floats:

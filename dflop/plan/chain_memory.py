@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dflop.cost.model import Floats
-from dflop.plan.candidates import Bools, shard_choices
+from dflop.plan.candidates import NUM_SHARD_CHOICES, Bools, shard_choices
 from dflop.plan.memory import NUM_WAITING, LoadBytes, StageBytes, StageState
 from dflop.plan.offload import offloaded_layers
 from dflop.plan.space import Problem
@@ -43,11 +43,13 @@ class ChainMemory:
     @functools.cached_property
     def whole_bytes(self) -> Floats:
         """`[NUM_SHARD_CHOICES, D]`: the least that all stages keep together, by number of groups as in `dps`."""
-        whole, dp = self.num_layers[:, np.newaxis, np.newaxis], np.array(list(self.dps))
-        layers = np.repeat(whole, len(dp), axis=1)
-        kinds = (np.maximum(shards, 1) for shards in shard_choices(self.problem, self.tp, dp * self.cp))
-        held = [self.held(self.states(layers, dp, s), layers, layers * (True in self.ways), dp) for s in kinds]
-        return np.array([(of.state + of.kept)[:, 0] for of in held])
+        dp = np.array(list(self.dps), dtype=np.int64)
+        shards = np.maximum(np.concatenate(shard_choices(self.problem, self.tp, dp * self.cp)), 1)
+        dp = np.tile(dp, NUM_SHARD_CHOICES)
+        layers = np.repeat(self.num_layers[:, np.newaxis, np.newaxis], len(dp), axis=1)
+        held = self.held(self.states(layers, dp, shards), layers, layers * (True in self.ways), dp)
+        found: Floats = (held.state + held.kept)[:, 0].reshape(NUM_SHARD_CHOICES, -1)
+        return found
 
     def which(self, dp: Ints) -> Ints:
         """`[C]`: places of numbers of groups in `dps`."""

@@ -10,6 +10,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,6 +25,8 @@ MAX_ALIKE = 2
 """Choices of one tp, cp and pp: a few replicas less are all but the same plan, only slower."""
 Degrees = tuple[int, int, int]
 """(tp, cp, pp)."""
+Depth = tuple[float, Chain, int]
+"""(no grid takes less, chain, its stages)."""
 
 
 def inline_choices(
@@ -40,20 +43,20 @@ def inline_choices(
         limit_s: Formula value of what is worth a look.
     """
     found = []
-    for grids in _kept(whole_grids(problem, num_microbatches, top, limit_s), top):
-        value_s = float(grids.alone_s[0])
+    found_grids = grids_with_llm(whole_depths(problem, num_microbatches), top, limit_s)
+    for value_s, grids in ((one.order[0], one.grids) for one in _best([], found_grids, top)):
         plan = draft(problem, num_microbatches, [grids.choice(0)], value_s, with_caps=False, per_microbatch=True)
         assert fits(problem, plan), f"inline plan {plan.plan_id} does not fit although its formula predicted so"
         found.append((value_s, plan))
     return found
 
 
-def whole_grids(problem: Problem, num_microbatches: int, top: int | None, limit_s: float) -> list[Grids]:
-    """`grids_with_llm` of all modules, where they may share ranks."""
+def whole_depths(problem: Problem, num_microbatches: int) -> list[Depth]:
+    """`depths` of all modules, where they may share ranks."""
     every = [spec.module for spec in problem.specs]
     if "inline" not in problem.space.layouts and len(every) > 1:
         return []
-    return grids_with_llm(problem, num_microbatches, every, top, limit_s)
+    return depths(problem, num_microbatches, every)
 
 
 def grids_apart(problem: Problem, num_microbatches: int, limit_s: float) -> list[Grids]:
@@ -65,6 +68,8 @@ def grids_apart(problem: Problem, num_microbatches: int, limit_s: float) -> list
     num_processes = problem.cluster.num_processes
     if "split" not in layouts or not encoders or num_processes < 2:
         return []
+    if depths(problem, num_microbatches, [llm], num_processes - 1)[0][0] > limit_s:
+        return []
     alone = {name: grids_of_encoder(problem, num_microbatches, name, limit_s) for name in encoders}
     found = [grids for of in alone.values() for grids in of]
     for num in range(len(encoders) if "inline" in layouts else 1):
@@ -74,18 +79,11 @@ def grids_apart(problem: Problem, num_microbatches: int, limit_s: float) -> list
                 left_s = limit_s - max(min(float(of.fill_s.mean(axis=0).min()) for of in grids) for grids in others)
                 left = num_processes - sum(min(int(of.num_processes.min()) for of in grids) for grids in others)
                 if left > 0:
-                    found += grids_with_llm(problem, num_microbatches, (*shared, llm), None, left_s, left)
+                    found += grids_with_llm(depths(problem, num_microbatches, (*shared, llm), left), None, left_s)
     return found
 
 
-def grids_with_llm(
-    problem: Problem,
-    num_microbatches: int,
-    modules: Sequence[str],
-    top: int | None = None,
-    limit_s: float = math.inf,
-    most_processes: int = 0,
-) -> list[Grids]:
+def grids_with_llm(of_depths: Iterable[Depth], top: int | None = None, limit_s: float = math.inf) -> list[Grids]:
     """Grids of modules with the LLM that fit in memory.
 
     Every tp, cp, pp and dp on at most the processes that other modules leave; as many layers recompute as it takes to
@@ -93,32 +91,33 @@ def grids_with_llm(
     replicas fit so only with layers that run again, or not at all, by the time with such layers, too.
 
     Args:
-        problem: What to plan for.
-        num_microbatches: Per step.
-        modules: That share the ranks.
+        of_depths: From `depths`.
         top: Grids to return, the best ones, of one tp, cp and pp no more than two; None: all.
         limit_s: Formula value of what is worth a look.
-        most_processes: That other modules leave; 0: one for each of them.
     """
-    kept: list[Grids] = []
+    every: list[Grids] = []
+    best: list[_Kept] = []
     tight: list[tuple[Chain, Grids]] = []
-    for least_s, chain, pp in _depths(problem, num_microbatches, modules, most_processes):
-        if least_s > limit_s or _is_full(kept, top, least_s):
+    for least_s, chain, pp in of_depths:
+        if least_s > limit_s:
             break
         without: set[int] = set()  # groups that fit as they are: saving more memory than that would be slower
         fits_so = False
         for kind in range(NUM_SHARD_CHOICES):
-            fitting, best = chain.choices(pp, kind, without=without, limit_s=limit_s)
-            kept = [*kept, *fitting] if top is None else _kept([*kept, *fitting], top)
-            if best is not None and (fitting or not fits_so):
-                tight.append((chain, best))
+            fitting, uneven = chain.choices(pp, kind, without=without, limit_s=limit_s)
+            if top is None:
+                every += fitting
+            else:
+                best, limit_s = _narrowed(best, fitting, top, limit_s)
+            if uneven is not None and (fitting or not fits_so):
+                tight.append((chain, uneven))
             fits_so = fits_so or bool(fitting)
             without |= {int(dp) for grids in fitting for dp in grids.dp[grids.num_recomputed == 0]}
     most = {_degrees(grids): grids for _, grids in sorted(tight, key=lambda pair: int(pair[1].shards[0]))}
     held: dict[Degrees, Grids | None] = {}
     # Cut by time alone they would be at least this fast, which decides whether it is worth looking for other cuts.
     for chain, grids in sorted(tight, key=lambda pair: _order(pair[1])):
-        if grids.alone_s[0] > limit_s or _is_full(kept, top, float(grids.alone_s[0])):
+        if grids.alone_s[0] > limit_s:
             break
         key = _degrees(grids)
         if key not in held:  # where it does not fit with most of it shared out, it does not with less
@@ -127,8 +126,11 @@ def grids_with_llm(
         if within is not None and grids is not most[key]:
             within = chain.within_memory(grids)
         if within is not None and within.alone_s[0] <= limit_s:
-            kept = [*kept, within] if top is None else _kept([*kept, within], top)
-    return kept
+            if top is None:
+                every.append(within)
+            else:
+                best, limit_s = _narrowed(best, [within], top, limit_s)
+    return every if top is None else [one.grids for one in best]
 
 
 def grids_of_encoder(problem: Problem, num_microbatches: int, module: str, limit_s: float = math.inf) -> list[Grids]:
@@ -137,10 +139,15 @@ def grids_of_encoder(problem: Problem, num_microbatches: int, module: str, limit
     return [grids for chain in chains for pp in range(1, chain.max_pp + 1) for grids in chain.in_front(pp, limit_s)]
 
 
-def _depths(
-    problem: Problem, num_microbatches: int, modules: Sequence[str], most_processes: int
-) -> list[tuple[float, Chain, int]]:
-    """(no grid takes less, chain, its stages) of every depth of every chain, ascending."""
+def depths(problem: Problem, num_microbatches: int, modules: Sequence[str], most_processes: int = 0) -> list[Depth]:
+    """Every depth of every chain of modules with the LLM, ascending by the least that a grid may take.
+
+    Args:
+        problem: What to plan for.
+        num_microbatches: Per step.
+        modules: That share the ranks.
+        most_processes: That other modules leave; 0: one for each of them.
+    """
     tps = set.intersection(*(set(problem.tps(problem.spec(module))) for module in modules))
     found = []
     for tp in sorted(tp for tp in tps if not most_processes or tp <= most_processes):
@@ -150,31 +157,46 @@ def _depths(
     return sorted(found, key=lambda depth: depth[0])
 
 
-def _one_by_one(several: Iterable[Grids], most: int | None) -> Iterator[Grids]:
-    """Of those with all layers recomputed and of the others no more than the best `most`."""
+class _Kept(NamedTuple):
+    """One grid, and what it is sorted and told apart by."""
+
+    order: tuple[float, int, int, int, int, int]
+    kind: tuple[Degrees, bool, bool]
+    grids: Grids
+
+
+def _narrowed(kept: Sequence[_Kept], more: Iterable[Grids], top: int, limit_s: float) -> tuple[list[_Kept], float]:
+    """(the best `top`, the formula value of what may still be among them)."""
+    found = _best(kept, more, top, limit_s)
+    return found, min(limit_s, found[-1].order[0]) if len(found) == top else limit_s
+
+
+def _best(kept: Sequence[_Kept], more: Iterable[Grids], top: int | None, limit_s: float = math.inf) -> list[_Kept]:
+    """One by one in order; with a limit, the best, of each tp, cp, pp and way to save memory at most `MAX_ALIKE`."""
+    new = list(_one_by_one(more, None if top is None else MAX_ALIKE, limit_s))
+    if not new:
+        return list(kept)
+    seen: Counter[tuple[Degrees, bool, bool]] = Counter()
+    found: list[_Kept] = []
+    for each in sorted((*kept, *new), key=lambda one: one.order):
+        if found and each.order == found[-1].order and each.grids.choice(0) == found[-1].grids.choice(0):
+            continue
+        seen[each.kind] += 1
+        if top is None or seen[each.kind] <= MAX_ALIKE:
+            found.append(each)
+    return found[:top]
+
+
+def _one_by_one(several: Iterable[Grids], most: int | None, limit_s: float) -> Iterator[_Kept]:
+    """Of those with all layers recomputed and of the others no more than the best `most`, up to a limit."""
     for grids in several:
         order = np.lexsort([grids.num_recomputed, grids.num_processes, grids.alone_s])
-        all_again = (grids.again == grids.layers).all(axis=(0, 2))[order]
-        for rows in (order[all_again], order[~all_again]):
-            yield from (grids.select(rows[k : k + 1]) for k in range(len(rows[:most])))
-
-
-def _is_full(kept: Sequence[Grids], top: int | None, value_s: float) -> bool:
-    return top is not None and len(kept) == top and value_s > kept[-1].alone_s[0]
-
-
-def _kept(grids: Iterable[Grids], top: int | None) -> list[Grids]:
-    """One by one in order; with a limit, the best, of each tp, cp, pp and way to save memory at most `MAX_ALIKE`."""
-    seen: Counter[tuple[Degrees, bool, bool]] = Counter()
-    kept: list[Grids] = []
-    for each in sorted(_one_by_one(grids, None if top is None else MAX_ALIKE), key=_order):
-        if kept and _order(each) == _order(kept[-1]) and each.choice(0) == kept[-1].choice(0):
-            continue
-        kind = (_degrees(each), bool(each.shards[0] > 1), bool((each.again == each.layers).all()))
-        seen[kind] += 1
-        if top is None or seen[kind] <= MAX_ALIKE:
-            kept.append(each)
-    return kept[:top]
+        order = order[grids.alone_s[order] <= limit_s]
+        all_again = (grids.again[:, order] == grids.layers[:, order]).all(axis=(0, 2))
+        for is_all in (True, False):
+            for k in order[all_again == is_all][:most].tolist():
+                one = grids.select(slice(k, k + 1))
+                yield _Kept(_order(one), (_degrees(one), bool(one.shards[0] > 1), is_all), one)
 
 
 def _order(grids: Grids) -> tuple[float, int, int, int, int, int]:

@@ -23,7 +23,7 @@ from dflop.records import PlanProgram
 
 MAX_NODES = 2_000
 """Of one program."""
-CUTOFF_RATIO = 1.35
+CUTOFF_RATIO = 1.15
 """Times the best known value of the formula: plans beyond it are not looked for."""
 GAP = 1e-9
 """Relative: what is nearer to the best than this is its equal."""

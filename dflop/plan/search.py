@@ -18,7 +18,7 @@ from dflop.plan.candidates import check_processes
 from dflop.plan.columns import Columns, Found
 from dflop.plan.drafts import charged, draft, fits
 from dflop.plan.grid_choice import GridChoice, Grids
-from dflop.plan.grid_search import grids_apart, whole_grids
+from dflop.plan.grid_search import grids_apart, grids_with_llm, whole_depths
 from dflop.plan.infeasible import explain
 from dflop.plan.program import CUTOFF_RATIO, Optimum, optimum, process_price_s
 from dflop.plan.rank import Ranked, arrival_step_s, nominate, rank
@@ -29,7 +29,7 @@ from dflop.plan.worst import beyond_text, samples_beyond
 from dflop.progress import At, counted, unseen
 from dflop.records import Plan, PlanProgram
 
-DRAFTS_PER_COUNT = 15
+DRAFTS_PER_COUNT = 10
 """Layouts kept per number of microbatches, of each kind."""
 COARSE_RATIO, NUM_REFINED = 1.4, 2
 """Step time changes slowly with the number of microbatches: tried coarsely first, then all around the best two."""
@@ -167,11 +167,15 @@ def _visit(
 
     `known_s` is the best formula value so far, and drafts are within `ratio` of the best.
     """
-    middle = len(counts) // 2  # where the best are more likely than at the ends: others are cut off the sooner
-    ordered = sorted(counts, key=lambda m: abs(counts.index(m) - middle))
+    of_depths, middle = {m: whole_depths(problem, m) for m in counts}, len(counts) // 2
+    # The best are likely in the middle, a look at which cuts off others, and where the least is small.
+    first = grids_with_llm(of_depths[counts[middle]], 1) if math.isinf(known_s) else []
+    known_s = min([known_s, *(float(of.alone_s.min()) for of in first)])
+    least_s = {m: min((depth[0] for depth in of_depths[m]), default=math.inf) for m in counts}
+    ordered = sorted(counts, key=lambda m: (least_s[m], abs(counts.index(m) - middle)))
     whole: dict[int, list[Grids]] = {}
     for m in counted(ordered, "searching layouts, by the number of microbatches", at):
-        whole[m] = whole_grids(problem, m, DRAFTS_PER_COUNT, known_s * ratio)
+        whole[m] = grids_with_llm(of_depths[m], DRAFTS_PER_COUNT, known_s * ratio)
         known_s = min([known_s, *(float(of.alone_s.min()) for of in whole[m])])
     ordered.sort(key=lambda m: min((float(of.alone_s.min()) for of in whole[m]), default=math.inf))
     proofs = []

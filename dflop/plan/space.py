@@ -203,6 +203,11 @@ class Problem:
         return {}
 
     @cached_property
+    def unit_seconds(self) -> dict[tuple[tuple[str, ...], str, int, int], Any]:
+        """What `unit_seconds.py` has worked out so far, by (modules that share ranks, module, tp, cp)."""
+        return {}
+
+    @cached_property
     def sync_lines(self) -> dict[tuple[int, int], tuple[float, float]]:
         """What `sync.py` has worked out so far, by (replicas, nodes): the same for every number of microbatches."""
         return {}

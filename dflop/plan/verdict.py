@@ -49,11 +49,8 @@ def reason(ranked: Ranked, candidates: Sequence[Ranked], policy: str = "balanced
     if ranked is best:
         sentences = [_chosen(plan, candidates), _gain(plan, policy), _worth(plan)]
         return " ".join(s for s in sentences if s)
-    if ranked.is_final:
-        return f"{units.ratio(plan.predicted_step_s / best.plan.predicted_step_s)} the step time of the chosen plan"
-    return (
-        f"{units.ratio(ranked.first_step_s / best.first_step_s)} the step time of the chosen plan on the first batches"
-    )
+    ratio = units.ratio(plan.predicted_step_s / best.plan.predicted_step_s)
+    return f"{ratio} the step time of the chosen plan" + ", estimated by a quick search" * (not ranked.is_final)
 
 
 def unused(plan: Plan, num_processes: int) -> str:

@@ -46,6 +46,7 @@ class StepEvaluator:
         contended = max_concurrency is not None and max_concurrency < plan.num_processes
         self.max_concurrency = max_concurrency if contended else None
         self._p2p = _latency_and_rate(cost)
+        self._step_s: dict[bytes, float] = {}
 
     def loads(self, assignment: Assignment) -> dict[str, Floats]:
         """Per module `[3, microbatches, dp]`: items, tokens, sum of squared tokens."""
@@ -99,8 +100,11 @@ class StepEvaluator:
         return found
 
     def step_s(self, assignment: Assignment) -> float:
-        """Simulated seconds of forward and backward; `Plan.sync_s` comes on top."""
-        return float(self.spans(assignment)[1].max(initial=0.0))
+        """Simulated seconds of forward and backward; `Plan.sync_s` comes on top. Remembered: candidates repeat."""
+        key = b"".join(of.tobytes() for of in (assignment.slot, assignment.rank, *assignment.item_rank.values()))
+        if key not in self._step_s:
+            self._step_s[key] = float(self.spans(assignment)[1].max(initial=0.0))
+        return self._step_s[key]
 
     def spans(self, assignment: Assignment) -> tuple[Floats, Floats]:
         """(start_s, end_s) of all work, each `[nodes, microbatches, 2]`: forward, backward. Nothing to do takes 0 s."""

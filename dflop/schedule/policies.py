@@ -22,7 +22,7 @@ from dflop.schedule import karmarkar_karp
 from dflop.schedule.anneal import search
 from dflop.schedule.assignment import Assignment, even_item_ranks, in_sequence
 from dflop.schedule.caps import fullest, keeps, plan_caps
-from dflop.schedule.data_parallel import Rerun, balance_ranks
+from dflop.schedule.data_parallel import MAX_EVALS, Rerun, balance_ranks
 from dflop.schedule.evaluate import StepEvaluator
 from dflop.schedule.items import Ints, ModuleItems, item_seconds, module_items, stage_slowness
 from dflop.schedule.linear import LinearStep, linear_step, sample_weights
@@ -50,9 +50,11 @@ class Effort:
     """Simulated operations of the annealing, and bucket by bucket comparisons of the ramps, at 1-3 ns each."""
     max_simulations: int = 40_000
     """Moves of the annealing, where steps are so small that `num_ops` would allow more."""
+    max_evals: int = MAX_EVALS
+    """Moves and swaps between replicas without a pipeline, each looked at."""
 
 
-QUICK = Effort(num_profiles=12, num_ops=1_000_000, max_simulations=300)
+QUICK = Effort(num_profiles=6, num_ops=4_000_000, max_simulations=2_000, max_evals=50_000)
 """For ranking plans: close to what the full effort reaches, at a hundredth of its price."""
 
 
@@ -132,7 +134,7 @@ class StepJob:
         if len(step.tokens):
             # Without a pipeline only the sums of the ranks count, and no search comes closer to the best of them.
             is_parallel = len(step.pipe_pp) == 1 and step.pipe_pp[0] == 1
-            over_ranks = self._over_ranks() if is_parallel else None
+            over_ranks = self._over_ranks(effort.max_evals) if is_parallel else None
             if over_ranks is not None:
                 found.append(("balanced", over_ranks))
             if over_ranks is None or step.meets:
@@ -241,7 +243,7 @@ class StepJob:
         weights_s = sample_weights(self.linear)
         return min(self._longest_first(), key=lambda bucket: bottleneck(weights_s, bucket, self.num_buckets))
 
-    def _over_ranks(self) -> Assignment | None:
+    def _over_ranks(self, max_evals: int) -> Assignment | None:
         """Balanced seconds of replicas without a pipeline; None where that breaks a cap."""
         step, num_ranks = self.linear, self.plan.module(LLM).parallel.dp
         seconds_s, fixed_s, limits = step.slowest_stage
@@ -257,6 +259,7 @@ class StepJob:
                 sync="microbatch" if step.meets else "step",
                 slowness=step.replica_slowness,
                 rerun=Rerun(step.rerun_s, step.rerun_fixed_s, limits) if limits else None,
+                max_evals=max_evals,
             )
         except ConfigError:  # so few microbatches do not hold them
             return None

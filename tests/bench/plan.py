@@ -20,7 +20,7 @@ from dflop.cost.devices import A100, H200
 from dflop.models import load_family
 from dflop.plan.columns import Columns, combined
 from dflop.plan.drafts import draft
-from dflop.plan.grid_search import grids_apart, whole_grids
+from dflop.plan.grid_search import grids_apart, grids_with_llm, whole_depths
 from dflop.plan.rank import thorough
 from dflop.plan.search import optimize, plan_problem
 from dflop.plan.space import Problem, SearchSpace
@@ -149,7 +149,7 @@ def every_plan(problem: Problem) -> Iterator[Plan]:
     """All feasible drafts of every layout."""
     names = [spec.module for spec in problem.specs]
     for m in problem.microbatch_choices:
-        grids = [*whole_grids(problem, m, None, math.inf), *grids_apart(problem, m, math.inf)]
+        grids = [*grids_with_llm(whole_depths(problem, m)), *grids_apart(problem, m, math.inf)]
         columns = Columns.of(names, m, problem.cluster.num_processes, grids)
         for parts in columns.parts if columns is not None else ():
             covers = combined([np.flatnonzero(columns.subset == part) for part in parts])

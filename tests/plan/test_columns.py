@@ -10,7 +10,7 @@ from dflop.cost.link_costs import ALL_REDUCE
 from dflop.cost.model import has_edge
 from dflop.plan.columns import Columns, combined
 from dflop.plan.drafts import draft, fits
-from dflop.plan.grid_search import grids_apart, grids_of_encoder, whole_grids
+from dflop.plan.grid_search import grids_apart, grids_of_encoder, grids_with_llm, whole_depths
 from dflop.plan.runnable import check_plan
 from dflop.plan.space import Problem
 from dflop.records import LLM, ModulePlan, Plan
@@ -20,7 +20,7 @@ from tests.plan.problems import make_problem
 
 def columns_of(problem: Problem, num_microbatches: int) -> Columns:
     grids = [
-        *whole_grids(problem, num_microbatches, None, math.inf),
+        *grids_with_llm(whole_depths(problem, num_microbatches)),
         *grids_apart(problem, num_microbatches, math.inf),
     ]
     names = [spec.module for spec in problem.specs]
