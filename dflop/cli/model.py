@@ -36,7 +36,7 @@ def check(
 
     The copy (two layers of each kind) takes two steps on packed, uneven samples in two pipeline stages; gradients are
     compared with plain transformers, sample by sample, on the CPU. Exit code 1 where they differ or stages do not run.
-    Says what generic stages compute; dflop cannot train by them yet: `dflop plan` takes the supported families only.
+    `dflop plan` takes every type that is read here.
 
     Example: dflop model check Qwen3.5-9B
     """
@@ -46,13 +46,13 @@ def check(
     from dflop.report.rows import print_rows
     from dflop.report.table_text import print_table
 
-    found, say = check_model(folder), talk(quiet)
+    talk(quiet)
+    found = check_model(folder)
     if (shown := form_of(form, as_json)) != "table":
         print_rows(_COLUMNS, (row + (None,) * (len(_COLUMNS) - len(row)) for row in rows_of(found)), shown)
     else:
         for table in tables_of(found):
             print_table(table, Console())
-        say("training by generic stages is not there yet: `dflop plan` takes the supported families only")
     if not found.exactness.is_exact:
         sys.exit(1)
 

@@ -208,6 +208,7 @@ def shape_of(
         items=media.items,
         media_level=media.level,
         num_cut_tokens=num_cut_tokens,
+        sum_sq_llm_tokens=rules.media.sum_sq_llm_tokens(encoded.num_tokens),
     )
 
 

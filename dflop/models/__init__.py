@@ -65,3 +65,8 @@ def family_class(name: str) -> type[Family]:
     module_name, class_name = FAMILIES[name]
     found: type[Family] = getattr(importlib.import_module(module_name), class_name)
     return found
+
+
+def cache_of_models(store: Path) -> Path:
+    """Where a store keeps what is read of models of the family `generic`."""
+    return store / "cache" / "models"

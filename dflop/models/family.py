@@ -92,6 +92,8 @@ class Family(MediaRules):
     towers: Mapping[str, Tower]
     decoder = Decoder()
     processor: Processor
+    takes_context_parallel = True
+    """Whether ranks may share a sample."""
     section_types: Mapping[str, str] = {}
     """`model_type` of modules' sections where the configuration is silent."""
 

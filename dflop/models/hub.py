@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from dflop.errors import ConfigError
-from dflop.models import FAMILIES, family_class, load_family
+from dflop.models import FAMILIES, GENERIC, family_class, load_family
 from dflop.models.family import Family, check_depths
+from dflop.models.generic.family import GenericFamily
 from dflop.models.processor_settings import Settings, read_object, read_settings
-from dflop.models.unsupported import refuse_quantized, unsupported
+from dflop.models.unsupported import has_files, is_of_another_type, refuse_quantized
 
 TYPES: Mapping[str, tuple[str, str]] = {
     **{name: (name, "") for name in FAMILIES},
@@ -38,27 +39,55 @@ class HubModel:
     """Media limits with their sources."""
     dtype: str
     """`bfloat16` or `float32`, as the weights are stored; half precision counts as bfloat16."""
+    processor: Path | None = None
+    """Folder of the processor, of a model whose family is `generic`."""
 
     @property
     def num_params(self) -> int:
         return sum(spec.num_params for spec in self.family.specs())
 
 
-def read_hub_model(path: Path) -> HubModel:
+def read_hub_model(path: Path, cache: Path | None = None) -> HubModel:
     """The model whose `config.json` this is; media limits come from settings beside it.
 
+    Types without a file in `families/`, and models with other sections than those, are of the family `generic`.
+
+    Args:
+        path: Of the file.
+        cache: Where `generic` keeps what it reads of a model; None: in this process only.
+
     Raises:
-        ConfigError: no such file, no model that dflop knows, or one that transformers cannot read.
+        ConfigError: no such file, a model that dflop does not take, or one that transformers cannot read.
     """
     raw = read_object(path, "a model's config")
     kind = str(raw.get("model_type", ""))
+    refuse_quantized(raw, str(path))
     if kind not in TYPES:
-        raise unsupported(kind, raw, TYPES, path)
+        return _generic(raw, path, cache)
     name, section = TYPES[kind]
     stated = raw.get(section) if section else raw
-    refuse_quantized(raw, str(path))
     if not isinstance(stated, dict):
         raise ConfigError(f"no `{section}` in a model of type `{kind}`", where=str(path))
+    try:
+        return _of_family(name, raw, stated, path)
+    except ConfigError as error:
+        if has_files(path.parent) and is_of_another_type(error):
+            return _generic(raw, path, cache)
+        raise
+
+
+def _generic(raw: Mapping[str, Any], path: Path, cache: Path | None) -> HubModel:
+    try:
+        family = load_family(GENERIC, raw, {}, path.parent, cache)
+    except ConfigError as error:
+        where = str(path) if error.where.startswith("model.") else error.where
+        raise ConfigError(error.what, where=where, hint=error.hint) from error
+    assert isinstance(family, GenericFamily)
+    refused = tuple(f"no {medium.kind}: {medium.problem}" for medium in family.facts.media if medium.problem)
+    return HubModel(family, raw, Settings({}, {}, refused), _dtype(raw), path.parent)
+
+
+def _of_family(name: str, raw: Mapping[str, Any], stated: Mapping[str, Any], path: Path) -> HubModel:
     config = _parsed(name, stated, path)
     hf_config = {"tie_word_embeddings": bool(getattr(config, "tie_word_embeddings", False)), **_differing(config)}
     hf_config = json.loads(json.dumps(hf_config, default=str))

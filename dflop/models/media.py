@@ -198,6 +198,10 @@ class MediaRules(abc.ABC):
     def _place(self, header: MediaHeader, num_images: int, level: int) -> Placement:
         """`place` of a kind that the family takes."""
 
+    def sum_sq_llm_tokens(self, num_tokens: int) -> int:
+        """Squared attention length of a sample in the language model, averaged over its layers; 0: its square."""
+        return 0
+
     def frame_indices(self, num_frames: int, duration_s: float, level: int = 0) -> tuple[int, ...]:
         """Which frames of a video the encoder sees, in order.
 

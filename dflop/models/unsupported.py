@@ -1,30 +1,31 @@
-"""Models that `dflop` cannot train: what each lacks, and the family that is nearest.
-
-A spelling that is close says nothing about a model: Qwen3.5 under the name of Qwen3-VL has another decoder. So a type
-that transformers knows is told what of it is not known here, and only a type that nobody knows is compared by spelling.
-"""
+"""Models that `dflop` does not take, each with one sentence that names the key and what to do instead."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from dflop.errors import ConfigError, did_you_mean
 from dflop.models import counts
+from dflop.models.processor_settings import read_object
 
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 """Entries of configs whose layers have experts."""
-_MIN_COMMON = 4
-_SEE = ("internvl", "llava_onevision", "qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 _QUANTIZED = ("quantization_config", "compression_config")
+_ADAPTER = "adapter_config.json"
+_PROCESSOR = ("processor_config.json", "preprocessor_config.json")
+_TOKENIZER = ("tokenizer.json", "tokenizer.model", "tekken.json", "vocab.json", "vocab.txt", "spiece.model")
 _OWN_CODE = {"internvl_chat": "internvl", "llava": "llava_onevision", "llava_qwen": "llava_onevision"}
 """Types of releases with code of their own that also come in transformers' form -> that form's type."""
-_CLOSEST = {
-    "qwen3_5": ("qwen3_vl", "its language model has layers of linear attention"),
-    "qwen3_5_moe": ("qwen3_vl", "its language model has layers of linear attention and of experts"),
-}
-"""What a file's sections do not tell."""
+
+
+def media_types() -> Mapping[str, str]:
+    """Model types of transformers that take images, video or sound, with their classes' names."""
+    from transformers.models.auto import modeling_auto
+
+    found: Mapping[str, str] = modeling_auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
+    return found
 
 
 def refuse_quantized(stated: Mapping[str, Any], where: str) -> None:
@@ -45,88 +46,96 @@ def refuse_quantized(stated: Mapping[str, Any], where: str) -> None:
             )
 
 
-def unsupported(kind: str, stated: Mapping[str, Any], types: Mapping[str, Any], path: Path) -> ConfigError:
-    """Why models of a type are not supported, in a line, and what is nearest to one.
+def refuse_adapter(folder: Path) -> None:
+    """Refuse a folder that holds an adapter and no model.
+
+    Raises:
+        ConfigError: it does.
+    """
+    if (folder / "config.json").exists() or not (folder / _ADAPTER).is_file():
+        return
+    base = read_object(folder / _ADAPTER, "an adapter's config").get("base_model_name_or_path")
+    into = f" `{base}`" if base else ""
+    raise ConfigError(
+        f"`{_ADAPTER}`: the folder holds an adapter, not a model", where=str(folder),
+        hint=f"merge it into its base model{into} (`merge_and_unload` of peft) and save that",
+    )  # fmt: skip
+
+
+def refuse_type(stated: Mapping[str, Any], where: str) -> None:
+    """Refuse a type that is not transformers', takes no media, or has an encoder for its text.
 
     Args:
-        kind: `model_type` of the file.
-        stated: Its content.
-        types: Those that are supported.
-        path: The file.
+        stated: Content of a `config.json`.
+        where: It comes from.
+
+    Raises:
+        ConfigError: it is of such a type.
     """
     import transformers
 
-    if kind in _OWN_CODE and kind not in transformers.CONFIG_MAPPING:
-        return ConfigError(
-            f"models of type `{kind}` come with their own code; dflop supports those of transformers",
-            where=str(path),
-            hint=f"use the release whose name ends in `-hf`, of type `{_OWN_CODE[kind]}`",
-        )
-    if kind not in transformers.CONFIG_MAPPING:
-        return ConfigError(f"models of type `{kind}` are not known", where=str(path), hint=did_you_mean(kind, types))
-    inner = stated.get("thinker_config")
-    whole = {**stated, **inner} if isinstance(inner, Mapping) else stated
-    nearest, why = _CLOSEST.get(kind) or (_nearest(kind, whole), "; ".join(_reasons(whole)))
-    return ConfigError(
-        f"models of type `{kind}` are not supported: {why}",
-        where=str(path),
-        hint=f"nearest to it is `{nearest}`, but that is another architecture; valid: {', '.join(sorted(types))}; "
-        f"`dflop model check {path.parent}` reports what it is made of",
-    )
+    kind, types = str(stated.get("model_type", "")), media_types()
+    is_of_transformers = kind in transformers.CONFIG_MAPPING
+    if stated.get("auto_map") or (kind in _OWN_CODE and not is_of_transformers):
+        form = f", of type `{_OWN_CODE[kind]}`" if kind in _OWN_CODE else ""
+        key = "`auto_map`" if stated.get("auto_map") else f"`model_type` `{kind}`"
+        raise ConfigError(
+            f"{key}: the model comes with remote code, which dflop does not run", where=where,
+            hint=f"remove `auto_map`: transformers has its own classes of type `{kind}`" if kind in types
+            else f"use the release in transformers' own format (its name often ends in `-hf`{form})",
+        )  # fmt: skip
+    if not is_of_transformers:
+        raise ConfigError(
+            f"`model_type`: transformers {transformers.__version__} knows no `{kind}`", where=where,
+            hint=f"upgrade transformers if the model is newer; {did_you_mean(kind, types)}",
+        )  # fmt: skip
+    if stated.get("is_encoder_decoder") or transformers.CONFIG_MAPPING[kind]().is_encoder_decoder:
+        raise ConfigError(
+            f"`is_encoder_decoder`: a `{kind}` encodes its text and attends to it from the decoder", where=where,
+            hint="use a model whose decoder takes media as tokens",
+        )  # fmt: skip
+    if kind not in types:
+        raise ConfigError(
+            f"`model_type`: a `{kind}` takes text only", where=where,
+            hint="use a model with an encoder of images, video or sound; text-only models gain nothing from dflop",
+        )  # fmt: skip
 
 
-def _nearest(kind: str, whole: Mapping[str, Any]) -> str:
-    """Of the families with as many encoders, the one whose name begins alike."""
-    sees, hears = "vision_config" in whole or "vision" in kind, "audio_config" in whole
-    if sees and hears:
-        return "qwen2_5_omni"
-    if hears:
-        return "qwen2_audio"
-    nearest = max(_SEE, key=lambda name: _common(name, kind))
-    return nearest if _common(nearest, kind) >= _MIN_COMMON else "llava_onevision"
+def refuse_missing_files(folder: Path) -> None:
+    """Refuse a folder without a processor's or a tokenizer's files.
+
+    Raises:
+        ConfigError: it has none.
+    """
+    for names, what, saved_by in (
+        (_PROCESSOR, "processor", "AutoProcessor"), (_TOKENIZER, "tokenizer", "AutoTokenizer"),
+    ):  # fmt: skip
+        if not any((folder / name).is_file() for name in names):
+            raise ConfigError(
+                f"no {what}: the folder has none of {', '.join(f'`{name}`' for name in names)}", where=str(folder),
+                hint=f"copy them from the release, or save them with `{saved_by}.save_pretrained`",
+            )  # fmt: skip
 
 
-def _common(one: str, other: str) -> int:
-    """Characters that two names have in common at their beginning."""
-    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+def has_files(folder: Path) -> bool:
+    """Whether a folder has a processor's files."""
+    return any((folder / name).is_file() for name in _PROCESSOR)
+
+
+def is_of_another_type(error: ConfigError) -> bool:
+    """Whether a family refuses a config for the type of a section or for experts, which `generic` may take."""
+    return error.where.rpartition(".")[2] in ("model_type", *EXPERTS)
 
 
 def decoder_problem(text: Mapping[str, Any], where: str) -> ConfigError:
-    """Why a language model of a known family is not supported, in a line.
+    """Why a family with a file does not take a language model.
 
     Args:
         text: Its section of a config, of a kind whose layers are not known.
         where: Key of the kind, for the error.
     """
-    import transformers
-
     kind = str(text.get("model_type"))
-    valid = ", ".join(sorted(counts.DECODERS))
-    if kind not in transformers.CONFIG_MAPPING:
-        what = f"the layers of a `{kind}` are not known"
-        return ConfigError(what, where=where, hint=did_you_mean(kind, counts.DECODERS))
-    default = transformers.CONFIG_MAPPING[kind]()
-    if any(text.get(key) or getattr(default, key, None) for key in EXPERTS):
-        what = f"its language model has layers of experts (`{kind}`), which are not supported"
-        return ConfigError(what, where=where, hint=f"a model of the family whose language model is one of {valid}")
     return ConfigError(
-        f"the layers of its language model (`{kind}`) are not known", where=where, hint=f"known: {valid}"
-    )
-
-
-def _reasons(whole: Mapping[str, Any]) -> Iterator[str]:
-    encoders = [key for key in ("vision_config", "audio_config") if isinstance(whole.get(key), Mapping)]
-    if not encoders:
-        yield "it has no `vision_config` and no `audio_config`, and every family here has an encoder of media"
-    text = whole.get("text_config")
-    text = text if isinstance(text, Mapping) else {}
-    if any(text.get(key) for key in EXPERTS):
-        yield "its language model has layers of experts"
-    elif (name := text.get("model_type")) is not None and name not in counts.DECODERS:
-        yield f"the layers of its language model (`{name}`) are not known"
-    for key in encoders:
-        name = whole[key].get("model_type")
-        if name not in counts.DEFAULTS:
-            yield f"its {key.removesuffix('_config')} tower{f' (`{name}`)' if name else ''} is not known"
-    if encoders:
-        yield "its processor's media rules are not supported"
+        f"the family has no language model of type `{kind}`", where=where,
+        hint=f"{did_you_mean(kind, counts.DECODERS)}; any other: `model.family: generic`",
+    )  # fmt: skip

@@ -75,11 +75,14 @@ class SampleShape:
     """Tokens cut off its end to make it fit; not part of the counts above."""
     weight: float = 1.0
     """How often a mixture draws it, relative to the other samples of the profile."""
+    sum_sq_llm_tokens: int = 0
+    """Squared attention length in the LLM, averaged over its layers; 0: the square of `num_llm_tokens`."""
 
     def load(self, module: str) -> ModuleLoad:
         """Work this sample brings to `module`; zero when it has no item for it."""
         if module == LLM:
-            return ModuleLoad(self.num_supervised_tokens, self.num_llm_tokens, self.num_llm_tokens**2)
+            sum_sq_tokens = self.sum_sq_llm_tokens or self.num_llm_tokens**2
+            return ModuleLoad(self.num_supervised_tokens, self.num_llm_tokens, sum_sq_tokens)
         return sum((i.load for i in self.items if i.module == module), ModuleLoad(0, 0, 0))
 
 

@@ -31,8 +31,9 @@ from dflop.data.card import entries_of
 from dflop.data.dataset_profile import DatasetRef
 from dflop.data.tokens import ChatTokenizer
 from dflop.errors import ConfigError
-from dflop.models import GENERIC, load_family
+from dflop.models import GENERIC, cache_of_models, load_family
 from dflop.models.family import Family
+from dflop.models.generic.family import GenericFamily
 from dflop.records import CostTable, Plan, SampleShape, from_dict, parse_json, to_dict
 from dflop.train.manifest import read_latest
 
@@ -212,8 +213,9 @@ def family_of(config: Config, vocab_size: int | None = None) -> Family:
     """The model family of a run; its embedding has rows for `vocab_size` tokens, which profiles of data do not need."""
     model = config.model
     if model.family == GENERIC:  # its vocabulary is the model's
-        cache = config.store / "cache" / "models"
-        return load_family(GENERIC, model.hf_config, model.media, model.processor, cache)
+        found = GenericFamily(model.hf_config, model.media, model.processor, cache_of_models(config.store))
+        found.check_vocabulary(vocab_size or 0)
+        return found
     hf_config = dict(model.hf_config)
     # Weights come with a vocabulary, which may have room for more tokens than the tokenizer knows; a configuration may
     # state one that has.

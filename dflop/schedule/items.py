@@ -51,8 +51,8 @@ def module_items(batch: Sequence[SampleShape], module: str) -> ModuleItems:
     """Items that `batch` brings to `module`."""
     columns = (
         [
-            (position, 0, s.num_llm_tokens, s.num_supervised_tokens, s.num_llm_tokens, s.num_llm_tokens**2, 1)
-            for position, s in enumerate(batch)
+            (position, 0, load.num_tokens, load.num_items, load.num_tokens, load.sum_sq_tokens, 1)
+            for position, load in enumerate(sample.load(LLM) for sample in batch)
         ]
         if module == LLM
         else [

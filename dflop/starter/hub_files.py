@@ -7,6 +7,7 @@ from pathlib import Path
 
 from dflop.addresses import address_of, hub_repo
 from dflop.errors import ConfigError
+from dflop.models.unsupported import refuse_adapter
 from dflop.run.messages import Say
 
 _TEXTS = ("*.json", "*.jinja", "*.model", "*.txt")
@@ -58,9 +59,10 @@ def model_config(path: Path) -> Path:
     """The `config.json` or YAML file that a model's path means.
 
     Raises:
-        ConfigError: there is none; the hint names folders that have one.
+        ConfigError: there is none, or an adapter's alone; the hint names folders that have one.
     """
     if path.is_dir():
+        refuse_adapter(path)
         if (found := path / "config.json").exists():
             return found
         raise ConfigError(f"`{path}` has no config.json", hint="; ".join(_near(path)) or "name a model's folder")

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dflop import units
-from dflop.config import dump_yaml, load_model
+from dflop.config import Config, dump_yaml, load_model
 from dflop.data.annotations import printable
 from dflop.data.formats.source import open_source
 from dflop.data.model_tokenizer import FoundTokenizer, find_tokenizer, tokens_in_texts
 from dflop.errors import ConfigError
-from dflop.models import load_family
+from dflop.models import GENERIC, cache_of_models, load_family
 from dflop.models.hub import HubModel, read_hub_model
 from dflop.models.processor_settings import Settings
 from dflop.starter.clusters import FoundCluster, find_cluster
@@ -28,6 +28,7 @@ from dflop.steps.planning import SAMPLES_PER_GPU
 
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 _MAX_TOKENS = 8192
+_CACHE = cache_of_models(Config.model_fields["store"].default)
 MISSING = "MISSING"
 """Stands for a path that was not found."""
 
@@ -66,7 +67,7 @@ def make_starter(
     if gpus is not None and gpus < 1:
         raise ConfigError(f"cannot train on {gpus} GPUs", where="--gpus", hint="1 or more")
     model_config = config_of(model_config)
-    model = _section(model_config) if _is_section(model_config) else read_hub_model(model_config)
+    model = _section(model_config) if _is_section(model_config) else read_hub_model(model_config, _CACHE)
     dataset = find_dataset(data, split)
     entry = dataset.card.taken[0].entry
     folders = tuple(dict.fromkeys((model_config.parent, entry.paths[0].parent, dataset.media_root)))
@@ -87,9 +88,9 @@ def _is_section(path: Path) -> bool:
 def _section(path: Path) -> HubModel:
     """The model that a YAML file describes, as a `model` section would."""
     section = load_model(path)
-    family = load_family(section.family, section.hf_config, section.media)
+    family = load_family(section.family, section.hf_config, section.media, section.processor, _CACHE)
     settings = Settings(section.media, dict.fromkeys(section.media, path.name))
-    return HubModel(family, section.hf_config, settings, section.dtype)
+    return HubModel(family, section.hf_config, settings, section.dtype, section.processor)
 
 
 class _Writer:
@@ -217,14 +218,17 @@ class _Writer:
             yield f"model: {_scalar(self.model_config.resolve())}"
             return
         yield "model:"
-        yield f"  family: {self.model.family.name}"
+        yield f"  family: {GENERIC if self.model.processor else self.model.family.name}"
         yield f"  dtype: {self.model.dtype}"
         if self.weights is not None:
             yield f"  weights: {_scalar(self.weights)}   # training starts from these"
         else:
             yield "  # weights: FOLDER   # EDIT: a folder with model.safetensors; without one weights are random"
         yield "  # frozen: [vision.tower]   # modules that do not train; `stages:` trains in parts"
-        yield "  hf_config:   # where it differs from transformers' defaults"
+        if self.model.processor is not None:
+            yield f"  processor: {_scalar(self.model.processor)}   # counts tokens"
+        whole = "the model's config.json" if self.model.processor else "where it differs from transformers' defaults"
+        yield f"  hf_config:   # {whole}"
         yield from (f"    {line}" for line in dump_yaml(dict(self.model.hf_config)).splitlines())
         if self.stated:
             yield "  media:"

@@ -186,7 +186,8 @@ def planning_task(
     first, num_steps = planned_steps(config, from_step)
     wanted, stage = config.plan, stage_at(config, first)
     tables, held = tables_for(costs.tables, stage.frozen)
-    cost = CostModel(tables, specs=bound_family(config).specs(), links=costs.links, frozen=held, extrapolate=True)
+    family = bound_family(config)
+    cost = CostModel(tables, specs=family.specs(), links=costs.links, frozen=held, extrapolate=True)
     if costs.profile_key and config.correct.enabled:
         with Reader(config.store) as reader:
             known = factors_in_force(reader, cost, costs.profile_key, config.correct.half_life_days)
@@ -201,7 +202,7 @@ def planning_task(
         snapshot_seq=costs.snapshot.seq if costs.snapshot else 0,
         space=SearchSpace(
             layouts=wanted.layouts,
-            cps=wanted.context_parallel or None,
+            cps=wanted.context_parallel or (None if family.takes_context_parallel else (1,)),
             recompute=wanted.recompute,
             shard_optimizer=wanted.shard_optimizer,
             shard_parameters=wanted.shard_parameters,

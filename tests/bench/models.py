@@ -20,10 +20,10 @@ from typing import Any
 
 from dflop.errors import ConfigError
 from dflop.models.generic.check import structure_of
-from dflop.models.generic.classes import media_types
 from dflop.models.generic.exact import LIMIT, Exactness, check_exactness
 from dflop.models.generic.folder import read_folder, reason
 from dflop.models.generic.values import Structure
+from dflop.models.unsupported import media_types
 from tests.bench.command import options
 from tests.bench.figures import conclude
 from tests.bench.markdown import table

@@ -72,7 +72,7 @@ def first_version(kind: str, table: pa.Table) -> pa.Table:
         return without(table, "min_tokens", "max_tokens", "sd_frac", "is_in_force", "level")
     if kind == "measurement":
         return without(table, "is_frozen", "recompute", "peak_bytes", "optimizer_s", "status")
-    return without(table, "media_level", "num_cut_tokens", "weight")
+    return without(table, "media_level", "num_cut_tokens", "weight", "sum_sq_llm_tokens")
 
 
 def write_old(root: Path, kind: str, record: Any, *lost: str) -> None:

@@ -13,22 +13,12 @@ from typing import Any
 import torch
 from torch import nn
 
-EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-"""Entries of configs that count a layer's experts."""
 ACTIVE = ("num_experts_per_tok", "moe_top_k", "moe_k", "top_k_experts", "num_experts_per_token")
 """Entries of configs that count a token's experts."""
 SHARED = "num_kv_shared_layers"
 """Entry of configs whose last layers use keys and values of earlier ones."""
 INNER = "thinker_config"
 """Section of models that also speak: the part that is trained here."""
-
-
-def media_types() -> Mapping[str, str]:
-    """Model types of transformers that take images, video or sound, with their classes' names."""
-    from transformers.models.auto import modeling_auto
-
-    found: Mapping[str, str] = modeling_auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
-    return found
 
 
 def trained_config(config: Any) -> Any:

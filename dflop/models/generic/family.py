@@ -38,7 +38,7 @@ class GenericFamily(Family):
         ConfigError: dflop does not take such a model; the message names the key and what to do.
     """
 
-    name = GENERIC
+    takes_context_parallel = False
     media_defaults: Mapping[str, Any] = {}
 
     def __init__(
@@ -54,6 +54,7 @@ class GenericFamily(Family):
         self.folder, self.cache = folder, cache
         self.facts = facts_of(hf_config, folder, cache)
         self.structure = self.facts.structure
+        self.name = self.structure.model_type
         self.media_tokens = {
             medium.kind: MediaTokens("", medium.pad, "", medium.placeholder)
             for medium in self.facts.media
@@ -64,7 +65,8 @@ class GenericFamily(Family):
             for encoder in self.structure.main_encoders
         }
         self.decoder = Decoder(path=self.structure.decoder, head=self.structure.head)
-        self.configs = {LLM: dict(self.hf_config.get("text_config") or self.hf_config)}
+        inner = self.hf_config.get("thinker_config") or self.hf_config
+        self.configs = {LLM: dict(inner.get("text_config") or inner)}
 
         self._placer = Placer(self.facts, self.hf_config, folder, cache)
 
@@ -77,6 +79,18 @@ class GenericFamily(Family):
         """The model's processor, loaded from its folder when it is first asked for."""
         return self._placer.processor
 
+    def check_vocabulary(self, num_tokens: int) -> None:
+        """Refuse a tokenizer with more tokens than the model has embeddings for.
+
+        Raises:
+            ConfigError: it has.
+        """
+        if num_tokens > self.structure.vocab_size:
+            raise ConfigError(
+                f"the tokenizer has {num_tokens} tokens, the model embeddings for {self.structure.vocab_size}",
+                where="dataset.tokenizer", hint="use the tokenizer.json in the folder of model.processor",
+            )  # fmt: skip
+
     def specs(self) -> tuple[ModuleSpec, ...]:
         return tuple(module_specs(self.structure))
 
@@ -88,6 +102,9 @@ class GenericFamily(Family):
         if num_images > 1 and medium.several and header.kind == "image":
             raise ValueError(medium.several)
         return self._placer.place(header)
+
+    def sum_sq_llm_tokens(self, num_tokens: int) -> int:
+        return self.structure.sum_sq_tokens(num_tokens)
 
     def frame_indices(self, num_frames: int, duration_s: float, level: int = 0) -> tuple[int, ...]:
         return self.media_processor.frame_indices(num_frames, num_frames / duration_s)

@@ -7,14 +7,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from dflop.errors import ConfigError, did_you_mean
-from dflop.models.generic.classes import entry_of, media_types, trained_config
+from dflop.errors import ConfigError
+from dflop.models.generic.classes import entry_of, trained_config
 from dflop.models.processor_settings import read_object
-from dflop.models.unsupported import refuse_quantized
+from dflop.models.unsupported import refuse_adapter, refuse_missing_files, refuse_quantized, refuse_type
 
-_CONFIG, _ADAPTER = "config.json", "adapter_config.json"
-_PROCESSOR = ("processor_config.json", "preprocessor_config.json")
-_TOKENIZER = ("tokenizer.json", "tokenizer.model", "tekken.json", "vocab.json", "vocab.txt", "spiece.model")
+_CONFIG = "config.json"
 _MAX_CHARS = 240
 _IN_MODELS = "/transformers/models/"
 
@@ -30,15 +28,9 @@ def read_folder(folder: Path) -> Any:
     """
     folder = folder.parent if folder.name == _CONFIG else folder
     path = folder / _CONFIG
-    if not path.exists() and (folder / _ADAPTER).is_file():
-        base = read_object(folder / _ADAPTER, "an adapter's config").get("base_model_name_or_path")
-        into = f" `{base}`" if base else ""
-        raise ConfigError(
-            f"`{_ADAPTER}`: the folder holds an adapter, not a model", where=str(folder),
-            hint=f"merge it into its base model{into} (`merge_and_unload` of peft) and save that",
-        )  # fmt: skip
+    refuse_adapter(folder)
     config = read_config(read_object(path, "a model's config"), str(path))
-    check_files(folder)
+    refuse_missing_files(folder)
     return config
 
 
@@ -53,57 +45,12 @@ def read_config(stated: Mapping[str, Any], where: str) -> Any:
         ConfigError: as `read_folder`.
     """
     refuse_quantized(stated, where)
-    _refuse_type(stated, where)
+    refuse_type(stated, where)
     config = trained_config(_parsed(stated, where))
     if problem := next(contradictions(config), None):
         key, what = problem
         raise ConfigError(f"`{key}`: {what}", where=where, hint=f"correct `{key}`; released models agree here")
     return config
-
-
-def check_files(folder: Path) -> None:
-    """Refuse a folder without a processor's or a tokenizer's files.
-
-    Raises:
-        ConfigError: it has none.
-    """
-    for names, what, saved_by in (
-        (_PROCESSOR, "processor", "AutoProcessor"), (_TOKENIZER, "tokenizer", "AutoTokenizer"),
-    ):  # fmt: skip
-        if not any((folder / name).is_file() for name in names):
-            raise ConfigError(
-                f"no {what}: the folder has none of {', '.join(f'`{name}`' for name in names)}", where=str(folder),
-                hint=f"copy them from the release, or save them with `{saved_by}.save_pretrained`",
-            )  # fmt: skip
-
-
-def _refuse_type(stated: Mapping[str, Any], where: str) -> None:
-    """Refuse a type that is not transformers', takes no media, or has an encoder for its text."""
-    import transformers
-
-    kind, types = str(stated.get("model_type", "")), media_types()
-    if stated.get("auto_map"):
-        known = kind in types
-        raise ConfigError(
-            "`auto_map`: the model comes with remote code, which dflop does not run", where=where,
-            hint=f"remove `auto_map`: transformers has its own classes of type `{kind}`" if known
-            else "use the release in transformers' own format (its name often ends in `-hf`)",
-        )  # fmt: skip
-    if kind not in transformers.CONFIG_MAPPING:
-        raise ConfigError(
-            f"`model_type`: transformers {transformers.__version__} knows no `{kind}`", where=where,
-            hint=f"upgrade transformers if the model is newer; {did_you_mean(kind, types)}",
-        )  # fmt: skip
-    if stated.get("is_encoder_decoder") or transformers.CONFIG_MAPPING[kind]().is_encoder_decoder:
-        raise ConfigError(
-            f"`is_encoder_decoder`: a `{kind}` encodes its text and attends to it from the decoder", where=where,
-            hint="use a model whose decoder takes media as tokens",
-        )  # fmt: skip
-    if kind not in types:
-        raise ConfigError(
-            f"`model_type`: a `{kind}` takes text only", where=where,
-            hint="use a model with an encoder of images, video or sound; text-only models gain nothing from dflop",
-        )  # fmt: skip
 
 
 def _parsed(stated: Mapping[str, Any], where: str) -> Any:

@@ -19,6 +19,9 @@ from dflop.models.generic.classes import tensors_in
 from dflop.models.generic.meta_run import META, run_encoders
 from dflop.models.generic.values import Encoder
 
+_IN_TUPLE = "dflop_returns_tuple"
+"""Attribute of a layer that has run: whether it returns hidden states in a tuple."""
+
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
@@ -31,12 +34,13 @@ class Lengths:
     hidden_size: int
 
 
-def encoder_lengths(model: Any, encoder: Encoder, inputs: Mapping[str, Any]) -> Lengths:
+def encoder_lengths(model: Any, encoder: Encoder, kind: str, inputs: Mapping[str, Any]) -> Lengths:
     """Lengths of an encoder's layers, sums of squares averaged over them.
 
     Args:
         model: On meta.
         encoder: Of the model, with layers.
+        kind: `image`, `video` or `audio`.
         inputs: What the processor makes of a prompt with the item.
 
     Raises:
@@ -45,11 +49,7 @@ def encoder_lengths(model: Any, encoder: Encoder, inputs: Mapping[str, Any]) -> 
     """
     found: list[Lengths] = []
     with recorded(model.get_submodule(encoder.path), encoder.layers, found):
-        try:
-            run_encoders(model, inputs)
-        except NotImplementedError:  # behind the layers, what depends on values that meta does not have
-            if not found:
-                raise
+        run_encoders(model, kind, inputs)
     if not found:
         raise LookupError(f"no layer of `{encoder.path}` runs")
     sum_sq = sum(of.sum_sq_tokens for of in found)
@@ -70,7 +70,9 @@ def recorded(tower: nn.Module, path: str, found: list[Lengths], runs: int = -1) 
     layers = tower.get_submodule(path)
     assert isinstance(layers, nn.ModuleList)
     for index, layer in enumerate(layers):
-        layer.forward = functools.partial(_record, found, layer.forward if index == runs else None)
+        if index and hasattr(layers[0], _IN_TUPLE):
+            setattr(layer, _IN_TUPLE, getattr(layers[0], _IN_TUPLE))
+        layer.forward = functools.partial(_record, found, layer, layer.forward, index == runs)
     try:
         yield
     finally:
@@ -78,11 +80,17 @@ def recorded(tower: nn.Module, path: str, found: list[Lengths], runs: int = -1) 
             del layer.forward
 
 
-def _record(found: list[Lengths], runs: Callable[..., Any] | None, *args: Any, **kwargs: Any) -> Any:
+def _record(
+    found: list[Lengths], layer: Any, forward: Callable[..., Any], runs: bool, *args: Any, **kwargs: Any
+) -> Any:
     """Stands for a layer's forward, so that whatever looks at the layer itself finds it."""
     hidden = args[0] if args else kwargs.get("hidden_states", next(iter(kwargs.values())))
     found.append(_lengths(hidden, args, kwargs))
-    return runs(*args, **kwargs) if runs else hidden
+    if runs or not hasattr(layer, _IN_TUPLE):
+        out = forward(*args, **kwargs)
+        setattr(layer, _IN_TUPLE, isinstance(out, tuple))
+        return out
+    return (hidden,) if getattr(layer, _IN_TUPLE) else hidden
 
 
 def _lengths(hidden: torch.Tensor, args: Any, kwargs: Mapping[str, Any]) -> Lengths:

@@ -42,7 +42,17 @@ class WithoutValues(TorchDispatchMode):
             args, kwargs = tree_map_only(torch.Tensor, lambda t: t.to(META), (args, kwargs))
             if kwargs.get("device") is not None:
                 kwargs["device"] = META
+        elif kwargs.get("device") is not None and _is_whole(func, args, kwargs):
+            kwargs["device"] = torch.device("cpu")
         return func(*args, **kwargs)
+
+
+def _is_whole(func: Any, args: Any, kwargs: Mapping[str, Any]) -> bool:
+    """Whether a new tensor is of whole numbers or a mask, whose values are kept."""
+    if (dtype := kwargs.get("dtype")) is not None:
+        return not dtype.is_floating_point
+    is_range = func.overloadpacket.__name__ == "arange" and all(isinstance(arg, int) for arg in args)
+    return is_range or any(isinstance(arg, torch.Tensor) and not arg.is_floating_point() for arg in args)
 
 
 def _selected(indices: Any) -> list[Any]:
@@ -63,40 +73,42 @@ def empty_model(hf_config: Mapping[str, Any]) -> Any:
     return build(read_config(hf_config, "model.hf_config"), attention=watch.NAME, experts=watch.NAME)
 
 
-def run_encoders(model: Any, inputs: Mapping[str, Any]) -> None:
-    """Run a model on meta up to the first layer of its decoder; hooks see what its encoders do.
+def run_encoders(model: Any, kind: str, inputs: Mapping[str, Any]) -> None:
+    """Run the encoder of a kind of media on meta; hooks see what it does.
+
+    By the model's own function for it, or by its forward up to the decoder's first layer. What depends on values behind
+    the encoder does not run.
 
     Args:
         model: On meta.
+        kind: `image`, `video` or `audio`.
         inputs: What the processor makes of a prompt with its media.
 
     Raises:
         Exception: whatever the model raises where it does not take these inputs.
     """
     given = {name: _without_values(value) for name, value in inputs.items() if isinstance(value, torch.Tensor)}
-    encode = next((f for name in inputs if (f := _encode_function(model, name))), None)
-    _, decoder = find_decoder(model)
-    handle = decoder.register_forward_pre_hook(_stop)
-    try:
-        mode = WithoutValues()  # type: ignore[no-untyped-call]  # torch's is not typed
-        with mode, contextlib.suppress(_DecoderReached):
-            if encode is None:
-                model(**given, use_cache=False)
-            else:
-                takes = inspect.signature(encode).parameters
+    encode, problem = feature_function(model, f"get_{kind}_features"), None
+    mode = WithoutValues()  # type: ignore[no-untyped-call]  # torch's is not typed
+    with mode, contextlib.suppress(NotImplementedError):
+        if encode is not None:
+            takes = inspect.signature(encode).parameters
+            try:
                 encode(**{name: value for name, value in given.items() if name in takes})
-    finally:
-        handle.remove()
-
-
-_FEATURES = {"pixel_values": "get_image_features", "pixel_values_videos": "get_video_features",
-             "input_features": "get_audio_features"}  # fmt: skip
-"""Input -> the model's function that encodes it; models without one do so in their forward."""
-
-
-def _encode_function(model: Any, name: str) -> Any:
-    wanted = _FEATURES.get(name)
-    return feature_function(model, wanted) if wanted else None
+            except TypeError as error:  # it asks for what the model's forward makes
+                problem = error
+            else:
+                return
+        _, decoder = find_decoder(model)
+        handle = decoder.register_forward_pre_hook(_stop)
+        try:
+            model(**given, use_cache=False)
+        except _DecoderReached:
+            return
+        except Exception as error:
+            raise error from problem
+        finally:
+            handle.remove()
 
 
 def _without_values(tensor: torch.Tensor) -> torch.Tensor:

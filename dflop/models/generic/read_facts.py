@@ -9,7 +9,7 @@ from typing import Any
 
 from dflop.models.generic.check import quiet_transformers, structure_of
 from dflop.models.generic.facts import Medium, ModelFacts
-from dflop.models.generic.folder import check_files, read_config, reason
+from dflop.models.generic.folder import read_config, reason
 from dflop.models.generic.lengths import encoder_lengths
 from dflop.models.generic.media_check import check_medium, grid
 from dflop.models.generic.media_processor import MediaProcessor, load_processor
@@ -18,6 +18,7 @@ from dflop.models.generic.tokens import PROBES
 from dflop.models.generic.towers import traced_encoder
 from dflop.models.generic.values import Encoder, Structure
 from dflop.models.media import MediaHeader
+from dflop.models.unsupported import refuse_missing_files
 
 _WHERE = "model.hf_config"
 
@@ -35,7 +36,7 @@ def read_facts(key: str, hf_config: Mapping[str, Any], folder: Path) -> ModelFac
     """
     with quiet_transformers():
         structure = structure_of(read_config(hf_config, _WHERE), _WHERE)
-        check_files(folder)
+        refuse_missing_files(folder)
         processor, model = MediaProcessor(load_processor(folder)), empty_model(hf_config)
         media = []
         for kind in processor.kinds:
@@ -62,8 +63,8 @@ def _medium(processor: MediaProcessor, kind: str, structure: Structure, model: A
         needs_values = True
     try:
         items = [processor.made(header, pad, has_values=needs_values)[1] for header in _two(kind)]
-        encoder_lengths(model, encoder, items[0])
-        found = encoder if encoder.kinds else traced_encoder(model, encoder, items)
+        encoder_lengths(model, encoder, kind, items[0])
+        found = encoder if encoder.kinds else traced_encoder(model, encoder, kind, items)
     except Exception as error:  # whatever the model makes of it
         return Medium(kind, f"the model does not take what the processor makes of it: {reason(error)}"), None
     return Medium(kind, "", check.rule.way, pad, processor.prompt(kind)[1], needs_values, check.several), found

@@ -12,9 +12,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dflop.models.generic.classes import ACTIVE, EXPERTS, SHARED, entry_of
+from dflop.models.generic.classes import ACTIVE, SHARED, entry_of
 from dflop.models.generic.structure import read_structure
 from dflop.models.generic.values import Structure
+from dflop.models.unsupported import EXPERTS
 
 HIDDEN, HEADS, HEAD_DIM, VOCAB = 64, 2, 32, 160
 _TEXT: Mapping[str, Any] = {

@@ -16,7 +16,6 @@ from torch import nn
 from dflop.models.generic import watch
 from dflop.models.generic.classes import (
     ACTIVE,
-    EXPERTS,
     SHARED,
     PassThrough,
     build,
@@ -27,6 +26,7 @@ from dflop.models.generic.classes import (
 from dflop.models.generic.encoders import Parts, parts_of
 from dflop.models.generic.mlp import mlp_of
 from dflop.models.generic.values import AttentionCall, LayerKind, Structure
+from dflop.models.unsupported import EXPERTS
 
 LENGTHS = (512, 1024)
 DEGREES = (1, 2, 4, 8, 16)

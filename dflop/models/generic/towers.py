@@ -6,7 +6,6 @@ where these differ in tokens; a tower of one fixed size has the same for all.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
@@ -25,12 +24,13 @@ _HEADS = ("num_heads", "num_attention_heads", "n_heads", "nhead")
 """Attributes of modules that count an attention's heads."""
 
 
-def traced_encoder(model: Any, encoder: Encoder, items: Sequence[Mapping[str, Any]]) -> Encoder:
+def traced_encoder(model: Any, encoder: Encoder, kind: str, items: Sequence[Mapping[str, Any]]) -> Encoder:
     """An encoder with the kinds of its layers and what comes before them.
 
     Args:
         model: On meta.
         encoder: Of the model, with layers.
+        kind: `image`, `video` or `audio`.
         items: Two: what the processor makes of a prompt with an item.
 
     Raises:
@@ -41,22 +41,25 @@ def traced_encoder(model: Any, encoder: Encoder, items: Sequence[Mapping[str, An
     kinds = []
     for _, indices in alike(layers).items():
         first = indices[0]
-        runs = [_run(model, encoder, first, item) for item in items]
+        runs = [_run(model, encoder, first, kind, item) for item in items]
         (few, short), (many, long) = sorted(runs, key=lambda run: run[0].num_tokens)
         both = Runs((few.num_tokens, many.num_tokens), (short, long), short.flops)
         hidden_size = few.hidden_size
-        kind = kind_of(layers[first], indices, both, getattr(tower, "config", None), hidden_size)
-        kinds.append(replace(kind, attention=_distinct(kind.attention) or _stated(layers[first], hidden_size)))
+        of = kind_of(layers[first], indices, both, getattr(tower, "config", None), hidden_size)
+        kinds.append(replace(of, attention=_distinct(of.attention) or _stated(layers[first], hidden_size)))
     return replace(
-        encoder, kinds=tuple(kinds), hidden_size=hidden_size, num_input_values=_input_values(model, encoder, items[0])
+        encoder,
+        kinds=tuple(kinds),
+        hidden_size=hidden_size,
+        num_input_values=_input_values(model, encoder, kind, items[0]),
     )
 
 
-def _run(model: Any, encoder: Encoder, index: int, item: Mapping[str, Any]) -> tuple[Lengths, watch.Trace]:
+def _run(model: Any, encoder: Encoder, index: int, kind: str, item: Mapping[str, Any]) -> tuple[Lengths, watch.Trace]:
     tower, found = model.get_submodule(encoder.path), list[Lengths]()
     layer = cast(nn.ModuleList, tower.get_submodule(encoder.layers))[index]
     with recorded(tower, encoder.layers, found, runs=index), watch.traced(layer) as trace:
-        run_encoders(model, item)
+        run_encoders(model, kind, item)
     return found[0], trace
 
 
@@ -75,7 +78,7 @@ def _stated(layer: nn.Module, hidden_size: int) -> tuple[AttentionCall, ...]:
     return ()
 
 
-def _input_values(model: Any, encoder: Encoder, item: Mapping[str, Any]) -> float:
+def _input_values(model: Any, encoder: Encoder, kind: str, item: Mapping[str, Any]) -> float:
     """Numbers of 16 bit that everything before the layers keeps of a token."""
     tower, found, kept = model.get_submodule(encoder.path), list[Lengths](), dict[int, torch.Tensor]()
     own = {p.untyped_storage()._cdata for p in (*tower.parameters(), *tower.buffers())}
@@ -86,6 +89,6 @@ def _input_values(model: Any, encoder: Encoder, item: Mapping[str, Any]) -> floa
         return tensor
 
     hooks = saved_tensors_hooks(keep, lambda tensor: tensor)
-    with recorded(tower, encoder.layers, found), hooks, contextlib.suppress(NotImplementedError):
-        run_encoders(model, item)
+    with recorded(tower, encoder.layers, found), hooks:
+        run_encoders(model, kind, item)
     return sum(t.untyped_storage().nbytes() for t in kept.values()) / 2 / found[0].num_tokens

@@ -157,6 +157,20 @@ class Structure:
     def num_layers(self) -> int:
         return sum(len(kind.layers) for kind in self.kinds)
 
+    def sum_sq_tokens(self, num_tokens: int) -> int:
+        """Squared attention length of a sample, averaged over the layers by the width of their queries.
+
+        0 where every layer with attention sees all tokens before it: then it is the square of the length.
+        """
+        calls = [(len(kind.layers), call) for kind in self.kinds for call in kind.attention]
+        if all(call.num_pairs(num_tokens) == _triangle(num_tokens) for _, call in calls):
+            return 0
+        widths = [num * call.num_heads * call.head_dim for num, call in calls]
+        pairs = sum(
+            w * (2 * call.num_pairs(num_tokens) - num_tokens) for w, (_, call) in zip(widths, calls, strict=True)
+        )
+        return round(pairs / sum(widths))
+
     @property
     def num_active_params(self) -> int:
         """Parameters that a token of the decoder passes through, both ends included."""
