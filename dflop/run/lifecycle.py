@@ -150,11 +150,12 @@ def code_revision() -> str:
 
 def absolute(config: Config) -> Config:
     """The same configuration with absolute paths: jobs may start in another working directory."""
-    dataset = config.dataset
+    dataset, processor = config.dataset, config.model.processor
     paths = {name: getattr(dataset, name).absolute() for name in ("annotations", "media_root", "tokenizer")}
     return config.model_copy(
         update={
             "dataset": dataset.model_copy(update=paths),
+            "model": config.model.model_copy(update={"processor": processor.absolute() if processor else None}),
             "store": config.store.absolute(),
             "runs": config.runs.absolute(),
         }

@@ -51,7 +51,7 @@ def keep_model_files(config: Config, folder: Path) -> None:
 
 
 def with_kept_tokenizer(config: Config, run: RunDir) -> Config:
-    """The configuration of a run with the tokenizer that it kept, and the template if its file is gone."""
+    """The configuration of a run with the tokenizer that it kept; template and processor if their files are gone."""
     kept, dataset = run.model_files, config.dataset
     found: dict[str, Any] = {}
     if (kept / _TOKENIZER).is_file():
@@ -59,7 +59,10 @@ def with_kept_tokenizer(config: Config, run: RunDir) -> Config:
     is_of_file = dataset.chat_template not in BUILT_IN
     if is_of_file and (kept / _TEMPLATE).is_file() and not Path(dataset.chat_template).is_file():
         found["chat_template"] = str(kept / _TEMPLATE)
-    return config.model_copy(update={"dataset": dataset.model_copy(update=found)})
+    model, processor = config.model, config.model.processor
+    if processor is not None and not processor.is_dir() and kept.is_dir():
+        model = model.model_copy(update={"processor": kept})
+    return config.model_copy(update={"dataset": dataset.model_copy(update=found), "model": model})
 
 
 def write_model_files(run: RunDir, config: Config, family: Family, tokenizer: ChatTokenizer, out: Path) -> list[str]:
@@ -130,6 +133,8 @@ def _model_files(config: Config) -> dict[str, Path]:
     of_tokenizer = dataset.tokenizer.parent
     folders = dict.fromkeys(f for f in (Path(dataset.chat_template).parent, of_tokenizer, weights) if f is not None)
     found: dict[str, Path] = {}
+    if (processor := config.model.processor) is not None and processor.is_dir():
+        found |= {p.name: p for p in sorted(processor.iterdir()) if _ships(p)}
     for folder in folders:
         if (folder / _CONFIG).is_file():
             found |= {p.name: p for p in sorted(folder.iterdir()) if _ships(p) and p != dataset.annotations}

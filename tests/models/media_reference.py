@@ -2,7 +2,8 @@
 
 A case has a `folder` with a processor's files, or a `class` of `stand_in_processors.py` and its model `types`;
 `options` of the processor; and `items` (kind, width, height, frames, seconds). The answer has `checks` by kind (way,
-items, mismatches, reason, several), and per item `layout` and `frames`, or `error`.
+items, mismatches, reason, several), and per item `layout` and `frames`, or `error`. With a `config` in the folder's
+place of a model it is the family `generic` that answers: `specs`, `media`, and per item its placement.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ def answer(case):
     from dflop.models.media import MediaHeader
 
     options = case.get("options")
+    if "config" in case:
+        return family_answer(case)
     if "folder" in case:
         checks = media_mismatches(Path(case["folder"]), options)
         processor = MediaProcessor(load_processor(Path(case["folder"])), options)
@@ -32,6 +35,23 @@ def answer(case):
         checks = check_media(processor)
     items = [item_answer(processor, checks, MediaHeader(*item)) for item in case.get("items", ())]
     return {"checks": {kind: check_answer(check) for kind, check in checks.items()}, "items": items}
+
+
+def family_answer(case):
+    from dflop.models.generic.family import GenericFamily
+    from dflop.models.media import MediaHeader
+    from dflop.records import to_dict
+
+    folder = Path(case["folder"])
+    family = GenericFamily(case["config"], {}, folder, folder / "cache")
+    placed = []
+    for header in (MediaHeader(*item) for item in case["items"]):
+        try:
+            placed.append(to_dict(family.place(header)))
+        except ValueError as error:
+            placed.append(str(error))
+    media = {of.kind: of.problem for of in family.facts.media}
+    return {"specs": [to_dict(spec) for spec in family.specs()], "media": media, "placed": placed}
 
 
 def check_answer(check):

@@ -14,7 +14,7 @@ import numpy as np
 
 from dflop.errors import ConfigError
 from dflop.models import GENERIC
-from dflop.models.family import Decoder, Family, Grid, Tower
+from dflop.models.family import Decoder, Family, Grid, Processor, Tower
 from dflop.models.generic.facts import facts_of
 from dflop.models.generic.placing import Placer
 from dflop.models.generic.specs import module_specs
@@ -38,6 +38,7 @@ class GenericFamily(Family):
         ConfigError: dflop does not take such a model; the message names the key and what to do.
     """
 
+    processor = Processor("", {}, {})
     takes_context_parallel = False
     media_defaults: Mapping[str, Any] = {}
 
@@ -78,6 +79,10 @@ class GenericFamily(Family):
     def media_processor(self) -> MediaProcessor:
         """The model's processor, loaded from its folder when it is first asked for."""
         return self._placer.processor
+
+    def fixed_settings(self, kind: str) -> Mapping[str, Any]:
+        """None: whatever the processor's files state holds."""
+        return {}
 
     def check_vocabulary(self, num_tokens: int) -> None:
         """Refuse a tokenizer with more tokens than the model has embeddings for.

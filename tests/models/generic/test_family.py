@@ -5,13 +5,58 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections import defaultdict
 
 import pytest
+import transformers
+from tokenizers import Tokenizer
 
+from dflop.config import load_model
 from dflop.errors import ConfigError
 from dflop.models import load_family
-from dflop.models.generic.facts import facts_key
+from dflop.models.generic import facts
+from dflop.models.generic.facts import facts_key, facts_of
+from dflop.models.media import MediaHeader
+from dflop.records import ModuleSpec, from_dict
 from tests.models.generic.configs import config_of
+from tests.models.generic.test_media_check import MODELS, OF_FAMILY, write_processor
+
+SIZES = {
+    "image": [(224, 224, 1, 0.0), (640, 480, 1, 0.0), (1000, 60, 1, 0.0), (31, 75, 1, 0.0)],
+    "video": [(320, 240, 40, 20.0), (64, 64, 7, 3.5)],
+    "audio": [(0, 0, 0, 0.6), (0, 0, 0, 7.3), (0, 0, 0, 31.0)],
+}
+"""Width, height, frames and seconds of items."""
+ALIKE = ("num_params", "num_heads", "num_kv_heads", "head_dim", "mlp_width", "is_gated_mlp", "num_used_params")
+OF_MODULE = (
+    "module", "num_layers", "hidden_size", "num_params", "num_edge_params", "max_pp", "num_entry_layers", "vocab_size",
+    "is_tied", "num_deep_params", "deep_layers", "num_projector_matrix_params",
+)  # fmt: skip
+
+
+@pytest.mark.budget(40, "a model of real size on meta and every real call of its processor")
+@pytest.mark.parametrize("name", ["qwen2_5_vl", "internvl", "qwen2_audio"])
+def test_what_is_read_of_a_model_equals_its_familys_file(ask_media, tmp_path, name):
+    model = load_model(MODELS[OF_FAMILY[name]])
+    family = load_family(model.family, model.hf_config, model.media)
+    write_processor(family, tmp_path)
+    config = getattr(transformers, family.config_class)(**model.hf_config).to_dict()
+    ids = Tokenizer.from_file(str(tmp_path / "tokenizer.json")).get_vocab()
+    config |= family.token_ids(defaultdict(int, ids))
+    items = [[kind, *size] for kind in family.media_tokens for size in SIZES[kind]]
+    given = {"folder": str(tmp_path), "config": json.loads(json.dumps(config, default=str)), "items": items}
+    said = ask_media(given)
+    assert said["media"] == dict.fromkeys(family.media_tokens, "")
+    for own, read in zip(family.specs(), (from_dict(ModuleSpec, spec) for spec in said["specs"]), strict=True):
+        assert {key: getattr(read, key) for key in OF_MODULE} == {key: getattr(own, key) for key in OF_MODULE}
+        (mine,), (theirs,) = own.kinds, read.kinds
+        assert {key: getattr(theirs, key) for key in ALIKE} == {key: getattr(mine, key) for key in ALIKE}
+        assert read.num_input_values == pytest.approx(own.num_input_values, rel=0.03)
+    for item, placed in zip(items, said["placed"], strict=True):
+        mine = family.place(MediaHeader(*item))
+        assert (placed["num_tokens"], placed["num_rows"]) == (mine.num_tokens, mine.num_rows), item
+        if name != "qwen2_audio":  # whose file cuts a sound's padding off, which transformers masks
+            assert placed["sum_sq_tokens"] == mine.sum_sq_tokens, item
 
 
 def test_a_generic_model_without_a_processor_is_refused_with_the_key():
@@ -29,7 +74,39 @@ def test_facts_are_of_config_and_settings(tmp_path):
     assert facts_key(json.loads(json.dumps(config)), tmp_path) == second
 
 
+def test_what_was_read_once_is_kept_and_a_damaged_file_is_read_again(tmp_path, monkeypatch):
+    from dflop.models.generic import read_facts
+
+    structure = read_facts.structure_of(config_of("gemma3"), "")
+    calls = []
+
+    def read(key, hf_config, folder):
+        calls.append(key)
+        return facts.ModelFacts(key, structure, (facts.Medium("video", "no frames"),))
+
+    monkeypatch.setattr(read_facts, "read_facts", read)
+    config, cache = config_of("gemma3").to_dict(), tmp_path / "cache"
+    found = facts_of(config, tmp_path, cache)
+    facts._facts.cache_clear()
+    assert facts_of(config, tmp_path, cache) == found
+    (kept,) = cache.glob("*.json")
+    kept.write_text("{")
+    facts._facts.cache_clear()
+    assert facts_of(config, tmp_path, cache) == found
+    assert calls == [found.key] * 2
+
+
 def test_facts_are_named_without_torch_or_transformers():
     code = "import dflop.models.generic.family, sys; print({'torch', 'transformers'} & set(sys.modules))"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert said.strip() == "set()"
+
+
+def test_attention_of_windows_is_averaged_over_layers_by_their_queries():
+    from dflop.models.generic.structure import read_structure
+
+    structure = read_structure(config_of("gemma3"))  # three layers with a window of 8, one without
+    windowed = 2 * sum(min(i, 8) for i in range(1, 101)) - 100
+    assert structure.sum_sq_tokens(100) == round((3 * windowed + 100**2) / 4)
+    assert structure.sum_sq_tokens(8) == 0
+    assert read_structure(config_of("qwen3_5")).sum_sq_tokens(100) == 0  # full attention, or none over pairs
