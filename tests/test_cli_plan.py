@@ -123,7 +123,7 @@ def test_a_model_and_its_data_get_a_plan_without_a_configuration(tmp_path: Path)
 def test_a_plan_that_does_not_fit_says_what_would(folder: Path) -> None:
     # A data sheet brings its own, large memory: what fails here is three modules on one process.
     done = dflop(
-        "plan", "run.yaml", "--device", "h100", "--gpus", "1", "--set", "plan.layouts=[split]", cwd=folder
+        "plan", "run.yaml", "--device", "h100", "--gpus", "1", "--set", "plan.share_ranks=[false]", cwd=folder
     )  # fmt: skip
     assert done.returncode == 3
     assert "hint:" in done.stderr

@@ -86,7 +86,8 @@ def test_shipped_configurations_are_valid():
         (("  tokenizer: t.json\n", ""), "run.yaml:4: dataset.tokenizer", "missing key `tokenizer`", ""),
         (("name: small", "name: s\ntrain: {num_steps: 0}"), "run.yaml:2: train.num_steps", "equal to 1 (got 0)", ""),
         (("name: small", "name: s\ntrain: {learning_rate: .nan}"), "train.learning_rate", "finite number", ""),
-        (("name: small", "name: s\nplan: {layouts: [split, in]}"), "plan.layouts.1", "'split' or 'inline' (got", ""),
+        (("name: small", "name: s\nplan: {share_ranks: [in]}"), "plan.share_ranks.0", "a valid boolean", ""),
+        (("name: small", "name: s\nplan: {layouts: [split]}"), "plan.layouts", "unknown key", "`plan.share_ranks`"),
     ],
 )  # fmt: skip
 def test_errors_name_file_and_key(config_file, change, where, what, hint):

@@ -40,7 +40,7 @@ def test_every_value_is_shown_with_its_origin(config_file):
     assert shown["train.num_steps"][1:] == (7, "--set")
     assert shown["cluster.slurm.extra.account"].origin == "--set"
     assert shown["train.warmup_steps"][1:] == (4, "default")
-    assert shown["plan.layouts"][1:] == (["split", "inline"], "default")
+    assert shown["plan.share_ranks"][1:] == ([False, True], "default")
 
 
 def test_what_is_shown_is_a_configuration(config_file, tmp_path):

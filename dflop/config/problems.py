@@ -28,6 +28,10 @@ def config_error(error: ValidationError, origins: Origins, root: type[BaseModel]
     return ConfigError(first.what, where=first.where, hint=hint)
 
 
+RENAMED = {"plan.layouts": "`plan.share_ranks`: [false] for split, [true] for inline, [false, true] for both"}
+"""Keys of earlier versions, and what took their place."""
+
+
 def config_errors(error: ValidationError, origins: Origins, root: type[BaseModel] = Config) -> list[ConfigError]:
     """An error for every problem, misspelt keys first.
 
@@ -45,7 +49,7 @@ def _describe(error: Any, origins: Origins, root: type[BaseModel]) -> ConfigErro
     loc = [str(part) for part in error["loc"]]
     where = origins.where(*loc)
     if error["type"] == "extra_forbidden":
-        hint = did_you_mean(loc[-1], _valid_keys(root, error["loc"][:-1]))
+        hint = RENAMED.get(".".join(loc)) or did_you_mean(loc[-1], _valid_keys(root, error["loc"][:-1]))
         return ConfigError(f"unknown key `{loc[-1]}`", where=where, hint=hint)
     if error["type"] == "missing":
         return ConfigError(f"missing key `{loc[-1]}`", where=where)

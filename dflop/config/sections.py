@@ -180,9 +180,9 @@ class PlanConfig(Section):
     """Samples per optimizer step."""
     microbatch_choices: tuple[Annotated[int, Field(ge=1)], ...] = ()
     """Numbers of microbatches to try; empty: chosen automatically."""
-    layouts: tuple[Literal["split", "inline"], ...] = Field(default=("split", "inline"), min_length=1)
-    """`split`: dedicated ranks per module; `inline`: modules colocated, one pipeline holds the layers of all.
-    With both, some encoders may be colocated with the LLM and others not."""
+    share_ranks: tuple[bool, ...] = Field(default=(False, True), min_length=1)
+    """Whether modules share ranks, so that one pipeline holds the layers of all; `[false]`: each has dedicated ranks;
+    `[false, true]`: where it pays off, of some encoders and not of others."""
     context_parallel: tuple[Annotated[int, Field(ge=1)], ...] = ()
     """Context-parallel degrees of plans whose modules are colocated: so many ranks of a node share samples, and send
     keys and values of those that are cut; empty: powers of two on GPUs, 1 on CPUs."""

@@ -54,7 +54,7 @@ def inline_choices(
 def whole_depths(problem: Problem, num_microbatches: int) -> list[Depth]:
     """`depths` of all modules, where they may share ranks."""
     every = [spec.module for spec in problem.specs]
-    if "inline" not in problem.space.layouts and len(every) > 1:
+    if True not in problem.space.share_ranks and len(every) > 1:
         return []
     return depths(problem, num_microbatches, every)
 
@@ -64,15 +64,15 @@ def grids_apart(problem: Problem, num_microbatches: int, limit_s: float) -> list
 
     Of each encoder alone, and of the LLM alone or, where modules may share ranks, with some of the encoders.
     """
-    layouts, (*encoders, llm) = problem.space.layouts, [spec.module for spec in problem.specs]
+    (*encoders, llm), share_ranks = [spec.module for spec in problem.specs], problem.space.share_ranks
     num_processes = problem.cluster.num_processes
-    if "split" not in layouts or not encoders or num_processes < 2:
+    if False not in share_ranks or not encoders or num_processes < 2:
         return []
     if depths(problem, num_microbatches, [llm], num_processes - 1)[0][0] > limit_s:
         return []
     alone = {name: grids_of_encoder(problem, num_microbatches, name, limit_s) for name in encoders}
     found = [grids for of in alone.values() for grids in of]
-    for num in range(len(encoders) if "inline" in layouts else 1):
+    for num in range(len(encoders) if True in share_ranks else 1):
         for shared in itertools.combinations(encoders, num):
             others = [of for name, of in alone.items() if name not in shared]
             if all(others):  # they take some time before the LLM, and some processes

@@ -91,9 +91,9 @@ def _fixes(problem: Problem) -> Iterator[str]:
         if _fits(problem, cps=(cp,)):
             yield f"plan.context_parallel: [{cp}]"
             break
-    for layout in SearchSpace().layouts:
-        if layout not in space.layouts and _fits(problem, layouts=(layout,)):
-            yield f"layout {layout}"
+    for shared in SearchSpace().share_ranks:
+        if shared not in space.share_ranks and _fits(problem, share_ranks=(shared,)):
+            yield f"plan.share_ranks: [{str(shared).lower()}]"
     counts = problem.microbatch_choices
     for m in SearchSpace().microbatch_choices(batch):
         if m > counts[-1] and _fits(problem, microbatches=(m,)):
@@ -192,7 +192,7 @@ def _no_memory_would_do(problem: Problem) -> InfeasiblePlanError:
     return InfeasiblePlanError(
         f"no layout of {', '.join(modules)} is possible on {problem.cluster.num_processes} process(es), whatever "
         "their memory",
-        where=f"layouts {list(problem.space.layouts)}, tp per module "
+        where=f"plan.share_ranks: {str(list(problem.space.share_ranks)).lower()}, tp per module "
         f"{ {s.module: problem.tps(s) for s in problem.specs} }",
         hint=f"any of these makes it possible: {', or '.join(fixes)}" if fixes else "allow more tp degrees or layouts",
     )

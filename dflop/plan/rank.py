@@ -37,7 +37,7 @@ SIGMA_OF_MEDIAN = 1.48
 MAX_ALIKE = 3
 """Nominees with the same layout of the LLM and a similar number of microbatches."""
 MANY_MICROBATCHES = 12
-MIN_OF_LAYOUT = 4
+MIN_OF_GRIDS = 4
 MOVES_PER_SAMPLE = 40
 """Of the scheduler in the last round: half as many as it has for 512 samples of a training step. With a hundredth of
 them plans came out up to 8 % slower than they run, those whose replicas meet in every microbatch the most."""
@@ -57,20 +57,21 @@ class Ranked:
 def nominate(drafts: Iterable[Plan], most: int) -> list[Plan]:
     """At most `most` drafts, best formula value first, none of a kind more than `MAX_ALIKE` times while others wait.
 
-    `MIN_OF_LAYOUT` of each layout are among them: the formula errs by other amounts for each.
+    `MIN_OF_GRIDS` of each number of grids are among them: the formula errs by other amounts for each.
     """
     ordered = sorted({d.plan_id: d for d in drafts}.values(), key=lambda d: (d.formula_step_s, d.plan_id))
-    seen, of_layout = Counter[object](), Counter[str]()
+    seen, with_grids = Counter[object](), Counter[int]()
     first, reserved, rest = list[Plan](), list[Plan](), list[Plan]()
     for draft in ordered:
-        kind = (draft.layout, draft.module(LLM).parallel, draft.num_microbatches > MANY_MICROBATCHES)
+        num_grids = len(draft.grids)
+        kind = (num_grids, draft.module(LLM).parallel, draft.num_microbatches > MANY_MICROBATCHES)
         seen[kind] += 1
         if seen[kind] > MAX_ALIKE:
             rest.append(draft)
             continue
         first.append(draft)
-        of_layout[draft.layout] += 1
-        if of_layout[draft.layout] <= MIN_OF_LAYOUT:
+        with_grids[num_grids] += 1
+        if with_grids[num_grids] <= MIN_OF_GRIDS:
             reserved.append(draft)
     every = [*first, *rest]
     others = [draft for draft in every if draft not in reserved]

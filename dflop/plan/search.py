@@ -84,9 +84,9 @@ def optimize(
     """
     tell = progress or (lambda _: None)
     if problem.space.rules is not None:
-        space = replace(problem.space, layouts=("split",), shard_parameters=(False,))
+        space = replace(problem.space, share_ranks=(False,), shard_parameters=(False,))
         problem, policy = replace(problem, space=space), "arrival"
-    if problem.space.layouts == ("split",):
+    if True not in problem.space.share_ranks:
         check_processes([s.module for s in problem.specs], problem.cluster.num_processes)
     ranked, programs = _ranked(problem, top, policy, tell, at)
     beyond = ""
@@ -119,7 +119,7 @@ def _ranked(
     uniform = tuned_uniform(problem, lambda plan: arrival_step_s(problem, plan))
     nominees = [charged(problem, plan) for plan in nominate(drafts, top)]
     space = problem.space
-    if uniform is not None and "inline" in space.layouts and False in space.shard_parameters:
+    if uniform is not None and True in space.share_ranks and False in space.shard_parameters:
         nominees = list({plan.plan_id: plan for plan in (*nominees, uniform)}.values())
     ranked = prefer_simple(rank(problem, nominees, policy, at))
     held = " together with the largest samples of the data" * bool(problem.worst_samples)

@@ -45,7 +45,8 @@ class PlanRules(Protocol):
 class SearchSpace:
     """What the planner may choose."""
 
-    layouts: tuple[str, ...] = ("split", "inline")
+    share_ranks: tuple[bool, ...] = (False, True)
+    """Whether modules have ranks of their own, whether all share the same; with both, some may and others not."""
     tps: tuple[int, ...] | None = None
     """Tensor-parallel degrees; None: all that the modules allow and that have costs."""
     cps: tuple[int, ...] | None = None

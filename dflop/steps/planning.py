@@ -201,7 +201,7 @@ def planning_task(
         global_batch_size=wanted.global_batch_size,
         snapshot_seq=costs.snapshot.seq if costs.snapshot else 0,
         space=SearchSpace(
-            layouts=wanted.layouts,
+            share_ranks=wanted.share_ranks,
             cps=wanted.context_parallel or (None if family.takes_context_parallel else (1,)),
             recompute=wanted.recompute,
             shard_optimizer=wanted.shard_optimizer,

@@ -74,7 +74,7 @@ def problems(config: Config, config_file: Path | Origins) -> Iterator[Problem]:
     yield from _cluster_problems(config, origins)
     where = origins.where("train", "report_to")
     yield from _found(check_trackers, config, where, is_of_machine=True)
-    if family is not None and config.plan.layouts == ("split",) and not dataset:
+    if family is not None and True not in config.plan.share_ranks and not dataset:
         yield from _found(check_processes, modules_named(family, config), config.cluster.spec().num_processes)
 
 

@@ -34,7 +34,7 @@ def blind_plan(problem: Problem) -> Plan:
     """
     mean = MeanProblem(*(getattr(problem, field.name) for field in dataclasses.fields(problem)))
     mean = dataclasses.replace(
-        mean, space=dataclasses.replace(problem.space, layouts=("split",), shard_parameters=(False,))
+        mean, space=dataclasses.replace(problem.space, share_ranks=(False,), shard_parameters=(False,))
     )
     names, num_processes = [spec.module for spec in problem.specs], problem.cluster.num_processes
     best, known_s = None, math.inf

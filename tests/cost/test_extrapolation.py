@@ -33,7 +33,7 @@ def test_the_planner_looks_beyond_the_probes_and_says_so():
     def planned(cost: CostModel) -> tuple[str, list[str]]:
         said: list[str] = []
         batches = tuple(random_batch(16, encoders=("vision",), seed=s) for s in range(2))
-        space = SearchSpace(layouts=("split",), microbatches=(2, 4))
+        space = SearchSpace(share_ranks=(False,), microbatches=(2, 4))
         problem = Problem("run", make_specs("vision"), make_cluster(4), cost.extrapolating(), batches, 16, 0, space)
         return plan_problem(problem, top=2, progress=said.append)[0].plan_id, said
 

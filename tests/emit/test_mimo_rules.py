@@ -83,7 +83,7 @@ def test_the_nearest_split_can_be_said_and_is_as_fast(layers):
 
 @pytest.mark.parametrize(("encoders", "num_microbatches"), [(("vision",), 4), (("vision", "audio"), 2)])
 def test_the_parts_hold_every_allowed_choice_and_no_other(encoders, num_microbatches):
-    problem = make_problem(*encoders, num_processes=5, tps=(1, 2, 3), layouts=("split",), memory_bytes=2**28)
+    problem = make_problem(*encoders, num_processes=5, tps=(1, 2, 3), share_ranks=(False,), memory_bytes=2**28)
     names = [spec.module for spec in problem.specs]
     columns = Columns.of(names, num_microbatches, 5, grids_apart(problem, num_microbatches, math.inf))
     assert columns is not None

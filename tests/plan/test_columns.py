@@ -90,11 +90,11 @@ def test_where_others_feed_it_the_llm_begins_on_the_first_stage():
         check_plan(plan, problem.specs)
 
 
-@pytest.mark.parametrize(("layouts", "found"), [
-    (("split",), {"split"}), (("inline",), {"inline"}), (("split", "inline"), {"split", "inline", "mixed"}),
+@pytest.mark.parametrize(("share_ranks", "found"), [
+    ((False,), {"split"}), ((True,), {"inline"}), ((False, True), {"split", "inline", "mixed"}),
 ])  # fmt: skip
-def test_modules_share_ranks_only_where_that_is_allowed(layouts, found):
-    problem = make_problem("vision", "audio", num_processes=3, layouts=layouts)
+def test_modules_share_ranks_only_where_that_is_allowed(share_ranks, found):
+    problem = make_problem("vision", "audio", num_processes=3, share_ranks=share_ranks)
     assert {plan.layout for _, plan in every_plan(problem, 2)} == found
 
 

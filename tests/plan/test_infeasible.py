@@ -27,7 +27,7 @@ def amounts(text: str) -> list[float]:
 
 @pytest.mark.parametrize("layout", ["split", "inline"])
 def test_the_error_names_the_module_the_amount_and_memory_that_would_do(layout):
-    problem = make_problem("vision", memory_bytes=55 * M, layouts=(layout,), **BARE)
+    problem = make_problem("vision", memory_bytes=55 * M, share_ranks=(layout == "inline",), **BARE)
     assert find_draft(problem) is None
     error = explain(problem)
     assert error.exit_code == 3
@@ -44,7 +44,7 @@ def test_the_error_names_the_module_the_amount_and_memory_that_would_do(layout):
 
 
 def test_every_fix_that_is_offered_helps_and_no_other_is_offered():
-    problem = make_problem("vision", memory_bytes=215 * M, tps=(1, 2), layouts=("split",), microbatches=(2,), **BARE)
+    problem = make_problem("vision", memory_bytes=215 * M, tps=(1, 2), share_ranks=(False,), microbatches=(2,), **BARE)
     problem = changed(problem, tps=(1,))
     assert find_draft(problem) is None
     hint = explain(problem).hint
@@ -53,7 +53,7 @@ def test_every_fix_that_is_offered_helps_and_no_other_is_offered():
         "ZeRO-1": changed(problem, shard_optimizer=True),
         "FSDP2": changed(problem, shard_parameters=(False, True)),
         "tp 2": changed(problem, tps=(1, 2)),
-        "layout inline": changed(problem, layouts=("inline",)),
+        "plan.share_ranks: [true]": changed(problem, share_ranks=(True,)),
     }
     offered = {name: name in hint for name in fixes}
     assert offered == {name: find_draft(p) is not None for name, p in fixes.items()}
@@ -67,7 +67,7 @@ def test_every_fix_that_is_offered_helps_and_no_other_is_offered():
 def test_samples_shared_by_more_ranks_are_offered_with_the_key():
     """Where the space leaves them out and nothing else."""
     batch = [make_sample(i, 1500) for i in range(2)]
-    problem = make_problem(batches=[batch], memory_bytes=150 * M, layouts=("inline",), cps=(1,), shard_optimizer=True)
+    problem = make_problem(batches=[batch], memory_bytes=150 * M, share_ranks=(True,), cps=(1,), shard_optimizer=True)
     problem = dataclasses.replace(problem, global_batch_size=2)
     sizes = [n * M for n in range(40, 400, 10)]
     by_cp = {
@@ -88,7 +88,7 @@ def test_samples_shared_by_more_ranks_are_offered_with_the_key():
 
 def test_the_fewest_processes_more_and_on_slurm_nodes():
     problem = make_problem(
-        "vision", num_processes=2, memory_bytes=230 * M, layouts=("split",), microbatches=(2,), **BARE
+        "vision", num_processes=2, memory_bytes=230 * M, share_ranks=(False,), microbatches=(2,), **BARE
     )
     assert find_draft(problem) is None
     (needed,) = re.findall(r"num_processes_per_node (\d+)", explain(problem).hint)
@@ -98,7 +98,7 @@ def test_the_fewest_processes_more_and_on_slurm_nodes():
 
 
 def test_too_few_processes_for_ranks_of_their_own():
-    error = explain(make_problem("vision", "audio", num_processes=2, layouts=("split",)))
+    error = explain(make_problem("vision", "audio", num_processes=2, share_ranks=(False,)))
     assert error.what.startswith("no layout of vision, audio, llm is possible on 2 process(es)")
-    assert "layout inline" in error.hint
+    assert "plan.share_ranks: [true]" in error.hint
     assert "1 more process (num_processes_per_node 3)" in error.hint

@@ -28,7 +28,9 @@ BATCHES = tuple(random_batch(24, seed=seed) for seed in range(2))
 
 
 def problem(**changes) -> Problem:
-    space = SearchSpace(layouts=changes.pop("layouts", ("split",)), microbatches=changes.pop("microbatches", (2, 4)))
+    space = SearchSpace(
+        share_ranks=changes.pop("share_ranks", (False,)), microbatches=changes.pop("microbatches", (2, 4))
+    )
     cost = changes.pop("cost", make_cost(*ENCODERS)).extrapolating()
     made = Problem("run", make_specs(*ENCODERS), make_cluster(4), cost, BATCHES, 24, snapshot_seq=3, space=space)
     return dataclasses.replace(made, **changes)
@@ -73,7 +75,7 @@ def test_plans_are_ranked_placed_and_explained():
     assert found[0].reason.startswith("fastest of 6 simulated plans")
     assert found[1].reason.endswith("the step time of the chosen plan, estimated by a quick search")
     for number in (4, 100):
-        best, *others = plans(cluster=make_cluster(number), layouts=("inline",))
+        best, *others = plans(cluster=make_cluster(number), share_ranks=(True,))
         assert (f"It uses {best.num_processes} of {number} processes." in best.reason) == (best.num_processes < number)
         for plan in others:
             used = f"; uses {plan.num_processes} of {number} processes"
@@ -106,10 +108,10 @@ def test_model_without_encoders():
     assert [m.module for m in plans(**llm_alone, cluster=make_cluster(2))[0].modules] == [LLM]
 
 
-@pytest.mark.parametrize("layouts", [("inline",), ("split",), ("split", "inline")])
-def test_no_plan_is_below_the_bound_of_any_number_of_microbatches(layouts):
+@pytest.mark.parametrize("share_ranks", [(True,), (False,), (False, True)])
+def test_no_plan_is_below_the_bound_of_any_number_of_microbatches(share_ranks):
     counts, lines = (1, 2, 3, 4, 5, 6, 8, 12), list[str]()
-    task = problem(layouts=layouts, microbatches=counts)
+    task = problem(share_ranks=share_ranks, microbatches=counts)
     planned = optimize(task, top=60, progress=lines.append)
     bounds_s = {p.num_microbatches: p.bound_s for p in planned.programs}
     assert tuple(bounds_s) == counts
@@ -125,7 +127,7 @@ def test_no_plan_is_below_the_bound_of_any_number_of_microbatches(layouts):
 
 
 def test_what_is_proven_holds_for_chains_of_every_cp():
-    task = problem(layouts=("inline",), microbatches=(1, 2, 4, 8))
+    task = problem(share_ranks=(True,), microbatches=(1, 2, 4, 8))
     task = dataclasses.replace(task, space=dataclasses.replace(task.space, cps=(1, 2, 4)))
     planned = optimize(task, top=60)
     every = {p.num_microbatches: inline_choices(task, p.num_microbatches, top=None) for p in planned.programs}
@@ -140,7 +142,7 @@ def test_ranks_share_a_sample_that_none_has_room_for():
     """Tensor parallelism holds it, too, and pays for messages in every layer."""
     batch = [make_sample(i, 12_000 if i == 0 else 90) for i in range(24)]
     how: dict[str, Any] = {"num_processes": 2, "max_pp": 1, "recompute": (False,), "shard_parameters": (False,)}
-    how |= {"layouts": ("inline",), "microbatches": (1, 2, 4), "batches": [batch], "memory_bytes": 600 * 10**6}
+    how |= {"share_ranks": (True,), "microbatches": (1, 2, 4), "batches": [batch], "memory_bytes": 600 * 10**6}
     links = [make_link(ALL_REDUCE, 2, 1, 1e-4, 2e7), make_link(P2P, 2, 1, 1e-5, 1e8)]
 
     def best(**changes: Any) -> Plan:
@@ -157,10 +159,12 @@ def test_ranks_share_a_sample_that_none_has_room_for():
     assert best(cps=(1, 2), memory_bytes=450 * 10**6).module(LLM).parallel.cp == 2
 
 
-@pytest.mark.parametrize("layouts", [("inline",), ("split",), ("split", "inline")])
-def test_only_layouts_asked_for(layouts):
-    found = plans(layouts=layouts, cluster=make_cluster(4, num_cores=4), top=20)
-    assert {p.layout for p in found} <= {*layouts, *(["mixed"] if len(layouts) > 1 else [])}
+@pytest.mark.parametrize("share_ranks", [(True,), (False,), (False, True)])
+def test_only_layouts_asked_for(share_ranks):
+    found = plans(share_ranks=share_ranks, cluster=make_cluster(4, num_cores=4), top=20)
+    assert {p.layout for p in found} <= {(True,): {"inline"}, (False,): {"split"}}.get(
+        share_ranks, {"inline", "split", "mixed"}
+    )
     for plan in found:
         if len(plan.grids) == 1:
             assert len({m.parallel for m in plan.modules}) == 1
@@ -170,15 +174,15 @@ def test_only_layouts_asked_for(layouts):
 
 
 def test_order_of_modules_candidates_and_counts_does_not_matter():
-    first = plans(layouts=("split", "inline"), microbatches=(1, 2, 3, 4, 6))
+    first = plans(share_ranks=(False, True), microbatches=(1, 2, 3, 4, 6))
     shuffled = plans(
-        layouts=("inline", "split"),
+        share_ranks=(True, False),
         microbatches=(6, 3, 1, 4, 2),
         specs=(*reversed(make_specs(*ENCODERS)[:-1]), make_specs(*ENCODERS)[-1]),
     )
     assert shuffled[0].predicted_step_s == pytest.approx(first[0].predicted_step_s, rel=0.02)
     tables = make_cost(*ENCODERS).tables
-    assert plans(layouts=("split", "inline"), microbatches=(1, 2, 3, 4, 6), cost=CostModel(reversed(tables))) == first
+    assert plans(share_ranks=(False, True), microbatches=(1, 2, 3, 4, 6), cost=CostModel(reversed(tables))) == first
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -186,7 +190,7 @@ def test_never_worse_than_the_data_blind_plans_under_the_simulator(seed):
     batches = tuple(random_batch(24, seed=10 * seed + i) for i in range(2))
     cost = make_cost(*ENCODERS, scale={LLM: 2.0}).extrapolating()
     alone = make_cluster(4, num_cores=4)
-    best = plans(layouts=("split", "inline"), batches=batches, cost=cost, cluster=alone, microbatches=())[0]
+    best = plans(share_ranks=(False, True), batches=batches, cost=cost, cluster=alone, microbatches=())[0]
     problem = Problem("run", make_specs(*ENCODERS), alone, cost, batches, 24, 0, SearchSpace(recompute=(False,)))
     uniform = [arrival_step_s(problem, plan) for plan in uniform_plans(problem)]
     assert best.uniform_step_s == pytest.approx(min(uniform))

@@ -34,11 +34,11 @@ def planned(problem: Problem) -> tuple[Plan, list[str]]:
 @pytest.mark.parametrize("layout", ["split", "inline"])
 @pytest.mark.parametrize("name", HUGE)
 def test_a_plan_holds_a_sample_that_no_batch_drew(layout, name):
-    problem = with_worst(2**32, HUGE[name], layouts=(layout,))
+    problem = with_worst(2**32, HUGE[name], share_ranks=(layout == "inline",))
     plan, lines = planned(problem)
     assert lines[-1].endswith("fit in memory together with the largest samples of the data")
     assert "Not every sample" not in plan.reason
-    blind, _ = planned(with_worst(2**32, layouts=(layout,)))
+    blind, _ = planned(with_worst(2**32, share_ranks=(layout == "inline",)))
     peak, blind_peak = (max(b for m in p.modules for b in m.stage_memory_bytes) for p in (plan, blind))
     assert blind_peak < peak <= problem.usable_bytes
     assert plan.module(LLM).max_tokens == 0 or plan.module(LLM).max_tokens >= HUGE[name].num_llm_tokens
@@ -52,7 +52,7 @@ def test_a_plan_holds_a_sample_that_no_batch_drew(layout, name):
     ],
 )  # fmt: skip
 def test_a_sample_that_nothing_holds_is_named_in_the_plan_and_its_limits(layout, name, module, num_tokens):
-    problem = with_worst(150_000_000, HUGE[name], make_sample(903, 50), layouts=(layout,))
+    problem = with_worst(150_000_000, HUGE[name], make_sample(903, 50), share_ranks=(layout == "inline",))
     plan, lines = planned(problem)
     assert "no plan fits the largest samples of the data: planning for the sampled batches alone" in lines
     said = f"sample `{HUGE[name].sample_id}` with {num_tokens} tokens in `{module}`, where a microbatch holds "

@@ -193,7 +193,7 @@ def test_a_plan_for_the_next_steps_has_room_for_what_comes_later(planned, tmp_pa
     """The first half of the file is text: planned for alone, nothing would bound what images may take."""
     run = fresh(planned, tmp_path)
     set_config(
-        run, "plan.microbatch_choices=[2]", "plan.layouts=[split]", "plan.horizon_steps=2", "train.num_steps=6",
+        run, "plan.microbatch_choices=[2]", "plan.share_ranks=[false]", "plan.horizon_steps=2", "train.num_steps=6",
         "dataset.shuffle_window=4",
     )  # fmt: skip
     config = run.config()

@@ -121,8 +121,8 @@ def test_too_few_processes_end_before_anything_is_profiled(tmp_path, annotations
     make_dataset(tmp_path, annotations)
     each = "cluster.num_processes_per_node={}".format
     with pytest.raises(InfeasiblePlanError, match=f"the cluster has {num_processes}") as caught:
-        check(tmp_path, each(num_processes), "plan.layouts=[split]")
+        check(tmp_path, each(num_processes), "plan.share_ranks=[false]")
     assert caught.value.exit_code == 3
     assert "add 1 process(es)" in caught.value.hint
-    check(tmp_path, each(num_processes + 1), "plan.layouts=[split]")
+    check(tmp_path, each(num_processes + 1), "plan.share_ranks=[false]")
     check(tmp_path, each(num_processes))  # one chain may hold all modules

@@ -31,7 +31,7 @@ STARTED_S, START_UP_S, CHECKPOINT_S = 1_700_000_000.0, 9.0, 1.5
 def trained(planned, tmp_path_factory) -> RunDir:
     """A run on two of four processes, thirty steps into its training."""
     run = fresh(planned, tmp_path_factory.mktemp("replan"))
-    of_plan = ("plan.microbatch_choices=[4]", "plan.layouts=[split]", "plan.top=2", "plan.num_scenarios=1")
+    of_plan = ("plan.microbatch_choices=[4]", "plan.share_ranks=[false]", "plan.top=2", "plan.num_scenarios=1")
     set_config(run, f"train.num_steps={NUM_STEPS}", "replan.mode=act", *of_plan)
     write(
         run,

@@ -69,7 +69,7 @@ def processes(plan: Plan) -> dict[str, int]:
 def test_a_change_of_the_mixture_is_noticed_and_the_run_goes_on_under_a_plan_for_it(tmp_path):
     pytest.importorskip("skimage", reason="needs the packages of dflop[demo]")
     run = changing_run(
-        tmp_path, "cluster.num_processes_per_node=3", "cluster.num_cores_per_node=3", "plan.layouts=[split]",
+        tmp_path, "cluster.num_processes_per_node=3", "cluster.num_cores_per_node=3", "plan.share_ranks=[false]",
         f"plan.horizon_steps={NUM_TEXT_STEPS}", "plan.microbatch_choices=[2, 4]", "plan.num_scenarios=3", "plan.top=6",
         "replan.mode=act", "replan.check_every_s=0.5", "replan.restart_cost_s=0", "replan.min_steps=22",
         "replan.max_replans=1", "replan.reprofile=false", "train.checkpoint_every=2",

@@ -32,7 +32,9 @@ def silent(line: str) -> None:
 
 @pytest.fixture(scope="module", params=LAYOUTS)
 def case(request) -> tuple[Problem, Explanation]:
-    problem = make_problem("vision", num_processes=4, layouts=(request.param,), optimizer_s_per_param=1e-9)
+    problem = make_problem(
+        "vision", num_processes=4, share_ranks=(request.param == "inline",), optimizer_s_per_param=1e-9
+    )
     return problem, explain_plan(problem, plan_problem(problem), silent, sensitivity=False)
 
 
@@ -129,7 +131,7 @@ def test_the_fullest_stage_is_named_where_memory_binds(layers, inline, name, sta
 
 
 def test_other_circumstances_are_planned_anew() -> None:
-    problem = make_problem("vision", num_processes=2, layouts=("split",), microbatches=(2, 4))
+    problem = make_problem("vision", num_processes=2, share_ranks=(False,), microbatches=(2, 4))
     plans = plan_problem(problem)
     found = explain_plan(problem, plans, silent)
     names = [v.name for v in found.variations]

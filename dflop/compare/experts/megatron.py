@@ -32,7 +32,7 @@ def expert_plan(problem: Problem) -> ExpertPlan:
     """
     found, error = [], None
     for cost in (problem.cost, recomputing_mlps(problem)):
-        space = dataclasses.replace(problem.space, layouts=("inline",), cps=(1,), shard_parameters=(False,), rules=None)
+        space = dataclasses.replace(problem.space, share_ranks=(True,), cps=(1,), shard_parameters=(False,), rules=None)
         its = dataclasses.replace(problem, cost=cost, space=space)
         try:
             found.append(ExpertPlan(plan_problem(its, top=NOMINEES, policy=POLICY)[0], cost, POLICY))
