@@ -28,7 +28,7 @@ from dflop.cost.roofline import (
     layer_work,
 )
 from dflop.cost.tensor_parallel import all_reduces
-from dflop.records import LLM, CostTable, CostTerms, LinkCost, ModuleSpec
+from dflop.records import LLM, TRAINS_ALL, TRAINS_NONE, CostTable, CostTerms, LinkCost, ModuleSpec
 
 LINK_FRAC = 0.8
 """Of the data sheet's rate that long messages reach."""
@@ -106,7 +106,7 @@ def _table(
             num_measurements=accuracy.num_runs,
             median_error_frac=accuracy.median_frac,
             p95_error_frac=accuracy.p95_frac,
-            is_frozen=is_frozen,
+            trains=TRAINS_NONE if is_frozen else TRAINS_ALL,
             recompute=recompute,
             optimizer_s_per_param=0.0
             if is_frozen

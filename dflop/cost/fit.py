@@ -21,7 +21,7 @@ from dflop.cost.identity import with_table_id
 from dflop.cost.probes import OOM, Probes, noise_frac, optimizer_s_per_param, param_bytes, probed_range
 from dflop.cost.variants import MIN_PROBES, derive_variant
 from dflop.errors import CostError, did_you_mean
-from dflop.records import CostTable, Measurement, ModuleSpec
+from dflop.records import TRAINS_ALL, TRAINS_NONE, CostTable, Measurement, ModuleSpec
 
 NUM_TERMS = 6
 MIN_OWN_PROBES = 2 * NUM_TERMS
@@ -121,7 +121,7 @@ def _fit(measurements: list[Measurement], num_layers: int) -> CostTable:
             num_measurements=len(probes),
             median_error_frac=float(np.median(errors)),
             p95_error_frac=float(np.quantile(errors, 0.95)),
-            is_frozen=first.is_frozen,
+            trains=TRAINS_NONE if first.is_frozen else TRAINS_ALL,
             recompute=first.recompute,
             min_tokens=min_tokens,
             max_tokens=max_tokens,

@@ -15,10 +15,9 @@ import numpy.typing as npt
 
 from dflop.cost.curve import Bools, Floats, Load, evaluate, straightened
 from dflop.cost.extrapolation import outside_probes, refuse_far
-from dflop.cost.identity import bytes_per_value, mean_table
+from dflop.cost.identity import bytes_per_value
 from dflop.cost.link_costs import ALL_REDUCE, P2P, LinkModel
-from dflop.cost.table_lookup import TableSet
-from dflop.cost.tensor_parallel import derive_table
+from dflop.cost.tables import TableSet
 from dflop.errors import CostError
 from dflop.records import LLM, CostTable, CostTerms, LinkCost, ModuleFactors, ModuleLoad, ModulePlan, ModuleSpec
 
@@ -34,8 +33,8 @@ class CostModel:
         tables: At most one per (module, tp, recompute) once `frozen` has chosen.
         corrections: What multiplies a module's seconds, by size of item or for all sizes alike; 1.0 where absent.
             Bytes, messages and optimizer are never corrected.
-        frozen: Modules whose weights are frozen: they take their frozen tables, others their trained ones. None:
-            trained ones, frozen ones only where there are no others.
+        frozen: Modules whose weights do not train, or `<encoder>.tower` where the projector does; None: not known, see
+            `TableSet`.
         specs: With the spec of a module, a tp without a table is derived from tp 1 (`tensor_parallel.py`).
         links: Message costs, at most one per (op, ranks, nodes).
         max_extrapolation: How many times the largest probed tokens and mean length may be asked for.
@@ -56,10 +55,9 @@ class CostModel:
         max_extrapolation: float = MAX_EXTRAPOLATION,
         extrapolate: bool = False,
     ) -> None:
-        self._tables = TableSet(tables, frozen)
         self._specs = {spec.module: spec for spec in specs}
         self._links = LinkModel(links)
-        self._derived: dict[tuple[str, int, float], CostTable] = {}
+        self._tables = TableSet(tables, frozen, self._specs, self._links)
         self.max_extrapolation = max_extrapolation
         self.extrapolate = extrapolate
         self.corrections = self._checked(corrections or {})
@@ -96,9 +94,7 @@ class CostModel:
         Raises:
             CostError: no table for `module`.
         """
-        measured = self._tables.tps(module)
-        derived = self._specs[module].tp_choices if module in self._specs and 1 in measured else ()
-        return tuple(sorted({*measured, *derived}))
+        return self._tables.tps(module)
 
     def table(self, module: str, tp: int = 1, recompute: float = False) -> CostTable:
         """The table of `module` at `tp`, measured, analytic or derived.
@@ -112,20 +108,7 @@ class CostModel:
         Raises:
             CostError: there is none; the message lists what there is.
         """
-        if 0 < recompute < 1:
-            key = (module, tp, recompute)
-            if key not in self._derived:
-                plain, again = self.table(module, tp), self.table(module, tp, True)
-                self._derived[key] = mean_table(plain, again, recompute)
-            return self._derived[key]
-        recompute = bool(recompute)
-        found = self._tables.find(module, tp, recompute) or self._derived.get((module, tp, recompute))
-        if found is None:
-            base = self._tables.find(module, 1, recompute)
-            if base is None or module not in self._specs:
-                raise self._tables.missing(module, tp, recompute)
-            found = self._derived[module, tp, recompute] = derive_table(base, tp, self._specs[module], self._links)
-        return found
+        return self._tables.table(module, tp, recompute)
 
     def level(self, module: str) -> float:
         """What multiplies a module's seconds where its items are not known one by one."""

@@ -18,6 +18,7 @@ from dflop.cost.identity import bytes_per_value, with_table_id
 from dflop.cost.link_costs import ALL_REDUCE, LinkModel
 from dflop.records import LLM, CostTable, CostTerms, ModuleSpec
 
+DERIVED = "derived"
 LAYER_ALL_REDUCES = 2
 """Per pass, of the hidden states; two all-gathers are one."""
 EDGE_ALL_REDUCES = (2, 1)
@@ -76,7 +77,7 @@ def derive_table(base: CostTable, tp: int, spec: ModuleSpec, links: LinkModel) -
         dataclasses.replace(
             base,
             tp=tp,
-            source="derived",
+            source=DERIVED,
             forward_s=curve.combine([(1.0, cut(base.forward_s)), (1.0, forward)]),
             backward_s=curve.combine([(1.0, cut(base.backward_s)), (1.0, backward)]),
             activation_bytes=curve.combine([(1.0 / tp, base.activation_bytes)], [1.0]),

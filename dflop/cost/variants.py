@@ -26,7 +26,7 @@ from dflop.cost.identity import with_table_id
 from dflop.cost.probes import Probes, noise_frac, optimizer_s_per_param, probed_range
 from dflop.cost.regression import relative_errors, robust_nnls
 from dflop.errors import CostError
-from dflop.records import CostTable, CostTerms, Measurement
+from dflop.records import TRAINS_ALL, TRAINS_NONE, CostTable, CostTerms, Measurement
 
 MIN_PROBES = 4
 
@@ -68,7 +68,7 @@ def derive_variant(base: CostTable, measurements: Sequence[Measurement]) -> Cost
             num_measurements=len(probes),
             median_error_frac=float(np.median(errors)),
             p95_error_frac=float(np.quantile(errors, 0.95)),
-            is_frozen=first.is_frozen,
+            trains=TRAINS_NONE if first.is_frozen else TRAINS_ALL,
             recompute=first.recompute,
             min_tokens=min(min_tokens, base.min_tokens),
             max_tokens=max(max_tokens, base.max_tokens),

@@ -23,7 +23,6 @@ import numpy.typing as npt
 
 from dflop.cost.identity import bytes_per_value
 from dflop.cost.model import CostModel, Floats
-from dflop.cost.towers import trains_layers
 from dflop.models.loss_size import loss_peak_bytes
 from dflop.plan.candidates import Bools
 from dflop.plan.stage_params import StageParams, first_and_last, stage_params
@@ -197,7 +196,7 @@ class StageState:
         crossings = 1.0 * (holds & ~last) + is_received
         heaviest = params.most_kept * plain
         of_layers = np.minimum((layers - again - offloaded) * heaviest, params.kept * plain) + again * load.again
-        kept = of_layers + last * (edge - inputs) + first * inputs * trains_layers(table)
+        kept = of_layers + last * (edge - inputs) + first * inputs * table.trains_layers
         message = weight_bytes * spec.hidden_size / (tp if spec.module == LLM else 1) * tokens
         kept = np.ceil(kept + crossings * message)
         # Of layers behind those that keep nothing one is let go of by then, with as much as one of these has anew. Of
@@ -207,7 +206,7 @@ class StageState:
         # While a layer is at work, nothing is kept of what is behind; while what is before the layers is, nothing.
         work = _layer_at_work(spec, table, params, tokens, tp) + anew * heaviest - last * (edge - inputs)
         # A convolution over patches takes them apart once more for its gradient.
-        entry = (_gradient_bytes(table) * params.entry + first * inputs) * trains_layers(table) - kept
+        entry = (_gradient_bytes(table) * params.entry + first * inputs) * table.trains_layers - kept
         # Meanwhile what the next microbatch or gradient brings from a neighbour comes in.
         comes = message * (holds.sum(axis=1, keepdims=True) > 1)
         ends = _ends_at_work(spec, table, params, load.num_lost, tp) + waiting * heaviest
@@ -271,14 +270,14 @@ def _layer_at_work(spec: ModuleSpec, table: CostTable, params: StageParams, toke
     A frozen encoder's layer needs all that it then lets go of.
     """
     weight_bytes = bytes_per_value(table.dtype)
-    if not trains_layers(table) and table.module != LLM:
+    if not table.trains_layers and table.module != LLM:
         shared = 2 * spec.most(
             lambda of: of.query_width + of.key_width + of.num_norm_values + of.num_mlp_tensors * of.mlp_width
         )
         num_gathered = 2 * spec.hidden_size * (tp > 1)
         return weight_bytes * (spec.num_input_values + shared / tp + num_gathered) * tokens
     inside = weight_bytes * spec.most(lambda kind: kind.mlp_width) / tp * tokens
-    trained, most = params.matrix * trains_layers(table), 2 + spec.most(lambda kind: kind.is_gated_mlp)
+    trained, most = params.matrix * table.trains_layers, 2 + spec.most(lambda kind: kind.is_gated_mlp)
     found: Floats = np.maximum(
         most * inside + weight_bytes * trained, (most - 1) * inside + _gradient_bytes(table) * trained
     )

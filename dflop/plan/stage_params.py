@@ -16,7 +16,6 @@ import numpy as np
 
 from dflop.cost.activations import kind_bytes_per_token
 from dflop.cost.model import Floats
-from dflop.cost.towers import trains_layers
 from dflop.plan.candidates import Bools
 from dflop.records import CostTable, LayerKind, ModuleSpec
 from dflop.schedule.items import Ints
@@ -56,24 +55,24 @@ class StageParams:
         """Those that train: all or none, or of an encoder with a frozen tower what is behind it."""
         if table.is_frozen:
             return np.zeros_like(self.layers)
-        return self.total if trains_layers(table) else self.behind
+        return self.total if table.trains_layers else self.behind
 
     def largest(self, table: CostTable) -> Ints:
         """The largest one that trains."""
         if table.is_frozen:
             return np.zeros_like(self.layers)
-        if not trains_layers(table):
+        if not table.trains_layers:
             return self.behind_matrix
         found: Ints = np.maximum.reduce([self.entry, self.behind_matrix, self.matrix])
         return found
 
     def ends(self, table: CostTable) -> Ints:
         """Those outside the layers that train."""
-        return self.trained(table) - self.layers * trains_layers(table)
+        return self.trained(table) - self.layers * table.trains_layers
 
     def passing(self, table: CostTable) -> tuple[Floats, Floats]:
         """Of shared parameters (those of layers gathered at once, those of the unit whose gradients are summed)."""
-        layer = self.largest_layers * trains_layers(table) / np.maximum(self.num_layers, 1)
+        layer = self.largest_layers * table.trains_layers / np.maximum(self.num_layers, 1)
         return np.minimum(self.num_layers, GATHERED_LAYERS) * layer, np.maximum(layer, self.ends(table))
 
     def least_owned(self, table: CostTable, replicas: Ints) -> Ints:
@@ -81,7 +80,7 @@ class StageParams:
 
         With more matrices than replicas one of them has two, whatever the mean is.
         """
-        several = self.matrix * -(-self.num_matrices // replicas) * trains_layers(table)
+        several = self.matrix * -(-self.num_matrices // replicas) * table.trains_layers
         found: Ints = np.maximum(self.largest(table), several)
         return found
 

@@ -25,7 +25,6 @@ import numpy.typing as npt
 
 from dflop.cost.identity import bytes_per_value
 from dflop.cost.model import Floats
-from dflop.cost.towers import trains_layers
 from dflop.plan.candidates import Bools
 from dflop.plan.memory import FLOAT32_BYTES
 from dflop.plan.space import Problem
@@ -104,7 +103,7 @@ def gather_seconds(
         return np.zeros(layers.shape), np.zeros(layers.shape)
     table, params = problem.cost.table(spec.module, tp), stage_params(spec, layers, tp)
     trained, group = params.trained(table), shards[:, np.newaxis]
-    num_units = layers * trains_layers(table) + (params.ends(table) > 0)
+    num_units = layers * table.trains_layers + (params.ends(table) > 0)
     num_nodes = _num_nodes(problem, first_rank + np.arange(layers.shape[1]) * replicas[:, np.newaxis] * tp, tp, group)
     is_sent = (group > 1) & (trained > 0)
     gather_s, scatter_s = (
@@ -158,8 +157,8 @@ def chain_sync_s(
         trained, owned = params.trained(table), params.least_owned(table, replicas)
         first, last = first_and_last(of_module)
         tied = (first ^ last) * spec.is_tied * (trained > 0) * spec.num_entry_params
-        norms = 2 * spec.hidden_size * of_module * trains_layers(table) * (tp > 1)
-        entry = (params.entry - first * tied) * trains_layers(table)
+        norms = 2 * spec.hidden_size * of_module * table.trains_layers * (tp > 1)
+        entry = (params.entry - first * tied) * table.trains_layers
         early = trained - tied - norms - entry
         passes_s = _passes_s(problem, spec, of_module, of_again, num_microbatches * dp, tp=tp, cp=cp) * ~is_sharded
         # What is in front of the layers, an embedding most of all, gets its gradient when the module's pass ends.

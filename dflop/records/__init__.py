@@ -16,6 +16,9 @@ from dflop.records.corrections import (
     RankFactor,
 )
 from dflop.records.costs import (
+    TRAINS_ALL,
+    TRAINS_NONE,
+    TRAINS_PROJECTOR,
     ClusterSpec,
     CostTable,
     CostTerms,
@@ -46,6 +49,9 @@ __all__ = [
     "ALL_TOKENS",
     "BUSY_RATIO",
     "LLM",
+    "TRAINS_ALL",
+    "TRAINS_NONE",
+    "TRAINS_PROJECTOR",
     "ClusterSpec",
     "Correction",
     "CostTable",

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+TRAINS_ALL, TRAINS_PROJECTOR, TRAINS_NONE = "all", "projector", "none"
+
 
 @dataclass(frozen=True, slots=True)
 class LayerKind:
@@ -292,7 +294,8 @@ class CostTable:
     median_error_frac: float
     """Median absolute relative error of forward + backward seconds on probes that the fit did not see."""
     p95_error_frac: float
-    is_frozen: bool = False
+    trains: str = TRAINS_ALL
+    """`all`; `none`: no weights; `projector`: of an encoder those outside its tower."""
     recompute: bool = False
     """As in `Measurement`: a table holds for one way of running the module."""
     min_tokens: int = 0
@@ -306,3 +309,11 @@ class CostTable:
     """Seconds of an optimizer step per parameter; 0: unknown."""
     fitted_at_s: float = 0.0
     """Unix time of the fit; 0: unknown. No part of `table_id`."""
+
+    @property
+    def is_frozen(self) -> bool:
+        return self.trains == TRAINS_NONE
+
+    @property
+    def trains_layers(self) -> bool:
+        return self.trains == TRAINS_ALL

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from dflop import units
 from dflop.cost.model import CostModel
-from dflop.records import CostTable, Measurement
+from dflop.records import TRAINS_NONE, TRAINS_PROJECTOR, CostTable, Measurement
 from dflop.report.plots import check_suffix, legend, tell_ticks
 
 # Okabe-Ito, one colour and one mark per probe group.
@@ -39,8 +39,7 @@ class Fitted:
     @property
     def title(self) -> str:
         t = self.table
-        ways = [word for word, given in (("frozen", t.is_frozen), ("recompute", t.recompute)) if given]
-        return ", ".join([t.module, f"tp {t.tp}", *ways, t.source])
+        return f"{t.module}, tp {t.tp}, {_way(t)}, {t.source}"
 
     @property
     def measured_s(self) -> Floats:
@@ -78,6 +77,11 @@ def fitted(tables: Sequence[CostTable], measurements: Sequence[Measurement]) -> 
     return [Fitted(t, tuple(m for m in measurements if way(m) == way(t) and m.status == "ok")) for t in tables]
 
 
+def _way(table: CostTable) -> str:
+    trains = {TRAINS_NONE: "frozen", TRAINS_PROJECTOR: "projector"}.get(table.trains, "")
+    return "+".join(filter(None, (trains, "recompute" * table.recompute))) or "train"
+
+
 COLUMNS = (
     "module", "tp", "way", "source", "layers", "probes", "tokens", "median_error", "p95_error", "noise",
     "per_layer_1k_tokens", "fixed_per_layer",
@@ -92,9 +96,8 @@ def table_rows(found: Sequence[Fitted]) -> list[tuple[object, ...]]:
         middle = 1000.0 if not t.max_tokens else min(1000.0, t.max_tokens)
         length = t.max_mean_length / 2
         layer_s = f.seconds(0, middle, middle * length, 1) - f.seconds(0, middle, middle * length, 0)
-        way = "+".join(w for w, on in (("frozen", t.is_frozen), ("recompute", t.recompute)) if on) or "train"
         rows.append((
-            t.module, t.tp, way, t.source, t.num_layers, t.num_measurements,
+            t.module, t.tp, _way(t), t.source, t.num_layers, t.num_measurements,
             f"{units.count(t.min_tokens)} to {units.count(t.max_tokens)}", units.percent(t.median_error_frac),
             units.percent(t.p95_error_frac), units.percent(t.noise_frac),
             units.seconds(layer_s * 1000 / middle), units.seconds(t.forward_s.layer_fixed + t.backward_s.layer_fixed),

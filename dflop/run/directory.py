@@ -27,6 +27,7 @@ from typing import Any
 
 from dflop import files
 from dflop.config import Config, load_config
+from dflop.cost.identity import tables_of_json
 from dflop.data.card import entries_of
 from dflop.data.dataset_profile import DatasetRef
 from dflop.data.tokens import ChatTokenizer
@@ -143,7 +144,7 @@ class RunDir:
 
     def cost_tables(self) -> list[CostTable]:
         with _named(self.path / "cost_tables.json", "the run is planned again"):
-            return [from_dict(CostTable, t) for t in parse_json((self.path / "cost_tables.json").read_bytes())]
+            return tables_of_json((self.path / "cost_tables.json").read_bytes())
 
     def shapes(self) -> list[SampleShape]:
         """Healthy samples in training order.

@@ -59,7 +59,6 @@ def media_costs(
     try:
         from dflop.cost.analytic import analytic_cost_tables
         from dflop.cost.devices import find_device
-        from dflop.cost.towers import tables_for
         from dflop.data.model_tokenizer import find_tokenizer
         from dflop.data.shapes import ShapeRules
         from dflop.data.tokens import ChatTokenizer
@@ -86,10 +85,8 @@ def media_costs(
     else:
         shapes, bad = _of_rows(dataset, Path(media_root or "."), rules)
     _check(shapes, bad, str(dataset) if isinstance(dataset, Path | str) else type(dataset).__name__)
-    tables, held = tables_for(
-        analytic_cost_tables(family.specs(), sheet, profile_key="", frozen=frozen, recompute=(recompute,)), frozen
-    )
-    costs = sample_costs_from_tables(tables, shapes, frozen=held, recompute=recompute, tp=tp)
+    tables = analytic_cost_tables(family.specs(), sheet, profile_key="", frozen=frozen, recompute=(recompute,))
+    costs = sample_costs_from_tables(tables, shapes, frozen=frozen, recompute=recompute, tp=tp)
     # Which tokens carry loss is the trainer's business: its own template and collator decide.
     return replace(costs, supervised=None, index=costs.index if bad else None, origin=sheet.source)
 

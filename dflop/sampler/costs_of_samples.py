@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dflop.cost.identity import tables_of_json
 from dflop.cost.model import CostModel, Floats
 from dflop.errors import ConfigError, DataError
-from dflop.records import LLM, CostTable, SampleShape, from_dict, parse_json
+from dflop.records import LLM, CostTable, SampleShape
 
 Ints = npt.NDArray[np.int64]
 _LOADS = ("num_items", "num_tokens", "sum_sq_tokens")
@@ -324,7 +325,7 @@ def _by_model(
 
 def _read_tables(path: Path) -> list[CostTable]:
     try:
-        return [from_dict(CostTable, entry) for entry in parse_json(path.read_bytes())]
+        return tables_of_json(path.read_bytes())
     except (OSError, ValueError, TypeError) as error:
         raise ConfigError(
             f"no list of cost tables: {error}", where=str(path), hint="give the `cost_tables.json` of a run directory"

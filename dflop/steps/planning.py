@@ -12,7 +12,7 @@ from dflop.config import Config
 from dflop.cost.fit import fit_cost_tables, missing_probes
 from dflop.cost.link_costs import fit_link_costs
 from dflop.cost.model import CostModel
-from dflop.cost.towers import tables_for
+from dflop.cost.tensor_parallel import DERIVED
 from dflop.errors import StoreError
 from dflop.learn.cost_inputs import factors_in_force, run_input
 from dflop.models.family import Family
@@ -185,9 +185,9 @@ def planning_task(
     """
     first, num_steps = planned_steps(config, from_step)
     wanted, stage = config.plan, stage_at(config, first)
-    tables, held = tables_for(costs.tables, stage.frozen)
+    tables = [table for table in costs.tables if table.source != DERIVED]  # they may be older than what they are of
     family = bound_family(config)
-    cost = CostModel(tables, specs=family.specs(), links=costs.links, frozen=held, extrapolate=True)
+    cost = CostModel(tables, specs=family.specs(), links=costs.links, frozen=stage.frozen, extrapolate=True)
     if costs.profile_key and config.correct.enabled:
         with Reader(config.store) as reader:
             known = factors_in_force(reader, cost, costs.profile_key, config.correct.half_life_days)

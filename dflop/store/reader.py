@@ -83,8 +83,8 @@ class Reader:
         return {name: column.to_numpy() for name, column in found.items()}
 
     def latest_cost_tables(self, profile_key: str) -> list[CostTable]:
-        """Cost tables of a model profile, one per (module, tp, frozen, recompute), measured before analytic; sorted."""
-        order = "module, tp, is_frozen, recompute, table_id"
+        """Cost tables of a model profile, one per (module, tp, trains, recompute), measured before analytic; sorted."""
+        order = "module, tp, trains, recompute, table_id"
         return self._read(CostTable, "v_cost_table_latest", {"profile_key": profile_key}, order=order, computed=_FITTED)
 
     def latest_link_costs(self, profile_key: str) -> list[LinkCost]:

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from dflop import records
+from dflop.cost.identity import trains_of
 
 T = TypeVar("T")
 
@@ -45,6 +46,12 @@ def _straight(table: pa.Table) -> pa.Table:
         index = table.schema.get_field_index(name)
         table = table.set_column(index, name, pa.array(terms, _arrow_type(records.CostTerms)))
     return table
+
+
+def _stating_what_trains(table: pa.Table) -> pa.Table:
+    """Cost tables from before they stated it."""
+    trains = pa.array([trains_of(row) for row in table.to_pylist()], pa.string())
+    return table.drop_columns(["is_frozen"]).append_column("trains", trains)
 
 
 def _one_way(table: pa.Table) -> pa.Table:
@@ -93,6 +100,7 @@ UPGRADES: dict[str, tuple[Upgrade, ...]] = {
         _with(_straight, is_frozen=False, recompute=False, min_tokens=0, max_tokens=0, max_mean_length=0.0,
               noise_frac=0.0, optimizer_s_per_param=0.0),
         _with(fitted_at_s=0.0),
+        _stating_what_trains,
     ),
     "link_cost": (_with(fitted_at_s=0.0),),
     "correction": (

@@ -7,7 +7,7 @@ with cost as (
         profile_key,
         'module' as what,
         concat(
-            module, ' tp ', tp, case when is_frozen then ' frozen' else '' end,
+            module, ' tp ', tp, case trains when 'none' then ' frozen' when 'projector' then ' projector' else '' end,
             case when recompute then ' recompute' else '' end
         ) as subject,
         hardware,

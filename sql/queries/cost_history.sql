@@ -12,7 +12,7 @@ select
     corrected_s_per_layer_mtoken,
     change_ratio,
     source,
-    is_frozen,
+    trains,
     recompute,
     software,
     dtype,
@@ -20,4 +20,4 @@ select
     table_id
 from v_cost_history
 where module = $module
-order by tp asc, is_frozen asc, recompute asc, fitted_at asc nulls first, table_id asc;
+order by tp asc, trains asc, recompute asc, fitted_at asc nulls first, table_id asc;

@@ -1,11 +1,11 @@
 -- purpose: the current cost tables: errors, probed range, and corrections
 -- parameters: none
--- grain: one row per model profile, module, tp, hardware, software, dtype, frozen, recompute
+-- grain: one row per model profile, module, tp, hardware, software, dtype, trains, recompute
 -- units: seconds per layer and million tokens beyond the last knot; errors, noise and factor are ratios
 select
     module,
     tp,
-    is_frozen,
+    trains,
     recompute,
     hardware,
     software,
@@ -27,4 +27,4 @@ select
     table_id,
     profile_key
 from v_cost_effective
-order by hardware, profile_key, module, tp, is_frozen, recompute;
+order by hardware, profile_key, module, tp, trains, recompute;

@@ -6,7 +6,7 @@ with target as (
         table_id,
         module,
         profile_key,
-        is_frozen
+        trains = 'none' as is_frozen
     from v_cost_table_latest
 )
 
@@ -28,6 +28,7 @@ comment on view v_correction_in_force is
 'The newest set of corrections of every module of a model profile, for any tp and recompute setting. '
 'Grain: profile_key, module, is_frozen, min_tokens. Ratios.';
 comment on column v_correction_in_force.profile_key is 'model profile of the cost table';
+comment on column v_correction_in_force.is_frozen is 'whether no weights of the module take gradients';
 comment on column v_correction_in_force.table_id is 'cost table it was learned for';
 comment on column v_correction_in_force.min_tokens is 'tokens of the smallest item it applies to';
 comment on column v_correction_in_force.max_tokens is 'tokens from which on it no longer applies';

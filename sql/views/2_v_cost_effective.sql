@@ -26,7 +26,7 @@ select
     hardware,
     software,
     dtype,
-    is_frozen,
+    trains,
     recompute,
     source,
     num_layers,

@@ -55,7 +55,7 @@ priced as (
 select
     priced.module,
     priced.tp,
-    priced.is_frozen,
+    priced.trains,
     priced.recompute,
     utc(priced.at_s) as fitted_at,
     priced.hardware,
@@ -81,7 +81,7 @@ left join v_cost_table_latest as latest
     on priced.profile_key = latest.profile_key and priced.table_id = latest.table_id
 window earlier as (
     partition by
-        priced.module, priced.tp, priced.hardware, priced.dtype, priced.is_frozen, priced.recompute, priced.source,
+        priced.module, priced.tp, priced.hardware, priced.dtype, priced.trains, priced.recompute, priced.source,
         priced.num_layers
     order by priced.at_s asc nulls first, priced.table_id asc
 );

@@ -131,7 +131,11 @@ def test_recomputation_has_tables_of_its_own():
 
 
 def test_frozen_modules_take_their_frozen_tables():
-    tables = [make_table(m, is_frozen=f, table_id=f"{m}-{f}") for m in ("llm", "vision") for f in (False, True)]
+    tables = [
+        make_table(m, trains="none" if f else "all", table_id=f"{m}-{f}")
+        for m in ("llm", "vision")
+        for f in (False, True)
+    ]
     cost = CostModel(tables, frozen=("vision",))
     assert [t.table_id for t in cost.tables] == ["llm-False", "vision-True"]
     assert CostModel(tables[:3], frozen=("vision", "llm")).table("vision").table_id == "vision-False"

@@ -23,7 +23,7 @@ RECOMPUTING = dataclasses.replace(
 )
 FROZEN = dataclasses.replace(
     TRAINED,
-    is_frozen=True,
+    trains="none",
     forward_s=curve.combine([(0.95, TRAINED.forward_s)]),
     backward_s=curve.combine([(0.5, TRAINED.backward_s)]),
     activation_bytes=CostTerms(0.0, 6e3, 0.0, 0.0, 2e3, 0.0),

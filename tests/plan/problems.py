@@ -30,7 +30,7 @@ def make_problem(
         for recompute in (False, True):
             kept = CostTerms(0.0, 1e3 if recompute else 1e4, 0.0, 0.0, 1e4, 0.0)
             table = make_table(
-                module, dtype=dtype, recompute=recompute, is_frozen=is_frozen, activation_bytes=kept,
+                module, dtype=dtype, recompute=recompute, trains="none" if is_frozen else "all", activation_bytes=kept,
                 optimizer_s_per_param=0.0 if is_frozen else optimizer_s_per_param,
                 table_id=f"{module}-tp1-{recompute}",
             )  # fmt: skip

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflop.cost.model import CostModel
-from dflop.cost.towers import tower_table
+from dflop.cost.tables import tower_table
 from dflop.models.loss_size import loss_peak_bytes
 from dflop.plan.memory import max_stages_beyond, stage_bytes
 from dflop.plan.stage_params import first_and_last, stage_params

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
 from dflop.cost.curve import evaluate
@@ -16,7 +14,7 @@ from tests.profile.test_probe import profile
 from tests.train.synthetic import family, make_shapes
 
 SHAPES = make_shapes(30, seed=1)
-TABLE = dataclasses.replace(make_table(LLM), is_frozen=False, recompute=False)
+TABLE = make_table(LLM)
 OPTIONS = dict(depths=(1, 2), num_probes=8, max_samples=4, num_repeats=2, budget_s=1e9, seed=0)
 
 

@@ -22,11 +22,11 @@ def probes(table: CostTable, num: int = 24, off: float = 1.0) -> list[Measuremen
 
 def test_tables_meet_the_probes_that_ran_the_same_way() -> None:
     plain = replace(make_table("llm"), max_tokens=3200, min_tokens=20, max_mean_length=400.0)
-    again, frozen = replace(plain, recompute=True), replace(plain, is_frozen=True)
+    again, frozen = replace(plain, recompute=True), replace(plain, trains="none")
     lost = replace(probes(plain)[0], status="oom")
     pairs = fitted([plain, again, frozen], [*probes(plain), *probes(again, 10), lost])
     assert [len(p.probes) for p in pairs] == [24, 10, 0]
-    assert [p.title for p in pairs] == [f"llm, tp 1, {how}analytic" for how in ("", "recompute, ", "frozen, ")]
+    assert [p.title for p in pairs] == [f"llm, tp 1, {way}, analytic" for way in ("train", "recompute", "frozen")]
     rows = cost_plots.table_rows(pairs)
     assert [row[2] for row in rows] == ["train", "recompute", "frozen"]
     assert all(len(row) == len(COLUMNS) for row in rows)

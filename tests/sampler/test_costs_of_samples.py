@@ -82,7 +82,7 @@ def test_a_file_that_holds_no_tables_is_refused(tmp_path):
 def seconds_of(module, tables, shapes, **how):
     """What one module takes of every sample: the others take nothing."""
     free = {"fixed_s": 0.0, "per_token_s": 0.0, "per_sq_token_s": 0.0, "edge_per_token_s": 0.0}
-    part = [t if t.module == module else replace(make_table(t.module, **free), is_frozen=t.is_frozen) for t in tables]
+    part = [t if t.module == module else replace(make_table(t.module, **free), trains=t.trains) for t in tables]
     return sample_costs_from_tables(part, shapes, **how).seconds
 
 
@@ -100,7 +100,7 @@ def test_a_store_gives_the_same_costs_and_the_corrections_in_force(tmp_path):
 
 def test_corrections_by_size_count_sample_by_sample_in_the_state_a_module_is_in(tmp_path):
     shapes = [make_sample(0, 50), make_sample(1, 150), make_sample(2, 150, [("vision", 40), ("vision", 80)])]
-    trained, frozen = make_table("vision"), make_table("vision", table_id="vision-frozen", is_frozen=True)
+    trained, frozen = make_table("vision"), make_table("vision", table_id="vision-frozen", trains="none")
     tables = [make_table(LLM), trained, frozen]
     made = partial(make_corrections, observed_at_s=time.time())
     rows = [

@@ -130,10 +130,8 @@ def test_every_stage_is_planned_with_the_costs_and_the_memory_of_what_it_trains(
     run = fresh(staged, tmp_path)
     config = run.config()
     frozen = {
-        "vision": make_table(
-            "vision", table_id="vision-frozen", is_frozen=True, backward_s=ZERO, activation_bytes=ZERO
-        ),
-        LLM: make_table(LLM, table_id="llm-frozen", is_frozen=True, backward_s=TABLES[LLM, 1, False].forward_s),
+        "vision": make_table("vision", table_id="vision-frozen", trains="none", backward_s=ZERO, activation_bytes=ZERO),
+        LLM: make_table(LLM, table_id="llm-frozen", trains="none", backward_s=TABLES[LLM, 1, False].forward_s),
     }
     fill(config.store, *frozen.values(), run_id=run.run_id, producer="more")
     found = {}

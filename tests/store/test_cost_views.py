@@ -144,14 +144,14 @@ def test_curves_read_alike_in_every_client(
 
 
 def test_every_way_of_running_has_its_own_latest_table(tmp_path: Path, make) -> None:
-    ways = [(False, False), (False, True), (True, False), (True, True)]
-    tables = [make.cost_table(is_frozen=f, recompute=c, table_id=f"{f:d}{c:d}") for f, c in ways]
+    ways = [("all", False), ("all", True), ("none", False), ("none", True), ("projector", False)]
+    tables = [make.cost_table(trains=t, recompute=c, table_id=f"{t} {c:d}") for t, c in ways]
     guesses = [make.cost_table(tp=tp, table_id=f"guess{tp}", source="analytic") for tp in (1, 2)]
     fill(tmp_path, *tables, *guesses, make.cost_table(tp=2, table_id="split", source="derived"))
     with Reader(tmp_path) as reader:
-        assert [t.table_id for t in reader.latest_cost_tables("model")] == ["00", "01", "10", "11", "guess2"]
+        assert [t.table_id for t in reader.latest_cost_tables("model")] == [*(f"{t} {c:d}" for t, c in ways), "guess2"]
     found = [row for row in named(tmp_path, "cost_tables") if row["tp"] == 1]
-    assert [(row["is_frozen"], row["recompute"], row["num_knots"]) for row in found] == [(*way, 0) for way in ways]
+    assert [(row["trains"], row["recompute"], row["num_knots"]) for row in found] == [(*way, 0) for way in ways]
 
 
 def test_link_costs_are_the_newest_measured_ones(tmp_path: Path) -> None:

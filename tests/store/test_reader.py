@@ -96,7 +96,7 @@ def test_corrections_of_a_profile_hold_for_any_way_of_running_it(fill, make) -> 
         make.cost_table(table_id="tp1"),
         make.cost_table(table_id="tp2", tp=2),
         make.cost_table(table_id="again", recompute=True),
-        make.cost_table(table_id="frozen", is_frozen=True),
+        make.cost_table(table_id="frozen", trains="none"),
         make.cost_table("vision", table_id="eye"),
         make.cost_table(table_id="elsewhere", profile_key="other"),
     ]

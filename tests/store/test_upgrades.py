@@ -1,6 +1,7 @@
 """Spool files and databases of earlier versions hold their rows for ever, in the columns of today."""
 
 import dataclasses
+import json
 import math
 import shutil
 from collections.abc import Callable
@@ -13,6 +14,8 @@ import pyarrow.parquet as pq
 
 from dflop import records as r
 from dflop import resources
+from dflop.cost.curve import edge_part
+from dflop.cost.identity import tables_of_json
 from dflop.store import live, migrate, schema
 from dflop.store.ingest import ingest
 from dflop.store.reader import Reader
@@ -61,7 +64,7 @@ def first_version(kind: str, table: pa.Table) -> pa.Table:
         for name in ("forward_s", "backward_s", "activation_bytes"):
             table = without(table, inside=name, prune=straight)
         return without(
-            table, "is_frozen", "recompute", "min_tokens", "max_tokens", "max_mean_length", "noise_frac",
+            table, "trains", "recompute", "min_tokens", "max_tokens", "max_mean_length", "noise_frac",
             "optimizer_s_per_param", "fitted_at_s",
         )  # fmt: skip
     if kind == "link_cost":
@@ -73,6 +76,12 @@ def first_version(kind: str, table: pa.Table) -> pa.Table:
     if kind == "measurement":
         return without(table, "is_frozen", "recompute", "peak_bytes", "optimizer_s", "status")
     return without(table, "media_level", "num_cut_tokens", "weight", "sum_sq_llm_tokens")
+
+
+def before_trains(kind: str, table: pa.Table) -> pa.Table:
+    """Cost tables as they were before they stated what trains."""
+    is_frozen = [trains == "none" for trains in table.column("trains").to_pylist()]
+    return without(table, "trains").append_column("is_frozen", pa.array(is_frozen))
 
 
 def write_old(root: Path, kind: str, record: Any, *lost: str) -> None:
@@ -113,7 +122,10 @@ def test_files_of_a_kind_that_is_no_more_stay_and_are_files_of_no_rows(tmp_path:
     assert path.is_file()
 
 
-def old_database(folder: Path, num_migrations: int, kind: str, *records: Any, books: str = "") -> Path:
+def old_database(
+    folder: Path, num_migrations: int, kind: str, *records: Any, books: str = "",
+    as_then: Callable[[str, pa.Table], pa.Table] = first_version,
+) -> Path:  # fmt: skip
     """A store whose live database stopped at a migration and holds records as a kind's first version had them.
 
     It has been ingested into once; `books` is SQL that notes what was ingested and published before.
@@ -125,7 +137,7 @@ def old_database(folder: Path, num_migrations: int, kind: str, *records: Any, bo
         path.unlink()
     table = schema.to_table(type(records[0]), records)
     if kind in schema.UPGRADES:
-        table = first_version(kind, table)
+        table = as_then(kind, table)
     for name, value in (("_run_id", "run"), ("_producer", "p"), ("_seq", 0)):
         table = table.append_column(name, pa.repeat(pa.scalar(value), len(records)))
     root = folder / "store"
@@ -158,6 +170,20 @@ def test_plans_in_a_database_of_an_earlier_version_stay(tmp_path: Path, make) ->
         assert reader.arrays("v_plan", ["layout_text"])["layout_text"].tolist() == [
             "vision tp1 pp1 dp2 | llm tp1 pp2 dp1"
         ]
+
+
+def test_cost_tables_from_before_they_stated_what_trains_have_it_read_off_their_terms(tmp_path: Path, make) -> None:
+    whole = make.cost_table(table_id="all")
+    tower = dataclasses.replace(whole, table_id="tower", trains="projector", backward_s=edge_part(whole.backward_s))
+    frozen = dataclasses.replace(whole, table_id="frozen", trains="none", backward_s=edge_part(whole.backward_s))
+    tables = [whole, tower, frozen]
+    old = before_trains("cost_table", schema.to_table(r.CostTable, tables))
+    assert schema.from_table(r.CostTable, schema.upgrade("cost_table", 3, old)) == tables
+    with Reader(old_database(tmp_path, 26, "cost_table", *tables, as_then=before_trains)) as reader:
+        assert sorted(reader.records(r.CostTable), key=tables.index) == tables
+    rows = [{k: v for k, v in row.items() if k != "trains"} for row in map(r.to_dict, tables)]
+    known = [{**row, "is_frozen": table.is_frozen} for row, table in zip(rows, tables, strict=True)]
+    assert tables_of_json(json.dumps([*known, r.to_dict(tower)]).encode()) == [*tables, tower]
 
 
 def test_corrections_in_a_database_of_an_earlier_version_stay_in_force(tmp_path: Path, make) -> None:

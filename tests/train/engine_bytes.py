@@ -24,7 +24,6 @@ from dflop.cost import curve
 from dflop.cost.analytic import analytic_cost_tables
 from dflop.cost.devices import H100
 from dflop.cost.model import CostModel
-from dflop.cost.towers import tables_for
 from dflop.models import attention, loss_size, offload
 from dflop.models.family import Family
 from dflop.models.random_weights import build_model
@@ -52,8 +51,7 @@ PARTS = ("weights", "gradients", "optimizer", "kept", "peak")
 def predicted(of: Layout) -> list[dict[str, float]]:
     """What the planner charges each rank with, by `PARTS`."""
     plan, specs = of.plan, family(is_tied=of.is_tied).specs()
-    tables, frozen = tables_for(cost_tables(of), of.frozen)
-    cost = CostModel(tables, frozen=frozen, specs=specs, extrapolate=True)
+    cost = CostModel(cost_tables(of), frozen=of.frozen, specs=specs, extrapolate=True)
     found = []
     for seat in seats(plan):
         totals = []

@@ -12,7 +12,6 @@ from dflop.compare.experts.expert_plan import ExpertPlan
 from dflop.cost import curve
 from dflop.cost.identity import bytes_per_value, with_table_id
 from dflop.cost.model import CostModel
-from dflop.cost.towers import trains_layers
 from dflop.errors import InfeasiblePlanError
 from dflop.plan.candidates import has_table
 from dflop.plan.search import plan_problem
@@ -55,7 +54,6 @@ def recomputing_mlps(problem: Problem) -> CostModel:
     return CostModel(
         tables,
         cost.corrections,
-        frozen={table.module for table in tables if table.is_frozen},
         specs=problem.specs,
         links=cost.links,
         extrapolate=True,
@@ -64,7 +62,7 @@ def recomputing_mlps(problem: Problem) -> CostModel:
 
 def _mlps(plain: CostTable, spec: ModuleSpec) -> CostTable:
     """Layers that keep nothing inside their MLPs and run them again."""
-    if not trains_layers(plain):
+    if not plain.trains_layers:
         return dataclasses.replace(plain, recompute=True)
     inside = bytes_per_value(plain.dtype) * spec.mean(lambda kind: kind.num_mlp_tensors * kind.mlp_width) / plain.tp
     again = dataclasses.replace(curve.combine([(1.0, plain.forward_s)], [0.0]), layer_per_sq_token=0.0)

@@ -66,7 +66,6 @@ def shared_costs(problem: Problem, sharing: Sharing, num_ranks: int) -> CostMode
     return CostModel(
         tables,
         cost.corrections,
-        frozen={table.module for table in tables if table.is_frozen},
         links=cost.links,
         extrapolate=True,
     )

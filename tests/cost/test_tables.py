@@ -8,7 +8,7 @@ import torch
 
 from dflop.cost import curve
 from dflop.cost.model import CostModel
-from dflop.cost.towers import tables_for, tower_table
+from dflop.cost.tables import tower_table
 from dflop.models.build import EncoderStage
 from dflop.models.random_weights import build_model
 from dflop.profile.saved import saved_bytes
@@ -19,7 +19,7 @@ from tests.models.tiny_families import CASES
 
 TRAINED = make_table("vision", source="measured", optimizer_s_per_param=1e-9)
 FROZEN = make_table(
-    "vision", source="measured", table_id="vision-frozen", is_frozen=True, backward_s=curve.ZERO,
+    "vision", source="measured", table_id="vision-frozen", trains="none", backward_s=curve.ZERO,
     forward_s=curve.combine([(0.9, TRAINED.forward_s)]), activation_bytes=curve.ZERO, num_measurements=5,
     p95_error_frac=0.2,
 )  # fmt: skip
@@ -48,16 +48,18 @@ def test_without_a_frozen_table_layers_run_forward_as_trained_ones():
 
 
 def test_a_stage_of_training_gets_the_tables_of_what_it_freezes():
-    given = [TRAINED, FROZEN, RECOMPUTED, DECODER, tower_table(RECOMPUTED)]  # the last is another stage's
-    tables, held = tables_for(given, ("vision.tower", LLM))
-    assert held == (LLM,)
-    cost = CostModel(tables, frozen=held)
+    given = [TRAINED, FROZEN, RECOMPUTED, DECODER]
+    cost = CostModel(given, frozen=("vision.tower", LLM))
     assert cost.table(LLM) is DECODER, "nobody measured a frozen one: the trained one is an upper bound"
     assert cost.table("vision") == tower_table(TRAINED, FROZEN)
     assert cost.table("vision", recompute=True).backward_s == cost.table("vision").backward_s
-    for frozen, expected in (((), TRAINED), (("vision",), FROZEN), (("vision", "vision.tower"), FROZEN)):
-        tables, held = tables_for(given, frozen)
-        assert CostModel(tables, frozen=held).table("vision") is expected
+    known = tower_table(TRAINED)
+    for frozen, expected in (
+        ((), TRAINED), (None, TRAINED), (("vision",), FROZEN), (("vision", "vision.tower"), FROZEN),
+        (("vision.tower",), known),
+    ):  # fmt: skip
+        assert CostModel([*given, known], frozen=frozen).table("vision") is expected
+    assert CostModel([known]).table("vision") is known
 
 
 @pytest.mark.parametrize("name", CASES)
