@@ -11,7 +11,8 @@ SPEECH = {"vision_start_token_id": 151652, "vision_end_token_id": 151653, "audio
           "audio_end_token_id": 151648}  # fmt: skip
 GLM = {f"{ROPE}.partial_rotary_factor": 0.5}
 CORRECTED: Mapping[str, Mapping[str, Any]] = {
-    "aya_vision": {"vision_config.num_attention_heads": 16},
+    "aria": {"vision_config.patch_size": 14, "vision_config.image_size": 980},
+    "aya_vision": {"vision_config.num_attention_heads": 16, "vision_config.image_size": 364},
     "cohere_compass": {
         ROPE: {"full_attention": {"rope_type": "default", "rope_theta": 10000.0}},
         "vision_config.out_hidden_size": 8192,
@@ -20,11 +21,13 @@ CORRECTED: Mapping[str, Mapping[str, Any]] = {
     "deepseek_ocr2": {
         "text_config.mlp_layer_types": ["dense"] + ["sparse"] * 31, "text_config.num_experts_per_tok": 6,
     },
+    "gemma3": {"vision_config.image_size": 896, "vision_config.patch_size": 14},
     "glm46v": GLM,
     "glm4v": GLM,
     "glm4v_moe": GLM | {"text_config.head_dim": 128},
     "granite4_vision": {"deepstack_layer_map": [[-4, 0], [-1, 2]], "downsample_rate": "4/8"},
     "hunyuan_vl": {"text_config.head_dim": 128, f"{ROPE}.mrope_section": [16, 16, 16, 16]},
+    "idefics3": {"vision_config.image_size": 364, "vision_config.patch_size": 14},
     "lfm2_vl": {"text_config.layer_types": (["conv"] * 3 + ["full_attention"]) * 8},
     "qwen2_5_omni": {f"thinker_config.{key}": value for key, value in SPEECH.items()},
     "qwen2_5_omni_thinker": SPEECH,

@@ -22,6 +22,13 @@ TEMPLATES = {
     "HunYuanVLProcessor": "<image_start_token><image_token><image_end_token>",
 }
 """Prompts of processors that want more in a text than the placeholder, as chat templates."""
+OF_OTHERS = {
+    "qwen2_5_omni_thinker": "qwen2_5_omni", "qwen3_omni_moe_thinker": "qwen3_omni_moe", "cosmos3_omni": "qwen3_vl",
+    "mistral4": "mistral3", "glm_ocr": "glm46v",
+}  # fmt: skip
+"""Types that are released with the processor of another one."""
+_AREA = 4096
+"""Sizes beyond it are areas."""
 WRITTEN_OUT = ("<IMG_ATOM>", "<IMG_START>", "<IMG_GRID>", "<IMG_COL>", "<IMG_ROW>", "<IMG_END>")
 """Tokens that processors write without asking the tokenizer for them."""
 
@@ -67,6 +74,20 @@ def classes() -> Mapping[str, list[str]]:
     return found
 
 
+def processor_of(kind: str) -> Any:
+    """The processor of a model type, with default settings.
+
+    Raises:
+        LookupError: its class is not known.
+        Exception: what its class raises.
+    """
+    of = OF_OTHERS.get(kind, kind)
+    name, kinds = next(((name, kinds) for name, kinds in classes().items() if of in kinds), ("", []))
+    if not name:
+        raise LookupError("transformers has no processor for it")
+    return make_processor(name, [kind, *kinds])
+
+
 def make_processor(name: str, kinds: list[str]) -> Any:
     """A processor of a class with default settings.
 
@@ -84,6 +105,52 @@ def make_processor(name: str, kinds: list[str]) -> Any:
         made.image_seq_length = made.image_processor.image_seq_length = 256
     made.chat_template = TEMPLATES.get(name)
     return made
+
+
+def fit(processor: Any, config: Any) -> Any:
+    """A processor whose sizes are those of a model's config, as a release has them; classes' defaults differ.
+
+    Args:
+        processor: Of `make_processor`; changes.
+        config: The trained part of a model's; its ids of placeholders become the tokenizer's.
+    """
+    vision, audio = (getattr(config, f"{name}_config", None) for name in ("vision", "audio"))
+    side = getattr(vision, "image_size", None)
+    side = side[0] if isinstance(side, list | tuple) else side
+    wanted = {
+        "patch_size": getattr(vision, "patch_size", None), "merge_size": getattr(vision, "spatial_merge_size", None),
+        "temporal_patch_size": getattr(vision, "temporal_patch_size", None), "img_size": side, "image_size": side,
+        "max_image_size": side,
+    }  # fmt: skip
+    for part in (processor, *(getattr(processor, f"{name}_processor", None) for name in ("image", "video"))):
+        for name, value in wanted.items():
+            if isinstance(value, int) and isinstance(getattr(part, name, None), int):
+                setattr(part, name, value)
+        for name in ("size", "crop_size"):
+            if (size := getattr(part, name, None)) is not None and isinstance(side, int):
+                setattr(part, name, _sized(size, side))
+    ratio, patch = getattr(config, "downsample_ratio", None), wanted["patch_size"]
+    if ratio and isinstance(patch, int | list) and hasattr(processor, "image_seq_length"):
+        patch = patch if isinstance(patch, int) else patch[0]
+        processor.image_seq_length = int(side // patch * ratio) ** 2
+    hearer, mels = getattr(processor, "feature_extractor", None), getattr(audio, "num_mel_bins", None)
+    if hearer is not None and mels and getattr(hearer, "feature_size", mels) != mels:
+        processor.feature_extractor = type(hearer)(feature_size=mels)
+    for kind in ("image", "video", "audio"):
+        for name in (f"{kind}_token_id", f"{kind}_token_index"):
+            if isinstance(getattr(config, name, None), int) and getattr(processor, f"{kind}_token", None):
+                setattr(config, name, processor.tokenizer.convert_tokens_to_ids(getattr(processor, f"{kind}_token")))
+    return processor
+
+
+def _sized(size: Any, side: int) -> Any:
+    """A size with sides of another length; areas are left."""
+    for names in (("height", "width"), ("shortest_edge",)):
+        values = [size.get(name) if isinstance(size, dict) else getattr(size, name, None) for name in names]
+        if all(isinstance(value, int) and value < _AREA for value in values):
+            made = dict.fromkeys(names, side)
+            return made if isinstance(size, dict) else type(size)(**made)
+    return size
 
 
 def _parts(kinds: list[str]) -> Iterator[tuple[str, Any]]:

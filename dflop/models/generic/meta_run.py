@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -22,6 +22,8 @@ from dflop.models.generic.folder import read_config
 
 META = torch.device("meta")
 _BY_MASK = ("index", "index_put", "index_put_")
+_NO_VALUES = ("unallocated storage", "meta tensors")
+"""Parts of torch's errors where values of a tensor on meta are asked for."""
 
 
 class WithoutValues(TorchDispatchMode):
@@ -90,7 +92,7 @@ def run_encoders(model: Any, kind: str, inputs: Mapping[str, Any]) -> None:
     given = {name: _without_values(value) for name, value in inputs.items() if isinstance(value, torch.Tensor)}
     encode, problem = feature_function(model, f"get_{kind}_features"), None
     mode = WithoutValues()  # type: ignore[no-untyped-call]  # torch's is not typed
-    with mode, contextlib.suppress(NotImplementedError):
+    with mode, _without_what_needs_values():
         if encode is not None:
             takes = inspect.signature(encode).parameters
             try:
@@ -109,6 +111,18 @@ def run_encoders(model: Any, kind: str, inputs: Mapping[str, Any]) -> None:
             raise error from problem
         finally:
             handle.remove()
+
+
+@contextlib.contextmanager
+def _without_what_needs_values() -> Iterator[None]:
+    """Ends the block where an operation needs values of a tensor on meta."""
+    try:
+        yield
+    except NotImplementedError:
+        return
+    except RuntimeError as error:
+        if not any(words in str(error) for words in _NO_VALUES):
+            raise
 
 
 def _without_values(tensor: torch.Tensor) -> torch.Tensor:
