@@ -67,12 +67,12 @@ def recorded(tower: nn.Module, path: str, found: list[Lengths], runs: int = -1) 
         found: Grows.
         runs: Index of the one layer that runs as well; -1: none does.
     """
-    layers = tower.get_submodule(path)
+    layers, known = tower.get_submodule(path), _Known()
     assert isinstance(layers, nn.ModuleList)
     for index, layer in enumerate(layers):
         if index and hasattr(layers[0], _IN_TUPLE):
             setattr(layer, _IN_TUPLE, getattr(layers[0], _IN_TUPLE))
-        layer.forward = functools.partial(_record, found, layer, layer.forward, index == runs)
+        layer.forward = functools.partial(_record, found, known, layer, layer.forward, index == runs)
     try:
         yield
     finally:
@@ -80,12 +80,16 @@ def recorded(tower: nn.Module, path: str, found: list[Lengths], runs: int = -1) 
             del layer.forward
 
 
+_Known = dict[int, tuple[torch.Tensor, Lengths]]
+"""By the ends of sequences, which layers share: they, so that they live on, and what they say."""
+
+
 def _record(
-    found: list[Lengths], layer: Any, forward: Callable[..., Any], runs: bool, *args: Any, **kwargs: Any
+    found: list[Lengths], known: _Known, layer: Any, forward: Callable[..., Any], runs: bool, *args: Any, **kwargs: Any
 ) -> Any:
     """Stands for a layer's forward, so that whatever looks at the layer itself finds it."""
     hidden = args[0] if args else kwargs.get("hidden_states", next(iter(kwargs.values())))
-    found.append(_lengths(hidden, args, kwargs))
+    found.append(_lengths(hidden, args, kwargs, known))
     if runs or not hasattr(layer, _IN_TUPLE):
         out = forward(*args, **kwargs)
         setattr(layer, _IN_TUPLE, isinstance(out, tuple))
@@ -93,12 +97,16 @@ def _record(
     return (hidden,) if getattr(layer, _IN_TUPLE) else hidden
 
 
-def _lengths(hidden: torch.Tensor, args: Any, kwargs: Mapping[str, Any]) -> Lengths:
+def _lengths(hidden: torch.Tensor, args: Any, kwargs: Mapping[str, Any], known: _Known) -> Lengths:
     num_tokens, width = hidden.shape[:-1].numel(), hidden.shape[-1]
     for ends in tensors_in([*args[1:], *kwargs.values()]):
+        if id(ends) in known:
+            return known[id(ends)][1]
         is_ends = ends.ndim == 1 and ends.device != META and not ends.is_floating_point() and len(ends) > 1
         if is_ends and int(ends[0]) == 0 and int(ends[-1]) == num_tokens:
             lengths = ends.diff().long()
-            return Lengths(num_tokens, int((lengths**2).sum()), len(lengths), width)
+            of = Lengths(num_tokens, int((lengths**2).sum()), len(lengths), width)
+            known[id(ends)] = ends, of
+            return of
     length = num_tokens if hidden.ndim < 3 else hidden.shape[1:-1].numel()
     return Lengths(num_tokens, num_tokens * length, num_tokens // length, width)
