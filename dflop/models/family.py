@@ -236,7 +236,8 @@ def complete_section(stated: object, key: str, default_type: str, *, sides: tupl
             hint=f"`{default_type}`; under another name it would still have other layers",
         )
     if experts := next((name for name in EXPERTS if own.get(name)), ""):
-        raise ConfigError("layers of experts are not supported", where=f"model.hf_config.{key}.{experts}")
+        hint = "`model.family: generic`, with the whole config and `model.processor`"
+        raise ConfigError(f"family without experts: `{experts}`", where=f"model.hf_config.{key}.{experts}", hint=hint)
     for name, default in {**_HEADS, **known}.items():
         value, where = own.get(name), f"model.hf_config.{key}.{name}"
         if name in sides and isinstance(value, list | tuple) and len(value) == 2:

@@ -141,7 +141,7 @@ def test_what_is_no_model_is_refused(content, what, hint, tmp_path):
             {"model_type": "llava_onevision", "text_config": {"model_type": "gemma3_text"}},
             "the family has no language model of type `gemma3_text`", "text_config.model_type",
         ),
-        *(({"model_type": "qwen3_vl", "text_config": {k: 8}}, "of experts", f"text_config.{k}") for k in EXPERTS),
+        *(({"model_type": "qwen3_vl", "text_config": {k: 8}}, "without experts", f"text_config.{k}") for k in EXPERTS),
         ({"model_type": "qwen2_5_vl", "quantization_config": {"quant_method": "awq"}}, "quantized (awq)", ""),
         ({"model_type": "qwen3_vl", "text_config": {"quantization_config": {"quant_method": "fp8"}}}, "(fp8)", ""),
         ({"model_type": "internvl", "compression_config": {"format": "pack"}}, "`compression_config`", ""),
