@@ -29,6 +29,7 @@ CORRECTED: Mapping[str, Mapping[str, Any]] = {
     "hunyuan_vl": {"text_config.head_dim": 128, f"{ROPE}.mrope_section": [16, 16, 16, 16]},
     "idefics3": {"vision_config.image_size": 364, "vision_config.patch_size": 14},
     "lfm2_vl": {"text_config.layer_types": (["conv"] * 3 + ["full_attention"]) * 8},
+    "llama4": {"vision_config.hidden_size": 1408},
     "qwen2_5_omni": {f"thinker_config.{key}": value for key, value in SPEECH.items()},
     "qwen2_5_omni_thinker": SPEECH,
     "qwen3_omni_moe": {

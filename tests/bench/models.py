@@ -15,7 +15,7 @@ import tempfile
 import time
 import warnings
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -60,11 +60,17 @@ def main() -> None:
         for row in pool.map(in_a_process, args.types or sorted(media_types())):
             rows.append(row)
             print(json.dumps(row), flush=True)
+    del library
+    bounds = bounds_of(rows) if not args.types else ()
+    conclude({"transformers": transformers.__version__, "rows": rows}, bounds, args.json)
+
+
+def bounds_of(rows: Sequence[Row]) -> list[tuple[str, bool]]:
+    """(what must hold of all types, whether it does)."""
     traced = [row for row in rows if "num_params" in row]
     exact = [row for row in rows if row.get("is_exact")]
     plans = [row["planned"] for row in rows if "plan" in row.get("planned", {})]
-    del library
-    bounds = [
+    return [
         (f"{LEAST_TRACED} types traced, not {len(traced)}", len(traced) >= LEAST_TRACED),
         (f"{LEAST_EXACT} types exact, not {len(exact)}", len(exact) >= LEAST_EXACT),
         (f"{LEAST_PLANNED} types planned, not {len(plans)}", len(plans) >= LEAST_PLANNED),
@@ -76,7 +82,6 @@ def main() -> None:
             row["structure_s"] <= 5 and row["structure_mb"] <= 1000 for row in traced if row["num_params"] >= LARGE
         )),
     ]  # fmt: skip
-    conclude({"transformers": transformers.__version__, "rows": rows}, bounds if not args.types else (), args.json)
 
 
 def in_a_process(kind: str) -> Row:

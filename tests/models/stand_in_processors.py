@@ -97,6 +97,7 @@ def make_processor(name: str, kinds: list[str]) -> Any:
     cls = getattr(transformers, name)
     wanted = inspect.signature(cls.__init__).parameters
     given = {part: made for part, made in _parts(kinds) if part in wanted}
+    given |= {part: obliging_tokenizer() for part in wanted if part.endswith("_tokenizer")}
     made = cls(**given)
     own = {name: getattr(made, name, None) for name in ("image_token", "video_token", "audio_token")}
     given["tokenizer"].aliases = {name: given["tokenizer"].known(token) for name, token in own.items() if token}
@@ -145,9 +146,9 @@ def fit(processor: Any, config: Any) -> Any:
 
 def _sized(size: Any, side: int) -> Any:
     """A size with sides of another length; areas are left."""
+    stated = size if isinstance(size, dict) else {name: value for name, value in vars(size).items() if value}
     for names in (("height", "width"), ("shortest_edge",)):
-        values = [size.get(name) if isinstance(size, dict) else getattr(size, name, None) for name in names]
-        if all(isinstance(value, int) and value < _AREA for value in values):
+        if set(stated) == set(names) and all(value < _AREA for value in stated.values()):
             made = dict.fromkeys(names, side)
             return made if isinstance(size, dict) else type(size)(**made)
     return size

@@ -90,7 +90,8 @@ def run_encoders(model: Any, kind: str, inputs: Mapping[str, Any]) -> None:
         Exception: whatever the model raises where it does not take these inputs.
     """
     given = {name: _without_values(value) for name, value in inputs.items() if isinstance(value, torch.Tensor)}
-    encode, problem = feature_function(model, f"get_{kind}_features"), None
+    name, problem = f"get_{kind}_features", None
+    encode = getattr(model.base_model, name, None) or feature_function(model, name)  # inside, arguments have names
     mode = WithoutValues()  # type: ignore[no-untyped-call]  # torch's is not typed
     with mode, _without_what_needs_values():
         if encode is not None:

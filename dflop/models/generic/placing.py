@@ -89,9 +89,9 @@ class Placer:
         assert encoder is not None, "a medium without an encoder is refused"
         try:
             layout, inputs = self.processor.made(header, medium.pad, has_values=medium.needs_values)
-        except Exception as error:  # whatever the processor raises, it does not take the item
+            of = encoder_lengths(self._model, encoder, header.kind, inputs)
+        except Exception as error:  # whatever processor and model raise, they do not take the item
             return " ".join(str(error).split())[:200]
-        of = encoder_lengths(self._model, encoder, header.kind, inputs)
         num_rows = sum(part for part in layout if isinstance(part, int))
         grid = (of.num_sequences, of.num_tokens // of.num_sequences, 1)
         return Placement(encoder.medium, grid, of.num_tokens, of.sum_sq_tokens, num_rows, layout)
