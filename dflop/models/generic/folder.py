@@ -13,6 +13,7 @@ from dflop.models.processor_settings import read_object
 from dflop.models.unsupported import refuse_adapter, refuse_missing_files, refuse_quantized, refuse_type
 
 _CONFIG = "config.json"
+_FLOAT = "__float__"
 _MAX_CHARS = 240
 _IN_MODELS = "/transformers/models/"
 
@@ -58,12 +59,20 @@ def _parsed(stated: Mapping[str, Any], where: str) -> Any:
 
     config_class: Any = transformers.CONFIG_MAPPING[stated["model_type"]]
     try:
-        return config_class.from_dict(dict(stated))
+        return config_class.from_dict(_with_floats(stated))
     except Exception as error:  # whatever a config class makes of a file it does not understand
         raise ConfigError(
             f"transformers {transformers.__version__} cannot read it: {reason(error)}", where=where,
             hint=f"compare it with the defaults of {config_class.__name__}",
         ) from error  # fmt: skip
+
+
+def _with_floats(stated: Any) -> Any:
+    """Content of a `config.json` with the numbers that transformers writes as objects, since JSON has no infinity."""
+    if isinstance(stated, Mapping):
+        word = stated.get(_FLOAT)
+        return float(word) if isinstance(word, str) else {key: _with_floats(value) for key, value in stated.items()}
+    return [_with_floats(value) for value in stated] if isinstance(stated, list) else stated
 
 
 def contradictions(config: Any) -> Iterator[tuple[str, str]]:

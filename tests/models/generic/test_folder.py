@@ -60,3 +60,10 @@ def test_an_adapter_is_refused_with_its_base_model(tmp_path):
 
 def test_a_config_is_read_by_its_folder_or_by_its_file(folder):
     assert read_folder(folder).to_dict() == read_folder(folder / "config.json").to_dict()
+
+
+def test_infinity_is_read_as_transformers_writes_it(folder):
+    content = json.loads((folder / "config.json").read_text())
+    content["limits"] = [0.0, {"__float__": "Infinity"}]
+    (folder / "config.json").write_text(json.dumps(content))
+    assert read_folder(folder).limits == [0.0, float("inf")]
