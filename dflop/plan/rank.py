@@ -26,8 +26,6 @@ SECOND_PLANS, SECOND_FRAC = 16, 0.1
 """Plans that a quick search schedules on all batches: how many, and how much slower than the best of the first."""
 FINAL_PLANS, FINAL_FRAC = 8, 0.02
 """The same of those that the long search schedules."""
-SPREAD_FRAC = 0.01
-"""By how much one plan may be better than another on batches left when it was not on those before."""
 NUM_NOISE_DRAWS = 4
 UNKNOWN_ERROR_FRAC = 0.01
 """Median error from one load to the next of tables that were not fitted here: what a layer measured again on one H200
@@ -117,11 +115,15 @@ def rank(problem: Problem, nominees: Sequence[Plan], policy: str = "balanced", a
 
 
 def _final(problem: Problem, chosen: Sequence[_Timed], policy: str, at: At) -> list[_Timed]:
-    """Of plans those that the long search schedules on all batches, best first: behind every batch the worst go."""
-    num, effort, left = len(problem.batches), thorough(problem), [_Timed(of.plan) for of in chosen]
+    """Of plans those that the long search schedules on all batches, best first.
+
+    Batch by batch its times take the place of the quick search's, and plans that are then too slow go.
+    """
+    num, effort, left = len(problem.batches), thorough(problem), list(chosen)
     for k in counted(range(num), "simulating the best plans with the long search, by the batch", at):
-        left = _simulated(problem, left, slice(k, k + 1), effort, policy)
-        left, _ = _near(left, FINAL_PLANS, SPREAD_FRAC * (num - k - 1) / (k + 1) if k + 1 < num else math.inf)
+        found = ((of, _step_times(problem, of.plan, slice(k, k + 1), effort, policy)) for of in left)
+        anew = (replace(of, times=(*of.times[:k], *times, *of.times[k + 1 :])) for of, times in found if times)
+        left, _ = _near(sorted(anew, key=_Timed.order), FINAL_PLANS, FINAL_FRAC * (num - k - 1) / num or math.inf)
     return left
 
 
