@@ -108,13 +108,13 @@ def make_probe(
 ) -> Measurement:
     """What a probe of a module that costs exactly `truth` reads; `noise` multiplies its seconds."""
     model = CostModel([truth], extrapolate=True)
-    key, load = {"tp": truth.tp, "recompute": truth.recompute}, (truth.module, items, tokens, sum_sq)
-    forward_s, backward_s = model.module_seconds(*load, num_layers=num_layers, edge=True, **key)
+    asked, part = (truth.module, (items, tokens, sum_sq), truth.mode), {"num_layers": num_layers, "edge": True}
+    forward_s, backward_s = model.module_seconds(*asked, **part)
     return Measurement(
         truth.profile_key, truth.module, truth.hardware, "sw", truth.dtype, truth.tp, num_layers, "random",
         items, tokens, sum_sq, float(forward_s) * noise, float(backward_s) * noise, 0.0, 0.0, num_repeats=3,
-        param_bytes=model.param_bytes(truth.module, num_layers, edge=True, **key),
-        activation_bytes=int(model.activation_bytes(*load, num_layers=num_layers, edge=True, **key)),
+        param_bytes=num_layers * truth.layer_param_bytes + truth.edge_param_bytes,
+        activation_bytes=int(model.activation_bytes(*asked, **part)),
         is_frozen=truth.is_frozen, recompute=truth.recompute,
     )  # fmt: skip
 

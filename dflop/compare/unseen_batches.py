@@ -10,7 +10,7 @@ import numpy as np
 
 from dflop.cost.model import CostModel
 from dflop.plan.space import Problem
-from dflop.records import ClusterSpec, ModuleSpec, Plan, SampleShape
+from dflop.records import ClusterSpec, ModuleSpec, Plan, RunMode, SampleShape
 from dflop.schedule.assignment import Assignment
 from dflop.schedule.items import module_items
 from dflop.schedule.policies import Effort, StepJob
@@ -93,11 +93,10 @@ def module_gpu_seconds(
     items = module_items(batch, spec.module)
     seconds = problem.cost.item_seconds(
         spec.module,
-        *(float(part.sum()) for part in items.loads),
+        np.array([float(part.sum()) for part in items.loads]),
+        RunMode(tp, recompute=recompute),
         num_layers=spec.num_layers,
         edge=True,
-        tp=tp,
-        recompute=recompute,
         factor=problem.cost.level(spec.module),
     )
     return tp * float(seconds)

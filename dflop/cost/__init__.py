@@ -4,13 +4,13 @@
     data sheet ---analytic.py-> CostTable --+--> CostModel (model.py) --> seconds, bytes
 
 `roofline.py` says what a data sheet means, `tests/bench/published.py` holds it to published trainings; `curve.py` what
-the terms of a table mean, `throughput.py` what a step time means to people. `variants.py` derives tables
-of frozen and recomputed modules from few probes, `tensor_parallel.py` those of a degree that nobody measured,
-`tables.py` the others and says which one serves, `link_costs.py` fits messages.
+the terms of a table mean, `throughput.py` what a step time means to people. `variants.py` derives tables of frozen and
+recomputed modules from few probes, `tensor_parallel.py` those of a degree that nobody measured, `tables.py` the others,
+and says which one serves; `link_costs.py` fits messages.
 
-The model is asked in two ways. Packing needs loads that add up and takes the mean slope; judging takes the curve. Far
-outside the probes the model refuses; planner and scheduler, which may never stand in the way, ask it to extrapolate
-and say so.
+The model is asked with a load and a `RunMode`, in two ways. Packing needs loads that add up and takes the mean slope;
+judging takes the curve. Far outside the probes the model refuses; planner and scheduler, which may never stand in the
+way, ask it to extrapolate and say so.
 
 Two kinds of seconds are kept apart, because a laptop has fewer cores than the demo has processes. *Compute seconds*
 are thread CPU time on a CPU and wall time on a GPU: probes measure them, tables predict them, corrections compare

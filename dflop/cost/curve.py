@@ -20,8 +20,8 @@ from dflop.records import CostTerms
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
-Load = tuple[npt.ArrayLike, npt.ArrayLike, npt.ArrayLike]
-"""(num_items, num_tokens, sum_sq_tokens): scalars or arrays that broadcast."""
+Load = tuple[npt.ArrayLike, npt.ArrayLike, npt.ArrayLike] | npt.NDArray[Any]
+"""(num_items, num_tokens, sum_sq_tokens): scalars or arrays that broadcast; one array `[3, ...]` of all."""
 
 ZERO = CostTerms(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 _LINEAR = [f.name for f in dataclasses.fields(CostTerms) if not f.name.endswith(("knots", "bends"))]

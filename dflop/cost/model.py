@@ -19,7 +19,18 @@ from dflop.cost.identity import bytes_per_value
 from dflop.cost.link_costs import ALL_REDUCE, P2P, LinkModel
 from dflop.cost.tables import TableSet
 from dflop.errors import CostError
-from dflop.records import LLM, CostTable, CostTerms, LinkCost, ModuleFactors, ModuleLoad, ModulePlan, ModuleSpec
+from dflop.records import (
+    LLM,
+    ONE_RANK,
+    CostTable,
+    CostTerms,
+    LinkCost,
+    ModuleFactors,
+    ModuleLoad,
+    ModulePlan,
+    ModuleSpec,
+    RunMode,
+)
 
 __all__ = ["CostModel", "Floats", "has_edge"]
 
@@ -96,19 +107,15 @@ class CostModel:
         """
         return self._tables.tps(module)
 
-    def table(self, module: str, tp: int = 1, recompute: float = False) -> CostTable:
-        """The table of `module` at `tp`, measured, analytic or derived.
+    def table(self, module: str, mode: RunMode = ONE_RANK) -> CostTable:
+        """The table of `module` in a mode, measured, analytic or derived.
 
-        Args:
-            module: Name.
-            tp: Tensor-parallel degree.
-            recompute: Share of layers that run again in the backward pass; between none and all of them, a layer of
-                the table is what these layers are on average.
+        Where a share of the layers recomputes, a layer of the table is what these layers are on average.
 
         Raises:
             CostError: there is none; the message lists what there is.
         """
-        return self._tables.table(module, tp, recompute)
+        return self._tables.table(module, mode.tp, mode.recompute)
 
     def level(self, module: str) -> float:
         """What multiplies a module's seconds where its items are not known one by one."""
@@ -128,54 +135,42 @@ class CostModel:
         return np.array(found.factors)[np.searchsorted(found.edges, num_tokens, side="right")]
 
     def module_seconds(
-        self,
-        module: str,
-        num_items: npt.ArrayLike,
-        num_tokens: npt.ArrayLike,
-        sum_sq_tokens: npt.ArrayLike,
-        *,
-        num_layers: int,
-        edge: bool,
-        tp: int = 1,
-        cp: int = 1,
-        recompute: float | Floats = False,
+        self, module: str, load: Load, mode: RunMode = ONE_RANK, *, num_layers: int, edge: bool,
         factor: npt.ArrayLike | None = None,
-    ) -> tuple[Floats, Floats]:
+    ) -> tuple[Floats, Floats]:  # fmt: skip
         """(forward_s, backward_s) of `num_layers` layers, plus the edge if `edge`, on each microbatch.
 
-        The three loads are scalars or arrays that broadcast; zero tokens cost nothing. A load does not tell which sizes
-        it consists of: `factor`, of the loads' shape, is the correction of its mix, None the module's level. Ranks that
-        share samples (`cp`) take a part each of the load of all, and the LLM's exchange keys and values. `recompute` is
-        the share of the layers that run again, an array where it differs between microbatches.
+        Zero tokens cost nothing. A load does not tell which sizes it consists of: `factor`, of the load's shape, is the
+        correction of its mix, None the module's level. Ranks that share samples take a part each, and the LLM's
+        exchange keys and values.
 
         Raises:
             CostError: no table, or a load too far beyond the probes.
         """
-        if isinstance(recompute, np.ndarray):
-            again = num_layers * recompute
-            layers: list[tuple[Any, bool, float]] = [(num_layers - again, edge, False), (again, False, True)]
-        else:
-            layers = [(num_layers, edge, recompute)]
+        share = _share(load, mode.cp)
+        layers: list[tuple[Any, bool, float]] = [(num_layers, edge, mode.recompute)]
+        if isinstance(mode.recompute, np.ndarray):
+            again = num_layers * mode.recompute
+            layers = [(num_layers - again, edge, False), (again, False, True)]
         forward_s = backward_s = np.zeros(())
-        for number, with_edge, way in layers:
-            table = self.table(module, tp, way)
-            load = self._range_checked(table, _share((num_items, num_tokens, sum_sq_tokens), cp))
+        for number, with_edge, recompute in layers:
+            table = self.table(module, mode.recomputing(recompute))
+            self._check_range(table, share)
             times = self.level(module) if factor is None else np.asarray(factor)
-            forward_s = forward_s + times * evaluate(table.forward_s, load, number, with_edge)
-            backward_s = backward_s + times * evaluate(table.backward_s, load, number, with_edge)
-        if cp == 1 or module != LLM:
+            forward_s = forward_s + times * evaluate(table.forward_s, share, number, with_edge)
+            backward_s = backward_s + times * evaluate(table.backward_s, share, number, with_edge)
+        if mode.cp == 1 or module != LLM:
             return forward_s, backward_s
         # About a sample is received, of the length that a token's has on average, or what the other ranks have.
-        tokens = np.asarray(num_tokens, dtype=np.float64)
-        length = np.divide(sum_sq_tokens, tokens, out=np.zeros_like(tokens), where=tokens > 0)
-        received = np.minimum(length, tokens * (cp - 1) / cp)
-        exchanges_s = self.exchange_seconds(module, received, num_layers=num_layers, tp=tp, recompute=recompute)
+        _, tokens, sum_sq = (np.asarray(part, dtype=np.float64) for part in load)
+        length = np.divide(sum_sq, tokens, out=np.zeros_like(tokens), where=tokens > 0)
+        received = np.minimum(length, tokens * (mode.cp - 1) / mode.cp)
+        exchanges_s = self.exchange_seconds(module, received, mode, num_layers=num_layers)
         return forward_s + exchanges_s[0], backward_s + exchanges_s[1]
 
     def exchange_seconds(
-        self, module: str, num_received: npt.ArrayLike, *, num_layers: int, tp: int = 1,
-        recompute: float | Floats = False,
-    ) -> tuple[Floats, Floats]:  # fmt: skip
+        self, module: str, num_received: npt.ArrayLike, mode: RunMode, *, num_layers: int
+    ) -> tuple[Floats, Floats]:
         """(forward_s, backward_s) in which ranks get the keys and values that their tokens attend to on others.
 
         Once per layer, gradients on the way back, and anew where a layer runs again. Nothing is sent for no token; 0
@@ -184,93 +179,54 @@ class CostModel:
         Args:
             module: With attention over samples that are cut.
             num_received: Tokens of the rank that receives most.
+            mode: Its tensor-parallel ranks have a part of the heads each.
             num_layers: Of the stage.
-            tp: Ranks with a part of the heads each.
-            recompute: Share of the layers that run again.
         """
         spec, received = self._specs.get(module), np.asarray(num_received, dtype=np.float64)
         if spec is None:
             return np.zeros_like(received), np.zeros_like(received)
         latency_s, s_per_byte = self._links.line(P2P, 2, 1)
-        num_bytes = 2 * spec.key_width * bytes_per_value(self.table(module, tp).dtype) / tp
+        num_bytes = 2 * spec.key_width * bytes_per_value(self.table(module, RunMode(mode.tp)).dtype) / mode.tp
         once_s = num_layers * np.where(received > 0, latency_s + s_per_byte * num_bytes * received, 0.0)
-        return once_s, (1 + recompute) * once_s
+        return once_s, (1 + mode.recompute) * once_s
 
     def item_seconds(
-        self,
-        module: str,
-        num_items: npt.ArrayLike,
-        num_tokens: npt.ArrayLike,
-        sum_sq_tokens: npt.ArrayLike,
-        *,
-        num_layers: int,
-        edge: bool,
-        tp: int = 1,
-        cp: int = 1,
-        recompute: float = False,
+        self, module: str, load: Load, mode: RunMode = ONE_RANK, *, num_layers: int, edge: bool,
         factor: npt.ArrayLike | None = None,
-    ) -> Floats:
+    ) -> Floats:  # fmt: skip
         """Forward + backward seconds an item adds to a microbatch that exists anyway.
 
         No fixed terms, and the mean slope over the probed range in place of the curve, so that loads add: packing
         needs that, and what it decides is judged with `module_seconds`. Each load is one item, corrected by its own
         size; of loads that are several items, `factor` is the correction. Messages of keys and values are left out.
         """
-        table = self.table(module, tp, recompute)
-        load = self._range_checked(table, _share((num_items, num_tokens, sum_sq_tokens), cp))
+        table, share = self.table(module, mode), _share(load, mode.cp)
+        self._check_range(table, share)
 
         def added_s(terms: CostTerms) -> Floats:
-            return evaluate(straightened(terms, table.min_tokens, table.max_tokens), load, num_layers, edge)
+            return evaluate(straightened(terms, table.min_tokens, table.max_tokens), share, num_layers, edge)
 
-        times = self.item_factors(module, num_tokens) if factor is None else np.asarray(factor)
+        times = self.item_factors(module, load[1]) if factor is None else np.asarray(factor)
         return times * (added_s(table.forward_s) + added_s(table.backward_s))
 
     def activation_bytes(
-        self,
-        module: str,
-        num_items: npt.ArrayLike,
-        num_tokens: npt.ArrayLike,
-        sum_sq_tokens: npt.ArrayLike,
-        *,
-        num_layers: int,
-        edge: bool,
-        tp: int = 1,
-        cp: int = 1,
-        recompute: float = False,
+        self, module: str, load: Load, mode: RunMode = ONE_RANK, *, num_layers: int, edge: bool
     ) -> Floats:
         """Bytes one microbatch keeps alive between its forward and its backward, without keys and values received."""
-        table = self.table(module, tp, recompute)
-        load = self._range_checked(table, _share((num_items, num_tokens, sum_sq_tokens), cp))
-        return evaluate(table.activation_bytes, load, num_layers, edge)
+        table, share = self.table(module, mode), _share(load, mode.cp)
+        self._check_range(table, share)
+        return evaluate(table.activation_bytes, share, num_layers, edge)
 
-    def is_extrapolated(
-        self,
-        module: str,
-        num_items: npt.ArrayLike,
-        num_tokens: npt.ArrayLike,
-        sum_sq_tokens: npt.ArrayLike,
-        *,
-        tp: int = 1,
-        recompute: float = False,
-    ) -> Bools:
+    def is_extrapolated(self, module: str, load: Load, mode: RunMode = ONE_RANK) -> Bools:
         """Which loads lie outside the probed tokens or beyond the probed mean length; all, where nothing was probed."""
-        return outside_probes(self.table(module, tp, recompute), (num_items, num_tokens, sum_sq_tokens))
+        return outside_probes(self.table(module, mode), load)
 
     def stage_seconds(self, module_plan: ModulePlan, stage: int, load: ModuleLoad) -> tuple[float, float]:
         """(forward_s, backward_s) of one pipeline stage of a planned module on one microbatch."""
-        forward, backward = self.module_seconds(
-            module_plan.module,
-            load.num_items,
-            load.num_tokens,
-            load.sum_sq_tokens,
-            **stage_kind(module_plan, stage).costs(module_plan.num_rerun(stage, load.num_tokens)),
-        )
+        costs = stage_kind(module_plan, stage).costs(module_plan.num_rerun(stage, load.num_tokens))
+        parts = load.num_items, load.num_tokens, load.sum_sq_tokens
+        forward, backward = self.module_seconds(module_plan.module, parts, **costs)
         return float(forward), float(backward)
-
-    def param_bytes(self, module: str, num_layers: int, *, edge: bool, tp: int = 1, recompute: float = False) -> int:
-        """Parameter bytes per process of `num_layers` layers, plus the edge if `edge`."""
-        table = self.table(module, tp, recompute)
-        return num_layers * table.layer_param_bytes + edge * table.edge_param_bytes
 
     def p2p_seconds(self, num_bytes: float, num_nodes: int = 1) -> float:
         """One message between two ranks, on one node or on two; 0.0 where no link is known."""
@@ -280,7 +236,7 @@ class CostModel:
         """Bytes of one token that a rank hands to the next stage of `module`; 0.0 where its spec is not known."""
         if module not in self._specs:
             return 0.0
-        dtype = self.table(module, self.tps(module)[0]).dtype
+        dtype = self.table(module, RunMode(self.tps(module)[0])).dtype
         return float(self._specs[module].hidden_size * bytes_per_value(dtype)) / (tp if module == LLM else 1)
 
     def sync_seconds(self, param_bytes: float, dp: int, num_nodes: int) -> float:
@@ -297,10 +253,9 @@ class CostModel:
                 )
         return dict(corrections)
 
-    def _range_checked(self, table: CostTable, load: Load) -> Load:
+    def _check_range(self, table: CostTable, load: Load) -> None:
         if not self.extrapolate:
             refuse_far(table, load, self.max_extrapolation)
-        return load
 
 
 class StageKind(NamedTuple):
@@ -308,19 +263,18 @@ class StageKind(NamedTuple):
 
     num_layers: int
     edge: bool
-    recompute: float
-    """Share of the layers that run again in the backward pass, where all microbatches have the same."""
-    tp: int = 1
-    cp: int = 1
+    mode: RunMode
     limits: tuple[int, ...] = ()
     """Of `ModulePlan.recompute_tokens`."""
 
     def costs(self, num_rerun: Any = 0) -> dict[str, Any]:
         """What `CostModel` is asked with; under limits `num_rerun` layers run again, or an array of so many."""
-        kind = self._asdict()
-        if kind.pop("limits"):
-            kind["recompute"] = num_rerun / self.num_layers
-        return kind
+        mode = self.mode.recomputing(num_rerun / self.num_layers) if self.limits else self.mode
+        return {"num_layers": self.num_layers, "edge": self.edge, "mode": mode}
+
+    def of_one_rank(self) -> StageKind:
+        """The same where loads are those of one context-parallel rank."""
+        return self._replace(mode=RunMode(self.mode.tp, 1, self.mode.recompute))
 
 
 def stage_kind(part: ModulePlan, stage: int) -> StageKind:
@@ -328,7 +282,7 @@ def stage_kind(part: ModulePlan, stage: int) -> StageKind:
     layers, p = part.layers_per_stage, part.parallel
     limits = part.recompute_tokens[stage] if part.recompute_tokens else ()
     frac = 0.0 if limits else part.recomputed_frac(stage)
-    return StageKind(layers[stage], has_edge(layers, stage), frac, p.tp, p.cp, limits)
+    return StageKind(layers[stage], has_edge(layers, stage), RunMode(p.tp, p.cp, frac), limits)
 
 
 def _share(load: Load, cp: int) -> Load:

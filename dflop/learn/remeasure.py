@@ -184,9 +184,8 @@ def _predicted_s(table: CostTable, probes: Sequence[Measurement]) -> float:
     """Of all probes together, at their own depths."""
     cost, total_s = CostModel([table], extrapolate=True), 0.0
     for m in probes:
-        size, depth = (m.module, m.num_items, m.num_tokens, m.sum_sq_tokens), m.num_layers
-        found = cost.module_seconds(*size, num_layers=depth, edge=True, tp=m.tp, recompute=m.recompute)
-        total_s += float(np.sum(found))
+        load = m.num_items, m.num_tokens, m.sum_sq_tokens
+        total_s += float(np.sum(cost.module_seconds(m.module, load, table.mode, num_layers=m.num_layers, edge=True)))
     return total_s
 
 

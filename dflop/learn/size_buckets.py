@@ -9,7 +9,7 @@ import numpy as np
 from dflop.correct.buckets import bucket_edges, bucket_of
 from dflop.correct.drift_detector import Usual, usual_of
 from dflop.cost.model import CostModel, Floats, StageKind
-from dflop.records import ModulePlan, Plan, SampleShape
+from dflop.records import ModulePlan, Plan, RunMode, SampleShape
 from dflop.schedule.items import ModuleItems, item_weights, module_items
 
 MAX_SAMPLES = 20_000
@@ -61,5 +61,5 @@ def usual_work(work: Sequence[tuple[Mapping[str, float], Mapping[str, Floats]]])
 
 def _seconds(part: ModulePlan, items: ModuleItems, cost: CostModel) -> Floats:
     """`[items]`, uncorrected, of all layers of a module."""
-    kind = StageKind(sum(part.layers_per_stage), True, part.recomputed_frac())
+    kind = StageKind(sum(part.layers_per_stage), True, RunMode(recompute=part.recomputed_frac()))
     return item_weights(part, kind, items, cost.uncorrected().extrapolating())

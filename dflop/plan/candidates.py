@@ -10,6 +10,7 @@ import numpy.typing as npt
 from dflop.cost.model import CostModel
 from dflop.errors import CostError, InfeasiblePlanError
 from dflop.plan.space import Problem
+from dflop.records import RunMode
 from dflop.schedule.items import Ints
 
 Bools = npt.NDArray[np.bool_]
@@ -51,15 +52,15 @@ def recompute_ways(problem: Problem, module: str, tp: int) -> list[bool]:
     Recomputing needs the plain costs, too: one layer at a time keeps all of its activations.
     """
     ways = sorted(set(problem.space.recompute))
-    if True in ways and not (has_table(problem.cost, module, tp, True) and has_table(problem.cost, module, tp, False)):
+    if True in ways and not (all(has_table(problem.cost, module, RunMode(tp, recompute=way)) for way in (True, False))):
         ways.remove(True)
     return ways or [False]
 
 
-def has_table(cost: CostModel, module: str, tp: int, recompute: bool) -> bool:
+def has_table(cost: CostModel, module: str, mode: RunMode) -> bool:
     """Whether costs of that way of running the module are known or can be derived."""
     try:
-        cost.table(module, tp, recompute)
+        cost.table(module, mode)
     except CostError:
         return False
     return True
@@ -75,9 +76,9 @@ def nearest_power(num_buckets: npt.ArrayLike) -> Ints:
 
 
 def layer_and_edge_seconds(
-    cost: CostModel, module: str, load: npt.NDArray[np.float64], *, tp: int, recompute: bool, cp: int = 1
+    cost: CostModel, module: str, load: npt.NDArray[np.float64], mode: RunMode
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     """(one layer, the edge), forward and backward, on loads `[3, ...]`; seconds of a stage are linear in its layers."""
-    layer = cost.module_seconds(module, *load, num_layers=1, edge=False, tp=tp, cp=cp, recompute=recompute)
-    edge = cost.module_seconds(module, *load, num_layers=0, edge=True, tp=tp, cp=cp, recompute=recompute)
+    layer = cost.module_seconds(module, load, mode, num_layers=1, edge=False)
+    edge = cost.module_seconds(module, load, mode, num_layers=0, edge=True)
     return layer[0] + layer[1], edge[0] + edge[1]

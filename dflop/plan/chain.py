@@ -25,7 +25,7 @@ from dflop.plan.space import Problem
 from dflop.plan.stage_params import first_and_last
 from dflop.plan.sync import chain_sync_s, gather_seconds
 from dflop.plan.unit_seconds import unit_seconds
-from dflop.records import LLM, ModuleSpec
+from dflop.records import LLM, ModuleSpec, RunMode
 from dflop.schedule.items import Ints
 
 
@@ -41,8 +41,7 @@ class Chain:
     """Of the modules that it holds."""
     most_processes: int
     """That other modules leave it."""
-    tp: int
-    cp: int
+    mode: RunMode
     ways: tuple[bool, ...]
     """Whether layers may keep their activations, and whether they may run again."""
     num_microbatches: int
@@ -80,7 +79,7 @@ class Chain:
         num_buckets, least_s = num_microbatches * np.array(dp, dtype=np.int64), np.zeros(len(dp))
         unit_s, again_s, heaviest_s, averages_s = np.zeros((len(powers), unit_layers.shape[1])), [], [], []
         for m, spec in enumerate(specs):
-            known = unit_seconds(problem, specs, spec.module, tp, cp, again=True in ways)
+            known = unit_seconds(problem, specs, spec.module, RunMode(tp, cp), again=True in ways)
             layer_s, edge_s, of_again_s = (part[powers] for part in known.typical_s)
             again_s.append(of_again_s)
             _, edge = first_and_last(unit_layers[m])
@@ -96,8 +95,7 @@ class Chain:
             problem,
             specs,
             most_processes,
-            tp,
-            cp,
+            RunMode(tp, cp),
             tuple(sorted(ways)),
             num_microbatches,
             unit_layers,
@@ -116,17 +114,17 @@ class Chain:
     def max_pp(self) -> int:
         """A module that can be cut at all limits the whole chain, which is safe: it never spans more stages."""
         limits = [s.max_pp for s in self.specs if s.max_pp > 1]
-        most = self.most_processes // (self.tp * self.cp)
+        most = self.most_processes // (self.mode.tp * self.mode.cp)
         return min([MAX_PP, most, int(self.unit_layers.shape[1]), *limits])
 
     @functools.cached_property
     def memory(self) -> ChainMemory:
         """What chains like this keep."""
-        of = self.tp, self.cp, self.ways, self.num_microbatches, tuple(self.least_s)
+        of = self.mode, self.ways, self.num_microbatches, tuple(self.least_s)
         return ChainMemory(self.problem, self.specs, *of, self.unit_layers.sum(axis=1), self.again_s)
 
     def _dps(self, pp: int) -> Ints:
-        most = self.most_processes // (self.tp * self.cp * pp)
+        most = self.most_processes // (self.mode.tp * self.mode.cp * pp)
         return np.array([dp for dp in self.least_s if dp <= most], dtype=np.int64)
 
     def _at_least_s(self, pp: int, dp: Ints) -> Floats:
@@ -164,7 +162,7 @@ class Chain:
             that one: other cuts may be faster. Its formula value is without such layers if it fits with.
         """
         dp = self._dps(pp)
-        shards = shard_choices(self.problem, self.tp, dp * self.cp)[kind]
+        shards = shard_choices(self.problem, self.mode.tp, dp * self.mode.cp)[kind]
         worth = (shards > 0) & ~np.isin(dp, list(without)) & (self._at_least_s(pp, dp) <= limit_s)
         worth &= self.memory.whole_bytes[kind, : len(dp)] <= pp * self.problem.usable_bytes
         plain = self._cut_by_time(pp, dp[worth], shards[worth], limit_s)
@@ -198,7 +196,7 @@ class Chain:
         """
         dp, found = self._dps(pp), []
         deepest = {way: np.zeros(len(dp)) for way in (False, True)}
-        for shards in shard_choices(self.problem, self.tp, dp):
+        for shards in shard_choices(self.problem, self.mode.tp, dp):
             rows = np.flatnonzero(shards > 0)
             plain = self._cut_by_time(pp, dp[rows], shards[rows], limit_s)
             if plain is None:
@@ -238,7 +236,7 @@ class Chain:
         alone_s = mean_s(fill_s + (self.num_microbatches - 1) * tau_s) + sync_s
         shares, beyond = self.problem.space.shard_optimizer, np.full(len(dp), np.inf)
         made = layers, again, dp, shards, tau_s, fill_s, sync_s, alone_s, beyond
-        return Grids(self.specs, self.tp, self.cp, shares, *made)
+        return Grids(self.specs, self.mode.tp, self.mode.cp, shares, *made)
 
     def within_memory(self, choice: Grids) -> Grids | None:
         """The fastest cuts of one grid with the LLM of which every stage fits; None when there are none."""
@@ -315,7 +313,7 @@ class Chain:
             heavy_s, heavy_edge_s, heavy_again_s = (part[:, :, np.newaxis] for part in self.heaviest_s[m])
             heaviest_s = heaviest_s + layers[m] * heavy_s + edge * heavy_edge_s + again[m] * heavy_again_s
             gather_s, scatter_s = gather_seconds(
-                self.problem, spec, layers[m], tp=self.tp, replicas=dp * self.cp, shards=shards
+                self.problem, spec, layers[m], tp=self.mode.tp, replicas=dp * self.mode.cp, shards=shards
             )
             gathers_s = gathers_s + 2 * gather_s + scatter_s
             plain_s = plain_s + layers[m] * layer_s + edge * edge_s
@@ -324,7 +322,7 @@ class Chain:
         if pp == 1 and self.with_llm:  # the scheduler packs less with the heaviest sample
             step_s = np.maximum(num * average_s, heaviest_s)[:, :, 0]
             for c in np.flatnonzero(shards > 1):
-                of_c = self.tp, self.cp, num, int(dp[c]), average_s[:, c, 0], plain_s[:, c, 0]
+                of_c = self.mode, num, int(dp[c]), average_s[:, c, 0], plain_s[:, c, 0]
                 step_s[:, c] = together_s(self.problem, self.specs, *of_c)
             fill_s = step_s - (num - 1) * tau_s
         sync_s = chain_sync_s(
@@ -333,8 +331,7 @@ class Chain:
             layers,
             usual,
             num,
-            tp=self.tp,
-            cp=self.cp,
+            self.mode,
             dp=dp,
             shard_optimizer=self.memory.shares_optimizer(dp),
             shards=shards,

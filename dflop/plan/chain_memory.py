@@ -17,19 +17,18 @@ from dflop.plan.candidates import NUM_SHARD_CHOICES, Bools, shard_choices
 from dflop.plan.memory import NUM_WAITING, LoadBytes, StageBytes, StageState
 from dflop.plan.offload import offloaded_layers
 from dflop.plan.space import Problem
-from dflop.records import LLM, ModuleSpec
+from dflop.records import LLM, ModuleSpec, RunMode
 from dflop.schedule.items import Ints
 from dflop.simulate.order import in_flight
 
 
 @dataclass(frozen=True)
 class ChainMemory:
-    """Of chains of one tp, one cp and one number of microbatches."""
+    """Of chains of one mode and one number of microbatches."""
 
     problem: Problem
     specs: tuple[ModuleSpec, ...]
-    tp: int
-    cp: int
+    mode: RunMode
     ways: tuple[bool, ...]
     """Whether layers may keep their activations, and whether they may run again."""
     num_microbatches: int
@@ -44,7 +43,7 @@ class ChainMemory:
     def whole_bytes(self) -> Floats:
         """`[NUM_SHARD_CHOICES, D]`: the least that all stages keep together, by number of groups as in `dps`."""
         dp = np.array(list(self.dps), dtype=np.int64)
-        shards = np.maximum(np.concatenate(shard_choices(self.problem, self.tp, dp * self.cp)), 1)
+        shards = np.maximum(np.concatenate(shard_choices(self.problem, self.mode.tp, dp * self.mode.cp)), 1)
         dp = np.tile(dp, NUM_SHARD_CHOICES)
         layers = np.repeat(self.num_layers[:, np.newaxis, np.newaxis], len(dp), axis=1)
         held = self.held(self.states(layers, dp, shards), layers, layers * (True in self.ways), dp)
@@ -72,10 +71,10 @@ class ChainMemory:
         return (*self._largest[:-1], self._average) if usual else self._largest
 
     def _load_bytes(self, spec: ModuleSpec, load: Floats) -> tuple[LoadBytes, LoadBytes]:
-        load = self.problem.uneven(spec.module, load, self.cp)
-        of = functools.partial(LoadBytes.of, spec, self.problem.cost, load, tp=self.tp, cp=self.cp)
-        plain = of(recompute=False)
-        return plain, of(recompute=True) if True in self.ways else plain
+        load = self.problem.uneven(spec.module, load, self.mode.cp)
+        of = functools.partial(LoadBytes.of, spec, self.problem.cost, load)
+        plain = of(self.mode)
+        return plain, of(self.mode.recomputing(True)) if True in self.ways else plain
 
     def depth(self, pp: int) -> Ints:
         """`[P]` microbatches in flight."""
@@ -153,19 +152,18 @@ class ChainMemory:
         found, of_llm = np.zeros_like(layers), (layers[-1], again[-1])
         if not self.with_llm:
             return found
-        num, tp, cp = self.num_microbatches, self.tp, self.cp
-        found[-1] = offloaded_layers(self.problem, *of_llm, num, depth, tp=tp, cp=cp, dp=dp)
+        found[-1] = offloaded_layers(self.problem, *of_llm, self.num_microbatches, depth, self.mode, dp=dp)
         return found
 
     def states(self, layers: Ints, dp: Ints, shards: Ints) -> list[StageState]:
         """Per module what stages of C chains hold whatever they run; `layers` are `[modules, C, P]`."""
-        shares, replicas, of = self.shares_optimizer(dp), dp * self.cp, self.problem.cost.table
+        shares, replicas, of = self.shares_optimizer(dp), dp * self.mode.cp, self.problem.cost.table
         return [
             StageState.of(
                 spec,
-                of(spec.module, self.tp),
+                of(spec.module, self.mode),
                 own,
-                tp=self.tp,
+                tp=self.mode.tp,
                 replicas=replicas,
                 shard_optimizer=shares,
                 shards=shards,
@@ -186,4 +184,4 @@ class ChainMemory:
         return functools.reduce(operator.add, parts)
 
     def shares_optimizer(self, dp: Ints) -> Bools:
-        return self.problem.space.shard_optimizer & (dp * self.cp > 1)
+        return self.problem.space.shard_optimizer & (dp * self.mode.cp > 1)

@@ -18,7 +18,7 @@ from dflop.plan.offload import with_host
 from dflop.plan.rerun_limits import by_tokens, running_again, with_limits
 from dflop.plan.space import Problem
 from dflop.plan.sync import plan_sync_s, with_gathers
-from dflop.records import LLM, ClusterSpec, ModulePlan, ParallelSpec, Plan, layout_of, to_dict
+from dflop.records import LLM, ClusterSpec, ModulePlan, ParallelSpec, Plan, RunMode, layout_of, to_dict
 
 MAX_COST_GROWTH = 1.0
 """Beyond it cuts hardly move any more."""
@@ -91,13 +91,10 @@ def cost_growth(problem: Problem, num_microbatches: int, parallel: ParallelSpec,
     items, tokens, squares = problem.sample_loads[LLM].typical(num_microbatches * parallel.dp) / parallel.cp
     forward_s, backward_s = problem.cost.module_seconds(
         LLM,
-        items,
-        np.array([tokens, 2 * tokens, tokens]),
-        np.array([squares, squares, 2 * squares]),
+        (items, np.array([tokens, 2 * tokens, tokens]), np.array([squares, squares, 2 * squares])),
+        RunMode(parallel.tp, recompute=recomputed_frac),
         num_layers=problem.spec(LLM).num_layers,
         edge=True,
-        tp=parallel.tp,
-        recompute=recomputed_frac,
     )
     once_s, more_tokens_s, more_squares_s = (forward_s + backward_s).tolist()
     token_s = max(more_tokens_s - once_s, 0.0) or once_s
@@ -169,7 +166,7 @@ def _of_modules(
         "modules": [_content(m) for m in modules],
         "num_microbatches": num_microbatches,
         "global_batch_size": problem.global_batch_size,
-        "table_ids": [problem.cost.table(m.module, m.parallel.tp, m.table_ways[-1]).table_id for m in modules],
+        "table_ids": [problem.cost.table(m.module, m.modes[-1]).table_id for m in modules],
         "corrections": {
             module: found if isinstance(found, float) else to_dict(found)
             for module, found in problem.cost.corrections.items()
@@ -199,9 +196,7 @@ def _unfinished(problem: Problem, modules: tuple[ModulePlan, ...], num_microbatc
         baseline_step_s=math.nan,
         sync_s=math.nan,
         uniform_step_s=math.nan,
-        table_ids=tuple(
-            problem.cost.table(m.module, m.parallel.tp, way).table_id for m in modules for way in m.table_ways
-        ),
+        table_ids=tuple(problem.cost.table(m.module, mode).table_id for m in modules for mode in m.modes),
         snapshot_seq=problem.snapshot_seq,
         reason="",
     )

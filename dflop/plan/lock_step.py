@@ -9,14 +9,13 @@ import numpy as np
 from dflop.cost.model import Floats
 from dflop.plan.candidates import layer_and_edge_seconds
 from dflop.plan.space import Problem
-from dflop.records import ModuleSpec
+from dflop.records import ModuleSpec, RunMode
 
 
 def together_s(
     problem: Problem,
     specs: Sequence[ModuleSpec],
-    tp: int,
-    cp: int,
+    mode: RunMode,
     num_microbatches: int,
     dp: int,
     average_s: Floats,
@@ -29,15 +28,14 @@ def together_s(
     Args:
         problem: Batches and costs.
         specs: Of the modules that they hold.
-        tp: Tensor-parallel degree.
-        cp: Context-parallel degree.
+        mode: Tensor-parallel and context-parallel degree.
         num_microbatches: Per step.
         dp: Groups.
         average_s: `[S]`, what an average microbatch takes them.
         plain_s: The same without layers that run again, and without messages of parameters.
     """
     found = []
-    for longest_s, mean_s, without_s in zip(_sample_seconds(problem, specs, tp, cp), average_s, plain_s, strict=True):
+    for longest_s, mean_s, without_s in zip(_sample_seconds(problem, specs, mode), average_s, plain_s, strict=True):
         slower = mean_s / without_s if without_s > 0 else 1.0
         firsts_s = slower * longest_s[: num_microbatches * dp : dp]
         rest = num_microbatches - len(firsts_s)
@@ -45,16 +43,14 @@ def together_s(
     return np.array(found)
 
 
-def _sample_seconds(problem: Problem, specs: Sequence[ModuleSpec], tp: int, cp: int) -> tuple[Floats, ...]:
+def _sample_seconds(problem: Problem, specs: Sequence[ModuleSpec], mode: RunMode) -> tuple[Floats, ...]:
     """Per batch the seconds of each of its samples in all layers of modules, longest first."""
-    known, key = problem.sample_seconds, (*(spec.module for spec in specs), tp, cp)
+    known, key = problem.sample_seconds, (*(spec.module for spec in specs), mode)
     if key not in known:
         seconds: list[Floats] = [np.zeros(len(batch)) for batch in problem.batches]
         for spec in specs:
             for total_s, load in zip(seconds, problem.sample_loads[spec.module].units, strict=True):
-                layer_s, edge_s = layer_and_edge_seconds(
-                    problem.cost, spec.module, load.astype(np.float64), tp=tp, cp=cp, recompute=False
-                )
+                layer_s, edge_s = layer_and_edge_seconds(problem.cost, spec.module, load.astype(np.float64), mode)
                 total_s += spec.num_layers * layer_s + edge_s
         known[key] = tuple(np.sort(of_batch)[::-1] for of_batch in seconds)
     return known[key]

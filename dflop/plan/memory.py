@@ -26,7 +26,7 @@ from dflop.cost.model import CostModel, Floats
 from dflop.models.loss_size import loss_peak_bytes
 from dflop.plan.candidates import Bools
 from dflop.plan.stage_params import StageParams, first_and_last, stage_params
-from dflop.records import LLM, CostTable, ModuleSpec
+from dflop.records import LLM, ONE_RANK, CostTable, ModuleSpec, RunMode
 from dflop.schedule.items import Ints
 
 FLOAT32_BYTES = 4
@@ -86,33 +86,31 @@ def stage_bytes(
     cost: CostModel,
     layers: Ints,
     load: Floats,
+    mode: RunMode = ONE_RANK,
     *,
-    tp: int,
     dp: npt.ArrayLike,
     recompute: bool | Ints,
     offloaded: Ints | int = 0,
     shard_optimizer: npt.ArrayLike,
     shards: npt.ArrayLike = 1,
-    cp: int = 1,
 ) -> StageBytes:
-    """What C layouts of one module at one tp and one way of running keep.
+    """What C layouts of one module on ranks of one mode keep.
 
     Args:
         spec: Parameter counts.
         cost: Activation bytes.
         layers: `[C, P]`, zeros where a stage holds none of the module's layers.
         load: `[3, C]`, items, tokens and squared tokens of the largest microbatch of one group; a rank has a cp-th.
-        tp: Tensor-parallel degree.
+        mode: Tensor-parallel and context-parallel degree.
         dp: `[C]`, groups that take samples of their own.
         recompute: Whether layers keep their inputs only, or `[C, P]`, how many of a stage's first ones do.
         offloaded: `[C, P]`, how many of a stage's layers keep nothing, because it goes to the host.
         shard_optimizer: `[C]`, whether the replicas share out the optimizer's states. Like `load` and `dp`, C may be 1.
         shards: `[C]` or one for all, replicas that share out parameters, too; 1: none.
-        cp: Context-parallel degree.
     """
     again = layers * recompute if isinstance(recompute, bool) else recompute
-    load_bytes = LoadBytes.of(spec, cost, load, tp=tp, cp=cp, recompute=bool(again.any()))
-    state = StageState.of(spec, load_bytes.table, layers, tp=tp, replicas=np.asarray(dp) * cp,
+    load_bytes = LoadBytes.of(spec, cost, load, mode.recomputing(bool(again.any())))
+    state = StageState.of(spec, load_bytes.table, layers, tp=mode.tp, replicas=np.asarray(dp) * mode.cp,
                           shard_optimizer=shard_optimizer, shards=shards)  # fmt: skip
     return state.holding(load_bytes, again, offloaded)
 
@@ -135,15 +133,15 @@ class LoadBytes:
     """A layer that runs again keeps."""
 
     @classmethod
-    def of(cls, spec: ModuleSpec, cost: CostModel, load: Floats, *, tp: int, cp: int, recompute: bool) -> LoadBytes:
-        """Of loads `[3, C]` of groups; `recompute`: whether any layer may run again."""
-        edge = cost.activation_bytes(spec.module, *load, num_layers=0, edge=True, tp=tp, cp=cp, recompute=recompute)
-        plain = layer_bytes(spec, cost, load, tp=tp, cp=cp, recompute=False)
-        again = layer_bytes(spec, cost, load, tp=tp, cp=cp, recompute=True) if recompute else np.zeros_like(plain)
-        tokens = load[1] / cp
-        num_lost = np.minimum(load[0], tokens) if cp > 1 else load[0]  # one rank may have all that carries loss
+    def of(cls, spec: ModuleSpec, cost: CostModel, load: Floats, mode: RunMode) -> LoadBytes:
+        """Of loads `[3, C]` of groups; the mode recomputes where any layer may run again."""
+        edge = cost.activation_bytes(spec.module, load, mode, num_layers=0, edge=True)
+        plain = layer_bytes(spec, cost, load, mode.recomputing(False))
+        again = layer_bytes(spec, cost, load, mode) if mode.recompute else np.zeros_like(plain)
+        tokens = load[1] / mode.cp
+        num_lost = np.minimum(load[0], tokens) if mode.cp > 1 else load[0]  # one rank may have all that carries loss
         columns = (np.reshape(x, (-1, 1)) for x in (tokens, num_lost, edge, plain, again))
-        return cls(spec, cost.table(spec.module, tp, recompute), tp, *columns)
+        return cls(spec, cost.table(spec.module, mode), mode.tp, *columns)
 
     def select(self, which: Ints) -> LoadBytes:
         """Those of groups at indices."""
@@ -221,15 +219,15 @@ class StageState:
         )
 
 
-def layer_bytes(spec: ModuleSpec, cost: CostModel, load: Floats, *, tp: int, cp: int, recompute: bool) -> Floats:
+def layer_bytes(spec: ModuleSpec, cost: CostModel, load: Floats, mode: RunMode) -> Floats:
     """`[C]`: what a layer keeps of a microbatch `[3, C]`, with context parallelism received keys and values, too.
 
     They are of one sample, the one that was cut where a rank's tokens begin, and of other ranks' tokens.
     """
-    found = cost.activation_bytes(spec.module, *load, num_layers=1, edge=False, tp=tp, cp=cp, recompute=recompute)
-    if cp > 1 and spec.module == LLM and not recompute:
-        tokens = np.minimum(load[1] * (cp - 1) / cp, np.sqrt(load[2]))
-        found = found + 2 * bytes_per_value(cost.table(LLM, tp).dtype) * spec.key_width / tp * tokens
+    found = cost.activation_bytes(spec.module, load, mode, num_layers=1, edge=False)
+    if mode.cp > 1 and spec.module == LLM and not mode.recompute:
+        tokens = np.minimum(load[1] * (mode.cp - 1) / mode.cp, np.sqrt(load[2]))
+        found = found + 2 * bytes_per_value(cost.table(LLM, mode).dtype) * spec.key_width / mode.tp * tokens
     return found
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from dflop.plan.memory import layer_bytes
 from dflop.plan.space import Problem
 from dflop.plan.sync import average_passes_s
-from dflop.records import LLM, ModulePlan
+from dflop.records import LLM, ModulePlan, RunMode
 from dflop.schedule.items import Ints
 from dflop.simulate.order import in_flight
 
@@ -23,7 +23,7 @@ LOCKED_RATIO = 2
 
 
 def offloaded_layers(
-    problem: Problem, layers: Ints, again: Ints, num_microbatches: int, depth: Ints, *, tp: int, dp: Ints, cp: int = 1
+    problem: Problem, layers: Ints, again: Ints, num_microbatches: int, depth: Ints, mode: RunMode, *, dp: Ints
 ) -> Ints:
     """`[C, P]`: layers of the LLM whose activations go to the host.
 
@@ -33,19 +33,18 @@ def offloaded_layers(
         again: `[C, P]`, those that would run again.
         num_microbatches: Per step.
         depth: `[P]`, microbatches in flight.
-        tp: Tensor-parallel degree.
+        mode: Tensor-parallel and context-parallel degree.
         dp: `[C]`, groups.
-        cp: Context-parallel degree.
     """
     space = problem.space
     if not space.host_bytes or space.rules is not None or not again.any():
         return np.zeros_like(layers)
     loads, buckets = problem.sample_loads[LLM], num_microbatches * dp
     average, largest = (
-        layer_bytes(problem.spec(LLM), problem.cost, load, tp=tp, cp=cp, recompute=False)
+        layer_bytes(problem.spec(LLM), problem.cost, load, mode)
         for load in (loads.typical(buckets), loads.largest(buckets))
     )
-    shortest_s = average_passes_s(problem, problem.spec(LLM), tp, buckets, cp).min(axis=0)
+    shortest_s = average_passes_s(problem, problem.spec(LLM), mode, buckets).min(axis=0)
     hidden = layers * np.minimum(1.0, space.host_bytes_per_s * shortest_s / average)[:, np.newaxis]
     held = space.host_bytes / (depth * LOCKED_RATIO * largest[:, np.newaxis])
     found: Ints = np.minimum(again, np.minimum(hidden, held)).astype(np.int64)
@@ -57,7 +56,7 @@ def with_host(problem: Problem, llm: ModulePlan, num_microbatches: int) -> Modul
     p, layers = llm.parallel, np.array([llm.layers_per_stage])
     again, depth = np.array([llm.num_recomputed]), in_flight(num_microbatches, np.arange(p.pp)[::-1])
     groups = np.array([p.dp])
-    found = offloaded_layers(problem, layers, again, num_microbatches, depth, tp=p.tp, cp=p.cp, dp=groups)
+    found = offloaded_layers(problem, layers, again, num_microbatches, depth, p.mode, dp=groups)
     if not found.any():
         return llm
     left = tuple((again - found)[0].tolist())

@@ -164,7 +164,7 @@ def _near(timed: Sequence[_Timed], most: int, slower_frac: float) -> tuple[list[
 
 def residual_sigma_frac(problem: Problem, plan: Plan) -> float:
     """By how much seconds of a stage stray from their prediction, the worst module's."""
-    tables = [problem.cost.table(m.module, m.parallel.tp, m.recompute) for m in plan.modules]
+    tables = [problem.cost.table(m.module, m.modes[-1]) for m in plan.modules]
     errors = [t.median_error_frac if t.source == "measured" else UNKNOWN_ERROR_FRAC for t in tables]
     return SIGMA_OF_MEDIAN * max(errors)
 

@@ -247,7 +247,7 @@ def _extrapolated(plan: Plan, problem: Problem) -> list[str]:
     for m in plan.modules:
         load = problem.loads[m.module].typical([plan.num_microbatches * m.parallel.dp])
         tokens = round(float(load[1, 0]) / m.parallel.cp)
-        probed = problem.cost.table(m.module, m.parallel.tp, m.recompute).max_tokens
+        probed = problem.cost.table(m.module, m.modes[-1]).max_tokens
         if probed and tokens > probed:
             found.append(
                 f"`{m.module}`: an average microbatch has {tokens} tokens{' per rank' * (m.parallel.cp > 1)}, "

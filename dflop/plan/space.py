@@ -12,7 +12,7 @@ import numpy as np
 from dflop.cost.model import CostModel, Floats
 from dflop.errors import InfeasiblePlanError
 from dflop.plan.scenarios import ScenarioLoads, scenario_loads
-from dflop.records import LLM, ClusterSpec, ModuleSpec, SampleShape
+from dflop.records import LLM, ClusterSpec, ModuleSpec, RunMode, SampleShape
 from dflop.schedule.items import Ints, ModuleItems, module_items
 from dflop.schedule.levels import levelled
 from dflop.simulate.pieces import NUM_CHUNKS
@@ -177,7 +177,7 @@ class Problem:
             tp = self.tps(spec)[0]
             for total_s, load in zip(seconds, self.sample_loads[spec.module].units, strict=True):
                 forward_s, backward_s = self.cost.module_seconds(
-                    spec.module, *load, num_layers=spec.num_layers, edge=True, tp=tp
+                    spec.module, load, RunMode(tp), num_layers=spec.num_layers, edge=True
                 )
                 total_s += forward_s + backward_s
         heaviest = [int(of.argmax()) for of in seconds]
@@ -204,7 +204,7 @@ class Problem:
         return {}
 
     @cached_property
-    def unit_seconds(self) -> dict[tuple[tuple[str, ...], str, int, int], Any]:
+    def unit_seconds(self) -> dict[tuple[tuple[str, ...], str, RunMode], Any]:
         """What `unit_seconds.py` has worked out so far, by (modules that share ranks, module, tp, cp)."""
         return {}
 
@@ -214,7 +214,7 @@ class Problem:
         return {}
 
     @cached_property
-    def passes_s(self) -> dict[tuple[str, int, int, bool], tuple[Floats, Floats]]:
+    def passes_s(self) -> dict[tuple[str, RunMode], tuple[Floats, Floats]]:
         """What `sync.py` has worked out so far of average microbatches, by (module, tp, cp, recomputation)."""
         return {}
 

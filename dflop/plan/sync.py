@@ -29,7 +29,7 @@ from dflop.plan.candidates import Bools
 from dflop.plan.memory import FLOAT32_BYTES
 from dflop.plan.space import Problem
 from dflop.plan.stage_params import first_and_last, stage_params
-from dflop.records import ModulePlan, ModuleSpec
+from dflop.records import ModulePlan, ModuleSpec, RunMode
 from dflop.schedule.items import Ints
 
 BUCKET_BYTES = 64 << 20
@@ -49,8 +49,7 @@ def plan_sync_s(problem: Problem, modules: Sequence[ModulePlan], num_microbatche
                 np.array([[m.layers_per_stage] for m in chain]),
                 np.array([[_always_rerun(m)] for m in chain]),
                 num_microbatches,
-                tp=chain[0].parallel.tp,
-                cp=chain[0].parallel.cp,
+                mode=chain[0].parallel.mode,
                 dp=np.array([chain[0].parallel.dp]),
                 shard_optimizer=np.array([chain[0].shard_optimizer]),
                 shards=np.array([chain[0].parameter_shards]),
@@ -101,7 +100,7 @@ def gather_seconds(
     """
     if not (shards > 1).any():
         return np.zeros(layers.shape), np.zeros(layers.shape)
-    table, params = problem.cost.table(spec.module, tp), stage_params(spec, layers, tp)
+    table, params = problem.cost.table(spec.module, RunMode(tp)), stage_params(spec, layers, tp)
     trained, group = params.trained(table), shards[:, np.newaxis]
     num_units = layers * table.trains_layers + (params.ends(table) > 0)
     num_nodes = _num_nodes(problem, first_rank + np.arange(layers.shape[1]) * replicas[:, np.newaxis] * tp, tp, group)
@@ -119,13 +118,12 @@ def chain_sync_s(
     layers: Ints,
     again: Ints,
     num_microbatches: int | Ints,
+    mode: RunMode,
     *,
-    tp: int,
     dp: Ints,
     shard_optimizer: Bools,
     shards: Ints,
     first_rank: int = 0,
-    cp: int = 1,
 ) -> Floats:
     """`[C]`: of the slowest stage of C layouts of modules that share ranks.
 
@@ -135,13 +133,13 @@ def chain_sync_s(
         layers: `[modules, C, P]` layers per stage.
         again: As `layers`, those that run again in the backward pass.
         num_microbatches: Per step; one for all or `[C]`.
-        tp: Tensor-parallel degree.
+        mode: Tensor-parallel and context-parallel degree.
         dp: `[C]`.
         shard_optimizer: `[C]`.
         shards: `[C]`, replicas of a group that shares out parameters.
         first_rank: Of the first stage.
-        cp: Context-parallel degree.
     """
+    tp, cp = mode.tp, mode.cp
     replicas, group = dp[:, np.newaxis] * cp, shards[:, np.newaxis]
     is_sharded, is_shared = group > 1, shard_optimizer[:, np.newaxis] & (group == 1)
     # A group is no wider than a node, so the replicas of a stage leave no node out from their first to their last.
@@ -153,14 +151,14 @@ def chain_sync_s(
     at_once = BUCKET_BYTES / FLOAT32_BYTES * np.where(is_shared, replicas, 1)
     left_s, forward_s, sent_s, tied_bytes, optimizer_s, late, summed = (np.zeros(layers.shape[1:]) for _ in range(7))
     for spec, of_module, of_again in reversed(list(zip(specs, layers, again, strict=True))):  # as a backward pass runs
-        table, params = problem.cost.table(spec.module, tp), stage_params(spec, of_module, tp)
+        table, params = problem.cost.table(spec.module, mode), stage_params(spec, of_module, tp)
         trained, owned = params.trained(table), params.least_owned(table, replicas)
         first, last = first_and_last(of_module)
         tied = (first ^ last) * spec.is_tied * (trained > 0) * spec.num_entry_params
         norms = 2 * spec.hidden_size * of_module * table.trains_layers * (tp > 1)
         entry = (params.entry - first * tied) * table.trains_layers
         early = trained - tied - norms - entry
-        passes_s = _passes_s(problem, spec, of_module, of_again, num_microbatches * dp, tp=tp, cp=cp) * ~is_sharded
+        passes_s = _passes_s(problem, spec, of_module, of_again, num_microbatches * dp, mode) * ~is_sharded
         # What is in front of the layers, an embedding most of all, gets its gradient when the module's pass ends.
         left_s = _left_s(left_s, sum_s * early, passes_s[1], early / at_once) + sum_s * entry
         forward_s += passes_s[0]
@@ -198,34 +196,32 @@ def _left_s(before_s: Floats, messages_s: Floats, pass_s: Floats, num_rounds: Fl
 
 
 def _passes_s(
-    problem: Problem, spec: ModuleSpec, layers: Ints, again: Ints, num_buckets: Ints, *, tp: int, cp: int
+    problem: Problem, spec: ModuleSpec, layers: Ints, again: Ints, num_buckets: Ints, mode: RunMode
 ) -> Floats:
     """`[2, C, P]`: forward and backward pass of stages on the average of `[C]` buckets."""
     which, (_, last) = np.minimum(num_buckets, problem.global_batch_size) - 1, first_and_last(layers)
-    layer_s, edge_s = (part[:, which, np.newaxis] for part in _known_passes(problem, spec, tp, cp, False))
+    layer_s, edge_s = (part[:, which, np.newaxis] for part in _known_passes(problem, spec, mode))
     found: Floats = layers * layer_s + last * edge_s
     if again.any():
-        again_s, _ = _known_passes(problem, spec, tp, cp, True)
+        again_s, _ = _known_passes(problem, spec, mode.recomputing(True))
         found += again * (again_s[:, which, np.newaxis] - layer_s)
     return found
 
 
-def average_passes_s(problem: Problem, spec: ModuleSpec, tp: int, num_buckets: Ints, cp: int = 1) -> Floats:
+def average_passes_s(problem: Problem, spec: ModuleSpec, mode: RunMode, num_buckets: Ints) -> Floats:
     """`[2, C]`: forward and backward pass of a layer on the average of `[C]` buckets."""
     which = np.minimum(num_buckets, problem.global_batch_size) - 1
-    return _known_passes(problem, spec, tp, cp, False)[0][:, which]
+    return _known_passes(problem, spec, mode)[0][:, which]
 
 
-def _known_passes(problem: Problem, spec: ModuleSpec, tp: int, cp: int, recompute: bool) -> tuple[Floats, Floats]:
+def _known_passes(problem: Problem, spec: ModuleSpec, mode: RunMode) -> tuple[Floats, Floats]:
     """(of a layer, of the edge) `[2, B]`: forward and backward on the average of 1 to B buckets, a sample each."""
-    key = (spec.module, tp, cp, recompute)
+    key = (spec.module, mode)
     if key not in problem.passes_s:
         num_buckets = np.arange(1, problem.global_batch_size + 1)
         load = problem.sample_loads[spec.module].per_microbatch(num_buckets).mean(axis=-1)
         layer, edge = (
-            problem.cost.module_seconds(
-                spec.module, *load, num_layers=1 - is_edge, edge=is_edge, tp=tp, cp=cp, recompute=recompute
-            )
+            problem.cost.module_seconds(spec.module, load, mode, num_layers=1 - is_edge, edge=is_edge)
             for is_edge in (False, True)
         )
         problem.passes_s[key] = np.stack(layer), np.stack(edge)

@@ -163,7 +163,7 @@ def _may_fit(problem: Problem, parallel: ParallelSpec, recompute: bool, counts: 
             problem.cost,
             np.tile(np.array(chain[spec.module]), (len(counts), 1)),
             problem.sample_loads[spec.module].largest(counts * parallel.dp),
-            tp=parallel.tp,
+            parallel.mode,
             dp=np.array([parallel.dp]),
             recompute=recompute,
             shard_optimizer=np.array([_shards(problem, parallel)]),
@@ -190,7 +190,7 @@ def _formula_s(problem: Problem, parallel: ParallelSpec, recompute: bool, counts
         total_s: Floats = np.zeros(parallel.pp)
         for spec, of_module in zip(problem.specs, layers, strict=True):
             layer_s, edge_s = layer_and_edge_seconds(
-                problem.cost, spec.module, loads[spec.module], tp=parallel.tp, recompute=recompute
+                problem.cost, spec.module, loads[spec.module], parallel.mode.recomputing(recompute)
             )
             _, edge = first_and_last(of_module)
             total_s = total_s + of_module * layer_s[..., np.newaxis] + edge * edge_s[..., np.newaxis]
@@ -211,7 +211,7 @@ def _formula_s(problem: Problem, parallel: ParallelSpec, recompute: bool, counts
         every,
         every * recompute,
         counts,
-        tp=parallel.tp,
+        parallel.mode,
         dp=np.full(len(counts), parallel.dp),
         shard_optimizer=np.full(len(counts), _shards(problem, parallel)),
         shards=np.ones(len(counts), dtype=np.int64),

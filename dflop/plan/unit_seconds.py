@@ -10,7 +10,7 @@ import numpy as np
 from dflop.cost.model import Floats
 from dflop.plan.candidates import layer_and_edge_seconds, nearest_power
 from dflop.plan.space import Problem
-from dflop.records import LLM, ModuleSpec
+from dflop.records import LLM, ModuleSpec, RunMode
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,20 +26,20 @@ class UnitSeconds:
 
 
 def unit_seconds(
-    problem: Problem, specs: Sequence[ModuleSpec], module: str, tp: int, cp: int, *, again: bool
+    problem: Problem, specs: Sequence[ModuleSpec], module: str, mode: RunMode, *, again: bool
 ) -> UnitSeconds:
     """Worked out once for all numbers of microbatches; `specs` share the ranks, `again`: layers may run again."""
-    key = (tuple(spec.module for spec in specs), module, tp, cp)
+    key = (tuple(spec.module for spec in specs), module, mode)
     found: UnitSeconds | None = problem.unit_seconds.get(key)
     if found is None:
         loads = (problem.sample_loads if specs[-1].module == LLM else problem.loads)[module]
         num_buckets = problem.global_batch_size * min(problem.global_batch_size, problem.cluster.num_processes)
 
         def seconds(load: Floats) -> tuple[Floats, Floats, Floats]:
-            layer_s, edge_s = layer_and_edge_seconds(problem.cost, module, load, tp=tp, cp=cp, recompute=False)
+            layer_s, edge_s = layer_and_edge_seconds(problem.cost, module, load, mode)
             if not again:
                 return layer_s, edge_s, np.zeros_like(layer_s)
-            longer_s, _ = layer_and_edge_seconds(problem.cost, module, load, tp=tp, cp=cp, recompute=True)
+            longer_s, _ = layer_and_edge_seconds(problem.cost, module, load, mode.recomputing(True))
             return layer_s, edge_s, longer_s - layer_s
 
         found = problem.unit_seconds[key] = UnitSeconds(

@@ -16,6 +16,7 @@ from dflop.records.corrections import (
     RankFactor,
 )
 from dflop.records.costs import (
+    ONE_RANK,
     TRAINS_ALL,
     TRAINS_NONE,
     TRAINS_PROJECTOR,
@@ -28,6 +29,7 @@ from dflop.records.costs import (
     Measurement,
     ModuleSpec,
     ParallelSpec,
+    RunMode,
 )
 from dflop.records.mapping import from_dict, parse_json, to_dict
 from dflop.records.observations import (
@@ -49,6 +51,7 @@ __all__ = [
     "ALL_TOKENS",
     "BUSY_RATIO",
     "LLM",
+    "ONE_RANK",
     "TRAINS_ALL",
     "TRAINS_NONE",
     "TRAINS_PROJECTOR",
@@ -81,6 +84,7 @@ __all__ = [
     "RankSpan",
     "RunEvent",
     "RunInput",
+    "RunMode",
     "RunRecord",
     "SampleShape",
     "StepFlops",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 TRAINS_ALL, TRAINS_PROJECTOR, TRAINS_NONE = "all", "projector", "none"
 
@@ -154,6 +155,11 @@ class ParallelSpec:
     """Neighbours, of `tp` ranks each, that share the samples of such a group: each has a part of the tokens."""
 
     @property
+    def mode(self) -> RunMode:
+        """How its ranks run a stage in which nothing runs again."""
+        return RunMode(self.tp, self.cp)
+
+    @property
     def num_replicas(self) -> int:
         """Ranks of a stage that hold the same weights, or share them out."""
         return self.dp * self.cp
@@ -166,6 +172,24 @@ class ParallelSpec:
     @property
     def num_processes(self) -> int:
         return self.tp * self.cp * self.pp * self.dp
+
+
+@dataclass(frozen=True, slots=True)
+class RunMode:
+    """How the ranks of a stage run a module; what trains is the same for all that a cost model is asked."""
+
+    tp: int = 1
+    cp: int = 1
+    """Neighbours that share samples; a load is that of all."""
+    recompute: Any = 0.0
+    """Share of the layers that run again in the backward pass; an array where it differs between microbatches."""
+
+    def recomputing(self, frac: float) -> RunMode:
+        """The same with such a share."""
+        return RunMode(self.tp, self.cp, frac)
+
+
+ONE_RANK = RunMode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,6 +333,10 @@ class CostTable:
     """Seconds of an optimizer step per parameter; 0: unknown."""
     fitted_at_s: float = 0.0
     """Unix time of the fit; 0: unknown. No part of `table_id`."""
+
+    @property
+    def mode(self) -> RunMode:
+        return RunMode(self.tp, recompute=self.recompute)
 
     @property
     def is_frozen(self) -> bool:

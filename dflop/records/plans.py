@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dflop.records import RunMode
 from dflop.records.costs import ParallelSpec
 from dflop.records.samples import LLM
 
@@ -76,9 +77,10 @@ class ModulePlan:
         return self.recomputed or tuple(n * self.recompute for n in self.layers_per_stage)
 
     @property
-    def table_ways(self) -> tuple[bool, ...]:
-        """Whether layers run again, of each cost table that the module needs: both ways where some do and some not."""
-        return (False, True) if self.recomputed or self.recompute_tokens else (self.recompute,)
+    def modes(self) -> tuple[RunMode, ...]:
+        """Of each cost table that the module needs: both where some layers run again and some do not."""
+        shares = (False, True) if self.recomputed or self.recompute_tokens else (self.recompute,)
+        return tuple(RunMode(self.parallel.tp, recompute=share) for share in shares)
 
     @property
     def recomputation(self) -> str:

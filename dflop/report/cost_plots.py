@@ -61,10 +61,8 @@ class Fitted:
         """Forward + backward seconds of so many layers and the edge."""
         t = self.table
         model = CostModel([t], extrapolate=True)
-        forward, backward = model.module_seconds(
-            t.module, num_items, num_tokens, sum_sq_tokens,
-            num_layers=num_layers, edge=True, tp=t.tp, recompute=t.recompute,
-        )  # fmt: skip
+        load = num_items, num_tokens, sum_sq_tokens
+        forward, backward = model.module_seconds(t.module, load, t.mode, num_layers=num_layers, edge=True)
         return float(forward + backward)
 
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from dflop.cost.identity import tables_of_json
 from dflop.cost.model import CostModel, Floats
 from dflop.errors import ConfigError, DataError
-from dflop.records import LLM, CostTable, SampleShape
+from dflop.records import LLM, CostTable, RunMode, SampleShape
 
 Ints = npt.NDArray[np.int64]
 _LOADS = ("num_items", "num_tokens", "sum_sq_tokens")
@@ -305,17 +305,15 @@ def _by_model(
 
     Media of a sample are corrected as items of their mean size.
     """
-    num_samples = len(index)
+    num_samples, mode = len(index), RunMode(tp, recompute=recompute)
     seconds, fixed_s = np.zeros(num_samples), 0.0
     for module, load in loads.items():
-        how: dict[str, Any] = {
-            "num_layers": model.table(module, tp, recompute).num_layers, "edge": True, "tp": tp, "recompute": recompute,
-        }  # fmt: skip
+        how: dict[str, Any] = {"num_layers": model.table(module, mode).num_layers, "edge": True, "mode": mode}
         typical = TYPICAL_SAMPLES * load.sum(axis=1) / num_samples
         size = load[1] if module == LLM else load[1] / np.maximum(load[0], 1)
         factor = np.append(model.item_factors(module, size), model.level(module))
-        added_s = model.item_seconds(module, *np.column_stack([load, typical]), factor=factor, **how)
-        whole = model.module_seconds(module, *typical.tolist(), **how)
+        added_s = model.item_seconds(module, np.column_stack([load, typical]), factor=factor, **how)
+        whole = model.module_seconds(module, typical, **how)
         seconds += added_s[:-1]
         fixed_s += max(0.0, float(whole[0]) + float(whole[1]) - float(added_s[-1]))
     return SampleCosts(

@@ -155,14 +155,15 @@ class StepEvaluator:
             factor = mix.factors(cell, load[0].size).reshape(shape)
         costs = kind.costs(num_rerun)
         if pieces is None:
-            return self.cost.module_seconds(part.module, *load, **costs, factor=factor)
+            return self.cost.module_seconds(part.module, load, **costs, factor=factor)
         # All ranks of a group wait for who has most.
         loads, received = pieces
         exchanges_s = self.cost.exchange_seconds(
-            part.module, received.reshape(shape), num_layers=kind.num_layers, tp=kind.tp, recompute=costs["recompute"]
+            part.module, received.reshape(shape), costs["mode"], num_layers=kind.num_layers
         )
         seconds = self.cost.module_seconds(
-            part.module, *loads.reshape(3, *shape, kind.cp), **kind._replace(cp=1).costs(np.expand_dims(num_rerun, -1)),
+            part.module, loads.reshape(3, *shape, kind.mode.cp),
+            **kind.of_one_rank().costs(np.expand_dims(num_rerun, -1)),
             factor=None if factor is None else factor[..., np.newaxis],
         )  # fmt: skip
         forward_s, backward_s = (of.max(axis=-1) + more for of, more in zip(seconds, exchanges_s, strict=True))

@@ -105,7 +105,7 @@ def stage_mix(part: ModulePlan, kind: StageKind, items: ModuleItems, cost: CostM
 
 def item_weights(part: ModulePlan, kind: StageKind, items: ModuleItems, cost: CostModel) -> Floats:
     """`[items]` by which a stage's seconds are shared out: what each adds, uncorrected; tokens where none adds any."""
-    added_s = cost.item_seconds(part.module, *items.loads, **kind.costs(), factor=1.0)
+    added_s = cost.item_seconds(part.module, items.loads, **kind.costs(), factor=1.0)
     return added_s if added_s.any() else items.num_tokens.astype(np.float64)
 
 
@@ -120,7 +120,7 @@ def stage_slowness(pipe: ModulePlan, slowness: Mapping[Node, float] | None) -> F
 def item_seconds(module_plan: ModulePlan, items: ModuleItems, cost: CostModel) -> Floats:
     """Seconds each item adds to the slowest stage of its module: the weight that balancing works with."""
     per_stage = [
-        cost.item_seconds(items.module, *items.loads, **stage_kind(module_plan, stage).costs())
+        cost.item_seconds(items.module, items.loads, **stage_kind(module_plan, stage).costs())
         for stage in range(module_plan.parallel.pp)
     ]
     return max(per_stage, key=lambda seconds: float(seconds.sum()))

@@ -35,7 +35,12 @@ def _level(cost: CostModel, module: str, samples: Sequence[SampleShape]) -> floa
     """None where nothing that the samples bring to the module takes time."""
     items, table = module_items(samples, module), next(t for t in cost.tables if t.module == module)
     seconds = cost.item_seconds(
-        module, *items.loads, num_layers=table.num_layers, edge=True, tp=table.tp, recompute=table.recompute, factor=1.0
+        module,
+        items.loads,
+        table.mode,
+        num_layers=table.num_layers,
+        edge=True,
+        factor=1.0,
     )
     total_s = float(seconds.sum())
     return float((seconds * cost.item_factors(module, items.num_tokens)).sum()) / total_s if total_s > 0 else None

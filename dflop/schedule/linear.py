@@ -224,16 +224,14 @@ def _part(
     plan: Plan, part: ModulePlan, kind: StageKind, items: ModuleItems, cost: CostModel
 ) -> tuple[Floats, float, float]:
     """One module's layers on a stage: (`[items]` seconds, fixed seconds of a microbatch, forward share)."""
-    seconds = cost.item_seconds(part.module, *items.loads, **kind.costs())
+    seconds = cost.item_seconds(part.module, items.loads, **kind.costs())
     if not len(seconds):
         return seconds, 0.0, 1 / 3
     num_buckets = max(1, min(plan.num_microbatches * part.parallel.dp, len(seconds)))
-    typical = [float(load.sum()) / num_buckets for load in items.loads]
+    typical = np.array([float(load.sum()) / num_buckets for load in items.loads])
     mix = stage_mix(part, kind, items, cost)
-    both = cost.module_seconds(
-        part.module, *typical, **kind.costs(),
-        factor=mix.factors(np.zeros(len(seconds), dtype=np.int64), 1)[0] if mix else None,
-    )  # fmt: skip
+    factor = mix.factors(np.zeros(len(seconds), dtype=np.int64), 1)[0] if mix else None
+    both = cost.module_seconds(part.module, typical, **kind.costs(), factor=factor)
     forward, backward = (float(seconds_s) for seconds_s in both)
     fixed_s = max(0.0, forward + backward - float(seconds.sum()) / num_buckets)
     return seconds, fixed_s, forward / (forward + backward) if forward + backward > 0 else 1 / 3
@@ -242,8 +240,8 @@ def _part(
 def _rerun(plan: Plan, samples: ModuleItems, cost: CostModel) -> tuple[Floats, float]:
     """(`[samples]` seconds, fixed seconds of a microbatch) in which one layer of the LLM runs again."""
     llm = plan.module(LLM)
-    kind = StageKind(1, False, 0.0, llm.parallel.tp, llm.parallel.cp)
-    once, again = (_part(plan, llm, kind._replace(recompute=way), samples, cost) for way in (0.0, 1.0))
+    modes = (llm.parallel.mode.recomputing(share) for share in (0.0, 1.0))
+    once, again = (_part(plan, llm, StageKind(1, False, mode), samples, cost) for mode in modes)
     return np.maximum(again[0] - once[0], 0.0), max(again[1] - once[1], 0.0)
 
 

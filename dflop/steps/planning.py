@@ -271,7 +271,7 @@ def spool_plans(config: Config, task: Task, plans: Sequence[Plan], *others: Plan
 
 def tables_of(plan: Plan, cost: CostModel) -> list[CostTable]:
     """The cost tables that a plan was made with, of each module those of its ways to run."""
-    return [cost.table(m.module, m.parallel.tp, way) for m in plan.modules for way in m.table_ways]
+    return [cost.table(m.module, mode) for m in plan.modules for mode in m.modes]
 
 
 def batch_note(config: Config, num_processes: int) -> str:

@@ -50,8 +50,7 @@ def explain_plan(problem: Problem, plans: Sequence[Plan], say: Say, *, sensitivi
     return Explanation(
         plans=tuple(plans),
         costs=tuple(
-            (f"{m.module} tp{m.parallel.tp}", problem.cost.table(m.module, m.parallel.tp, m.recompute).source)
-            for m in plan.modules
+            (f"{m.module} tp{m.parallel.tp}", problem.cost.table(m.module, m.modes[-1]).source) for m in plan.modules
         ),
         stages=tuple(_stages(problem, plan, steps)),
         time=_time(problem, plan, steps),

@@ -38,7 +38,7 @@ def seconds_and_tokens(setting: Setting, batch: Any) -> tuple[Floats, Ints]:
     tokens = np.zeros(len(batch), dtype=np.int64)
     for spec in problem.specs:
         items = module_items(batch, spec.module)
-        each_s = problem.cost.item_seconds(spec.module, *items.loads, num_layers=spec.num_layers, edge=True)
+        each_s = problem.cost.item_seconds(spec.module, items.loads, num_layers=spec.num_layers, edge=True)
         total_s += np.bincount(items.sample_of, each_s, len(batch))
         tokens = np.bincount(items.sample_of, items.num_tokens, len(batch)).astype(np.int64)  # the LLM comes last
     return total_s, tokens

@@ -89,10 +89,10 @@ def predicted_s(plan: Plan, step_plan: StepPlan, batch: Sequence[SampleShape], c
         slot, rank = assignment.places(items)
         cell, num_cells = slot * dp + rank, plan.num_microbatches * dp
         if m.module == LLM:
-            loads = piece_loads(items, cell, num_cells, kind.cp, m.cost_growth).loads
+            loads = piece_loads(items, cell, num_cells, kind.mode.cp, m.cost_growth).loads
         else:
-            loads = tile_loads(items, cell, num_cells, kind.cp)
-        seconds = cost.extrapolating().module_seconds(m.module, *loads, **kind._replace(cp=1).costs())
+            loads = tile_loads(items, cell, num_cells, kind.mode.cp)
+        seconds = cost.extrapolating().module_seconds(m.module, loads, **kind.of_one_rank().costs())
         found += sum(seconds).reshape(plan.num_microbatches, NUM_RANKS).sum(axis=0)
     return found.tolist()
 

@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from dflop.cost.model import CostModel, Floats
 from dflop.plan.memory import stage_bytes
-from dflop.records import LLM, ModuleSpec, SampleShape
+from dflop.records import LLM, ModuleSpec, RunMode, SampleShape
 
 ENCODER_PROBE_TILES = (1, 2, 4, 8, 16, 32, 64)
 LLM_PROBE_TOKENS = (1024, 2048, 4096, 8192)
@@ -195,7 +195,7 @@ Load = tuple[npt.ArrayLike, npt.ArrayLike, npt.ArrayLike]
 def _seconds(cost: CostModel, spec: ModuleSpec, load: Load, tp: int, recompute: bool) -> Floats:
     """Forward + backward of the whole module on one tp group."""
     forward_s, backward_s = cost.module_seconds(
-        spec.module, *load, num_layers=spec.num_layers, edge=True, tp=tp, recompute=recompute
+        spec.module, load, RunMode(tp, recompute=recompute), num_layers=spec.num_layers, edge=True
     )
     return forward_s + backward_s
 
@@ -211,12 +211,21 @@ def _memory_lines(
     def whole_bytes(num_layers: int) -> float:
         layers, load = np.array([[num_layers]]), np.reshape(np.asarray(probe, dtype=np.float64), (3, 1))
         found = stage_bytes(
-            spec, cost, layers, load, tp=tp, dp=np.array([1]), recompute=recompute, shard_optimizer=np.array([False])
+            spec,
+            cost,
+            layers,
+            load,
+            RunMode(tp),
+            dp=np.array([1]),
+            recompute=recompute,
+            shard_optimizer=np.array([False]),
         )
         return float((found.state + found.kept)[0, 0])
 
     def token_bytes(num_layers: int) -> float:
-        kept = cost.activation_bytes(spec.module, *probe, num_layers=num_layers, edge=False, tp=tp, recompute=recompute)
+        kept = cost.activation_bytes(
+            spec.module, probe, RunMode(tp, recompute=recompute), num_layers=num_layers, edge=False
+        )
         return float(kept) / float(np.asarray(probe[1]))
 
     fixed_bytes, bytes_per_layer = _line(depths, whole_bytes(depths[0]), whole_bytes(depths[1]))

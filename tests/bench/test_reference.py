@@ -136,7 +136,7 @@ def test_encoder_seconds_are_those_of_the_cost_model_at_the_probes():
     module = encoder_module(spec, cost, tiles(1, 2, 6), [1], recompute=False)
     assert (module.mean_size, module.max_size, module.tokens_per_size) == (3.0, 6.0, 100.0)
     for size in (1, 8, 64):
-        expected = sum(cost.module_seconds("vision", size, 100 * size, 100**2 * size, num_layers=4, edge=True))
+        expected = sum(cost.module_seconds("vision", (size, 100 * size, 100**2 * size), num_layers=4, edge=True))
         assert module.sample_seconds(1, size) * size / 3 == pytest.approx(float(expected))
 
 

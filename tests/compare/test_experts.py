@@ -23,7 +23,7 @@ from dflop.plan.drafts import draft, fits
 from dflop.plan.grid_choice import GridChoice
 from dflop.plan.rank import policy_step_s
 from dflop.plan.search import plan_problem
-from dflop.records import LLM, ParallelSpec
+from dflop.records import LLM, ParallelSpec, RunMode
 from dflop.simulate.step import together
 from tests.builders import make_link, with_layers
 from tests.plan.problems import baseline_problem
@@ -67,8 +67,8 @@ def test_degrees_divide_the_heads_and_groups_lie_in_a_node():
 def test_messages_by_hand():
     problem = baseline_problem(links=LINKS)
     for recompute in (False, True):
-        plain = problem.cost.table(LLM, 1, recompute)
-        shared = shared_costs(problem, SEQUENCE, 2).table(LLM, 2, recompute)
+        plain = problem.cost.table(LLM, RunMode(recompute=recompute))
+        shared = shared_costs(problem, SEQUENCE, 2).table(LLM, RunMode(2, recompute=recompute))
         # A rank of two holds half of the tokens, 64 values of 2 bytes each, sends half of them, four times a layer; an
         # all-reduce of two sends its buffer once in the same time.
         sent_s, latency_s = 4 * (64 * 2 / 2) / 2 / RATE, 4 * LATENCY_S
@@ -81,14 +81,14 @@ def test_messages_by_hand():
             assert terms.layer_per_sq_token == pytest.approx(alone.layer_per_sq_token / 2)
             assert (terms.edge_per_token, terms.edge_fixed) == (alone.edge_per_token / 2, alone.edge_fixed)
         # Keys and values of half of the tokens go to the other rank; back go these and their gradients.
-        ring = shared_costs(problem, CONTEXT, 2).table(LLM, 2, recompute)
+        ring = shared_costs(problem, CONTEXT, 2).table(LLM, RunMode(2, recompute=recompute))
         ring_s = 2 * (64 * 2 / 2) / RATE
         assert ring.forward_s.layer_per_token == pytest.approx(plain.forward_s.layer_per_token / 2 + ring_s)
         assert ring.backward_s.layer_per_token == pytest.approx(
             plain.backward_s.layer_per_token / 2 + (2 + recompute) * ring_s
         )
-    vision = shared_costs(problem, SEQUENCE, 2).table("vision", 2)
-    alone = problem.cost.table("vision", 1)
+    vision = shared_costs(problem, SEQUENCE, 2).table("vision", RunMode(2))
+    alone = problem.cost.table("vision")
     assert vision.forward_s.layer_per_token == pytest.approx(1.03 / 2 * alone.forward_s.layer_per_token)
     assert vision.forward_s.layer_fixed == alone.forward_s.layer_fixed
 
@@ -105,8 +105,8 @@ def test_a_curve_bends_at_the_tokens_of_a_rank():
     shared = shared_costs(dataclasses.replace(problem, cost=cost), SEQUENCE, 4)
     for tokens in (80, 400, 4000):
         load = {"num_layers": 1, "edge": False}
-        alone = cost.module_seconds(LLM, 0, tokens / 4, 0, **load)[0]
-        assert shared.module_seconds(LLM, 0, tokens, 0, tp=4, **load)[0] == pytest.approx(alone)
+        alone = cost.module_seconds(LLM, (0, tokens / 4, 0), **load)[0]
+        assert shared.module_seconds(LLM, (0, tokens, 0), RunMode(4), **load)[0] == pytest.approx(alone)
 
 
 def test_a_rank_of_k_keeps_its_part_of_the_tokens():

@@ -10,7 +10,7 @@ from dflop.cost.devices import A100, A100_40, B200, DEVICES, ENCODERS, H100, H20
 from dflop.cost.model import CostModel
 from dflop.cost.roofline import DECODER_LAUNCH_S, ENCODER_LAUNCH_S, backward_work, layer_work
 from dflop.errors import ConfigError
-from dflop.records import CostTable, LayerKind, ModuleSpec
+from dflop.records import CostTable, LayerKind, ModuleSpec, RunMode
 
 QWEN_7B = ModuleSpec(
     "llm", ((LayerKind("attention", 233_057_792, 28, 4, 128, 18_944, 8 * 3584, num_mlp_tensors=4), 28),), 3584,
@@ -103,7 +103,7 @@ def test_a_large_model_reaches_a_plausible_part_of_peak():
     """Model FLOPs of 8192 packed tokens in sequences of 1024, over the time at full depth."""
     cost = CostModel(analytic_cost_tables([QWEN_7B], H100, profile_key="p", recompute=[False]))
     for tp, low, high in ((1, 0.45, 0.62), (8, 0.15, 0.5)):
-        seconds = sum(cost.module_seconds("llm", 8192, 8192, 8 * 1024**2, num_layers=28, edge=True, tp=tp))
+        seconds = sum(cost.module_seconds("llm", (8192, 8192, 8 * 1024**2), RunMode(tp), num_layers=28, edge=True))
         flops = 6 * 8192 * (QWEN_7B.num_params - QWEN_7B.num_edge_params / 2)
         assert low < flops / (float(seconds) * tp * H100.peak_bf16_flops) < high
 
@@ -111,7 +111,7 @@ def test_a_large_model_reaches_a_plausible_part_of_peak():
 def test_activation_bytes_agree_with_a_count_of_the_whole_model():
     """Qwen2.5-7B, 4096 tokens, 28 layers: fake tensors counted 24.95 GiB with as many loss tokens."""
     cost = CostModel([table(QWEN_7B)])
-    found = float(cost.activation_bytes("llm", 4096, 4096, 4096**2, num_layers=28, edge=True))
+    found = float(cost.activation_bytes("llm", (4096, 4096, 4096**2), num_layers=28, edge=True))
     assert 0.85 < found / (24.95 * 2**30) < 1.0
 
 

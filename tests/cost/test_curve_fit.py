@@ -46,7 +46,7 @@ def tail_error(table: CostTable) -> float:
     true, found = CostModel([flat()]), CostModel([table], extrapolate=True)
     errors = []
     for load in random_loads(300, seed=99):
-        seconds = [sum(m.module_seconds("llm", *load, num_layers=4, edge=True)) for m in (true, found)]
+        seconds = [sum(m.module_seconds("llm", load, num_layers=4, edge=True)) for m in (true, found)]
         errors.append(abs(float(seconds[1]) / (float(seconds[0]) + 12 * smooth_s(load[1])) - 1))
     return float(np.quantile(errors, 0.95))
 

@@ -19,7 +19,7 @@ NARROW = CostModel(
 def test_the_scheduler_never_refuses_a_batch():
     plan, batch = make_plan({"vision": 1, "llm": 1}), random_batch(16, encoders=("vision",))
     with pytest.raises(CostError):
-        NARROW.module_seconds("llm", 1, 4000, 4000**2, num_layers=1, edge=True)
+        NARROW.module_seconds("llm", (1, 4000, 4000**2), num_layers=1, edge=True)
     steps = [
         schedule_step(run_id="run", step=0, plan=plan, batch=batch, cost=cost) for cost in (NARROW, make_cost("vision"))
     ]

@@ -42,9 +42,9 @@ def test_exact_probes_give_back_every_coefficient():
 
 def test_noisy_probes_extrapolate_to_full_depth():
     (table,) = fit_cost_tables(probes(noise_frac=0.02), SPECS)
-    load = ("llm", 6, 1200, 300_000)
-    predicted = sum(CostModel([table]).module_seconds(*load, num_layers=24, edge=True))
-    true = sum(CostModel([TRUTH]).module_seconds(*load, num_layers=24, edge=True))
+    load = (6, 1200, 300_000)
+    predicted = sum(CostModel([table]).module_seconds("llm", load, num_layers=24, edge=True))
+    true = sum(CostModel([TRUTH]).module_seconds("llm", load, num_layers=24, edge=True))
     assert predicted == pytest.approx(true, rel=0.1)
     assert 0 < table.median_error_frac < 0.05
     (wild,) = fit_cost_tables(probes(noise_frac=0.3), SPECS)
@@ -55,8 +55,8 @@ def test_noisy_probes_extrapolate_to_full_depth():
 def test_fixed_size_items_are_accepted_and_predicted():
     windows = [make_probe(TRUTH, layers, n, 100 * n, 100**2 * n) for layers in (1, 2) for n in (1, 2, 5)]
     (table,) = fit_cost_tables(windows, SPECS)
-    predicted = sum(CostModel([table]).module_seconds("llm", 8, 800, 80_000, num_layers=4, edge=True))
-    true = sum(CostModel([TRUTH]).module_seconds("llm", 8, 800, 80_000, num_layers=4, edge=True))
+    predicted = sum(CostModel([table]).module_seconds("llm", (8, 800, 80000), num_layers=4, edge=True))
+    true = sum(CostModel([TRUTH]).module_seconds("llm", (8, 800, 80000), num_layers=4, edge=True))
     assert predicted == pytest.approx(true, rel=1e-6)
 
 

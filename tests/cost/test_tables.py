@@ -12,7 +12,7 @@ from dflop.cost.tables import tower_table
 from dflop.models.build import EncoderStage
 from dflop.models.random_weights import build_model
 from dflop.profile.saved import saved_bytes
-from dflop.records import LLM
+from dflop.records import LLM, RunMode
 from tests.builders import make_table
 from tests.models.test_encoders import items_of
 from tests.models.tiny_families import CASES
@@ -29,16 +29,16 @@ LOAD = (2, 400, 90_000)
 
 
 def seconds(cost, layers, edge, **key):
-    return [float(part) for part in cost.module_seconds("vision", *LOAD, num_layers=layers, edge=edge, **key)]
+    return [float(part) for part in cost.module_seconds("vision", LOAD, num_layers=layers, edge=edge, **key)]
 
 
 def test_layers_cost_what_frozen_ones_do_and_the_edge_what_a_trained_one_does():
     tower, trained, frozen = (CostModel([t]) for t in (tower_table(TRAINED, FROZEN), TRAINED, FROZEN))
     assert seconds(tower, 3, False) == [seconds(frozen, 3, False)[0], 0.0]
     assert seconds(tower, 0, True) == seconds(trained, 0, True)
-    assert tower.activation_bytes("vision", *LOAD, num_layers=3, edge=False) == 0
+    assert tower.activation_bytes("vision", LOAD, num_layers=3, edge=False) == 0
     edge = {"num_layers": 0, "edge": True}
-    assert tower.activation_bytes("vision", *LOAD, **edge) == trained.activation_bytes("vision", *LOAD, **edge) > 0
+    assert tower.activation_bytes("vision", LOAD, **edge) == trained.activation_bytes("vision", LOAD, **edge) > 0
 
 
 def test_without_a_frozen_table_layers_run_forward_as_trained_ones():
@@ -52,7 +52,7 @@ def test_a_stage_of_training_gets_the_tables_of_what_it_freezes():
     cost = CostModel(given, frozen=("vision.tower", LLM))
     assert cost.table(LLM) is DECODER, "nobody measured a frozen one: the trained one is an upper bound"
     assert cost.table("vision") == tower_table(TRAINED, FROZEN)
-    assert cost.table("vision", recompute=True).backward_s == cost.table("vision").backward_s
+    assert cost.table("vision", RunMode(recompute=True)).backward_s == cost.table("vision").backward_s
     known = tower_table(TRAINED)
     for frozen, expected in (
         ((), TRAINED), (None, TRAINED), (("vision",), FROZEN), (("vision", "vision.tower"), FROZEN),

@@ -41,10 +41,10 @@ def test_four_probes_and_the_trained_table_give_a_variant(truth):
     assert (variant.num_measurements, variant.table_id != trained.table_id) == (4, True)
     found, true = (CostModel([t], extrapolate=True) for t in (variant, truth))
     loads = np.array(random_loads(30, seed=3)).T
-    args = {"num_layers": 4, "edge": True, "recompute": truth.recompute}
-    seconds, wanted_s = (np.array(m.module_seconds("llm", *loads, **args)) for m in (found, true))
+    args = {"num_layers": 4, "edge": True, "mode": truth.mode}
+    seconds, wanted_s = (np.array(m.module_seconds("llm", loads, **args)) for m in (found, true))
     assert seconds == pytest.approx(wanted_s, rel=0.05)
-    kept, wanted = (m.activation_bytes("llm", *loads, **args) for m in (found, true))
+    kept, wanted = (m.activation_bytes("llm", loads, **args) for m in (found, true))
     assert kept == pytest.approx(wanted, rel=1e-3)
     assert variant.p95_error_frac < 0.05
 

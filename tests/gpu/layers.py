@@ -176,8 +176,8 @@ def beside_data_sheet(rows: Sequence[Measurement], specs: Sequence[ModuleSpec]) 
                 "forward_s", "backward_s", "activation_bytes", "peak_bytes", "param_bytes", "optimizer_s")  # fmt: skip
         measured = {name: value for name, value in dataclasses.asdict(row).items() if name in kept}
         load = (row.num_items, row.num_tokens, row.sum_sq_tokens)
-        forward_s, backward_s = cost.module_seconds(row.module, *load, num_layers=row.num_layers, edge=True)
-        num_bytes = cost.activation_bytes(row.module, *load, num_layers=row.num_layers, edge=True)
+        forward_s, backward_s = cost.module_seconds(row.module, load, num_layers=row.num_layers, edge=True)
+        num_bytes = cost.activation_bytes(row.module, load, num_layers=row.num_layers, edge=True)
         yield {
             **measured, "sheet": device.name, "sheet_forward_s": float(forward_s),
             "sheet_backward_s": float(backward_s), "sheet_activation_bytes": float(num_bytes),

@@ -249,7 +249,7 @@ def predicted(cost: CostModel, depths: Mapping[str, int], shapes: Sequence[Sampl
     for module, num_layers in depths.items():
         loads = [s.load(module) for s in shapes]
         load = [sum(getattr(x, name) for x in loads) for name in ("num_items", "num_tokens", "sum_sq_tokens")]
-        total += sum(float(x) for x in cost.module_seconds(module, *load, num_layers=num_layers, edge=True))
+        total += sum(float(x) for x in cost.module_seconds(module, load, num_layers=num_layers, edge=True))
     return total
 
 

@@ -84,7 +84,7 @@ def planned_run(
 
 def give_plan(run: RunDir, plan: Plan) -> None:
     """Make this the plan of a run."""
-    tables = [TABLES[m.module, m.parallel.tp, way] for m in plan.modules for way in m.table_ways]
+    tables = [TABLES[m.module, mode.tp, mode.recompute] for m in plan.modules for mode in m.modes]
     ids = tuple(t.table_id for t in tables)
     run.write_plan(dataclasses.replace(plan, global_batch_size=BATCH_SIZE, table_ids=ids), tables)
 

@@ -13,7 +13,7 @@ from dflop.plan.drafts import draft, fits
 from dflop.plan.grid_search import grids_apart, grids_of_encoder, grids_with_llm, whole_depths
 from dflop.plan.runnable import check_plan
 from dflop.plan.space import Problem
-from dflop.records import LLM, ModulePlan, Plan
+from dflop.records import LLM, ModulePlan, Plan, RunMode
 from tests.builders import make_link
 from tests.plan.problems import make_problem
 
@@ -48,10 +48,11 @@ def grid_seconds(problem: Problem, plan: Plan, grid: tuple[ModulePlan, ...], s: 
         for load in (loads[m.module].per_microbatch(num * m.parallel.dp)[:, s], units[m.module][:, s]):
             stages = []
             for stage, (layers, again) in enumerate(zip(m.layers_per_stage, m.num_recomputed, strict=True)):
-                how = {"edge": has_edge(m.layers_per_stage, stage), "tp": m.parallel.tp}
-                plain = sum(problem.cost.module_seconds(m.module, *load, num_layers=layers, **how)) if layers else 0.0
-                of = {"num_layers": 1, "edge": False, "tp": m.parallel.tp}
-                longer = [sum(problem.cost.module_seconds(m.module, *load, recompute=r, **of)) for r in (True, False)]
+                asked, edge = (m.module, load), has_edge(m.layers_per_stage, stage)
+                how = {"mode": RunMode(m.parallel.tp), "num_layers": layers, "edge": edge}
+                plain = sum(problem.cost.module_seconds(*asked, **how)) if layers else 0.0
+                modes = [RunMode(m.parallel.tp, recompute=share) for share in (True, False)]
+                longer = [sum(problem.cost.module_seconds(*asked, mode, num_layers=1, edge=False)) for mode in modes]
                 stages.append(plain + again * (longer[0] - longer[1]))
             of_load.append(np.array(stages))
         average, heaviest = average + of_load[0], heaviest + of_load[1]

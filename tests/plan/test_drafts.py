@@ -106,7 +106,7 @@ def test_pieces_of_a_long_sample_cost_the_same():
     plan = inline_in_groups(problem, cp=4)
     ends = np.array([0, *cut([8_000], 4, plan.module(LLM).cost_growth)])
     squares, tokens = np.diff(ends**2), np.diff(ends)
-    forward_s, backward_s = problem.cost.module_seconds(LLM, 1, tokens, squares, num_layers=4, edge=True)
+    forward_s, backward_s = problem.cost.module_seconds(LLM, (1, tokens, squares), num_layers=4, edge=True)
     seconds = forward_s + backward_s
     assert seconds.max() / seconds.min() == pytest.approx(1, abs=0.002)
     assert tokens[0] > 1.2 * tokens[-1]

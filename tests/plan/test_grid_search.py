@@ -133,14 +133,14 @@ def test_first_layers_that_belong_together_are_on_one_stage():
 
 
 def seconds(problem: Problem, name: str, load, **how):
-    return sum(problem.cost.module_seconds(name, *load, **how))
+    return sum(problem.cost.module_seconds(name, load, **how))
 
 
 def chain_seconds(problem: Problem, plan: Plan, loads: dict[str, tuple[float, ...]]) -> np.ndarray:
     """Per stage, one microbatch of these loads."""
     found = np.zeros(plan.module(LLM).parallel.pp)
     for m in plan.modules:
-        how = {"tp": m.parallel.tp, "cp": m.parallel.cp, "recompute": m.recompute}
+        how = {"mode": m.parallel.mode.recomputing(m.recompute)}
         for k, n in enumerate(m.layers_per_stage):
             edge = has_edge(m.layers_per_stage, k)
             found[k] += seconds(problem, m.module, loads[m.module], num_layers=n, edge=edge, **how)

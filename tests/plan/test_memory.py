@@ -11,7 +11,7 @@ from dflop.cost.tables import tower_table
 from dflop.models.loss_size import loss_peak_bytes
 from dflop.plan.memory import max_stages_beyond, stage_bytes
 from dflop.plan.stage_params import first_and_last, stage_params
-from dflop.records import LLM, ModuleSpec
+from dflop.records import LLM, ModuleSpec, RunMode
 from dflop.simulate.order import in_flight
 from tests.plan.problems import make_problem
 
@@ -31,7 +31,7 @@ def bytes_of(
     if tower:
         cost = CostModel([tower_table(t) for t in problem.cost.tables if t.module == module], extrapolate=True)
         problem = dataclasses.replace(problem, cost=cost)
-    how = {"tp": 1, "dp": np.array([1]), "recompute": False, "shard_optimizer": np.array([False])} | how
+    how = {"dp": np.array([1]), "recompute": False, "shard_optimizer": np.array([False])} | how
     return stage_bytes(problem.spec(module), problem.cost, np.array([layers]), LOAD * tokens / 400, **how)
 
 
@@ -53,7 +53,7 @@ def test_the_loss_is_charged_with_a_chunk_of_logits_and_the_gradient_of_the_head
     how = {"dp": np.array([1]), "recompute": False, "shard_optimizer": np.array([False])}
     for num_tokens, tp, num_rows in ((4000, 1, 15_625), (4000, 2, 7_813), (9000, 1, 15_625)):
         load = LOAD * [[num_tokens / 4], [1], [1]]
-        found = stage_bytes(problem.spec(LLM), problem.cost, np.array([[3, 1]]), load, tp=tp, **how)
+        found = stage_bytes(problem.spec(LLM), problem.cost, np.array([[3, 1]]), load, RunMode(tp), **how)
         logits = 2 * num_rows * min(num_tokens, 4096) + 2 * (16 << 20)  # and two blocks in float32
         layer, loss = (
             (409_600 + MATRIX) / tp + 2 * CROSSING * (tp > 1),
@@ -148,7 +148,7 @@ def test_a_stage_holds_the_parameters_of_its_own_kinds_of_layers():
 def test_stages_keep_what_their_own_layers_do_and_no_less_where_some_run_again():
     problem = make_problem("vision")
     spec = with_kinds(problem.spec(LLM), 1, **EXPERTS)
-    how = {"tp": 1, "dp": np.array([1]), "shard_optimizer": np.array([False])}
+    how = {"dp": np.array([1]), "shard_optimizer": np.array([False])}
     plain, some = (
         stage_bytes(spec, problem.cost, np.array([[2, 2]]), LOAD, recompute=again, **how).kept[0, 0] - CROSSING
         for again in (False, np.array([[1, 0]]))
@@ -164,7 +164,7 @@ def test_kinds_that_are_alike_are_one(shards):
     problem, layers = make_problem("vision", tps=(1, 2)), np.array([[3, 1], [2, 2]])
     how = {"dp": np.array([2, 2]), "recompute": np.array([[1, 0], [0, 2]]), "shard_optimizer": np.array([True, False])}
     one, two = (
-        stage_bytes(spec, problem.cost, layers, np.repeat(LOAD, 2, axis=1), tp=2, shards=shards, **how)
+        stage_bytes(spec, problem.cost, layers, np.repeat(LOAD, 2, axis=1), RunMode(2), shards=shards, **how)
         for spec in (problem.spec(LLM), with_kinds(problem.spec(LLM), 3))
     )
     for field in dataclasses.fields(one):
@@ -184,7 +184,7 @@ def test_sums_of_modules_on_one_stage():
 def test_depth_limit_is_the_memory_limit_solved_for_depth(m, limit_mb, beyond, max_pp, frozen):
     problem = make_problem("vision", max_pp=max_pp, frozen=frozen)
     layers = np.array([[4 // max_pp + (stage < 4 % max_pp) for stage in range(max_pp)]] * 2)
-    how = {"tp": 1, "dp": np.array([1, 2]), "shard_optimizer": np.array([False, True]), "recompute": frozen}
+    how = {"dp": np.array([1, 2]), "shard_optimizer": np.array([False, True]), "recompute": frozen}
     found = stage_bytes(problem.specs[0], problem.cost, layers, np.repeat(LOAD * 10, 2, axis=1), **how)
     pp = np.array([max_pp, max_pp])
     deepest = max_stages_beyond(found, pp, num_microbatches=m, usable_bytes=limit_mb * 10**6)
@@ -196,29 +196,33 @@ def test_depth_limit_is_the_memory_limit_solved_for_depth(m, limit_mb, beyond, m
 def test_context_parallel_ranks_share_tokens_and_keep_the_keys_and_values_they_are_sent():
     """400 tokens on four ranks: each has 100, and is sent sqrt(40,000) of one sample, 64 keys and values each."""
     keys = 2 * 2 * 64 * 200
-    found, alone = bytes_of([3, 1], cp=4), bytes_of([3, 1], tokens=100)
+    found, alone = bytes_of([3, 1], mode=RunMode(cp=4)), bytes_of([3, 1], tokens=100)
     assert (found.kept - alone.kept).tolist() == [[3 * keys, keys]]
     assert found.state.tolist() == bytes_of([3, 1], dp=np.array([4])).state.tolist(), "replicas hold the same weights"
     sharded = {"shard_optimizer": np.array([True]), "dp": np.array([2])}
     whole = bytes_of([3, 1], **sharded | {"dp": np.array([8])})
-    assert bytes_of([3, 1], cp=4, **sharded).state.tolist() == whole.state.tolist()
+    assert bytes_of([3, 1], mode=RunMode(cp=4), **sharded).state.tolist() == whole.state.tolist()
     # Layers that run again fetch them again: one layer's are there at a time.
     again, without = (
-        bytes_of([3, 1], recompute=True, **how) for how in ({"cp": 4, "tokens": 16_000}, {"tokens": 4_000})
+        bytes_of([3, 1], recompute=True, **how)
+        for how in ({"mode": RunMode(cp=4), "tokens": 16_000}, {"tokens": 4_000})
     )
     assert (again.kept - without.kept)[0, 0] == 0
     assert again.once[0, 0] - without.once[0, 0] == pytest.approx(2 * 2 * 64 * math.sqrt(40 * 40_000), abs=1)
     # Of a vision tower no rank is sent anything.
-    vision = [bytes_of([4], module="vision", **how).kept.tolist() for how in ({"cp": 4}, {"tokens": 100})]
+    vision = [bytes_of([4], module="vision", **how).kept.tolist() for how in ({"mode": RunMode(cp=4)}, {"tokens": 100})]
     assert vision[0] == vision[1]
-    two = bytes_of([3, 1], cp=2)  # more than the other has cannot come
+    two = bytes_of([3, 1], mode=RunMode(cp=2))  # more than the other has cannot come
     assert (two.kept - bytes_of([3, 1], tokens=200).kept).tolist() == [[3 * keys, keys]]
-    assert bytes_of([3, 1], cp=2, tokens=100).kept[0, 0] == bytes_of([3, 1], tokens=50).kept[0, 0] + 3 * keys / 4
+    assert (
+        bytes_of([3, 1], mode=RunMode(cp=2), tokens=100).kept[0, 0]
+        == bytes_of([3, 1], tokens=50).kept[0, 0] + 3 * keys / 4
+    )
 
 
 def test_one_context_parallel_rank_may_have_all_tokens_with_loss():
     load = np.array([[90.0], [400.0], [40_000.0]])
-    problem, how = make_problem("vision"), {"tp": 1, "dp": np.array([1]), "recompute": False}
+    problem, how = make_problem("vision"), {"dp": np.array([1]), "recompute": False}
     how |= {"shard_optimizer": np.array([False])}
-    found = stage_bytes(problem.spec(LLM), problem.cost, np.array([[3, 1]]), load, cp=4, **how)
+    found = stage_bytes(problem.spec(LLM), problem.cost, np.array([[3, 1]]), load, RunMode(cp=4), **how)
     assert found.once[0, 1] == loss_peak_bytes(90, 15_625, 64, 2, trains=True) + CROSSING / 4

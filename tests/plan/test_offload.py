@@ -14,7 +14,7 @@ from dflop.plan.memory import NUM_WAITING
 from dflop.plan.offload import LOCKED_RATIO, offloaded_layers
 from dflop.plan.search import plan_problem
 from dflop.plan.space import Problem
-from dflop.records import LLM, Plan
+from dflop.records import LLM, Plan, RunMode
 from dflop.simulate.order import in_flight
 from tests.plan.problems import make_problem
 
@@ -31,8 +31,8 @@ def layer_of(problem: Problem, plan: Plan) -> tuple[float, float, float]:
     """Seconds of a layer's shorter pass and its bytes, on an average microbatch, and its bytes on the largest."""
     buckets, loads = plan.num_microbatches * plan.module(LLM).parallel.dp, problem.sample_loads[LLM]
     average, largest = loads.per_microbatch(buckets).mean(axis=-1), loads.largest(buckets)
-    passes_s = problem.cost.module_seconds(LLM, *average, num_layers=1, edge=False)
-    num_bytes = (problem.cost.activation_bytes(LLM, *load, num_layers=1, edge=False) for load in (average, largest))
+    passes_s = problem.cost.module_seconds(LLM, average, num_layers=1, edge=False)
+    num_bytes = (problem.cost.activation_bytes(LLM, load, num_layers=1, edge=False) for load in (average, largest))
     return min(map(float, passes_s)), *map(float, num_bytes)
 
 
@@ -76,5 +76,5 @@ def test_the_host_takes_the_place_of_recomputation():
 def test_other_trainers_and_hosts_without_room_get_none():
     layers, depth, dp = np.array([[4]]), np.array([1]), np.array([1])
     for problem in (problem_with(0.0), problem_with(1e12, rules=MimoRules())):
-        assert not offloaded_layers(problem, layers, layers, 4, depth, tp=1, dp=dp).any()
-    assert offloaded_layers(problem_with(1e12), layers, layers, 4, depth, tp=1, dp=dp).tolist() == [[4]]
+        assert not offloaded_layers(problem, layers, layers, 4, depth, RunMode(), dp=dp).any()
+    assert offloaded_layers(problem_with(1e12), layers, layers, 4, depth, RunMode(), dp=dp).tolist() == [[4]]

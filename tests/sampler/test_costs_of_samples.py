@@ -65,7 +65,7 @@ def test_by_tables_a_sample_costs_what_the_cost_model_says_in_all_modules(tmp_pa
         for table in TABLES:
             load = shape.load(table.module)
             args = (load.num_items, load.num_tokens, load.sum_sq_tokens)
-            expected += model.item_seconds(table.module, *args, num_layers=table.num_layers, edge=True)
+            expected += model.item_seconds(table.module, args, num_layers=table.num_layers, edge=True)
         assert costs.seconds[i] == pytest.approx(float(expected))
     assert costs.tokens.tolist() == [s.num_llm_tokens for s in shapes]
     assert costs.supervised.tolist() == [s.num_supervised_tokens for s in shapes]

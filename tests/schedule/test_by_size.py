@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflop.cost.model import has_edge
-from dflop.records import LLM, ModuleFactors
+from dflop.records import LLM, ModuleFactors, RunMode
 from dflop.schedule.assignment import assignment_of
 from dflop.schedule.attribution import bucket_seconds
 from dflop.schedule.evaluate import StepEvaluator
@@ -49,11 +49,11 @@ def seconds_by_hand(plan, step_plan, batch, plain, factors):
                 for rank, ids in enumerate(ranks):
                     load = [sum(int(column[i]) for i in ids) for column in items.loads]
                     again = m.num_rerun(stage, load[1]) / max(num_layers, 1)
-                    uncorrected = float(sum(plain.module_seconds(m.module, *load, **key, recompute=again)))
+                    uncorrected = float(sum(plain.module_seconds(m.module, load, RunMode(recompute=again), **key)))
                     weighted = total = 0.0
                     for i in ids:
                         bucket = sum(edge <= items.num_tokens[i] for edge in factors[m.module].edges)
-                        one = float(plain.item_seconds(m.module, *(c[i] for c in items.loads), **key))
+                        one = float(plain.item_seconds(m.module, tuple(c[i] for c in items.loads), **key))
                         weighted, total = weighted + factors[m.module].factors[bucket] * one, total + one
                     found[m.module, stage, rank, k] = uncorrected * weighted / total if total else 0.0
     return found
@@ -129,7 +129,7 @@ def test_the_level_is_the_mean_factor_weighted_by_seconds():
     cost = make_cost("vision").with_corrections({LLM: BY_SIZE, "vision": 1.5})
     batches = [[make_sample(0, 50), make_sample(1, 150)], [make_sample(2, 300)]]
     plain = cost.uncorrected()
-    seconds = [float(plain.item_seconds(LLM, 10, n, n**2, num_layers=4, edge=True)) for n in (50, 150, 300)]
+    seconds = [float(plain.item_seconds(LLM, (10, n, n**2), num_layers=4, edge=True)) for n in (50, 150, 300)]
     expected = sum(f * s for f, s in zip((1.0, 2.0, 4.0), seconds, strict=True)) / sum(seconds)
     found = levelled(cost, batches)
     assert found.level(LLM) == pytest.approx(expected)

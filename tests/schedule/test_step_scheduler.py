@@ -115,8 +115,8 @@ def test_ranks_that_share_samples_take_a_part_of_the_tokens_and_of_the_items():
             # The tokens of all ranks say how many layers run again on each.
             num_rerun = plan.module(module).num_rerun(stage, span.num_tokens)
             counts |= {num_rerun} if module == LLM else set()
-            own = kind._replace(cp=1).costs(num_rerun)
-            of_ranks = np.array([cost.module_seconds(module, *load, **own) for load in loads])
+            own = kind.of_one_rank().costs(num_rerun)
+            of_ranks = np.array([cost.module_seconds(module, load, **own) for load in loads])
             num_uneven += bool(np.ptp(of_ranks[:, 0]) if len(of_ranks) else 0)
             longest = of_ranks.max(axis=0, initial=0.0)
             assert (span.forward_s, span.backward_s) == pytest.approx(longest, rel=0.02 if module == LLM else 1e-9)

@@ -38,11 +38,11 @@ def priced(tmp_path_factory: pytest.TempPathFactory, make) -> tuple[Path, CostMo
 def test_cost_at_is_the_cost_model(priced: tuple[Path, CostModel]) -> None:
     root, model = priced
     (row,) = rows(root, "from cost_at('table-vision', 3, 700, 200_000)")
-    load = {"num_items": 3, "num_tokens": 700, "sum_sq_tokens": 200_000, "num_layers": 7, "edge": True}
-    forward_s, backward_s = model.module_seconds("vision", **load)
+    asked, part = ("vision", (3, 700, 200_000)), {"num_layers": 7, "edge": True}
+    forward_s, backward_s = model.module_seconds(*asked, **part)
     assert row["forward_s"] == pytest.approx(float(forward_s))
     assert row["backward_s"] == pytest.approx(float(backward_s))
-    assert row["activation_bytes"] == pytest.approx(float(model.activation_bytes("vision", **load)))
+    assert row["activation_bytes"] == pytest.approx(float(model.activation_bytes(*asked, **part)))
     assert (row["module"], row["factor"]) == ("vision", 1.25)
 
 
@@ -100,12 +100,12 @@ def test_sql_and_cost_model_agree_on_any_table(random_costs: tuple[Path, list[r.
             **dict(zip("nts", map(list, zip(*sorted(loads), strict=True)), strict=True)),
         )
         load, args = tuple(np.array(sorted(loads)).T), {"num_layers": table.num_layers, "edge": True}
-        forward_s, backward_s = model.module_seconds(table.module, *load, **args)
+        forward_s, backward_s = model.module_seconds(table.module, load, **args)
         expected = {
             "forward_s": forward_s,
             "backward_s": backward_s,
-            "activation_bytes": model.activation_bytes(table.module, *load, **args),
-            "is_extrapolated": model.is_extrapolated(table.module, *load),
+            "activation_bytes": model.activation_bytes(table.module, load, **args),
+            "is_extrapolated": model.is_extrapolated(table.module, load),
         }
         for name, values in expected.items():
             assert [row[name] for row in found] == pytest.approx(values.tolist(), rel=1e-9, abs=1e-12), name
@@ -139,7 +139,7 @@ def test_curves_read_alike_in_every_client(
     for i, found in answer["curves"].items():
         tokens, seconds = np.array(found).T
         table = tables[int(i)]
-        expected, _ = model.module_seconds(table.module, 2, tokens, tokens, num_layers=table.num_layers, edge=True)
+        expected, _ = model.module_seconds(table.module, (2, tokens, tokens), num_layers=table.num_layers, edge=True)
         assert seconds == pytest.approx(expected, rel=1e-9)
 
 

@@ -97,7 +97,7 @@ def _stage_bytes(cost: CostModel, spec: Any, stage: int, of: Layout, num_samples
     each = np.array([[load.num_items], [load.num_tokens], [load.sum_sq_tokens]]) * num_samples / m.parallel.dp
     again = [m.num_rerun(stage, float(each[1, 0])) for stage in range(m.parallel.pp)]
     found = stage_bytes(
-        spec, cost, np.array([m.layers_per_stage]), each, tp=m.parallel.tp, cp=m.parallel.cp,
+        spec, cost, np.array([m.layers_per_stage]), each, m.parallel.mode,
         dp=np.array([m.parallel.dp]), shard_optimizer=np.array([m.shard_optimizer]), shards=m.parameter_shards,
         recompute=np.array([again]), offloaded=np.array([m.offloaded or 0]),
     )  # fmt: skip

@@ -16,7 +16,7 @@ from dflop.errors import InfeasiblePlanError
 from dflop.plan.candidates import has_table
 from dflop.plan.search import plan_problem
 from dflop.plan.space import Problem
-from dflop.records import CostTable, ModuleSpec
+from dflop.records import CostTable, ModuleSpec, RunMode
 
 POLICY = "token_lpt"
 NOMINEES = 16
@@ -48,8 +48,8 @@ def recomputing_mlps(problem: Problem) -> CostModel:
     cost, tables = problem.cost, []
     for spec in problem.specs:
         for tp in problem.tps(spec):
-            tables.append(plain := cost.table(spec.module, tp, False))
-            if has_table(cost, spec.module, tp, True):
+            tables.append(plain := cost.table(spec.module, RunMode(tp)))
+            if has_table(cost, spec.module, RunMode(tp, recompute=True)):
                 tables.append(_mlps(plain, spec))
     return CostModel(
         tables,

@@ -24,7 +24,7 @@ from dflop.plan.drafts import draft, fits
 from dflop.plan.grid_choice import GridChoice
 from dflop.plan.rank import contention
 from dflop.plan.space import Problem
-from dflop.records import LLM, ParallelSpec, Plan
+from dflop.records import LLM, ParallelSpec, Plan, RunMode
 from dflop.schedule.assignment import Assignment
 from dflop.schedule.policies import QUICK, StepJob
 
@@ -167,11 +167,10 @@ def bounds(problem: Problem, grid: Grid) -> Iterator[tuple[float, int, int]]:
         for spec, part in zip(problem.specs, least.modules, strict=True):
             passes_s = grid.cost.module_seconds(
                 spec.module,
-                *problem.sample_loads[spec.module].per_microbatch(counts * num_groups),
+                problem.sample_loads[spec.module].per_microbatch(counts * num_groups),
+                RunMode(tp, recompute=eighths / EIGHTHS),
                 num_layers=spec.num_layers,
                 edge=True,
-                tp=tp,
-                recompute=eighths / EIGHTHS,
             )
             gather_s, scatter_s = (sum(seconds) for seconds in (part.gather_s, part.scatter_s))
             total_s = total_s + np.maximum(passes_s[0], gather_s) + np.maximum(passes_s[1], gather_s + scatter_s)

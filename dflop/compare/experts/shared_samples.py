@@ -19,7 +19,7 @@ from dflop.cost.link_costs import ALL_REDUCE, P2P, LinkModel
 from dflop.cost.model import CostModel
 from dflop.plan.candidates import has_table
 from dflop.plan.space import Problem
-from dflop.records import LLM, CostTable, CostTerms, ModuleSpec
+from dflop.records import LLM, CostTable, CostTerms, ModuleSpec, RunMode
 
 NUM_ALL_TO_ALLS = 4
 """Per layer and pass: queries, keys, values, results."""
@@ -59,10 +59,9 @@ def shared_costs(problem: Problem, sharing: Sharing, num_ranks: int) -> CostMode
     cost, tables, links = problem.cost, [], LinkModel(problem.cost.links)
     for spec in problem.specs:
         for tp in problem.tps(spec):
-            for recompute in (False, True):
-                if has_table(cost, spec.module, tp, recompute):
-                    table = cost.table(spec.module, tp, recompute)
-                    tables.append(_shared(table, spec, sharing, num_ranks, links))
+            for mode in (RunMode(tp), RunMode(tp, recompute=True)):
+                if has_table(cost, spec.module, mode):
+                    tables.append(_shared(cost.table(spec.module, mode), spec, sharing, num_ranks, links))
     return CostModel(
         tables,
         cost.corrections,
