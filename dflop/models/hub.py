@@ -46,6 +46,12 @@ class HubModel:
     def num_params(self) -> int:
         return sum(spec.num_params for spec in self.family.specs())
 
+    @property
+    def num_active_params(self) -> int:
+        """Those that a token passes through; all of them without experts."""
+        unused = (num * (kind.num_params - kind.num_used_params) for s in self.family.specs() for kind, num in s.layers)
+        return self.num_params - sum(unused)
+
 
 def read_hub_model(path: Path, cache: Path | None = None) -> HubModel:
     """The model whose `config.json` this is; media limits come from settings beside it.

@@ -133,7 +133,9 @@ class _Writer:
     def found(self) -> Iterator[str]:
         specs, data = self.model.family.specs(), self.dataset
         sizes = ", ".join(f"{s.module} {s.num_layers} layers" for s in specs)
-        yield f"model: {self.model.family.name}, {units.count(self.model.num_params)} parameters ({sizes})"
+        num, num_active = self.model.num_params, self.model.num_active_params
+        active = f", {units.count(num_active)} active" * (num_active < num)
+        yield f"model: {self.model.family.name}, {units.count(num)} parameters{active} ({sizes})"
         if not _is_section(self.model_config):
             yield f"weights: {self.weights or 'none next to the config; they will be random'}"
         kinds = ", ".join(f"{n} with {kind}" for kind, n in data.kinds.items()) or "text only"

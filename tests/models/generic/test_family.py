@@ -16,7 +16,7 @@ from dflop.errors import ConfigError
 from dflop.models import load_family
 from dflop.models.generic import facts
 from dflop.models.generic.facts import facts_key, facts_of
-from dflop.models.media import MediaHeader
+from dflop.models.media import MediaHeader, Placement
 from dflop.records import ModuleSpec, from_dict
 from tests.models.generic.configs import config_of
 from tests.models.generic.test_media_check import MODELS, OF_FAMILY, write_processor
@@ -110,3 +110,29 @@ def test_attention_of_windows_is_averaged_over_layers_by_their_queries():
     assert structure.sum_sq_tokens(100) == round((3 * windowed + 100**2) / 4)
     assert structure.sum_sq_tokens(8) == 0
     assert read_structure(config_of("qwen3_5")).sum_sq_tokens(100) == 0  # full attention, or none over pairs
+
+
+def test_sizes_that_were_placed_are_remembered_and_a_torn_line_is_placed_again(tmp_path, monkeypatch):
+    from dflop.models.generic.placing import Placer
+    from dflop.models.generic.structure import read_structure
+
+    known = facts.ModelFacts("key", read_structure(config_of("gemma3")), ())
+    placed = []
+
+    def place(placer, header):
+        placed.append(header.width_px)
+        return "too wide" if header.width_px > 9 else Placement("vision", (1, 4, 1), 4, 16, 1, ("<a>", 1))
+
+    monkeypatch.setattr(Placer, "_placed", place)
+    small, wide = (MediaHeader("image", width, 5, 1, 0.0) for width in (5, 10))
+    for _ in range(2):
+        placer = Placer(known, {}, tmp_path, tmp_path)
+        assert placer.place(small).layout == ("<a>", 1)
+        with pytest.raises(ValueError, match="too wide"):
+            placer.place(wide)
+    assert placed == [5, 10]
+    (file,) = (tmp_path / "key.sizes").glob("*.jsonl")
+    file.write_text(file.read_text()[:-9])
+    with pytest.raises(ValueError, match="too wide"):
+        Placer(known, {}, tmp_path, tmp_path).place(wide)
+    assert placed == [5, 10, 10]
