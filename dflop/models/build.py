@@ -19,8 +19,9 @@ from torch import nn
 from dflop.errors import ConfigError
 from dflop.models import attention
 from dflop.models.encoders import CUT_THEMSELVES, ENCODERS, PACKERS
-from dflop.models.family import Family, Tower
+from dflop.models.family import GENERIC, Family, Tower
 from dflop.models.fused import fuse
+from dflop.models.generic import classes, items
 from dflop.models.item_arithmetic import ARITHMETIC, Arguments
 from dflop.models.loss import HeadLoss, head_loss
 from dflop.models.positions import POSITIONS, MediaPosition
@@ -28,6 +29,7 @@ from dflop.models.ways import Reruns
 from dflop.records import LLM
 
 IGNORE_LABEL = -100
+Capture = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def construct(family: Family, hf_config: Mapping[str, Any], dtype: torch.dtype) -> nn.Module:
@@ -41,6 +43,8 @@ def construct(family: Family, hf_config: Mapping[str, Any], dtype: torch.dtype) 
     import transformers
 
     attention.register()
+    if family.decoder.rope == GENERIC:
+        return classes.construct(hf_config, dtype).train()
     config = getattr(transformers, family.config_class)(**hf_config)
     model: nn.Module = getattr(transformers, family.model_class)._from_config(
         config, attn_implementation=attention.PACKED, dtype=dtype
@@ -70,11 +74,17 @@ class Stage(nn.Module):
         """Parameters whole on every tensor-parallel rank, the sum of whose gradients is the gradient."""
         self.reruns = Reruns(0)
         """Which layers run again in the backward passes of forward passes that come next."""
+        self.captured: Capture = lambda forward: forward
+        """A layer's forward that, whenever it runs again, sees what the stage runs now."""
 
     @property
     def layers(self) -> list[nn.Module]:
         """The module's own layers on this stage."""
         return []
+
+    def use_attention(self, kernel: str) -> None:
+        """Let its layers use a kernel that `attention.resolve` returned."""
+        attention.use(self, kernel)
 
     @property
     def param_bytes(self) -> int:
@@ -117,6 +127,8 @@ class EncoderStage(Stage):
         self.shell = shell
         self.name = name
         self._encode, self._packed = ENCODERS[tower.call], PACKERS.get(tower.call)
+        if tower.call == GENERIC:
+            items.prepare(shell, self.module)
         attention.use(self.module, attention.AUTO, cuts_itself=tower.call in CUT_THEMSELVES)
 
     @property
@@ -212,24 +224,16 @@ class LlmStage(Stage):
                 where="plan",
                 hint="use fewer stages",
             )
-        decoder.layers = nn.ModuleList(decoder.layers[layers[0] : layers[1]])
-        if getattr(decoder.config, "layer_types", None):
-            decoder.config.layer_types = decoder.config.layer_types[layers[0] : layers[1]]
-        # In the order of the forward pass, by which gradients are summed.
-        kept: list[Any] = [decoder.embed_tokens] if self_is_first else []
-        kept += decoder.layers
-        if not self_is_first:
-            decoder.embed_tokens = None
+        kept = self._keep(decoder, layers)
         if self_is_last:
-            kept += [decoder.norm, head]
-        else:
-            decoder.norm = nn.Identity()
+            kept.append(head)
         super().__init__({global_name[id(p)]: p for part in kept for p in part.parameters()})
         for other in (p for tower in family.towers.values() for p in (tower.path, *tower.extras)):
             parent, _, name = _located(model, other).rpartition(".")
             setattr(model.get_submodule(parent), name, None)
         if not self_is_last:
-            setattr(model, spec.head, None)
+            above, _, name = spec.head.rpartition(".")
+            setattr(model.get_submodule(above), name, None)
         # In a tuple, so that the shell's parameters are not registered a second time.
         self._shell = (model.get_submodule(path.rpartition(".")[0]),)
         self._spec = spec
@@ -250,6 +254,21 @@ class LlmStage(Stage):
         self.enter: Callable[[torch.Tensor], torch.Tensor] = lambda whole: whole
         self.leave: Callable[[torch.Tensor, int], torch.Tensor] = lambda hidden, _: hidden
         """From all tokens to this rank's share, in front of the first stage's layers; and back, behind the last's."""
+
+    @staticmethod
+    def _keep(decoder: Any, layers: tuple[int, int]) -> list[nn.Module]:
+        """What a stage keeps of a decoder, in the order of the forward pass, by which gradients are summed."""
+        is_first, is_last = layers[0] == 0, layers[1] == len(decoder.layers)
+        decoder.layers = nn.ModuleList(decoder.layers[layers[0] : layers[1]])
+        if getattr(decoder.config, "layer_types", None):
+            decoder.config.layer_types = decoder.config.layer_types[layers[0] : layers[1]]
+        kept: list[nn.Module] = [decoder.embed_tokens] if is_first else []
+        kept += decoder.layers
+        if not is_first:
+            decoder.embed_tokens = None
+        if not is_last:
+            decoder.norm = nn.Identity()
+        return [*kept, decoder.norm] if is_last else kept
 
     @property
     def layers(self) -> list[nn.Module]:
@@ -365,7 +384,15 @@ def cut_stage(model: nn.Module, family: Family, module: str, layers: tuple[int, 
     if not 0 <= layers[0] < layers[1] <= depth:
         raise ConfigError(f"layers [{layers[0]}, {layers[1]}) of `{module}`, which has {depth}")
     if module == LLM:
-        return LlmStage(model, family, layers)
+        return _llm_stage(model, family, layers)
     if layers != (0, depth):
         raise ConfigError(f"layers [{layers[0]}, {layers[1]}) of `{module}`: an encoder's {depth} stay on one stage")
     return EncoderStage(model, family.towers[module])
+
+
+def _llm_stage(model: nn.Module, family: Family, layers: tuple[int, int]) -> LlmStage:
+    if family.decoder.rope != GENERIC:
+        return LlmStage(model, family, layers)
+    from dflop.models.generic.llm_stage import GenericLlmStage  # which derives from what stands here
+
+    return GenericLlmStage(model, family, layers)

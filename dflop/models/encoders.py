@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from dflop.models.family import GENERIC
+from dflop.models.generic import items
 from dflop.models.item_arithmetic import Arguments
 
 Encoder = Callable[[Any, Any, torch.Tensor, torch.Tensor, Arguments], torch.Tensor]
@@ -93,6 +95,11 @@ def packed_anyres(shell: Any, features: torch.Tensor, sizes: torch.Tensor) -> to
     return torch.cat(rows)
 
 
+def generic(shell: Any, tower: Any, data: torch.Tensor, sizes: torch.Tensor, made: Arguments) -> torch.Tensor:
+    """Any tower, by its class's own `get_image_features`; sizes are (temporal, height, width) in patches."""
+    return items.features(shell, tower, data, sizes)
+
+
 def pooled(frames: torch.Tensor) -> torch.Tensor:
     """Rows of square frames `[frames, rows, width]` at half their height and width, `[frames * fewer rows, width]`.
 
@@ -106,8 +113,8 @@ def pooled(frames: torch.Tensor) -> torch.Tensor:
 
 
 ENCODERS: Mapping[str, Encoder] = {
-    "native": native, "mel": mel, "windows": windows, "tiles": tiles, "anyres": anyres,
+    "native": native, "mel": mel, "windows": windows, "tiles": tiles, "anyres": anyres, GENERIC: generic,
 }  # fmt: skip
 PACKERS: Mapping[str, Packer] = {"anyres": packed_anyres}
-CUT_THEMSELVES = {"native", "mel"}
+CUT_THEMSELVES = {"native", "mel", GENERIC}
 """Those whose attention splits a packed sequence where its segments meet unless it is told not to."""

@@ -24,6 +24,8 @@ Grid = tuple[int, int, int]
 _HEADS = {"head_dim": 128, "num_key_value_heads": 8}
 """Entries that follow from others where they are left out, and what they are like."""
 _DEPTHS = ("depth", "encoder_layers", "num_hidden_layers")
+GENERIC = "generic"
+"""Name of the family of all other models, and how it calls towers and decoders: by the classes' own code."""
 MAX_LAYERS = 10_000
 """Of a module; what lists its layers, ours and transformers, would fill memory with more."""
 
@@ -58,7 +60,8 @@ class Decoder:
     """Where the language model sits: decoder with `embed_tokens`, `layers` and `norm`, and the head."""
 
     rope: str = ""
-    """Which positions it takes, a name in `POSITIONS` of `positions.py`; empty for plain ones."""
+    """Which positions it takes, a name in `POSITIONS` of `positions.py`; empty for plain ones, `generic` where
+    the class decides."""
     num_deep_features: int = 0
     """Features of a media row that are added behind as many first layers; a row is that many times wider."""
     path: str = "model.language_model"

@@ -17,6 +17,8 @@ from torch.utils.checkpoint import checkpoint
 from dflop.errors import ConfigError
 from dflop.models.offload import Offload, spread
 
+Forward = Callable[..., Any]
+
 
 @dataclass(frozen=True, slots=True)
 class Way:
@@ -65,10 +67,11 @@ def apply_way(stage: nn.Module, way: Way, num_recomputed: int | None = None, num
     host, sent = Offload(), spread(len(layers), num_offloaded)
     for place in sent:
         _run_by(layers[place], functools.partial(host.run, layers[place], place))
+    captured = getattr(stage, "captured", lambda forward: forward)
     others = [layer for place, layer in enumerate(layers) if place not in sent][:num_recomputed]
     reruns = Reruns(len(others))
     for number, layer in enumerate(others if way.recompute else ()):
-        _run_by(layer, functools.partial(_run_again, reruns, number, draws(layer)))
+        _run_by(layer, functools.partial(_run_again, reruns, number, draws(layer), captured))
     if not layers and (num_offloaded or (way.recompute and num_recomputed != 0)):
         raise ConfigError(
             f"no layer of {type(stage).__name__} can be recomputed", hint="run this module without `recompute`"
@@ -76,11 +79,13 @@ def apply_way(stage: nn.Module, way: Way, num_recomputed: int | None = None, num
     return reruns
 
 
-def _run_again(reruns: Reruns, number: int, is_random: bool, forward: Callable[..., Any], *args: Any) -> Any:
+def _run_again(
+    reruns: Reruns, number: int, is_random: bool, captured: Callable[[Forward], Forward], forward: Forward, *args: Any
+) -> Any:
     """What `forward` returns; it runs again in the backward pass if the layer is among the first that do."""
     if number >= reruns.num_layers:
         return forward(*args)
-    return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=is_random)
+    return checkpoint(captured(forward), *args, use_reentrant=False, preserve_rng_state=is_random)
 
 
 def _run_by(layer: Any, run: Callable[..., Any]) -> None:

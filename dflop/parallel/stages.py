@@ -18,7 +18,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from dflop.models import attention
 from dflop.models.build import EncoderStage, Stage, cut_stages
 from dflop.models.family import Family
 from dflop.models.ways import TRAIN, Way, apply_way
@@ -70,7 +69,7 @@ def build_stages(
         _fill(stages, parts, weights, device)
     for stage, piece in zip(stages, pieces, strict=True):
         stage.to(device)
-        attention.use(stage, kernel)
+        stage.use_attention(kernel)
         stage.reruns = apply_way(stage, piece.way, piece.num_recomputed, piece.num_offloaded)
         if piece.trains_projector_only:
             assert isinstance(stage, EncoderStage)

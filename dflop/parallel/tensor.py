@@ -68,7 +68,7 @@ def shard_stage(stage: Stage, group: dist.ProcessGroup) -> dict[str, Part]:
         raise _cannot(f"a vocabulary of {head.out_features}", group.size())
     layers, tower = stage.layers, TowerTokens(group)
     whole_of = tower.whole if isinstance(stage, EncoderStage) else packed_tokens
-    replaced = shard_layers(layers, split_of(layers[0]), group, whole_of)
+    replaced = shard_layers(layers, group, whole_of)
     partial = {p for layer in layers for p in layer.parameters()}
     if isinstance(stage, EncoderStage):
         for number in stage.taken_states:
@@ -89,14 +89,11 @@ def shard_stage(stage: Stage, group: dist.ProcessGroup) -> dict[str, Part]:
     return {name: part for name, (_, part) in held.items()}
 
 
-def shard_layers(
-    layers: Iterable[nn.Module], split: TensorSplit, group: dist.ProcessGroup, whole_of: Whole
-) -> Replaced:
-    """Cut the Linears that `split` names in every layer, in place.
+def shard_layers(layers: Iterable[nn.Module], group: dist.ProcessGroup, whole_of: Whole) -> Replaced:
+    """Cut the Linears that `split_of` names in every layer, in place.
 
     Args:
         layers: Nothing is changed unless all of them can be cut.
-        split: Names relative to a layer.
         group: Ranks that hold the parts, in the order of the parts.
         whole_of: Tokens of all ranks as a layer takes them.
 
@@ -104,13 +101,14 @@ def shard_layers(
         What took the place of what, and which part of it that is.
 
     Raises:
-        ConfigError: a layer has heads or a width that the ranks cannot share.
+        ConfigError: as `split_of`, or a layer has heads or a width that the ranks cannot share.
     """
-    layers, rank, degree = list(layers), group.rank(), group.size()
+    rank, degree = group.rank(), group.size()
     replaced: Replaced = {}
-    for layer in layers:
+    splits = [(layer, split_of(layer)) for layer in layers]
+    for layer, split in splits:
         _check(layer, split, degree)
-    for layer in layers:
+    for layer, split in splits:
         for name in split.heads:
             holder, attribute = _holder(layer, name)
             setattr(holder, attribute, getattr(holder, attribute) // degree)

@@ -108,7 +108,7 @@ def reference(
         gradients = {n: p.grad.float().cpu() for n, p in plain.named_parameters() if p.grad is not None}
         norm = float(torch.stack([g.norm() for g in gradients.values()]).norm())
         steps.append((loss, norm, gradients))
-        descend(plain.parameters())
+        descend(plain.parameters(), subject)
         plain.zero_grad()
     return steps
 
@@ -142,12 +142,13 @@ def exact_on(device: str) -> None:
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
 
 
-def descend(parameters: Any) -> None:
+def descend(parameters: Any, subject: Any) -> None:
     """One step of plain gradient descent."""
+    rate = getattr(subject, "rate", LEARNING_RATE)
     with torch.no_grad():
         for p in parameters:
             if p.grad is not None:
-                p -= LEARNING_RATE * p.grad
+                p -= rate * p.grad
 
 
 def run_trial(trial: Trial, folder: Path) -> list[list[Step]]:
@@ -170,7 +171,7 @@ def train(rank: int, folder: Path, trial: Trial) -> list[Step]:
             norm, loss = it.reduce(it.step(subject.source(batch), batch, step_plan, trial.bad_positions))
         assert seen is None or seen == pytest.approx(loss, rel=TOLERANCE), "loss of forward passes"
         steps.append((loss, norm, {n: _whole(n, p, it) for n, p in trained.items()}))
-        descend(trained.values())
+        descend(trained.values(), subject)
         it.reducer.zero()
     return steps
 

@@ -6,6 +6,7 @@ Every module that `StandIn` derives from answers for the one it replaces: transf
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -27,7 +28,12 @@ def trained_config(config: Any) -> Any:
 
 
 def build(
-    config: Any, *, device: str = "meta", dtype: torch.dtype = torch.bfloat16, attention: str, experts: str = "eager"
+    config: Any,
+    *,
+    device: str = "meta",
+    dtype: torch.dtype = torch.bfloat16,
+    attention: str,
+    experts: str | None = "eager",
 ) -> nn.Module:
     """Transformers' model of a config with random weights, or without memory on `meta`.
 
@@ -36,7 +42,7 @@ def build(
         device: Of the weights.
         dtype: Of the weights.
         attention: Name of the attention; a tower that has a class per implementation keeps its own.
-        experts: Name of the experts' function.
+        experts: Name of the experts' function; None: transformers decides.
     """
     import transformers
 
@@ -54,6 +60,30 @@ def build(
         except KeyError as error:
             if error.args != (attention,):
                 raise
+            last = error
+    assert last is not None
+    raise last
+
+
+def config_of(stated: Mapping[str, Any]) -> Any:
+    """The trained part of a config as transformers' class of its `model_type` reads it."""
+    import transformers
+
+    return trained_config(transformers.CONFIG_MAPPING[str(stated["model_type"])].from_dict(dict(stated)))
+
+
+def construct(stated: Mapping[str, Any], dtype: torch.dtype) -> nn.Module:
+    """The model of a config with transformers' own attention, in towers and decoder.
+
+    Args:
+        stated: Content of its `config.json`.
+        dtype: Parameter type.
+    """
+    config, last = config_of(stated), None
+    for name in ("sdpa", "eager"):
+        try:
+            return build(config, device="cpu", dtype=dtype, attention=name, experts=None)
+        except ValueError as error:  # a class without it
             last = error
     assert last is not None
     raise last
@@ -116,3 +146,38 @@ class PassThrough(StandIn):
 
     def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         return hidden_states
+
+
+class Recorder(StandIn):
+    """Stands for a module and notes what it would be given; hidden states leave as they came."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        self.given = {**{str(n): value for n, value in enumerate(args)}, **kwargs}
+        if args or "hidden_states" in kwargs:  # a layer, or a norm
+            return args[0] if args else kwargs["hidden_states"]
+        if kwargs.get("inputs_embeds") is None:
+            self.given["inputs_embeds"] = self._replaced[0].embed_tokens(kwargs["input_ids"])
+        return Output(self.given["inputs_embeds"])
+
+
+class Output(tuple[Any, ...]):
+    """An output of a model of which only the hidden states are asked for; every other field is None."""
+
+    def __new__(cls, hidden: torch.Tensor) -> Output:
+        return super().__new__(cls, (hidden,))
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self[0] if name == "last_hidden_state" else None
+
+
+@contextlib.contextmanager
+def in_place(owner: Any, name: str, module: nn.Module) -> Iterator[None]:
+    """Within it, `module` stands in the place of a part of `owner`."""
+    old = getattr(owner, name)
+    setattr(owner, name, module)
+    try:
+        yield
+    finally:
+        setattr(owner, name, old)

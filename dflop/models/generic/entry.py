@@ -7,15 +7,14 @@ model's own `get_image_features` for all samples at once, and handed in as `mm_e
 
 from __future__ import annotations
 
-import contextlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from dflop.models.generic.classes import StandIn, find_decoder, tensors_in
+from dflop.models.generic.classes import Output, Recorder, find_decoder, in_place, tensors_in
 from dflop.models.generic.stage import Packing, Pattern, UnknownArgument
 
 _FIRST = {"input_ids", "inputs_embeds", "position_ids", "attention_mask"}
@@ -43,8 +42,8 @@ def enter(
     above, _, name = path.rpartition(".")
     given = []
     for ids, arguments in zip(samples, _encoded(model, media), strict=True):
-        recorder = _Recorder(decoder)
-        with _in_place(model.get_submodule(above), name, recorder):
+        recorder = Recorder(decoder)
+        with in_place(model.get_submodule(above), name, recorder):
             model(input_ids=ids[None], use_cache=False, **arguments)
         given.append(recorder.given)
     names = {name for call in given for name, value in call.items() if any(True for _ in tensors_in(value))}
@@ -84,7 +83,7 @@ def logits_of(model: Any, hidden: torch.Tensor) -> torch.Tensor:
     prefix = model.base_model_prefix
     if not isinstance(getattr(model, prefix, None), nn.Module):  # a causal model inside, which has the head
         model, prefix = model.language_model, "model"
-    with _in_place(model, prefix, _Given(hidden)):
+    with in_place(model, prefix, _Given(hidden)):
         logits: torch.Tensor = model(input_ids=torch.zeros(hidden.shape[:2], dtype=torch.long)).logits
     return logits
 
@@ -125,16 +124,6 @@ def _joined(values: list[Any]) -> Any:
     return torch.cat(values, dim=1)
 
 
-class _Recorder(StandIn):
-    """Stands for the decoder and notes what it would be given."""
-
-    def forward(self, **kwargs: Any) -> _Output:
-        self.given = kwargs
-        if kwargs.get("inputs_embeds") is None:
-            kwargs["inputs_embeds"] = self._replaced[0].embed_tokens(kwargs["input_ids"])
-        return _Output(kwargs["inputs_embeds"])
-
-
 class _Given(nn.Module):
     """Stands for the model below the head and returns hidden states that exist."""
 
@@ -142,27 +131,5 @@ class _Given(nn.Module):
         super().__init__()
         self._hidden = hidden
 
-    def forward(self, *args: Any, **kwargs: Any) -> _Output:
-        return _Output(self._hidden)
-
-
-class _Output(tuple[Any, ...]):
-    """An output of a model of which only the hidden states are asked for; every other field is None."""
-
-    def __new__(cls, hidden: torch.Tensor) -> _Output:
-        return super().__new__(cls, (hidden,))
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return self[0] if name == "last_hidden_state" else None
-
-
-@contextlib.contextmanager
-def _in_place(owner: Any, name: str, module: nn.Module) -> Iterator[None]:
-    old = getattr(owner, name)
-    setattr(owner, name, module)
-    try:
-        yield
-    finally:
-        setattr(owner, name, old)
+    def forward(self, *args: Any, **kwargs: Any) -> Output:
+        return Output(self._hidden)

@@ -58,9 +58,13 @@ class Pattern:
 
     def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
         """`[len(tokens), len(tokens)]`, queries first."""
+        return self.at(tokens, tokens)
+
+    def at(self, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        """Which keys are seen: bool `[queries, keys]`."""
         zero = torch.zeros(1, 1, 1, 1, dtype=torch.long)
-        seen = self._function(zero, zero, tokens[None, None, :, None], tokens[None, None, None, :])
-        return seen.expand(1, 1, len(tokens), len(tokens))[0, 0]
+        seen = self._function(zero, zero, queries[None, None, :, None], keys[None, None, None, :])
+        return seen.expand(1, 1, len(queries), len(keys))[0, 0]
 
     def __getitem__(self, index: tuple[slice, ...]) -> Pattern:
         """The pattern itself: models that slice a mask for generation keep all of it in training.
@@ -107,7 +111,7 @@ class Stage:
         for module in self.decoder.modules():
             setattr(module, _PACKING, self._packing)
             if any(isinstance(child, nn.Conv1d) for child in module.children()):
-                module.forward = functools.partial(per_sample, module.forward, self._packing)
+                module.forward = functools.partial(self._per_sample, module.forward)
         if first:
             self.decoder.layers[first].register_forward_pre_hook(self._replace, with_kwargs=True)
         if end < self.num_layers:
@@ -136,6 +140,9 @@ class Stage:
         own = [x if self.first <= index < self.end else torch.zeros_like(x) for index, x in enumerate(deep)]
         return {**inputs, "deepstack_visual_embeds": own}
 
+    def _per_sample(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return per_sample(forward, self._packing.lengths, *args, **kwargs)
+
     def _replace(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if args:
             return (self._received, *args[1:]), kwargs
@@ -154,11 +161,11 @@ def last_cut(decoder: Any) -> int:
     return min(givers, default=num_layers)
 
 
-def per_sample(forward: Callable[..., Any], packing: Packing, *args: Any, **kwargs: Any) -> Any:
+def per_sample(forward: Callable[..., Any], lengths: list[int], *args: Any, **kwargs: Any) -> Any:
     """Call a part of a layer once per sample, with every argument that has an entry per token cut."""
     outs = []
-    for index in range(len(packing.lengths)):
-        cut = functools.partial(_cut, lengths=packing.lengths, index=index)
+    for index in range(len(lengths)):
+        cut = functools.partial(_cut, lengths=lengths, index=index)
         outs.append(forward(*map(cut, args), **{name: cut(value) for name, value in kwargs.items()}))
     if isinstance(outs[0], tuple):
         return (torch.cat([out[0] for out in outs], dim=1), *outs[0][1:])

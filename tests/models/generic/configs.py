@@ -10,6 +10,7 @@ MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 
 NATIVE = {"depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 64}
 VIT = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 56}
 IDS = {"image_token_id": 3, "video_token_id": 4, "vision_start_token_id": 5, "vision_end_token_id": 6}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 PARTS = {
     "qwen3_5": {
         **IDS, "vision_config": NATIVE | {"num_position_embeddings": 16},
@@ -43,6 +44,39 @@ PARTS = {
         "text_config": {"model_type": "mistral", "sliding_window": None, **TEXT},
     },
 }  # fmt: skip
+LINEAR = PARTS["qwen3_5"]["text_config"]
+MORE = {
+    "qwen3_5_moe": {
+        **PARTS["qwen3_5"],
+        "text_config": LINEAR | EXPERTS | {"shared_expert_intermediate_size": 32},
+    },
+    "glm4v_moe": {
+        **IDS, "image_start_token_id": 7, "image_end_token_id": 8,
+        "vision_config": {
+            "depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 64,
+            "image_size": 56, "patch_size": 14,
+        },
+        "text_config": TEXT | {
+            "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_shared_experts": 1,
+            "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1,
+            "rope_parameters": MROPE | {"partial_rotary_factor": 0.5, "mrope_section": [2, 1, 1]},
+        },
+    },
+    "cohere2_vision": {
+        "image_token_id": 3, "downsample_factor": 2, "alignment_intermediate_size": 64,
+        "vision_config": {**VIT, "patch_size": 14},
+        "text_config": TEXT | {
+            "model_type": "cohere2", "logit_scale": 0.25, "sliding_window": 8,
+            "layer_types": ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"],
+        },
+    },
+    "internvl": {
+        "image_token_id": 3, "downsample_ratio": 0.5, "image_seq_length": 4,
+        "vision_config": {**VIT, "image_size": [56, 56], "patch_size": [14, 14]},
+        "text_config": {"model_type": "qwen3_moe", **TEXT, **EXPERTS},
+    },
+}  # fmt: skip
+"""Of types whose parts are those of others, in other combinations: for the engine alone."""
 
 
 def config_of(kind):

@@ -5,7 +5,7 @@ import transformers
 from dflop.models.generic import entry, exact, stage
 from dflop.models.generic.classes import find_decoder
 from dflop.models.generic.exact import LIMIT, check_exactness, compare
-from dflop.models.generic.stage import Packing, Pattern, UnknownArgument
+from dflop.models.generic.stage import Pattern, UnknownArgument
 from dflop.models.generic.structure import read_structure
 from tests.models.generic.configs import PARTS, TEXT, config_of
 
@@ -102,7 +102,7 @@ def test_per_sample_cuts_what_has_an_entry_per_token():
         return hidden * 2, "weights"
 
     hidden, rotary = torch.arange(7.0).view(1, 7, 1), (torch.zeros(1, 7, 4), torch.zeros(1, 7, 4))
-    out, rest = stage.per_sample(part, Packing([3, 4]), hidden, "cache", rotary=rotary)
+    out, rest = stage.per_sample(part, [3, 4], hidden, "cache", rotary=rotary)
     assert calls == [(3, "cache", [3, 3], None), (4, "cache", [4, 4], None)]
     assert rest == "weights"
     torch.testing.assert_close(out, hidden * 2)

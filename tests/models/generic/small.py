@@ -1,0 +1,186 @@
+"""Small models of types without a family, bound to a stand-in for the generic family, with samples for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+from dflop.data.tokens import EncodedSample
+from dflop.models.build import IGNORE_LABEL
+from dflop.models.family import GENERIC, Decoder, Family, Tower
+from dflop.models.generic import classes, items
+from dflop.models.generic.encoders import parts_of
+from dflop.models.generic.entry import MARKS, takes
+from dflop.models.media import MediaHeader, Placement
+from dflop.models.random_weights import build_model
+from dflop.records import LLM, MediaItem, SampleShape
+from tests.models.generic.configs import MORE, PARTS
+
+FIRST_TEXT_ID, VOCAB = 10, 160
+IMAGES = ([1], [], [3, 2], [1, 4], [], [2])
+"""Sizes of the pictures of each sample: patches, or tiles."""
+
+
+class SmallFamily(Family):
+    """What the engine asks of a family; items are placed by `Case`."""
+
+    name = GENERIC
+    media_defaults: Mapping[str, Any] = {}
+    media_tokens: Mapping[str, Any] = {}
+
+    def __init__(self, kind: str) -> None:
+        super().__init__({"model_type": kind, **(PARTS | MORE)[kind]}, {})
+        self.configs = {LLM: {"hidden_size": 64}}
+        model = classes.build(classes.config_of(self.hf_config), attention="eager")
+        path, decoder = classes.find_decoder(model)
+        vision, head = parts_of(model, path, decoder).encoders[0], model.get_output_embeddings()
+        tower: Any = model.get_submodule(vision.path)
+        stacks = [(n, m) for n, m in tower.named_modules() if isinstance(m, torch.nn.ModuleList)]
+        layers, stack = next((n, m) for n, m in stacks if len(m) == vision.num_layers and "deepstack" not in n)
+        deep = getattr(tower, "deepstack_visual_indexes", ())
+        extras = tuple(filter(None, vision.projector.split(", ")))
+        self.towers = {"vision": Tower(vision.path, GENERIC, layers, extras)}
+        where = next(name for name, module in model.named_modules() if module is head)
+        self.decoder = Decoder(GENERIC, len(deep), path, where)
+        self._depths = {"vision": len(stack), LLM: len(decoder.layers)}
+        self.form = items.form_of(model.get_submodule(vision.path.rpartition(".")[0]))
+        c = classes.config_of(self.hf_config).vision_config
+        self.patch_px = c.patch_size if isinstance(c.patch_size, int) else c.patch_size[0]
+        self.patch_values = 3 * self.patch_px**2 * getattr(c, "temporal_patch_size", 1)
+
+    def specs(self) -> Any:
+        entry = {"vision": 1, LLM: max(1, self.decoder.num_deep_features)}
+        return tuple(
+            SimpleNamespace(module=name, num_layers=depth, num_entry_layers=entry[name])
+            for name, depth in self._depths.items()
+        )
+
+    def array_shape(self, module: str, grid: tuple[int, int, int]) -> tuple[int, ...]:
+        number, height, width = grid
+        if self.form == items.GRID:
+            return number * height * width, self.patch_values
+        sides = (3, height * self.patch_px, width * self.patch_px)
+        return (int(np.prod(sides)),) if self.form == items.SIZED else (number, *sides)
+
+    def item(self, size: int) -> MediaItem:
+        """A picture; `size` says how large it is."""
+        if self.form in (items.GRID, items.SIZED):
+            grid, rows = (1, 2 * size, 4), 2 * size
+        else:
+            grid, rows = (size, 4, 4), 4 * size
+        tokens = grid[0] * grid[1] * grid[2]
+        placed = Placement("vision", grid, tokens, tokens**2, rows, (rows,))
+        return MediaHeader("image", 100, 100, 1, 0.0).item("", placed)
+
+    def _place(self, header: MediaHeader, num_images: int, level: int) -> Placement:
+        raise NotImplementedError
+
+    def token_ids(self, token_id: Mapping[str, int]) -> dict[str, int]:
+        return {}
+
+    def array_of(self, item: MediaItem, versions: Sequence[np.ndarray]) -> np.ndarray:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Small:
+    """A subject of parity tests: a small model of a type, and its few samples in two global batches."""
+
+    kind: str
+    rate: float = 0.001
+    """Of gradient descent; at a larger one a second step amplifies the rounding of the first."""
+
+    @cached_property
+    def family(self) -> SmallFamily:
+        return SmallFamily(self.kind)
+
+    @cached_property
+    def batches(self) -> list[list[SampleShape]]:
+        source = self.source([])
+        return [[source.shape(n) for n in range(len(IMAGES))]] * 2
+
+    def source(self, batch: Sequence[SampleShape]) -> SmallSource:
+        return SmallSource(self.family)
+
+    def build(self) -> torch.nn.Module:
+        """The model as every rank builds it, with all parameters away from where initialisation leaves them."""
+        model = build_model(self.family, self.family.hf_config, seed=0, dtype=torch.float32)
+        for number, (name, p) in enumerate(model.named_parameters()):
+            p.data += 0.05 * torch.randn(p.shape, generator=torch.Generator().manual_seed(number))
+            if name.endswith("A_log"):  # states that forget at once leave gradients that are rounding alone
+                p.data -= 3.0
+        return model
+
+    def plain(self) -> torch.nn.Module:
+        """The same weights as transformers runs them."""
+        config = classes.config_of(self.family.hf_config)
+        plain = classes.build(config, device="cpu", dtype=torch.float32, attention="eager")
+        plain.load_state_dict(self.build().state_dict())
+        return plain.train()
+
+    def loss_sum(self, plain: torch.nn.Module, batch: Sequence[SampleShape], position: int) -> torch.Tensor:
+        """Summed loss of one sample by transformers' own forward."""
+        source = self.source(batch)
+        sample, shape = source.tokens(position), source.shape(position)
+        ids = torch.from_numpy(sample.input_ids)
+        given = self._pixels([torch.from_numpy(source.array(position, n)) for n in range(len(shape.items))], shape)
+        is_picture = (ids == source.pad).long()[None]
+        given |= {name: is_picture for name in MARKS if takes(plain, name)}
+        logits = plain(input_ids=ids[None], attention_mask=torch.ones_like(ids)[None], use_cache=False, **given).logits
+        return torch.nn.functional.cross_entropy(logits[0, :-1], torch.from_numpy(sample.labels[1:]), reduction="sum")
+
+    def _pixels(self, arrays: Sequence[torch.Tensor], shape: SampleShape) -> dict[str, Any]:
+        form, grids = self.family.form, torch.tensor([item.grid for item in shape.items])
+        if not arrays:
+            return {}
+        if form == items.GRID:
+            return {"pixel_values": torch.cat(list(arrays)), "image_grid_thw": grids}
+        if form != items.SIZED:
+            tiles = torch.cat(list(arrays))
+            return {"pixel_values": tiles[None] if form == items.LISTED else tiles}
+        sizes = grids[:, 1:] * self.family.patch_px
+        pixels = torch.zeros(len(arrays), 3, *sizes.amax(0).tolist())
+        for n, (array, (height, width)) in enumerate(zip(arrays, sizes.tolist(), strict=True)):
+            pixels[n, :, :height, :width] = array.view(3, height, width)
+        return {"pixel_values": pixels, "image_sizes": sizes}
+
+
+class SmallSource:
+    """Samples that are a pure function of their number."""
+
+    def __init__(self, family: SmallFamily) -> None:
+        self._family = family
+        config = classes.config_of(family.hf_config)
+        self.pad: int = getattr(config, "image_token_id", None) or config.image_token_index
+
+    def shape(self, sample_index: int) -> SampleShape:
+        pictures = tuple(self._family.item(size) for size in IMAGES[sample_index])
+        num_text, num_rows = 24 + 5 * sample_index, sum(item.num_rows for item in pictures)
+        return SampleShape(
+            profile_key="small", sample_index=sample_index, sample_id=f"s{sample_index}", num_text_tokens=num_text,
+            num_supervised_tokens=7 + sample_index, num_llm_tokens=num_text + num_rows, items=pictures,
+        )  # fmt: skip
+
+    def tokens(self, sample_index: int) -> EncodedSample:
+        shape, rng = self.shape(sample_index), np.random.default_rng(sample_index)
+        text = rng.integers(FIRST_TEXT_ID, VOCAB, shape.num_text_tokens).tolist()
+        ids, text, positions = text[:3], text[3:], []
+        for item in shape.items:
+            positions.append(len(ids) + np.arange(item.num_rows))
+            ids += [*[self.pad] * item.num_rows, *text[:2]]
+            text = text[2:]
+        ids += text
+        labels = np.full(len(ids), IGNORE_LABEL)
+        labels[-shape.num_supervised_tokens :] = ids[-shape.num_supervised_tokens :]
+        return EncodedSample(np.asarray(ids), labels, tuple(positions))
+
+    def array(self, sample_index: int, item: int) -> np.ndarray:
+        grid = self.shape(sample_index).items[item].grid
+        rng = np.random.default_rng([sample_index, item])
+        return rng.standard_normal(self._family.array_shape("vision", grid), dtype=np.float32)

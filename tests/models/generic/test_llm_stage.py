@@ -1,0 +1,99 @@
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from dflop.errors import ConfigError
+from dflop.models import loss_size
+from dflop.models.build import cut_stage
+from dflop.models.generic import llm_stage
+from dflop.models.generic.items import form_of
+from dflop.models.generic.reach import Reach, read_reaches
+from dflop.records import LLM
+from tests.models.generic.configs import config_of
+from tests.models.generic.small import Small
+
+
+class Inner(nn.Module):
+    def forward(self, **_):
+        raise AssertionError("it stands aside")
+
+
+class Headed(nn.Module):
+    """A model with a head, and what a class may do behind it."""
+
+    base_model_prefix = "model"
+
+    def __init__(self, behind):
+        super().__init__()
+        self.model, self.lm_head, self.behind = Inner(), nn.Linear(4, 9), behind
+
+    def forward(self, **given):
+        return SimpleNamespace(logits=self.behind(self.lm_head(self.model(**given).last_hidden_state)))
+
+
+def cap(logits):
+    return torch.tanh(logits / 2) * 2
+
+
+def test_what_a_class_does_behind_its_head_is_read_from_its_forward():
+    plain, scaled, capped = (
+        llm_stage._final_of(Headed(behind), "lm_head") for behind in (lambda x: x, lambda x: x / 8, cap)
+    )
+    assert (plain.scale, plain.capped) == (1.0, None)
+    assert scaled.scale == pytest.approx(1 / 8)
+    assert scaled.capped is None
+    logits = torch.randn(3, 9)
+    torch.testing.assert_close(capped.capped(logits), cap(logits))
+
+
+def test_capped_logits_have_the_loss_and_gradients_of_all_tokens_at_once(monkeypatch):
+    monkeypatch.setattr(loss_size, "CHUNK_TOKENS", 3)
+    subject = Small("smolvlm")
+    stage = cut_stage(subject.build(), subject.family, LLM, (2, 4))
+    stage._final = llm_stage._Final(1.0, cap)
+    hidden, where = torch.randn(9, 64, requires_grad=True), torch.tensor([0, 1, 2, 4, 5, 7, 8])
+    targets = torch.arange(20, 27)
+    loss = stage.loss(hidden, where, targets, 5)
+    want = nn.functional.cross_entropy(cap(stage.head(hidden[where])), targets, reduction="sum") / 5
+    torch.testing.assert_close(loss, want)
+    for got, expected in zip(*(torch.autograd.grad(x, [hidden, stage.head.weight]) for x in (loss, want)), strict=True):
+        torch.testing.assert_close(got, expected)
+    assert float(stage.loss(hidden, where[:0], targets[:0], 5)) == 0.0
+    stage.head_loss = None  # as tensor parallelism replaces it
+    with pytest.raises(ConfigError, match="all of the vocabulary"):
+        stage.loss(hidden, where, targets, 5)
+
+
+def test_windows_reach_over_images_as_the_class_has_it():
+    """Gemma 3's windows end inside a large image, to its front."""
+    from dflop.models.generic import classes
+
+    model = classes.build(config_of("gemma3"), device="cpu", attention="eager")
+    found = read_reaches(model.model, "language_model", "token_type_ids")
+    assert found == (*[Reach(window=8, images="near")] * 3, Reach(images="near"))
+    tokens = torch.arange(6)
+    block = torch.zeros(6, 6, dtype=torch.bool)
+    block[1:, 1:] = True
+    near, everywhere = (Reach(window=2, images=how).sees(tokens, tokens, block) for how in ("near", "all"))
+    assert near[3].tolist() == [False, False, True, True, True, True]
+    assert everywhere[3].tolist() == [False, True, True, True, True, True]
+    assert Reach(chunk=2).sees(tokens, tokens)[3].tolist() == [False, False, True, True, False, False]
+
+
+def test_pictures_whose_companions_do_not_follow_from_sizes_are_refused():
+    class Model:
+        def get_image_features(self, pixel_values, image_sizes, aspect_ratios):
+            raise NotImplementedError
+
+    with pytest.raises(ConfigError, match="pictures of Model come with aspect_ratios, image_sizes"):
+        form_of(Model())
+
+
+def test_a_part_of_no_module_is_refused():
+    subject = Small("smolvlm")
+    model = subject.build()
+    model.model.extra = nn.Linear(2, 2)
+    with pytest.raises(ConfigError, match="`model.extra.weight` is part of no module"):
+        cut_stage(model, subject.family, LLM, (0, 4))

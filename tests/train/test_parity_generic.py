@@ -1,0 +1,61 @@
+"""Models without a family of their own, in every kind of pipeline: gradients equal a plain transformers run.
+
+Layers of linear attention, of experts and with windows, images whose tokens see each other, deep features, towers that
+take grids, sizes and tiles. Batches are packed and uneven; the second step has other weights.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from dflop.records import LLM, Plan
+from tests.models.generic.configs import MORE, PARTS
+from tests.models.generic.small import Small
+from tests.train.parity import Trial, assert_equal_steps, reference, run_trial
+from tests.train.synthetic import ALL, make_inline_plan, make_plan, make_step_plan, sharing
+
+LAYOUTS = ("one", "vision + llm pp2", "pp2, recomputed", "dp2", "dp2, sharded, recomputed", "tp2", "cp2")
+CARRY_STATE = ("qwen3_5", "qwen3_5_moe")
+IMAGE_BLOCKS = ("gemma3",)
+REFUSED = {(kind, "tp2") for kind in CARRY_STATE} | {(kind, "cp2") for kind in (*CARRY_STATE, *IMAGE_BLOCKS)}
+
+
+def plan_of(subject: Small, layout: str) -> Plan:
+    specs = {spec.module: spec for spec in subject.family.specs()}
+    depth = {name: spec.num_layers for name, spec in specs.items()}
+    if layout == "vision + llm pp2":
+        return make_plan({"vision": (1, 1), LLM: (2, 1)}, num_microbatches=2, of=subject.family)
+    first = max(specs[LLM].num_entry_layers, depth[LLM] // 2)
+    halves = [{"vision": depth["vision"], LLM: first}, {LLM: depth[LLM] - first}]
+    degrees = {key: 2 if f"{key}2" in layout else 1 for key in ("dp", "tp", "cp")}
+    plan = make_inline_plan(halves if "pp2" in layout else [depth], num_microbatches=2, **degrees)
+    plan = sharing(plan, ALL if "sharded" in layout else 0)
+    return replace(plan, modules=tuple(replace(m, recompute="recomputed" in layout) for m in plan.modules))
+
+
+cached_reference = cache(reference)
+QUICK = {
+    ("qwen3_5", "pp2, recomputed"), ("qwen3_5", "vision + llm pp2"), ("qwen3_5_moe", "dp2, sharded, recomputed"),
+    ("qwen3_vl_moe", "vision + llm pp2"), ("qwen3_vl_moe", "dp2, sharded, recomputed"), ("gemma3", "pp2, recomputed"),
+    ("glm4v_moe", "dp2"), ("glm4v_moe", "tp2"), ("internvl", "cp2"), ("smolvlm", "tp2"), ("mistral3", "one"),
+}  # fmt: skip
+"""Not in a lane: every type, and every layout, at least once."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "layout"),
+    [
+        pytest.param(*pair, marks=() if pair in QUICK else pytest.mark.lane("layouts"))
+        for pair in itertools.product(PARTS | MORE, LAYOUTS)
+        if pair not in REFUSED
+    ],
+)
+def test_gradients_equal_transformers(kind, layout, tmp_path):
+    subject = Small(kind)
+    plan = plan_of(subject, layout)
+    plans = tuple(make_step_plan(plan, b, step, text_only_slot=False) for step, b in enumerate(subject.batches))
+    assert_equal_steps(run_trial(Trial(subject, plan, plans), tmp_path), cached_reference(subject))
