@@ -96,8 +96,8 @@ def packed_anyres(shell: Any, features: torch.Tensor, sizes: torch.Tensor) -> to
 
 
 def generic(shell: Any, tower: Any, data: torch.Tensor, sizes: torch.Tensor, made: Arguments) -> torch.Tensor:
-    """Any tower, by its class's own `get_image_features`; sizes are (temporal, height, width) in patches."""
-    return items.features(shell, tower, data, sizes)
+    """Any tower, by its class's own `get_image_features`; sizes are those of `items.features`."""
+    return items.features(shell, data, sizes)
 
 
 def pooled(frames: torch.Tensor) -> torch.Tensor:

@@ -34,6 +34,7 @@ _MLPS = (
 
 def fuse(model: nn.Module) -> None:
     """Give the RMS norms and MLPs of a Hugging Face model forwards that keep less; call it before the model is cut."""
+    linear_patches(model)
     for module in model.modules():
         kind = type(module).__name__
         if kind.endswith("RMSNorm"):
@@ -42,6 +43,22 @@ def fuse(model: nn.Module) -> None:
             parts = next((p for p in _MLPS if all(hasattr(module, name) for name in p if name)), None)
             if parts is not None:
                 module.forward = types.MethodType(_mlp(*parts), module)
+
+
+def linear_patches(model: nn.Module) -> None:
+    """Let 3D convolutions that are given one patch at a time be Linears over its values: the same sums of products.
+
+    Under some pairs of torch and cuDNN the convolution takes 10 to 20 times as long as the rest of a vision tower.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.Conv3d) and module.groups == 1 and not any(module.padding):
+            module.forward = types.MethodType(_patches, module)  # type: ignore[method-assign]  # of this one
+
+
+def _patches(conv: nn.Conv3d, values: torch.Tensor) -> torch.Tensor:
+    if values.dim() != 5 or values.shape[2:] != conv.kernel_size:
+        return nn.Conv3d.forward(conv, values)
+    return F.linear(values.flatten(1), conv.weight.flatten(1), conv.bias)[..., None, None, None]
 
 
 def _norm(norm: Any, hidden: torch.Tensor) -> torch.Tensor:

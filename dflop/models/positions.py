@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from dflop.records import MediaItem
+
 
 class MediaPosition(NamedTuple):
     """What rope positions depend on, per media item of a sample."""
@@ -15,6 +17,14 @@ class MediaPosition(NamedTuple):
     grid: tuple[int, int, int]
     seconds_per_grid: float
     """Seconds per temporal patch of a video; 0 otherwise."""
+    num_rows: int = 0
+    """Its placeholders."""
+
+    @classmethod
+    def of(cls, item: MediaItem) -> MediaPosition:
+        """What rope positions depend on of an item."""
+        seconds = item.duration_s / item.grid[0] if item.kind == "video" else 0.0
+        return cls(item.kind, item.grid, seconds, item.num_rows)
 
 
 Positions = Callable[[Any, torch.Tensor, Sequence[MediaPosition]], torch.Tensor]

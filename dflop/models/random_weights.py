@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from dflop.errors import ConfigError
 from dflop.models.family import Family
-from dflop.models.weights import build_empty, materialise
+from dflop.models.weights import build_empty, materialise, some_of
 
 
 def build_model(family: Family, hf_config: Mapping[str, Any], *, seed: int, dtype: torch.dtype) -> nn.Module:
@@ -72,11 +73,12 @@ class RandomWeights:
         empty = [(module, dict(module._parameters)) for module in unit.modules]
         try:
             for module in unit.modules:
-                materialise(module, torch.device("cpu"), recurse=False)
+                for p in materialise(module, torch.device("cpu"), recurse=False).values():
+                    p.detach().fill_(torch.nan)
             with torch.random.fork_rng(devices=[]), torch.no_grad():
                 torch.manual_seed(int.from_bytes(digest[:8], "big"))
                 unit.initialise()
-            return {
+            found = {
                 self._name[p]: drawn.detach()
                 for module, before in empty
                 for key, p in before.items()
@@ -85,6 +87,12 @@ class RandomWeights:
         finally:
             for module, before in empty:
                 module._parameters = before
+        if unset := some_of([name for name, drawn in found.items() if drawn.isnan().any()], "without first weights"):
+            raise ConfigError(
+                f"parameters that transformers does not initialise: {unset}", where="model.weights",
+                hint="begin with the weights of a release",
+            )  # fmt: skip
+        return found
 
 
 @dataclass(frozen=True, slots=True, eq=False)

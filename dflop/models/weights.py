@@ -20,6 +20,7 @@ from torch import nn
 from dflop.errors import ConfigError, TrainError
 from dflop.models.build import construct
 from dflop.models.family import Family
+from dflop.models.stored_names import Stored, StoredNames
 from dflop.progress import At, counted, unseen
 
 _NUM_NAMED = 3
@@ -120,10 +121,16 @@ class WeightFolder:
 
     def __init__(self, path: Path, model: nn.Module) -> None:
         self._path = path
+        self._expected = expected = {name: tuple(p.shape) for name, p in model.named_parameters()}
+        self._stored = StoredNames(model, {*expected, *model.state_dict()})
+        self._made_of: dict[str, list[tuple[Stored, tuple[Path, str]]]] = {}
+        """Of a parameter that is computed when it is read, what from."""
+        self._made: dict[str, torch.Tensor] = {}
+        """What was computed last."""
         self._place = self._places(model)
-        expected = {name: tuple(p.shape) for name, p in model.named_parameters()}
         wrong = [n for n, shape in expected.items() if n in self._place and self._shape(n) != shape]
-        told = [some_of(expected.keys() - self._place.keys(), "missing from it"), some_of(wrong, "of another shape")]
+        there = self._place.keys() | self._made_of.keys()
+        told = [some_of(expected.keys() - there, "missing from it"), some_of(wrong, "of another shape")]
         if any(told):
             raise self._refusal(f"parameters of the model {'; '.join(filter(None, told))}")
 
@@ -138,7 +145,25 @@ class WeightFolder:
         Raises:
             ConfigError: the file cannot be read.
         """
-        file, key = self._place[name]
+        if name in self._made_of:
+            whole = self._converted(name)
+            return whole if ranges is None else torch.cat([whole.narrow(axis, n, end - n) for n, end in ranges], axis)
+        return self._read(*self._place[name], axis, ranges)
+
+    def _converted(self, name: str) -> torch.Tensor:
+        """A parameter that is computed from several tensors, and kept until others are."""
+        if name not in self._made:
+            self._made = {}  # two layers' experts at once would be twice the memory
+            parts = sorted(self._made_of[name], key=lambda part: _in_order(part[1][1]))
+            tensors = (self._read(*place) for _, place in parts)
+            self._made = self._stored.convert([(stored, key) for stored, (_, key) in parts], tensors)
+        if tuple(self._made[name].shape) != self._expected[name]:
+            raise self._refusal(f"parameters of the model {some_of([name], 'of another shape')}")
+        return self._made[name]
+
+    def _read(
+        self, file: Path, key: str, axis: int = 0, ranges: Sequence[tuple[int, int]] | None = None
+    ) -> torch.Tensor:
         try:
             with safe_open(file, framework="pt") as opened:
                 if ranges is None:
@@ -152,16 +177,20 @@ class WeightFolder:
     def _places(self, model: Any) -> dict[str, tuple[Path, str]]:
         """Global name -> (file, name in it)."""
         files = self._files()
-        names = {*dict(model.named_parameters()), *model.state_dict()}
-        renamed = _renaming(model, names)
+        names = {*self._expected, *model.state_dict()}
         places, unknown = {}, []
         # What is tied has one name among the parameters, and any of its names in files.
         tied = {n: source for n, source in getattr(model, "all_tied_weights_keys", {}).items()}
         ignored = [_NEVER_NEEDED, *(model._keys_to_ignore_on_load_unexpected or ())]
         for file, keys in files.items():
             for key in keys:
-                name = renamed(key)
-                if name in names:
+                stored = self._stored.stored(key)
+                name = stored.name
+                if name in names and stored.pattern is not None:
+                    parts = self._made_of.setdefault(name, [])
+                    parts.append((stored, (file, key)))
+                    self._made_of.update(dict.fromkeys(self._stored.made_of(stored), parts))
+                elif name in names:
                     places[name] = (file, key)
                 elif not any(re.search(pattern, text) for pattern in ignored for text in (key, name)):
                     unknown.append(key)
@@ -258,33 +287,6 @@ def _check_names(model: nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
         raise TrainError(different)
 
 
-def _renaming(model: Any, names: Collection[str]) -> Any:
-    """What turns a tensor's name in a file into the model's.
-
-    Raises:
-        ConfigError: of a tensor that transformers would compute from several, when it is renamed.
-    """
-    from transformers.conversion_mapping import get_model_conversion_mapping
-    from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
-
-    transforms = get_model_conversion_mapping(model)
-    renamings = [t for t in transforms if isinstance(t, WeightRenaming)]
-    converters = [t for t in transforms if isinstance(t, WeightConverter)]
-    present = dict.fromkeys(names, True)
-
-    def rename(key: str) -> str:
-        name, converter = rename_source_key(key, renamings, converters, model.base_model_prefix, present)
-        if converter is not None:
-            raise ConfigError(
-                f"`{key}` is stored in a form that has to be converted",
-                where="model.weights",
-                hint="load and save it with transformers once",
-            )
-        return str(name)
-
-    return rename
-
-
 @contextmanager
 def _parameters_on_meta() -> Iterator[None]:
     """Within it, parameters are created without memory; buffers, which no file holds, are computed as ever."""
@@ -300,6 +302,11 @@ def _parameters_on_meta() -> Iterator[None]:
         yield
     finally:
         nn.Module.register_parameter = register  # type: ignore[method-assign]  # put back
+
+
+def _in_order(key: str) -> list[tuple[int, str]]:
+    """By which experts come in the order of their numbers."""
+    return [(int(part) if part.isdigit() else -1, part) for part in key.split(".")]
 
 
 def some_of(names: Collection[str], what: str) -> str:

@@ -289,8 +289,8 @@ class Feed:
         stage = self._stages.get(LLM)
         if not isinstance(stage, LlmStage):
             raise TrainError(f"rank {self._seat.rank} was asked for LLM input, but holds `{self._seat.module}`")
-        items = [MediaPosition(i.kind, i.grid, seconds_per_grid(i)) for i in self._source.shape(sample_index).items]
-        return stage.positions(torch.from_numpy(sample.input_ids), items)
+        media = [MediaPosition.of(item) for item in self._source.shape(sample_index).items]
+        return stage.positions(torch.from_numpy(sample.input_ids), media)
 
     def _receives(
         self, step_plan: StepPlan, k: int, packed: Mapping[int, tuple[int, EncodedSample]]
@@ -389,11 +389,6 @@ def _placeholders(
         start, sample = packed[work.item_sample[item]]
         positions.append(start + sample.media_positions[work.item_rank_in_sample[item]])
     return torch.from_numpy(np.concatenate(positions))
-
-
-def seconds_per_grid(item: MediaItem) -> float:
-    """Seconds of video one temporal patch stands for; 0 for anything but video."""
-    return item.duration_s / item.grid[0] if item.kind == "video" else 0.0
 
 
 def _index(spans: Sequence[tuple[int, int]]) -> torch.Tensor:

@@ -65,3 +65,17 @@ def test_models_to_be_filled_from_a_folder_keep_as_little_as_random_ones():
     models = case.build(), build_empty(case.family, case.full_config, torch.float32)
     drawn, empty = ({name for name, m in model.named_modules() if "forward" in vars(m)} for model in models)
     assert drawn == empty != set()
+
+
+def test_a_convolution_of_one_patch_is_a_linear():
+    conv = nn.Conv3d(3, 10, kernel_size=(2, 4, 4), stride=(2, 4, 4))
+    plain, patches = copy.deepcopy(conv), torch.randn(7, 3, 2, 4, 4, requires_grad=True)
+    fuse(conv)
+    for module in (plain, conv):
+        out = module(patches)
+        out.square().sum().backward()
+    torch.testing.assert_close(conv(patches), plain(patches))
+    torch.testing.assert_close(conv.weight.grad, plain.weight.grad)
+    torch.testing.assert_close(conv.bias.grad, plain.bias.grad)
+    whole = torch.randn(1, 3, 4, 8, 8)
+    assert torch.equal(conv(whole), plain(whole))

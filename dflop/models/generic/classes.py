@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from dflop.models.fused import linear_patches
+
 ACTIVE = ("num_experts_per_tok", "moe_top_k", "moe_k", "top_k_experts", "num_experts_per_token")
 """Entries of configs that count a token's experts."""
 SHARED = "num_kv_shared_layers"
@@ -82,9 +84,12 @@ def construct(stated: Mapping[str, Any], dtype: torch.dtype) -> nn.Module:
     config, last = config_of(stated), None
     for name in ("sdpa", "eager"):
         try:
-            return build(config, device="cpu", dtype=dtype, attention=name, experts=None)
+            model = build(config, device="cpu", dtype=dtype, attention=name, experts=None)
         except ValueError as error:  # a class without it
             last = error
+        else:
+            linear_patches(model)
+            return model
     assert last is not None
     raise last
 

@@ -1,12 +1,8 @@
-"""Media items of any model: one array each, as the processor makes it, and how a tower is given a packed group of them.
+"""How a tower of any model is given a packed group of items, in the forms of `arrays.py`.
 
 A class says by the arguments of its `get_image_features` what it takes beside pixels, and every such companion follows
-from sizes: grids of patches, sizes of images. Models whose companions do not are refused by name.
-
-- `grid`: patches of images of any size, `[patches, values]`, and `image_grid_thw`;
-- `sized`: images of any size; an array is flat, since images of several sizes have no other common axis;
-- `tiles`: tiles of one size, `[tiles, channels, height, width]`;
-- `listed tiles`: the same with one more axis in front, and a mask of padding that must be empty.
+from sizes: grids of patches, sizes of pictures. Models whose companions do not are refused by name. Clips of towers
+that take grids go the same way as pictures.
 """
 
 from __future__ import annotations
@@ -18,8 +14,8 @@ import torch
 
 from dflop.errors import ConfigError
 from dflop.models.attention import PACKED
+from dflop.models.generic.arrays import GRID, LISTED, SIZED, TILES
 
-GRID, SIZED, TILES, LISTED = "grid", "sized", "tiles", "listed tiles"
 _OPTIONAL = {
     "pixel_values", "vision_feature_layer", "vision_feature_select_strategy", "return_dict", "output_hidden_states",
     "kwargs", "args", "interpolate_pos_encoding",
@@ -50,20 +46,20 @@ def prepare(shell: Any, tower: Any) -> None:
         tower.config._attn_implementation = PACKED
 
 
-def features(shell: Any, tower: Any, data: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
+def features(shell: Any, data: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
     """Rows of packed items, deep features beside them: `[rows, (1 + features) * hidden]`.
 
     Args:
         shell: The model above the tower, without its decoder.
-        tower: The tower.
         data: Items' arrays one behind the other.
-        sizes: int64 `[items, 3]` on the host, grids of the items in patches.
+        sizes: int64 `[items, 3]` on the host: (temporal, height, width) in patches of a grid, of others (tiles, height,
+            width) in pixels.
     """
     form = form_of(shell)
     if form == GRID:
         given = {"pixel_values": data, "image_grid_thw": sizes.to(data.device)}
     elif form == SIZED:
-        given = _padded(data, sizes[:, 1:] * _patch_px(tower))
+        given = _padded(data, sizes[:, 1:])
     else:
         given = {"pixel_values": data[None] if form == LISTED else data}
     out = shell.get_image_features(**given, return_dict=True)
@@ -75,11 +71,6 @@ def features(shell: Any, tower: Any, data: torch.Tensor, sizes: torch.Tensor) ->
 def _rows(made: Any) -> torch.Tensor:
     rows: torch.Tensor = torch.cat(list(made)) if isinstance(made, list | tuple) else made
     return rows.flatten(0, -2)
-
-
-def _patch_px(tower: Any) -> int:
-    patch = tower.config.patch_size
-    return int(patch if isinstance(patch, int) else patch[0])
 
 
 def _padded(data: torch.Tensor, sizes_px: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from dflop.errors import ConfigError
+from dflop.errors import ConfigError, TrainError
 from dflop.models import loss_size
 from dflop.models.attention import Earlier
 from dflop.models.build import LlmStage
@@ -95,7 +95,7 @@ class GenericLlmStage(LlmStage):
 
     def positions(self, input_ids: torch.Tensor, items: Sequence[MediaPosition]) -> torch.Tensor:
         shell = self._shell[0]
-        kinds = _kinds(shell.config, input_ids)
+        kinds = _kinds(shell.config, input_ids, items)
         counted = torch.arange(len(input_ids))[None]
         if hasattr(shell, "get_rope_index"):
             found = _rope_index(shell, input_ids, kinds, items) if items else counted.expand(3, -1)
@@ -186,14 +186,20 @@ def _final_of(model: Any, head: str) -> _Final:
     return _Final(1.0, final)
 
 
-def _kinds(config: Any, input_ids: torch.Tensor) -> torch.Tensor:
-    """int64 `[tokens]`: 0 for text, else the number of the medium whose placeholder it is."""
+def _kinds(config: Any, input_ids: torch.Tensor, items: Sequence[MediaPosition]) -> torch.Tensor:
+    """Of each token, int64 `[tokens]`: 0 for text, else the number of the medium whose placeholder it is.
+
+    Raises:
+        TrainError: items have other numbers of rows than the sample has placeholders.
+    """
+    names = (f"{kind}_token_{end}" for kind in _KINDS for end in ("id", "index"))
+    pads = [token for name in names if isinstance(token := entry_of(config, name), int)]
+    (places,) = torch.nonzero(torch.isin(input_ids, torch.tensor(pads)), as_tuple=True)
+    numbers = [_KINDS.index(item.kind) + 1 for item in items for _ in range(item.num_rows)]
+    if len(numbers) != len(places):
+        raise TrainError(f"a sample has {len(places)} placeholders for {len(numbers)} rows of media")
     kinds = torch.zeros_like(input_ids)
-    for number, kind in enumerate(_KINDS, start=1):
-        token = entry_of(config, f"{kind}_token_id")
-        token = entry_of(config, f"{kind}_token_index") if token is None else token
-        if isinstance(token, int):
-            kinds += number * (input_ids == token)
+    kinds[places] = torch.tensor(numbers, dtype=kinds.dtype)
     return kinds
 
 

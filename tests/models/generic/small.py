@@ -14,7 +14,7 @@ import torch
 from dflop.data.tokens import EncodedSample
 from dflop.models.build import IGNORE_LABEL
 from dflop.models.family import GENERIC, Decoder, Family, Tower
-from dflop.models.generic import classes, items
+from dflop.models.generic import arrays, classes, items
 from dflop.models.generic.encoders import parts_of
 from dflop.models.generic.entry import MARKS, takes
 from dflop.models.media import MediaHeader, Placement
@@ -62,19 +62,18 @@ class SmallFamily(Family):
         )
 
     def array_shape(self, module: str, grid: tuple[int, int, int]) -> tuple[int, ...]:
-        number, height, width = grid
-        if self.form == items.GRID:
-            return number * height * width, self.patch_values
-        sides = (3, height * self.patch_px, width * self.patch_px)
-        return (int(np.prod(sides)),) if self.form == items.SIZED else (number, *sides)
+        return arrays.array_shape(self.form, self.patch_values, grid)
 
     def item(self, size: int) -> MediaItem:
         """A picture; `size` says how large it is."""
-        if self.form in (items.GRID, items.SIZED):
+        side = 4 * self.patch_px
+        if self.form == arrays.GRID:
             grid, rows = (1, 2 * size, 4), 2 * size
+        elif self.form == arrays.SIZED:
+            grid, rows = (1, 2 * size * self.patch_px, side), 2 * size
         else:
-            grid, rows = (size, 4, 4), 4 * size
-        tokens = grid[0] * grid[1] * grid[2]
+            grid, rows = (size, side, side), 4 * size
+        tokens = 4 * rows
         placed = Placement("vision", grid, tokens, tokens**2, rows, (rows,))
         return MediaHeader("image", 100, 100, 1, 0.0).item("", placed)
 
@@ -135,18 +134,18 @@ class Small:
         logits = plain(input_ids=ids[None], attention_mask=torch.ones_like(ids)[None], use_cache=False, **given).logits
         return torch.nn.functional.cross_entropy(logits[0, :-1], torch.from_numpy(sample.labels[1:]), reduction="sum")
 
-    def _pixels(self, arrays: Sequence[torch.Tensor], shape: SampleShape) -> dict[str, Any]:
+    def _pixels(self, made: Sequence[torch.Tensor], shape: SampleShape) -> dict[str, Any]:
         form, grids = self.family.form, torch.tensor([item.grid for item in shape.items])
-        if not arrays:
+        if not made:
             return {}
-        if form == items.GRID:
-            return {"pixel_values": torch.cat(list(arrays)), "image_grid_thw": grids}
-        if form != items.SIZED:
-            tiles = torch.cat(list(arrays))
-            return {"pixel_values": tiles[None] if form == items.LISTED else tiles}
-        sizes = grids[:, 1:] * self.family.patch_px
-        pixels = torch.zeros(len(arrays), 3, *sizes.amax(0).tolist())
-        for n, (array, (height, width)) in enumerate(zip(arrays, sizes.tolist(), strict=True)):
+        if form == arrays.GRID:
+            return {"pixel_values": torch.cat(list(made)), "image_grid_thw": grids}
+        if form != arrays.SIZED:
+            tiles = torch.cat(list(made))
+            return {"pixel_values": tiles[None] if form == arrays.LISTED else tiles}
+        sizes = grids[:, 1:]
+        pixels = torch.zeros(len(made), 3, *sizes.amax(0).tolist())
+        for n, (array, (height, width)) in enumerate(zip(made, sizes.tolist(), strict=True)):
             pixels[n, :, :height, :width] = array.view(3, height, width)
         return {"pixel_values": pixels, "image_sizes": sizes}
 
