@@ -19,7 +19,7 @@ from dflop.jobs.rank import Rank
 from dflop.jobs.rank_setup import join, take_device
 from dflop.jobs.supervisor import Supervisor
 from dflop.launch.payload import note_stop
-from dflop.models.build import import_model
+from dflop.models.construct import hf_types
 from dflop.run.batches import COMPARE, TRAIN, job_steps, stage_of_job
 from dflop.run.directory import RunDir, family_of, open_run
 from dflop.run.messages import say
@@ -32,7 +32,8 @@ from dflop.train.wire import Store
 
 def preload(run_path: str, _mode: str) -> None:
     """Import what every rank of the run imports."""
-    import_model(family_of(open_run(run_path).config()))
+    family = family_of(open_run(run_path).config())
+    hf_types(family, family.hf_config)  # some seconds of processor time
 
 
 def main(run_path: str, mode: str) -> dict[str, float]:

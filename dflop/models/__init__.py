@@ -3,9 +3,9 @@
 Importing this room costs nothing; a family's file is loaded when asked for. `media.py` has what the data profiler
 needs of a family, `family.py` what it takes to size, cut and train one; a small file per family is in `families/`.
 Only files that cut, fill, run or export a model import torch: `build.py`, `loss.py`, `slices.py`, `taps.py`,
-`encoders.py`, `positions.py`, `attention.py`, `ways.py`, `offload.py`, `weights.py`, `random_weights.py`. The rest
-serves the data profiler and the planner without torch. `generic/` reads and checks models of any other
-type, with torch. flash_attn is optional and imported in a function.
+`encoders.py`, `positions.py`, `attention.py`, `ways.py`, `offload.py`, `weights.py`, `stored_names.py`,
+`random_weights.py`. The rest serves the data profiler and the planner without torch. `generic/` reads, checks and runs
+models of any other type, with torch. flash_attn is optional and imported in a function.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dflop.errors import ConfigError, did_you_mean
-from dflop.models.family import Family
+from dflop.models.family import GENERIC, Family
 
 FAMILIES: Mapping[str, tuple[str, str]] = {
     "internvl": ("dflop.models.families.internvl", "InternVl"),
@@ -29,9 +29,7 @@ FAMILIES: Mapping[str, tuple[str, str]] = {
 }
 """Family name -> (module, class). Adding a family is one file in `families/` and one line here."""
 
-
-GENERIC = "generic"
-"""Name of the family of every other type, which is read from its classes and its processor."""
+__all__ = ["FAMILIES", "GENERIC", "Family", "family_class", "load_family"]
 
 
 def load_family(

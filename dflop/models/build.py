@@ -1,4 +1,4 @@
-"""Build the real Hugging Face model of a family and cut it into the stages a plan asks for.
+"""Cut the real Hugging Face model of a family into the stages a plan asks for.
 
 A stage keeps Hugging Face's own submodules and calls their own forward, so masks, rope and initialisation stay
 theirs. Every parameter keeps its global name (`model.language_model.layers.17...`) whatever stage holds it: gradient
@@ -20,8 +20,7 @@ from dflop.errors import ConfigError
 from dflop.models import attention
 from dflop.models.encoders import CUT_THEMSELVES, ENCODERS, PACKERS
 from dflop.models.family import GENERIC, Family, Tower
-from dflop.models.fused import fuse
-from dflop.models.generic import classes, items
+from dflop.models.generic import items
 from dflop.models.item_arithmetic import ARITHMETIC, Arguments
 from dflop.models.loss import HeadLoss, head_loss
 from dflop.models.positions import POSITIONS, MediaPosition
@@ -30,34 +29,6 @@ from dflop.records import LLM
 
 IGNORE_LABEL = -100
 Capture = Callable[[Callable[..., Any]], Callable[..., Any]]
-
-
-def construct(family: Family, hf_config: Mapping[str, Any], dtype: torch.dtype) -> nn.Module:
-    """The family's model in training mode, with packed attention and layers that keep little.
-
-    Args:
-        family: Names the transformers classes.
-        hf_config: Keyword arguments of the config class, token ids included.
-        dtype: Parameter type.
-    """
-    import transformers
-
-    attention.register()
-    if family.decoder.rope == GENERIC:
-        return classes.construct(hf_config, dtype).train()
-    config = getattr(transformers, family.config_class)(**hf_config)
-    model: nn.Module = getattr(transformers, family.model_class)._from_config(
-        config, attn_implementation=attention.PACKED, dtype=dtype
-    )
-    fuse(model)
-    return model.train()
-
-
-def import_model(family: Family) -> None:
-    """Import the family's code from transformers: some seconds of processor time."""
-    import transformers
-
-    getattr(transformers, family.model_class)
 
 
 class Stage(nn.Module):

@@ -180,6 +180,14 @@ class Family(MediaRules):
         """
         return item.sum_sq_tokens
 
+    def probe_depths(self, module: str, depths: Sequence[int]) -> tuple[int, ...]:
+        """Layers of probes that are so many turns deep of the pattern in which a module's kinds of layers alternate."""
+        return tuple(depths)
+
+    def cut_to(self, module: str, num_layers: int) -> Family:
+        """The family of `shallow`."""
+        return self.with_config(self.shallow(module, num_layers))
+
     def shallow(self, module: str, num_layers: int) -> dict[str, Any]:
         """Hugging Face config with `module` cut to `num_layers` and every other module to one layer, for probes."""
         cut: dict[str, Any] = dict(self.hf_config)

@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from dflop.errors import ConfigError, TrainError
-from dflop.models.build import construct
+from dflop.models.construct import construct, hf_types
 from dflop.models.family import Family
 from dflop.models.stored_names import Stored, StoredNames
 from dflop.progress import At, counted, unseen
@@ -67,11 +67,9 @@ def plain_model(family: Family, hf_config: Mapping[str, Any], weights: Mapping[s
     Raises:
         TrainError: the weights are not this model's.
     """
-    import transformers
-
-    config = getattr(transformers, family.config_class)(**hf_config)
+    config, model_class = hf_types(family, hf_config)
     with _parameters_on_meta():
-        model: Any = getattr(transformers, family.model_class)._from_config(
+        model: Any = model_class._from_config(
             config, attn_implementation="sdpa", dtype=next(iter(weights.values())).dtype
         )
     _check_names(model, weights)
@@ -87,14 +85,11 @@ def load_folder(family: Family, folder: Path) -> nn.Module:
     Raises:
         ConfigError: it does not load.
     """
-    import transformers
-
+    _, model_class = hf_types(family, family.hf_config)
     try:
-        made: nn.Module = (
-            getattr(transformers, family.model_class)
-            .from_pretrained(folder, dtype="auto", local_files_only=True, use_safetensors=True)
-            .eval()
-        )
+        made: nn.Module = model_class.from_pretrained(
+            folder, dtype="auto", local_files_only=True, use_safetensors=True
+        ).eval()
     except (OSError, ValueError, RuntimeError) as error:
         what = f"cannot load the model: {' '.join(str(error).split())[:300]}"
         raise ConfigError(what, where=str(folder)) from error

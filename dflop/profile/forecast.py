@@ -75,13 +75,14 @@ def plan_probes(
     planned: list[PlannedProbe] = []
     for module in (spec.module for spec in used):
         groups = probe_groups(shapes, module, num_groups=num_probes, max_samples=max_samples, seed=seed)
-        shallow = [family.with_config(family.shallow(module, n)) for n in depths]
+        deep = family.probe_depths(module, depths)
+        shallow = [family.cut_to(module, n) for n in deep]
         for way in ways:
             table = known.get((module, tp, way.is_frozen, way.recompute))
             probes = [
                 [
                     PlannedProbe(module, way, tp, n, g.kind, len(g.samples), load_on(cut, module, g), None)
-                    for n, cut in zip(depths, shallow, strict=True)
+                    for n, cut in zip(deep, shallow, strict=True)
                 ]
                 for g in groups
             ]

@@ -75,9 +75,8 @@ class ModuleProbe:
         way: Way = TRAIN,
         group: dist.ProcessGroup | None = None,
     ) -> None:
-        config = family.shallow(module, num_layers)
-        self._family = family.with_config(config)
-        dtype, full = getattr(torch, settings.dtype), {**config, **token_config}
+        self._family = family.cut_to(module, num_layers)
+        dtype, full = getattr(torch, settings.dtype), {**self._family.hf_config, **token_config}
         weights = RandomWeights(build_empty(self._family, full, dtype), settings.seed)
         (self._stage,), _ = build_stages(
             build_empty(self._family, full, dtype), self._family, [Piece(module, (0, num_layers), way)], device,

@@ -71,7 +71,8 @@ def profile_model(
             progress(f"{spec.module}: {tp} tensor-parallel ranks cannot split it, skipped")
     parts = [(spec.module, way) for spec in chosen if tp in spec.tp_choices for way in ways]
     for number, (module, way) in enumerate(parts):
-        probes = [ModuleProbe(family, token_config, module, n, settings, device, way=way, group=group) for n in depths]
+        deep = family.probe_depths(module, depths)
+        probes = [ModuleProbe(family, token_config, module, n, settings, device, way=way, group=group) for n in deep]
         drawn = probe_groups(shapes, module, num_groups=num_probes, max_samples=max_samples, seed=settings.seed)
         groups = [GroupVisits(probes, g) for g in drawn]
         sizes = [g.load.num_tokens for g in drawn]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dflop.models.build import construct
+from dflop.models.construct import construct
 from dflop.models.random_weights import RandomWeights, build_model
 from dflop.models.weights import build_empty
 from tests.models.tiny_families import CASES

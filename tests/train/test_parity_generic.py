@@ -15,11 +15,13 @@ import pytest
 from dflop.records import LLM, Plan
 from tests.models.generic.configs import MORE, PARTS
 from tests.models.generic.small import Small
-from tests.train.parity import Trial, assert_equal_steps, reference, run_trial
+from tests.train.parity import TOLERANCE, Trial, assert_equal_steps, reference, run_trial
 from tests.train.synthetic import ALL, make_inline_plan, make_plan, make_step_plan, sharing
 
 LAYOUTS = ("one", "vision + llm pp2", "pp2, recomputed", "dp2", "dp2, sharded, recomputed", "tp2", "cp2")
 CARRY_STATE = ("qwen3_5", "qwen3_5_moe")
+ROUNDING = 3e-5
+"""Of the former: the delta rule amplifies rounding."""
 IMAGE_BLOCKS = ("gemma3",)
 REFUSED = {(kind, "tp2") for kind in CARRY_STATE} | {(kind, "cp2") for kind in (*CARRY_STATE, *IMAGE_BLOCKS)}
 
@@ -58,4 +60,5 @@ def test_gradients_equal_transformers(kind, layout, tmp_path):
     subject = Small(kind)
     plan = plan_of(subject, layout)
     plans = tuple(make_step_plan(plan, b, step, text_only_slot=False) for step, b in enumerate(subject.batches))
-    assert_equal_steps(run_trial(Trial(subject, plan, plans), tmp_path), cached_reference(subject))
+    tolerance = ROUNDING if kind in CARRY_STATE else TOLERANCE
+    assert_equal_steps(run_trial(Trial(subject, plan, plans), tmp_path), cached_reference(subject), tolerance)

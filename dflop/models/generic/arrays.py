@@ -20,7 +20,8 @@ import numpy as np
 from dflop.errors import ConfigError
 
 GRID, SIZED, TILES, LISTED = "grid", "sized", "tiles", "listed tiles"
-_PIXELS = {"image": "pixel_values", "video": "pixel_values_videos"}
+PIXELS = {"image": "pixel_values", "video": "pixel_values_videos"}
+"""Media kind -> argument of models."""
 Grid = tuple[int, int, int]
 
 
@@ -34,7 +35,7 @@ def form_of(kind: str, made: Mapping[str, Any]) -> str:
     Raises:
         ConfigError: in another form.
     """
-    pixels = made.get(_PIXELS.get(kind, ""))
+    pixels = made.get(PIXELS.get(kind, ""))
     if pixels is not None and f"{kind}_grid_thw" in made and pixels.ndim == 2:
         return GRID
     if kind == "image" and pixels is not None:
@@ -57,7 +58,7 @@ def grid_of(kind: str, made: Mapping[str, Any]) -> Grid:
     if form == SIZED:
         height, width = (int(n) for n in made["image_sizes"][0])
         return 1, height, width
-    *_, tiles, _, height, width = made[_PIXELS[kind]].shape
+    *_, tiles, _, height, width = made[PIXELS[kind]].shape
     return int(tiles), int(height), int(width)
 
 
@@ -67,7 +68,7 @@ def array_of(kind: str, made: Mapping[str, Any]) -> np.ndarray:
     Raises:
         ValueError: a part of its pixels is padding.
     """
-    form, pixels = form_of(kind, made), np.asarray(made[_PIXELS[kind]])
+    form, pixels = form_of(kind, made), np.asarray(made[PIXELS[kind]])
     if form == SIZED:
         _, height, width = grid_of(kind, made)
         return np.ascontiguousarray(pixels[0, :, :height, :width]).reshape(-1)

@@ -46,16 +46,12 @@ def build(
         attention: Name of the attention; a tower that has a class per implementation keeps its own.
         experts: Name of the experts' function; None: transformers decides.
     """
-    import transformers
-
-    auto: Any = transformers.AutoModelForImageTextToText
-    if type(config) not in auto._model_mapping:
-        auto = transformers.AutoModelForMultimodalLM
+    model_class = class_of(config)
     last: Exception | None = None
     for name in (attention, {"text_config": attention}):
         try:
             with torch.device(device):
-                model: nn.Module = auto.from_config(
+                model: nn.Module = model_class._from_config(
                     copy.deepcopy(config), attn_implementation=name, experts_implementation=experts, dtype=dtype
                 )
             return model
@@ -74,14 +70,24 @@ def config_of(stated: Mapping[str, Any]) -> Any:
     return trained_config(transformers.CONFIG_MAPPING[str(stated["model_type"])].from_dict(dict(stated)))
 
 
-def construct(stated: Mapping[str, Any], dtype: torch.dtype) -> nn.Module:
+def class_of(config: Any) -> Any:
+    """Transformers' class of a multimodal model with this config."""
+    import transformers
+
+    auto: Any = transformers.AutoModelForImageTextToText
+    if type(config) not in auto._model_mapping:
+        auto = transformers.AutoModelForMultimodalLM
+    return auto._model_mapping[type(config)]
+
+
+def construct(config: Any, dtype: torch.dtype) -> nn.Module:
     """The model of a config with transformers' own attention, in towers and decoder.
 
     Args:
-        stated: Content of its `config.json`.
+        config: Of transformers.
         dtype: Parameter type.
     """
-    config, last = config_of(stated), None
+    last: Exception | None = None
     for name in ("sdpa", "eager"):
         try:
             model = build(config, device="cpu", dtype=dtype, attention=name, experts=None)

@@ -20,7 +20,7 @@ from dflop import files
 from dflop.models.generic.values import Structure
 from dflop.records import from_dict, parse_json, to_dict
 
-VERSION = 1
+VERSION = 2
 """Raise when anything is read differently: kept files then no longer match."""
 _SETTINGS = (
     "processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json", "tokenizer_config.json",
@@ -47,6 +47,12 @@ class Medium:
     """Whether the processor looks at values: an item of its size is made to count it."""
     several: str = ""
     """How two items in a sample differ from each alone; empty: they do not."""
+    form: str = ""
+    """Of the arrays of its items, see `arrays.py`; empty: none that training knows."""
+    num_values: int = 0
+    """Of a patch, where items are grids of these."""
+    untrained: str = ""
+    """Why its items are planned for and not trained on; empty: they are."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ is loaded where an item of a new size is placed.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dflop.errors import ConfigError
-from dflop.models import GENERIC
-from dflop.models.family import Decoder, Family, Grid, Processor, Tower
+from dflop.models.family import GENERIC, Decoder, Family, Grid, Processor, Tower
+from dflop.models.generic import arrays
 from dflop.models.generic.facts import facts_of
 from dflop.models.generic.placing import Placer
+from dflop.models.generic.shallow import shallow_config, shallow_specs, turn_of
 from dflop.models.generic.specs import module_specs
 from dflop.models.media import MediaHeader, MediaTokens, Placement
 from dflop.records import LLM, MediaItem, ModuleSpec
@@ -65,11 +67,16 @@ class GenericFamily(Family):
             encoder.medium: Tower(encoder.path, GENERIC, encoder.layers, encoder.projector)
             for encoder in self.structure.main_encoders
         }
-        self.decoder = Decoder(path=self.structure.decoder, head=self.structure.head)
+        deep = max((len(encoder.deep_layers) for encoder in self.structure.encoders), default=0)
+        self.decoder = Decoder(GENERIC, deep, self.structure.decoder, self.structure.head)
         inner = self.hf_config.get("thinker_config") or self.hf_config
-        self.configs = {LLM: dict(inner.get("text_config") or inner)}
-
+        text = inner.get("text_config") or inner
+        self.configs = {LLM: {**text, "hidden_size": self.structure.hidden_size}}
+        self._depths: dict[str, int] = {}
         self._placer = Placer(self.facts, self.hf_config, folder, cache)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return GenericFamily, (self.hf_config, self.media, self.folder, self.cache)
 
     @property
     def rules_key(self) -> str:
@@ -97,7 +104,22 @@ class GenericFamily(Family):
             )  # fmt: skip
 
     def specs(self) -> tuple[ModuleSpec, ...]:
-        return tuple(module_specs(self.structure))
+        specs = tuple(module_specs(self.structure))
+        return shallow_specs(specs, self._depths) if self._depths else specs
+
+    def probe_depths(self, module: str, depths: Sequence[int]) -> tuple[int, ...]:
+        spec = next(spec for spec in self.specs() if spec.module == module)
+        first, turn = turn_of([kind.name for kind, count in spec.layers for _ in range(count)])
+        if spec.num_layers - first >= turn * max(depths):
+            return tuple(turn * depth for depth in depths)
+        return tuple(sorted({max(1, spec.num_layers - n) for n in range(len(depths))}))
+
+    def cut_to(self, module: str, num_layers: int) -> GenericFamily:
+        """With the facts of the whole model, which placements need."""
+        cut = copy.copy(self)
+        cut._depths = {spec.module: num_layers if spec.module == module else 1 for spec in self.specs()}
+        cut.hf_config = shallow_config(self.hf_config, self.structure, cut._depths)
+        return cut
 
     def with_config(self, hf_config: Mapping[str, Any]) -> GenericFamily:
         return GenericFamily(hf_config, self.media, self.folder, self.cache)
@@ -114,18 +136,25 @@ class GenericFamily(Family):
     def frame_indices(self, num_frames: int, duration_s: float, level: int = 0) -> tuple[int, ...]:
         return self.media_processor.frame_indices(num_frames, num_frames / duration_s)
 
+    def frame_sizes_px(self, item: MediaItem, level: int = 0) -> tuple[tuple[int, int], ...]:
+        return ((item.height_px, item.width_px),)  # the processor resizes
+
     def array_shape(self, module: str, grid: Grid) -> tuple[int, ...]:
-        raise _not_trained(self.structure.model_type)
+        media = [of for of in self.facts.media if not of.problem and (of.kind == "audio") == (module == "audio")]
+        medium = next((of for of in media if of.form), None)
+        if medium is None:
+            raise self._untrained(module, "; ".join(of.untrained for of in media))
+        return arrays.array_shape(medium.form, medium.num_values, grid)
 
     def token_ids(self, token_id: Mapping[str, int]) -> dict[str, int]:
-        raise _not_trained(self.structure.model_type)
+        return {}  # the config has them
 
     def array_of(self, item: MediaItem, versions: Sequence[np.ndarray]) -> np.ndarray:
-        raise _not_trained(self.structure.model_type)
+        header = MediaHeader(item.kind, item.width_px, item.height_px, item.num_frames, item.duration_s)
+        return arrays.array_of(item.kind, self.media_processor.inputs_of(header, versions[0]))
 
-
-def _not_trained(model_type: str) -> ConfigError:
-    return ConfigError(
-        f"models of type `{model_type}` are planned and not trained yet", where="model.family",
-        hint="`dflop plan`; to train, a model of a family: README.md",
-    )  # fmt: skip
+    def _untrained(self, module: str, why: str) -> ConfigError:
+        return ConfigError(
+            f"items for `{module}` of a `{self.structure.model_type}` are planned for and not trained on: {why}",
+            where="model.family", hint="leave them out of the data, or use a model of a family: README.md",
+        )  # fmt: skip

@@ -99,6 +99,17 @@ class MediaProcessor:
             out = self.processor(**arguments)
         return self._layout(texts[-1], before, after, pad), dict(out)
 
+    def inputs_of(self, header: MediaHeader, media: np.ndarray) -> Mapping[str, Any]:
+        """What the processor hands to the model of a prompt with one item.
+
+        Args:
+            header: Of the item.
+            media: Frames that it takes, uint8 `[T, H, W, 3]`; of a sound its samples.
+        """
+        item = media if header.kind == "audio" else _visual(header, media)
+        options = {"do_sample_frames": False} if header.kind == "video" else {}
+        return dict(self.processor(**self._arguments(header.kind, [(header, item, self._frames(header))], options)))
+
     def _call_of(self, header: MediaHeader, has_values: bool) -> tuple[dict[str, Any], str, str]:
         """(arguments of a call with an item, text before its placeholder, text after it)."""
         frames = self._frames(header)

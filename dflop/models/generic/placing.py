@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dflop.models.generic.arrays import grid_of
 from dflop.models.generic.facts import ModelFacts
 from dflop.models.media import MediaHeader, Placement
 from dflop.records import from_dict, parse_json, to_dict
@@ -93,7 +94,8 @@ class Placer:
         except Exception as error:  # whatever processor and model raise, they do not take the item
             return " ".join(str(error).split())[:200]
         num_rows = sum(part for part in layout if isinstance(part, int))
-        grid = (of.num_sequences, of.num_tokens // of.num_sequences, 1)
+        sequences = (of.num_sequences, of.num_tokens // of.num_sequences, 1)
+        grid = grid_of(header.kind, inputs) if medium.form else sequences
         return Placement(encoder.medium, grid, of.num_tokens, of.sum_sq_tokens, num_rows, layout)
 
     @cached_property

@@ -7,9 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from dflop.errors import ConfigError
+from dflop.models.generic import arrays
 from dflop.models.generic.check import quiet_transformers, structure_of
 from dflop.models.generic.facts import Medium, ModelFacts
 from dflop.models.generic.folder import read_config, reason
+from dflop.models.generic.items import form_of as form_of_tower
 from dflop.models.generic.lengths import encoder_lengths
 from dflop.models.generic.media_check import check_medium, grid
 from dflop.models.generic.media_processor import MediaProcessor, load_processor
@@ -67,7 +70,21 @@ def _medium(processor: MediaProcessor, kind: str, structure: Structure, model: A
         found = encoder if encoder.kinds else traced_encoder(model, encoder, kind, items)
     except Exception as error:  # whatever the model makes of it
         return Medium(kind, f"the model does not take what the processor makes of it: {reason(error)}"), None
-    return Medium(kind, "", check.rule.way, pad, processor.prompt(kind)[1], needs_values, check.several), found
+    told = Medium(kind, "", check.rule.way, pad, processor.prompt(kind)[1], needs_values, check.several)
+    return _with_form(told, encoder, model, items[0]), found
+
+
+def _with_form(medium: Medium, encoder: Encoder, model: Any, made: Mapping[str, Any]) -> Medium:
+    """The medium with the form of its arrays, if processor and tower agree on one that training knows."""
+    try:
+        form = arrays.form_of(medium.kind, made)
+        taken = form_of_tower(model.get_submodule(encoder.path.rpartition(".")[0]))
+    except ConfigError as error:
+        return replace(medium, untrained=error.what)
+    if form != taken:
+        return replace(medium, untrained=f"its processor makes {form}, its tower takes {taken}")
+    num_values = made[arrays.PIXELS[medium.kind]].shape[-1] if form == arrays.GRID else 0
+    return replace(medium, form=form, num_values=int(num_values))
 
 
 def _two(kind: str) -> tuple[MediaHeader, MediaHeader]:

@@ -139,7 +139,7 @@ def _named(content: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, An
 
 
 def _text(config: Any, content: Mapping[str, Any], old: int, layers: Sequence[int]) -> dict[str, Any]:
-    found = _named({key: _of_layers(key, value, old, layers) for key, value in content.items()}, _TEXT)
+    found = _named({key: of_layers(key, value, old, layers) for key, value in content.items()}, _TEXT)
     if isinstance(heads := content.get("num_key_value_heads"), int):
         found["num_key_value_heads"] = HEADS if heads == entry_of(config, "num_attention_heads") else 1
     if content.get("qk_rope_head_dim"):  # latent attention: as many keys as queries, and a part of a head rotates
@@ -157,7 +157,7 @@ def _text(config: Any, content: Mapping[str, Any], old: int, layers: Sequence[in
     return found | ({"rope_parameters": _rope(rope, found.get("head_dim") or HEAD_DIM)} if rope else {})
 
 
-def _of_layers(key: str, value: Any, old: int, layers: Sequence[int]) -> Any:
+def of_layers(key: str, value: Any, old: int, layers: Sequence[int]) -> Any:
     """An entry about layers, for those that are kept: their number, an element each, indices, a count of the first."""
     if key == "num_hidden_layers":
         return len(layers)

@@ -41,14 +41,11 @@ class SmallFamily(Family):
         path, decoder = classes.find_decoder(model)
         vision, head = parts_of(model, path, decoder).encoders[0], model.get_output_embeddings()
         tower: Any = model.get_submodule(vision.path)
-        stacks = [(n, m) for n, m in tower.named_modules() if isinstance(m, torch.nn.ModuleList)]
-        layers, stack = next((n, m) for n, m in stacks if len(m) == vision.num_layers and "deepstack" not in n)
         deep = getattr(tower, "deepstack_visual_indexes", ())
-        extras = tuple(filter(None, vision.projector.split(", ")))
-        self.towers = {"vision": Tower(vision.path, GENERIC, layers, extras)}
+        self.towers = {"vision": Tower(vision.path, GENERIC, vision.layers, vision.projector)}
         where = next(name for name, module in model.named_modules() if module is head)
         self.decoder = Decoder(GENERIC, len(deep), path, where)
-        self._depths = {"vision": len(stack), LLM: len(decoder.layers)}
+        self._depths = {"vision": vision.num_layers, LLM: len(decoder.layers)}
         self.form = items.form_of(model.get_submodule(vision.path.rpartition(".")[0]))
         c = classes.config_of(self.hf_config).vision_config
         self.patch_px = c.patch_size if isinstance(c.patch_size, int) else c.patch_size[0]
@@ -111,7 +108,9 @@ class Small:
         """The model as every rank builds it, with all parameters away from where initialisation leaves them."""
         model = build_model(self.family, self.family.hf_config, seed=0, dtype=torch.float32)
         for number, (name, p) in enumerate(model.named_parameters()):
-            p.data += 0.05 * torch.randn(p.shape, generator=torch.Generator().manual_seed(number))
+            # Rows as large as embeddings: norms and the delta rule amplify the rounding of small ones.
+            scale = 0.05 if name.startswith((self.family.decoder.path, self.family.decoder.head)) else 0.15
+            p.data += scale * torch.randn(p.shape, generator=torch.Generator().manual_seed(number))
             if name.endswith("A_log"):  # states that forget at once leave gradients that are rounding alone
                 p.data -= 3.0
         return model
