@@ -239,7 +239,7 @@ def _check(model: Any, family: Family, shell: Any, decoder: Any, layers: tuple[i
     if others:
         raise refuse(f"`{others[0]}` is part of no module")
     if entry_of(decoder.config, "hidden_size_per_layer_input"):
-        raise refuse(f"layers of {kind} take embeddings of their own")
+        raise refuse(f"layers of {kind} take per-layer embeddings")
     if family.decoder.num_deep_features and not hasattr(decoder, "_deepstack_process"):
         raise refuse(f"{kind} takes deep features in a way that is not known")
     if hasattr(shell, "get_rope_index"):

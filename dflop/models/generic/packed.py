@@ -139,7 +139,7 @@ def _attention(
     samples, reach = holder.samples, getattr(module, _REACH)
     assert samples is not None, "a stage notes its samples"
     if attention_mask is not None:
-        raise UnknownArgument(f"{type(module).__name__} takes a mask of its decoder's own")
+        raise UnknownArgument(f"{type(module).__name__} is given a mask by its decoder")
     is_plain = not given & {"softcap", "s_aux"}
     if samples.earlier is not None and not (is_plain and not reach.chunk and not samples.has_block):
         raise UnknownArgument(f"{type(module).__name__} cannot share a sample with other ranks (cp)")
