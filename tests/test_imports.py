@@ -21,7 +21,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 TORCH_FILES_OF_MODELS = {
     "autograd.py", "build.py", "fused.py", "loss.py", "attention.py", "encoders.py", "positions.py", "ways.py",
     "weights.py", "item_arithmetic.py", "random_weights.py", "pixels.py",
-    "offload.py", "hf_inputs.py",
+    "offload.py", "hf_inputs.py", "construct.py", "stored_names.py",
 }  # fmt: skip
 
 
