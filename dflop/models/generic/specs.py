@@ -9,6 +9,8 @@ from dflop.records import LLM, ModuleSpec
 from dflop.records import LayerKind as Kind
 
 _DEGREES = (1, 2, 4, 8)
+_CUT = ("full attention", "sliding attention", "chunked attention")
+"""Mixers that tensor parallelism cuts."""
 
 
 def module_specs(structure: Structure) -> Iterator[ModuleSpec]:
@@ -25,9 +27,15 @@ def _decoder(structure: Structure) -> ModuleSpec:
     return ModuleSpec(
         LLM, _runs(structure.kinds), structure.hidden_size,
         structure.num_entry_params + structure.num_exit_params + other,
-        max(1, structure.num_layers // num_entry_layers), tuple(tp for tp in structure.degrees if tp in _DEGREES),
+        max(1, structure.num_layers // num_entry_layers), _tp_choices(structure),
         num_entry_layers, structure.vocab_size, structure.is_tied, structure.num_entry_params,
     )  # fmt: skip
+
+
+def _tp_choices(structure: Structure) -> tuple[int, ...]:
+    """Degrees that the class allows, where the engine has a rule to cut every kind of layer."""
+    is_cut = all(kind.mixer in _CUT for kind in structure.kinds)
+    return tuple(tp for tp in structure.degrees if tp in _DEGREES) if is_cut else (1,)
 
 
 def _encoder(structure: Structure, encoder: Encoder) -> ModuleSpec:

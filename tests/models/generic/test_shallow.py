@@ -2,6 +2,7 @@ import pytest
 
 from dflop.models.generic.classes import build, config_of, find_decoder
 from dflop.models.generic.shallow import shallow_config, turn_of
+from dflop.models.generic.specs import module_specs
 from dflop.models.generic.structure import read_structure
 from tests.models.generic.small import Small
 
@@ -27,3 +28,9 @@ def test_a_cut_model_has_the_layers_that_were_asked_for(kind, depth):
     kept = find_decoder(build(config_of(family.hf_config), attention="eager"))[1].layers[first : first + depth]
     shapes = [[(name, p.shape) for name, p in layer.named_parameters()] for layer in kept]
     assert [[(name, p.shape) for name, p in layer.named_parameters()] for layer in decoder.layers] == shapes
+
+
+@pytest.mark.parametrize(("kind", "choices"), [("qwen3_5", (1,)), ("glm4v_moe", (1, 2))])
+def test_only_what_the_engine_cuts_is_planned_with_tensor_parallelism(kind, choices):
+    *_, llm = module_specs(read_structure(config_of(Small(kind).family.hf_config)))
+    assert llm.tp_choices == choices
