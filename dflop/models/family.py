@@ -97,6 +97,8 @@ class Family(MediaRules):
     processor: Processor
     takes_context_parallel = True
     """Whether ranks may share a sample."""
+    untrained: str = ""
+    """Why models are planned for and not trained; empty: they are."""
     section_types: Mapping[str, str] = {}
     """`model_type` of modules' sections where the configuration is silent."""
 

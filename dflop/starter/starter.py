@@ -170,6 +170,8 @@ class _Writer:
             yield f"dataset.chat_template: no file states one; `{self.tokenizer.template}` is assumed"
         if defaults := ", ".join(f"{key} {value}" for key, value in self.defaults.items()):
             yield f"model.media: not in the model's own settings, the family's defaults are used: {defaults}"
+        if self.model.family.untrained:
+            yield f"model: planned for, not trained: {self.model.family.untrained}"
         for entry in self.model.settings.not_followed:
             yield f"model: {entry}"
         if data.num_media > data.num_media_found:

@@ -64,6 +64,7 @@ def problems(config: Config, config_file: Path | Origins) -> Iterator[Problem]:
         where = origins.where(*key) if key[0] in Config.model_fields else error.where
         yield Problem(ConfigError(error.what, where=where, hint=error.hint))
     if family is not None:
+        yield from _found(_check_trained, family, origins)
         yield from _found(_check_frozen, config.model.frozen, family, ("model", "frozen"), origins)
         yield from _found(_check_stages, config, family, origins)
     yield from _found(_check_weights, config, origins)
@@ -153,6 +154,14 @@ def _at(where: str, what: str = "") -> Iterator[None]:
         yield
     except ConfigError as error:
         raise ConfigError(f"{what}{error.what}", where=where, hint=error.hint) from None
+
+
+def _check_trained(family: Family, origins: Origins) -> None:
+    if family.untrained:
+        raise ConfigError(
+            f"models of type `{family.name}` are planned for and not trained: {family.untrained}",
+            where=origins.where("model", "hf_config"), hint="`dflop plan` takes it; see docs/models.md",
+        )  # fmt: skip
 
 
 def _check_frozen(frozen: Sequence[str], family: Family, key: tuple[str, ...], origins: Origins) -> None:

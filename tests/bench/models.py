@@ -204,6 +204,7 @@ def _plan_text(of: Mapping[str, Any]) -> str:
     if "plan" not in of:
         return f"no: {of['problem']}"
     refused = [f"no {kind}" for kind, way in of["media"].items() if way not in _WAYS]
+    refused += [f"not trained: {of['untrained']}"] if of.get("untrained") else []
     return "; ".join([f"{of['plan']}, read in {of['read_s']:.1f} s", *refused])
 
 

@@ -44,6 +44,7 @@ def planned(folder: Path, processor: Any) -> dict[str, Any]:
             started = time.process_time()
             GenericFamily(config, {}, folder, folder / "cache")
             found["again_s"] = round(time.process_time() - started, 2)
+            found["untrained"] = family.facts.untrained
             found["media"] = {medium.kind: medium.problem or medium.way for medium in family.facts.media}
             if not family.media_tokens:
                 return found | {"problem": "; ".join(f"{kind}: {why}" for kind, why in found["media"].items())}

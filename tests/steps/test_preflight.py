@@ -2,6 +2,7 @@ import pytest
 
 from dflop.config import Origins
 from dflop.errors import ConfigError, InfeasiblePlanError
+from dflop.models.family import Family
 from dflop.records import LLM
 from dflop.run.directory import family_of
 from dflop.steps.preflight import modules_named, preflight, remarks
@@ -21,6 +22,16 @@ def test_a_sound_configuration_passes_and_nothing_is_created(tmp_path):
     before = sorted(tmp_path.rglob("*"))
     check(tmp_path)
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_model_that_is_planned_for_and_not_trained_starts_no_run(tmp_path, monkeypatch):
+    make_dataset(tmp_path)
+    monkeypatch.setattr(Family, "untrained", "layers take per-layer embeddings")
+    with pytest.raises(
+        ConfigError, match="are planned for and not trained: layers take per-layer embeddings"
+    ) as caught:
+        check(tmp_path)
+    assert "model" in caught.value.where
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,7 @@ def check_exactness(config: Any, structure: Structure) -> Exactness:
     """
     stages.register()
     try:
-        model, num_params = _small_model(config, structure)
+        model, num_params = small_model(config, structure)
     except Exception as error:  # whatever transformers raises for sizes that a class does not expect
         return Exactness((MediumCheck("text", (), f"cannot shrink it: {reason(error)}"),), 0)
     checks = [_checked(model, "text")]
@@ -137,7 +137,7 @@ def compare(model: nn.Module, medium: str = "text", middle: int | None = None) -
     return tuple(sorted(errors.items(), key=lambda item: -item[1]))
 
 
-def _small_model(config: Any, structure: Structure) -> tuple[nn.Module, int]:
+def small_model(config: Any, structure: Structure) -> tuple[nn.Module, int]:
     """(shrunk copy, its parameters), counted before anything is allocated."""
     small = shrunk(config, structure)
     num_params = sum(p.numel() for p in build(small, attention="eager").parameters())

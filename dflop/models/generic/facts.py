@@ -20,7 +20,7 @@ from dflop import files
 from dflop.models.generic.values import Structure
 from dflop.records import from_dict, parse_json, to_dict
 
-VERSION = 2
+VERSION = 3
 """Raise when anything is read differently: kept files then no longer match."""
 _SETTINGS = (
     "processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json", "tokenizer_config.json",
@@ -63,6 +63,8 @@ class ModelFacts:
     """Hash of what it was read from."""
     structure: Structure
     media: tuple[Medium, ...]
+    untrained: str = ""
+    """Why the model is planned for and not trained; empty: it is."""
 
 
 def facts_of(hf_config: Mapping[str, Any], processor: Path, cache: Path | None = None) -> ModelFacts:

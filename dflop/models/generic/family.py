@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dflop.errors import ConfigError
-from dflop.models.family import GENERIC, Decoder, Family, Grid, Processor, Tower
+from dflop.models.family import Family, Grid, Processor
 from dflop.models.generic import arrays
 from dflop.models.generic.facts import facts_of
 from dflop.models.generic.placing import Placer
 from dflop.models.generic.shallow import shallow_config, shallow_specs, turn_of
-from dflop.models.generic.specs import module_specs
+from dflop.models.generic.specs import decoder_of, module_specs, towers_of
 from dflop.models.media import MediaHeader, MediaTokens, Placement
 from dflop.records import LLM, MediaItem, ModuleSpec
 
@@ -63,12 +63,8 @@ class GenericFamily(Family):
             for medium in self.facts.media
             if not medium.problem
         }
-        self.towers = {
-            encoder.medium: Tower(encoder.path, GENERIC, encoder.layers, encoder.projector)
-            for encoder in self.structure.main_encoders
-        }
-        deep = max((len(encoder.deep_layers) for encoder in self.structure.encoders), default=0)
-        self.decoder = Decoder(GENERIC, deep, self.structure.decoder, self.structure.head)
+        self.towers, self.decoder = towers_of(self.structure), decoder_of(self.structure)
+        self.untrained = self.facts.untrained
         inner = self.hf_config.get("thinker_config") or self.hf_config
         text = inner.get("text_config") or inner
         self.configs = {LLM: {**text, "hidden_size": self.structure.hidden_size}}

@@ -10,7 +10,7 @@ each other, one more row of the positions numbers the runs of placeholders, so t
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -22,12 +22,12 @@ from dflop.errors import ConfigError, TrainError
 from dflop.models import loss_size
 from dflop.models.attention import Earlier
 from dflop.models.build import LlmStage
-from dflop.models.family import Family
+from dflop.models.family import Decoder, Family, Tower
 from dflop.models.generic.classes import SHARED, PassThrough, entry_of, in_place
 from dflop.models.generic.entry import MARKS, logits_of
 from dflop.models.generic.packed import Holder, Samples, prepare
-from dflop.models.generic.reach import read_reaches
-from dflop.models.generic.stage import last_cut
+from dflop.models.generic.reach import Reach, read_reaches
+from dflop.models.generic.stage import UnknownArgument, last_cut
 from dflop.models.loss import head_loss
 from dflop.models.positions import MediaPosition
 
@@ -50,12 +50,8 @@ class GenericLlmStage(LlmStage):
     """
 
     def __init__(self, model: nn.Module, family: Family, layers: tuple[int, int]) -> None:
-        above, _, name = family.decoder.path.rpartition(".")
-        shell, decoder = model.get_submodule(above), model.get_submodule(family.decoder.path)
-        _check(model, family, shell, decoder, layers)
-        mark = next((m for m in MARKS if m in inspect.signature(shell.forward).parameters), "")
-        reaches = read_reaches(shell, name, mark)
-        final = _final_of(model, family.decoder.head)
+        reaches, final = _read(model, family.decoder, family.towers.values())
+        _check_cut(model.get_submodule(family.decoder.path), layers)
         super().__init__(model, family, layers)
         self._first, self._end = layers
         self._has_blocks = any(reach is not None and reach.images for reach in reaches)
@@ -161,6 +157,31 @@ class GenericLlmStage(LlmStage):
         return args, {**kwargs, "hidden_states": self._received}
 
 
+def untrained(model: Any, decoder: Decoder, towers: Iterable[Tower]) -> str:
+    """Why no stage can be made of a model, which need not have memory; empty: one can."""
+    try:
+        _read(model, decoder, towers)
+    except ConfigError as error:
+        return error.what
+    except UnknownArgument as error:
+        return str(error)
+    return ""
+
+
+def _read(model: Any, of: Decoder, towers: Iterable[Tower]) -> tuple[tuple[Reach | None, ...], _Final]:
+    """What a stage asks of a class: which keys its layers see, and what it does with logits.
+
+    Raises:
+        ConfigError: a stage would leave something out.
+        UnknownArgument: a layer sees keys by an unknown rule.
+    """
+    above, _, name = of.path.rpartition(".")
+    shell = model.get_submodule(above)
+    _check(model, of, towers, shell, getattr(shell, name))
+    mark = next((m for m in MARKS if m in inspect.signature(shell.forward).parameters), "")
+    return read_reaches(shell, name, mark), _final_of(model, of.head)
+
+
 class _Final(NamedTuple):
     """What a class does with logits behind its head."""
 
@@ -220,27 +241,31 @@ def _rope_index(
     return result
 
 
-def _check(model: Any, family: Family, shell: Any, decoder: Any, layers: tuple[int, int]) -> None:
+def _check_cut(decoder: Any, layers: tuple[int, int]) -> None:
+    if layers[0] > (latest := last_cut(decoder)):
+        raise ConfigError(
+            f"`{SHARED}`: behind layer {latest}, layers use keys of layers of another stage", where="model.hf_config",
+            hint="use fewer stages",
+        )  # fmt: skip
+
+
+def _check(model: Any, of: Decoder, towers: Iterable[Tower], shell: Any, decoder: Any) -> None:
     """Refuse a class of which a stage would leave something out."""
     kind = type(decoder).__name__
 
-    def refuse(what: str, hint: str = "`dflop model check` reports what the model is made of") -> ConfigError:
+    def refuse(what: str) -> ConfigError:
+        hint = "`dflop model check` reports what the model is made of"
         return ConfigError(what, where="model.hf_config", hint=hint)
 
     if not isinstance(getattr(decoder, "embed_tokens", None), nn.Module):
         raise refuse(f"{kind} has no `embed_tokens`, which stages need")
-    if layers[0] > (latest := last_cut(decoder)):
-        raise refuse(
-            f"`{SHARED}`: behind layer {latest}, layers use keys of layers of another stage", "use fewer stages"
-        )
-    towers = [p for tower in family.towers.values() for p in (tower.path, *tower.extras)]
-    known = (*towers, family.decoder.path, family.decoder.head)
+    known = (*(p for tower in towers for p in (tower.path, *tower.extras)), of.path, of.head)
     others = [n for n, _ in model.named_parameters() if not any(n == k or n.startswith(f"{k}.") for k in known)]
     if others:
         raise refuse(f"`{others[0]}` is part of no module")
     if entry_of(decoder.config, "hidden_size_per_layer_input"):
         raise refuse(f"layers of {kind} take per-layer embeddings")
-    if family.decoder.num_deep_features and not hasattr(decoder, "_deepstack_process"):
+    if of.num_deep_features and not hasattr(decoder, "_deepstack_process"):
         raise refuse(f"{kind} takes deep features in a way that is not known")
     if hasattr(shell, "get_rope_index"):
         needed = inspect.signature(shell.get_rope_index).parameters.values()

@@ -10,13 +10,17 @@ from typing import Any
 from dflop.errors import ConfigError
 from dflop.models.generic import arrays
 from dflop.models.generic.check import quiet_transformers, structure_of
+from dflop.models.generic.classes import trained_config
+from dflop.models.generic.exact import small_model
 from dflop.models.generic.facts import Medium, ModelFacts
 from dflop.models.generic.folder import read_config, reason
 from dflop.models.generic.items import form_of as form_of_tower
 from dflop.models.generic.lengths import encoder_lengths
+from dflop.models.generic.llm_stage import untrained
 from dflop.models.generic.media_check import check_medium, grid
 from dflop.models.generic.media_processor import MediaProcessor, load_processor
 from dflop.models.generic.meta_run import empty_model
+from dflop.models.generic.specs import decoder_of, towers_of
 from dflop.models.generic.tokens import PROBES
 from dflop.models.generic.towers import traced_encoder
 from dflop.models.generic.values import Encoder, Structure
@@ -48,7 +52,16 @@ def read_facts(key: str, hf_config: Mapping[str, Any], folder: Path) -> ModelFac
             if encoder is not None:
                 encoders = tuple(encoder if of.path == encoder.path else of for of in structure.encoders)
                 structure = replace(structure, encoders=encoders)
-        return ModelFacts(key, structure, tuple(media))
+        return ModelFacts(key, structure, tuple(media), _untrained(hf_config, structure))
+
+
+def _untrained(hf_config: Mapping[str, Any], structure: Structure) -> str:
+    """Why the engine can make no stages of a small copy of the model; empty: it can."""
+    try:
+        model, _ = small_model(trained_config(read_config(hf_config, _WHERE)), structure)
+        return untrained(model, decoder_of(structure), towers_of(structure).values())
+    except Exception as error:  # whatever transformers raises for sizes that a class does not expect
+        return f"no stage can be tried on a small copy: {reason(error)}"
 
 
 def _medium(processor: MediaProcessor, kind: str, structure: Structure, model: Any) -> tuple[Medium, Encoder | None]:

@@ -1,9 +1,10 @@
-"""Modules as the planner sees them, from what was read of a model's classes."""
+"""Modules as planner and engine see them, from what was read of a model's classes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
+from dflop.models.family import GENERIC, Decoder, Tower
 from dflop.models.generic.values import Encoder, LayerKind, Structure
 from dflop.records import LLM, ModuleSpec
 from dflop.records import LayerKind as Kind
@@ -19,6 +20,17 @@ def module_specs(structure: Structure) -> Iterator[ModuleSpec]:
         if encoder.kinds:  # one that did not run takes no medium
             yield _encoder(structure, encoder)
     yield _decoder(structure)
+
+
+def towers_of(structure: Structure) -> Mapping[str, Tower]:
+    """Where encoders sit in the model, by module."""
+    return {of.medium: Tower(of.path, GENERIC, of.layers, of.projector) for of in structure.main_encoders}
+
+
+def decoder_of(structure: Structure) -> Decoder:
+    """Where the text model sits."""
+    deep = max((len(encoder.deep_layers) for encoder in structure.encoders), default=0)
+    return Decoder(GENERIC, deep, structure.decoder, structure.head)
 
 
 def _decoder(structure: Structure) -> ModuleSpec:

@@ -94,6 +94,9 @@ def test_pictures_whose_companions_do_not_follow_from_sizes_are_refused():
 def test_a_part_of_no_module_is_refused():
     subject = Small("smolvlm")
     model = subject.build()
+    of = subject.family.decoder, subject.family.towers.values()
+    assert not llm_stage.untrained(model, *of)
     model.model.extra = nn.Linear(2, 2)
+    assert llm_stage.untrained(model, *of) == "`model.extra.weight` is part of no module"
     with pytest.raises(ConfigError, match=r"`model\.extra\.weight` is part of no module"):
         cut_stage(model, subject.family, LLM, (0, 4))
