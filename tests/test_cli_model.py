@@ -34,13 +34,12 @@ def test_a_model_that_no_family_knows_is_described_and_exact(folder):
     assert by_part["tokens"][0]["detail"].startswith("no processor")  # its files are empty
 
 
-def test_tables_say_what_is_not_checked_and_that_training_is_not_there(folder):
+def test_tables_say_what_is_not_checked(folder):
     done = dflop("model", "check", str(folder), cwd=folder, COLUMNS="200")
     assert done.returncode == 0, done.stderr
     assert "3x gated delta" in done.stdout
     assert "not checked" in done.stdout
     assert "no random items of this medium are known" in done.stdout
-    assert "training by generic stages is not there yet" in done.stderr
 
 
 def test_a_folder_without_such_a_model_ends_with_2_and_says_what_to_do(folder):

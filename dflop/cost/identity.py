@@ -32,7 +32,11 @@ def tables_of_json(content: bytes) -> list[CostTable]:
         ValueError, TypeError: they are none.
     """
     rows = parse_json(content)
-    return [from_dict(CostTable, row if "trains" in row else {**row, "trains": trains_of(row)}) for row in rows]
+    try:
+        stated = [row if "trains" in row else {**row, "trains": trains_of(row)} for row in rows]
+    except (AttributeError, KeyError) as error:
+        raise ValueError(f"a table without {error}") from error
+    return [from_dict(CostTable, row) for row in stated]
 
 
 def trains_of(row: Mapping[str, Any]) -> str:

@@ -172,7 +172,7 @@ def test_defaults_are_those_of_hugging_face(kind):
 
 def test_an_unknown_decoder_is_named_when_its_size_is_asked_for():
     family = load_family("llava_onevision", LLAVA | {"text_config": {"model_type": "qwen9"}}, {})
-    with pytest.raises(ConfigError, match="layers of a `qwen9` are not known"):
+    with pytest.raises(ConfigError, match="no language model of type `qwen9`"):
         family.specs()
 
 

@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from dflop.plan.search import plan_problem
+from dflop.report import explain_page
 from dflop.report.explain_page import (
     MAX_CANDIDATES,
     Explanation,
@@ -51,7 +52,12 @@ def test_a_log_gets_whole_lines(found: Explanation) -> None:
         assert any(limit.name in line and limit.text in line for line in lines)
     for name in ("half the node", "one node more", "half the batch", "double the batch", "double the memory"):
         assert any(line.startswith(name) for line in lines)
-    assert f"{len(found.plans) - MAX_CANDIDATES} more" in text
+
+
+def test_candidates_beyond_the_first_ones_are_counted(found: Explanation, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert " more" not in printed(found).partition("Candidates")[2].partition("limit")[0]
+    monkeypatch.setattr(explain_page, "MAX_CANDIDATES", 1)
+    assert f"{len(found.plans) - 1} more" in printed(found)
 
 
 def test_it_says_that_it_is_simulated_and_where_costs_come_from(found: Explanation) -> None:

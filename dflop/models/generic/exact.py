@@ -138,7 +138,11 @@ def compare(model: nn.Module, medium: str = "text", middle: int | None = None) -
 
 
 def small_model(config: Any, structure: Structure) -> tuple[nn.Module, int]:
-    """(shrunk copy, its parameters), counted before anything is allocated."""
+    """(shrunk copy, its parameters), counted before anything is allocated.
+
+    Raises:
+        NotMade: the copy is still too large.
+    """
     small = shrunk(config, structure)
     num_params = sum(p.numel() for p in build(small, attention="eager").parameters())
     if num_params > MAX_PARAMS:
