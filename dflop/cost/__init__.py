@@ -5,7 +5,7 @@
 
 `roofline.py` says what a data sheet means, `tests/bench/published.py` holds it to published trainings; `curve.py` what
 the terms of a table mean, `throughput.py` what a step time means to people. `variants.py` derives tables of frozen and
-recomputed modules from few probes, `tensor_parallel.py` those of a degree that nobody measured, `tables.py` the others,
+recomputed modules from few probes, `tensor_parallel.py` those of a degree without probes, `tables.py` the others,
 and says which one serves; `link_costs.py` fits messages.
 
 The model is asked with a load and a `RunMode`, in two ways. Packing needs loads that add up and takes the mean slope;

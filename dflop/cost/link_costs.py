@@ -92,7 +92,7 @@ class LinkModel:
     def seconds(self, op: str, num_bytes: float, num_ranks: int, num_nodes: int) -> float:
         """Seconds of one `op` on a buffer of `num_bytes` per rank.
 
-        0.0 for a single rank, for no bytes, and where no link of that operation is known: what nobody measured is
+        0.0 for a single rank, for no bytes, and where no link of that operation is known: what was not measured is
         left out of a prediction, not guessed. Where only the other class of links (one node, several nodes) is known,
         that one answers.
         """

@@ -1,6 +1,6 @@
 """Which cost table serves a question: one per module, tensor-parallel degree and recomputation, of what trains.
 
-Those that nobody measured are derived: of a degree by `tensor_parallel.py`; of an encoder whose tower is frozen while
+Those that were not measured are derived: of a degree by `tensor_parallel.py`; of an encoder whose tower is frozen while
 its projector trains from those of the two known states; of layers of which a share recomputes as their mean.
 """
 

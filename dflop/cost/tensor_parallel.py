@@ -1,4 +1,4 @@
-"""The cost of a module at a tensor-parallel degree nobody measured, from its table at tp 1.
+"""The cost of a module at a tensor-parallel degree that was not measured, from its table at tp 1.
 
 The ranks share matmuls and attention heads (`dflop/models/splits.py`), and the tokens of norms and residuals
 (`parallel/tokens.py`). Per layer and direction they exchange as much as in two all-reduces of the hidden states, and

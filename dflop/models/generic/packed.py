@@ -18,7 +18,7 @@ from torch import nn
 
 from dflop.models.attention import SDPA, Earlier, packed_attention
 from dflop.models.generic.reach import Reach
-from dflop.models.generic.stage import UnknownArgument, per_sample
+from dflop.models.generic.stage import UnknownArgument, masked_attention, per_sample
 
 NAME = "dflop_packed_generic"
 """Of the attention that stages use."""
@@ -155,7 +155,7 @@ def _attention(
             is_grouped = q.shape[1] != k.shape[1]
             outs.append(F.scaled_dot_product_attention(q, k, v, seen, dropout, scale=scale, enable_gqa=is_grouped))
         else:
-            outs.append(_capped(q, k, v, seen, scale, kwargs.get("softcap"), kwargs.get("s_aux")))
+            outs.append(masked_attention(q, k, v, seen, scale, kwargs.get("softcap"), kwargs.get("s_aux")))
     return torch.cat(outs, dim=2).transpose(1, 2).contiguous(), None
 
 
@@ -176,19 +176,3 @@ def _packed(
         cu_seq_lens_q=bounds, max_length_q=longest, sliding_window=reach.window or None, **of_keys,
     )  # fmt: skip
     return out[..., :width], None
-
-
-def _capped(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: torch.Tensor, scale: float, softcap: float | None,
-    sinks: torch.Tensor | None,
-) -> torch.Tensor:  # fmt: skip
-    """One sample's attention with capped scores, and a sink per head that takes a share and gives nothing."""
-    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
-    scores = q @ k.transpose(2, 3) * scale
-    if softcap:
-        scores = torch.tanh(scores / softcap) * softcap
-    scores = scores.masked_fill(~seen, float("-inf"))
-    if sinks is not None:
-        sink = sinks.view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
-        scores = F.pad(scores, (0, 1)) + F.pad(sink, (scores.shape[-1], 0))
-    return scores.softmax(-1, torch.float32)[..., : k.shape[2]].to(q.dtype) @ v

@@ -209,7 +209,7 @@ def _attention(
             cu_seq_lens_q=bounds, sliding_window=sliding_window,
         )  # fmt: skip
     cut = zip(*(x.split(packing.lengths, dim=2) for x in (query, key, value)), patterns, strict=True)
-    outs = [_masked(q, k, v, seen, scale, kwargs.get("softcap"), kwargs.get("s_aux")) for q, k, v, seen in cut]
+    outs = [masked_attention(q, k, v, seen, scale, kwargs.get("softcap"), kwargs.get("s_aux")) for q, k, v, seen in cut]
     return torch.cat(outs, dim=2).transpose(1, 2).contiguous(), None
 
 
@@ -229,7 +229,7 @@ def _band(length: int, window: int | None) -> torch.Tensor:
     return seen.triu(1 - window) if window else seen
 
 
-def _masked(
+def masked_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: torch.Tensor, scale: float, softcap: float | None,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:  # fmt: skip

@@ -85,7 +85,7 @@ def test_masked_attention_is_softmax_over_what_is_seen_and_a_sink(softcap):
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 1, 2, 5, 8).unbind()
     seen, sinks = torch.ones(5, 5, dtype=torch.bool).tril(), torch.randn(2)
-    out = stage._masked(q, k, v, seen, 0.3, softcap, sinks)
+    out = stage.masked_attention(q, k, v, seen, 0.3, softcap, sinks)
     for head in range(2):
         for query in range(5):
             scores = (k[0, head, : query + 1] @ q[0, head, query]) * 0.3
