@@ -13,7 +13,7 @@ all query and key heads and I that of the MLP; the classic sum for GPT layers is
 Ranks of a tensor-parallel group share all of that (`parallel/tokens.py`).
 
 With frozen weights no Linear of an LLM keeps its input: that leaves what norms, attention and activation functions
-need; nothing behind a frozen encoder wants a gradient. A layer that recomputes keeps its input, 2 h. Kinds of layers
+need; after a frozen encoder no layer needs a gradient. A layer that recomputes keeps its input, 2 h. Kinds of layers
 that are counted on their classes state their bytes. `tests/cost/test_activations.py` counts the tensors of real layers.
 """
 

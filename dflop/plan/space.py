@@ -115,7 +115,7 @@ class Problem:
 
     @cached_property
     def loads(self) -> dict[str, ScenarioLoads]:
-        """Per module; an encoder's items may go to any of its ranks (layout `split`)."""
+        """Per module; an encoder's items may go to any of its ranks (modules that share no ranks)."""
         return {s.module: scenario_loads(self.batches, s.module, worst=self.worst_batches) for s in self.specs}
 
     @cached_property

@@ -44,9 +44,9 @@ def preflight(config: Config, config_file: Path | Origins, *, is_dry: bool = Fal
     A dry run needs nothing of this machine.
 
     Raises:
-        ConfigError: unknown family, module or media limit, missing dataset, a tokenizer without the tokens of the
-            family, no Slurm or tracker here, hardware label missing.
-        InfeasiblePlanError: only layout `split` is allowed and there are fewer processes than modules the data needs.
+        ConfigError: unknown family, module or media limit, a model that is not trained, missing dataset, a tokenizer
+            without the tokens of the family, no Slurm or tracker here, hardware label missing.
+        InfeasiblePlanError: modules may not share ranks and there are fewer processes than modules the data needs.
     """
     for problem in problems(config, config_file):
         if not (is_dry and problem.is_of_machine):

@@ -56,7 +56,7 @@ def _media(folder: Path) -> tuple[tuple[MediaCheck, ...], str]:
 
 @contextlib.contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Without warnings of transformers, which are of weights that nobody loads; on one thread, as matrices are tiny."""
+    """Without transformers' warnings about weights that are not loaded; on one thread, as matrices are tiny."""
     from transformers import logging
 
     before, num_threads = logging.get_verbosity(), torch.get_num_threads()
