@@ -30,7 +30,7 @@ class Part:
     takes: tuple[str, ...] = ()
     """Of `GIVEN`."""
     by_name: bool = False
-    """It submits jobs to this machine's Slurm: only where its name is given."""
+    """It needs what not every machine has, Slurm or a table of sizes: only where its name is given."""
 
     def args_of(self, is_full: bool) -> tuple[str, ...]:
         """Its arguments; a part that has no subset is always whole."""
@@ -77,6 +77,10 @@ PARTS = (
     ),
     Part(
         "hosts", "the largest models with host memory, simulated", "tests.bench.suite", 6.0, ("--suite", "hosts")
+    ),
+    Part(
+        "real", "two models on real sample sizes, simulated", "tests.bench.suite", 2.0, ("--suite", "real"),
+        takes=SIZES, by_name=True,
     ),
     Part(
         "schedule-real", "real steps under each policy, and against the simulator", "tests.bench.schedule", 7.0,
