@@ -27,7 +27,6 @@ from dflop.records import (
     Plan,
     RankFactor,
     SampleShape,
-    layout_of,
 )  # fmt: skip
 
 KINDS = {"vision": "image", "audio": "audio"}
@@ -231,7 +230,6 @@ def _plan(modules: Sequence[ModulePlan], num_microbatches: int, global_batch_siz
         "plan",
         "run",
         0,
-        layout_of(modules),
         tuple(modules),
         num_microbatches,
         global_batch_size,

@@ -16,8 +16,8 @@ from dflop.parallel.topology import rank_of
 from dflop.records import ClusterSpec, ModulePlan, ParallelSpec, Plan, parse_json
 
 SCHEMA = "dflop.plan"
-VERSION = 1
-"""Raised when a key changes its meaning or goes; readers ignore keys they do not know."""
+VERSION, READABLE = 2, (1, 2)
+"""Raised when a key changes its meaning or goes; readers ignore keys they do not know, as `layout` of version 1."""
 PER_STAGE = ("recomputed", "offloaded", "gather_s", "scatter_s")
 SIMULATED = ("predicted_step_s", "baseline_step_s", "uniform_step_s", "sync_s")
 
@@ -37,7 +37,6 @@ def emit_json(plan: Plan, cluster: ClusterSpec) -> str:
         "candidate_rank": plan.candidate_rank,
         "reason": plan.reason,
         "cluster": {"num_nodes": cluster.num_nodes, "num_processes_per_node": cluster.num_processes_per_node},
-        "layout": plan.layout,
         "num_processes": plan.num_processes,
         "num_microbatches": plan.num_microbatches,
         "global_batch_size": plan.global_batch_size,
@@ -61,11 +60,11 @@ def read_plan(text: str) -> Plan:
     except ValueError as error:
         raise ConfigError(f"not JSON: {error}", where="plan document") from error
     found = (document.get("schema"), document.get("version")) if isinstance(document, dict) else (None, None)
-    if found != (SCHEMA, VERSION):
+    if found not in [(SCHEMA, version) for version in READABLE]:
         raise ConfigError(
             f"schema {found[0]!r}, version {found[1]!r}",
             where="plan document",
-            hint=f"this dflop reads `{SCHEMA}` version {VERSION}; emit the plan again",
+            hint=f"this dflop reads `{SCHEMA}` versions {READABLE[0]} to {VERSION}; emit the plan again",
         )
     try:
         return _plan(document)
@@ -108,7 +107,6 @@ def _plan(document: dict[str, Any]) -> Plan:
         plan_id=str(document["plan_id"]),
         run_id=str(document["run_id"]),
         candidate_rank=int(document["candidate_rank"]),
-        layout=str(document["layout"]),
         modules=tuple(_read_module(m) for m in document["modules"]),
         num_microbatches=int(document["num_microbatches"]),
         global_batch_size=int(document["global_batch_size"]),

@@ -14,7 +14,7 @@ do otherwise, `mimo_rules` refuses. How MIMO's fields are filled:
     ZeRO-1                    one switch for all modules, on when one asks for it: it costs the others no memory
     FSDP2                     refused: no field
     token caps, packing       no field: comments
-    layout `inline`           refused: ranks of modules may not overlap
+    modules that share ranks  refused: ranks of modules may not overlap
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def emit_megatron_mimo(plan: Plan, cluster: ClusterSpec) -> str:
 
 
 def render(plan: Plan) -> str:
-    """The file of a plan of layout `split`, valid or not."""
+    """The file of a plan whose modules have dedicated ranks, valid or not."""
     comments = "\n".join(f"# {line}".rstrip() for line in _comments(plan))
     return f"{comments}\n\n{_yaml(_document(plan))}"
 

@@ -1,8 +1,8 @@
 """What Megatron-Bridge's MIMO accepts as a layout of modules: constraints of the search, and a check of a plan.
 
-MIMO trains every module on its own ranks with its own degrees, as our layout `split` does. Source of the rules:
-Megatron-Bridge at 067f987 (2026-08-22), its parallelism config, builder, data loader and Qwen3.5-VL provider, and
-Megatron Core's division of layers among pipeline stages. One rule is one message here, and says its reason:
+MIMO trains every module on its own ranks with its own degrees. Source of the rules: Megatron-Bridge at 067f987
+(2026-08-22), its parallelism config, builder, data loader and Qwen3.5-VL provider, and Megatron Core's division of
+layers among pipeline stages. One rule is one message here, and says its reason:
 
 - tp is a power of two, and of two modules' dp one divides the other: messages between modules fan in and out so.
 - A microbatch is cut evenly, in order, among the dp ranks of every module; its size is one number for all steps.
@@ -131,7 +131,8 @@ def mimo_problems(plan: Plan, num_gpus: int) -> list[str]:
         num_gpus: Of the cluster; a plan may use fewer, then as many processes are started.
     """
     if len(plan.pipes) < len(plan.modules):
-        return [f"layout `{plan.layout}` colocates modules; every module needs dedicated ranks"]
+        shared = ", ".join("+".join(m.module for m in grid) for grid in plan.grids if len(grid) > 1)
+        return [f"the plan colocates {shared}; every module needs dedicated ranks"]
     rules, layouts = MimoRules(), {m.module: m for m in plan.modules}
     found = [f"no module `{LLM}`"] if LLM not in layouts else []
     found += [problem for m in plan.modules for problem in rules.module_problems(m.module, m)]

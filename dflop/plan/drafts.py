@@ -18,7 +18,7 @@ from dflop.plan.offload import with_host
 from dflop.plan.rerun_limits import by_tokens, running_again, with_limits
 from dflop.plan.space import Problem
 from dflop.plan.sync import plan_sync_s, with_gathers
-from dflop.records import LLM, ClusterSpec, ModulePlan, ParallelSpec, Plan, RunMode, layout_of, to_dict
+from dflop.records import LLM, ClusterSpec, ModulePlan, ParallelSpec, Plan, RunMode, to_dict
 
 MAX_COST_GROWTH = 1.0
 """Beyond it cuts hardly move any more."""
@@ -162,7 +162,7 @@ def _of_modules(
 ) -> Plan:
     plan = _unfinished(problem, modules, num_microbatches, formula_s)
     content = {
-        "layout": plan.layout,
+        "layout": _layout(plan),
         "modules": [_content(m) for m in modules],
         "num_microbatches": num_microbatches,
         "global_batch_size": problem.global_batch_size,
@@ -187,7 +187,6 @@ def _unfinished(problem: Problem, modules: tuple[ModulePlan, ...], num_microbatc
         plan_id="",
         run_id=problem.run_id,
         candidate_rank=-1,
-        layout=layout_of(modules),
         modules=modules,
         num_microbatches=num_microbatches,
         global_batch_size=problem.global_batch_size,
@@ -200,6 +199,12 @@ def _unfinished(problem: Problem, modules: tuple[ModulePlan, ...], num_microbatc
         snapshot_seq=problem.snapshot_seq,
         reason="",
     )
+
+
+def _layout(plan: Plan) -> str:
+    """The word for it in what a plan's id is made of."""
+    num_grids = len(plan.grids)
+    return "inline" if num_grids == 1 else "split" if num_grids == len(plan.modules) else "mixed"
 
 
 def _content(module: ModulePlan) -> dict[str, Any]:

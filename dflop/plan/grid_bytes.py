@@ -34,7 +34,7 @@ def chain_bytes(
     Args:
         problem: Costs and sizes.
         plan: Number of microbatches; depth of the LLM behind encoders with ranks of their own.
-        chain: All modules of an inline plan, or a single one of a split plan.
+        chain: Modules of a grid.
         loads: Per module `[3]` or `[3, C]`.
         again: `[C, pp]` layers of the last module that run again; None: as the plan has it, at most.
     """

@@ -47,13 +47,14 @@ def explain(problem: Problem) -> InfeasiblePlanError:
     assert nearest is not None, f"{memory_bytes} bytes fit before"
     module, stage, need_bytes = _fullest(problem, nearest)
     p, usable_bytes = module.parallel, problem.usable_bytes
+    grid = "+".join(m.module for m in nearest.grid_of(module.module))
     options = [*_fixes(problem), f"memory_per_process_bytes {memory_bytes}"]
     return InfeasiblePlanError(
         f"module `{module.module}` needs {units.num_bytes(need_bytes - usable_bytes)} more per rank: at least "
         f"{units.num_bytes(need_bytes)} of the {units.num_bytes(usable_bytes)} usable "
         f"({units.percent(usable_bytes / limit_bytes)} of {units.num_bytes(limit_bytes)})",
         where=(
-            f"stage {stage} of the plan that needs the least memory: layout {nearest.layout}, tp {p.tp}, "
+            f"stage {stage} of the plan that needs the least memory: {grid}, tp {p.tp}, "
             f"{f'cp {p.cp}, ' * (p.cp > 1)}pp {p.pp}, dp {p.dp}, {nearest.num_microbatches} microbatches"
         ),
         hint=f"any of these makes it fit: {', or '.join(options)}",

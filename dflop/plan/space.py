@@ -120,7 +120,7 @@ class Problem:
 
     @cached_property
     def sample_loads(self) -> dict[str, ScenarioLoads]:
-        """Per module; all items of a sample are in one place (layout `inline`)."""
+        """Per module; all items of a sample are in one place (encoders that share ranks with the LLM)."""
         return {
             s.module: scenario_loads(self.batches, s.module, whole_samples=True, worst=self.worst_batches)
             for s in self.specs

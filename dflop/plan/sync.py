@@ -37,7 +37,7 @@ BUCKET_BYTES = 64 << 20
 
 
 def plan_sync_s(problem: Problem, modules: Sequence[ModulePlan], num_microbatches: int) -> float:
-    """Of the slowest stage of any module; modules on the same ranks (layout `inline`) share their stages."""
+    """Of the slowest stage of any module; modules on the same ranks share their stages."""
     chains: dict[int, list[ModulePlan]] = {}
     for m in modules:
         chains.setdefault(m.first_rank, []).append(m)

@@ -44,7 +44,7 @@ from dflop.records.observations import (
     StepFlops,
     StepObservation,
 )
-from dflop.records.plans import ModulePlan, ModuleWork, Plan, PlanProgram, StepPlan, layout_of
+from dflop.records.plans import ModulePlan, ModuleWork, Plan, PlanProgram, StepPlan
 from dflop.records.samples import LLM, MediaItem, ModuleLoad, ProfileRecord, QuarantinedSample, SampleShape
 
 __all__ = [
@@ -91,7 +91,6 @@ __all__ = [
     "StepObservation",
     "StepPlan",
     "from_dict",
-    "layout_of",
     "parse_json",
     "to_dict",
 ]

@@ -111,8 +111,6 @@ class Plan:
     run_id: str
     candidate_rank: int
     """0 is the plan that runs; higher ranks are the runners-up, kept for the record."""
-    layout: str
-    """Of its grids: `inline` is one that holds all modules, `split` a grid each, `mixed` anything else."""
     modules: tuple[ModulePlan, ...]
     num_microbatches: int
     global_batch_size: int
@@ -198,12 +196,6 @@ def grids_of(modules: Sequence[ModulePlan]) -> tuple[tuple[ModulePlan, ...], ...
     for m in modules:
         found[m.first_rank] = (*found.pop(m.first_rank, ()), m)
     return tuple(found.values())
-
-
-def layout_of(modules: Sequence[ModulePlan]) -> str:
-    """`Plan.layout` of such modules."""
-    num_grids = len(grids_of(modules))
-    return "inline" if num_grids == 1 else "split" if num_grids == len(modules) else "mixed"
 
 
 @dataclass(frozen=True, slots=True)

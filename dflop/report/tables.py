@@ -71,7 +71,7 @@ def layout_text(plan: Plan, num_gpus: int = 0) -> str:
     of 8, stand where they hold. A plan that leaves some of `num_gpus` idle says so: `inline pp2 dp3, uses 6 of 8 GPUs`.
     """
     names = {grid[-1].module: "+".join(m.module for m in grid) for grid in plan.grids}
-    places = [(names[p.module] if len(names) > 1 else plan.layout, p) for p in in_rank_order(plan)]
+    places = [(names[p.module] if len(names) > 1 else "inline", p) for p in in_rank_order(plan)]
     used = f", uses {plan.num_processes} of {num_gpus} GPUs" * (plan.num_processes < num_gpus)
     return " | ".join(_place_text(*place) for place in places) + used
 

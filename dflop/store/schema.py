@@ -85,6 +85,11 @@ def _without_limits(table: pa.Table) -> pa.Table:
     return _with_places(table, recompute_tokens=[])
 
 
+def _without_layout(table: pa.Table) -> pa.Table:
+    """Plans from before their grids alone said it."""
+    return table.drop_columns(["layout"])
+
+
 def _with_places(table: pa.Table, **constants: object) -> pa.Table:
     """Plans whose modules get further fields; what today's modules have and these do not is null."""
     modules = [[{**place, **constants} for place in places] for places in table.column("modules").to_pylist()]
@@ -108,7 +113,7 @@ UPGRADES: dict[str, tuple[Upgrade, ...]] = {
               min_tokens=0, max_tokens=records.ALL_TOKENS, sd_frac=0.0, is_in_force=True),
     ),
     "plan": (_with(_one_way, sync_s=0.0, uniform_step_s=math.nan), _without_groups, _without_offload,
-             _without_context, _without_limits),
+             _without_context, _without_limits, _without_layout),
 }  # fmt: skip
 """Per kind, the steps from schema version 1 to 2, 2 to 3, ...: each takes rows of one version to the next.
 

@@ -9,7 +9,6 @@ place as (
     select
         plan_id,
         run_id,
-        layout,
         unnest(modules) as place,
         generate_subscripts(modules, 1) as nth
     from newest
@@ -21,9 +20,10 @@ shown as (
         plan_id,
         run_id,
         arg_max(place, nth) as place,
-        case when layout = 'inline' then layout else string_agg(place.module, '+' order by nth) end as title
+        string_agg(place.module, '+' order by nth) as title,
+        count(*) over (partition by plan_id, run_id) as num_grids
     from place
-    group by plan_id, run_id, layout, place.first_rank
+    group by plan_id, run_id, place.first_rank
 ),
 
 layout as (
@@ -31,7 +31,7 @@ layout as (
         plan_id,
         run_id,
         string_agg(
-            format('{} tp{}', title, place.parallel.tp)
+            format('{} tp{}', case when num_grids = 1 then 'inline' else title end, place.parallel.tp)
             || case when place.parallel.cp > 1 then format(' cp{}', place.parallel.cp) else '' end
             || format(' pp{} dp{}', place.parallel.pp, place.parallel.dp)
             || case

@@ -26,6 +26,7 @@ from dflop.plan.search import optimize, plan_problem
 from dflop.plan.space import Problem, SearchSpace
 from dflop.plan.verdict import proven
 from dflop.records import Plan, SampleShape
+from dflop.report.tables import layout_text
 from dflop.schedule.policies import StepJob
 from tests.bench.cases import CASES, analytic_costs, cluster_of, make_setting, suite_family
 from tests.bench.command import keep_to, options
@@ -141,7 +142,7 @@ def regret(problem: Problem) -> dict[str, Any]:
         "num_plans": len(seconds),
         "regret_frac": simulated_s(fastest, problem) / min(seconds) - 1,
         "chosen_frac": simulated_s(found[0], problem) / min(seconds) - 1,
-        "layout": found[0].layout,
+        "layout": layout_text(found[0]),
     }
 
 

@@ -19,6 +19,7 @@ from dflop.plan.search import optimize
 from dflop.plan.space import Problem, SearchSpace
 from dflop.profile.groups import used_modules
 from dflop.records import ClusterSpec, SampleShape
+from dflop.report.tables import layout_text
 
 NUM_NODES, GPUS_PER_NODE, BATCH = 8, 8, 128
 PICTURES = ((640, 480), (1024, 768), (448, 448), (1280, 720), (300, 900), (800, 600))
@@ -62,7 +63,7 @@ def _plan(family: GenericFamily, shapes: tuple[SampleShape, ...]) -> str:
     links = analytic_link_costs(sheet, num_nodes=NUM_NODES, num_processes_per_node=GPUS_PER_NODE, profile_key="")
     cost = CostModel(analytic_cost_tables(specs, sheet, profile_key=""), specs=specs, links=links, extrapolate=True)
     space = SearchSpace(cps=(1,), microbatches=(2, 4))
-    return optimize(Problem("bench", specs, cluster, cost, (shapes,), BATCH, 0, space), top=4).plans[0].layout
+    return layout_text(optimize(Problem("bench", specs, cluster, cost, (shapes,), BATCH, 0, space), top=4).plans[0])
 
 
 def _shapes(family: GenericFamily) -> Iterator[SampleShape]:

@@ -48,7 +48,7 @@ def test_ranks_and_layers_are_written_out():
         module("vision", 1, 1, 2), module(LLM, 2, 2, 2, layers_per_stage=(3, 5), max_tokens=99, recompute=True)
     )
     document = json.loads(emit_json(dataclasses.replace(plan, uniform_step_s=math.nan), CLUSTER))
-    assert (document["schema"], document["version"], document["num_processes"]) == ("dflop.plan", 1, 10)
+    assert (document["schema"], document["version"], document["num_processes"]) == ("dflop.plan", 2, 10)
     llm = document["modules"][1]
     assert [s["ranks"] for s in llm["stages"]] == [[[2, 3], [4, 5]], [[6, 7], [8, 9]]]
     assert [(s["first_layer"], s["end_layer"]) for s in llm["stages"]] == [(0, 3), (3, 8)]
@@ -73,7 +73,7 @@ def changed(path: tuple[str | int, ...], value: object) -> str:
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ("{", "not JSON"), (changed(("version",), 2), "version 2"), (changed(("modules", 1, "dp"), None), "'dp'"),
+        ("{", "not JSON"), (changed(("version",), 3), "version 3"), (changed(("modules", 1, "dp"), None), "'dp'"),
         (changed(("modules", 1, "tp"), 4), "stages have not dp x cp x tp = "),
         (changed(("modules", 1, "first_rank"), 3), "stage 0 disagrees"),
         (changed(("modules", 1, "stages", 1, "end_layer"), "x"), "invalid literal"),
@@ -84,6 +84,10 @@ def changed(path: tuple[str | int, ...], value: object) -> str:
 def test_what_is_not_a_plan_is_refused(text, what):
     with pytest.raises(ConfigError, match=what):
         read_plan(text)
+
+
+def test_documents_of_the_first_version_are_read():
+    assert read_plan(changed(("version",), 1)) == read_plan(changed(("layout",), "split"))
 
 
 def test_unknown_keys_are_ignored():

@@ -82,5 +82,5 @@ def test_shared_parameters_are_refused():
 
 
 def test_an_inline_plan_is_refused():
-    with pytest.raises(ConfigError, match="layout `inline` colocates modules"):
+    with pytest.raises(ConfigError, match=r"the plan colocates vision\+llm; "):
         emit_megatron_mimo(make_inline_plan(2), CLUSTER)

@@ -75,7 +75,7 @@ def formula_by_hand(problem: Problem, plan: Plan) -> float:
 def test_columns_hold_the_formula_of_every_plan_and_the_engine_runs_it(num_microbatches):
     problem = make_problem("vision", "audio", num_processes=5, tps=(1, 2), shard_parameters=(False,))
     plans = list(every_plan(problem, num_microbatches))
-    assert {plan.layout for _, plan in plans} == {"inline", "split", "mixed"}
+    assert {len(plan.grids) for _, plan in plans} == {1, 2, 3}
     for value_s, plan in plans[:: max(1, len(plans) // 60)]:
         check_plan(plan, problem.specs)
         assert fits(problem, plan)
@@ -84,19 +84,17 @@ def test_columns_hold_the_formula_of_every_plan_and_the_engine_runs_it(num_micro
 
 def test_where_others_feed_it_the_llm_begins_on_the_first_stage():
     problem = make_problem("vision", "audio", num_processes=6, max_pp=4, shard_parameters=(False,))
-    mixed = [plan for _, plan in every_plan(problem, 2) if plan.layout == "mixed"]
+    mixed = [plan for _, plan in every_plan(problem, 2) if len(plan.grids) == 2]
     assert {plan.module(LLM).parallel.pp for plan in mixed} == {1, 2, 3, 4}
     for plan in mixed:
         assert plan.module(LLM).layers_per_stage[0] > 0
         check_plan(plan, problem.specs)
 
 
-@pytest.mark.parametrize(("share_ranks", "found"), [
-    ((False,), {"split"}), ((True,), {"inline"}), ((False, True), {"split", "inline", "mixed"}),
-])  # fmt: skip
-def test_modules_share_ranks_only_where_that_is_allowed(share_ranks, found):
+@pytest.mark.parametrize(("share_ranks", "num_grids"), [((False,), {3}), ((True,), {1}), ((False, True), {1, 2, 3})])
+def test_modules_share_ranks_only_where_that_is_allowed(share_ranks, num_grids):
     problem = make_problem("vision", "audio", num_processes=3, share_ranks=share_ranks)
-    assert {plan.layout for _, plan in every_plan(problem, 2)} == found
+    assert {len(plan.grids) for _, plan in every_plan(problem, 2)} == num_grids
 
 
 @pytest.mark.parametrize("memory_mb", [150, 180, 250])

@@ -71,7 +71,7 @@ def test_memory_of_an_inline_draft_by_hand():
     assert plan.module(LLM).stage_memory_bytes == (first + crossing, last + crossing)
     assert plan.module("vision").stage_memory_bytes == (0, 0)
     assert [m.first_rank for m in plan.modules] == [0, 0]
-    assert (plan.layout, plan.num_processes) == ("inline", 4)
+    assert (len(plan.grids), plan.num_processes) == (1, 4)
 
 
 def inline_in_groups(problem: Problem, cp: int = 2) -> Plan:

@@ -25,9 +25,9 @@ def amounts(text: str) -> list[float]:
     return [float(number) * 2**20 for number in re.findall(r"([\d.]+) MiB", text)]
 
 
-@pytest.mark.parametrize("layout", ["split", "inline"])
-def test_the_error_names_the_module_the_amount_and_memory_that_would_do(layout):
-    problem = make_problem("vision", memory_bytes=55 * M, share_ranks=(layout == "inline",), **BARE)
+@pytest.mark.parametrize(("share_ranks", "grid"), [(False, "(vision|llm)"), (True, r"vision\+llm")])
+def test_the_error_names_the_module_the_amount_and_memory_that_would_do(share_ranks, grid):
+    problem = make_problem("vision", memory_bytes=55 * M, share_ranks=(share_ranks,), **BARE)
     assert find_draft(problem) is None
     error = explain(problem)
     assert error.exit_code == 3
@@ -35,7 +35,7 @@ def test_the_error_names_the_module_the_amount_and_memory_that_would_do(layout):
     more, need, usable, limit = amounts(error.what)
     assert more == pytest.approx(need - usable, abs=0.11 * 2**20)
     assert limit == pytest.approx(55 * M, rel=1e-3)
-    assert f"layout {layout}, tp 1" in error.where
+    assert re.search(f"least memory: {grid}, tp 1", error.where)
     enough = int(error.hint.split("memory_per_process_bytes ")[-1])
     plan = find_draft(changed(problem, cluster={"memory_per_process_bytes": enough}))
     assert plan is not None

@@ -84,7 +84,7 @@ def stand_in(degree: int) -> SimpleNamespace:
 def test_every_plan_that_the_planner_may_make_can_be_built(name):
     case, problem = CASES[name], problem_of(CASES[name])
     plans = list(every_plan(problem))
-    assert {plan.layout for plan in plans} >= {"split", "inline"}
+    assert {len(plan.grids) for plan in plans} >= {1, len(problem.specs)}
     built = set()
     for plan in plans:
         check_plan(plan, problem.specs)

@@ -63,9 +63,7 @@ class Make:
             r.ModulePlan("vision", r.ParallelSpec(1, 1, 2), 0, (2,), (100,)),
             r.ModulePlan("llm", r.ParallelSpec(1, 2, 1), 2, (2, 2), (300, 200)),
         )
-        return r.Plan(
-            f"plan{rank}", run_id, rank, "split", modules, 4, 16, 0.9, 1.0, 1.5, 0.1, 2.0, ("t",), 1, "fastest"
-        )  # fmt: skip
+        return r.Plan(f"plan{rank}", run_id, rank, modules, 4, 16, 0.9, 1.0, 1.5, 0.1, 2.0, ("t",), 1, "fastest")
 
     @staticmethod
     def run(state: str = "running", at_s: float = 1000.0, run_id: str = "run") -> r.RunRecord:

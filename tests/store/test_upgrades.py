@@ -58,7 +58,8 @@ def first_version(kind: str, table: pa.Table) -> pa.Table:
     """Rows as version 1 of a kind held them."""
     if kind == "plan":
         bare = lambda places: [{k: v for k, v in place.items() if k not in WAYS} for place in places]  # noqa: E731, shorter than two functions
-        return without(table, "sync_s", "uniform_step_s", inside="modules", prune=bare)
+        bare_table = without(table, "sync_s", "uniform_step_s", inside="modules", prune=bare)
+        return bare_table.append_column("layout", pa.repeat("split", len(table)))
     if kind == "cost_table":
         straight = lambda terms: {k: v for k, v in terms.items() if k not in ("layer_knots", "layer_bends")}  # noqa: E731, shorter than two functions
         for name in ("forward_s", "backward_s", "activation_bytes"):

@@ -188,7 +188,7 @@ def test_an_inline_plan_is_one_chain_on_the_same_processes(tmp_path: Path, make)
         r.ModulePlan("vision", parallel, 0, (4, 0, 0, 0), (0,) * 4, recompute=True),
         r.ModulePlan("llm", parallel, 0, (0, 2, 2, 2), (5, 6, 7, 8), recompute=True, shard_optimizer=True),
     )
-    inline = dataclasses.replace(make.plan(), layout="inline", modules=modules, uniform_step_s=math.nan)
+    inline = dataclasses.replace(make.plan(), modules=modules, uniform_step_s=math.nan)
     found = one(fill(tmp_path, inline), "v_plan")
     assert found["layout_text"] == "inline tp2 pp4 dp8 recompute ZeRO-1"
     assert (found["num_processes"], found["peak_memory_bytes"]) == (inline.num_processes, 8) == (64, 8)

@@ -17,7 +17,7 @@ from dflop.models.family import Family
 from dflop.models.hf_inputs import hf_inputs as model_inputs
 from dflop.models.media import MediaHeader
 from dflop.models.random_weights import build_model
-from dflop.records import LLM, MediaItem, ModulePlan, ModuleWork, ParallelSpec, Plan, SampleShape, StepPlan, layout_of
+from dflop.records import LLM, MediaItem, ModulePlan, ModuleWork, ParallelSpec, Plan, SampleShape, StepPlan
 
 TOKEN_IDS = {
     "<|IMAGE|>": 1, "<|VIDEO|>": 2, "<|AUDIO|>": 3, "<|vision_bos|>": 4, "<|audio_bos|>": 5, "<|audio_eos|>": 6,
@@ -221,7 +221,7 @@ def on_host(module: ModulePlan) -> ModulePlan:
 
 def _plan(modules: Sequence[ModulePlan], num_microbatches: int) -> Plan:
     return Plan(
-        plan_id="test", run_id="test", candidate_rank=0, layout=layout_of(modules), modules=tuple(modules),
+        plan_id="test", run_id="test", candidate_rank=0, modules=tuple(modules),
         num_microbatches=num_microbatches, global_batch_size=0, formula_step_s=0.0, predicted_step_s=0.0,
         baseline_step_s=0.0, sync_s=0.0, uniform_step_s=0.0, table_ids=(), snapshot_seq=0, reason="",
     )  # fmt: skip
