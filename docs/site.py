@@ -45,6 +45,7 @@ PAGES = {
         "docs/formats.md",
         "docs/glossary.md",
         "docs/sampler.md",
+        "docs/balance.md",
     ),
     "Operate": ("docs/first-cluster-run.md", "docs/operating.md", "docs/sql-recipes.md", "docs/security.md"),
     "Reference": ("reference/commands.md", "reference/configuration.md", "reference/data.md"),

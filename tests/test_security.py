@@ -44,6 +44,7 @@ LISTED = {
     ("dflop/launch/controller.py", "importlib.import_module"),
     ("dflop/models/__init__.py", "importlib.import_module"),
     ("dflop/models/attention.py", "importlib.import_module"),
+    ("dflop/balance/__init__.py", "importlib.import_module"),
     ("dflop/sampler/__init__.py", "importlib.import_module"),
     ("dflop/sampler/plugins/llama_factory.py", "importlib.import_module"),
     # Transformers' own file of a class of its own.

@@ -19,9 +19,10 @@ from typing import Any
 import torch.distributed as dist
 from torch.utils.data import Sampler
 
+from dflop.balance.numbers import check_positive
 from dflop.errors import ConfigError, did_you_mean
 from dflop.sampler.accumulation import Step
-from dflop.sampler.costs_of_samples import SampleCosts, check_positive, sample_costs
+from dflop.sampler.costs_of_samples import SampleCosts, sample_costs
 from dflop.sampler.draws import Draws, Progress, Start
 from dflop.sampler.followed import FollowedOrder
 from dflop.sampler.loader_context import PlaceUnknown, check_loader, find_place, inspect_loader, refuse_dispatch

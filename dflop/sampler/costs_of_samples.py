@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dflop.cost.identity import tables_of_json
+from dflop.balance.media_costs import read_tables
+from dflop.balance.numbers import finite_numbers, whole_numbers
 from dflop.cost.model import CostModel, Floats
 from dflop.errors import ConfigError, DataError
 from dflop.records import LLM, CostTable, RunMode, SampleShape
@@ -26,65 +27,8 @@ _LOADS = ("num_items", "num_tokens", "sum_sq_tokens")
 Loads = Mapping[str, Ints]
 """By module: `[3, samples]` as `_LOADS` of `ModuleLoad`."""
 
-_NUMBERS = (int, float, np.integer, np.floating)
 TYPICAL_SAMPLES = 8
 """Average samples in the microbatch whose fixed part is taken for all."""
-
-
-def check_positive(name: str, value: Any, where: str) -> None:
-    """Refuse what is no positive whole number.
-
-    Raises:
-        ConfigError: naming the argument.
-    """
-    if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < 1:
-        raise ConfigError(f"{name} is {value!r}, must be a positive whole number", where=where)
-
-
-def whole_numbers(name: str, values: Iterable[Any], where: str) -> npt.NDArray[np.int64]:
-    """`[N]` whole numbers from 0; floats without a fraction are taken.
-
-    Raises:
-        ConfigError: naming the argument and the first value that is none.
-    """
-    found = _numbers(name, values, "must be a whole number", where)
-    if found.dtype.kind == "f":
-        _refuse_first(name, found, ~(np.isfinite(found) & (found == np.floor(found))), "must be a whole number", where)
-    _refuse_first(name, found, (found < 0) | (found >= 2.0**63), "must be from 0 and below 2^63", where)
-    return found.astype(np.int64)
-
-
-def finite_numbers(name: str, values: Iterable[Any], where: str) -> npt.NDArray[np.float64]:
-    """`[N]` numbers from 0.
-
-    Raises:
-        ConfigError: naming the argument and the first value that is none.
-    """
-    found = _numbers(name, values, "must be a number", where).astype(np.float64)
-    _refuse_first(name, found, ~np.isfinite(found) | (found < 0), "must be finite and not negative", where)
-    return found
-
-
-def _numbers(name: str, values: Iterable[Any], why: str, where: str) -> np.ndarray[Any, Any]:
-    """An array of numbers, of a list of them or of what is an array already."""
-    if not hasattr(values, "__array__"):
-        values = list(values)
-        kinds = {kind for kind in set(map(type, values)) if issubclass(kind, bool) or not issubclass(kind, _NUMBERS)}
-        if kinds:
-            bad = next(i for i, value in enumerate(values) if type(value) in kinds)
-            raise ConfigError(f"{name} of sample {bad} is {values[bad]!r}, {why}", where=where)
-    found = np.asarray(values)
-    if found.ndim != 1:
-        raise ConfigError(f"{name} has shape {found.shape}, there must be one number per sample", where=where)
-    if len(found) and found.dtype.kind not in "iuf":
-        raise ConfigError(f"{name} of sample 0 is {found.tolist()[0]!r}, {why}", where=where)
-    return found
-
-
-def _refuse_first(name: str, values: np.ndarray[Any, Any], is_bad: np.ndarray[Any, Any], why: str, where: str) -> None:
-    if is_bad.any():
-        bad = int(np.flatnonzero(is_bad)[0])
-        raise ConfigError(f"{name} of sample {bad} is {values[bad]}, {why}", where=where)
 
 
 _FIELDS = {
@@ -224,9 +168,7 @@ def sample_costs_from_tables(
         ConfigError: the file is none of cost tables, or there are no shapes.
         CostError: no table for a module that samples need.
     """
-    model = CostModel(
-        _read_tables(Path(tables)) if isinstance(tables, Path | str) else list(tables), frozen=frozen, extrapolate=True
-    )
+    model = CostModel(read_tables(tables), frozen=frozen, extrapolate=True)
     loads = {}
     for module in [*sorted({item.module for s in shapes for item in s.items}), LLM]:
         rows = [[getattr(load, name) for name in _LOADS] for load in (s.load(module) for s in shapes)]
@@ -319,12 +261,3 @@ def _by_model(
     return SampleCosts(
         seconds, loads[LLM][1], supervised, index, None if (weights == weights[:1]).all() else weights, fixed_s, origin
     )
-
-
-def _read_tables(path: Path) -> list[CostTable]:
-    try:
-        return tables_of_json(path.read_bytes())
-    except (OSError, ValueError, TypeError) as error:
-        raise ConfigError(
-            f"no list of cost tables: {error}", where=str(path), hint="give the `cost_tables.json` of a run directory"
-        ) from error

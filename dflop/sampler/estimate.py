@@ -15,11 +15,13 @@ from pathlib import Path
 import numpy as np
 
 from dflop import units
+from dflop.balance.numbers import check_positive
+from dflop.balance.samples import ATTENTION_TOKENS
 from dflop.cost.model import Floats
 from dflop.errors import ConfigError
 from dflop.run.messages import Say
-from dflop.sampler.costs_of_samples import Ints, SampleCosts, check_positive
-from dflop.sampler.lengths import ATTENTION_TOKENS, costs_of_lengths
+from dflop.sampler.costs_of_samples import Ints, SampleCosts
+from dflop.sampler.lengths import costs_of_lengths
 from dflop.sampler.rank_plans import BatchPlan, Cut, Planner, RandomOrder
 from dflop.schedule.data_parallel import Sync
 from dflop.schedule.karmarkar_karp import over_ranks

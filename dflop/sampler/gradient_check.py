@@ -87,7 +87,7 @@ def check_loss_scaling(
         return found
 
     singles = list(np.arange(len(plan.samples))[:, None])
-    microbatches = [p for rank in range(num_replicas) for p in plan.positions(rank) if len(p)]
+    microbatches = [p for rank in range(num_replicas) for p in plan.dealt.of_rank(rank) if len(p)]
     num_microbatches = num_replicas * plan.dealt.num_microbatches
     was_training = model.training
     model.eval()

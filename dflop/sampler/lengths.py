@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from dflop.balance.numbers import whole_numbers
+from dflop.balance.samples import text_costs
 from dflop.errors import ConfigError
-from dflop.sampler.costs_of_samples import Ints, SampleCosts, sample_costs, whole_numbers
+from dflop.sampler.costs_of_samples import Ints, SampleCosts, sample_costs
 
-ATTENTION_TOKENS = 20_000
-"""Length of a text at which attention takes as long as all the rest: a dense model of about 7B, flash attention."""
 PACKED = "seq_lengths"
 """TRL's column of the lengths of a pack's texts."""
 
@@ -53,7 +53,7 @@ def costs_of_lengths(lengths: Sequence[int], costs: Sequence[float] | None = Non
 
     Args:
         lengths: `[N]` tokens.
-        costs: `[N]` in any unit; None: tokens + tokens^2 / `ATTENTION_TOKENS`.
+        costs: `[N]` in any unit; None: those of `dflop.balance.samples.text_costs`.
 
     Raises:
         ConfigError: they are not as many, or no such numbers.
@@ -61,8 +61,7 @@ def costs_of_lengths(lengths: Sequence[int], costs: Sequence[float] | None = Non
     found = sample_costs(lengths, costs)
     if costs is not None:
         return found
-    tokens = found.tokens.astype(np.float64)
-    return replace(found, seconds=tokens + tokens**2 / ATTENTION_TOKENS)
+    return replace(found, seconds=text_costs(found.tokens))
 
 
 def costs_of_dataset(dataset: Any, column: str = "length") -> SampleCosts:
@@ -73,8 +72,8 @@ def costs_of_dataset(dataset: Any, column: str = "length") -> SampleCosts:
     """
     if PACKED not in _names(dataset):
         return costs_of_lengths(lengths_of(dataset, column).tolist())
-    packs = [np.asarray(pack, dtype=np.float64) for pack in _values(dataset, PACKED)]
-    costs = [float((pack + pack**2 / ATTENTION_TOKENS).sum()) for pack in packs]
+    packs = [np.asarray(pack) for pack in _values(dataset, PACKED)]
+    costs = [float(text_costs(pack).sum()) for pack in packs]
     return costs_of_lengths([int(pack.sum()) for pack in packs], costs)
 
 

@@ -108,22 +108,17 @@ class BatchPlan:
     filler: int
     """Position in the dataset of the sample that a rank without work in a microbatch repeats, unscored."""
 
-    def positions(self, rank: int) -> list[Ints]:
-        """Per microbatch of a rank, positions in the global batch; none where there is nothing to do."""
-        slots = np.where(self.dealt.rank == rank, self.dealt.slot, -1)
-        return [np.flatnonzero(slots == slot) for slot in range(self.dealt.num_microbatches)]
-
     def rank(self, rank: int) -> list[list[int]]:
         """Positions in the dataset, per microbatch of a rank; a filler where there is nothing to do."""
-        return [self.samples[positions].tolist() or [self.filler] for positions in self.positions(rank)]
+        return [self.samples[positions].tolist() or [self.filler] for positions in self.dealt.of_rank(rank)]
 
     def rank_supervised(self, rank: int) -> list[int] | None:
         """Tokens that carry loss, per microbatch of a rank; 0 for a filler. None: unknown."""
-        return None if self.supervised is None else [int(self.supervised[p].sum()) for p in self.positions(rank)]
+        return None if self.supervised is None else [int(self.supervised[p].sum()) for p in self.dealt.of_rank(rank)]
 
     def is_filler(self, rank: int) -> list[bool]:
         """Per microbatch of a rank: whether its sample counts elsewhere and must not count here."""
-        return [not len(positions) for positions in self.positions(rank)]
+        return [not len(positions) for positions in self.dealt.of_rank(rank)]
 
 
 @dataclass(frozen=True, slots=True)

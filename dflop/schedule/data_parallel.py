@@ -62,6 +62,11 @@ class RankPlan:
     num_over_cap: int
     """Samples that alone exceed the token cap; each of them has a microbatch to itself."""
 
+    def of_rank(self, rank: int) -> list[Ints]:
+        """Per microbatch of a rank, positions of its samples in the batch; none where there is nothing to do."""
+        slots = np.where(self.rank == rank, self.slot, -1)
+        return [np.flatnonzero(slots == slot) for slot in range(self.num_microbatches)]
+
 
 def balance_ranks(
     seconds_s: Floats,

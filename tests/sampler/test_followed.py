@@ -22,10 +22,11 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from dflop.balance.samples import ATTENTION_TOKENS
 from dflop.errors import ConfigError
 from dflop.sampler import sample_costs
 from dflop.sampler.followed import FollowedOrder, order_of
-from dflop.sampler.lengths import ATTENTION_TOKENS, costs_of_dataset
+from dflop.sampler.lengths import costs_of_dataset
 from dflop.sampler.rank_plans import Cut
 from tests.sampler.tiny import Bare, collate, make_dataset, make_model, num_supervised
 
