@@ -80,6 +80,7 @@ def _module(module: ModulePlan) -> dict[str, Any]:
         "pp": p.pp,
         "dp": p.dp,
         "cp": p.cp,
+        "ep": p.ep,
         "first_rank": module.first_rank,
         "recompute": module.recompute,
         **{name: list(getattr(module, name)) for name in PER_STAGE},
@@ -128,7 +129,9 @@ def _read_module(entry: dict[str, Any]) -> ModulePlan:
     stages = entry["stages"]
     module = ModulePlan(
         module=str(entry["module"]),
-        parallel=ParallelSpec(int(entry["tp"]), int(entry["pp"]), int(entry["dp"]), int(entry.get("cp", 1))),
+        parallel=ParallelSpec(
+            int(entry["tp"]), int(entry["pp"]), int(entry["dp"]), int(entry.get("cp", 1)), int(entry.get("ep", 1))
+        ),
         first_rank=int(entry["first_rank"]),
         layers_per_stage=tuple(int(s["end_layer"]) - int(s["first_layer"]) for s in stages),
         stage_memory_bytes=tuple(int(s["memory_bytes"]) for s in stages),

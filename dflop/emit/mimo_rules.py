@@ -93,8 +93,7 @@ class MimoRules:
         p, found = layout.parallel, []
         if p.tp & (p.tp - 1):
             found.append(f"`{module}` has tp {p.tp}, which is not a power of two")
-        if p.cp > 1:
-            found.append(f"`{module}` has cp {p.cp}; modules have none")
+        found += [f"`{module}` has {name} {n}; modules have none" for name, n in (("cp", p.cp), ("ep", p.ep)) if n > 1]
         if module != LLM and p.pp > 1:
             found.append(f"encoder `{module}` has {p.pp} stages; encoders have one")
         if end_layers(layout.layers_per_stage) is None:

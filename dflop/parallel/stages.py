@@ -1,7 +1,8 @@
 """Stages on their device, ready to run: the one order in which training, its tests and probes set a module up.
 
 1. cut: a rank keeps the layers of its pieces and lets go of the rest of the model;
-2. share: tensor-parallel ranks keep a part each, so that no rank ever holds more than its own;
+2. share: tensor-parallel ranks keep a part each, and expert-parallel ones some experts, so that no rank ever holds
+   more than its own;
 3. fill: memory on the device, and weights, for a model that was built without;
 4. use: the attention kernel, by names that depend on what else the rank holds;
 5. way: what is frozen, recomputed or kept on the host, of the layers as they are now.
@@ -22,6 +23,7 @@ from dflop.models.build import EncoderStage, Stage, cut_stages
 from dflop.models.family import Family
 from dflop.models.ways import TRAIN, Way, apply_way
 from dflop.models.weights import Weights, materialise
+from dflop.parallel.experts import share_experts
 from dflop.parallel.part import Part
 from dflop.parallel.tensor import shard_stage
 
@@ -44,7 +46,7 @@ class Piece:
 
 def build_stages(
     model: nn.Module, family: Family, pieces: Sequence[Piece], device: torch.device, *, kernel: str,
-    group: dist.ProcessGroup | None = None, weights: Weights | None = None,
+    group: dist.ProcessGroup | None = None, experts: dist.ProcessGroup | None = None, weights: Weights | None = None,
 ) -> tuple[tuple[Stage, ...], dict[str, Part]]:  # fmt: skip
     """A stage per piece, and what the rank holds of the parameters that it does not hold whole, by global name.
 
@@ -55,6 +57,7 @@ def build_stages(
         device: Where stages are to be.
         kernel: Of attention, as `attention.resolve` returned it.
         group: Ranks that share the layers of every piece; None: this rank is alone.
+        experts: Ranks that share the experts of every layer; None: this rank has all.
         weights: Of a model that has no memory yet; files keep their types, stages that of the model.
 
     Raises:
@@ -65,6 +68,9 @@ def build_stages(
     if group is not None:
         for stage in stages:
             parts |= shard_stage(stage, group)
+    if experts is not None:
+        for stage in stages:
+            parts |= share_experts(stage, experts)
     if weights is not None:
         _fill(stages, parts, weights, device)
     for stage, piece in zip(stages, pieces, strict=True):

@@ -139,6 +139,10 @@ class Groups:
     """Those of them that share out parameters with this rank; None: none do."""
     copies: dist.ProcessGroup | None
     """Those of them that hold the same part of parameters; None: no other does."""
+    experts: dist.ProcessGroup | None
+    """Those of them that share every layer's experts with this rank, in the order of the experts; None: none do."""
+    expert_shards: dist.ProcessGroup | None
+    """Those of `shards` that share out the parameters of the same experts with this rank; None: it has all experts."""
     tensor: dist.ProcessGroup
     """Tensor-parallel ranks of this rank's stage and replica, in the order of their parts."""
     context: dist.ProcessGroup | None
@@ -172,7 +176,7 @@ def make_groups(plan: Plan, rank: int, *, timeout_s: float, is_tied: bool = Fals
     feed = dist.new_group(world, timeout=timeout, backend="gloo")
     # Its ranks wait for the slowest disk.
     checkpoint = dist.new_group(world, timeout=max(timeout, CHECKPOINT_TIMEOUT), backend="gloo")
-    replicas = tensor = context = tied = shards = copies = None
+    replicas = tensor = context = tied = shards = copies = experts = expert_shards = None
     for grid in plan.pipes:
         p = grid.parallel
         for stage in range(p.pp):
@@ -190,6 +194,13 @@ def make_groups(plan: Plan, rank: int, *, timeout_s: float, is_tied: bool = Fals
                     for k in range(n):
                         group = dist.new_group(ranks[k::n], timeout=timeout)
                         copies = group if rank in ranks[k::n] else copies
+                for k in range(0, p.num_replicas if p.ep > 1 else 0, p.ep):
+                    group = dist.new_group(ranks[k : k + p.ep], timeout=timeout)
+                    experts = group if rank in ranks[k : k + p.ep] else experts
+                for k in range(0, p.num_replicas if p.ep > 1 else 0, n):
+                    for same in (ranks[k + i : k + n : p.ep] for i in range(p.ep)):
+                        group = dist.new_group(same, timeout=timeout)
+                        expert_shards = group if rank in same else expert_shards
                 for k in range(0, p.num_replicas if p.cp > 1 else 0, p.cp):
                     group = dist.new_group(ranks[k : k + p.cp], timeout=timeout)
                     context = group if rank in ranks[k : k + p.cp] else context
@@ -209,7 +220,10 @@ def make_groups(plan: Plan, rank: int, *, timeout_s: float, is_tied: bool = Fals
             tied = group if rank in ends else tied
     if replicas is None or tensor is None:
         raise ValueError(f"rank {rank} is not part of a plan of {plan.num_processes} processes")
-    return Groups(forward, backward, control, feed, replicas, shards, copies, tensor, context, tied, checkpoint)
+    return Groups(
+        forward, backward, control, feed, replicas, shards, copies, experts, expert_shards, tensor, context, tied,
+        checkpoint,
+    )  # fmt: skip
 
 
 def pairs(plan: Plan) -> list[tuple[int, int]]:
@@ -255,7 +269,8 @@ def connect(groups: Groups, plan: Plan, device: torch.device) -> None:
                 dist.send(token, high, group=group)
             elif rank == high:
                 dist.recv(token, low, group=group)
-    for shared in (groups.replicas, groups.shards, groups.copies, groups.tensor, groups.context, groups.tied):
+    sharing = (groups.replicas, groups.shards, groups.copies, groups.tensor, groups.context, groups.tied)
+    for shared in (*sharing, groups.experts, groups.expert_shards):
         if shared is not None:
             dist.all_reduce(token, group=shared)
     if token.is_cuda:

@@ -214,6 +214,8 @@ def _content(module: ModulePlan) -> dict[str, Any]:
         del content["recompute_tokens"]
     if module.parallel.cp == 1:
         del content["parallel"]["cp"], content["cost_growth"]
+    if module.parallel.ep == 1:
+        del content["parallel"]["ep"]
     return content
 
 

@@ -55,7 +55,8 @@ def explain(problem: Problem) -> InfeasiblePlanError:
         f"({units.percent(usable_bytes / limit_bytes)} of {units.num_bytes(limit_bytes)})",
         where=(
             f"stage {stage} of the plan that needs the least memory: {grid}, tp {p.tp}, "
-            f"{f'cp {p.cp}, ' * (p.cp > 1)}pp {p.pp}, dp {p.dp}, {nearest.num_microbatches} microbatches"
+            f"{f'cp {p.cp}, ' * (p.cp > 1)}{f'ep {p.ep}, ' * (p.ep > 1)}pp {p.pp}, dp {p.dp}, "
+            f"{nearest.num_microbatches} microbatches"
         ),
         hint=f"any of these makes it fit: {', or '.join(options)}",
     )

@@ -52,7 +52,22 @@ def _module_problems(m: ModulePlan, spec: ModuleSpec) -> Iterator[str]:
         together = f", the first with {spec.num_entry_layers} layers" if spec.num_entry_layers > 1 else ""
         limit = "must stay on one stage" if spec.max_pp == 1 else f"can be cut into {spec.max_pp} stages at most"
         yield f"`{m.module}` {limit}{together}; the plan has {list(layers)}"
+    yield from _expert_problems(m, spec)
     yield from _limit_problems(m)
+
+
+def _expert_problems(m: ModulePlan, spec: ModuleSpec) -> Iterator[str]:
+    """What is wrong with how replicas share experts; encoders on the LLM's ranks have none, and its degree."""
+    p, shards = m.parallel, m.parameter_shards
+    if p.ep == 1 or m.module != LLM:
+        return
+    if p.ep not in spec.ep_choices:
+        yield f"`{m.module}` cannot share its experts over ep {p.ep} ranks, only over {list(spec.ep_choices)}"
+    if p.tp > 1 or p.num_replicas % p.ep or shards % p.ep:
+        yield (
+            f"ep {p.ep} of `{m.module}` needs tp 1, and must divide its {p.num_replicas} replicas and the {shards} "
+            "that share out parameters (FSDP2)"
+        )
 
 
 def _limit_problems(m: ModulePlan) -> Iterator[str]:

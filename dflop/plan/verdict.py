@@ -101,7 +101,9 @@ def _where(plan: Plan) -> str:
     if len(plan.grids) > 1:
         of_grid = (f"{'+'.join(m.module for m in grid)} {grid[-1].parallel.num_processes}" for grid in plan.grids)
         return f"on dedicated ranks: {', '.join(of_grid)}"
-    degrees = f"tp {parallel.tp}" + f", cp {parallel.cp}" * (parallel.cp > 1)
+    degrees = (
+        f"tp {parallel.tp}" + f", cp {parallel.cp}" * (parallel.cp > 1) + f", ep {parallel.ep}" * (parallel.ep > 1)
+    )
     if parallel.pp == 1:
         groups = f"{units.counted(parallel.dp, 'group')} of " * (parallel.cp > 1)
         each = parallel.cp if parallel.cp > 1 else parallel.dp

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 TRAINS_ALL, TRAINS_PROJECTOR, TRAINS_NONE = "all", "projector", "none"
+EXPERT_DEGREES = (1, 2, 4, 8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,12 @@ class LayerKind:
     """Of the largest parameter, all experts' together where they are one; 0: a matrix of the MLP or of the queries."""
     kept_bytes_per_token: float = 0.0
     """For the backward pass, trained and in bfloat16, as counted on the class; 0: as `cost/activations.py` has it."""
+    num_experts: int = 0
+    """That expert-parallel ranks may share; 0: the engine knows none."""
+    num_active_experts: int = 0
+    """Of them, those that a token goes to."""
+    num_expert_params: int = 0
+    """Of all of them."""
 
     @property
     def query_width(self) -> int:
@@ -86,6 +94,12 @@ class ModuleSpec:
     @property
     def num_layers(self) -> int:
         return sum(num for _, num in self.layers)
+
+    @property
+    def ep_choices(self) -> tuple[int, ...]:
+        """Expert-parallel degrees: powers of two that divide the experts of every layer that has some."""
+        num_experts = math.gcd(*(kind.num_experts for kind in self.kinds))
+        return tuple(ep for ep in EXPERT_DEGREES if ep == 1 or (num_experts and num_experts % ep == 0))
 
     @property
     def kinds(self) -> tuple[LayerKind, ...]:
@@ -153,11 +167,13 @@ class ParallelSpec:
     """Groups of ranks that each take samples of their own."""
     cp: int = 1
     """Neighbours, of `tp` ranks each, that share the samples of such a group: each has a part of the tokens."""
+    ep: int = 1
+    """Neighbouring replicas that each keep a part of every layer's experts and send each other tokens."""
 
     @property
     def mode(self) -> RunMode:
         """How its ranks run a stage in which nothing runs again."""
-        return RunMode(self.tp, self.cp)
+        return RunMode(self.tp, self.cp, ep=self.ep)
 
     @property
     def num_replicas(self) -> int:
@@ -183,10 +199,12 @@ class RunMode:
     """Neighbours that share samples; a load is that of all."""
     recompute: Any = 0.0
     """Share of the layers that run again in the backward pass; an array where it differs between microbatches."""
+    ep: int = 1
+    """Neighbours that share the experts of every layer."""
 
     def recomputing(self, frac: float) -> RunMode:
         """The same with such a share."""
-        return RunMode(self.tp, self.cp, frac)
+        return replace(self, recompute=frac)
 
 
 ONE_RANK = RunMode()

@@ -180,6 +180,6 @@ def plan_table(plans: Sequence[Plan], speeds: Sequence[Throughput] = (), num_gpu
 
 def _place_text(name: str, module: ModulePlan) -> str:
     p = module.parallel
-    degrees = [f"tp{p.tp}"] * (p.tp > 1) + [f"cp{p.cp}"] * (p.cp > 1)
+    degrees = [f"tp{p.tp}"] * (p.tp > 1) + [f"cp{p.cp}"] * (p.cp > 1) + [f"ep{p.ep}"] * (p.ep > 1)
     degrees += [f"pp{p.pp}"] * (p.pp > 1 or module.module == LLM) + [f"dp{p.dp}"]
     return " ".join([name, *degrees, *filter(None, (module.recomputation, module.offloading, module.sharding))])

@@ -84,6 +84,17 @@ def pieces(plan: Plan, step_plan: StepPlan, microbatch: int, dp_rank: int) -> tu
     )
 
 
+def most_tokens(plan: Plan, step_plan: StepPlan, microbatch: int, replica: int) -> int:
+    """Of the LLM's microbatch, tokens of the group of `cp` with the most, of those that share experts with a replica.
+
+    Layers run again by it: what experts exchange, all ranks that share them exchange again or none.
+    """
+    parallel, work = plan.module(LLM).parallel, step_plan.of(LLM)
+    first = replica - replica % parallel.ep
+    dp_ranks = {number // parallel.cp for number in range(first, first + parallel.ep)}
+    return max(sum(work.item_rows[item] for item in work.owner[microbatch][dp_rank]) for dp_rank in dp_ranks)
+
+
 def dealt(
     plan: Plan, step_plan: StepPlan, module: str, microbatch: int, dp_rank: int, media: Callable[[int], MediaItem]
 ) -> tuple[tuple[TileRange, ...], ...]:

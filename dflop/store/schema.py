@@ -71,13 +71,7 @@ def _without_offload(table: pa.Table) -> pa.Table:
 
 def _without_context(table: pa.Table) -> pa.Table:
     """Plans from before ranks could share samples."""
-    table = _with_places(table, cost_growth=0.0)
-    modules = [
-        [{**place, "parallel": {**place["parallel"], "cp": 1}} for place in places]
-        for places in table.column("modules").to_pylist()
-    ]
-    column = pa.array(modules, table.schema.field("modules").type)
-    return table.set_column(table.schema.get_field_index("modules"), "modules", column)
+    return _with_degree(_with_places(table, cost_growth=0.0), "cp")
 
 
 def _without_limits(table: pa.Table) -> pa.Table:
@@ -88,6 +82,21 @@ def _without_limits(table: pa.Table) -> pa.Table:
 def _without_layout(table: pa.Table) -> pa.Table:
     """Plans from before their grids alone said it."""
     return table.drop_columns(["layout"])
+
+
+def _without_experts(table: pa.Table) -> pa.Table:
+    """Plans from before replicas could share experts."""
+    return _with_degree(table, "ep")
+
+
+def _with_degree(table: pa.Table, name: str) -> pa.Table:
+    """Plans whose modules have a further degree: 1."""
+    modules = [
+        [{**place, "parallel": {**place["parallel"], name: 1}} for place in places]
+        for places in table.column("modules").to_pylist()
+    ]
+    column = pa.array(modules, pa.list_(_arrow_type(records.ModulePlan)))
+    return table.set_column(table.schema.get_field_index("modules"), "modules", column)
 
 
 def _with_places(table: pa.Table, **constants: object) -> pa.Table:
@@ -113,7 +122,7 @@ UPGRADES: dict[str, tuple[Upgrade, ...]] = {
               min_tokens=0, max_tokens=records.ALL_TOKENS, sd_frac=0.0, is_in_force=True),
     ),
     "plan": (_with(_one_way, sync_s=0.0, uniform_step_s=math.nan), _without_groups, _without_offload,
-             _without_context, _without_limits, _without_layout),
+             _without_context, _without_limits, _without_layout, _without_experts),
 }  # fmt: skip
 """Per kind, the steps from schema version 1 to 2, 2 to 3, ...: each takes rows of one version to the next.
 

@@ -31,7 +31,7 @@ from dflop.models.item_arithmetic import Arguments
 from dflop.models.positions import MediaPosition
 from dflop.parallel.topology import Seat, peers_of
 from dflop.records import LLM, MediaItem, ModuleWork, Plan, StepPlan
-from dflop.simulate.pieces import Piece, TileRange, dealt, num_parts, owned, pieces
+from dflop.simulate.pieces import Piece, TileRange, dealt, most_tokens, num_parts, owned, pieces
 from dflop.train.context import Line, RowExchange, feature_exchange
 from dflop.train.inputs import EncoderInput, LlmInput, MicrobatchInput, PreparedStep, SampleSource, Transfer
 from dflop.train.liveness import Activity
@@ -342,7 +342,10 @@ class Feed:
         llm = given.llm if given is not None else self._llm_filler() if LLM in names and LLM in self._stages else None
         if llm is not None:
             nothing = torch.zeros(0, dtype=torch.int64)
-            llm = dataclasses.replace(llm, own_rows={n: llm.own_rows.get(n, nothing) for n in encoders})
+            llm = dataclasses.replace(
+                llm, own_rows={n: llm.own_rows.get(n, nothing) for n in encoders},
+                num_tokens=most_tokens(self._plan, step_plan, k, self._seat.replica),
+            )  # fmt: skip
         return MicrobatchInput(encoders, llm)
 
     def _filled_encoder(self, step_plan: StepPlan, module: str, given: EncoderInput | None) -> EncoderInput:

@@ -8,6 +8,10 @@ out parameters (HSDP), each group runs FSDP2 separately, and `reduce.py` all-red
 step. torch's HSDP keeps one flat sum per module, and fails where head and embedding are reduced apart. Ranks of a
 tensor-parallel group share out their parts of matrices, each with the same rank of the other replicas.
 
+Experts that replicas share (`parallel/experts.py`) are units of their own, shared out over the ranks with the same
+ones. They are gathered once per step and their gradients summed in its last backward pass: weights and gradients of
+1/ep of the experts are whole meanwhile, and no microbatch waits for messages of the largest part of the parameters.
+
 To the rest of training such a stage looks like one of which every replica holds a part: `Stage.names` maps global names
 to this rank's rows, plain tensors that share their memory with FSDP's. What does not train stays whole, a stage or the
 tower below its projector: it has neither gradients nor states to share out, and a frozen LLM runs a backward pass only
@@ -29,6 +33,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from dflop.models.build import LlmStage, Stage
+from dflop.models.generic.experts import experts_of
 from dflop.parallel.part import Part
 from dflop.parallel.topology import Groups
 
@@ -50,11 +55,13 @@ def shard_parameters(stages: Sequence[Stage], groups: Groups, cut: Mapping[str, 
         warnings.filterwarnings("ignore", r"FSDP2-wrapped module \(.*\) returned a view")
         for stage in stages:
             if any(p.requires_grad for p in stage.names.values()):
-                found |= _shard(stage, groups.shards, cut)
+                found |= _shard(stage, groups.shards, groups.expert_shards or groups.shards, cut)
     return found
 
 
-def _shard(stage: Stage, shards: dist.ProcessGroup, cut: Mapping[str, Part]) -> dict[str, Part]:
+def _shard(
+    stage: Stage, shards: dist.ProcessGroup, of_experts: dist.ProcessGroup, cut: Mapping[str, Part]
+) -> dict[str, Part]:
     paths = {p: path for path, p in stage.named_parameters()}
     trained = {name: p for name, p in stage.names.items() if p.requires_grad}
     whole = {p for p in stage.names.values() if not p.requires_grad}
@@ -64,11 +71,21 @@ def _shard(stage: Stage, shards: dist.ProcessGroup, cut: Mapping[str, Part]) -> 
     mesh = DeviceMesh.from_group(shards, device)
     policy = _in_float32(trained.values())
     trained_layers = [layer for layer in stage.layers if any(p.requires_grad for p in layer.parameters())]
-    units = [fully_shard(layer, mesh=mesh, mp_policy=policy) for layer in trained_layers]
+    units, group_of = [], dict.fromkeys(where, shards)
+    for layer in trained_layers:
+        for experts in experts_of(layer) if of_experts is not shards else ():
+            group_of |= {name: of_experts for name, p in trained.items() if p in set(experts.parameters())}
+            among = DeviceMesh.from_group(of_experts, device)
+            units.append(fully_shard(experts, mesh=among, mp_policy=policy, reshard_after_forward=False))
+        units.append(fully_shard(layer, mesh=mesh, mp_policy=policy))
     # torch prefetches in the order of forward passes, which it forgets when a backward pass ends: in a pipeline, other
     # microbatches are in flight then, and their backward passes would wait for every layer's all-gather.
     for previous, unit in itertools.pairwise(units):
         unit.set_modules_to_backward_prefetch([previous])
+    if of_experts is not shards:  # the host waits for tokens in every layer, and does not run ahead by itself
+        ahead = [unit for layer in trained_layers for unit in (layer, *experts_of(layer))]
+        for unit, following in itertools.pairwise(ahead):
+            unit.set_modules_to_forward_prefetch([following])
     # What is outside the layers, an embedding or a head, is gathered once for all of its uses in a microbatch.
     fully_shard(stage, mesh=mesh, mp_policy=policy, reshard_after_forward=False, ignored_params=whole)
     for method in ("embed", "loss") if isinstance(stage, LlmStage) else ():
@@ -77,10 +94,11 @@ def _shard(stage: Stage, shards: dist.ProcessGroup, cut: Mapping[str, Part]) -> 
         # Both: gloo cannot scale while it sums.
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
+    set_last_pass([stage], is_last=False)
     held = dict(stage.named_parameters())
     stage.shards = {name: held[path] for name, path in where.items()}
     stage.names |= {name: nn.Parameter(_rows(p)) for name, p in stage.shards.items()}
-    return {name: _part(shape, shards, cut.get(name)) for name, shape in shapes.items()}
+    return {name: _part(shape, group_of[name], cut.get(name)) for name, shape in shapes.items()}
 
 
 def _in_float32(parameters: Collection[nn.Parameter]) -> MixedPrecisionPolicy:
@@ -111,8 +129,17 @@ def sharded_modules(stage: nn.Module) -> Iterator[FSDPModule]:
     return (module for module in stage.modules() if isinstance(module, FSDPModule))
 
 
-def take_gradients(stages: Iterable[Stage]) -> None:
+def set_last_pass(stages: Iterable[Stage], *, is_last: bool) -> None:
+    """Whether experts' gradients are summed in the next backward pass, and their weights let go of behind it."""
+    for layer in (layer for stage in stages for layer in stage.layers):
+        for unit in (experts for experts in experts_of(layer) if isinstance(experts, FSDPModule)):
+            unit.set_requires_gradient_sync(is_last)
+            unit.set_reshard_after_backward(is_last)
+
+
+def take_gradients(stages: Sequence[Stage]) -> None:
     """Hand the gradients of this rank's rows from FSDP to `Stage.names`."""
+    set_last_pass(stages, is_last=False)
     for stage in stages:
         for name, shard in stage.shards.items():
             gradient, shard.grad = shard.grad, None

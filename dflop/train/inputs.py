@@ -82,7 +82,8 @@ class LlmInput:
     loss_sample: torch.Tensor
     """For each of them, the position of its sample in the global batch."""
     num_tokens: int = 0
-    """Of the whole context-parallel group, fillers left out: by it layers run again in the backward pass."""
+    """Of the whole context-parallel group, fillers left out, or of the one with most of those that share experts: by it
+    layers run again in the backward pass."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from dflop.models.build import LlmStage, Stage
 from dflop.parallel.topology import Groups, Seat
 from dflop.records import Plan
 from dflop.train.buckets import GradientBuckets, Owners
-from dflop.train.fsdp import take_gradients
+from dflop.train.fsdp import set_last_pass, take_gradients
 
 
 class GradientReducer:
@@ -65,6 +65,7 @@ class GradientReducer:
     def expect_last_backward(self) -> None:
         """The next backward pass is the last of the step: begin to sum what it finishes."""
         self._buckets.expect_last()
+        set_last_pass(self._stages, is_last=True)
 
     def reduce(self) -> None:
         """Sum gradients over the replicas that hold the same parameters; missing ones become zeros."""

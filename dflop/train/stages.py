@@ -71,8 +71,9 @@ def apply_plan(
         ConfigError: no module trains, or as `build_stages`.
     """
     stages, cut = build_stages(
-        model, family, pieces_of(plan, seat, frozen), device, kernel=kernel, group=groups.tensor, weights=weights
-    )
+        model, family, pieces_of(plan, seat, frozen), device, kernel=kernel, group=groups.tensor,
+        experts=groups.experts, weights=weights,
+    )  # fmt: skip
     parts = cut | shard_parameters(stages, groups, cut)
     optimizer = make_optimizer(plan, seat, stages, groups, rates)
     reducer = GradientReducer(plan, seat, stages, groups, cut, owners=optimizer.owners)
@@ -85,10 +86,15 @@ def pieces_of(plan: Plan, seat: Seat, frozen: Collection[str] = ()) -> list[Piec
     """What a seat runs, one piece per part; `frozen` as for `apply_plan`.
 
     Raises:
-        ConfigError: no module trains.
+        ConfigError: no module trains, or experts that are shared do not.
     """
     if all(module.module in frozen for module in plan.modules):
         raise ConfigError("every module is frozen: there is nothing to train", where="model.frozen")
+    if LLM in frozen and plan.module(LLM).parallel.ep > 1:
+        raise ConfigError(
+            f"`{LLM}` is frozen and shares its experts over ep {plan.module(LLM).parallel.ep} ranks",
+            where="model.frozen", hint="plan again with ep = 1: a frozen LLM runs no backward pass of text alone",
+        )  # fmt: skip
     pieces = []
     for part in seat.parts:
         module, is_frozen = plan.module(part.module), part.module in frozen

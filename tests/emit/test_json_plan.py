@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dflop.emit.json_plan import emit_json, read_plan
 from dflop.errors import ConfigError
-from dflop.records import LLM
+from dflop.records import LLM, ParallelSpec
 from tests.emit.plans import CLUSTER, inline_plans, module, split, split_plans
 
 STEPS = ("formula_step_s", "predicted_step_s", "baseline_step_s", "sync_s", "uniform_step_s")
@@ -23,7 +23,7 @@ def test_layers_run_again_above_their_limits():
     assert [np.broadcast_to(limited.num_rerun(s, tokens), 4).tolist() for s in range(3)] == [
         [0, 2, 2, 3], [0, 0, 0, 0], [0, 0, 1, 1],
     ]  # fmt: skip
-    plan = split(limited)
+    plan = split(dataclasses.replace(limited, parallel=ParallelSpec(1, 3, 4, ep=2), parameter_shards=4))
     assert read_plan(emit_json(plan, CLUSTER)).modules == plan.modules
 
 

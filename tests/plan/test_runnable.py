@@ -61,6 +61,25 @@ WRONG = {
 }
 
 
+def test_experts_are_shared_as_the_engine_can():
+    kind = dataclasses.replace(SPECS[1].kinds[0], num_experts=6, num_active_experts=2, num_expert_params=60)
+    specs = (SPECS[0], dataclasses.replace(SPECS[1], layers=((kind, 4),)))
+    plan = changed(make_inline_plan(4), "vision", parallel=ParallelSpec(1, 1, 4, ep=2), parameter_shards=4)
+    llm = plan.module(LLM)
+    for ep, shards, message in (
+        (2, 4, ""), (2, 2, ""), (2, 1, "divide its 4 replicas and the 1 that share out"),
+        (4, 4, r"`llm` cannot share its experts over ep 4 ranks, only over \[1, 2\]"),
+    ):  # fmt: skip
+        degrees = dataclasses.replace(llm.parallel, ep=ep)
+        of = {"parallel": degrees, "parameter_shards": shards}
+        shared = changed(changed(plan, "vision", **of), LLM, **of)
+        if not message:
+            check_plan(shared, specs)
+            continue
+        with pytest.raises(ConfigError, match=message):
+            check_plan(shared, specs)
+
+
 LIMITED = changed(SPLIT, LLM, recompute=True, recompute_tokens=((3, 3), (2,)), offloaded=(0, 1))
 
 

@@ -167,11 +167,11 @@ def make_plan(layout: dict[str, tuple[int, ...]], *, num_microbatches: int, of: 
 
 def make_inline_plan(
     stages: Sequence[dict[str, int]], *, dp: int, num_microbatches: int, tp: int = 1,
-    apart: Mapping[str, tuple[int, ...]] = MappingProxyType({}), cp: int = 1,
+    apart: Mapping[str, tuple[int, ...]] = MappingProxyType({}), cp: int = 1, ep: int = 1,
 ) -> Plan:  # fmt: skip
     """Inline plan: per stage, the layers of each module on it; encoders `apart` have ranks behind it."""
     names = list(dict.fromkeys(name for stage in stages for name in stage))
-    grid = ParallelSpec(tp, len(stages), dp, cp)
+    grid = ParallelSpec(tp, len(stages), dp, cp, ep)
     modules = [
         ModulePlan(name, grid, 0, tuple(stage.get(name, 0) for stage in stages), (0,) * len(stages))
         for name in sorted(names, key=lambda name: name == LLM)

@@ -14,6 +14,7 @@ from dflop.records import LLM
 from dflop.train.blocks import BlockLoadPlanner, BlockSavePlanner, BlockWriter, SafeReader, blocks_of
 from dflop.train.checkpoint import Checkpointer
 from dflop.train.checkpoint_state import read_model
+from tests.models.generic.small import Small
 from tests.train import synthetic
 from tests.train.rank import Rank, weights_come_late
 from tests.train.ranks import run_ranks
@@ -110,8 +111,11 @@ def load(rank, folder, name, tied, shared):
 
 
 def one_process(tied, num_updates):
+    return updated(omni(tied), num_updates)
+
+
+def updated(model, num_updates):
     """The same updates of the whole model, without any checkpoint: what every rank must hold a part of."""
-    model = omni(tied)
     names = dict(model.named_parameters())
     adam = torch.optim.AdamW(names.values(), lr=0.1, weight_decay=0.1, betas=(0.9, 0.95), eps=1e-8)
     for _ in range(2 * num_updates):
@@ -147,6 +151,36 @@ def test_any_plan_loads_what_any_other_saved(saved_as, by_saver, loaded_as, by_l
         assert (latest["next_step"], latest["plan_id"], latest["corrections"]) == (7, "p", {LLM: 1.25})
     assert_parts_of(one_process(tied, 1), [loaded for _, loaded, _ in ranks])
     assert_parts_of(one_process(tied, 2), [trained for _, _, trained in ranks])
+
+
+def make_rank_with_experts(rank, folder, degrees):
+    dp, ep = degrees
+    subject = Small("qwen3_vl_moe")
+    layers = {spec.module: spec.num_layers for spec in subject.family.specs()}
+    plan = sharing(make_inline_plan([layers], dp=dp, ep=ep, num_microbatches=1), ALL)
+    it = Rank(rank, plan, subject.family, subject.build(), rate=0.1, weight_decay=0.1)
+    return it, Checkpointer(folder / "checkpoints", it.stages, it.optimizer, it.groups, it.parts, keep=2)
+
+
+def save_experts(rank, folder, degrees):
+    it, checkpointer = make_rank_with_experts(rank, folder, degrees)
+    update(it, it.optimizer)
+    checkpointer.save(7, {})
+    checkpointer.wait()
+
+
+def load_experts(rank, folder, degrees):
+    it, checkpointer = make_rank_with_experts(rank, folder, degrees)
+    checkpointer.load_latest()
+    update(it, it.optimizer)
+    return state_of(it, it.optimizer)
+
+
+@pytest.mark.parametrize("degrees", [(2, 2), pytest.param((3, 1), marks=pytest.mark.lane("layouts"))])
+def test_any_expert_parallel_degree_loads_what_another_saved(degrees, tmp_path):
+    run_ranks(save_experts, 4, tmp_path, (4, 4))
+    ranks = run_ranks(load_experts, degrees[0], tmp_path, degrees)
+    assert_parts_of(updated(Small("qwen3_vl_moe").build(), 2), ranks)
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

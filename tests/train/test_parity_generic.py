@@ -7,6 +7,7 @@ take grids, sizes and tiles. Batches are packed and uneven; the second step has 
 from __future__ import annotations
 
 import itertools
+import re
 from dataclasses import replace
 from functools import cache
 
@@ -16,14 +17,20 @@ from dflop.records import LLM, Plan
 from tests.models.generic.configs import MORE, PARTS
 from tests.models.generic.small import Small
 from tests.train.parity import TOLERANCE, Trial, assert_equal_steps, reference, run_trial
-from tests.train.synthetic import ALL, make_inline_plan, make_plan, make_step_plan, sharing
+from tests.train.synthetic import ALL, limited, make_inline_plan, make_plan, make_step_plan, sharing
 
 LAYOUTS = ("one", "vision + llm pp2", "pp2, recomputed", "dp2", "dp2, sharded, recomputed", "tp2", "cp2")
+EXPERTS = ("qwen3_vl_moe", "qwen3_5_moe", "glm4v_moe")
+SHARE_EXPERTS = (
+    "dp2 ep2, sharded", "dp4 ep2, sharded, recomputed", "dp4 ep2, sharded in twos, limited", "dp4 ep4, sharded",
+    "pp2 dp2 ep2, sharded, recomputed", "cp2 ep2, sharded",
+)  # fmt: skip
 CARRY_STATE = ("qwen3_5", "qwen3_5_moe")
 ROUNDING = 3e-5
 """Of the former: the delta rule amplifies rounding."""
 IMAGE_BLOCKS = ("gemma3",)
 REFUSED = {(kind, "tp2") for kind in CARRY_STATE} | {(kind, "cp2") for kind in (*CARRY_STATE, *IMAGE_BLOCKS)}
+REFUSED |= {(kind, "cp2 ep2, sharded") for kind in CARRY_STATE}
 
 
 def plan_of(subject: Small, layout: str) -> Plan:
@@ -33,17 +40,20 @@ def plan_of(subject: Small, layout: str) -> Plan:
         return make_plan({"vision": (1, 1), LLM: (2, 1)}, num_microbatches=2, of=subject.family)
     first = max(specs[LLM].num_entry_layers, depth[LLM] // 2)
     halves = [{"vision": depth["vision"], LLM: first}, {LLM: depth[LLM] - first}]
-    degrees = {key: 2 if f"{key}2" in layout else 1 for key in ("dp", "tp", "cp")}
-    plan = make_inline_plan(halves if "pp2" in layout else [depth], num_microbatches=2, **degrees)
-    plan = sharing(plan, ALL if "sharded" in layout else 0)
-    return replace(plan, modules=tuple(replace(m, recompute="recomputed" in layout) for m in plan.modules))
+    degrees = {key: int(n) for key, n in re.findall(r"(dp|tp|cp|ep)(\d)", layout)}
+    plan = make_inline_plan(halves if "pp2" in layout else [depth], num_microbatches=2, **{"dp": 1} | degrees)
+    plan = sharing(plan, 2 if "in twos" in layout else ALL if "sharded" in layout else 0)
+    modules = (limited(m) if "limited" in layout else m for m in plan.modules)
+    return replace(plan, modules=tuple(replace(m, recompute=m.recompute or "recomputed" in layout) for m in modules))
 
 
 cached_reference = cache(reference)
 QUICK = {
     ("qwen3_5", "pp2, recomputed"), ("qwen3_5", "vision + llm pp2"), ("qwen3_5_moe", "dp2, sharded, recomputed"),
     ("qwen3_vl_moe", "vision + llm pp2"), ("qwen3_vl_moe", "dp2, sharded, recomputed"), ("gemma3", "pp2, recomputed"),
-    ("glm4v_moe", "dp2"), ("glm4v_moe", "tp2"), ("internvl", "cp2"), ("smolvlm", "tp2"), ("mistral3", "one"),
+    ("qwen3_5_moe", "dp4 ep2, sharded in twos, limited"), ("qwen3_vl_moe", "dp2 ep2, sharded"),
+    ("glm4v_moe", "pp2 dp2 ep2, sharded, recomputed"), ("glm4v_moe", "dp2"), ("glm4v_moe", "tp2"), ("internvl", "cp2"),
+    ("smolvlm", "tp2"), ("mistral3", "one"),
 }  # fmt: skip
 """Not in a lane: every type, and every layout, at least once."""
 
@@ -52,7 +62,7 @@ QUICK = {
     ("kind", "layout"),
     [
         pytest.param(*pair, marks=() if pair in QUICK else pytest.mark.lane("layouts"))
-        for pair in itertools.product(PARTS | MORE, LAYOUTS)
+        for pair in (*itertools.product(PARTS | MORE, LAYOUTS), *itertools.product(EXPERTS, SHARE_EXPERTS))
         if pair not in REFUSED
     ],
 )

@@ -265,6 +265,8 @@ def _check(model: Any, of: Decoder, towers: Iterable[Tower], shell: Any, decoder
         raise refuse(f"`{others[0]}` is part of no module")
     if entry_of(decoder.config, "hidden_size_per_layer_input"):
         raise refuse(f"layers of {kind} take per-layer embeddings")
+    if entry_of(decoder.config, "output_router_logits") and entry_of(decoder.config, "router_aux_loss_coef") != 0:
+        raise refuse("the router's auxiliary loss is not computed: set `output_router_logits` to false")
     if of.num_deep_features and not hasattr(decoder, "_deepstack_process"):
         raise refuse(f"{kind} takes deep features in a way that is not known")
     if hasattr(shell, "get_rope_index"):

@@ -87,4 +87,5 @@ def _kind(kind: LayerKind) -> Kind:
         kind.name, kind.num_params, *heads, kind.mlp_width, max(0, round(beside / 2)), num_mlp_tensors,
         kind.is_gated_mlp, kind.num_active_params if kind.num_experts else 0, kind.num_matrix_params,
         kind.kept_bytes_per_token,
+        *((kind.num_experts, kind.num_active_experts, kind.num_stacked_params) if kind.num_stacked_params else ()),
     )  # fmt: skip

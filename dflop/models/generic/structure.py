@@ -24,6 +24,7 @@ from dflop.models.generic.classes import (
     trained_config,
 )
 from dflop.models.generic.encoders import Parts, parts_of
+from dflop.models.generic.experts import experts_of
 from dflop.models.generic.mlp import mlp_of
 from dflop.models.generic.values import AttentionCall, LayerKind, Structure
 from dflop.models.unsupported import EXPERTS
@@ -130,6 +131,7 @@ def kind_of(layer: nn.Module, layers: tuple[int, ...], runs: Runs, config: Any, 
         attention=calls, num_experts=num_experts, num_active_experts=num_active,
         degrees=_degrees(layer, calls, entry_of(config, "base_model_tp_plan") or {}),
         mlp_width=mlp_width, is_gated_mlp=is_gated, num_matrix_params=max(p.numel() for p in layer.parameters()),
+        num_stacked_params=sum(p.numel() for experts in experts_of(layer) for p in experts.parameters()),
     )  # fmt: skip
 
 

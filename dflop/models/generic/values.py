@@ -71,6 +71,8 @@ class LayerKind:
     is_gated_mlp: bool = False
     num_matrix_params: int = 0
     """Of the largest parameter."""
+    num_stacked_params: int = 0
+    """Of all experts, where one module has them along the first axis and is called with a routing; 0: none does."""
 
     @property
     def name(self) -> str:

@@ -100,3 +100,13 @@ def test_a_part_of_no_module_is_refused():
     assert llm_stage.untrained(model, *of) == "`model.extra.weight` is part of no module"
     with pytest.raises(ConfigError, match=r"`model\.extra\.weight` is part of no module"):
         cut_stage(model, subject.family, LLM, (0, 4))
+
+
+def test_the_auxiliary_loss_of_routers_is_refused():
+    subject = Small("qwen3_vl_moe")
+    model = subject.build()
+    of = subject.family.decoder, subject.family.towers.values()
+    model.config.text_config.output_router_logits = True
+    assert "router's auxiliary loss is not computed" in llm_stage.untrained(model, *of)
+    model.config.text_config.router_aux_loss_coef = 0.0
+    assert not llm_stage.untrained(model, *of)
