@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from dflop.plan.space import Problem
     from dflop.records import Plan
 
-Device = Annotated[str, Parameter(help="Costs by data sheet, not measured: a100, a100-40, h100, h200, b200.")]
+Device = Annotated[str, Parameter(help="Costs by data sheet, not measured: a100, a100-40, a800, h100, h200, b200.")]
 Gpus = Annotated[int | None, Parameter(help="Plan for this number of GPUs instead of the cluster's.")]
 GpusPerNode = Annotated[int | None, Parameter(help="GPUs per node; 8 with a data sheet.")]
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from dflop.compare.experts.expert_plan import ExpertPlan
 from dflop.compare.experts.megatron import expert_plan
 from dflop.compare.experts.sharded import context_parallel_plan, fsdp_plan, sequence_parallel_plan
 from dflop.compare.unseen_batches import TRAINING_EFFORT, Steps, bound_s, judge
+from dflop.cost.model import CostModel
 from dflop.cost.throughput import Workload
 from dflop.errors import InfeasiblePlanError
 from dflop.plan.rank import policy_step_s
@@ -31,12 +32,17 @@ from dflop.schedule.policies import Effort
 
 TUNED, DEFAULT, GROUPED = "uniform tuned", "uniform default", "length-grouped"
 PACKED, EXPERT, SHARDED, OURS = "token LPT", "Megatron expert", "FSDP2", "dflop"
-SEQUENCE, CONTEXT = "FSDP2 + SP", "Megatron + CP"
+SEQUENCE, CONTEXT, IF_COMPILED = "FSDP2 + SP", "Megatron + CP", "dflop, if compiled"
 EXPERTS = (PACKED, EXPERT, SHARDED, SEQUENCE, CONTEXT)
 """What people run who look at their data: uniform and packed by tokens, layers cut by cost too, parameters shared,
 samples shared by neighbouring ranks."""
 UNIFORM = (TUNED, DEFAULT)
 """In arrival order."""
+COMPILED = (EXPERT, SHARDED, SEQUENCE, CONTEXT)
+"""Priced as compiled programs. Recipes of FSDP2 compile layers (torchtitan, fms-fsdp, KempnerForge); Megatron-LM has
+fused kernels instead, and its published run is nearer to a compiled price than to an eager one. Uniform plans are of
+this engine, which runs eager. `IF_COMPILED` is our plan at the same price: what planning gains beside them, and what
+compiling would add."""
 
 Planner = Callable[[Problem], ExpertPlan | None]
 """None, or an `InfeasiblePlanError`, where no such plan fits in memory or none exists."""
@@ -54,6 +60,8 @@ class Setting:
     cost_name: str
     workload: Workload
     """The unseen batches."""
+    compiled: CostModel | None = None
+    """Costs of the same modules compiled; None: nobody has measured them, and all are compared eager."""
 
     @property
     def num_gpus(self) -> int:
@@ -147,19 +155,42 @@ def contest(setting: Setting, say: Say, *, effort: Effort = TRAINING_EFFORT, pol
     """
     problem = setting.problem
     ours = plan_problem(problem, progress=say, at=Meter(say))[0]
-    entries = {OURS: ExpertPlan(ours, problem.cost, "balanced"), **rivals(problem, ours, say)}
+    entries = {
+        OURS: ExpertPlan(ours, problem.cost, "balanced"),
+        **rivals(problem, ours, say, compiled=setting.compiled),
+    }
     if policies:
         say(f"simulating our plan under {', '.join(policies)}, too")
     under = {policy: ExpertPlan(ours, problem.cost, policy) for policy in policies}
-    return compete(setting, entries | under, say, effort=effort)
+    return compete(setting, entries | if_compiled(setting, ours) | under, say, effort=effort)
 
 
-def rivals(problem: Problem, ours: Plan, say: Say, planners: Mapping[str, Planner] = PLANNERS) -> dict[str, ExpertPlan]:
-    """What `planners` plan, without the samples that `ours` leaves out; those that find nothing are absent."""
+def if_compiled(setting: Setting, ours: Plan) -> dict[str, ExpertPlan]:
+    """Our plan, made for an eager program, at the costs of a compiled one; nothing where these are not known."""
+    return {IF_COMPILED: ExpertPlan(ours, setting.compiled, "balanced")} if setting.compiled else {}
+
+
+def rivals(
+    problem: Problem,
+    ours: Plan,
+    say: Say,
+    planners: Mapping[str, Planner] = PLANNERS,
+    compiled: CostModel | None = None,
+) -> dict[str, ExpertPlan]:
+    """What `planners` plan, without the samples that `ours` leaves out; those that find nothing are absent.
+
+    Args:
+        problem: As ours was planned for.
+        ours: Our plan.
+        say: Receives lines on what happens.
+        planners: By name.
+        compiled: Costs of those in `COMPILED`; None: the problem's.
+    """
     problem, found = without_beyond(problem, ours), dict[str, ExpertPlan]()
+    fast = replace(problem, cost=compiled or problem.cost)
     for name in counted(tuple(planners), "planning baselines", Meter(say)):
         try:
-            made = planners[name](problem)
+            made = planners[name](fast if name in COMPILED else problem)
         except InfeasiblePlanError:
             made = None
         if made:

@@ -16,6 +16,8 @@ from dflop.config import Config
 from dflop.cost.analytic import analytic_cost_tables, analytic_link_costs
 from dflop.cost.devices import find_device
 from dflop.cost.flops import peak_flops_per_s
+from dflop.cost.model import CostModel
+from dflop.cost.roofline import COMPILED, EAGER, Program
 from dflop.cost.throughput import Workload
 from dflop.errors import CostError
 from dflop.launch import Launcher
@@ -52,6 +54,8 @@ class Outlook:
     """The problem's batches, an epoch of them being the dataset."""
     make: Callable[[int], planning.Task]
     """The task of another global batch size."""
+    compiled: CostModel | None = None
+    """Costs of a data sheet for compiled programs; None: the costs are measured."""
 
     @property
     def problem(self) -> Problem:
@@ -143,7 +147,7 @@ def _outlook(run: RunDir, profile_key: str, device: str, cluster: ClusterSpec, s
     specs = used_modules(planning.bound_family(config), (*shapes, *worst))
     costs, source, hardware = _costs(run, config, specs, device, cluster, say)
 
-    def make(global_batch_size: int) -> planning.Task:
+    def make(global_batch_size: int, costs: planning.Costs = costs) -> planning.Task:
         plan = config.plan.model_copy(update={"global_batch_size": global_batch_size})
         sized, first = config.model_copy(update={"plan": plan}), last.first_step or None
         return planning.planning_task(run.run_id, sized, specs, costs, shapes, worst, cluster=cluster, from_step=first)
@@ -159,7 +163,9 @@ def _outlook(run: RunDir, profile_key: str, device: str, cluster: ClusterSpec, s
         num_samples=profile.num_rows,
     )
     source = "; ".join(filter(None, (source, task.corrections_text)))
-    return Outlook(task, tuple(shapes), source, workload, make)
+    sheet_costs = _sheet_costs(config, device, cluster, COMPILED) if device else None
+    compiled = make(config.plan.global_batch_size, sheet_costs).problem.cost if sheet_costs else None
+    return Outlook(task, tuple(shapes), source, workload, make, compiled)
 
 
 def _shapes(
@@ -175,12 +181,8 @@ def _costs(
 ) -> tuple[planning.Costs, str, str]:
     """(costs, their source, hardware)."""
     if device:
-        sheet, num_nodes = find_device(device), cluster.num_nodes + 1  # an explanation asks what one more would do
-        each, family = cluster.num_processes_per_node, planning.bound_family(config)
-        links = analytic_link_costs(sheet, num_nodes=num_nodes, num_processes_per_node=each, profile_key="")
-        frozen = stages_of(config)[-1].frozen
-        tables = analytic_cost_tables(family.specs(), sheet, profile_key="", frozen=frozen)
-        return planning.Costs(tables, links), sheet.source, sheet.name
+        sheet = find_device(device)
+        return _sheet_costs(config, device, cluster, EAGER), sheet.source, sheet.name
     key, hardware, _ = planning.model_profile_key(config)
     if stored_profile(config.store, key) is None:
         raise CostError(
@@ -189,3 +191,12 @@ def _costs(
             hint="measure them: dflop profile CONFIG; or plan from a data sheet: --device h100",
         )
     return planning.cost_tables(run.run_id, config, key, specs, say), f"measured on {hardware}", hardware
+
+
+def _sheet_costs(config: Config, device: str, cluster: ClusterSpec, program: Program) -> planning.Costs:
+    sheet, num_nodes = find_device(device), cluster.num_nodes + 1  # an explanation asks what one more would do
+    each, family = cluster.num_processes_per_node, planning.bound_family(config)
+    links = analytic_link_costs(sheet, num_nodes=num_nodes, num_processes_per_node=each, profile_key="")
+    frozen = stages_of(config)[-1].frozen
+    tables = analytic_cost_tables(family.specs(), sheet, profile_key="", frozen=frozen, program=program)
+    return planning.Costs(tables, links)

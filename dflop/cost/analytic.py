@@ -20,9 +20,11 @@ from dflop.cost.link_costs import ALL_GATHER, ALL_REDUCE, P2P, LinkModel, moved_
 from dflop.cost.roofline import (
     BYTES_PER_VALUE,
     DECODER_LAUNCH_S,
+    EAGER,
     EDGE_LAUNCH_S,
     ENCODER_LAUNCH_S,
     LOGIT_BYTES,
+    Program,
     Work,
     backward_work,
     layer_work,
@@ -48,6 +50,7 @@ def analytic_cost_tables(
     profile_key: str,
     frozen: Iterable[str] = (),
     recompute: Iterable[bool] = (False, True),
+    program: Program = EAGER,
 ) -> list[CostTable]:
     """Tables of every module at each of its `tp_choices`, with and without recomputation.
 
@@ -57,10 +60,11 @@ def analytic_cost_tables(
         profile_key: Copied into the tables.
         frozen: Modules whose weights take no gradients.
         recompute: Ways to make tables for.
+        program: How the layers run; this package trains them eager.
     """
     held, ways = set(frozen), sorted(set(recompute))
     return [
-        _table(spec, device, tp, profile_key, is_frozen=spec.module in held, recompute=way)
+        _table(spec, device, tp, profile_key, is_frozen=spec.module in held, recompute=way, program=program)
         for spec in specs
         for tp in spec.tp_choices
         for way in ways
@@ -68,16 +72,16 @@ def analytic_cost_tables(
 
 
 def _table(
-    spec: ModuleSpec, device: Device, tp: int, profile_key: str, *, is_frozen: bool, recompute: bool
+    spec: ModuleSpec, device: Device, tp: int, profile_key: str, *, is_frozen: bool, recompute: bool, program: Program
 ) -> CostTable:
     once = layer_work(spec, tp)
     again = backward_work(once, is_frozen=is_frozen, recomputed_frac=float(recompute))
-    launches_s = DECODER_LAUNCH_S if spec.module == LLM else ENCODER_LAUNCH_S
+    launches_s = program.launch_frac * (DECODER_LAUNCH_S if spec.module == LLM else ENCODER_LAUNCH_S)
     edges = _edges(spec, device, tp, is_frozen=is_frozen)
     links = LinkModel(analytic_link_costs(device, num_nodes=1, num_processes_per_node=tp, profile_key=profile_key))
     messages = all_reduces(spec, tp, links, BYTES_PER_VALUE, recompute=recompute)
     forward, backward = (
-        curve.combine([(1.0, _layer(work, device, passes * launches_s)), (1.0, edge), (1.0, exchange)])
+        curve.combine([(1.0, _layer(work, device, program, passes * launches_s)), (1.0, edge), (1.0, exchange)])
         for work, passes, edge, exchange in zip((once, again), (1, 1 + recompute), edges, messages, strict=True)
     )
     edge_per_token, edge_per_item = edge_bytes(spec, is_frozen=is_frozen)
@@ -115,9 +119,9 @@ def _table(
     )
 
 
-def _layer(work: Work, device: Device, launches_s: float) -> CostTerms:
+def _layer(work: Work, device: Device, program: Program, launches_s: float) -> CostTerms:
     """A pass over a layer: flat while its kernels take longer to be launched than to run, then a line."""
-    per_token_s = work.seconds_per_token(device)
+    per_token_s = work.seconds_per_token(device, program)
     others = dataclasses.replace(
         curve.ZERO, layer_fixed=launches_s, layer_per_sq_token=work.seconds_per_sq_token(device)
     )

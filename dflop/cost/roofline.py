@@ -3,10 +3,10 @@
 A pass over a layer is three kinds of work, one after the other: matmuls, attention, and operations that only move
 bytes (norms, rotary positions, activations, residuals). Per token, with h the hidden size and q the width of all query
 heads: two FLOPs per weight used; 4 q FLOPs per key that a query sees, half of them where attention is causal; and
-`TRAFFIC * 2 h` bytes. A backward pass takes matmuls twice (once with frozen weights), attention 2.5 times, because
+`Program.moves * 2 h` bytes. A backward pass takes matmuls twice (once with frozen weights), attention 2.5 times, as
 flash attention makes its scores again (Dao et al., arXiv 2205.14135), and bytes twice.
 
-`Device.matmul_frac`, `Device.attention_frac`, `TRAFFIC` and `EXPOSED_FRAC` are fitted to published trainings
+`Device.matmul_frac`, `Device.attention_frac` and `Program.moves` are fitted to published trainings
 (`python -m tests.bench.published` fits them again). The rest was measured on one H200 (docs/measured.md).
 """
 
@@ -18,10 +18,6 @@ from dflop.cost.devices import Device
 from dflop.records import LLM, ModuleSpec
 
 BYTES_PER_VALUE = 2
-TRAFFIC = 69.3
-"""Times that a layer and pass move the 2 h bytes of a token's hidden state."""
-EXPOSED_FRAC = 0.126
-"""Part of the time of gathering and scattering sharded parameters that no computation hides."""
 ATTENTION_BACKWARD = 2.5
 LOGIT_BYTES = 24
 """Moved per logit: written in 16 bit, read and written again in 32 for the cross entropy and for its gradient."""
@@ -29,6 +25,24 @@ DECODER_LAUNCH_S, ENCODER_LAUNCH_S = 1.1e-3, 0.6e-3
 """A pass over a layer takes no less: eager PyTorch launches its kernels one by one, which took so long on the host of
 one H200 for the smallest inputs."""
 EDGE_LAUNCH_S = 0.5e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """How the operations between matmuls run."""
+
+    name: str
+    moves: float
+    """Times that a layer and pass move the 2 h bytes of a token's hidden state."""
+    launch_frac: float
+    """Of the launches of an eager layer."""
+
+
+EAGER = Program("eager", 79.4, 1.0)
+"""One kernel per operation, as this package trains: its own norms and MLPs keep less, and took as long on an H200."""
+COMPILED = Program("compiled", 39.9, 0.5)
+"""`torch.compile`, or kernels fused by hand: half the bytes. No published run is small enough to show launches, which
+are taken to halve with them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +54,7 @@ class Work:
     attention_flops: float
     """Per squared token."""
     hidden_bytes: float
-    """Per token: its hidden state, as far as this rank holds it; `TRAFFIC` times that is moved."""
+    """Per token: its hidden state, as far as this rank holds it; `Program.moves` times that is moved."""
 
     def times(self, matmul: float, attention: float, moved: float) -> Work:
         """So many passes of each kind."""
@@ -53,9 +67,9 @@ class Work:
             self.hidden_bytes + other.hidden_bytes,
         )
 
-    def seconds_per_token(self, device: Device) -> float:
+    def seconds_per_token(self, device: Device, program: Program = EAGER) -> float:
         """Matmuls and bytes."""
-        moved_s = TRAFFIC * self.hidden_bytes / device.memory_bytes_per_s
+        moved_s = program.moves * self.hidden_bytes / device.memory_bytes_per_s
         return self.matmul_flops / (device.peak_bf16_flops * device.matmul_frac) + moved_s
 
     def seconds_per_sq_token(self, device: Device) -> float:

@@ -19,6 +19,7 @@ from dflop.config import load_model
 from dflop.cost.analytic import analytic_cost_tables, analytic_link_costs
 from dflop.cost.devices import A100, Device
 from dflop.cost.model import CostModel
+from dflop.cost.roofline import COMPILED, EAGER, Program
 from dflop.cost.throughput import Workload
 from dflop.data.distribution import sample_batches
 from dflop.data.size_table import profile_sizes, read_sizes
@@ -112,7 +113,9 @@ def make_setting(
     )
     unseen = tuple(batches(num_batches=num_unseen, seed=UNSEEN_SEED + NUM_SEEDS * draw))
     workload = Workload(specs, (), unseen, problem.cluster.num_processes, device.peak_bf16_flops, global_batch_size)
-    return Setting(case.name, "real sizes" if shapes else mixture.name, problem, unseen, device.source, workload)
+    data = "real sizes" if shapes else mixture.name
+    compiled = analytic_costs(specs, device, num_nodes, encoder_factor, COMPILED)
+    return Setting(case.name, data, problem, unseen, device.source, workload, compiled)
 
 
 def real_shapes(case: Case, mixture: Mixture, sizes: Path) -> list[SampleShape]:
@@ -139,12 +142,14 @@ def suite_specs(family: Family) -> tuple[ModuleSpec, ...]:
     )
 
 
-def analytic_costs(specs: Sequence[ModuleSpec], device: Device, num_nodes: int, encoder_factor: float) -> CostModel:
+def analytic_costs(
+    specs: Sequence[ModuleSpec], device: Device, num_nodes: int, encoder_factor: float, program: Program = EAGER
+) -> CostModel:
     """Costs of a device's data sheet, encoders' seconds multiplied."""
     links = analytic_link_costs(
         device, num_nodes=num_nodes, num_processes_per_node=NUM_GPUS_PER_NODE, profile_key="suite"
     )
-    tables = analytic_cost_tables(specs, device, profile_key="suite")
+    tables = analytic_cost_tables(specs, device, profile_key="suite", program=program)
     corrections = {s.module: encoder_factor for s in specs if s.module != LLM} if encoder_factor != 1.0 else {}
     return CostModel(tables, corrections, specs=specs, links=links, extrapolate=True)
 

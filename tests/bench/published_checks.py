@@ -1,16 +1,13 @@
 """How far predictions of published runs are off, by kind of run, by laboratory, and as choices between layouts."""
 
 import itertools
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from dflop.cost.curve import Floats
-
-if TYPE_CHECKING:
-    from tests.bench.published import PublicRun
+from tests.bench.published_runs import PublicRun
 
 MIN_DIFFERENCE = 0.05
 """Runs of a pair differ by more than that, relative; closer ones are no choice."""
@@ -29,12 +26,7 @@ class Choice(NamedTuple):
         return self.predicted > 1.0
 
 
-def laboratory(run: "PublicRun") -> str:
-    """Owner and repository of a run's source."""
-    return re.split(r"[@ ]", run.source)[0]
-
-
-def kinds(runs: Sequence["PublicRun"]) -> Mapping[str, list[bool]]:
+def kinds(runs: Sequence[PublicRun]) -> Mapping[str, list[bool]]:
     """Which runs are of a kind: a device, tensor parallelism, pipelines, compiled or eager on data-parallel ranks."""
     found = {d: [r.device.startswith(d) for r in runs] for d in sorted({r.device.partition("-")[0] for r in runs})}
     flat = [r.tp == r.pp == 1 for r in runs]
@@ -44,7 +36,7 @@ def kinds(runs: Sequence["PublicRun"]) -> Mapping[str, list[bool]]:
     return {name: chosen for name, chosen in found.items() if any(chosen)}
 
 
-def choices(runs: Sequence["PublicRun"], predicted_s: Floats) -> list[Choice]:
+def choices(runs: Sequence[PublicRun], predicted_s: Floats) -> list[Choice]:
     """Every pair of runs that differ by more than `MIN_DIFFERENCE`.
 
     Args:
@@ -53,7 +45,7 @@ def choices(runs: Sequence["PublicRun"], predicted_s: Floats) -> list[Choice]:
     """
     found = []
     for (one, one_s), (other, other_s) in itertools.combinations(zip(runs, predicted_s.tolist(), strict=True), 2):
-        if any(of(one) != of(other) for of in (laboratory, lambda r: (r.device, r.model, r.seq_len))):
+        if any(of(one) != of(other) for of in (lambda r: r.laboratory, lambda r: (r.device, r.model, r.seq_len))):
             continue
         ratio = other.tokens_per_s_per_gpu / one.tokens_per_s_per_gpu
         if max(ratio, 1 / ratio) > 1 + MIN_DIFFERENCE:
@@ -61,26 +53,28 @@ def choices(runs: Sequence["PublicRun"], predicted_s: Floats) -> list[Choice]:
     return found
 
 
-def check_lines(runs: Sequence["PublicRun"], errors: Floats) -> Iterator[str]:
-    """A line per kind of run and per laboratory, and one for choices.
+def check_lines(runs: Sequence[PublicRun], errors: Floats, unseen: Floats) -> Iterator[str]:
+    """A line for all runs, per kind and per laboratory, and two for choices.
 
     Args:
         runs: The runs.
         errors: Predicted over measured seconds, less one.
+        unseen: The same by fits that saw no run of the laboratory.
     """
-    for name, chosen in kinds(runs).items():
-        yield f"{name}: {_spread(errors[chosen])}"
-    labs = np.array([laboratory(run) for run in runs])
-    for lab in dict.fromkeys(labs.tolist()):
-        yield f"{lab}: {_spread(errors[labs == lab])}"
+    yield f"all: {spread(errors)}; unseen: {spread(unseen)}"
+    of_lab = {lab: [r.laboratory == lab for r in runs] for lab in dict.fromkeys(r.laboratory for r in runs)}
+    for name, chosen in {**kinds(runs), **of_lab}.items():
+        yield f"{name}: {spread(errors[chosen])}; unseen: {spread(unseen[chosen])}"
     measured_s = np.array([1 / run.tokens_per_s_per_gpu for run in runs])
-    if found := choices(runs, (1 + errors) * measured_s):
-        off = [abs(choice.predicted / choice.measured - 1) for choice in found]
-        right = sum(choice.is_right for choice in found) / len(found)
-        yield f"choices: {len(found)} pairs, the faster one right in {right:.0%}, ratio off by {np.median(off):.1%}"
+    for name, of in (("choices", errors), ("choices, unseen", unseen)):
+        if found := choices(runs, (1 + of) * measured_s):
+            off = [abs(choice.predicted / choice.measured - 1) for choice in found]
+            right = sum(choice.is_right for choice in found) / len(found)
+            yield f"{name}: {len(found)} pairs, the faster one right in {right:.0%}, ratio off by {np.median(off):.1%}"
 
 
-def _spread(errors: Floats) -> str:
+def spread(errors: Floats) -> str:
+    """Median, 90 % and bias of errors."""
     off = np.abs(errors)
     return (
         f"{len(off)} runs, error {np.median(off):.1%} (median), {np.quantile(off, 0.9):.1%} (90 % of runs), "

@@ -5,7 +5,21 @@ import dataclasses
 import pytest
 
 from dflop import units
-from dflop.compare.contest import CONTEXT, EXPERT, EXPERTS, GROUPED, OURS, SEQUENCE, TUNED, contest, entry_text, rivals
+from dflop.compare.contest import (
+    COMPILED,
+    CONTEXT,
+    EXPERT,
+    EXPERTS,
+    GROUPED,
+    IF_COMPILED,
+    OURS,
+    SEQUENCE,
+    SHARDED,
+    TUNED,
+    contest,
+    entry_text,
+    rivals,
+)
 from dflop.compare.trainers import COLUMNS, NAMES, comparison_rows, data_page
 from dflop.compare.unseen_batches import bound_s, judge
 from dflop.cost.devices import A100
@@ -75,7 +89,9 @@ def test_a_contest_measures_all_by_one_plan(found):
     assert gain[TUNED] == 1.0
     # Experts recompute MLPs alone, or share samples among neighbouring ranks, which the engine cannot.
     beyond = {EXPERT, SEQUENCE, CONTEXT}
-    assert gain[OURS] >= max(gain[name] for name in found.steps if name not in beyond)
+    assert gain[OURS] >= max(gain[name] for name in found.steps if name not in {*beyond, *COMPILED, IF_COMPILED})
+    assert gain[IF_COMPILED] >= gain[SHARDED], "at the same price"
+    assert gain[IF_COMPILED] > gain[OURS]
     assert found.best_expert == SEQUENCE
     assert found.over_experts.mean == pytest.approx(gain[OURS] / gain[SEQUENCE])
     shared = found.entries[SEQUENCE]
@@ -95,7 +111,7 @@ def test_where_no_uniform_plan_fits_the_others_are_still_compared(found, tmp_pat
     assert f"dflop's plan is {found.over_experts.mean:.3f}x" in page.verdict
     assert f"as fast as the best expert baseline ({NAMES[SEQUENCE]}" in page.verdict
     assert page.verdict.endswith("no uniform plan in arrival order fits in memory.")
-    assert comparison_rows(alone, 5000, 0.0)[-2][list(COLUMNS).index("speedup")] == found.over_experts.mean
+    assert comparison_rows(alone, 5000, 0.0)[-3][list(COLUMNS).index("speedup")] == found.over_experts.mean
     steps = {OURS: found.steps[OURS]}
     lonely = data_page(dataclasses.replace(alone, steps=steps), make_config(tmp_path), "dflop", 5000, 3.5)
     assert lonely.verdict == "Simulated: no baseline fits in memory, so no gain is claimed."
@@ -122,11 +138,12 @@ def test_the_page_of_ones_own_data_says_what_its_rows_say(found, tmp_path):
     page = data_page(found, make_config(tmp_path), "dflop compare run.yaml", 5000, 3.5)
     (table,) = page.sections[0].tables
     assert [row[0] for row in table.rows] == [row[0] for row in comparison_rows(found, 5000, 3.5)]
-    assert [row[0] for row in table.rows[-3:]] == ["dflop's plan, token_kk", "dflop", "perfect balance, no bubble"]
+    last = ["dflop's plan, token_kk", "dflop", NAMES[IF_COMPILED], "perfect balance, no bubble"]
+    assert [row[0] for row in table.rows[-4:]] == last
     ours = found.speedup(OURS, found.baseline)
     told = units.speedup(ours.mean, ours.low, ours.high)
     assert told in page.verdict
-    assert (told.split()[0], f"{ours.low:.3f}-{ours.high:.3f}") == table.rows[-2][6:8]
+    assert (told.split()[0], f"{ours.low:.3f}-{ours.high:.3f}") == table.rows[-3][6:8]
 
 
 def test_a_step_means_tokens_and_flops_of_all_gpus(found):

@@ -1,7 +1,7 @@
 import pytest
 
 from dflop.cost.devices import A100, H100, H200
-from dflop.cost.roofline import TRAFFIC, Work, backward_work, layer_work
+from dflop.cost.roofline import COMPILED, EAGER, Work, backward_work, layer_work
 from tests.cost.test_analytic import QWEN_7B, SIGLIP
 
 
@@ -27,7 +27,9 @@ def test_a_backward_pass_knows_frozen_weights_and_what_runs_again():
 
 def test_seconds_are_those_of_the_sheet():
     work = Work(1e9, 1e6, 1e3)
-    expected = 1e9 / (A100.peak_bf16_flops * A100.matmul_frac) + TRAFFIC * 1e3 / A100.memory_bytes_per_s
-    assert work.seconds_per_token(A100) == pytest.approx(expected)
+    for program in (EAGER, COMPILED):
+        expected = 1e9 / (A100.peak_bf16_flops * A100.matmul_frac) + program.moves * 1e3 / A100.memory_bytes_per_s
+        assert work.seconds_per_token(A100, program) == pytest.approx(expected)
+    assert work.seconds_per_token(A100) == work.seconds_per_token(A100, EAGER) > work.seconds_per_token(A100, COMPILED)
     assert work.seconds_per_sq_token(H100) == pytest.approx(1e6 / (989.5e12 * H100.attention_frac))
     assert work.seconds_per_token(H200) < work.seconds_per_token(H100) < work.seconds_per_token(A100)
