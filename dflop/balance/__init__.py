@@ -2,7 +2,8 @@
 
 `deal` deals samples or rollouts by their lengths, with numpy alone. `ItemDealer` deals encoder items of a global batch
 over the ranks of a process group and returns their rows, exact in the gradient; `balanced_encoder` puts that round a
-model of transformers. Names are imported when they are used: `deal` needs no torch.
+model of transformers, and `Packing` lets it compute packed samples each by itself. Names are imported when they are
+used: `deal` needs no torch.
 """
 
 import importlib
@@ -12,13 +13,14 @@ if TYPE_CHECKING:
     from dflop.balance.items import ItemDealer, Items
     from dflop.balance.media_costs import patches, table_cost
     from dflop.balance.model_hook import balanced_encoder
+    from dflop.balance.packing import Packing, PackingCollator
     from dflop.balance.samples import deal
 
 _MODULES = {
     "balanced_encoder": "model_hook", "deal": "samples", "ItemDealer": "items", "Items": "items",
-    "patches": "media_costs", "table_cost": "media_costs",
+    "Packing": "packing", "PackingCollator": "packing", "patches": "media_costs", "table_cost": "media_costs",
 }  # fmt: skip
-__all__ = ["ItemDealer", "Items", "balanced_encoder", "deal", "patches", "table_cost"]
+__all__ = ["ItemDealer", "Items", "Packing", "PackingCollator", "balanced_encoder", "deal", "patches", "table_cost"]
 
 
 def __getattr__(name: str) -> Any:

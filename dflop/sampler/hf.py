@@ -12,6 +12,7 @@ one it is refused: tokens of small microbatches would count more.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +26,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import get_last_checkpoint
 
+from dflop.balance.packing import IGNORED, Packing, PackingCollator, num_predicted
 from dflop.sampler.accumulation import loss_scale, sum_over_ranks
 from dflop.sampler.batch_sampler import BalancedBatchSampler
 from dflop.sampler.costs_of_samples import SampleCosts
@@ -46,8 +48,6 @@ _KEPT = (
 )  # fmt: skip
 """Of a trainer's own loader."""
 _UNPADDED = {"DataCollatorWithFlattening"}
-IGNORED = -100
-"""Label of a token that carries no loss."""
 _log = logging.getLogger(__name__)
 
 
@@ -62,6 +62,8 @@ class BalancedTrainerMixin(_Base):
         sync: Where ranks wait for one another, as in `BalancedBatchSampler`; None: in every microbatch under FSDP and
             DeepSpeed, else once per step.
         window: Global batches of the random order whose samples are sorted together, as in `BalancedBatchSampler`.
+        packing: `exact` packs the samples of a microbatch into one row, each computed as if it were alone, rope
+            positions of images, windows and layers with a state included; `collate` is called sample by sample.
         count: Tokens that carry loss in a collated batch, where the model's forward takes no `num_items_in_batch`
             and its loss is a mean over them: `lambda batch: (batch["labels"][:, 1:] != -100).sum()`.
     """
@@ -74,13 +76,18 @@ class BalancedTrainerMixin(_Base):
         padded: bool | None = None,
         sync: Sync | None = None,
         window: int = 1,
+        packing: str | None = None,
         count: Count | None = None,
         **kwargs: Any,
     ) -> None:
         if isinstance(lengths, str) and lengths != "auto":
             raise refused(f"lengths is `{lengths}`", 'give "auto" or a number per sample')
+        if packing not in (None, "exact"):
+            raise refused(f"packing is `{packing}`", 'give "exact", or leave it out to pad')
         self._given_costs, self._given_lengths = costs, lengths
-        self._is_padded, self._sync, self._window, self._count = padded, sync, window, count
+        self._packs = packing is not None
+        self._is_padded, self._sync, self._window, self._count = False if packing else padded, sync, window, count
+        self._packing: Packing | None = None
         self._costs_of: tuple[Any, SampleCosts] | None = None
         self._scored: tuple[list[int], int] = [], 0
         self._checkpoint: Any = None
@@ -128,6 +135,10 @@ class BalancedTrainerMixin(_Base):
         sampler.num_trained = lambda: self.state.global_step
         self._gain = Gain(sampler.planner)
         kept = {name: getattr(own, name) for name in _KEPT}
+        if self._packs:
+            self._packing = self._packing or Packing(self.model)  # before anything wraps the model
+            self._count = self._count or num_predicted
+            kept["collate_fn"] = PackingCollator(own.collate_fn)
         return DataLoader(own.dataset, batch_sampler=sampler, **kept)
 
     def set_initial_training_values(self, args: Any, dataloader: Any, *more: Any) -> Any:
@@ -164,6 +175,11 @@ class BalancedTrainerMixin(_Base):
             counts = [0 if f else int(self._count(batch)) for batch, f in zip(batches, is_filler, strict=False)]
             self._scored = counts, sum_over_ranks(sum(counts))
         return batches, num_items
+
+    def training_step(self, model: torch.nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """The trainer's own; packed samples are computed each by itself, in the backward pass, too."""
+        with contextlib.nullcontext() if self._packing is None else self._packing.of(inputs):
+            return super().training_step(model, inputs, *args, **kwargs)
 
     def compute_loss(
         self, model: torch.nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None

@@ -23,6 +23,8 @@ CONFIGS = {
         "text_config": {"model_type": "llama", **TEXT},
     },
 }  # fmt: skip
+TEXTS = {"windows": ("mistral", {**TEXT, "sliding_window": 8})}
+"""Models without media: model type and config."""
 SIDE = 2
 """Patches per row of the LLM's tokens, each way."""
 
@@ -32,8 +34,10 @@ def make_model(kind: str, seed: int = 0) -> Any:
     import transformers  # seconds of every collection
 
     torch.manual_seed(seed)
-    config = transformers.CONFIG_MAPPING[kind].from_dict({"model_type": kind, **CONFIGS[kind]})
-    model = transformers.AutoModelForImageTextToText.from_config(config, attn_implementation="eager").double()
+    model_type, stated = TEXTS.get(kind) or (kind, CONFIGS[kind])
+    config = transformers.CONFIG_MAPPING[model_type].from_dict({"model_type": model_type, **stated})
+    auto = transformers.AutoModelForCausalLM if kind in TEXTS else transformers.AutoModelForImageTextToText
+    model = auto.from_config(config, attn_implementation="eager").double()
     for name, p in model.named_parameters():
         p.data += 0.05 * torch.randn(p.shape)
         if name.endswith("A_log"):  # states that forget at once leave gradients that are rounding alone
@@ -46,14 +50,16 @@ def sample(
 ) -> dict[str, Tensor]:
     """One sample as a processor makes it; an image of size n has 2 n rows, a video n frames of 2."""
     rng = np.random.default_rng(seed)
-    vision = model.config.vision_config
     text = iter(rng.integers(FIRST_TEXT, 160, 400).tolist())
-    if kind == "llava":
+    if kind == "windows":
+        rows, grids, values = [], {}, {}
+    elif kind == "llava":
         rows, grids, pixels = [16] * len(images), {}, [rng.standard_normal((1, 3, 56, 56)) for _ in images]
         values = {"pixel_values": pixels}
     else:
         grids = {"image": [(1, SIDE, 2 * SIDE * n) for n in images], "video": [(n, SIDE, 2 * SIDE) for n in videos]}
         rows = [t * h * w // SIDE**2 for of in grids.values() for t, h, w in of]
+        vision = model.config.vision_config
         width = 3 * vision.patch_size**2 * vision.temporal_patch_size
         values = {"image": "pixel_values", "video": "pixel_values_videos"}
         values = {
@@ -73,6 +79,6 @@ def sample(
     found["mm_token_type_ids"] = (found["input_ids"] == IMAGE).long() + 2 * (found["input_ids"] == VIDEO).long()
     found |= {f"{of}_grid_thw": torch.tensor(grid) for of, grid in grids.items() if grid}
     found |= {name: torch.tensor(np.concatenate(of)) for name, of in values.items() if of}
-    if kind == "llava":
+    if kind in ("llava", "windows"):
         del found["mm_token_type_ids"]
     return found

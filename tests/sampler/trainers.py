@@ -122,6 +122,10 @@ def no_count(seen: Seen) -> list[Tensor]:
     return hugging_face(seen, model=Bare(), count=num_supervised)
 
 
+def packed(seen: Seen) -> list[Tensor]:
+    return hugging_face(seen, packing="exact")
+
+
 def lightning(seen: Seen) -> list[Tensor]:
     import pytorch_lightning as pl
     from pytorch_lightning.strategies import DDPStrategy
@@ -157,6 +161,11 @@ def rest_of_an_epoch(seen: Seen) -> list[Tensor]:
     return hugging_face(seen, costs=costs_of(seen))
 
 
+def rest_packed(seen: Seen) -> list[Tensor]:
+    del seen[BATCH + 1 :]
+    return hugging_face(seen, costs=costs_of(seen), packing="exact")
+
+
 def rest_without_count(seen: Seen) -> list[Tensor]:
     del seen[BATCH + 1 :]
     return hugging_face(seen, costs=costs_of(seen), model=Bare(), count=num_supervised)
@@ -167,8 +176,10 @@ def sequential(seen: Seen) -> list[Tensor]:
     return hugging_face(seen, strategy="sequential")
 
 
-RESTS = {f.__name__: f for f in (rest_of_an_epoch, rest_without_count)}
-CASES = {f.__name__: f for f in (plain_ddp, varying_count, fsdp2, accelerate_loop, lightning, hugging_face, no_count)}
+RESTS = {f.__name__: f for f in (rest_of_an_epoch, rest_packed, rest_without_count)}
+CASES = {
+    f.__name__: f for f in (plain_ddp, varying_count, fsdp2, accelerate_loop, lightning, hugging_face, no_count, packed)
+}
 
 
 def refusal() -> str:

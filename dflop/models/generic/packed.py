@@ -26,7 +26,7 @@ _HOLDER, _REACH = "dflop_holder", "dflop_reach"
 _HEEDED = {"softcap", "s_aux", "is_causal"}
 _WITHOUT_EFFECT = {
     "use_cache", "position_ids", "position_embeddings", "output_attentions", "cache_position", "cu_seq_lens_q",
-    "output_hidden_states", "return_dict", "output_router_logits",
+    "output_hidden_states", "return_dict", "output_router_logits", "num_items_in_batch",
 }  # fmt: skip
 """Arguments of attention that change nothing in a packed forward pass of training."""
 
@@ -117,7 +117,8 @@ def has_state(module: nn.Module) -> bool:
 
 def _per_sample(forward: Callable[..., Any], holder: Holder, *args: Any, **kwargs: Any) -> Any:
     samples = holder.samples
-    assert samples is not None, "a stage notes its samples"
+    if samples is None:  # not packed
+        return forward(*args, **kwargs)
     if samples.earlier is not None:
         raise UnknownArgument("layers that carry a state cannot share a sample with other ranks (cp)")
     return per_sample(forward, samples.lengths, *args, **kwargs)
