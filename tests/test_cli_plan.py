@@ -58,6 +58,8 @@ def test_an_explanation_is_data_and_its_progress_is_talk(folder: Path, explained
     assert found["variations"][0]["num_gpus"] == 4
     assert (num_gpus["half the node"], num_gpus["one node more"]) == (2, 8)
     assert "planning with one node more" in talk
+    assert " a step: of published language models with " in talk
+    assert "none of this size and device is near" in talk
     assert (folder / "step.svg").read_text().startswith("<svg")
     assert "picture of a step: step.svg" in talk
     plan_id = found["plans"][0]["plan_id"]
@@ -71,7 +73,9 @@ def test_with_emit_the_explanation_leaves_stdout_to_the_file(
     folder: Path, explained: tuple[dict[str, Any], str]
 ) -> None:
     out, talk = plan(folder, "--emit", "json", "--explain", "--html", "plan.html")
-    assert "dflop plan run.yaml --device h100" in (folder / "plan.html").read_text()
+    page = (folder / "plan.html").read_text()
+    assert "dflop plan run.yaml --device h100" in page
+    assert "likely step" in page
     document = json.loads(out)
     assert (document["schema"], document["plan_id"]) == ("dflop.plan", explained[0]["plans"][0]["plan_id"])
     for heading in ("Candidates", "What limits the plan", "Where the step goes", "What-if analysis"):

@@ -71,9 +71,12 @@ def plan(
 
     from rich.console import Console
 
+    from dflop.cost.devices import find_device
+    from dflop.cost.published import certainty
     from dflop.emit import emitter
     from dflop.errors import ConfigError
     from dflop.plan.robust import encoder_regrets
+    from dflop.records import LLM
     from dflop.report.rows import print_rows
     from dflop.report.table_text import print_table
     from dflop.report.tables import plan_table, regret_text, throughput_text
@@ -118,6 +121,11 @@ def plan(
         else:
             print_rows(table.header, table.rows, wanted)
     say(f"simulated: {throughput_text(speed, found.workload.num_samples, usd_per_gpu_hour)}")
+    likely, why = "", ""
+    if device:
+        parallel, step_s = plans[0].module(LLM).parallel, plans[0].predicted_step_s
+        likely, why = certainty(problem.specs[-1], parallel, find_device(device), step_s)
+        say(f"likely {likely} a step: {why}")
     explained = explain_plan(problem, plans, say) if explain or html is not None else None
     steps = typical_steps(problem, plans[0]) if html is not None or picture is not None else ()
     if html is not None and explained is not None:
@@ -128,8 +136,9 @@ def plan(
         told = throughput_text(speed, found.workload.num_samples, usd_per_gpu_hour)
         value, _, remark = told.partition(", ")
         drawn = plan_steps(plans[0], steps)
+        numbers = (("speed", value, remark), *([("likely step", likely, why)] if likely else []))
         again = command_line("dflop", "plan", str(at.file), **given)
-        page = explanation_page(explained, found.source, again, (("speed", value, remark),), drawn)
+        page = explanation_page(explained, found.source, again, numbers, drawn)
         write_page(html, page, say)
     if explain and explained is not None:
         out = Console(stderr=bool(emit))

@@ -3,10 +3,10 @@
     Measurement --fit.py------> CostTable --+
     data sheet ---analytic.py-> CostTable --+--> CostModel (model.py) --> seconds, bytes
 
-`roofline.py` says what a data sheet means, `tests/bench/published.py` holds it to published trainings; `curve.py` what
-the terms of a table mean, `throughput.py` what a step time means to people. `variants.py` derives tables of frozen and
-recomputed modules from few probes, `tensor_parallel.py` those of a degree without probes, `tables.py` the others,
-and says which one serves; `link_costs.py` fits messages.
+`roofline.py` says what a data sheet means, `tests/bench/published.py` holds it to published trainings, `published.py`
+says how sure a plan is; `curve.py` what the terms of a table mean, `throughput.py` what a step time means to people.
+`variants.py` derives tables of frozen and recomputed modules from few probes, `tensor_parallel.py` those of a degree
+without probes, `tables.py` the others, and says which one serves; `link_costs.py` fits messages.
 
 The model is asked with a load and a `RunMode`, in two ways. Packing needs loads that add up and takes the mean slope;
 judging takes the curve. Far outside the probes the model refuses; planner and scheduler, which may never stand in the

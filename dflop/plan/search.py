@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from dflop import units
+from dflop.cost.analytic import SOFTWARE
 from dflop.plan.candidates import check_processes
 from dflop.plan.columns import Columns, Found
 from dflop.plan.drafts import charged, draft, fits
@@ -24,7 +25,7 @@ from dflop.plan.program import CUTOFF_RATIO, Optimum, optimum, process_price_s
 from dflop.plan.rank import Ranked, arrival_step_s, nominate, rank
 from dflop.plan.space import PlanRules, Problem
 from dflop.plan.uniform import tuned_uniform
-from dflop.plan.verdict import optimality, prefer_simple, proven, reason, unused
+from dflop.plan.verdict import TIE_FRAC, optimality, prefer_simple, proven, reason, unused
 from dflop.plan.worst import beyond_text, samples_beyond
 from dflop.progress import At, counted, unseen
 from dflop.records import Plan, PlanProgram
@@ -99,7 +100,9 @@ def optimize(
     best = ranked[0].plan
     for line in _extrapolated(best, problem):
         tell(line)
-    reasons = [reason(r, ranked, policy) for r in ranked]
+    tables = (problem.cost.table(m.module, m.modes[-1]) for m in best.modules)
+    tie_frac = TIE_FRAC if any(table.software == SOFTWARE for table in tables) else 0.0
+    reasons = [reason(r, ranked, policy, tie_frac) for r in ranked]
     used = [unused(r.plan, problem.cluster.num_processes) for r in ranked]
     first = (reasons[0], optimality(best, programs), f"It {used[0]}." * bool(used[0]), beyond)
     others = ("; ".join(filter(None, pair)) for pair in zip(reasons[1:], used[1:], strict=True))

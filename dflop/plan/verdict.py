@@ -14,6 +14,8 @@ SIMPLICITY_FRAC = 0.05
 routing between modules, and a gain this small does not survive an error of the cost model."""
 SHARING_FRAC = 0.01
 """The same of plans without and with ranks that share samples, which exchange keys and values in every layer."""
+TIE_FRAC = 0.07
+"""Between plans by a data sheet: half of 26 ratios of published layouts are predicted within it (docs/appendix.md)."""
 WORTH_IT = 1.05
 """Speed-up over the tuned data-blind plan below which a change of trainer is not worth it."""
 
@@ -37,17 +39,18 @@ def _cp(plan: Plan) -> int:
     return plan.module(LLM).parallel.cp
 
 
-def reason(ranked: Ranked, candidates: Sequence[Ranked], policy: str = "balanced") -> str:
+def reason(ranked: Ranked, candidates: Sequence[Ranked], policy: str = "balanced", tie_frac: float = 0.0) -> str:
     """One paragraph on a plan: the first on why it was chosen, the others on how far behind they are.
 
     Args:
         ranked: One of `candidates`.
         candidates: Best first.
         policy: What makes its microbatches.
+        tie_frac: Difference below which costs cannot tell plans apart; 0: nothing is known of it.
     """
     best, plan = candidates[0], ranked.plan
     if ranked is best:
-        sentences = [_chosen(plan, candidates), _gain(plan, policy), _worth(plan)]
+        sentences = [_chosen(plan, candidates), _tie(candidates, tie_frac), _gain(plan, policy), _worth(plan)]
         return " ".join(s for s in sentences if s)
     ratio = units.ratio(plan.predicted_step_s / best.plan.predicted_step_s)
     return f"{ratio} the step time of the chosen plan" + ", estimated by a quick search" * (not ranked.is_final)
@@ -94,6 +97,25 @@ def _chosen(plan: Plan, candidates: Sequence[Ranked]) -> str:
         kind = "simpler" if is_simpler else "less sensitive to errors of the cost model"
         return f"{kind} than the fastest of {len(candidates)} simulated plans, and {slower} slower: {step}."
     return f"fastest of {len(candidates)} simulated plans at {step}."
+
+
+def _tie(candidates: Sequence[Ranked], tie_frac: float) -> str:
+    """How many of the final plans the chosen one cannot be told from, and the simplest of them where it is simpler."""
+    best, *others = (r.plan for r in candidates if r.is_final)
+    limit_s = (1 + tie_frac) * best.predicted_step_s
+    tied = [plan for plan in others if tie_frac and plan.predicted_step_s <= limit_s]
+    if not tied:
+        return ""
+    simplest = min(tied, key=_complexity)
+    simpler = f", one of them simpler: {_where(simplest)}" * (_complexity(simplest) < _complexity(best))
+    many = units.counted(len(tied), "other plan")
+    return f"Data sheets do not tell it from {many} within {units.percent(tie_frac)}{simpler}."
+
+
+def _complexity(plan: Plan) -> tuple[int, int, int, int]:
+    """What a plan has beyond replicas, worst first: grids, stages, ranks that share samples, tensor parallelism."""
+    parallel = plan.module(LLM).parallel
+    return len(plan.grids), parallel.pp, parallel.cp, parallel.tp
 
 
 def _where(plan: Plan) -> str:

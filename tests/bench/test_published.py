@@ -3,6 +3,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from dflop.cost import published
 from dflop.cost.devices import A100, H100
 from dflop.cost.link_costs import ALL_REDUCE, moved_frac
 from dflop.errors import CostError
@@ -173,3 +174,20 @@ def test_what_is_printed_names_every_laboratory_and_constant(unseen):
     assert {run.laboratory for run in RUNS} < {line.partition(":")[0] for line in lines}
     assert [line.partition(":")[0] for line in lines[-2:]] == ["choices", "choices, unseen"]
     assert len(list(fit_lines(RUNS))) == len(PRIORS)
+
+
+def test_what_plans_are_told_of_published_runs_is_so(unseen):
+    of = {}
+    for run, error in zip(RUNS, unseen.tolist(), strict=True):
+        of.setdefault((run.model, run.laboratory, run.gpus, run.tp, run.pp), []).append((run, error))
+    for told in published.RUNS:
+        found = of[told.model, told.laboratory, told.num_gpus, told.tp, told.pp]
+        assert any(
+            run.device.startswith(told.device)
+            and round(error, 3) == told.error_frac
+            and run.spec.num_params == pytest.approx(told.num_params, rel=0.02)
+            for run, error in found
+        ), told
+    for kind, (num_runs, frac) in published.RANGES.items():
+        off = np.abs([e for run, e in zip(RUNS, unseen, strict=True) if published.kind_of(run) == kind])
+        assert (len(off), round(float(np.quantile(off, 0.9)), 3)) == (num_runs, frac)

@@ -104,7 +104,7 @@ def test_every_choice_is_a_valid_plan(encoders, max_pp, cps):
     assert values == [plan.formula_step_s for _, plan in found]
     pps = range(1, 5)  # the LLM's max_pp
     expected = {
-        (tp, pp, dp, cp)
+        (tp, pp, dp, cp, 1)
         for tp in (1, 2)
         for cp in cps or (1,)
         for pp in pps

@@ -83,6 +83,17 @@ def test_ranks_share_samples_only_where_that_is_worth_it():
     assert "on 1 group of 2 replicas of the whole model, tp 1, cp 2" in reason(sharing, [sharing, alone])
 
 
+def test_plans_that_costs_cannot_tell_apart_are_called_so_and_a_simpler_one_is_named():
+    sharing, alone = timed(make_inline_plan(1, cp=2), 1.0), timed(make_inline_plan(2), 1.04)
+    every = [sharing, alone, timed(make_inline_plan(1, cp=2), 1.2)]
+    told = "Data sheets do not tell it from 1 other plan within 5.0 %, one of them simpler: on 2 replicas of the whole"
+    assert told in reason(sharing, every, tie_frac=0.05)
+    assert "simpler: on" not in reason(alone, [alone, sharing], tie_frac=0.05)
+    assert "do not tell" in reason(alone, [alone, sharing], tie_frac=0.05)
+    for frac, others in ((0.0, every), (0.03, every), (0.05, [sharing, dataclasses.replace(alone, is_final=False)])):
+        assert "do not tell" not in reason(sharing, others, tie_frac=frac)
+
+
 def test_words_say_why_and_whether_it_is_worth_it():
     fast = timed(make_plan({"vision": 1, LLM: 1}), 1.0)
     assert "2.00x the speed of the best uniform plan in arrival order" in reason(fast, [fast])
