@@ -28,7 +28,7 @@ def test_a_model_that_no_family_knows_is_described_and_exact(folder):
     (encoder,) = by_part["encoder"]
     assert model["num_params"] == layers + sum(row["num_params"] for row in (entry, exit_, encoder))
     assert {row["name"]: row["error"] is not None for row in by_part["exactness"]} == {
-        "text": True, "image": True, "video": False,
+        "text": True, "image": True, "video": True,
     }  # fmt: skip
     assert all(row["error"] <= 1e-5 for row in by_part["exactness"] if row["error"] is not None)
     assert by_part["tokens"][0]["detail"].startswith("no processor")  # its files are empty
@@ -39,7 +39,7 @@ def test_tables_say_what_is_not_checked(folder):
     assert done.returncode == 0, done.stderr
     assert "3x gated delta" in done.stdout
     assert "not checked" in done.stdout
-    assert "no random items of this medium are known" in done.stdout
+    assert "not checked: no processor" in done.stdout
 
 
 def test_a_folder_without_such_a_model_ends_with_2_and_says_what_to_do(folder):
@@ -55,9 +55,9 @@ def test_a_folder_without_such_a_model_ends_with_2_and_says_what_to_do(folder):
 
 def test_stages_that_differ_end_with_1(folder, monkeypatch, capsys):
     from dflop.cli import model
-    from dflop.models.generic import stage
+    from dflop.models.generic import packed
 
-    monkeypatch.setattr(stage, "per_sample", lambda forward, packing, *args, **kwargs: forward(*args, **kwargs))
+    monkeypatch.setattr(packed, "per_sample", lambda forward, lengths, *args, **kwargs: forward(*args, **kwargs))
     with pytest.raises(SystemExit, match="1"):
         model.check(folder, as_json=True)
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]

@@ -18,8 +18,7 @@ import torch
 from dflop.errors import ConfigError
 from dflop.models.generic.classes import find_decoder
 from dflop.models.generic.packed import NAME, Holder, Samples, prepare
-from dflop.models.generic.reach import read_reaches
-from dflop.models.generic.stage import UnknownArgument
+from dflop.models.generic.reach import UnknownArgument, read_reaches
 
 SAMPLES = "packed_samples"
 """Entry of a packed batch: tokens and, by name, entries of each other tensor, per sample."""

@@ -19,7 +19,7 @@ from torch import nn
 from dflop.errors import ConfigError
 from dflop.models import attention
 from dflop.models.encoders import CUT_THEMSELVES, ENCODERS, PACKERS
-from dflop.models.family import GENERIC, Family, Tower
+from dflop.models.family import GENERIC, Family, Places, Tower
 from dflop.models.generic import items
 from dflop.models.item_arithmetic import ARITHMETIC, Arguments
 from dflop.models.loss import HeadLoss, head_loss
@@ -179,15 +179,15 @@ class LlmStage(Stage):
         ConfigError: the first stage lacks layers behind which deep features are added.
     """
 
-    def __init__(self, model: nn.Module, family: Family, layers: tuple[int, int]) -> None:
+    def __init__(self, model: nn.Module, family: Places, layers: tuple[int, int]) -> None:
         spec = family.decoder
         path = _located(model, spec.path)
         decoder: Any = model.get_submodule(path)
         num_layers = len(decoder.layers)
         self_is_first, self_is_last = layers[0] == 0, layers[1] == num_layers
         head: Any = model.get_submodule(spec.head)
-        tied = f"{path}.embed_tokens.weight" if head.weight is decoder.embed_tokens.weight else ""
         global_name = {id(p): n for n, p in model.named_parameters()}
+        tied = global_name[id(head.weight)] if head.weight is decoder.embed_tokens.weight else ""
         if self_is_first and not self_is_last and layers[1] < spec.num_deep_features:
             raise ConfigError(
                 f"features of media are added after the first {spec.num_deep_features} decoder layers, "

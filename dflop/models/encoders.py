@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dflop.models.family import GENERIC
+from dflop.models.family import GENERIC, GENERIC_PARTS
 from dflop.models.generic import items
 from dflop.models.item_arithmetic import Arguments
 
@@ -100,6 +100,11 @@ def generic(shell: Any, tower: Any, data: torch.Tensor, sizes: torch.Tensor, mad
     return items.features(shell, data, sizes)
 
 
+def generic_parts(shell: Any, tower: Any, data: torch.Tensor, sizes: torch.Tensor, made: Arguments) -> torch.Tensor:
+    """The same, an item at a time by its kind's function."""
+    return items.features_of_parts(shell, data, sizes)
+
+
 def pooled(frames: torch.Tensor) -> torch.Tensor:
     """Rows of square frames `[frames, rows, width]` at half their height and width, `[frames * fewer rows, width]`.
 
@@ -114,6 +119,7 @@ def pooled(frames: torch.Tensor) -> torch.Tensor:
 
 ENCODERS: Mapping[str, Encoder] = {
     "native": native, "mel": mel, "windows": windows, "tiles": tiles, "anyres": anyres, GENERIC: generic,
+    GENERIC_PARTS: generic_parts,
 }  # fmt: skip
 PACKERS: Mapping[str, Packer] = {"anyres": packed_anyres}
 CUT_THEMSELVES = {"native", "mel", GENERIC}

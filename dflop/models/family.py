@@ -9,7 +9,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -26,6 +26,8 @@ _HEADS = {"head_dim": 128, "num_key_value_heads": 8}
 _DEPTHS = ("depth", "encoder_layers", "num_hidden_layers")
 GENERIC = "generic"
 """Name of the family of all other models, and how it calls towers and decoders: by the classes' own code."""
+GENERIC_PARTS = "generic parts"
+"""How it calls towers that take one item at a time."""
 MAX_LAYERS = 10_000
 """Of a module; what lists its layers, ours and transformers, would fill memory with more."""
 
@@ -66,6 +68,18 @@ class Decoder:
     """Features of a media row that are added behind as many first layers; a row is that many times wider."""
     path: str = "model.language_model"
     head: str = "lm_head"
+
+
+class Places(Protocol):
+    """Where the modules of a model sit."""
+
+    @property
+    def towers(self) -> Mapping[str, Tower]:
+        """By module."""
+
+    @property
+    def decoder(self) -> Decoder:
+        """The language model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +152,10 @@ class Family(MediaRules):
             versions: Its frames, uint8 `[T, H, W, 3]`, in each of the sizes of `frame_sizes_px`; of audio a waveform,
                 float32 `[n]`.
         """
+
+    def filler(self, item: MediaItem) -> np.ndarray | None:
+        """What stands for an item that cannot be read; None: zeros of `array_shape` do."""
+        return None
 
     def frame_sizes_px(self, item: MediaItem, level: int = 0) -> tuple[tuple[int, int], ...]:
         """(height, width) of every version of a visual item's frames that `array_of` takes.

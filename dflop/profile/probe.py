@@ -150,13 +150,17 @@ class ModuleProbe:
 
     def _prepare_encoder(self, items: Sequence[MediaItem]) -> Callable[[], torch.Tensor]:
         stage, family, axis = self._stage, self._family, self._family.towers[self._module].data_axis
-        shapes = [family.array_shape(self._module, item.grid) for item in items]
-        arrays = [self._rng.standard_normal(shape, dtype=np.float32) for shape in shapes]
+        arrays = [self._array(item) for item in items]
         data = torch.from_numpy(np.concatenate(arrays, axis=axis)).to(self._device, self._dtype)
         sizes = torch.tensor([family.item_size(item) for item in items])
         assert isinstance(stage, EncoderStage)
         arithmetic = stage.arithmetic(sizes)
         return lambda: stage(data, sizes, arithmetic)
+
+    def _array(self, item: MediaItem) -> np.ndarray:
+        if (filler := self._family.filler(item)) is not None:
+            return filler
+        return self._rng.standard_normal(self._family.array_shape(self._module, item.grid), dtype=np.float32)
 
     def _prepare_llm(self, group: ProbeGroup) -> Callable[[], torch.Tensor]:
         stage, device = self._stage, self._device
@@ -164,7 +168,8 @@ class ModuleProbe:
         lengths = [s.num_llm_tokens for s in group.samples]
         vocab_size = self._family.configs[LLM]["vocab_size"]
         ids = torch.from_numpy(self._rng.integers(0, vocab_size, sum(lengths))).to(device)
-        positions = torch.cat([torch.arange(n) for n in lengths]).expand(3, -1).to(device)
+        of_samples = [stage.positions(torch.zeros(n, dtype=torch.int64), []) for n in lengths]
+        positions = torch.cat(of_samples, dim=1).to(device)
         cu_seqlens = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32)
         num_rows = sum(i.num_rows for s in group.samples for i in s.items)
         rows = torch.zeros(num_rows, stage.row_width, dtype=self._dtype, device=device)

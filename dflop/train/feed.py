@@ -173,15 +173,18 @@ class Feed:
             self._activity.works(f"media {m.path}")
             try:
                 array = torch.from_numpy(self._take(step_plan, work, item, shape))
-                if data is None:  # bytes stay bytes, until they are on the device
-                    dtype = array.dtype if array.dtype == torch.uint8 else self._dtype
-                    data = torch.zeros(whole, dtype=dtype, pin_memory=self._pins)
-                for r in of:
-                    tiles = array.narrow(axis, n * r.first, n * (r.end - r.first))
-                    data.narrow(axis, start, tiles.shape[axis]).copy_(tiles)
-                    start += tiles.shape[axis]
             except MediaError as error:
                 bad[work.item_sample[item]] = (m.path, str(error))
+                if (filler := self._family.filler(m)) is None:
+                    continue
+                array = torch.from_numpy(filler)
+            if data is None:  # bytes stay bytes, until they are on the device
+                dtype = array.dtype if array.dtype == torch.uint8 else self._dtype
+                data = torch.zeros(whole, dtype=dtype, pin_memory=self._pins)
+            for r in of:
+                tiles = array.narrow(axis, n * r.first, n * (r.end - r.first))
+                data.narrow(axis, start, tiles.shape[axis]).copy_(tiles)
+                start += tiles.shape[axis]
         return torch.zeros(whole, dtype=self._dtype, pin_memory=self._pins) if data is None else data
 
     def _media(self, step_plan: StepPlan, work: ModuleWork, item: int) -> tuple[int, MediaItem]:
@@ -362,6 +365,8 @@ class Feed:
         shape, data = self._family.array_shape(module, media.grid), None
         if self._seat.part(module):
             data = torch.zeros(shape, dtype=self._dtype, pin_memory=self._pins)
+            if (filler := self._family.filler(media)) is not None:
+                data.copy_(torch.from_numpy(filler))
         sizes = torch.tensor([self._family.item_size(media)])
         return EncoderInput(data, sizes, self._arithmetic(module, sizes), work.item_rows[item], ())
 
@@ -370,17 +375,10 @@ class Feed:
         assert isinstance(stage, LlmStage)
         token, nothing = torch.zeros(1, dtype=torch.int64), torch.zeros(0, dtype=torch.int64)
         return LlmInput(
-            input_ids=token,
-            position_ids=stage.positions(token, []),
-            cu_seqlens=torch.tensor([0, 1], dtype=torch.int32),
-            transfers=(),
-            own_rows={},
-            row_exchanges={},
-            keys=None,
-            loss_where=nothing,
-            loss_targets=nothing,
-            loss_sample=nothing,
-        )
+            input_ids=token, position_ids=stage.positions(token, []),
+            cu_seqlens=torch.tensor([0, 1], dtype=torch.int32), transfers=(), own_rows={}, row_exchanges={},
+            keys=None, loss_where=nothing, loss_targets=nothing, loss_sample=nothing,
+        )  # fmt: skip
 
 
 def _placeholders(

@@ -1,43 +1,45 @@
 """Media items of any model as one array each: what its processor makes of the item, without what follows from its size.
 
-- `grid`: patches of pictures or clips of any size, `[patches, values]`; the grid (temporal, height, width) in patches;
+- `grid`: patches of pictures or clips of any size, `[patches, ...]`; the grid (temporal, height, width) in patches;
 - `sized`: a picture of any size, flat, since pictures of several sizes have no other common axis;
 - `tiles`: tiles of one size, `[tiles, 3, height, width]`;
-- `listed tiles`: the same, with one more axis in front of it for the model, and a mask of padding that must be full.
+- `listed tiles`: the same, with one more axis in front of it for the model, and a mask of padding that must be full;
+- `parts`: all that the processor makes, flat, for towers that take one item at a time.
 
-Grids of the last three are (tiles, height, width) in pixels. Nothing here needs torch, as the workers that decode media
-import it.
+Grids of `sized` and tiles are (tiles, height, width) in pixels, of `parts` (1, frames of sound, numbers in the array).
+Nothing here needs torch, as the workers that decode media import it.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from dflop.errors import ConfigError
-
-GRID, SIZED, TILES, LISTED = "grid", "sized", "tiles", "listed tiles"
+GRID, SIZED, TILES, LISTED, PARTS = "grid", "sized", "tiles", "listed tiles", "parts"
 PIXELS = {"image": "pixel_values", "video": "pixel_values_videos"}
 """Media kind -> argument of models."""
 Grid = tuple[int, int, int]
+_OF_TEXT = ("input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids")
+NUM_BYTES = 4
+"""Of a whole number, and of the length of the header of `parts`; each byte is a number of the array."""
 
 
 def form_of(kind: str, made: Mapping[str, Any]) -> str:
     """In which form a processor makes items of a kind.
 
     Args:
-        kind: `image` or `video`.
+        kind: `image`, `video` or `audio`.
         made: What the processor makes of one item.
-
-    Raises:
-        ConfigError: in another form.
     """
     pixels = made.get(PIXELS.get(kind, ""))
-    if pixels is not None and f"{kind}_grid_thw" in made and pixels.ndim == 2:
-        return GRID
+    grids = made.get(f"{kind}_grid_thw")
+    if pixels is not None and grids is not None:
+        is_whole = len(pixels) == math.prod(grids[0]) and "image_merge_sizes" not in made
+        return GRID if is_whole else PARTS
     if kind == "image" and pixels is not None:
         if "image_sizes" in made and pixels.ndim == 4 and len(pixels) == 1:
             return SIZED
@@ -45,13 +47,15 @@ def form_of(kind: str, made: Mapping[str, Any]) -> str:
             return LISTED
         if "image_sizes" not in made and pixels.ndim == 4:
             return TILES
-    shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in made.items() if hasattr(x, "shape"))
-    raise ConfigError(f"items of kind {kind} come in a form that is not known: {shapes}", where="model.processor")
+    return PARTS
 
 
-def grid_of(kind: str, made: Mapping[str, Any]) -> Grid:
-    """The grid of an item; `made` may have pixels without values."""
-    form = form_of(kind, made)
+def grid_of(form: str, kind: str, made: Mapping[str, Any]) -> Grid:
+    """The grid of an item in a form; `made` may have floats without values."""
+    if form == PARTS:
+        head, arrays = _parts(kind, made)
+        num = sum(math.prod(x.shape) * (1 if _is_float(x) else NUM_BYTES) for x in arrays.values())
+        return 1, _num_frames(made) if kind == "audio" else 1, NUM_BYTES + len(head) + num
     if form == GRID:
         frames, height, width = (int(n) for n in made[f"{kind}_grid_thw"][0])
         return frames, height, width
@@ -62,15 +66,17 @@ def grid_of(kind: str, made: Mapping[str, Any]) -> Grid:
     return int(tiles), int(height), int(width)
 
 
-def array_of(kind: str, made: Mapping[str, Any]) -> np.ndarray:
+def array_of(form: str, kind: str, made: Mapping[str, Any]) -> np.ndarray:
     """The array of an item.
 
     Raises:
         ValueError: a part of its pixels is padding.
     """
-    form, pixels = form_of(kind, made), np.asarray(made[PIXELS[kind]])
+    if form == PARTS:
+        return _array_of_parts(kind, made)
+    pixels = np.asarray(made[PIXELS[kind]])
     if form == SIZED:
-        _, height, width = grid_of(kind, made)
+        _, height, width = grid_of(form, kind, made)
         return np.ascontiguousarray(pixels[0, :, :height, :width]).reshape(-1)
     if form == LISTED:
         if not np.asarray(made["pixel_attention_mask"]).all():
@@ -79,15 +85,42 @@ def array_of(kind: str, made: Mapping[str, Any]) -> np.ndarray:
     return pixels
 
 
-def array_shape(form: str, num_values: int, grid: Grid) -> tuple[int, ...]:
+def array_shape(form: str, patch: tuple[int, ...], grid: Grid) -> tuple[int, ...]:
     """Shape of the array of an item.
 
     Args:
         form: Of the model's items.
-        num_values: Of a patch of a grid.
+        patch: Shape of a patch of a grid.
         grid: Of the item.
     """
     if form == GRID:
-        return math.prod(grid), num_values
+        return math.prod(grid), *patch
     number, height, width = grid
-    return (3 * height * width,) if form == SIZED else (number, 3, height, width)
+    return {SIZED: (3 * height * width,), PARTS: (width,)}.get(form, (number, 3, height, width))
+
+
+def _parts(kind: str, made: Mapping[str, Any]) -> tuple[bytes, dict[str, Any]]:
+    """(header that says what follows, arrays by name)."""
+    arrays = {n: x for n, x in made.items() if n not in _OF_TEXT and hasattr(x, "shape")}
+    what = [(n, "float" if _is_float(x) else "bool" if "bool" in str(x.dtype) else "int") for n, x in arrays.items()]
+    head = [kind, [[name, dtype, list(arrays[name].shape)] for name, dtype in what]]
+    return json.dumps(head).encode(), arrays
+
+
+def _array_of_parts(kind: str, made: Mapping[str, Any]) -> np.ndarray:
+    """Floats as they are, everything else byte by byte: types of 16 bits hold numbers up to 256 exactly."""
+    head, arrays = _parts(kind, made)
+    flat = [np.frombuffer(len(head).to_bytes(NUM_BYTES, "little") + head, np.uint8)]
+    for x in map(np.asarray, arrays.values()):
+        flat.append(x.reshape(-1) if _is_float(x) else np.frombuffer(x.astype("<i4").tobytes(), np.uint8))
+    return np.concatenate([x.astype(np.float32) for x in flat])
+
+
+def _is_float(x: Any) -> bool:
+    return "float" in str(x.dtype)
+
+
+def _num_frames(made: Mapping[str, Any]) -> int:
+    """Frames of a sound, where the processor makes a mask of them; else 1."""
+    masks = (np.asarray(x) for name, x in made.items() if name.endswith("mask") and name not in _OF_TEXT)
+    return max(1, int(next((x.sum() for x in masks), 1)))

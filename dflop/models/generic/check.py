@@ -20,7 +20,7 @@ from dflop.models.generic.values import Structure
 
 @dataclass(frozen=True, slots=True)
 class ModelCheck:
-    """What a model is made of, and whether generic stages compute it."""
+    """What a model is made of, and whether stages train it as transformers does."""
 
     structure: Structure
     exactness: Exactness

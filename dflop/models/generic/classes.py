@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator, Mapping
+import inspect
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -20,6 +21,10 @@ ACTIVE = ("num_experts_per_tok", "moe_top_k", "moe_k", "top_k_experts", "num_exp
 """Entries of configs that count a token's experts."""
 SHARED = "num_kv_shared_layers"
 """Entry of configs whose last layers use keys and values of earlier ones."""
+PER_LAYER = "hidden_size_per_layer_input"
+"""Entry of configs whose layers are given embeddings of their own."""
+MARKS = ("mm_token_type_ids", "token_type_ids")
+"""Arguments of a forward pass that say which tokens are placeholders."""
 INNER = "thinker_config"
 """Section of models that also speak: the part that is trained here."""
 
@@ -80,17 +85,18 @@ def class_of(config: Any) -> Any:
     return auto._model_mapping[type(config)]
 
 
-def construct(config: Any, dtype: torch.dtype) -> nn.Module:
+def construct(config: Any, dtype: torch.dtype, experts: str | None = None) -> nn.Module:
     """The model of a config with transformers' own attention, in towers and decoder.
 
     Args:
         config: Of transformers.
         dtype: Parameter type.
+        experts: As for `build`.
     """
     last: Exception | None = None
     for name in ("sdpa", "eager"):
         try:
-            model = build(config, device="cpu", dtype=dtype, attention=name, experts=None)
+            model = build(config, device="cpu", dtype=dtype, attention=name, experts=experts)
         except ValueError as error:  # a class without it
             last = error
         else:
@@ -117,6 +123,16 @@ def find_decoder(model: nn.Module) -> tuple[str, Any]:
     return found[-1]
 
 
+def takes(model: Any, name: str) -> bool:
+    """Whether a model's forward, or the forward inside it, names an argument."""
+    return any(name in inspect.signature(m.forward).parameters for m in (model, model.base_model))
+
+
+def feature_function(model: Any, name: str) -> Callable[..., Any] | None:
+    """`get_image_features` or a sibling of a model; None where it has none."""
+    return getattr(model, name, None) or getattr(model.base_model, name, None)
+
+
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     """Every tensor in nested tuples, lists and mappings."""
     if isinstance(value, torch.Tensor):
@@ -134,6 +150,15 @@ def entry_of(config: Any, name: str) -> Any:
         return getattr(config, name, None)
     except Exception:  # whatever a property of a config class raises
         return None
+
+
+def extra_inputs(decoder: Any, length: int, device: torch.device, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Inputs that some decoders need beside embeddings: those of Gemma's layers, one per layer, all zeros."""
+    width = entry_of(decoder.config, PER_LAYER)
+    if not width or not hasattr(decoder, "get_per_layer_inputs"):
+        return {}
+    shape = (1, length, decoder.config.num_hidden_layers, width)
+    return {"per_layer_inputs": torch.zeros(shape, device=device, dtype=dtype)}
 
 
 class StandIn(nn.Module):

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, cast
 
 from torch import nn
 
-from dflop.models.generic.classes import entry_of
+from dflop.models.generic.classes import entry_of, feature_function
 from dflop.models.generic.values import Encoder, medium_of
 
 _PROJECTORS = ("project", "connector", "merger", "aligner", "adapt")
@@ -30,16 +30,14 @@ class Parts(NamedTuple):
     num_exit_params: int
     num_other_params: int
     is_tied: bool
+    others: tuple[str, ...]
 
 
 class _Branch(NamedTuple):
     path: str
     layers: str
     num_params: int
-
-    @property
-    def medium(self) -> str:
-        return medium_of(self.path)
+    medium: str
 
     @property
     def is_projector(self) -> bool:
@@ -55,6 +53,8 @@ def parts_of(model: Any, path: str, decoder: Any) -> Parts:
         decoder: Inside the model.
     """
     embedding = model.get_input_embeddings()
+    sees, hears = (feature_function(model, f"get_{kind}_features") is not None for kind in ("image", "audio"))
+    hears = hears and not sees
     head_name, head = _head(model)
     is_tied = head is not None and head.weight is getattr(embedding, "weight", None)
     counted = {id(p) for p in decoder.layers.parameters()}
@@ -69,10 +69,14 @@ def parts_of(model: Any, path: str, decoder: Any) -> Parts:
             leave += _count(module, counted)
     if head is not None:
         leave += _count(head, counted)
-    branches = [_Branch(name, _layers(module), _count(module, counted)) for name, module in beside]
+    branches = [
+        _Branch(name, _layers(module), _count(module, counted), medium_of(name, hears_only=hears))
+        for name, module in beside
+    ]
     leave += _count(decoder, counted)
+    others = tuple(name for name, p in model.named_parameters() if id(p) not in counted)
     other = _count(model, counted)
-    return Parts(_encoders(model, branches), head_name, entry, leave, other, is_tied)
+    return Parts(_encoders(model, branches), head_name, entry, leave, other, is_tied, others)
 
 
 def _head(model: Any) -> tuple[str, nn.Module | None]:
@@ -145,7 +149,8 @@ def _encoder(model: nn.Module, branch: _Branch) -> Encoder:
                 before.append(p)
     deep = entry_of(getattr(tower, "config", None), _DEEP) or ()
     return Encoder(
-        path=branch.path, layers=branch.layers, num_layers=num_layers, num_params=branch.num_params, projector=(),
+        path=branch.path, medium=branch.medium, layers=branch.layers, num_layers=num_layers,
+        num_params=branch.num_params, projector=(),
         num_projector_params=0, num_entry_params=sum(p.numel() for p in before),
         num_matrix_params=_largest(p for _, p in behind), deep_layers=tuple(deep),
         num_deep_params=sum(p.numel() for name, p in behind if deep and "deepstack" in name),

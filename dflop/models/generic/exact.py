@@ -1,8 +1,9 @@
-"""Whether generic stages train a model as transformers does: two steps of a shrunk random copy, module by module.
+"""Whether stages train a model as transformers does: two steps of a shrunk random copy, module by module.
 
-Samples of different lengths are packed and run through two stages, cut in the middle, and gradients are compared with
-those of plain transformers, which sees each sample alone, in float32. Then both take a step of gradient descent, and
-the next samples are compared in the same way. Weights are random, so nothing is 0 or 1 by chance.
+Samples of different lengths are packed and run through the stages that training runs: encoders, and two of the decoder,
+cut in the middle. Gradients are compared with those of plain transformers, which sees each sample alone, in float32.
+Then both take a step of gradient descent, and the next samples are compared in the same way. Weights are random, so
+nothing is 0 or 1 by chance.
 
 A module's error is the norm of the difference of its gradients over the norm of transformers' gradients. Gradients
 that are rounding alone, as those of keys' biases, are small parts of their module's. Some models amplify rounding to
@@ -12,6 +13,7 @@ cast to float32 lifted. A difference of computation stays what it is there, roun
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,14 +24,21 @@ import torch.nn.functional as F
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from dflop.models.generic import stage as stages
-from dflop.models.generic.classes import build, find_decoder
-from dflop.models.generic.entry import enter, handed_on, logits_of
+from dflop.errors import ConfigError
+from dflop.models import attention
+from dflop.models.build import EncoderStage, Stage
+from dflop.models.generic import arrays, items
+from dflop.models.generic.classes import MARKS, build, construct, find_decoder, takes
 from dflop.models.generic.folder import reason
-from dflop.models.generic.pictures import NotMade, media_of, with_item
+from dflop.models.generic.llm_stage import KINDS, GenericLlmStage
+from dflop.models.generic.random_items import Item, NotMade, item_of, media_of
+from dflop.models.generic.reach import UnknownArgument
 from dflop.models.generic.shrink import VOCAB, shrunk
-from dflop.models.generic.stage import Stage, UnknownArgument
+from dflop.models.generic.specs import places_of
+from dflop.models.generic.stage_rules import last_cut
+from dflop.models.generic.structure import read_structure
 from dflop.models.generic.values import Structure
+from dflop.models.positions import MediaPosition
 
 LIMIT = 1e-5
 """Relative error of a module's gradients up to which it counts as exact."""
@@ -38,6 +47,8 @@ LENGTHS = ((21, 34), (40, 13))
 """Tokens of each step's samples."""
 MAX_PARAMS = 80_000_000
 _FIRST_ID, _SPREAD, _RATE = 10, 0.05, 0.01
+_BEFORE = 5
+"""Tokens in front of the item."""
 _FLOOR = 1e-6
 """Of the largest gradient's norm: a module with less has no gradient but rounding."""
 
@@ -82,13 +93,12 @@ class Exactness:
 
 
 def check_exactness(config: Any, structure: Structure) -> Exactness:
-    """Compare generic stages with transformers on a shrunk copy.
+    """Compare stages with transformers on a shrunk copy.
 
     Args:
         config: The trained part of a model's; weights are not needed.
         structure: Of `config`.
     """
-    stages.register()
     try:
         model, num_params = small_model(config, structure)
     except Exception as error:  # whatever transformers raises for sizes that a class does not expect
@@ -99,41 +109,54 @@ def check_exactness(config: Any, structure: Structure) -> Exactness:
 
 
 def _checked(model: nn.Module, medium: str) -> MediumCheck:
+    check = _tried(model, medium, num_runs=1)
+    if medium != "video" or check.errors:
+        return check
+    apart = _tried(model, medium, num_runs=2)  # frames whose timestamps stand between them
+    return apart if apart.errors else check
+
+
+def _tried(model: nn.Module, medium: str, num_runs: int) -> MediumCheck:
     try:
-        errors, float64_error = compare(model, medium), None
+        errors, float64_error = compare(model, medium, num_runs=num_runs), None
         if errors[0][1] > LIMIT:
-            with _Float64():
-                float64_error = compare(copy.deepcopy(model).double(), medium)[0][1]
+            float64_error = compare(copy.deepcopy(model).double(), medium, num_runs=num_runs)[0][1]
         return MediumCheck(medium, errors, float64_error=float64_error)
+    except ConfigError as error:
+        return MediumCheck(medium, (), error.what)
     except (NotMade, UnknownArgument) as error:
         return MediumCheck(medium, (), str(error))
     except Exception as error:  # whatever transformers' code makes of a stage
         return MediumCheck(medium, (), reason(error))
 
 
-def compare(model: nn.Module, medium: str = "text", middle: int | None = None) -> tuple[tuple[str, float], ...]:
+def compare(
+    model: nn.Module, medium: str = "text", middle: int | None = None, num_runs: int = 1
+) -> tuple[tuple[str, float], ...]:
     """(module, relative error of its gradients), worst first, of two steps of training.
 
     Args:
         model: Small, with eager attention; stays as it is.
         medium: Of an item in every sample; `text`: none.
-        middle: First layer of the second stage; None: half of the layers each, if none uses another's keys.
+        middle: First layer of the second stage; None: half of the layers each, if the decoder can be cut there.
+        num_runs: In which an item's placeholders stand.
     """
     plain = copy.deepcopy(model)
-    decoder = find_decoder(model)[1]
-    num_layers = len(decoder.layers)
-    middle = min(num_layers // 2, stages.last_cut(decoder)) if middle is None else middle
-    pair = Stage(copy.deepcopy(model), 0, middle), Stage(copy.deepcopy(model), middle, num_layers)
+    made = [
+        [_sample(plain, length, medium, num_runs, seed=10 * step + index) for index, length in enumerate(lengths)]
+        for step, lengths in enumerate(LENGTHS)
+    ]
+    is_double = next(plain.parameters()).dtype == torch.float64
+    trained = _Trained(plain, made[0][0].item, middle)
     errors: dict[str, float] = {}
-    for step, lengths in enumerate(LENGTHS):
-        made = [_sample(plain, length, medium, seed=10 * step + index) for index, length in enumerate(lengths)]
-        samples, media = [ids for ids, _ in made], [of for _, of in made]
-        want = _plain_gradients(plain, samples, media)
-        got = _stage_gradients(*pair, samples, media)
+    for samples in made:
+        with _Float64() if is_double else contextlib.nullcontext():
+            want, got = _plain_gradients(plain, samples), trained.gradients(samples)
         for module, error in _errors(want, got).items():
             errors[module] = max(errors.get(module, 0.0), error)
-        for owner, gradients in ((plain, want), (pair[0].model, got), (pair[1].model, got)):
-            _descend(owner, gradients)
+        _descend(dict(plain.named_parameters()), want)
+        for stage in trained.stages:
+            _descend(stage.names, got)
     return tuple(sorted(errors.items(), key=lambda item: -item[1]))
 
 
@@ -163,10 +186,29 @@ def _random_model(config: Any) -> nn.Module:
     return model
 
 
-def _sample(model: nn.Module, length: int, medium: str, seed: int) -> tuple[torch.Tensor, dict[str, Any]]:
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    """Tokens, and an item whose placeholders are among them."""
+
+    ids: torch.Tensor
+    item: Item | None
+
+    @property
+    def places(self) -> torch.Tensor:
+        """Indices of the placeholders."""
+        assert self.item is not None, "a text has none"
+        return torch.nonzero(self.ids == self.item.token).flatten()
+
+
+def _sample(model: nn.Module, length: int, medium: str, num_runs: int, seed: int) -> _Sample:
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(_FIRST_ID, VOCAB - 10, (length,), generator=generator)
-    return (ids, {}) if medium == "text" else with_item(model, ids, medium, generator)
+    if medium == "text":
+        return _Sample(ids, None)
+    item = item_of(model, medium, generator)
+    runs = torch.full((item.num_rows,), item.token).chunk(num_runs)
+    parts = [part for n, run in enumerate(runs) for part in (ids[:_BEFORE] if n == 0 else ids[:1], run)]
+    return _Sample(torch.cat([*parts, ids[_BEFORE:]]), item)
 
 
 class _Float64(TorchFunctionMode):
@@ -184,41 +226,114 @@ def _loss(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(logits[0, :-1].float(), ids[1:], reduction="sum")
 
 
-def _plain_gradients(
-    model: Any, samples: Sequence[torch.Tensor], media: Sequence[Mapping[str, Any]]
-) -> dict[str, torch.Tensor]:
+def _plain_gradients(model: Any, samples: Sequence[_Sample]) -> dict[str, torch.Tensor]:
     model.zero_grad()
-    for ids, arguments in zip(samples, media, strict=True):
-        mask = torch.ones_like(ids)[None]
-        _loss(model(input_ids=ids[None], attention_mask=mask, use_cache=False, **arguments).logits, ids).backward()
+    dtype = next(model.parameters()).dtype
+    for of in samples:
+        ids, given = of.ids[None], {}
+        if of.item is not None:
+            mark = (ids == of.item.token).long() * (KINDS.index(of.item.kind) + 1)
+            made = {n: x.to(dtype) if x.is_floating_point() else x for n, x in of.item.made.items()}
+            given = {**made, **{name: mark for name in MARKS if takes(model, name)}}
+        logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, **given).logits
+        _loss(logits, of.ids).backward()
     return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
-def _stage_gradients(
-    first: Stage, second: Stage, samples: Sequence[torch.Tensor], media: Sequence[Mapping[str, Any]]
-) -> dict[str, torch.Tensor]:
-    """Of both stages, summed where both have a parameter; between them tensors travel as messages would."""
-    sent: list[tuple[torch.Tensor, torch.Tensor]] = []
+class _Trained:
+    """A model cut into stages as training cuts it.
 
-    def hand(tensor: torch.Tensor) -> torch.Tensor:
-        sent.append((tensor, tensor.detach().requires_grad_()))
-        return sent[-1][1]
+    Args:
+        plain: Whose weights they take.
+        item: Of the kind that samples have; None: they have none.
+        middle: First layer of the second stage of the decoder; None: as for `compare`.
 
-    for part in (first, second):
-        part.model.zero_grad()
-    packing, inputs = enter(first.model, samples, media)
-    hidden = first.forward(inputs["inputs_embeds"], packing, inputs)
-    out = second.forward(hand(hidden), packing, handed_on(inputs, hand))
-    logits = logits_of(second.model, out).split(packing.lengths, dim=1)
-    torch.stack([_loss(part, ids) for part, ids in zip(logits, samples, strict=True)]).sum().backward()
-    back = [(root, leaf.grad) for root, leaf in sent if leaf.grad is not None and root.requires_grad]
-    torch.autograd.backward([root for root, _ in back], [gradient for _, gradient in back])
-    found: dict[str, torch.Tensor] = {}
-    for part in (first, second):
-        for name, p in part.model.named_parameters():
-            if p.grad is not None:
-                found[name] = found[name] + p.grad if name in found else p.grad.clone()
-    return found
+    Raises:
+        ConfigError: no stages can be made of it.
+        UnknownArgument: its layers see keys by an unknown rule.
+    """
+
+    def __init__(self, plain: Any, item: Item | None, middle: int | None) -> None:
+        attention.register()
+        structure = read_structure(plain.config)
+        encoder = structure.encoder_of(item.kind) if item else None
+        if item is not None and encoder is None:
+            raise NotMade(f"no encoder with layers is known for {item.kind}")
+        self._form, apart = arrays.PARTS, set[str]()
+        if item is not None and encoder is not None:
+            shell = plain.get_submodule(encoder.path.rpartition(".")[0])
+            self._form = items.form_of_item(shell, item.kind, item.made)
+            apart = {encoder.medium} if self._form == arrays.PARTS else set()
+        places = places_of(structure, apart)
+        num_layers, deep = structure.num_layers, places.decoder.num_deep_features
+        latest = last_cut(find_decoder(plain)[1])
+        middle = min(max(num_layers // 2, deep), latest) if middle is None else middle
+        model = _as_trained(plain)
+        self._encoder = EncoderStage(model, places.towers[encoder.medium]) if encoder else None
+        cuts = [(0, middle), (middle, num_layers)] if 0 < middle < num_layers else [(0, num_layers)]
+        self._first = GenericLlmStage(model, places, cuts[0])
+        self._last = GenericLlmStage(_as_trained(plain), places, cuts[1]) if cuts[1:] else self._first
+        for stage in self.stages:
+            stage.to(next(plain.parameters()).dtype)
+
+    @property
+    def stages(self) -> list[Stage]:
+        """All of them."""
+        llm: list[Stage] = [self._first] if self._last is self._first else [self._first, self._last]
+        return llm if self._encoder is None else [self._encoder, *llm]
+
+    def gradients(self, samples: Sequence[_Sample]) -> dict[str, torch.Tensor]:
+        """Of all stages, summed where several have a parameter; tensors travel between them as messages would."""
+        for stage in self.stages:
+            stage.zero_grad()
+        lengths = [len(of.ids) for of in samples]
+        ends = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
+        rows, where, grids = self._rows(samples, ends.tolist())
+        sent = [(rows, rows.detach().requires_grad_())] if rows is not None else []
+        own = ([sent[0][1]], [where]) if sent else ([], [])
+        hidden = self._first.embed(torch.cat([of.ids for of in samples]), *own)
+        hidden = self._first(hidden, _positions(self._first, samples, grids), ends)
+        if self._last is not self._first:
+            sent.append((hidden, hidden.detach().requires_grad_()))
+            hidden = self._last(sent[-1][1], _positions(self._last, samples, grids), ends)
+        predicting = torch.cat([torch.arange(n - 1) + start for n, start in zip(lengths, ends.tolist(), strict=False)])
+        self._last.loss(hidden, predicting, torch.cat([of.ids[1:] for of in samples])).backward()
+        for root, leaf in reversed(sent):
+            root.backward(leaf.grad)
+        found: dict[str, torch.Tensor] = {}
+        for stage in self.stages:
+            for name, p in stage.names.items():
+                if p.grad is not None:
+                    found[name] = found[name] + p.grad if name in found else p.grad.clone()
+        return found
+
+    def _rows(
+        self, samples: Sequence[_Sample], starts: Sequence[int]
+    ) -> tuple[torch.Tensor | None, torch.Tensor, list[arrays.Grid]]:
+        """(rows of the encoder, where they belong, the items' grids)."""
+        if self._encoder is None:
+            return None, torch.empty(0), []
+        made = [(of.item.kind, of.item.made) for of in samples if of.item is not None]
+        grids = [arrays.grid_of(self._form, *of) for of in made]
+        data = torch.cat([torch.from_numpy(arrays.array_of(self._form, *of)) for of in made])
+        where = torch.cat([of.places + start for of, start in zip(samples, starts, strict=False)])
+        return self._encoder(data, torch.tensor(grids)), where, grids
+
+
+def _as_trained(plain: Any) -> nn.Module:
+    """The model with the same weights as training builds it."""
+    is_double = next(plain.parameters()).dtype == torch.float64
+    model = construct(plain.config, torch.float32, "eager" if is_double else None).eval()  # grouped_mm has no double
+    model.load_state_dict(plain.state_dict())
+    return model
+
+
+def _positions(stage: GenericLlmStage, samples: Sequence[_Sample], grids: Sequence[arrays.Grid]) -> torch.Tensor:
+    found = []
+    for index, of in enumerate(samples):
+        at = [MediaPosition(of.item.kind, grids[index], of.item.seconds_per_grid, of.item.num_rows)] if of.item else []
+        found.append(stage.positions(of.ids, at))
+    return torch.cat(found, dim=1)
 
 
 def _errors(want: Mapping[str, torch.Tensor], got: Mapping[str, torch.Tensor]) -> dict[str, float]:
@@ -242,10 +357,10 @@ def module_of(name: str) -> str:
     return ".".join(parts[: last + 2]) or name
 
 
-def _descend(model: nn.Module, gradients: Mapping[str, torch.Tensor]) -> None:
+def _descend(params: Mapping[str, torch.Tensor], gradients: Mapping[str, torch.Tensor]) -> None:
     """One step of gradient descent, whose length does not depend on the number of tokens."""
     norm = torch.stack([gradient.norm() for gradient in gradients.values()]).norm()
     with torch.no_grad():
-        for name, p in model.named_parameters():
+        for name, p in params.items():
             if name in gradients:
                 p.sub_(gradients[name] * (_RATE / norm))

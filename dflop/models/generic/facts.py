@@ -20,7 +20,7 @@ from dflop import files
 from dflop.models.generic.values import Structure
 from dflop.records import from_dict, parse_json, to_dict
 
-VERSION = 4
+VERSION = 5
 """Raise when anything is read differently: kept files then no longer match."""
 _SETTINGS = (
     "processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json", "tokenizer_config.json",
@@ -49,8 +49,8 @@ class Medium:
     """How two items in a sample differ from each alone; empty: they do not."""
     form: str = ""
     """Of the arrays of its items, see `arrays.py`; empty: none that training knows."""
-    num_values: int = 0
-    """Of a patch, where items are grids of these."""
+    patch: tuple[int, ...] = ()
+    """Shape of a patch, where items are grids of these."""
     untrained: str = ""
     """Why its items are planned for and not trained on; empty: they are."""
 

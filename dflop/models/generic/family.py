@@ -16,7 +16,7 @@ import numpy as np
 from dflop.errors import ConfigError
 from dflop.models.family import Family, Grid, Processor
 from dflop.models.generic import arrays
-from dflop.models.generic.facts import facts_of
+from dflop.models.generic.facts import Medium, facts_of
 from dflop.models.generic.placing import Placer
 from dflop.models.generic.shallow import shallow_config, shallow_specs, turn_of
 from dflop.models.generic.specs import decoder_of, module_specs, towers_of
@@ -63,7 +63,8 @@ class GenericFamily(Family):
             for medium in self.facts.media
             if not medium.problem
         }
-        self.towers, self.decoder = towers_of(self.structure), decoder_of(self.structure)
+        apart = {"audio" if of.kind == "audio" else "vision" for of in self.facts.media if of.form == arrays.PARTS}
+        self.towers, self.decoder = towers_of(self.structure, apart), decoder_of(self.structure)
         self.untrained = self.facts.untrained
         inner = self.hf_config.get("thinker_config") or self.hf_config
         text = inner.get("text_config") or inner
@@ -140,14 +141,29 @@ class GenericFamily(Family):
         medium = next((of for of in media if of.form), None)
         if medium is None:
             raise self._untrained(module, "; ".join(of.untrained for of in media))
-        return arrays.array_shape(medium.form, medium.num_values, grid)
+        return arrays.array_shape(medium.form, medium.patch, grid)
 
     def token_ids(self, token_id: Mapping[str, int]) -> dict[str, int]:
         return {}  # the config has them
 
     def array_of(self, item: MediaItem, versions: Sequence[np.ndarray]) -> np.ndarray:
+        header, medium = self._of(item)
+        media = versions[0]
+        if item.kind == "audio":  # headers are a little off
+            num = self.media_processor.num_samples(header)
+            media = np.pad(media[:num], (0, max(0, num - len(media))))
+        return arrays.array_of(medium.form, item.kind, self.media_processor.inputs_of(header, media))
+
+    def filler(self, item: MediaItem) -> np.ndarray | None:
+        header, medium = self._of(item)
+        if medium.form != arrays.PARTS:
+            return None
+        _, made = self.media_processor.made(header, medium.pad, has_values=True)
+        return arrays.array_of(medium.form, item.kind, made)
+
+    def _of(self, item: MediaItem) -> tuple[MediaHeader, Medium]:
         header = MediaHeader(item.kind, item.width_px, item.height_px, item.num_frames, item.duration_s)
-        return arrays.array_of(item.kind, self.media_processor.inputs_of(header, versions[0]))
+        return header, next(of for of in self.facts.media if of.kind == item.kind)
 
     def _untrained(self, module: str, why: str) -> ConfigError:
         return ConfigError(

@@ -1,20 +1,24 @@
 """How a tower of any model is given a packed group of items, in the forms of `arrays.py`.
 
-A class says by the arguments of its `get_image_features` what it takes beside pixels, and every such companion follows
-from sizes: grids of patches, sizes of pictures. Models whose companions do not are refused by name. Clips of towers
-that take grids go the same way as pictures.
+A class says by the arguments of its `get_image_features` what it takes beside pixels. Where every such companion
+follows from sizes, as grids of patches and sizes of pictures do, all items go in one call, and clips of towers that
+take grids go as pictures do. Otherwise each item goes by its own kind's function, with all that the processor made.
 """
 
 from __future__ import annotations
 
 import inspect
+import json
+import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from dflop.errors import ConfigError
 from dflop.models.attention import PACKED
-from dflop.models.generic.arrays import GRID, LISTED, SIZED, TILES
+from dflop.models.generic import arrays
+from dflop.models.generic.arrays import GRID, LISTED, NUM_BYTES, PARTS, SIZED, TILES
 
 _OPTIONAL = {
     "pixel_values", "vision_feature_layer", "vision_feature_select_strategy", "return_dict", "output_hidden_states",
@@ -23,21 +27,40 @@ _OPTIONAL = {
 
 
 def form_of(shell: Any) -> str:
-    """How a model takes pictures.
+    """The form in which a model takes packed items: `parts` where companions of pictures do not follow from sizes."""
+    encode = getattr(shell, "get_image_features", None)
+    takes = set(inspect.signature(encode).parameters) - _OPTIONAL if encode else {"nothing"}
+    forms = {("image_grid_thw",): GRID, ("image_sizes",): SIZED, (): TILES, ("pixel_attention_mask",): LISTED}
+    form = forms.get(tuple(sorted(takes)), PARTS)
+    return PARTS if form == SIZED and hasattr(shell, "image_newline") else form
+
+
+def form_of_item(shell: Any, kind: str, made: Mapping[str, Any]) -> str:
+    """The form in which items of a kind travel from the processor to the tower.
+
+    Args:
+        shell: The model above the tower.
+        kind: `image`, `video` or `audio`.
+        made: What the processor makes of one item; floats may have no values.
 
     Raises:
-        ConfigError: in another way.
+        ConfigError: the model needs more of an item than that.
     """
-    encode = getattr(shell, "get_image_features", None)
-    takes = set(inspect.signature(encode).parameters) - _OPTIONAL if encode else {"no `get_image_features`"}
-    forms = {("image_grid_thw",): GRID, ("image_sizes",): SIZED, (): TILES, ("pixel_attention_mask",): LISTED}
-    form = forms.get(tuple(sorted(takes)))
-    if form is None or (form == SIZED and hasattr(shell, "image_newline")):
-        raise ConfigError(
-            f"pictures of {type(shell).__name__} come with {', '.join(sorted(takes))}, which do not follow from sizes",
-            where="model.hf_config", hint="use a model that takes pixels with a grid, with sizes, or alone",
-        )  # fmt: skip
-    return form
+    form = form_of(shell)
+    if form == arrays.form_of(kind, made) != PARTS:
+        return form
+    encode, problem = getattr(shell, f"get_{kind}_features", None), ""
+    needed = inspect.signature(encode).parameters.values() if encode else ()
+    missing = [p.name for p in needed if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
+    if encode is None:
+        problem = f"{type(shell).__name__} has no `get_{kind}_features`"
+    elif missing := [name for name in missing if name not in made]:
+        problem = f"`get_{kind}_features` takes {', '.join(missing)}, which the processor does not make"
+    elif kind != "audio" and hasattr(shell, "get_rope_index"):
+        problem = f"rope positions of {type(shell).__name__} need grids of patches, which the processor does not make"
+    if problem:
+        raise ConfigError(problem, where="model.hf_config", hint="leave these items out of the data")
+    return PARTS
 
 
 def prepare(shell: Any, tower: Any) -> None:
@@ -62,13 +85,47 @@ def features(shell: Any, data: torch.Tensor, sizes: torch.Tensor) -> torch.Tenso
         given = _padded(data, sizes[:, 1:])
     else:
         given = {"pixel_values": data[None] if form == LISTED else data}
-    out = shell.get_image_features(**given, return_dict=True)
-    rows = _rows(out.pooler_output)
-    deep = [_rows(each) for each in getattr(out, "deepstack_features", None) or ()]
+    return rows_of(shell.get_image_features(**given, return_dict=True))
+
+
+def features_of_parts(shell: Any, data: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
+    """The same of items in the form `parts`, one at a time; the last number of a size is the length of its array."""
+    rows = []
+    for array in data.split(sizes[:, 2].tolist()):
+        kind, made = parts_of(array)
+        encode = getattr(shell, f"get_{kind}_features")
+        takes = inspect.signature(encode).parameters
+        given = {name: value for name, value in made.items() if name in takes}
+        rows.append(rows_of(encode(**given, return_dict=True)))
+    return torch.cat(rows)
+
+
+def parts_of(array: torch.Tensor) -> tuple[str, dict[str, torch.Tensor]]:
+    """(kind, tensors by name) of an item in the form `parts`."""
+    start = NUM_BYTES + int.from_bytes(_bytes(array[:NUM_BYTES]), "little")
+    kind, what = json.loads(_bytes(array[NUM_BYTES:start]))
+    found = {}
+    for name, dtype, shape in what:
+        end = start + math.prod(shape) * (1 if dtype == "float" else NUM_BYTES)
+        x = array[start:end] if dtype == "float" else array[start:end].to(torch.uint8).view(torch.int32).long()
+        found[name], start = (x.bool() if dtype == "bool" else x).view(shape), end
+    return kind, found
+
+
+def _bytes(numbers: torch.Tensor) -> bytes:
+    return bytes(numbers.to(torch.uint8).tolist())
+
+
+def rows_of(out: Any) -> torch.Tensor:
+    """Rows of an encoder's output, without those of padding."""
+    rows = _joined(out.pooler_output)
+    if (mask := getattr(out, "attention_mask", None)) is not None:
+        rows = rows[mask.flatten().bool()]
+    deep = [_joined(each) for each in getattr(out, "deepstack_features", None) or ()]
     return torch.cat([rows, *deep], dim=1) if deep else rows
 
 
-def _rows(made: Any) -> torch.Tensor:
+def _joined(made: Any) -> torch.Tensor:
     rows: torch.Tensor = torch.cat(list(made)) if isinstance(made, list | tuple) else made
     return rows.flatten(0, -2)
 

@@ -16,8 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from dflop.models.generic import watch
-from dflop.models.generic.classes import build, find_decoder
-from dflop.models.generic.entry import feature_function
+from dflop.models.generic.classes import build, feature_function, find_decoder
 from dflop.models.generic.folder import read_config
 
 META = torch.device("meta")

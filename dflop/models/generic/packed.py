@@ -17,8 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from dflop.models.attention import SDPA, Earlier, packed_attention
-from dflop.models.generic.reach import Reach
-from dflop.models.generic.stage import UnknownArgument, masked_attention, per_sample
+from dflop.models.generic.reach import Reach, UnknownArgument
 
 NAME = "dflop_packed_generic"
 """Of the attention that stages use."""
@@ -177,3 +176,40 @@ def _packed(
         cu_seq_lens_q=bounds, max_length_q=longest, sliding_window=reach.window or None, **of_keys,
     )  # fmt: skip
     return out[..., :width], None
+
+
+def per_sample(forward: Callable[..., Any], lengths: list[int], *args: Any, **kwargs: Any) -> Any:
+    """Call a part of a layer once per sample, with every argument that has an entry per token cut."""
+    outs = []
+    for index in range(len(lengths)):
+        cut = functools.partial(_cut, lengths=lengths, index=index)
+        outs.append(forward(*map(cut, args), **{name: cut(value) for name, value in kwargs.items()}))
+    if isinstance(outs[0], tuple):
+        return (torch.cat([out[0] for out in outs], dim=1), *outs[0][1:])
+    return torch.cat(outs, dim=1)
+
+
+def _cut(value: Any, lengths: list[int], index: int) -> Any:
+    if isinstance(value, tuple | list):
+        return tuple(_cut(each, lengths, index) for each in value)
+    if isinstance(value, torch.Tensor):
+        for axis in sorted(range(value.ndim), key=lambda axis: axis != 1):  # tokens are the second, if any
+            if value.shape[axis] == sum(lengths):
+                return value.split(lengths, axis)[index]
+    return value
+
+
+def masked_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: torch.Tensor, scale: float, softcap: float | None,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:  # fmt: skip
+    """One sample's attention with a mask, capped scores and a sink per head that takes a share and gives nothing."""
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+    scores = q @ k.transpose(2, 3) * scale
+    if softcap:
+        scores = torch.tanh(scores / softcap) * softcap
+    scores = scores.masked_fill(~seen, float("-inf"))
+    if sinks is not None:
+        sink = sinks.view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+        scores = F.pad(scores, (0, 1)) + F.pad(sink, (scores.shape[-1], 0))
+    return scores.softmax(-1, torch.float32)[..., : k.shape[2]].to(q.dtype) @ v

@@ -95,7 +95,7 @@ class Placer:
             return " ".join(str(error).split())[:200]
         num_rows = sum(part for part in layout if isinstance(part, int))
         sequences = (of.num_sequences, of.num_tokens // of.num_sequences, 1)
-        grid = grid_of(header.kind, inputs) if medium.form else sequences
+        grid = grid_of(medium.form, header.kind, inputs) if medium.form else sequences
         return Placement(encoder.medium, grid, of.num_tokens, of.sum_sq_tokens, num_rows, layout)
 
     @cached_property

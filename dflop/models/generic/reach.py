@@ -8,18 +8,55 @@ from their placeholders. Each layer's function is asked once, when a stage is bu
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from dflop.models.generic.classes import Recorder, entry_of, in_place
-from dflop.models.generic.stage import NAME, Pattern, UnknownArgument, register
+from dflop.models.generic.classes import Recorder, entry_of, extra_inputs, in_place
 
+_NAME = "dflop_asked"
+"""Of the masks that are asked for."""
 _BEFORE = 5
 """Tokens in front of the image in the sample that a model's masks are asked about."""
+
+
+class UnknownArgument(NotImplementedError):
+    """A model hands its decoder or its attention something that a generic stage would have to ignore."""
+
+
+class Pattern:
+    """Which keys a query sees: a function of indices, for which no mask is made.
+
+    Stands where transformers' code has a mask, and answers what that code asks of one.
+    """
+
+    shape = ()
+
+    def __init__(self, function: Callable[..., torch.Tensor]) -> None:
+        self._function = function
+
+    def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
+        """`[len(tokens), len(tokens)]`, queries first."""
+        return self.at(tokens, tokens)
+
+    def at(self, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        """Which keys are seen: bool `[queries, keys]`."""
+        zero = torch.zeros(1, 1, 1, 1, dtype=torch.long)
+        seen = self._function(zero, zero, queries[None, None, :, None], keys[None, None, None, :])
+        return seen.expand(1, 1, len(queries), len(keys))[0, 0]
+
+    def __getitem__(self, index: tuple[slice, ...]) -> Pattern:
+        """The pattern itself: models that slice a mask for generation keep all of it in training.
+
+        Raises:
+            UnknownArgument: a part of it is wanted.
+        """
+        if all(part in (slice(None), slice(0, None)) for part in index):
+            return self
+        raise UnknownArgument("its decoder cuts a part of the attention mask")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +129,13 @@ def _masks_with_image(above: Any, name: str, mark: str, is_image: torch.Tensor) 
     """By layer, the masks that the model above a decoder makes for a sample with an image; empty: it makes none."""
     decoder = getattr(above, name)
     recorder = Recorder(decoder)
+    given = {mark: is_image[None], **_beside(decoder, len(is_image))}
     with _patterns(decoder), in_place(above, name, recorder), torch.no_grad():
-        above(inputs_embeds=_nothing(decoder, len(is_image)), use_cache=False, **{mark: is_image[None]})
-    given, types = recorder.given.get("attention_mask"), entry_of(decoder.config, "layer_types")
-    if given is None:
+        above(inputs_embeds=_nothing(decoder, len(is_image)), use_cache=False, **given)
+    masks, types = recorder.given.get("attention_mask"), entry_of(decoder.config, "layer_types")
+    if masks is None:
         return {}
-    of_layers = ((i, given[types[i]] if isinstance(given, Mapping) else given) for i in range(len(decoder.layers)))
+    of_layers = ((i, masks[types[i]] if isinstance(masks, Mapping) else masks) for i in range(len(decoder.layers)))
     return {index: mask for index, mask in of_layers if isinstance(mask, Pattern)}
 
 
@@ -105,19 +143,21 @@ def _masks_of_layers(decoder: Any, length: int) -> Iterator[Pattern | None]:
     """What each layer is given as a mask for a sample of `length`."""
     parts = dict(decoder._modules)
     recorders = [Recorder(layer) for layer in decoder.layers]
-    hidden = _nothing(decoder, length)
+    hidden, given = _nothing(decoder, length), _beside(decoder, length)
     try:
         for name, part in parts.items():
             if part is not None and any(True for _ in part.parameters()):
                 decoder._modules[name] = Recorder(part)
         decoder._modules["layers"] = nn.ModuleList(recorders)
+        decoder.project_per_layer_inputs = lambda _, given: given  # whose modules stand aside
         with _patterns(decoder), torch.no_grad():
-            decoder(inputs_embeds=hidden, use_cache=False)
+            decoder(inputs_embeds=hidden, use_cache=False, **given)
     finally:
+        del decoder.project_per_layer_inputs
         decoder._modules.clear()
         decoder._modules.update(parts)
     for recorder in recorders:
-        yield next((x for x in recorder.given.values() if isinstance(x, Pattern)), None)
+        yield next((x for x in getattr(recorder, "given", {}).values() if isinstance(x, Pattern)), None)
 
 
 def _nothing(decoder: Any, length: int) -> torch.Tensor:
@@ -125,11 +165,17 @@ def _nothing(decoder: Any, length: int) -> torch.Tensor:
     return torch.zeros(1, 1, 1).expand(1, length, decoder.config.hidden_size)
 
 
+def _beside(decoder: Any, length: int) -> dict[str, torch.Tensor]:
+    return extra_inputs(decoder, length, torch.device("cpu"), torch.float32)
+
+
 @contextlib.contextmanager
 def _patterns(decoder: Any) -> Iterator[None]:
     """Within it, a decoder's masks are `Pattern`s."""
-    register()
-    before, decoder.config._attn_implementation = decoder.config._attn_implementation, NAME
+    from transformers import AttentionMaskInterface
+
+    AttentionMaskInterface.register(_NAME, lambda mask_function, **_: Pattern(mask_function))
+    before, decoder.config._attn_implementation = decoder.config._attn_implementation, _NAME
     try:
         yield
     finally:

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from dflop.errors import ConfigError
+from dflop.models.arrays import SAMPLE_RATE_HZ
 from dflop.models.generic import arrays
 from dflop.models.generic.check import quiet_transformers, structure_of
 from dflop.models.generic.classes import trained_config
 from dflop.models.generic.exact import small_model
 from dflop.models.generic.facts import Medium, ModelFacts
 from dflop.models.generic.folder import read_config, reason
-from dflop.models.generic.items import form_of as form_of_tower
+from dflop.models.generic.items import form_of_item
 from dflop.models.generic.lengths import encoder_lengths
-from dflop.models.generic.llm_stage import untrained
 from dflop.models.generic.media_check import check_medium, grid
 from dflop.models.generic.media_processor import MediaProcessor, load_processor
 from dflop.models.generic.meta_run import empty_model
 from dflop.models.generic.specs import decoder_of, towers_of
+from dflop.models.generic.stage_rules import untrained
 from dflop.models.generic.tokens import PROBES
 from dflop.models.generic.towers import traced_encoder
 from dflop.models.generic.values import Encoder, Structure
@@ -52,7 +53,7 @@ def read_facts(key: str, hf_config: Mapping[str, Any], folder: Path) -> ModelFac
             if encoder is not None:
                 encoders = tuple(encoder if of.path == encoder.path else of for of in structure.encoders)
                 structure = replace(structure, encoders=encoders)
-        return ModelFacts(key, structure, tuple(media), _untrained(hf_config, structure))
+        return ModelFacts(key, structure, _with_one_form(media), _untrained(hf_config, structure))
 
 
 def _untrained(hf_config: Mapping[str, Any], structure: Structure) -> str:
@@ -84,20 +85,33 @@ def _medium(processor: MediaProcessor, kind: str, structure: Structure, model: A
     except Exception as error:  # whatever the model makes of it
         return Medium(kind, f"the model does not take what the processor makes of it: {reason(error)}"), None
     told = Medium(kind, "", check.rule.way, pad, processor.prompt(kind)[1], needs_values, check.several)
-    return _with_form(told, encoder, model, items[0]), found
+    return _with_form(told, encoder, model, processor, items[0]), found
 
 
-def _with_form(medium: Medium, encoder: Encoder, model: Any, made: Mapping[str, Any]) -> Medium:
+def _with_form(
+    medium: Medium, encoder: Encoder, model: Any, processor: MediaProcessor, made: Mapping[str, Any]
+) -> Medium:
     """The medium with the form of its arrays, if processor and tower agree on one that training knows."""
+    if medium.kind == "audio" and processor.sample_rate != SAMPLE_RATE_HZ:
+        why = f"its processor takes {processor.sample_rate} samples a second, sounds are decoded to {SAMPLE_RATE_HZ}"
+        return replace(medium, untrained=why)
     try:
-        form = arrays.form_of(medium.kind, made)
-        taken = form_of_tower(model.get_submodule(encoder.path.rpartition(".")[0]))
+        form = form_of_item(model.get_submodule(encoder.path.rpartition(".")[0]), medium.kind, made)
     except ConfigError as error:
         return replace(medium, untrained=error.what)
-    if form != taken:
-        return replace(medium, untrained=f"its processor makes {form}, its tower takes {taken}")
-    num_values = made[arrays.PIXELS[medium.kind]].shape[-1] if form == arrays.GRID else 0
-    return replace(medium, form=form, num_values=int(num_values))
+    patch = made[arrays.PIXELS[medium.kind]].shape[1:] if form == arrays.GRID else ()
+    return replace(medium, form=form, patch=tuple(map(int, patch)))
+
+
+def _with_one_form(media: Sequence[Medium]) -> tuple[Medium, ...]:
+    """Media of one encoder travel together: in the form of the first, or else clips are not trained on."""
+    first = next((of for of in media if of.kind == "image" and of.form), None)
+    found = []
+    for of in media:
+        if first and of.kind == "video" and of.form and (of.form, of.patch) != (first.form, first.patch):
+            of = replace(of, form="", untrained=f"its clips come as {of.form}, its pictures as {first.form}")
+        found.append(of)
+    return tuple(found)
 
 
 def _two(kind: str) -> tuple[MediaHeader, MediaHeader]:

@@ -38,7 +38,7 @@ _TOWER: Mapping[str, Any] = {
     "output_dim": HIDDEN, "num_position_embeddings": 64, "head_dim": 16, "hidden_dim": HIDDEN, "mlp_dim": 128,
     "text_hidden_size": HIDDEN, "projection_dim": HIDDEN, "projector_hidden_size": HIDDEN, "vocab_size": VOCAB,
     "position_embedding_size": HIDDEN, "num_global_layers": 2, "cross_attention_hidden_size": HIDDEN,
-    "output_hidden_size": HIDDEN, "encoder_hidden_size": HIDDEN, "n_window": 8, "n_window_infer": 16,
+    "output_hidden_size": HIDDEN, "encoder_hidden_size": HIDDEN,
     "num_experts": 4, "moe_intermediate_size": 32, "intermediate_dim": 128, "num_conv_pos_embeddings": 16,
     "vision_output_dim": HIDDEN, "projector_input_dim": HIDDEN, "projector_output_dim": HIDDEN,
 }  # fmt: skip

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
-from dflop.models.family import GENERIC, Decoder, Tower
+from dflop.models.family import GENERIC, GENERIC_PARTS, Decoder, Tower
 from dflop.models.generic.values import Encoder, LayerKind, Structure
 from dflop.records import LLM, ModuleSpec
 from dflop.records import LayerKind as Kind
@@ -22,9 +23,23 @@ def module_specs(structure: Structure) -> Iterator[ModuleSpec]:
     yield _decoder(structure)
 
 
-def towers_of(structure: Structure) -> Mapping[str, Tower]:
-    """Where encoders sit in the model, by module."""
-    return {of.medium: Tower(of.path, GENERIC, of.layers, of.projector) for of in structure.main_encoders}
+def towers_of(structure: Structure, apart: Collection[str] = ()) -> Mapping[str, Tower]:
+    """Where encoders sit in the model, by module.
+
+    Args:
+        structure: Of the model.
+        apart: Modules whose towers take one item at a time.
+    """
+    found: dict[str, Tower] = {}
+    main = structure.main_encoders
+    for of in (*main, *(of for of in structure.encoders if not any(of.medium == m.medium for m in main))):
+        if of.medium in found:
+            continue
+        call = GENERIC_PARTS if of.medium in apart else GENERIC
+        beside = [x for x in structure.encoders if x.medium == of.medium and x.path != of.path]
+        extras = (*of.projector, *(path for x in beside for path in (x.path, *x.projector)))
+        found[of.medium] = Tower(of.path, call, of.layers, extras + (() if found else structure.others))
+    return found
 
 
 def decoder_of(structure: Structure) -> Decoder:
@@ -33,13 +48,25 @@ def decoder_of(structure: Structure) -> Decoder:
     return Decoder(GENERIC, deep, structure.decoder, structure.head)
 
 
+class Places(NamedTuple):
+    """Where a model's modules sit, without its family."""
+
+    towers: Mapping[str, Tower]
+    decoder: Decoder
+
+
+def places_of(structure: Structure, apart: Collection[str] = ()) -> Places:
+    """The same of all modules."""
+    return Places(towers_of(structure, apart), decoder_of(structure))
+
+
 def _decoder(structure: Structure) -> ModuleSpec:
     num_entry_layers = max((len(of.deep_layers) for of in structure.encoders), default=0) or 1
     other = 0 if any(of.kinds for of in structure.main_encoders) else structure.num_other_params
     return ModuleSpec(
         LLM, _runs(structure.kinds), structure.hidden_size,
         structure.num_entry_params + structure.num_exit_params + other,
-        max(1, structure.num_layers // num_entry_layers), _tp_choices(structure),
+        1 if structure.is_whole else max(1, structure.num_layers // num_entry_layers), _tp_choices(structure),
         num_entry_layers, structure.vocab_size, structure.is_tied, structure.num_entry_params,
     )  # fmt: skip
 

@@ -16,10 +16,12 @@ from torch import nn
 from dflop.models.generic import watch
 from dflop.models.generic.classes import (
     ACTIVE,
+    PER_LAYER,
     SHARED,
     PassThrough,
     build,
     entry_of,
+    extra_inputs,
     find_decoder,
     trained_config,
 )
@@ -62,7 +64,8 @@ def read_structure(config: Any) -> Structure:
         hidden_size=decoder.config.hidden_size, vocab_size=_vocab_size(model, decoder),
         num_params=sum(p.numel() for p in model.parameters()),
         num_entry_params=parts.num_entry_params, num_exit_params=parts.num_exit_params,
-        num_other_params=parts.num_other_params, is_tied=parts.is_tied,
+        num_other_params=parts.num_other_params, is_tied=parts.is_tied, others=parts.others,
+        is_whole=any(entry_of(decoder.config, key) for key in (PER_LAYER, SHARED)),
     )  # fmt: skip
 
 
@@ -143,19 +146,10 @@ def _run(decoder: Any, index: int, length: int, *, delta_rule: bool = True) -> w
         if not entry_of(decoder.config, SHARED):  # else a layer may need others' keys
             decoder.layers = nn.ModuleList(x if i == index else PassThrough(x) for i, x in enumerate(whole))
         with watch.traced(whole[index], delta_rule=delta_rule) as trace:
-            decoder(inputs_embeds=hidden, use_cache=False, **_extra_inputs(decoder, length, device))
+            decoder(inputs_embeds=hidden, use_cache=False, **extra_inputs(decoder, length, device, torch.bfloat16))
     finally:
         decoder.layers = whole
     return trace
-
-
-def _extra_inputs(decoder: Any, length: int, device: torch.device) -> dict[str, torch.Tensor]:
-    """Inputs that some decoders need beside embeddings: those of Gemma's layers, one per layer."""
-    width = entry_of(decoder.config, "hidden_size_per_layer_input")
-    if not width or not hasattr(decoder, "get_per_layer_inputs"):
-        return {}
-    shape = (1, length, decoder.config.num_hidden_layers, width)
-    return {"per_layer_inputs": torch.zeros(shape, device=device, dtype=torch.bfloat16)}
 
 
 def _with_chunk(call: AttentionCall, chunk: int) -> AttentionCall:

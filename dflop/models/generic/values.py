@@ -90,6 +90,8 @@ class Encoder:
     """A tower of the model with what carries its rows into the decoder's width."""
 
     path: str
+    medium: str
+    """`audio` or `vision`, as modules of plans are named."""
     layers: str
     """Path of its longest list of layers, relative to the tower; empty where it has none."""
     num_layers: int
@@ -112,11 +114,6 @@ class Encoder:
     """That what comes before the layers keeps per token."""
     kinds: tuple[LayerKind, ...] = ()
     """Kinds of its layers, as they are run."""
-
-    @property
-    def medium(self) -> str:
-        """`audio` or `vision`, as modules of plans are named."""
-        return medium_of(self.path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +139,10 @@ class Structure:
     num_other_params: int
     """Outside decoder, encoders and projectors."""
     is_tied: bool
+    others: tuple[str, ...] = ()
+    """Paths of these."""
+    is_whole: bool = False
+    """Whether layers share embeddings or keys, so that the decoder stays on one stage."""
 
     @property
     def main_encoders(self) -> tuple[Encoder, ...]:
@@ -197,6 +198,6 @@ def _triangle(n: int) -> int:
     return n * (n + 1) // 2
 
 
-def medium_of(path: str) -> str:
-    """`audio` or `vision`, by the path of a module."""
-    return "audio" if any(word in path for word in _SOUND) else "vision"
+def medium_of(path: str, *, hears_only: bool = False) -> str:
+    """`audio` or `vision`, by the path of a module of a model that may take sounds only."""
+    return "audio" if hears_only or any(word in path for word in _SOUND) else "vision"

@@ -16,7 +16,6 @@ from dflop.models.build import IGNORE_LABEL
 from dflop.models.family import GENERIC, Decoder, Family, Tower
 from dflop.models.generic import arrays, classes, items
 from dflop.models.generic.encoders import parts_of
-from dflop.models.generic.entry import MARKS, takes
 from dflop.models.media import MediaHeader, Placement
 from dflop.models.random_weights import build_model
 from dflop.records import LLM, MediaItem, SampleShape
@@ -49,7 +48,7 @@ class SmallFamily(Family):
         self.form = items.form_of(model.get_submodule(vision.path.rpartition(".")[0]))
         c = classes.config_of(self.hf_config).vision_config
         self.patch_px = c.patch_size if isinstance(c.patch_size, int) else c.patch_size[0]
-        self.patch_values = 3 * self.patch_px**2 * getattr(c, "temporal_patch_size", 1)
+        self.patch = (3 * self.patch_px**2 * getattr(c, "temporal_patch_size", 1),)
 
     def specs(self) -> Any:
         entry = {"vision": 1, LLM: max(1, self.decoder.num_deep_features)}
@@ -59,7 +58,7 @@ class SmallFamily(Family):
         )
 
     def array_shape(self, module: str, grid: tuple[int, int, int]) -> tuple[int, ...]:
-        return arrays.array_shape(self.form, self.patch_values, grid)
+        return arrays.array_shape(self.form, self.patch, grid)
 
     def item(self, size: int) -> MediaItem:
         """A picture; `size` says how large it is."""
@@ -129,7 +128,7 @@ class Small:
         ids = torch.from_numpy(sample.input_ids)
         given = self._pixels([torch.from_numpy(source.array(position, n)) for n in range(len(shape.items))], shape)
         is_picture = (ids == source.pad).long()[None]
-        given |= {name: is_picture for name in MARKS if takes(plain, name)}
+        given |= {name: is_picture for name in classes.MARKS if classes.takes(plain, name)}
         logits = plain(input_ids=ids[None], attention_mask=torch.ones_like(ids)[None], use_cache=False, **given).logits
         return torch.nn.functional.cross_entropy(logits[0, :-1], torch.from_numpy(sample.labels[1:]), reduction="sum")
 

@@ -1,8 +1,9 @@
 import numpy as np
 import pytest
+import torch
 
-from dflop.errors import ConfigError
 from dflop.models.generic.arrays import array_of, array_shape, form_of, grid_of
+from dflop.models.generic.items import parts_of
 
 RNG = np.random.default_rng(0)
 
@@ -29,18 +30,38 @@ def test_an_array_has_the_shape_that_follows_from_its_grid(name):
     kind, made, grid = MADE[name]
     form = form_of(kind, made)
     assert form == name.removesuffix(" of a clip")
-    assert grid_of(kind, made) == grid
-    assert array_of(kind, made).shape == array_shape(form, 30, grid)
+    assert grid_of(form, kind, made) == grid
+    assert array_of(form, kind, made).shape == array_shape(form, (30,), grid)
 
 
 def test_a_sized_picture_is_flat_and_without_padding():
     _, made, _ = MADE["sized"]
-    np.testing.assert_array_equal(array_of("image", made).reshape(3, 8, 10), made["pixel_values"][0, :, :, :10])
+    np.testing.assert_array_equal(
+        array_of("sized", "image", made).reshape(3, 8, 10), made["pixel_values"][0, :, :, :10]
+    )
 
 
-def test_padding_and_unknown_forms_are_refused():
+def test_padding_is_refused():
     padded = MADE["listed tiles"][1] | {"pixel_attention_mask": np.zeros((1, 5, 8, 8))}
     with pytest.raises(ValueError, match="a part of its pixels is padding"):
-        array_of("image", padded)
-    with pytest.raises(ConfigError, match=r"items of kind audio come in a form that is not known: x \(3,\)"):
-        form_of("audio", {"x": np.zeros(3)})
+        array_of("listed tiles", "image", padded)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_any_other_item_travels_with_all_that_its_processor_makes(dtype):
+    """Whole numbers exactly, in types of 16 bits, too."""
+    made = {
+        "input_ids": np.arange(9), "input_features": pixels(1, 5, 4), "places": np.array([[70_001, -1, 300]]),
+        "input_features_mask": np.array([[True, True, False, True]]), "unlisted": [1],
+    }  # fmt: skip
+    form = form_of("audio", made)
+    grid = grid_of(form, "audio", made)
+    assert (form, grid[:2]) == ("parts", (1, 3))
+    array = array_of(form, "audio", made)
+    assert array.shape == array_shape(form, (), grid)
+    kind, found = parts_of(torch.from_numpy(array).to(dtype))
+    assert kind == "audio"
+    assert set(found) == {"input_features", "places", "input_features_mask"}
+    assert found["places"].tolist() == made["places"].tolist()
+    assert found["input_features_mask"].tolist() == made["input_features_mask"].tolist()
+    torch.testing.assert_close(found["input_features"], torch.from_numpy(made["input_features"]).to(dtype))

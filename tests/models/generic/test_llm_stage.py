@@ -7,8 +7,9 @@ from torch import nn
 from dflop.errors import ConfigError
 from dflop.models import loss_size
 from dflop.models.build import cut_stage
-from dflop.models.generic import llm_stage
-from dflop.models.generic.items import form_of
+from dflop.models.generic import stage_rules
+from dflop.models.generic.arrays import PARTS
+from dflop.models.generic.items import form_of_item
 from dflop.models.generic.reach import Reach, read_reaches
 from dflop.records import LLM
 from tests.models.generic.configs import config_of
@@ -39,7 +40,7 @@ def cap(logits):
 
 def test_what_a_class_does_behind_its_head_is_read_from_its_forward():
     plain, scaled, capped = (
-        llm_stage._final_of(Headed(behind), "lm_head") for behind in (lambda x: x, lambda x: x / 8, cap)
+        stage_rules.final_of(Headed(behind), "lm_head") for behind in (lambda x: x, lambda x: x / 8, cap)
     )
     assert (plain.scale, plain.capped) == (1.0, None)
     assert scaled.scale == pytest.approx(1 / 8)
@@ -52,7 +53,7 @@ def test_capped_logits_have_the_loss_and_gradients_of_all_tokens_at_once(monkeyp
     monkeypatch.setattr(loss_size, "CHUNK_TOKENS", 3)
     subject = Small("smolvlm")
     stage = cut_stage(subject.build(), subject.family, LLM, (2, 4))
-    stage._final = llm_stage._Final(1.0, cap)
+    stage._final = stage_rules.Final(1.0, cap)
     hidden, where = torch.randn(9, 64, requires_grad=True), torch.tensor([0, 1, 2, 4, 5, 7, 8])
     targets = torch.arange(20, 27)
     loss = stage.loss(hidden, where, targets, 5)
@@ -82,22 +83,29 @@ def test_windows_reach_over_images_as_the_class_has_it():
     assert Reach(chunk=2).sees(tokens, tokens)[3].tolist() == [False, False, True, True, False, False]
 
 
-def test_pictures_whose_companions_do_not_follow_from_sizes_are_refused():
+def test_items_whose_companions_do_not_follow_from_sizes_travel_with_them():
     class Model:
         def get_image_features(self, pixel_values, image_sizes, aspect_ratios):
             raise NotImplementedError
 
-    with pytest.raises(ConfigError, match="pictures of Model come with aspect_ratios, image_sizes"):
-        form_of(Model())
+    made = dict.fromkeys(("pixel_values", "image_sizes", "aspect_ratios"), torch.zeros(1, 3, 4, 4))
+    assert form_of_item(Model(), "image", made) == PARTS
+    with pytest.raises(ConfigError, match="takes aspect_ratios, which the processor does not make"):
+        form_of_item(Model(), "image", {"pixel_values": made["pixel_values"], "image_sizes": torch.ones(1, 2)})
+    with pytest.raises(ConfigError, match="Model has no `get_audio_features`"):
+        form_of_item(Model(), "audio", {})
+    Model.get_rope_index = None
+    with pytest.raises(ConfigError, match="rope positions of Model need grids of patches"):
+        form_of_item(Model(), "image", made)
 
 
 def test_a_part_of_no_module_is_refused():
     subject = Small("smolvlm")
     model = subject.build()
     of = subject.family.decoder, subject.family.towers.values()
-    assert not llm_stage.untrained(model, *of)
+    assert not stage_rules.untrained(model, *of)
     model.model.extra = nn.Linear(2, 2)
-    assert llm_stage.untrained(model, *of) == "`model.extra.weight` is part of no module"
+    assert stage_rules.untrained(model, *of) == "`model.extra.weight` is part of no module"
     with pytest.raises(ConfigError, match=r"`model\.extra\.weight` is part of no module"):
         cut_stage(model, subject.family, LLM, (0, 4))
 
@@ -107,6 +115,6 @@ def test_the_auxiliary_loss_of_routers_is_refused():
     model = subject.build()
     of = subject.family.decoder, subject.family.towers.values()
     model.config.text_config.output_router_logits = True
-    assert "router's auxiliary loss is not computed" in llm_stage.untrained(model, *of)
+    assert "router's auxiliary loss is not computed" in stage_rules.untrained(model, *of)
     model.config.text_config.router_aux_loss_coef = 0.0
-    assert not llm_stage.untrained(model, *of)
+    assert not stage_rules.untrained(model, *of)

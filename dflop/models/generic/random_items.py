@@ -1,0 +1,155 @@
+"""Random pictures, clips and sounds for a shrunk model, in the form that its `get_*_features` asks for by name.
+
+What a class does not state, as the shape of its pixels, is tried: the first form that its encoder runs is taken.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dflop.models.generic.classes import entry_of, feature_function, takes
+from dflop.models.generic.folder import reason
+from dflop.models.generic.items import rows_of
+
+_MEDIA = {"image": "get_image_features", "video": "get_video_features", "audio": "get_audio_features"}
+_OPTIONAL = {
+    "vision_feature_layer", "vision_feature_select_strategy", "return_dict", "kwargs", "args", "output_hidden_states",
+    "pixel_mask", "pixel_attention_mask", "vision_aspect_ratio", "batch_num_images", "interpolate_pos_encoding",
+    "image_merge_sizes", "video_merge_sizes", "audio_feature_lengths", "video_compression_mask",
+}  # fmt: skip
+_PADDED = {"image_position_ids", "video_position_ids", "spatial_shapes"}
+_MASKS = ("feature_attention_mask", "input_features_mask")
+_MELS = ("num_mel_bins", "input_dim", "feature_size", "input_feat_size")
+_FRAMES = (400, 128)
+"""Of sounds; windows of some classes have 100."""
+_SECONDS_PER_GRID = 0.5
+_HOP = 160
+"""Samples of a sound per frame."""
+_SECONDS = ("second_per_grid_ts", "video_second_per_grid")
+"""Arguments of forward passes: seconds per temporal patch."""
+Form = tuple[tuple[int, ...], Mapping[str, torch.Tensor]]
+"""Shape of the floats of an item, other arguments."""
+
+
+class NotMade(ValueError):
+    """No random item is known for what a model takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A random item."""
+
+    kind: str
+    made: dict[str, torch.Tensor]
+    """What a processor would make of it."""
+    token: int
+    """Its placeholder."""
+    num_rows: int
+    seconds_per_grid: float
+
+
+def media_of(model: Any) -> Iterator[str]:
+    """Media for which a model has an encoder."""
+    return (medium for medium, name in _MEDIA.items() if feature_function(model, name) is not None)
+
+
+def item_of(model: Any, kind: str, generator: torch.Generator) -> Item:
+    """A random item.
+
+    Args:
+        model: Small.
+        kind: `image`, `video` or `audio`.
+        generator: Of its values.
+
+    Raises:
+        NotMade: the model takes items of this kind in a form that is not known.
+    """
+    names = (f"{kind}_token_id", f"{kind}_token_index")
+    token = next((t for name in names if isinstance(t := entry_of(model.config, name), int)), None)
+    if token is None:
+        raise NotMade(f"its config names no `{names[0]}`")
+    encode: Any = getattr(model.base_model, _MEDIA[kind], None) or feature_function(model, _MEDIA[kind])
+    wanted = inspect.signature(encode).parameters
+    floats, known = next(iter(wanted)), {*wanted, "image_merge_sizes", "video_merge_sizes"}
+    problem = ""
+    for shape, more in _forms(model, kind, known):
+        made = {floats: torch.randn(shape, generator=generator)}
+        made |= {name: value for name, value in more.items() if name in known}
+        if missing := known - set(made) - _OPTIONAL:
+            raise NotMade(f"`{_MEDIA[kind]}` takes {', '.join(sorted(missing))}, for which no values are known")
+        given = {name: value for name, value in made.items() if name in wanted}
+        try:
+            with torch.no_grad():
+                num_rows = len(rows_of(encode(**given, return_dict=True)))
+        except Exception as error:  # whatever a tower makes of values in another form
+            problem = reason(error)
+            continue
+        seconds = [name for name in _SECONDS if kind == "video" and takes(model, name)]
+        made |= {name: torch.tensor([_SECONDS_PER_GRID]) for name in seconds}
+        return Item(kind, made, token, num_rows, _SECONDS_PER_GRID if seconds else 0.0)
+    raise NotMade(f"its encoder runs no random {kind}: {problem}")
+
+
+def _forms(model: Any, kind: str, known: set[str]) -> Iterator[Form]:
+    section = entry_of(model.config, "audio_config" if kind == "audio" else "vision_config")
+    section = section or entry_of(model.config, "encoder_config" if kind == "audio" else "vision_config")
+    if section is None:
+        raise NotMade(f"its config has no section for {kind}")
+    if kind == "audio":
+        return _sounds(section)
+    frames = 2 if kind == "video" else 1
+    if f"{kind}_grid_thw" in known:
+        return _native(model, section, kind, frames)
+    return _padded(section, frames) if known & _PADDED else _square(section, kind)
+
+
+def _native(model: Any, vision: Any, kind: str, frames: int) -> Iterator[Form]:
+    """At its resolution, patches one behind the other."""
+    merge = entry_of(vision, "spatial_merge_size") or 2
+    merge = merge if isinstance(merge, int) else 2
+    channels, patch = entry_of(vision, "in_channels") or entry_of(vision, "num_channels") or 3, vision.patch_size
+    more = {f"{kind}_grid_thw": torch.tensor([[frames, 2 * merge, 3 * merge]])}
+    if f"{kind}_merge_sizes" in inspect.signature(model.forward).parameters:
+        more[f"{kind}_merge_sizes"] = torch.tensor([merge])
+    num, volume = frames * 6 * merge**2, channels * patch**2
+    deep = entry_of(vision, "temporal_patch_size") or 1
+    return ((shape, more) for shape in ((num, volume * deep), (num, volume * 2), (num, channels, patch, patch)))
+
+
+def _padded(vision: Any, frames: int) -> Iterator[Form]:
+    """The same of patches in a row per picture, with their places or the picture's shape; no padding is needed."""
+    side = 2 * (entry_of(vision, "pooling_kernel_size") or 2)
+    channels, num = entry_of(vision, "num_channels") or 3, side**2
+    places = torch.cartesian_prod(torch.arange(side), torch.arange(side)).flip(1)[None]
+    more = {
+        "image_position_ids": places, "video_position_ids": places.expand(1, frames, -1, -1),
+        "num_frames_per_video": torch.tensor([frames]), "spatial_shapes": torch.tensor([[side, side]]),
+        "pixel_attention_mask": torch.ones(1, num, dtype=torch.long),
+    }  # fmt: skip
+    lead = (1,) if frames == 1 else (1, frames)
+    return iter((((*lead, num, channels * vision.patch_size**2), more),))
+
+
+def _square(vision: Any, kind: str) -> Iterator[Form]:
+    """A square picture: one tile, with an axis for tiles, or two tiles behind the whole picture; frames of a clip."""
+    stated = entry_of(vision, "image_size") or 0
+    side = stated if isinstance(stated, int) else stated[0]
+    if kind == "video":
+        return (((1, frames, 3, side, side), {}) for frames in (2, 8))
+    whole, wide = ({"image_sizes": torch.tensor([[side, width]])} for width in (side, 2 * side))
+    return iter((((1, 3, side, side), whole), ((1, 1, 3, side, side), whole), ((1, 3, 3, side, side), wide)))
+
+
+def _sounds(section: Any) -> Iterator[Form]:
+    """Frames of a spectrogram, as many as a class states or some; bins first, or last."""
+    mels = next((n for name in _MELS if isinstance(n := entry_of(section, name), int)), 80)
+    stated = entry_of(section, "max_source_positions")
+    for frames in (*_FRAMES, 2 * stated) if isinstance(stated, int) else _FRAMES:
+        mask = torch.ones(1, frames, dtype=torch.bool)
+        for shape in ((1, mels, frames), (1, frames, mels)):
+            yield shape, dict.fromkeys(_MASKS, mask) | {"padding_mask": mask.repeat(1, _HOP)}
