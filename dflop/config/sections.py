@@ -186,6 +186,9 @@ class PlanConfig(Section):
     context_parallel: tuple[Annotated[int, Field(ge=1)], ...] = ()
     """Context-parallel degrees of plans whose modules are colocated: so many ranks of a node share samples, and send
     keys and values of those that are cut; empty: powers of two on GPUs, 1 on CPUs."""
+    expert_parallel: tuple[Annotated[int, Field(ge=1)], ...] = ()
+    """Expert-parallel degrees of such plans: so many neighbouring ranks of a node share the experts of every layer and
+    send each other tokens, next to sharded parameters; empty: 1, 2, 4, 8 on GPUs, 1 on CPUs."""
     recompute: tuple[bool, ...] = Field(default=(False, True), min_length=1)
     """Activation recomputation in the backward pass, to save memory; `[false, true]`: where it pays off."""
     shard_optimizer: bool = True

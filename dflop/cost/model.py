@@ -7,6 +7,7 @@ with shape are what `correct/` is for. Far outside the range the model refuses, 
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dflop.cost.curve import Bools, Floats, Load, evaluate, straightened
+from dflop.cost.expert_parallel import exchange_seconds, slower_frac
 from dflop.cost.extrapolation import outside_probes, refuse_far
 from dflop.cost.identity import bytes_per_value
 from dflop.cost.link_costs import ALL_REDUCE, P2P, LinkModel
@@ -142,7 +144,7 @@ class CostModel:
 
         Zero tokens cost nothing. A load does not tell which sizes it consists of: `factor`, of the load's shape, is the
         correction of its mix, None the module's level. Ranks that share samples take a part each, and the LLM's
-        exchange keys and values.
+        exchange keys and values; those that share experts exchange rows.
 
         Raises:
             CostError: no table, or a load too far beyond the probes.
@@ -159,6 +161,13 @@ class CostModel:
             times = self.level(module) if factor is None else np.asarray(factor)
             forward_s = forward_s + times * evaluate(table.forward_s, share, number, with_edge)
             backward_s = backward_s + times * evaluate(table.backward_s, share, number, with_edge)
+            if mode.ep > 1 and (spec := self._specs.get(module)):
+                once_s = self._expert_rows_seconds(spec, share, mode.ep, number)
+                products = share[0], share[1], np.zeros_like(share[1])
+                slower = slower_frac(spec) * times
+                forward_s = forward_s + once_s + slower * evaluate(table.forward_s, products, number, False)
+                more_s = slower * evaluate(table.backward_s, products, number, False)
+                backward_s = backward_s + (1 + recompute) * once_s + more_s
         if mode.cp == 1 or module != LLM:
             return forward_s, backward_s
         # About a sample is received, of the length that a token's has on average, or what the other ranks have.
@@ -190,6 +199,13 @@ class CostModel:
         once_s = num_layers * np.where(received > 0, latency_s + s_per_byte * num_bytes * received, 0.0)
         return once_s, (1 + mode.recompute) * once_s
 
+    def _expert_rows_seconds(self, spec: ModuleSpec, share: Load, ep: int, num_layers: Any) -> Floats:
+        """Of layers whose experts `ep` ranks share, in which rows travel there and back once."""
+        value_bytes = bytes_per_value(self.table(spec.module).dtype)
+        tokens, line = np.asarray(share[1], dtype=np.float64), self._links.line(P2P, 2, 1)
+        found: Floats = num_layers * exchange_seconds(spec, ep, tokens, line, value_bytes)
+        return found
+
     def item_seconds(
         self, module: str, load: Load, mode: RunMode = ONE_RANK, *, num_layers: int, edge: bool,
         factor: npt.ArrayLike | None = None,
@@ -198,7 +214,7 @@ class CostModel:
 
         No fixed terms, and the mean slope over the probed range in place of the curve, so that loads add: packing
         needs that, and what it decides is judged with `module_seconds`. Each load is one item, corrected by its own
-        size; of loads that are several items, `factor` is the correction. Messages of keys and values are left out.
+        size; of loads that are several items, `factor` is the correction. Messages between ranks are left out.
         """
         table, share = self.table(module, mode), _share(load, mode.cp)
         self._check_range(table, share)
@@ -274,7 +290,7 @@ class StageKind(NamedTuple):
 
     def of_one_rank(self) -> StageKind:
         """The same where loads are those of one context-parallel rank."""
-        return self._replace(mode=RunMode(self.mode.tp, 1, self.mode.recompute))
+        return self._replace(mode=dataclasses.replace(self.mode, cp=1))
 
 
 def stage_kind(part: ModulePlan, stage: int) -> StageKind:
@@ -282,7 +298,7 @@ def stage_kind(part: ModulePlan, stage: int) -> StageKind:
     layers, p = part.layers_per_stage, part.parallel
     limits = part.recompute_tokens[stage] if part.recompute_tokens else ()
     frac = 0.0 if limits else part.recomputed_frac(stage)
-    return StageKind(layers[stage], has_edge(layers, stage), RunMode(p.tp, p.cp, frac), limits)
+    return StageKind(layers[stage], has_edge(layers, stage), p.mode.recomputing(frac), limits)
 
 
 def _share(load: Load, cp: int) -> Load:

@@ -62,7 +62,7 @@ class MimoRules:
         Yields:
             Indices of columns, some of every module.
         """
-        tp, pp, dp, _, _, again = columns.degrees
+        tp, pp, dp, _, _, again, _ = columns.degrees
         num_layers = columns.num_layers
         alone = (tp & (tp - 1) == 0) & ((pp == 1) | columns.with_llm) & ((again == 0) | (again == num_layers))
         for recompute in (False, True):

@@ -67,6 +67,7 @@ class Chain:
         cp: int = 1,
         modules: Collection[str] = (),
         most_processes: int = 0,
+        ep: int = 1,
     ) -> Chain:
         """A chain of some of a problem's modules, none: all; without `most_processes` it leaves one for each other."""
         specs = tuple(spec for spec in problem.specs if not modules or spec.module in modules)
@@ -74,12 +75,12 @@ class Chain:
         ways = set.intersection(*(set(recompute_ways(problem, spec.module, tp)) for spec in specs))
         unit_layers, with_llm = _unit_layers(specs, len(problem.specs)), specs[-1].module == LLM
         max_dp = problem.global_batch_size // (num_microbatches if with_llm else 1)
-        dp = problem.dps(min(max_dp, most_processes // (tp * cp)))
+        dp, mode = problem.dps(min(max_dp, most_processes // (tp * cp))), RunMode(tp, cp, ep=ep)
         powers = np.arange(int(nearest_power(num_microbatches * max(dp, default=1))) + 1)
         num_buckets, least_s = num_microbatches * np.array(dp, dtype=np.int64), np.zeros(len(dp))
         unit_s, again_s, heaviest_s, averages_s = np.zeros((len(powers), unit_layers.shape[1])), [], [], []
         for m, spec in enumerate(specs):
-            known = unit_seconds(problem, specs, spec.module, RunMode(tp, cp), again=True in ways)
+            known = unit_seconds(problem, specs, spec.module, mode, again=True in ways)
             layer_s, edge_s, of_again_s = (part[powers] for part in known.typical_s)
             again_s.append(of_again_s)
             _, edge = first_and_last(unit_layers[m])
@@ -95,7 +96,7 @@ class Chain:
             problem,
             specs,
             most_processes,
-            RunMode(tp, cp),
+            mode,
             tuple(sorted(ways)),
             num_microbatches,
             unit_layers,
@@ -162,7 +163,7 @@ class Chain:
             that one: other cuts may be faster. Its formula value is without such layers if it fits with.
         """
         dp = self._dps(pp)
-        shards = shard_choices(self.problem, self.mode.tp, dp * self.mode.cp)[kind]
+        shards = shard_choices(self.problem, self.mode, dp)[kind]
         worth = (shards > 0) & ~np.isin(dp, list(without)) & (self._at_least_s(pp, dp) <= limit_s)
         worth &= self.memory.whole_bytes[kind, : len(dp)] <= pp * self.problem.usable_bytes
         plain = self._cut_by_time(pp, dp[worth], shards[worth], limit_s)
@@ -196,7 +197,7 @@ class Chain:
         """
         dp, found = self._dps(pp), []
         deepest = {way: np.zeros(len(dp)) for way in (False, True)}
-        for shards in shard_choices(self.problem, self.mode.tp, dp):
+        for shards in shard_choices(self.problem, self.mode, dp):
             rows = np.flatnonzero(shards > 0)
             plain = self._cut_by_time(pp, dp[rows], shards[rows], limit_s)
             if plain is None:
@@ -236,7 +237,7 @@ class Chain:
         alone_s = mean_s(fill_s + (self.num_microbatches - 1) * tau_s) + sync_s
         shares, beyond = self.problem.space.shard_optimizer, np.full(len(dp), np.inf)
         made = layers, again, dp, shards, tau_s, fill_s, sync_s, alone_s, beyond
-        return Grids(self.specs, self.mode.tp, self.mode.cp, shares, *made)
+        return Grids(self.specs, self.mode, shares, *made)
 
     def within_memory(self, choice: Grids) -> Grids | None:
         """The fastest cuts of one grid with the LLM of which every stage fits; None when there are none."""
@@ -313,7 +314,7 @@ class Chain:
             heavy_s, heavy_edge_s, heavy_again_s = (part[:, :, np.newaxis] for part in self.heaviest_s[m])
             heaviest_s = heaviest_s + layers[m] * heavy_s + edge * heavy_edge_s + again[m] * heavy_again_s
             gather_s, scatter_s = gather_seconds(
-                self.problem, spec, layers[m], tp=self.mode.tp, replicas=dp * self.mode.cp, shards=shards
+                self.problem, spec, layers[m], self.mode, replicas=dp * self.mode.cp, shards=shards
             )
             gathers_s = gathers_s + 2 * gather_s + scatter_s
             plain_s = plain_s + layers[m] * layer_s + edge * edge_s

@@ -43,7 +43,7 @@ class ChainMemory:
     def whole_bytes(self) -> Floats:
         """`[NUM_SHARD_CHOICES, D]`: the least that all stages keep together, by number of groups as in `dps`."""
         dp = np.array(list(self.dps), dtype=np.int64)
-        shards = np.maximum(np.concatenate(shard_choices(self.problem, self.mode.tp, dp * self.mode.cp)), 1)
+        shards = np.maximum(np.concatenate(shard_choices(self.problem, self.mode, dp)), 1)
         dp = np.tile(dp, NUM_SHARD_CHOICES)
         layers = np.repeat(self.num_layers[:, np.newaxis, np.newaxis], len(dp), axis=1)
         held = self.held(self.states(layers, dp, shards), layers, layers * (True in self.ways), dp)
@@ -163,7 +163,7 @@ class ChainMemory:
                 spec,
                 of(spec.module, self.mode),
                 own,
-                tp=self.mode.tp,
+                self.mode,
                 replicas=replicas,
                 shard_optimizer=shares,
                 shards=shards,

@@ -56,7 +56,7 @@ class Columns:
     holds: Bools
     """`[modules, C]`."""
     degrees: Ints
-    """`[6, C]`: tp, pp, dp, cp, replicas that share out parameters, layers that run again; breaks ties."""
+    """`[7, C]`: tp, pp, dp, cp, replicas that share out parameters, layers that run again, ep; breaks ties."""
     tau_s: Floats
     fill_s: Floats
     """`[S, C]` both."""
@@ -79,7 +79,8 @@ class Columns:
         for k, of in enumerate(several):
             own, one = {spec.module for spec in of.specs}, np.ones(len(of), dtype=np.int64)
             holds.append(np.array([name in own for name in modules])[:, np.newaxis] & (one > 0))
-            degrees.append(np.stack([one * of.tp, one * of.pp, of.dp, one * of.cp, of.shards, of.num_recomputed]))
+            tp, cp, ep = (one * n for n in (of.mode.tp, of.mode.cp, of.mode.ep))
+            degrees.append(np.stack([tp, one * of.pp, of.dp, cp, of.shards, of.num_recomputed, ep]))
             places.append(np.stack([one * k, np.arange(len(of))]))
 
         def every(name: str) -> Floats:

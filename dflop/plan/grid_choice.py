@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from dflop.cost.model import Floats
 from dflop.plan.candidates import Bools
-from dflop.records import ModuleSpec, ParallelSpec
+from dflop.records import ModuleSpec, ParallelSpec, RunMode
 from dflop.schedule.items import Ints
 
 
@@ -45,11 +45,10 @@ class GridChoice:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Grids:
-    """C grids of P stages for the same modules at one tp and one cp, with the terms of the formula (`columns.py`)."""
+    """C grids of P stages for the same modules in one mode, with the terms of the formula (`columns.py`)."""
 
     specs: tuple[ModuleSpec, ...]
-    tp: int
-    cp: int
+    mode: RunMode
     shards_optimizer: bool
     """Whether several replicas share out the optimizer's states even where they do not share out parameters."""
     layers: Ints
@@ -79,7 +78,7 @@ class Grids:
 
     @property
     def num_processes(self) -> Ints:
-        return self.tp * self.cp * self.pp * self.dp
+        return self.mode.tp * self.mode.cp * self.pp * self.dp
 
     @property
     def num_recomputed(self) -> Ints:
@@ -108,5 +107,6 @@ class Grids:
         layers, again = (
             dict(zip(names, map(tuple, array[:, index].tolist()), strict=True)) for array in (self.layers, self.again)
         )
-        shares = dp * self.cp > 1 and (self.shards_optimizer or shards > 1)
-        return GridChoice(ParallelSpec(self.tp, self.pp, dp, self.cp), layers, again, shares, shards)
+        shares = dp * self.mode.cp > 1 and (self.shards_optimizer or shards > 1)
+        parallel = ParallelSpec(self.mode.tp, self.pp, dp, self.mode.cp, self.mode.ep)
+        return GridChoice(parallel, layers, again, shares, shards)

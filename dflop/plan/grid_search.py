@@ -19,12 +19,12 @@ from dflop.plan.chain import Chain
 from dflop.plan.drafts import draft, fits
 from dflop.plan.grid_choice import Grids
 from dflop.plan.space import Problem
-from dflop.records import Plan
+from dflop.records import Plan, RunMode
 
 MAX_ALIKE = 2
-"""Choices of one tp, cp and pp: a few replicas less are all but the same plan, only slower."""
-Degrees = tuple[int, int, int]
-"""(tp, cp, pp)."""
+"""Choices of one mode and pp: a few replicas less are all but the same plan, only slower."""
+Degrees = tuple[RunMode, int]
+"""(mode, pp)."""
 Depth = tuple[float, Chain, int]
 """(no grid takes less, chain, its stages)."""
 
@@ -39,7 +39,7 @@ def inline_choices(
     Args:
         problem: What to plan for.
         num_microbatches: Per step.
-        top: Drafts to return, of one tp, cp and pp no more than two; None: all.
+        top: Drafts to return, of one mode and pp no more than two; None: all.
         limit_s: Formula value of what is worth a look.
     """
     found = []
@@ -86,13 +86,13 @@ def grids_apart(problem: Problem, num_microbatches: int, limit_s: float) -> list
 def grids_with_llm(of_depths: Iterable[Depth], top: int | None = None, limit_s: float = math.inf) -> list[Grids]:
     """Grids of modules with the LLM that fit in memory.
 
-    Every tp, cp, pp and dp on at most the processes that other modules leave; as many layers recompute as it takes to
-    fit, or all of them, and parameters are shared where that saves some of it. Layers are cut by time; where the most
-    replicas fit so only with layers that run again, or not at all, by the time with such layers, too.
+    Every tp, cp, ep, pp and dp on at most the processes that other modules leave; as many layers recompute as it takes
+    to fit, or all of them, and parameters are shared where that saves some of it. Layers are cut by time; where the
+    most replicas fit so only with layers that run again, or not at all, by the time with such layers, too.
 
     Args:
         of_depths: From `depths`.
-        top: Grids to return, the best ones, of one tp, cp and pp no more than two; None: all.
+        top: Grids to return, the best ones, of one mode and pp no more than two; None: all.
         limit_s: Formula value of what is worth a look.
     """
     every: list[Grids] = []
@@ -151,8 +151,9 @@ def depths(problem: Problem, num_microbatches: int, modules: Sequence[str], most
     tps = set.intersection(*(set(problem.tps(problem.spec(module))) for module in modules))
     found = []
     for tp in sorted(tp for tp in tps if not most_processes or tp <= most_processes):
-        for cp in problem.cps(tp) if len(modules) == len(problem.specs) else [1]:
-            chain = Chain.of(problem, tp, num_microbatches, cp, modules, most_processes)
+        shared = [(cp, ep) for cp in problem.cps(tp) for ep in problem.eps(tp, cp)]
+        for cp, ep in shared if len(modules) == len(problem.specs) else [(1, 1)]:
+            chain = Chain.of(problem, tp, num_microbatches, cp, modules, most_processes, ep)
             found += [(chain.at_least_s(pp), chain, pp) for pp in range(1, chain.max_pp + 1)]
     return sorted(found, key=lambda depth: depth[0])
 
@@ -160,7 +161,7 @@ def depths(problem: Problem, num_microbatches: int, modules: Sequence[str], most
 class _Kept(NamedTuple):
     """One grid, and what it is sorted and told apart by."""
 
-    order: tuple[float, int, int, int, int, int]
+    order: tuple[float, int, int, int, int, int, int]
     kind: tuple[Degrees, bool, bool]
     grids: Grids
 
@@ -172,7 +173,7 @@ def _narrowed(kept: Sequence[_Kept], more: Iterable[Grids], top: int, limit_s: f
 
 
 def _best(kept: Sequence[_Kept], more: Iterable[Grids], top: int | None, limit_s: float = math.inf) -> list[_Kept]:
-    """One by one in order; with a limit, the best, of each tp, cp, pp and way to save memory at most `MAX_ALIKE`."""
+    """One by one in order; with a limit, the best, of each mode, pp and way to save memory at most `MAX_ALIKE`."""
     new = list(_one_by_one(more, None if top is None else MAX_ALIKE, limit_s))
     if not new:
         return list(kept)
@@ -199,10 +200,10 @@ def _one_by_one(several: Iterable[Grids], most: int | None, limit_s: float) -> I
                 yield _Kept(_order(one), (_degrees(one), bool(one.shards[0] > 1), is_all), one)
 
 
-def _order(grids: Grids) -> tuple[float, int, int, int, int, int]:
-    first = float(grids.alone_s[0]), int(grids.num_processes[0])
-    return *first, grids.cp, grids.tp, grids.pp, int(grids.num_recomputed[0])
+def _order(grids: Grids) -> tuple[float, int, int, int, int, int, int]:
+    first, mode = (float(grids.alone_s[0]), int(grids.num_processes[0])), grids.mode
+    return *first, mode.cp, mode.ep, mode.tp, grids.pp, int(grids.num_recomputed[0])
 
 
 def _degrees(grids: Grids) -> Degrees:
-    return grids.tp, grids.cp, grids.pp
+    return grids.mode, grids.pp

@@ -4,7 +4,8 @@ A trained parameter takes 18 bytes in 16-bit types: the weight beside a gradient
 in float32, as `train/optim.py` and Megatron-LM keep them; in float32 16, without a master. Where replicas share out the
 optimizer (ZeRO-1, arXiv 1910.02054) each owns whole parameters, so the fullest has the mean or one large matrix. Where
 they share out parameters (FSDP2), a replica has its part of weights, gradients and optimizer in float32, and whole
-what it has gathered and the gradients of one layer. A frozen parameter is a weight and nothing else.
+what it has gathered and the gradients of one layer, and from the first pass of a step to the last weights and
+gradients of its experts where it shares experts. A frozen parameter is a weight and nothing else.
 Which parameters a stage holds is in `stage_params.py`.
 
 Activations are those of the largest microbatch the scheduler may build times the microbatches in flight under 1F1B,
@@ -21,6 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from dflop.cost.expert_parallel import uneven_bytes_per_token
 from dflop.cost.identity import bytes_per_value
 from dflop.cost.model import CostModel, Floats
 from dflop.models.loss_size import loss_peak_bytes
@@ -101,7 +103,7 @@ def stage_bytes(
         cost: Activation bytes.
         layers: `[C, P]`, zeros where a stage holds none of the module's layers.
         load: `[3, C]`, items, tokens and squared tokens of the largest microbatch of one group; a rank has a cp-th.
-        mode: Tensor-parallel and context-parallel degree.
+        mode: Tensor-parallel, context-parallel and expert-parallel degree.
         dp: `[C]`, groups that take samples of their own.
         recompute: Whether layers keep their inputs only, or `[C, P]`, how many of a stage's first ones do.
         offloaded: `[C, P]`, how many of a stage's layers keep nothing, because it goes to the host.
@@ -110,7 +112,7 @@ def stage_bytes(
     """
     again = layers * recompute if isinstance(recompute, bool) else recompute
     load_bytes = LoadBytes.of(spec, cost, load, mode.recomputing(bool(again.any())))
-    state = StageState.of(spec, load_bytes.table, layers, tp=mode.tp, replicas=np.asarray(dp) * mode.cp,
+    state = StageState.of(spec, load_bytes.table, layers, mode, replicas=np.asarray(dp) * mode.cp,
                           shard_optimizer=shard_optimizer, shards=shards)  # fmt: skip
     return state.holding(load_bytes, again, offloaded)
 
@@ -169,14 +171,14 @@ class StageState:
         spec: ModuleSpec,
         table: CostTable,
         layers: Ints,
+        mode: RunMode,
         *,
-        tp: int,
         replicas: Ints,
         shard_optimizer: npt.ArrayLike,
         shards: npt.ArrayLike,
     ) -> StageState:
         """Of `[C, P]` layers; the others are `[C]` or one for all."""
-        params, (first, last) = stage_params(spec, layers, tp), first_and_last(layers)
+        params, (first, last) = stage_params(spec, layers, mode.tp, mode.ep), first_and_last(layers)
         columns = tuple(np.reshape(x, (-1, 1)) for x in (replicas, shard_optimizer, shards))
         passing: Floats = np.zeros(layers.shape)
         if (columns[2] > 1).any():
@@ -222,12 +224,16 @@ class StageState:
 def layer_bytes(spec: ModuleSpec, cost: CostModel, load: Floats, mode: RunMode) -> Floats:
     """`[C]`: what a layer keeps of a microbatch `[3, C]`, with context parallelism received keys and values, too.
 
-    They are of one sample, the one that was cut where a rank's tokens begin, and of other ranks' tokens.
+    They are of one sample, the one that was cut where a rank's tokens begin, and of other ranks' tokens. With expert
+    parallelism the rank whose experts get most rows keeps more than its own tokens'.
     """
     found = cost.activation_bytes(spec.module, load, mode, num_layers=1, edge=False)
     if mode.cp > 1 and spec.module == LLM and not mode.recompute:
         tokens = np.minimum(load[1] * (mode.cp - 1) / mode.cp, np.sqrt(load[2]))
         found = found + 2 * bytes_per_value(cost.table(LLM, mode).dtype) * spec.key_width / mode.tp * tokens
+    if mode.ep > 1 and not mode.recompute:
+        value_bytes = bytes_per_value(cost.table(spec.module, mode).dtype)
+        found = found + uneven_bytes_per_token(spec, value_bytes) * load[1] / mode.cp
     return found
 
 
@@ -248,9 +254,9 @@ def _state(
     held = params.total - trained + params.ends(table)
     mean = trained / np.where(is_sharded, shards, np.where(is_shared, replicas, 1))
     least = 1.0 * np.where(is_shared, params.least_owned(table, replicas), 0)
-    num_states = 2 + ((weight_bytes < FLOAT32_BYTES) & ~is_sharded)
-    weights = np.where(is_sharded, weight_bytes * held + FLOAT32_BYTES * mean, weight_bytes * params.total)
-    gradients = FLOAT32_BYTES * np.where(is_sharded, mean, trained)
+    num_states, whole = 2 + ((weight_bytes < FLOAT32_BYTES) & ~is_sharded), params.whole_experts(table)
+    weights = np.where(is_sharded, weight_bytes * (held + whole) + FLOAT32_BYTES * mean, weight_bytes * params.total)
+    gradients = FLOAT32_BYTES * np.where(is_sharded, mean + whole, trained)
     parts = (weights, gradients, FLOAT32_BYTES * num_states * mean, FLOAT32_BYTES * num_states * least)
     held_weights, held_gradients, optimizer, owned = (np.ceil(part.astype(np.float64)) for part in parts)
     return held_weights, held_gradients, optimizer, owned

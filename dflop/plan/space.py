@@ -52,6 +52,8 @@ class SearchSpace:
     cps: tuple[int, ...] | None = None
     """Context-parallel degrees of plans whose modules share ranks, others have none; None: powers of two on GPUs, and
     none on CPUs, where exchanges in every layer compete with computing for the cores."""
+    eps: tuple[int, ...] | None = None
+    """Expert-parallel degrees of such plans; None: 1, 2, 4, 8 on GPUs, as far as they divide experts and nodes."""
     recompute: tuple[bool, ...] = (False, True)
     shard_optimizer: bool = True
     """Whether data-parallel replicas may share out the optimizer's states (ZeRO-1)."""
@@ -266,6 +268,15 @@ class Problem:
         powers = [1 << k for k in range(each.bit_length() if self.cluster.device == "cuda" else 1)]
         wanted = powers if self.space.cps is None else self.space.cps
         return sorted(cp for cp in set(wanted) if cp == 1 or each % (cp * tp) == 0)
+
+    def eps(self, tp: int, cp: int) -> list[int]:
+        """Expert-parallel degrees beside a tp and a cp: groups do not leave a node, and the LLM trains."""
+        each, llm, wanted = self.cluster.num_processes_per_node, self.spec(LLM), self.space.eps
+        if wanted is None:
+            wanted = llm.ep_choices if self.cluster.device == "cuda" else (1,)
+        shares = tp == 1 and self.space.rules is None and self.cost.table(LLM, RunMode(tp)).trains_layers
+        fitting = (ep for ep in llm.ep_choices if shares and each % ep == 0 and max(cp, ep) % min(cp, ep) == 0)
+        return sorted({1, *fitting} & set(wanted))
 
     def dps(self, most: int) -> list[int]:
         """Data-parallel degrees up to `most`; beyond 16 on large clusters those that tile a cluster well."""

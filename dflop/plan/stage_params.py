@@ -46,6 +46,11 @@ class StageParams:
     matrix: Ints
     """The largest of a layer; `num_matrices` of the stage are that large."""
     num_matrices: Ints
+    ep: int = 1
+    experts: Ints | int = 0
+    """Of `layers`, those of experts that `ep` replicas share, all together; `largest_layers` are without them."""
+    largest_experts: Ints | int = 0
+    """The same of the layer that has most."""
 
     @property
     def total(self) -> Ints:
@@ -73,7 +78,14 @@ class StageParams:
     def passing(self, table: CostTable) -> tuple[Floats, Floats]:
         """Of shared parameters (those of layers gathered at once, those of the unit whose gradients are summed)."""
         layer = self.largest_layers * table.trains_layers / np.maximum(self.num_layers, 1)
-        return np.minimum(self.num_layers, GATHERED_LAYERS) * layer, np.maximum(layer, self.ends(table))
+        experts = self.largest_experts * table.trains_layers / self.ep
+        gathered = np.minimum(self.num_layers, GATHERED_LAYERS) * layer + experts
+        return gathered, np.maximum(np.maximum(layer, experts), self.ends(table))
+
+    def whole_experts(self, table: CostTable) -> Floats:
+        """Of a rank's experts, gathered from the first pass of a step to the last."""
+        found: Floats = np.asarray(self.experts * table.trains_layers / self.ep)
+        return found
 
     def least_owned(self, table: CostTable, replicas: Ints) -> Ints:
         """Those that some replica owns of a shared optimizer, however well `train/zero.py` deals them out.
@@ -93,8 +105,11 @@ def first_and_last(layers: Ints) -> tuple[Bools, Bools]:
     return holds & ~before, holds & ~after
 
 
-def stage_params(spec: ModuleSpec, layers: Ints, tp: int) -> StageParams:
-    """What one process of each stage has of a module whose stages have `layers`, `[..., P]`."""
+def stage_params(spec: ModuleSpec, layers: Ints, tp: int, ep: int = 1) -> StageParams:
+    """What one process of each stage has of a module whose stages have `layers`, `[..., P]`.
+
+    What replicas share is counted as if each had all of it, experts as well.
+    """
     first, last = first_and_last(layers)
     head = 0 if spec.is_tied else spec.vocab_size * spec.hidden_size
     behind = last * (spec.num_edge_params - spec.num_entry_params - spec.num_deep_params - head + -(-head // tp))
@@ -110,7 +125,11 @@ def stage_params(spec: ModuleSpec, layers: Ints, tp: int) -> StageParams:
         return kind_bytes_per_token(kind) / mean_bytes
 
     def matrix(kind: LayerKind) -> int:
-        return kind.num_matrix_params or spec.hidden_size * max(kind.mlp_width, kind.query_width)
+        largest = kind.num_matrix_params or spec.hidden_size * max(kind.mlp_width, kind.query_width)
+        return largest // ep if kind.num_experts else largest
+
+    def shared(kind: LayerKind) -> int:
+        return kind.num_expert_params if ep > 1 else 0
 
     return StageParams(
         num_layers=layers,
@@ -118,12 +137,15 @@ def stage_params(spec: ModuleSpec, layers: Ints, tp: int) -> StageParams:
         most_kept=_most(held, share),
         is_last=last,
         layers=-(-_total(held, lambda kind: kind.num_params) // tp),
-        largest_layers=-(-layers * _most(held, lambda kind: kind.num_params) // tp),
+        largest_layers=-(-layers * _most(held, lambda kind: kind.num_params - shared(kind)) // tp),
         entry=first * spec.num_entry_params,
         behind=behind,
         behind_matrix=np.minimum(behind, spec.num_projector_matrix_params or behind),
         matrix=-(-_most(held, matrix) // tp),
         num_matrices=_total(held, lambda kind: min(2 + kind.is_gated_mlp, kind.num_params // matrix(kind))),
+        ep=ep,
+        experts=_total(held, shared),
+        largest_experts=_most(held, shared),
     )
 
 

@@ -4,8 +4,9 @@ What is sent is what `train/reduce.py` and `train/zero.py` send: an all-reduce o
 share out the optimizer's states, a sum to the owners in float32 and the owners' weights back in the type of the model,
 each half of an all-reduce; a tied embedding that lives on two stages is summed over the replicas of both. Then the
 optimizer steps. Groups that share out parameters (`train/fsdp.py`) gather weights in both passes of every microbatch
-and sum gradients in its backward pass, layer by layer; copies of such groups all-reduce what each holds. Frozen modules
-have none of it, and of an encoder with a frozen tower its projector alone has.
+and sum gradients in its backward pass, layer by layer; copies of such groups all-reduce what each holds. Experts that
+replicas share are gathered in the first forward pass of a step and summed in its last backward pass alone. Frozen
+modules have none of it, and of an encoder with a frozen tower its projector alone has.
 
 Sums begin in the last backward pass, bucket by bucket (`train/buckets.py`), and owners' weights come back under the
 first forward pass, so only what passes do not hide is charged (`_left_s`). Both passes are those of an average
@@ -28,8 +29,8 @@ from dflop.cost.model import Floats
 from dflop.plan.candidates import Bools
 from dflop.plan.memory import FLOAT32_BYTES
 from dflop.plan.space import Problem
-from dflop.plan.stage_params import first_and_last, stage_params
-from dflop.records import ModulePlan, ModuleSpec, RunMode
+from dflop.plan.stage_params import StageParams, first_and_last, stage_params
+from dflop.records import CostTable, ModulePlan, ModuleSpec, RunMode
 from dflop.schedule.items import Ints
 
 BUCKET_BYTES = 64 << 20
@@ -74,7 +75,7 @@ def with_gathers(problem: Problem, modules: Sequence[ModulePlan]) -> tuple[Modul
                 problem,
                 problem.spec(m.module),
                 np.array([m.layers_per_stage]),
-                tp=m.parallel.tp,
+                m.parallel.mode,
                 replicas=np.array([m.parallel.num_replicas]),
                 shards=np.array([m.parameter_shards]),
                 first_rank=m.first_rank,
@@ -88,20 +89,21 @@ def gather_seconds(
     problem: Problem,
     spec: ModuleSpec,
     layers: Ints,
+    mode: RunMode,
     *,
-    tp: int,
     replicas: Ints,
     shards: Ints,
     first_rank: int = 0,
 ) -> tuple[Floats, Floats]:
     """`[C, P]` each: a group gathers the weights of a stage's layers once; it sums and shares out their gradients once.
 
-    Each is half of an all-reduce per layer; 0 where no group shares out parameters.
+    Each is half of an all-reduce per layer; 0 where no group shares out parameters. Shared experts are not among them.
     """
+    tp = mode.tp
     if not (shards > 1).any():
         return np.zeros(layers.shape), np.zeros(layers.shape)
-    table, params = problem.cost.table(spec.module, RunMode(tp)), stage_params(spec, layers, tp)
-    trained, group = params.trained(table), shards[:, np.newaxis]
+    table, params = problem.cost.table(spec.module, RunMode(tp)), stage_params(spec, layers, tp, mode.ep)
+    trained, group = params.trained(table) - params.experts * table.trains_layers, shards[:, np.newaxis]
     num_units = layers * table.trains_layers + (params.ends(table) > 0)
     num_nodes = _num_nodes(problem, first_rank + np.arange(layers.shape[1]) * replicas[:, np.newaxis] * tp, tp, group)
     is_sent = (group > 1) & (trained > 0)
@@ -133,7 +135,7 @@ def chain_sync_s(
         layers: `[modules, C, P]` layers per stage.
         again: As `layers`, those that run again in the backward pass.
         num_microbatches: Per step; one for all or `[C]`.
-        mode: Tensor-parallel and context-parallel degree.
+        mode: Degrees.
         dp: `[C]`.
         shard_optimizer: `[C]`.
         shards: `[C]`, replicas of a group that shares out parameters.
@@ -150,8 +152,9 @@ def chain_sync_s(
     sum_s = half * s_per_byte * FLOAT32_BYTES / group  # of a parameter's gradient
     at_once = BUCKET_BYTES / FLOAT32_BYTES * np.where(is_shared, replicas, 1)
     left_s, forward_s, sent_s, tied_bytes, optimizer_s, late, summed = (np.zeros(layers.shape[1:]) for _ in range(7))
+    experts_s: Floats = np.zeros(layers.shape[1:])
     for spec, of_module, of_again in reversed(list(zip(specs, layers, again, strict=True))):  # as a backward pass runs
-        table, params = problem.cost.table(spec.module, mode), stage_params(spec, of_module, tp)
+        table, params = problem.cost.table(spec.module, mode), stage_params(spec, of_module, tp, mode.ep)
         trained, owned = params.trained(table), params.least_owned(table, replicas)
         first, last = first_and_last(of_module)
         tied = (first ^ last) * spec.is_tied * (trained > 0) * spec.num_entry_params
@@ -167,8 +170,13 @@ def chain_sync_s(
         updated: Floats = np.where(is_shared, np.maximum(trained / replicas, owned), trained)
         optimizer_s += table.optimizer_s_per_param * np.where(is_sharded, trained / group, updated)
         late, summed = late + norms, summed + early + entry
+        if mode.ep > 1:
+            whole_s = _expert_seconds(problem, params, table, shards, _num_nodes(problem, first_of, tp, group))
+            of_passes_s = _passes_s(problem, spec, of_module, of_again, num_microbatches * dp, mode)
+            for message_s, pass_s in zip(whole_s, of_passes_s, strict=True):
+                experts_s += _left_s(np.zeros(()), message_s, pass_s, of_module)
     seconds = np.maximum(left_s, sum_s * np.minimum(summed, at_once)) + sum_s * late
-    seconds += half * latency_s * (1.0 * (summed > 0) + (late > 0)) + optimizer_s
+    seconds += half * latency_s * (1.0 * (summed > 0) + (late > 0)) + optimizer_s + experts_s
     # Weights come in the order in which the first forward pass wants them: as the last backward pass, reversed.
     seconds += _left_s(np.zeros(()), sent_s, forward_s, summed / at_once) + latency_s / 2 * (sent_s > 0)
     if tied_bytes.any():
@@ -176,6 +184,21 @@ def chain_sync_s(
         seconds += _sync_seconds(problem, tied_bytes, 2 * dp * cp, np.where(is_one_node, 1, 2 * num_nodes))
     slowest_s: Floats = seconds.max(axis=1)
     return slowest_s
+
+
+def _expert_seconds(
+    problem: Problem, params: StageParams, table: CostTable, shards: Ints, num_nodes: Ints
+) -> tuple[Floats, Floats]:
+    """`[C, P]` each, once a step: weights of a rank's experts come from the ranks with the same; gradients are summed.
+
+    Their ranks are `ep` apart, and those of a node have different experts: all of them use the network at once.
+    """
+    whole = params.whole_experts(table)
+    weights_s, gradients_s = (
+        _sync_seconds(problem, whole * num_bytes / 2, np.maximum(shards // params.ep, 1), num_nodes, params.num_layers)
+        for num_bytes in (bytes_per_value(table.dtype), FLOAT32_BYTES)
+    )
+    return weights_s, gradients_s
 
 
 def _left_s(before_s: Floats, messages_s: Floats, pass_s: Floats, num_rounds: Floats) -> Floats:

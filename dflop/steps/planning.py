@@ -203,6 +203,7 @@ def planning_task(
         space=SearchSpace(
             share_ranks=wanted.share_ranks,
             cps=wanted.context_parallel or (None if family.takes_context_parallel else (1,)),
+            eps=wanted.expert_parallel or None,
             recompute=wanted.recompute,
             shard_optimizer=wanted.shard_optimizer,
             shard_parameters=wanted.shard_parameters,

@@ -127,7 +127,7 @@ def test_a_rank_of_k_keeps_its_part_of_the_tokens():
 def test_plain_fsdp_is_the_best_of_all_that_were_tried_one_by_one(memory_mib):
     problem = baseline_problem(memory_bytes=memory_mib * 2**20, links=LINKS)
     best_s = math.inf
-    for shards in {int(of[0]) for of in shard_choices(problem, 1, np.array([8]))} - {0, 1}:
+    for shards in {int(of[0]) for of in shard_choices(problem, RunMode(), np.array([8]))} - {0, 1}:
         for m in [m for m in problem.microbatch_choices if m * 8 <= problem.global_batch_size]:
             plans = [plan_of(problem, m, shards=shards, eighths=eighths) for eighths in range(9)]
             fitting = [plan for plan in plans if fits(problem, plan)]

@@ -11,7 +11,7 @@ from dflop.errors import InfeasiblePlanError
 from dflop.plan.candidates import shard_choices
 from dflop.plan.scenarios import scenario_loads
 from dflop.plan.space import SearchSpace
-from dflop.records import LLM
+from dflop.records import LLM, RunMode
 from dflop.schedule.pack import token_cap
 from tests.builders import make_sample
 from tests.plan.problems import make_problem
@@ -19,7 +19,7 @@ from tests.plan.problems import make_problem
 
 def test_replicas_share_parameters_over_whole_nodes_or_all_of_them():
     problem = make_problem(num_processes=4, num_nodes=3)
-    none, node, every = (shards.tolist() for shards in shard_choices(problem, 2, np.array([1, 2, 3, 4, 6])))
+    none, node, every = (shards.tolist() for shards in shard_choices(problem, RunMode(2), np.array([1, 2, 3, 4, 6])))
     assert (none, node, every) == ([1] * 5, [0, 0, 0, 2, 2], [0, 2, 3, 4, 6])
 
 
@@ -30,7 +30,7 @@ def test_groups_that_share_samples_fill_nodes_of_gpus():
     assert problem.cps(1) == [1]
     wanted = make_problem(num_processes=6, cps=(3, 2, 4))
     assert [wanted.cps(tp) for tp in (1, 2, 3)] == [[2, 3], [3], [2]]
-    none, node, every = (of.tolist() for of in shard_choices(problem, 2, 2 * np.array([1, 2, 4])))
+    none, node, every = (of.tolist() for of in shard_choices(problem, RunMode(2, cp=2), np.array([1, 2, 4])))
     assert (none, node, every) == ([1] * 3, [0, 0, 4], [2, 4, 8]), "a group's replicas are among those that share"
 
 

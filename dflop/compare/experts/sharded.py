@@ -96,7 +96,7 @@ def grids(problem: Problem, sharing: Sharing, degrees: Sequence[int]) -> Iterato
         for tp in sorted(tps):
             if num_processes % (tp * n) or each % (tp * n) or any(heads % (tp * n) for heads in num_heads):
                 continue
-            choices = shard_choices(problem, tp, np.array([num_processes // tp]))
+            choices = shard_choices(problem, RunMode(tp), np.array([num_processes // tp]))
             groups = {int(shards[0]) for shards in choices} if sharing is SEQUENCE else {1}
             for shards in sorted(groups - {0, 1} if sharing is SEQUENCE else groups):
                 if shards % n == 0 or shards == 1:
