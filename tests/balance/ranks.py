@@ -1,5 +1,6 @@
 """What one of some gloo processes does: a step of a tiny model with its encoder's items dealt, and gradients of it."""
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from dflop.balance import balanced_encoder
+from dflop.balance import Packing, PackingCollator, balanced_encoder
 from tests.balance.tiny import make_model, sample
 
 IMAGES: list[tuple[list[int], list[int]]] = [([9, 1], []), ([], []), ([1], []), ([2, 7, 3], [])]
@@ -52,7 +53,11 @@ def step(
     freeze(model, frozen)
     batch = batch_of(kind, model, rank, media)
     wrapped: Any = model
-    if wrapper == "ddp":
+    packed = contextlib.nullcontext()
+    if wrapper == "packed":
+        packing, batch = Packing(model), PackingCollator(lambda samples: samples[0])([batch])
+        packed = packing.of(batch)
+    elif wrapper == "ddp":
         # LLaVA's tower has layers behind the one that is read.
         wrapped = DistributedDataParallel(model, find_unused_parameters=kind == "llava")
     elif wrapper == "fsdp2":
@@ -63,8 +68,12 @@ def step(
         for block in [*model.model.visual.blocks, model.model.visual, *model.model.language_model.layers]:
             fully_shard(block, mesh=mesh)
         fully_shard(model, mesh=mesh)
-    with balanced_encoder(wrapped, min_gain=least) as dealer:
+    with balanced_encoder(wrapped, min_gain=least) as dealer, packed:
         wrapped(**batch).loss.backward()
         gain = dealer.gain
+    if wrapper == "packed":  # nobody sums
+        for p in model.parameters():
+            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+            dist.all_reduce(p.grad.div_(dist.get_world_size()))
     assert "get_image_features" not in vars(model.model)
     return gradients(model), gain

@@ -13,6 +13,7 @@ CASES = [
     ("qwen3_vl", 4, "fsdp2", IMAGES, True, 1.0),
     ("qwen3_5", 2, "fsdp2", IMAGES, False, 1.0),
     ("qwen2_5_vl", 2, "fsdp2", IMAGES, False, 1e9),
+    ("qwen3_5", 2, "packed", VIDEOS, False, 1.0),
     ("llava", 4, "ddp", IMAGES, False, 1.0),
 ]
 

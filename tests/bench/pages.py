@@ -25,6 +25,7 @@ SHOWN = (
     ("real", EPYC, "tests.bench.suite_tables"),
     ("correct", EPYC, "tests.bench.correct"), ("trainer", EPYC, "tests.bench.trainer"),
     ("verdicts", EPYC, "tests.bench.verdicts"), ("endtoend", EPYC, "tests.bench.endtoend"),
+    ("dealt", EPYC, "tests.bench.dealt"), ("packed", EPYC, "tests.bench.packing"),
     ("context", EPYC, "tests.bench.context"), ("balance", EPYC, "tests.bench.balance"),
     ("models", EPYC, "tests.bench.models"), ("chaos", EPYC, "tests.chaos.page"),
     ("chaos-slurm", EPYC, "tests.chaos.page"), ("fuzz", EPYC, "tests.fuzz.page"),

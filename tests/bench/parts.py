@@ -94,6 +94,14 @@ PARTS = (
         "verdicts", "what dflop sampler estimate says, beside real steps", "tests.bench.verdicts", 2.0,
         ("--rounds", "2"), ("--rounds", "1"), 1.0,
     ),
+    Part(
+        "dealt", "encoder items dealt over ranks beside no dealing", "tests.bench.dealt", 3.0, (),
+        ("--rounds", "1"), 1.5, SIZES,
+    ),
+    Part(
+        "packed", "packed samples with images beside padded ones under Hugging Face's Trainer", "tests.bench.packing",
+        4.0, (), ("--rounds", "1"), 2.0, SIZES,
+    ),
     Part("balance", "how evenly batches are dealt out, beside Karmarkar-Karp", "tests.bench.balance", 0.3),
     Part(
         "context", "ranks that share samples beside ranks that pack them", "tests.bench.context", 2.5, (),

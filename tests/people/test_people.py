@@ -1,4 +1,4 @@
-"""Three people's tasks from beginning to end, as scripts whose headers count commands and decisions.
+"""Four people's tasks from beginning to end, as scripts whose headers count commands and decisions.
 
 `-s` shows what each prints, as the person sees it.
 """
@@ -69,3 +69,13 @@ def test_a_slow_night_is_explained_by_the_store(tmp_path: Path) -> None:
     assert re.search(r"rank +1\n.*?is_slow +True", ranks, re.S)
     assert "num_slow_runs" in hosts
     assert "server-log" in steps or "whole-book" in steps
+
+
+def test_rollouts_are_dealt_by_cost(tmp_path: Path) -> None:
+    shutil.copy(HERE / "rollouts.py", tmp_path)
+    out = run("rollouts.sh", tmp_path)
+    assert re.search(r"\d+ microbatches on each of 2 ranks", out)
+    found = re.search(r"slowest rank over the bound: ([\d.]+); error of the gradient: ([\d.e-]+)", out)
+    assert found
+    assert float(found[1]) < 1.05
+    assert float(found[2]) < 1e-5
