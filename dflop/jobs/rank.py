@@ -21,7 +21,9 @@ from dflop.jobs.supervisor import Supervisor
 from dflop.jobs.telemetry import SpeedCounter, Telemetry
 from dflop.jobs.weights import first_weights
 from dflop.models import attention
+from dflop.models.build import LlmStage
 from dflop.models.family import Family
+from dflop.models.generic.experts import RoutedTokens
 from dflop.parallel.topology import connect, make_groups, seat_of, seats
 from dflop.plan.runnable import check_plan
 from dflop.records import LLM, Plan, QuarantinedSample, RunEvent, StepObservation
@@ -125,6 +127,10 @@ class Rank:
             model, family, plan, seat, groups, device, kernel=kernel, rates=rates, frozen=self.stage.frozen,
             weights=weights,
         )  # fmt: skip
+        if (part := seat.part(LLM)) is not None and seat.tp_rank == 0:
+            (layers,) = (stage.layers for stage in made.stages if isinstance(stage, LlmStage))
+            ep = plan.module(LLM).parallel.ep
+            self.telemetry.routed = RoutedTokens(dict(enumerate(layers, part.layers[0])), ep)
         source = DatasetSource(dataset_ref(config), family, self.shapes)
         stage_of = {part.module: stage for part, stage in zip(seat.parts, made.stages, strict=True)}
         checkpointer = None

@@ -16,16 +16,17 @@ from dflop.cost.flops import FlopCounter, peak_flops_per_s
 from dflop.jobs.curves import Curves
 from dflop.jobs.spool_writer import SpoolThread
 from dflop.models.family import Family
+from dflop.models.generic.experts import RoutedTokens
 from dflop.parallel.topology import Seat
 from dflop.profile.hardware import hardware_name
-from dflop.records import BUSY_RATIO, RankMemory, RankSpan, StepFlops, StepObservation
+from dflop.records import BUSY_RATIO, ExpertLoad, RankMemory, RankSpan, StepFlops, StepObservation
 from dflop.run.batches import QUICK, GlobalBatches, StepSpec
 from dflop.run.directory import RunDir
 from dflop.train.step_trace import Span
 from dflop.units import count, percent, seconds
 
 MEMORY_EVERY_STEPS = 20
-"""How often a rank looks at the most memory it has held; and once more at its end."""
+"""How often a rank looks at the most memory it has held, and at its end, and at what its layers routed where."""
 
 
 class Speed(NamedTuple):
@@ -81,6 +82,9 @@ class Telemetry:
         self.speed: SpeedCounter | None = None
         """On rank 0, once the model is known: tells how fast steps are."""
         self.curves: Curves | None = None
+        self.routed: RoutedTokens | None = None
+        """Once the model is known, of its layers with experts."""
+        self._last_routed = -1
 
     def observed(self, seen: StepObservation) -> str:
         """Tell of a step; returns the line about it, on rank 0."""
@@ -88,6 +92,7 @@ class Telemetry:
         self._step = seen.step
         if seen.step % MEMORY_EVERY_STEPS == 0:
             self._tell_memory()
+            self._tell_routed(seen)
         if self.speed is None:
             return ""
         speed, idle_frac = self.speed.of(seen), 1 - seen.busy_s / seen.step_s
@@ -131,6 +136,14 @@ class Telemetry:
             if peak_bytes > self._peak_bytes.get(kind, 0):
                 self._peak_bytes[kind] = peak_bytes
                 self._spool.put(RankMemory(*self._place(self._step), kind, peak_bytes, time.time()))
+
+    def _tell_routed(self, seen: StepObservation) -> None:
+        """Leave in the store how many tokens went to which experts since the last time."""
+        num_steps = seen.step - self._last_routed if self._last_routed >= 0 else 1
+        for layer, num_tokens in self.routed.take().items() if self.routed else ():
+            place = self._run_id, self._attempt, seen.step, seen.rank, seen.stage, seen.dp_rank
+            self._spool.put(ExpertLoad(*place, num_steps, layer, tuple(num_tokens)))
+        self._last_routed = seen.step
 
     def _place(self, step: int) -> tuple[str, int, int, int, str, int, int, int]:
         """How rows of a rank begin."""

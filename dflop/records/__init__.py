@@ -34,6 +34,7 @@ from dflop.records.costs import (
 from dflop.records.mapping import from_dict, parse_json, to_dict
 from dflop.records.observations import (
     BUSY_RATIO,
+    ExpertLoad,
     JobRecord,
     MicrobatchSpan,
     RankMemory,
@@ -60,6 +61,7 @@ __all__ = [
     "CostTable",
     "CostTerms",
     "Decision",
+    "ExpertLoad",
     "Factors",
     "JobRecord",
     "LayerKind",

@@ -113,6 +113,24 @@ class StepFlops:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertLoad:
+    """Tokens of a rank that one layer sent to each of its experts in some steps."""
+
+    run_id: str
+    attempt: int
+    step: int
+    """The last of them."""
+    rank: int
+    stage: int
+    dp_rank: int
+    num_steps: int
+    layer: int
+    """Of the LLM."""
+    num_tokens: tuple[int, ...]
+    """Per expert; a token counts once for every expert that it goes to. A rank without samples sends one token."""
+
+
+@dataclass(frozen=True, slots=True)
 class RankMemory:
     """The most memory a rank has held since its process began; a new row when it has become more."""
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 from dflop.cost.flops import FlopCounter
-from dflop.jobs.telemetry import SpeedCounter, Telemetry
+from dflop.jobs.telemetry import MEMORY_EVERY_STEPS, SpeedCounter, Telemetry
 from dflop.parallel.topology import seat_of
-from dflop.records import LLM, MicrobatchSpan, StepFlops, StepObservation
+from dflop.records import LLM, ExpertLoad, MicrobatchSpan, StepFlops, StepObservation
 from dflop.run.batches import TRAIN, GlobalBatches, job_steps
 from dflop.run.directory import RunDir, family_of
 from dflop.units import count
@@ -47,3 +47,17 @@ def test_utilisation_is_what_the_batch_asks_over_what_all_devices_could_do(tmp_p
     span = MicrobatchSpan(0, 1, 9, 81, 0.1, 0.2, 0.0, 0.3, 0.3, 0.6, 0.1, 0.3)
     busy = telemetry.observed(replace(observation(1), spans=(span,)))
     assert busy == f"{line}  compute 400.0 ms: other programs used the cores (processor time 44.4 % of wall)"
+
+
+def test_what_layers_routed_is_told_with_the_steps_that_it_is_of():
+    told, taken = [], iter([{3: [4, 0]}, {3: [70, 10]}])
+    train, seat = SimpleNamespace(report_to=()), SimpleNamespace(rank=1)
+    run = SimpleNamespace(path=None)
+    of = Telemetry(run, SimpleNamespace(train=train), seat, "run", 2, SimpleNamespace(put=told.append))
+    of.routed = SimpleNamespace(take=lambda: next(taken))
+    for step in range(MEMORY_EVERY_STEPS + 1):
+        of.observed(SimpleNamespace(step=step, rank=1, stage=0, dp_rank=1))
+    loads = [row for row in told if isinstance(row, ExpertLoad)]
+    assert loads == [
+        ExpertLoad("run", 2, 0, 1, 0, 1, 1, 3, (4, 0)), ExpertLoad("run", 2, 20, 1, 0, 1, 20, 3, (70, 10))
+    ]  # fmt: skip

@@ -6,6 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from dflop.errors import ConfigError, StoreError
+from dflop.records import ExpertLoad
 from dflop.store import console
 from tests.store.asking import fill
 
@@ -123,6 +124,18 @@ def test_named_queries_have_true_headers_and_run(store: Path) -> None:
         assert query.parameter_names == list(used), query.name
         given = {p.name: "run" if p.type == "varchar" else "1" for p in query.parameters}
         assert console.query(store, query.sql, query.values(given))[0]
+
+
+def test_expert_load_has_the_fullest_rank_and_the_most_used_expert(tmp_path: Path) -> None:
+    """Ranks of the last attempt: 10, 0, 2, 4 and 2, 0, 2, 4 tokens of layer 3 make 12, 0, 4, 8 for four experts."""
+    of = {(0, 0): (90, 0, 0, 0), (1, 0): (10, 0, 2, 4), (1, 1): (2, 0, 2, 4)}
+    rows = [ExpertLoad("run", attempt, 20, rank, 0, rank, 20, 3, n) for (attempt, rank), n in of.items()]
+    store = fill(tmp_path, *rows)
+    query = console.named_query("expert_load")
+    columns, found = console.query(store, query.sql, {"run_id": "run", "ep": 2})
+    assert columns[0] == "layer"
+    assert found == [(3, 4, 24, 0, 2.0, 1.0)]
+    assert console.query(store, query.sql, {"run_id": "run", "ep": 4})[1][0][-1] == 2.0
 
 
 def test_a_query_without_a_header_is_refused(tmp_path: Path) -> None:
