@@ -69,6 +69,15 @@ def has_table(cost: CostModel, module: str, mode: RunMode) -> bool:
     return True
 
 
+def far_apart(counts: Sequence[int], ratio: float) -> list[int]:
+    """The first of sorted counts and those that differ at least by a ratio from the one kept before; the last, too."""
+    kept = list(counts[:1])
+    for m in counts[1:]:
+        if max(m, kept[-1]) >= ratio * min(m, kept[-1]) or m == counts[-1]:
+            kept.append(m)
+    return kept
+
+
 def nearest_power(num_buckets: npt.ArrayLike) -> Ints:
     """Exponents of the powers of two nearest to numbers of buckets.
 

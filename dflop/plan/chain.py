@@ -18,13 +18,12 @@ from dflop.cost.model import Floats
 from dflop.plan.candidates import MAX_PP, Bools, nearest_power, recompute_ways, shard_choices
 from dflop.plan.chain_memory import ChainMemory
 from dflop.plan.grid_choice import Grids
-from dflop.plan.lock_step import together_s
 from dflop.plan.memory import StageBytes, max_stages_beyond
 from dflop.plan.partition import ROUNDING, best_cuts, free_cuts, range_seconds
 from dflop.plan.space import Problem
 from dflop.plan.stage_params import first_and_last
 from dflop.plan.sync import chain_sync_s, gather_seconds
-from dflop.plan.unit_seconds import unit_seconds
+from dflop.plan.unit_seconds import together_s, unit_seconds
 from dflop.records import LLM, ModuleSpec, RunMode
 from dflop.schedule.items import Ints
 

@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 
 from dflop.plan.candidates import recompute_ways
-from dflop.plan.grid_bytes import chain_peaks, largest_loads, max_tokens
+from dflop.plan.grid_bytes import by_tokens, chain_peaks, largest_loads, max_tokens, running_again, with_limits
 from dflop.plan.grid_choice import GridChoice
 from dflop.plan.offload import with_host
-from dflop.plan.rerun_limits import by_tokens, running_again, with_limits
 from dflop.plan.space import Problem
 from dflop.plan.sync import plan_sync_s, with_gathers
 from dflop.records import LLM, ClusterSpec, ModulePlan, ParallelSpec, Plan, RunMode, to_dict

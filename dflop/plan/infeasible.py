@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from dflop import units
 from dflop.errors import InfeasiblePlanError
+from dflop.plan.candidates import far_apart
 from dflop.plan.columns import Columns
 from dflop.plan.drafts import draft
 from dflop.plan.grid_bytes import chain_peaks, largest_loads
@@ -65,7 +66,8 @@ def explain(problem: Problem) -> InfeasiblePlanError:
 def find_draft(problem: Problem) -> Plan | None:
     """A plan that fits, not the best one; None when there is none."""
     names, num_processes = [spec.module for spec in problem.specs], problem.cluster.num_processes
-    for m in _far_apart(problem.microbatch_choices):
+    # Many microbatches first, for they need the least memory.
+    for m in far_apart(problem.microbatch_choices[::-1], COARSE):
         for _, plan in inline_choices(problem, m, top=1):
             return plan
         columns = Columns.of(names, m, num_processes, grids_apart(problem, m, math.inf))
@@ -165,16 +167,6 @@ def _least(too_few: int, most: int, change: Callable[[int], Problem], tolerance:
         else:
             high = middle
     return high
-
-
-def _far_apart(counts: Iterable[int]) -> list[int]:
-    """Many microbatches first, for they need the least memory, in steps of `COARSE`; the fewest among them."""
-    kept: list[int] = []
-    for m in sorted(counts, reverse=True):
-        if not kept or m * COARSE <= kept[-1]:
-            kept.append(m)
-        last = m
-    return kept if kept[-1] == last else [*kept, last]
 
 
 def _fullest(problem: Problem, plan: Plan) -> tuple[ModulePlan, int, int]:

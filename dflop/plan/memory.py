@@ -156,10 +156,8 @@ class StageState:
     """What the P stages of C layouts of one module hold whatever they run, each `[C, P]`."""
 
     params: StageParams
-    weights: Floats
-    gradients: Floats
-    mean_optimizer: Floats
-    least_optimizer: Floats
+    held: tuple[Floats, Floats, Floats, Floats]
+    """The first four fields of `StageBytes`."""
     passing: Floats
     """For a while, of shared parameters."""
     first: Bools
@@ -183,7 +181,7 @@ class StageState:
         passing: Floats = np.zeros(layers.shape)
         if (columns[2] > 1).any():
             passing = (columns[2] > 1) * passing_bytes(params, table)
-        return cls(params, *_state(params, table, *columns), passing, first, last)
+        return cls(params, _state(params, table, *columns), passing, first, last)
 
     def holding(self, load: LoadBytes, again: Ints, offloaded: Ints | int = 0) -> StageBytes:
         """With the largest microbatch in flight; `again` and `offloaded` are as for `stage_bytes`."""
@@ -211,14 +209,7 @@ class StageState:
         comes = message * (holds.sum(axis=1, keepdims=True) > 1)
         ends = _ends_at_work(spec, table, params, load.num_lost, tp) + waiting * heaviest
         once = comes + np.maximum(np.maximum(work, entry), ends)
-        return StageBytes(
-            self.weights,
-            self.gradients,
-            self.mean_optimizer,
-            self.least_optimizer,
-            kept=kept,
-            once=np.ceil(holds * (once + self.passing)),
-        )
+        return StageBytes(*self.held, kept=kept, once=np.ceil(holds * (once + self.passing)))
 
 
 def layer_bytes(spec: ModuleSpec, cost: CostModel, load: Floats, mode: RunMode) -> Floats:

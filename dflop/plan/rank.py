@@ -169,12 +169,6 @@ def residual_sigma_frac(problem: Problem, plan: Plan) -> float:
     return SIGMA_OF_MEDIAN * max(errors)
 
 
-def contention(problem: Problem, plan: Plan) -> int | None:
-    """Processes of the plan that can compute at once, None where each has a device or core of its own."""
-    limit = problem.cluster.max_concurrency
-    return limit if limit < plan.num_processes else None
-
-
 def scheduled_step_s(problem: Problem, plan: Plan, slowness: Mapping[Node, float] | None = None) -> float:
     """Mean simulated step of any plan, as that of candidates is found: for one that runs already, say.
 
@@ -206,7 +200,7 @@ def policy_step_s(problem: Problem, plan: Plan, policy: str, *, is_held: bool = 
 def _jobs(
     problem: Problem, plan: Plan, batches: slice = slice(None), slowness: Mapping[Node, float] | None = None
 ) -> list[StepJob]:
-    limit = contention(problem, plan)
+    limit = problem.cluster.max_concurrency
     pairs = list(zip(problem.batches, problem.batch_items, strict=True))[batches]
     return [StepJob(plan, batch, problem.cost, limit, items, slowness=slowness) for batch, items in pairs]
 

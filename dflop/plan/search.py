@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from dflop import units
 from dflop.cost.analytic import SOFTWARE
-from dflop.plan.candidates import check_processes
+from dflop.plan.candidates import check_processes, far_apart
 from dflop.plan.columns import Columns, Found
 from dflop.plan.drafts import charged, draft, fits
 from dflop.plan.grid_choice import GridChoice, Grids
@@ -136,7 +136,7 @@ def _drafts(problem: Problem, tell: Callable[[str], None], at: At) -> tuple[list
     counts, cluster = problem.microbatch_choices, problem.cluster
     # Processes that share cores are not in the formula: a plan with few of them may be far better than it says.
     ratio = CUTOFF_RATIO if cluster.max_concurrency >= cluster.num_processes else math.inf
-    found, proofs = _visit(problem, _far_apart(counts), math.inf, ratio, tell, at)
+    found, proofs = _visit(problem, far_apart(counts, COARSE_RATIO), math.inf, ratio, tell, at)
     best = sorted((min(d.formula_step_s for d in drafts), m) for m, drafts in found.items() if drafts)[:NUM_REFINED]
     visited, more = sorted(found), set[int]()
     for _, m in best:
@@ -233,15 +233,6 @@ def _bent(rules: PlanRules, grid: GridChoice) -> GridChoice:
     layers = {name: rules.nearest_layers(own) for name, own in grid.layers.items()}
     again = layers if grid.num_recomputed else {name: (0,) * len(own) for name, own in layers.items()}
     return replace(grid, layers=layers, recomputed=again)
-
-
-def _far_apart(counts: Sequence[int]) -> list[int]:
-    """The first count and those at least `COARSE_RATIO` times the one before, the last one among them."""
-    kept = list(counts[:1])
-    for m in counts[1:]:
-        if m >= COARSE_RATIO * kept[-1] or m == counts[-1]:
-            kept.append(m)
-    return kept
 
 
 def _extrapolated(plan: Plan, problem: Problem) -> list[str]:

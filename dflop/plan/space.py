@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, TypeVar
 
 import numpy as np
 
@@ -16,6 +16,8 @@ from dflop.records import LLM, ClusterSpec, ModuleSpec, RunMode, SampleShape
 from dflop.schedule.items import Ints, ModuleItems, module_items
 from dflop.schedule.levels import levelled
 from dflop.simulate.pieces import NUM_CHUNKS
+
+T = TypeVar("T")
 
 USABLE_MEMORY_FRAC = 0.9
 """Of a device, at most: the rest is for workspaces, communication buffers and fragmentation."""
@@ -168,10 +170,7 @@ class Problem:
         """
         if specs[-1].module != LLM:
             return {spec.module: self.loads[spec.module].longest for spec in specs}
-        key = tuple(spec.module for spec in specs)
-        if key not in self.heaviest_samples:
-            self.heaviest_samples[key] = self._heaviest_samples(specs)
-        return self.heaviest_samples[key]
+        return self.once(("heaviest units", *(s.module for s in specs)), lambda: self._heaviest_samples(specs))
 
     def _heaviest_samples(self, specs: Sequence[ModuleSpec]) -> dict[str, Floats]:
         seconds: list[Floats] = [np.zeros(len(batch)) for batch in self.batches]
@@ -191,39 +190,20 @@ class Problem:
         }
 
     @cached_property
-    def heaviest_samples(self) -> dict[tuple[str, ...], dict[str, Floats]]:
-        """Per modules that share ranks with the LLM what `heaviest_units` has found so far."""
-        return {}
-
-    @cached_property
     def batch_items(self) -> tuple[dict[str, ModuleItems], ...]:
         """Per batch the items of every module: the same for all plans."""
         return tuple({s.module: module_items(batch, s.module) for s in self.specs} for batch in self.batches)
 
     @cached_property
-    def sample_seconds(self) -> dict[tuple[object, ...], tuple[Floats, ...]]:
-        """Per (modules, tp, cp) what `lock_step.py` knows so far: seconds of each batch's samples, longest first."""
+    def _worked_out(self) -> dict[tuple[Hashable, ...], Any]:
         return {}
 
-    @cached_property
-    def unit_seconds(self) -> dict[tuple[tuple[str, ...], str, RunMode], Any]:
-        """What `unit_seconds.py` has worked out so far, by (modules that share ranks, module, tp, cp)."""
-        return {}
-
-    @cached_property
-    def sync_lines(self) -> dict[tuple[int, int], tuple[float, float]]:
-        """What `sync.py` has worked out so far, by (replicas, nodes): the same for every number of microbatches."""
-        return {}
-
-    @cached_property
-    def passes_s(self) -> dict[tuple[str, RunMode], tuple[Floats, Floats]]:
-        """What `sync.py` has worked out so far of average microbatches, by (module, tp, cp, recomputation)."""
-        return {}
-
-    @cached_property
-    def packings(self) -> dict[tuple[int, int], Any]:
-        """What `compare/experts/sharded.py` has packed so far, by (replicas, microbatches)."""
-        return {}
+    def once(self, key: tuple[Hashable, ...], work: Callable[[], T]) -> T:
+        """What `work` returns, which is done once per key: what a value is, and of what."""
+        if key not in self._worked_out:
+            self._worked_out[key] = work()
+        found: T = self._worked_out[key]
+        return found
 
     @property
     def usable_bytes(self) -> int:

@@ -30,7 +30,7 @@ from dflop.plan.candidates import Bools
 from dflop.plan.memory import FLOAT32_BYTES
 from dflop.plan.space import Problem
 from dflop.plan.stage_params import StageParams, first_and_last, stage_params
-from dflop.records import CostTable, ModulePlan, ModuleSpec, RunMode
+from dflop.records import CostTable, ModulePlan, ModuleSpec, RunMode, grids_of
 from dflop.schedule.items import Ints
 
 BUCKET_BYTES = 64 << 20
@@ -39,9 +39,6 @@ BUCKET_BYTES = 64 << 20
 
 def plan_sync_s(problem: Problem, modules: Sequence[ModulePlan], num_microbatches: int) -> float:
     """Of the slowest stage of any module; modules on the same ranks share their stages."""
-    chains: dict[int, list[ModulePlan]] = {}
-    for m in modules:
-        chains.setdefault(m.first_rank, []).append(m)
     return max(
         float(
             chain_sync_s(
@@ -54,10 +51,10 @@ def plan_sync_s(problem: Problem, modules: Sequence[ModulePlan], num_microbatche
                 dp=np.array([chain[0].parallel.dp]),
                 shard_optimizer=np.array([chain[0].shard_optimizer]),
                 shards=np.array([chain[0].parameter_shards]),
-                first_rank=first_rank,
+                first_rank=chain[0].first_rank,
             )[0]
         )
-        for first_rank, chain in chains.items()
+        for chain in grids_of(modules)
     )
 
 
@@ -239,16 +236,17 @@ def average_passes_s(problem: Problem, spec: ModuleSpec, mode: RunMode, num_buck
 
 def _known_passes(problem: Problem, spec: ModuleSpec, mode: RunMode) -> tuple[Floats, Floats]:
     """(of a layer, of the edge) `[2, B]`: forward and backward on the average of 1 to B buckets, a sample each."""
-    key = (spec.module, mode)
-    if key not in problem.passes_s:
+
+    def passes() -> tuple[Floats, Floats]:
         num_buckets = np.arange(1, problem.global_batch_size + 1)
         load = problem.sample_loads[spec.module].per_microbatch(num_buckets).mean(axis=-1)
         layer, edge = (
             problem.cost.module_seconds(spec.module, load, mode, num_layers=1 - is_edge, edge=is_edge)
             for is_edge in (False, True)
         )
-        problem.passes_s[key] = np.stack(layer), np.stack(edge)
-    return problem.passes_s[key]
+        return np.stack(layer), np.stack(edge)
+
+    return problem.once(("passes", spec.module, mode), passes)
 
 
 def _num_nodes(problem: Problem, first_rank: Ints, tp: int, num_replicas: Ints) -> Ints:
@@ -278,9 +276,11 @@ def _lines(problem: Problem, dp: Ints, num_nodes: Ints) -> Floats:
 
 def _line(problem: Problem, dp: int, num_nodes: int) -> tuple[float, float]:
     """(latency, seconds per byte) of a synchronisation: linear in bytes, so asked for twice, and once per group."""
-    if (dp, num_nodes) not in problem.sync_lines:
+
+    def line() -> tuple[float, float]:
         few, many = 1e3, 1e9
         few_s, many_s = (problem.cost.sync_seconds(size, dp, num_nodes) for size in (few, many))
         s_per_byte = (many_s - few_s) / (many - few)
-        problem.sync_lines[dp, num_nodes] = few_s - s_per_byte * few, s_per_byte
-    return problem.sync_lines[dp, num_nodes]
+        return few_s - s_per_byte * few, s_per_byte
+
+    return problem.once(("sync line", dp, num_nodes), line)

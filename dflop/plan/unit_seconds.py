@@ -1,4 +1,7 @@
-"""Seconds of a layer and of all that is outside the layers, for chains of every number of microbatches at once."""
+"""Seconds of a layer and of all that is outside the layers, for chains of every number of microbatches at once.
+
+And steps of replicas that meet in every microbatch: those that share out parameters, each of them on one stage.
+"""
 
 from __future__ import annotations
 
@@ -29,22 +32,66 @@ def unit_seconds(
     problem: Problem, specs: Sequence[ModuleSpec], module: str, mode: RunMode, *, again: bool
 ) -> UnitSeconds:
     """Worked out once for all numbers of microbatches; `specs` share the ranks, `again`: layers may run again."""
-    key = (tuple(spec.module for spec in specs), module, mode)
-    found: UnitSeconds | None = problem.unit_seconds.get(key)
-    if found is None:
+
+    def seconds(load: Floats) -> tuple[Floats, Floats, Floats]:
+        layer_s, edge_s = layer_and_edge_seconds(problem.cost, module, load, mode)
+        if not again:
+            return layer_s, edge_s, np.zeros_like(layer_s)
+        longer_s, _ = layer_and_edge_seconds(problem.cost, module, load, mode.recomputing(True))
+        return layer_s, edge_s, longer_s - layer_s
+
+    def every() -> UnitSeconds:
         loads = (problem.sample_loads if specs[-1].module == LLM else problem.loads)[module]
         num_buckets = problem.global_batch_size * min(problem.global_batch_size, problem.cluster.num_processes)
-
-        def seconds(load: Floats) -> tuple[Floats, Floats, Floats]:
-            layer_s, edge_s = layer_and_edge_seconds(problem.cost, module, load, mode)
-            if not again:
-                return layer_s, edge_s, np.zeros_like(layer_s)
-            longer_s, _ = layer_and_edge_seconds(problem.cost, module, load, mode.recomputing(True))
-            return layer_s, edge_s, longer_s - layer_s
-
-        found = problem.unit_seconds[key] = UnitSeconds(
+        return UnitSeconds(
             seconds(loads.typical(2 ** np.arange(int(nearest_power(num_buckets)) + 1))),
             seconds(problem.heaviest_units(specs)[module]),
             seconds(loads.per_microbatch(np.arange(1, max(1, int(loads.num_units.max())) + 1))),
         )
-    return found
+
+    return problem.once(("unit seconds", *(spec.module for spec in specs), module, mode), every)
+
+
+def together_s(
+    problem: Problem,
+    specs: Sequence[ModuleSpec],
+    mode: RunMode,
+    num_microbatches: int,
+    dp: int,
+    average_s: Floats,
+    plain_s: Floats,
+) -> Floats:
+    """`[S]`: a step of groups that meet in every microbatch.
+
+    A microbatch takes no less than its longest sample: at best the longest ones of all share the first, and so on.
+
+    Args:
+        problem: Batches and costs.
+        specs: Of the modules that they hold.
+        mode: Tensor-parallel and context-parallel degree.
+        num_microbatches: Per step.
+        dp: Groups.
+        average_s: `[S]`, what an average microbatch takes them.
+        plain_s: The same without layers that run again, and without messages of parameters.
+    """
+    found = []
+    for longest_s, mean_s, without_s in zip(_sample_seconds(problem, specs, mode), average_s, plain_s, strict=True):
+        slower = mean_s / without_s if without_s > 0 else 1.0
+        firsts_s = slower * longest_s[: num_microbatches * dp : dp]
+        rest = num_microbatches - len(firsts_s)
+        found.append(float(np.maximum(firsts_s, mean_s).sum()) + rest * mean_s)
+    return np.array(found)
+
+
+def _sample_seconds(problem: Problem, specs: Sequence[ModuleSpec], mode: RunMode) -> tuple[Floats, ...]:
+    """Per batch the seconds of each of its samples in all layers of modules, longest first."""
+
+    def every() -> tuple[Floats, ...]:
+        seconds: list[Floats] = [np.zeros(len(batch)) for batch in problem.batches]
+        for spec in specs:
+            for total_s, load in zip(seconds, problem.sample_loads[spec.module].units, strict=True):
+                layer_s, edge_s = layer_and_edge_seconds(problem.cost, spec.module, load.astype(np.float64), mode)
+                total_s += spec.num_layers * layer_s + edge_s
+        return tuple(np.sort(of_batch)[::-1] for of_batch in seconds)
+
+    return problem.once(("sample seconds", *(spec.module for spec in specs), mode), every)

@@ -45,7 +45,7 @@ from dflop.records.observations import (
     StepFlops,
     StepObservation,
 )
-from dflop.records.plans import ModulePlan, ModuleWork, Plan, PlanProgram, StepPlan
+from dflop.records.plans import ModulePlan, ModuleWork, Plan, PlanProgram, StepPlan, grids_of
 from dflop.records.samples import LLM, MediaItem, ModuleLoad, ProfileRecord, QuarantinedSample, SampleShape
 
 __all__ = [
@@ -93,6 +93,7 @@ __all__ = [
     "StepObservation",
     "StepPlan",
     "from_dict",
+    "grids_of",
     "parse_json",
     "to_dict",
 ]

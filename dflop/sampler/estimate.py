@@ -24,7 +24,7 @@ from dflop.sampler.costs_of_samples import Ints, SampleCosts
 from dflop.sampler.lengths import costs_of_lengths
 from dflop.sampler.rank_plans import BatchPlan, Cut, Planner, RandomOrder
 from dflop.schedule.data_parallel import Sync
-from dflop.schedule.karmarkar_karp import over_ranks
+from dflop.schedule.pack import over_ranks
 
 RANDOM, GROUPED, BY_TOKENS, BY_COST, OURS, WINDOW = (
     "random order", "length-grouped", "Karmarkar-Karp, tokens", "Karmarkar-Karp, cost", "dflop", "dflop, window",

@@ -1,6 +1,7 @@
 """Samples into slots of chosen sizes: longest first, where the worst kind of stage stays relatively smallest.
 
-The greedy behind ramp seeds and quick plans. O(samples x buckets).
+The greedy behind ramp seeds and quick plans: O(samples x buckets) at worst, but blocks of buckets are passed over in
+which even the emptiest could not win.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import numpy as np
 from dflop.cost.model import Floats
 from dflop.schedule.items import Ints
 from dflop.schedule.linear import LinearStep, Part
+from dflop.schedule.rank_kernel import BLOCK
 from dflop.schedule.state import Task, add, fits, make_state, make_task
 from dflop.simulate.jit import kernel
 
@@ -67,35 +69,40 @@ def _place(task, state, order, sizes):  # type: ignore[no-untyped-def]  # numba 
     lanes, num_chain, num_seconds, samples = task.num_lanes, task.first[0], task.first[1], task.samples
     bucket_sum, slot_sum, slowness = state.bucket_sum, state.slot_sum, task.slowness
     fastest = np.array([slowness[q].min() for q in range(num_chain)])
-    least = np.zeros((task.num_slots, num_chain))  # of a slot's buckets: no slot is looked into that cannot win
+    num_blocks = (lanes + BLOCK - 1) // BLOCK
+    least = np.zeros((task.num_slots, num_blocks, num_chain))  # of a block's buckets
     largest = np.zeros((task.num_slots, num_seconds - num_chain))
     for i in order:
         best = -1
         for is_checked in (False, True):  # caps of all buckets only where the best of them breaks one
             best, best_score = -1, np.inf
             for k in range(task.num_slots):
-                shared = bound = 0.0
+                shared = 0.0
                 for q in range(num_chain, num_seconds):
                     own = max(largest[k, q - num_chain], task.largest_s[i, q - num_chain])
                     shared = max(shared, max(own, slot_sum[k, q] + samples[i, q]))
-                for q in range(num_chain):
-                    bound = max(bound, (least[k, q] + samples[i, q]) * fastest[q])
-                if (max(shared, bound) + 1e-3 * (shared + bound)) / sizes[k] >= best_score:
-                    continue
-                for b in range(k * lanes, (k + 1) * lanes):
-                    own = 0.0
+                for block in range(num_blocks):
+                    bound = 0.0
                     for q in range(num_chain):
-                        own = max(own, (bucket_sum[b, q] + samples[i, q]) * slowness[q, b - k * lanes])
-                    score = (max(shared, own) + 1e-3 * (shared + own)) / sizes[k]
-                    if score < best_score and (not is_checked or fits(task, state, b, i)):
-                        best, best_score = b, score
+                        bound = max(bound, (least[k, block, q] + samples[i, q]) * fastest[q])
+                    if (max(shared, bound) + 1e-3 * (shared + bound)) / sizes[k] >= best_score:
+                        continue
+                    for r in range(block * BLOCK, min((block + 1) * BLOCK, lanes)):
+                        own, b = 0.0, k * lanes + r
+                        for q in range(num_chain):
+                            own = max(own, (bucket_sum[b, q] + samples[i, q]) * slowness[q, r])
+                        score = (max(shared, own) + 1e-3 * (shared + own)) / sizes[k]
+                        if score < best_score and (not is_checked or fits(task, state, b, i)):
+                            best, best_score = b, score
             if not is_checked and fits(task, state, best, i):
                 break
         if best < 0:
             best = int(np.argmin(bucket_sum[:, num_seconds + 1]))
         add(task, state, i, best)
-        k = best // lanes
+        k, block = best // lanes, best % lanes // BLOCK
         for q in range(num_seconds - num_chain):
             largest[k, q] = max(largest[k, q], task.largest_s[i, q])
         for q in range(num_chain):
-            least[k, q] = bucket_sum[k * lanes : (k + 1) * lanes, q].min()
+            least[k, block, q] = np.inf
+            for b in range(k * lanes + block * BLOCK, k * lanes + min((block + 1) * BLOCK, lanes)):
+                least[k, block, q] = min(least[k, block, q], bucket_sum[b, q])

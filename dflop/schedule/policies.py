@@ -18,7 +18,6 @@ import numpy as np
 from dflop.cost.model import CostModel, Floats
 from dflop.errors import ConfigError, did_you_mean
 from dflop.records import LLM, ModulePlan, Plan, SampleShape
-from dflop.schedule import karmarkar_karp
 from dflop.schedule.anneal import search
 from dflop.schedule.assignment import Assignment, even_item_ranks, in_sequence
 from dflop.schedule.caps import fullest, keeps, plan_caps
@@ -26,7 +25,7 @@ from dflop.schedule.data_parallel import MAX_EVALS, Rerun, balance_ranks
 from dflop.schedule.evaluate import StepEvaluator
 from dflop.schedule.items import Ints, ModuleItems, item_seconds, module_items, stage_slowness
 from dflop.schedule.linear import LinearStep, linear_step, sample_weights
-from dflop.schedule.pack import token_lpt
+from dflop.schedule.pack import over_ranks, token_lpt
 from dflop.schedule.place import by_shares, place
 from dflop.schedule.program import balance, bottleneck
 from dflop.schedule.splitting import split_under_cap
@@ -104,7 +103,7 @@ class StepJob:
             return self._evenly(*self._slot_rank(token_lpt(tokens, self.num_buckets)))
         if policy == "token_kk":
             dp = self.plan.module(LLM).parallel.dp
-            return self._evenly(*karmarkar_karp.over_ranks(tokens, dp, self.plan.num_microbatches))
+            return self._evenly(*over_ranks(tokens, dp, self.plan.num_microbatches))
         if policy == "bottleneck":
             return self._in_buckets(self._balanced())
         if policy == "program":

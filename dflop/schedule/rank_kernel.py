@@ -25,6 +25,8 @@ SWAPS_PER_KICK = 3
 MAX_PARTNERS = 64
 """Cells with most slack that are tried, one after the other, for the heaviest one."""
 NOBODY = -1
+BLOCK = 32
+"""Neighbouring buckets or cells that are passed over together where even the emptiest of them could not win."""
 
 
 class RankProblem(NamedTuple):
@@ -161,19 +163,24 @@ def _greedy(order, weights, tokens, pace, num_cells, num_buckets, cap):  # type:
     num_ranks = len(pace)
     loads, filled = np.zeros(num_cells, np.int64), np.zeros(num_buckets, np.int64)
     emptiest, least = np.arange(num_cells), np.zeros(num_cells, np.int64)
-    bucket = np.zeros(len(order), np.int64)
+    bucket, fastest = np.zeros(len(order), np.int64), pace.min()
+    lowest = np.zeros((num_cells + BLOCK - 1) // BLOCK, np.int64)  # load of a block's cells
     for i in order:
         best, lightest = NOBODY, 0
-        for first in range(0, num_cells, num_ranks):
-            for r in range(num_ranks):
-                after = loads[first + r] + weights[i] * pace[r]
-                if (best < 0 or after < lightest) and least[first + r] + tokens[i] <= cap:
-                    best, lightest = first + r, after
+        for block in range(len(lowest)):
+            if best >= 0 and lowest[block] + weights[i] * fastest >= lightest:
+                continue
+            for c in range(block * BLOCK, min((block + 1) * BLOCK, num_cells)):
+                after = loads[c] + weights[i] * pace[c % num_ranks]
+                if (best < 0 or after < lightest) and least[c] + tokens[i] <= cap:
+                    best, lightest = c, after
         if best < 0:
             bucket[0] = NOBODY
             return bucket
         bucket[i] = emptiest[best]
         loads[best] = lightest
+        block = best // BLOCK
+        lowest[block] = loads[block * BLOCK : (block + 1) * BLOCK].min()
         filled[emptiest[best]] += tokens[i]
         for b in range(best, num_buckets, num_cells):
             goal = emptiest[best]

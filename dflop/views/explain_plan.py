@@ -14,7 +14,7 @@ import numpy as np
 from dflop.cost.model import Floats
 from dflop.errors import ConfigError, InfeasiblePlanError
 from dflop.plan.limits import plan_limits
-from dflop.plan.rank import contention, thorough
+from dflop.plan.rank import thorough
 from dflop.plan.search import plan_problem
 from dflop.plan.space import Problem
 from dflop.plan.worst import samples_beyond
@@ -90,7 +90,8 @@ def typical_steps(problem: Problem, plan: Plan) -> Sequence[SimulatedStep]:
 
 
 def _step(problem: Problem, plan: Plan, index: int, policy: str) -> _Step:
-    job = StepJob(plan, problem.batches[index], problem.cost, contention(problem, plan), problem.batch_items[index])
+    of_batch = problem.batches[index], problem.cost, problem.cluster.max_concurrency, problem.batch_items[index]
+    job = StepJob(plan, *of_batch)
     assignment = job.assign(policy, thorough(problem))
     return _Step(policy, *job.judge.spans(assignment), job, assignment)
 

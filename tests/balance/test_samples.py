@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dflop.balance import deal
 from dflop.balance.samples import text_costs
 from dflop.errors import ConfigError
-from dflop.schedule.karmarkar_karp import over_ranks
+from dflop.schedule.pack import over_ranks
 
 LENGTHS = st.lists(st.integers(1, 5000), min_size=1, max_size=60)
 

@@ -33,7 +33,7 @@ from dflop.compare.unseen_batches import judge
 from dflop.data.demo import make_demo_dataset
 from dflop.errors import InfeasiblePlanError
 from dflop.launch.kernels import kernel_environment
-from dflop.plan.rank import arrival_step_s, contention
+from dflop.plan.rank import arrival_step_s
 from dflop.plan.space import Problem
 from dflop.plan.uniform import tuned_uniform
 from dflop.records import Plan
@@ -186,11 +186,10 @@ def data_blind_plans(problem: Problem) -> dict[str, Plan]:
 def _give(run: RunDir, plan: Plan, problem: Problem, batches: Sequence[Any]) -> None:
     """The plan, and arrival order for every batch."""
     run.write_plan(plan, planning.tables_of(plan, problem.cost))
-    limit = contention(problem, plan)
     steps = [
         schedule_step(
             run_id=run.run_id, step=step, plan=plan, batch=batch, cost=problem.cost, policy="arrival",
-            max_concurrency=limit,
+            max_concurrency=problem.cluster.max_concurrency,
         )
         for step, batch in enumerate(batches)
     ]  # fmt: skip

@@ -12,10 +12,9 @@ from dflop.cost.link_costs import P2P
 from dflop.cost.model import has_edge
 from dflop.plan.chain import Chain
 from dflop.plan.drafts import charged, fits
-from dflop.plan.grid_bytes import chain_peaks, largest_loads
+from dflop.plan.grid_bytes import SLACK, chain_peaks, largest_loads
 from dflop.plan.grid_search import inline_choices
 from dflop.plan.partition import best_cuts, free_cuts, range_seconds
-from dflop.plan.rerun_limits import SLACK
 from dflop.plan.runnable import check_plan
 from dflop.plan.space import Problem
 from dflop.records import LLM, ParallelSpec, Plan

@@ -22,7 +22,6 @@ from dflop.cost.model import CostModel, Floats
 from dflop.plan.candidates import recompute_ways, shard_choices
 from dflop.plan.drafts import draft, fits
 from dflop.plan.grid_choice import GridChoice
-from dflop.plan.rank import contention
 from dflop.plan.space import Problem
 from dflop.records import LLM, ParallelSpec, Plan, RunMode
 from dflop.schedule.assignment import Assignment
@@ -128,8 +127,8 @@ def _best(problem: Problem, sharing: Sharing, among: Sequence[Grid]) -> ExpertPl
 
 def _packed(problem: Problem, plan: Plan) -> _Packed:
     """The batches of a problem by Karmarkar and Karp's method, the same for all plans with as many microbatches."""
-    key = plan.module(LLM).parallel.dp, plan.num_microbatches
-    if key not in problem.packings:
+
+    def packed() -> _Packed:
         assignments, loads = [], [largest_samples(problem)]
         for batch, items in zip(problem.batches, problem.batch_items, strict=True):
             job = StepJob(plan, batch, problem.cost, None, items)
@@ -137,17 +136,16 @@ def _packed(problem: Problem, plan: Plan) -> _Packed:
             cells = job.judge.loads(assignments[-1])
             loads.append({module: ROOM_RATIO * load.reshape(3, -1) for module, load in cells.items()})
         together = {s.module: np.concatenate([of[s.module] for of in loads], axis=1) for s in problem.specs}
-        problem.packings[key] = _Packed(tuple(assignments), together)
-    found: _Packed = problem.packings[key]
-    return found
+        return _Packed(tuple(assignments), together)
+
+    return problem.once(("packed", plan.module(LLM).parallel.dp, plan.num_microbatches), packed)
 
 
 def _step_s(problem: Problem, expert: ExpertPlan, batches: _Packed) -> float:
     """Mean simulated step; infinite where a batch does not fit."""
     seconds, plan = [], expert.grouped
-    limit = contention(problem, plan)
     for batch, items, assignment in zip(problem.batches, problem.batch_items, batches.assignments, strict=True):
-        job = StepJob(plan, batch, expert.cost, limit, items)
+        job = StepJob(plan, batch, expert.cost, problem.cluster.max_concurrency, items)
         if not (expert.is_by_bytes or job.keeps_caps(assignment)):
             return math.inf
         seconds.append(job.judge.step_s(assignment))

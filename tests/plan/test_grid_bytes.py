@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from dflop.plan.drafts import charged, draft, fits, holding
-from dflop.plan.grid_bytes import chain_bytes, grid_depth, largest_loads
+from dflop.plan.grid_bytes import SLACK, chain_bytes, grid_depth, largest_loads, scaled
 from dflop.plan.grid_choice import GridChoice
-from dflop.plan.rerun_limits import SLACK, scaled
 from dflop.plan.space import Problem
 from dflop.records import LLM, ParallelSpec, Plan
 from tests.plan.problems import make_problem
