@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -44,7 +43,7 @@ SWAP_SAMPLES, MOVE_SAMPLE, SWAP_SLOTS = 0.5, 0.75, 0.85
 
 @functools.lru_cache(maxsize=64)
 def ramp_profiles(num_slots: int, depth: int, most: int) -> Floats:
-    """`[profiles, slots]` relative sizes: the flat one first, then ramps.
+    """`[profiles, slots]` relative sizes of slots, all but the flat one.
 
     A ramp is `min(1, up, down)`: up over the first h slots from `al`, down to it over the last t. When there are more
     than `most`, they are spread over the whole family.
@@ -63,10 +62,8 @@ def ramp_profiles(num_slots: int, depth: int, most: int) -> Floats:
         profile = np.minimum(1.0, np.minimum(up, down))
         found.setdefault(profile.tobytes(), profile)
     ramps = list(found.values())
-    picked: Sequence[int] = (
-        np.unique(np.linspace(0, len(ramps) - 1, min(most - 1, len(ramps))).astype(int)).tolist() if most > 1 else []
-    )
-    return np.array([np.ones(num_slots), *(ramps[i] for i in picked)])
+    picked = np.unique(np.linspace(0, len(ramps) - 1, min(most, len(ramps))).astype(int)).tolist() if most > 0 else []
+    return np.array([ramps[i] for i in picked])
 
 
 def search(task: Task, seeds: list[Ints], *, depth: int, num_profiles: int, num_moves: int) -> list[Ints]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -100,7 +101,7 @@ class StepJob:
         if policy == "length_grouped":
             return self._evenly(*in_sequence(np.argsort(-tokens, kind="stable"), self.plan))
         if policy == "token_lpt":
-            return self._evenly(*self._slot_rank(token_lpt(tokens, self.num_buckets)))
+            return self._evenly(*self._slot_rank(self._token_lpt))
         if policy == "token_kk":
             dp = self.plan.module(LLM).parallel.dp
             return self._evenly(*over_ranks(tokens, dp, self.plan.num_microbatches))
@@ -120,7 +121,9 @@ class StepJob:
         Where none keeps the caps, packings by each sample's share of the caps are tried, too.
         """
         found = [("arrival", self.assign("arrival", effort))]
-        best = self._best_of([*found, *(("quick", self._in_buckets(bucket)) for bucket in self._longest_first())])
+        best = self._best_of(
+            [*found, *(("quick", self._in_buckets(bucket)) for bucket in (self._seconds_lpt, self._token_lpt))]
+        )
         if self.keeps_caps(best[1]):
             return best
         return self._best_of([best[:2], *(("quick", self._in_buckets(b)) for b in by_shares(self.linear))])
@@ -180,9 +183,9 @@ class StepJob:
             num_profiles = min(num_profiles, MAX_PROFILES_WITHOUT_PIPELINE)
         buckets = search(
             self.task,
-            seeds,
+            [*seeds, self._seconds_lpt],
             depth=depth,
-            num_profiles=min(effort.num_profiles, num_profiles),
+            num_profiles=min(effort.num_profiles, num_profiles) - 1,
             num_moves=min(effort.max_simulations, effort.num_ops // (step.num_ops + MOVE_OPS)),
         )
         return [self._in_buckets(bucket) for bucket in buckets]
@@ -232,15 +235,21 @@ class StepJob:
             for e in self.plan.encoders
         }
 
-    def _longest_first(self) -> tuple[Ints, Ints]:
-        """Buckets of LPT on the seconds of all modules, and on tokens."""
-        flat = np.ones(self.plan.num_microbatches)
-        return place(self.task, flat), token_lpt(self.linear.tokens, self.num_buckets)
+    @cached_property
+    def _seconds_lpt(self) -> Ints:
+        """Buckets of longest first, on the seconds of all modules."""
+        return place(self.task, np.ones(self.plan.num_microbatches))
+
+    @cached_property
+    def _token_lpt(self) -> Ints:
+        return token_lpt(self.items[LLM].num_tokens, self.num_buckets)
 
     def _balanced(self) -> Ints:
-        """Of these, whose worst module of the worst bucket is the shortest."""
+        """Of the two that deal out longest first, whose worst module of the worst bucket is the shortest."""
         weights_s = sample_weights(self.linear)
-        return min(self._longest_first(), key=lambda bucket: bottleneck(weights_s, bucket, self.num_buckets))
+        return min(
+            self._seconds_lpt, self._token_lpt, key=lambda bucket: bottleneck(weights_s, bucket, self.num_buckets)
+        )
 
     def _over_ranks(self, max_evals: int) -> Assignment | None:
         """Balanced seconds of replicas without a pipeline; None where that breaks a cap."""
