@@ -31,6 +31,9 @@ def test_a_model_that_no_family_knows_is_described_and_exact(folder):
         "text": True, "image": True, "video": True,
     }  # fmt: skip
     assert all(row["error"] <= 1e-5 for row in by_part["exactness"] if row["error"] is not None)
+    factors = {row["name"]: row["factor"] for row in by_part["kernel"]}
+    assert set(factors) == {"3D convolution of patches", "fla", "causal_conv1d", "attention", "flash_attn"}
+    assert factors["3D convolution of patches"] > 0
     assert by_part["tokens"][0]["detail"].startswith("no processor")  # its files are empty
 
 

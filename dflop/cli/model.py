@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 app = App(name="model", help="Models of transformers: what they are made of, and if stages are exact.")
 
 _COLUMNS = ("part", "name", "num", "num_params", "num_active_params", "flops_per_token", "flops_per_pair",
-            "kept_bytes_per_token", "tp", "error", "float64_error", "detail")  # fmt: skip
+            "kept_bytes_per_token", "tp", "error", "float64_error", "detail", "factor")  # fmt: skip
 
 
 @app.command
@@ -80,6 +80,9 @@ def rows_of(found: ModelCheck) -> Iterator[tuple[Any, ...]]:
         yield ("tokens", "", *empty, None, None, found.media_problem)
     for of in found.exactness.checks:
         yield ("exactness", of.medium, *empty, of.error, of.float64_error, of.problem or f"worst: {of.errors[0][0]}")
+    for trap in found.traps:
+        detail = f"{trap}; {trap.remedy}" if trap.remedy else str(trap)
+        yield ("kernel", trap.name, *empty, None, None, detail, trap.factor)
 
 
 def tables_of(found: ModelCheck) -> Iterator[Table]:
@@ -126,6 +129,17 @@ def tables_of(found: ModelCheck) -> Iterator[Table]:
         },
         {"samples", "verdict", "worst module, or the reason"},
         "Relative error of a module's gradients in float32; exact: up to 1e-5, or rounding alone by float64.",
+    )
+    yield make_table(
+        "What may be several times slower than it need be, measured on this device",
+        found.traps,
+        {
+            "part": lambda trap: trap.name,
+            "verdict": lambda trap: "slow" if trap.is_hit else "ok",
+            "measured": str,
+            "remedy": lambda trap: trap.remedy,
+        },
+        {"part", "verdict", "measured", "remedy"},
     )
 
 

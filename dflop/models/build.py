@@ -19,7 +19,7 @@ from torch import nn
 from dflop.errors import ConfigError
 from dflop.models import attention
 from dflop.models.encoders import CUT_THEMSELVES, ENCODERS, PACKERS
-from dflop.models.family import GENERIC, Family, Places, Tower
+from dflop.models.family import GENERIC, GENERIC_PARTS, Family, Places, Tower
 from dflop.models.generic import items
 from dflop.models.item_arithmetic import ARITHMETIC, Arguments
 from dflop.models.loss import HeadLoss, head_loss
@@ -52,6 +52,11 @@ class Stage(nn.Module):
     def layers(self) -> list[nn.Module]:
         """The module's own layers on this stage."""
         return []
+
+    @property
+    def run_alike(self) -> list[nn.Module]:
+        """Those that every replica runs equally often in a microbatch."""
+        return self.layers
 
     def use_attention(self, kernel: str) -> None:
         """Let its layers use a kernel that `attention.resolve` returned."""
@@ -112,6 +117,10 @@ class EncoderStage(Stage):
     def layers(self) -> list[nn.Module]:
         found: Any = self.module.get_submodule(self.tower.layers)
         return list(found)
+
+    @property
+    def run_alike(self) -> list[nn.Module]:
+        return [] if self.tower.call == GENERIC_PARTS else self.layers  # once per item there
 
     @property
     def taken_states(self) -> frozenset[int]:

@@ -70,7 +70,7 @@ def _shard(
     device = next(iter(stage.names.values())).device.type
     mesh = DeviceMesh.from_group(shards, device)
     policy = _in_float32(trained.values())
-    trained_layers = [layer for layer in stage.layers if any(p.requires_grad for p in layer.parameters())]
+    trained_layers = [layer for layer in stage.run_alike if any(p.requires_grad for p in layer.parameters())]
     units, group_of = [], dict.fromkeys(where, shards)
     for layer in trained_layers:
         for experts in experts_of(layer) if of_experts is not shards else ():

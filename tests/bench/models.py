@@ -171,7 +171,8 @@ def tables(content: Mapping[str, Any]) -> dict[str, str]:
     words = (
         f"transformers {content['transformers']}: of {len(rows)} types {len(traced)} are traced and {len(exact)} "
         f"exact, {plain} of them in float32 and the others in float64, where rounding is not amplified; "
-        f"{media['image']} with pictures and the tower's gradients. A check takes "
+        f"{media['image']} with pictures, {media['video']} with clips, {media['audio']} with sounds, their encoders' "
+        "gradients among them. A check takes "
         f"{seconds[len(seconds) // 2]:.1f} s of processor time (median; {seconds[-1]:.1f} s at most); "
         f"tracing takes {max(row['structure_s'] for row in traced):.1f} s and "
         f"{max(row['structure_mb'] for row in traced)} MB at most."
@@ -183,7 +184,19 @@ def tables(content: Mapping[str, Any]) -> dict[str, str]:
         f"{reads[len(reads) // 2]:.1f} s of processor time (median; {reads[-1]:.1f} s at most), and nothing the second "
         f"time."
     )
-    head = ("type", "parameters", "layers", "tp", "text", "pictures", "seconds", "planned", "not exact, not checked")
+    head = (
+        "type",
+        "parameters",
+        "layers",
+        "tp",
+        "text",
+        "pictures",
+        "clips",
+        "sounds",
+        "seconds",
+        "planned",
+        "not exact, not checked",
+    )
     refused = table(("type", "reason"), [(row["type"], row["reason"]) for row in rows if "num_params" not in row])
     return {"models": f"{words}\n\n{table(head, map(_cells, traced))}", "models-refused": refused}
 
@@ -194,7 +207,7 @@ def _cells(row: Row) -> tuple[str, ...]:
     num = row["num_params"]
     return (
         row["type"], f"{num / 1e9:.2f}B", "; ".join(row["kinds"]), f"{row['degrees'][-1]}",
-        _error_text(by_medium.get("text")), _error_text(by_medium.get("image")),
+        *(_error_text(by_medium.get(medium)) for medium in ("text", "image", "video", "audio")),
         f"{row['structure_s'] + row['exact_s']:.1f}", _plan_text(row["planned"]), "; ".join(open_ones),
     )  # fmt: skip
 

@@ -29,7 +29,10 @@ CARRY_STATE = ("qwen3_5", "qwen3_5_moe")
 ROUNDING = 3e-5
 """Of the former: the delta rule amplifies rounding."""
 IMAGE_BLOCKS = ("gemma3",)
-REFUSED = {(kind, "tp2") for kind in CARRY_STATE} | {(kind, "cp2") for kind in (*CARRY_STATE, *IMAGE_BLOCKS)}
+CONVOLUTIONS = ("lfm2_vl",)
+REFUSED = {(kind, "tp2") for kind in (*CARRY_STATE, *CONVOLUTIONS)} | {
+    (kind, "cp2") for kind in (*CARRY_STATE, *CONVOLUTIONS, *IMAGE_BLOCKS)
+}
 REFUSED |= {(kind, "cp2 ep2, sharded") for kind in CARRY_STATE}
 
 
@@ -54,6 +57,7 @@ QUICK = {
     ("qwen3_5_moe", "dp4 ep2, sharded in twos, limited"), ("qwen3_vl_moe", "dp2 ep2, sharded"),
     ("glm4v_moe", "pp2 dp2 ep2, sharded, recomputed"), ("glm4v_moe", "dp2"), ("glm4v_moe", "tp2"), ("internvl", "cp2"),
     ("smolvlm", "tp2"), ("mistral3", "one"),
+    ("lfm2_vl", "vision + llm pp2"), ("lfm2_vl", "dp2, sharded, recomputed"),
 }  # fmt: skip
 """Not in a lane: every type, and every layout, at least once."""
 

@@ -13,6 +13,7 @@ import torch
 from dflop.errors import ConfigError
 from dflop.models.generic.exact import Exactness, check_exactness
 from dflop.models.generic.folder import is_of_model, read_folder, reason
+from dflop.models.generic.kernel_traps import Trap, traps_of
 from dflop.models.generic.media_check import MediaCheck, media_mismatches
 from dflop.models.generic.structure import read_structure
 from dflop.models.generic.values import Structure
@@ -26,8 +27,10 @@ class ModelCheck:
     exactness: Exactness
     media: tuple[MediaCheck, ...]
     """How tokens counted from sizes compare with the processor's calls, per medium."""
-    media_problem: str = ""
+    media_problem: str
     """Why no medium was checked; empty: they were."""
+    traps: tuple[Trap, ...]
+    """What of it is slow on this device."""
 
 
 def check_model(folder: Path) -> ModelCheck:
@@ -43,7 +46,8 @@ def check_model(folder: Path) -> ModelCheck:
         config = read_folder(folder)
         structure = structure_of(config, str(folder))
         media, problem = _media(folder)
-        return ModelCheck(structure, check_exactness(config, structure), media, problem)
+        exactness = check_exactness(config, structure)
+    return ModelCheck(structure, exactness, media, problem, traps_of(structure))
 
 
 def _media(folder: Path) -> tuple[tuple[MediaCheck, ...], str]:

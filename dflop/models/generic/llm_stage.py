@@ -69,12 +69,13 @@ class GenericLlmStage(LlmStage):
     @staticmethod
     def _keep(decoder: Any, layers: tuple[int, int]) -> list[nn.Module]:
         num_layers, outside = len(decoder.layers), []
-        for name, part in list(decoder.named_children()):
+        for part in list(decoder.children()):
             if part is decoder.layers or part is decoder.embed_tokens or not any(True for _ in part.parameters()):
                 continue
             outside.append(part)
             if layers[1] < num_layers:
-                setattr(decoder, name, PassThrough(part))
+                for known_as in [n for n, own in decoder._modules.items() if own is part]:
+                    setattr(decoder, known_as, PassThrough(part))
         for index in range(num_layers):
             if not layers[0] <= index < layers[1]:
                 decoder.layers[index] = PassThrough(decoder.layers[index])

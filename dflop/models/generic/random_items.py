@@ -73,8 +73,11 @@ def item_of(model: Any, kind: str, generator: torch.Generator) -> Item:
     token = next((t for name in names if isinstance(t := entry_of(model.config, name), int)), None)
     if token is None:
         raise NotMade(f"its config names no `{names[0]}`")
-    encode: Any = getattr(model.base_model, _MEDIA[kind], None) or feature_function(model, _MEDIA[kind])
-    wanted = inspect.signature(encode).parameters
+    encode: Any = feature_function(model, _MEDIA[kind])
+    inner = inspect.signature(getattr(model.base_model, _MEDIA[kind], encode)).parameters
+    needed = {p.name for p in inner.values() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD}
+    if not needed <= set(wanted := inspect.signature(encode).parameters):  # it hands all on, without names
+        encode, wanted = getattr(model.base_model, _MEDIA[kind]), inner
     floats, known = next(iter(wanted)), {*wanted, "image_merge_sizes", "video_merge_sizes"}
     problem = ""
     for shape, more in _forms(model, kind, known):

@@ -42,7 +42,7 @@ def read_class(model: Any, of: Decoder, towers: Iterable[Tower]) -> tuple[tuple[
     """
     above, _, name = of.path.rpartition(".")
     shell = model.get_submodule(above)
-    name_embedding(getattr(shell, name))
+    name_ends(getattr(shell, name))
     _check(model, of, towers, shell, getattr(shell, name))
     mark = next((m for m in MARKS if m in inspect.signature(shell.forward).parameters), "")
     return read_reaches(shell, name, mark), final_of(model, of.head)
@@ -110,11 +110,14 @@ def last_cut(decoder: Any) -> int:
     return min(givers, default=num_layers)
 
 
-def name_embedding(decoder: Any) -> None:
-    """Let a decoder's input embeddings be known as `embed_tokens`, whatever the class calls them."""
+def name_ends(decoder: Any) -> None:
+    """Let a decoder's embeddings and last norm be known as `embed_tokens` and `norm`, whatever the class calls them."""
     named = (part for part in decoder.children() if isinstance(part, nn.Embedding))
     if getattr(decoder, "embed_tokens", None) is None and (embedding := next(named, None)) is not None:
         decoder.embed_tokens = embedding
+    norms = [part for name, part in decoder.named_children() if "norm" in name]
+    if norms and not hasattr(decoder, "norm"):
+        decoder.norm = norms[-1]
 
 
 def check_cut(decoder: Any, layers: tuple[int, int]) -> None:

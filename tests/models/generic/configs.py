@@ -75,6 +75,14 @@ MORE = {
         "vision_config": {**VIT, "image_size": [56, 56], "patch_size": [14, 14]},
         "text_config": {"model_type": "qwen3_moe", **TEXT, **EXPERTS},
     },
+    "lfm2_vl": {
+        "image_token_id": 3, "downsample_factor": 2, "projector_hidden_size": 64,
+        "vision_config": {
+            "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
+            "num_patches": 16, "patch_size": 14,
+        },
+        "text_config": TEXT | {"model_type": "lfm2", "layer_types": ["full_attention", "conv"] * 2},
+    },
 }  # fmt: skip
 """Of types whose parts are those of others, in other combinations: for the engine alone."""
 

@@ -13,7 +13,7 @@ import torch
 
 from dflop.data.tokens import EncodedSample
 from dflop.models.build import IGNORE_LABEL
-from dflop.models.family import GENERIC, Decoder, Family, Tower
+from dflop.models.family import GENERIC, GENERIC_PARTS, Decoder, Family, Tower
 from dflop.models.generic import arrays, classes, items
 from dflop.models.generic.encoders import parts_of
 from dflop.models.media import MediaHeader, Placement
@@ -41,11 +41,13 @@ class SmallFamily(Family):
         vision, head = parts_of(model, path, decoder).encoders[0], model.get_output_embeddings()
         tower: Any = model.get_submodule(vision.path)
         deep = getattr(tower, "deepstack_visual_indexes", ())
-        self.towers = {"vision": Tower(vision.path, GENERIC, vision.layers, vision.projector)}
+        self.form = items.form_of(model.get_submodule(vision.path.rpartition(".")[0]))
+        call = GENERIC_PARTS if self.form == arrays.PARTS else GENERIC
+        self.towers = {"vision": Tower(vision.path, call, vision.layers, vision.projector)}
         where = next(name for name, module in model.named_modules() if module is head)
         self.decoder = Decoder(GENERIC, len(deep), path, where)
         self._depths = {"vision": vision.num_layers, LLM: len(decoder.layers)}
-        self.form = items.form_of(model.get_submodule(vision.path.rpartition(".")[0]))
+        self._sizes: dict[arrays.Grid, int] = {}
         c = classes.config_of(self.hf_config).vision_config
         self.patch_px = c.patch_size if isinstance(c.patch_size, int) else c.patch_size[0]
         self.patch = (3 * self.patch_px**2 * getattr(c, "temporal_patch_size", 1),)
@@ -65,6 +67,9 @@ class SmallFamily(Family):
         side = 4 * self.patch_px
         if self.form == arrays.GRID:
             grid, rows = (1, 2 * size, 4), 2 * size
+        elif self.form == arrays.PARTS:
+            grid, rows = arrays.grid_of(self.form, "image", self.made(size)), 2 * size
+            self._sizes[grid] = size
         elif self.form == arrays.SIZED:
             grid, rows = (1, 2 * size * self.patch_px, side), 2 * size
         else:
@@ -72,6 +77,18 @@ class SmallFamily(Family):
         tokens = 4 * rows
         placed = Placement("vision", grid, tokens, tokens**2, rows, (rows,))
         return MediaHeader("image", 100, 100, 1, 0.0).item("", placed)
+
+    def made(self, size: int, rng: np.random.Generator | None = None) -> dict[str, np.ndarray]:
+        """What a processor makes of a picture in the form `parts`: patches, their mask, and the shape in patches."""
+        shape = 1, 8 * size, *self.patch
+        pixels = np.zeros(shape) if rng is None else rng.standard_normal(shape)
+        mask = np.ones((1, 8 * size), np.int64)
+        return {"pixel_values": pixels, "pixel_attention_mask": mask, "spatial_shapes": np.array([[2 * size, 4]])}
+
+    def filler(self, item: MediaItem) -> np.ndarray | None:
+        return (
+            arrays.array_of(self.form, "image", self.made(self._sizes[item.grid])) if item.grid in self._sizes else None
+        )
 
     def _place(self, header: MediaHeader, num_images: int, level: int) -> Placement:
         raise NotImplementedError
@@ -138,6 +155,8 @@ class Small:
             return {}
         if form == arrays.GRID:
             return {"pixel_values": torch.cat(list(made)), "image_grid_thw": grids}
+        if form == arrays.PARTS:
+            return _padded([items.parts_of(array)[1] for array in made])
         if form != arrays.SIZED:
             tiles = torch.cat(list(made))
             return {"pixel_values": tiles[None] if form == arrays.LISTED else tiles}
@@ -146,6 +165,18 @@ class Small:
         for n, (array, (height, width)) in enumerate(zip(made, sizes.tolist(), strict=True)):
             pixels[n, :, :height, :width] = array.view(3, height, width)
         return {"pixel_values": pixels, "image_sizes": sizes}
+
+
+def _padded(pictures: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """Pictures in one batch, padded to the largest."""
+    longest = max(of["pixel_values"].shape[1] for of in pictures)
+
+    def padded(x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([x, x.new_zeros(1, longest - x.shape[1], *x.shape[2:])], dim=1)
+
+    names = ("pixel_values", "pixel_attention_mask")
+    batch = {name: torch.cat([padded(of[name]) for of in pictures]) for name in names}
+    return {**batch, "spatial_shapes": torch.cat([of["spatial_shapes"] for of in pictures])}
 
 
 class SmallSource:
@@ -180,4 +211,6 @@ class SmallSource:
     def array(self, sample_index: int, item: int) -> np.ndarray:
         grid = self.shape(sample_index).items[item].grid
         rng = np.random.default_rng([sample_index, item])
+        if self._family.form == arrays.PARTS:
+            return arrays.array_of(arrays.PARTS, "image", self._family.made(IMAGES[sample_index][item], rng))
         return rng.standard_normal(self._family.array_shape("vision", grid), dtype=np.float32)
