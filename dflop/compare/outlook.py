@@ -10,9 +10,11 @@ import asyncio
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 from dflop.config import Config
+from dflop.cost.activations import compiled
 from dflop.cost.analytic import analytic_cost_tables, analytic_link_costs
 from dflop.cost.devices import find_device
 from dflop.cost.flops import peak_flops_per_s
@@ -25,7 +27,7 @@ from dflop.models.ways import WAYS
 from dflop.plan.space import Problem
 from dflop.profile.forecast import PlannedProbe, plan_probes
 from dflop.profile.groups import used_modules
-from dflop.records import ClusterSpec, CostTable, ModuleSpec, ProfileRecord, SampleShape
+from dflop.records import LLM, ClusterSpec, CostTable, ModuleSpec, ProfileRecord, SampleShape
 from dflop.run.batches import profiled_ways, stages_of
 from dflop.run.directory import RunDir
 from dflop.run.messages import Say
@@ -182,7 +184,7 @@ def _costs(
     """(costs, their source, hardware)."""
     if device:
         sheet = find_device(device)
-        return _sheet_costs(config, device, cluster, EAGER), sheet.source, sheet.name
+        return _sheet_costs(config, device, cluster), sheet.source, sheet.name
     key, hardware, _ = planning.model_profile_key(config)
     if stored_profile(config.store, key) is None:
         raise CostError(
@@ -193,10 +195,15 @@ def _costs(
     return planning.cost_tables(run.run_id, config, key, specs, say), f"measured on {hardware}", hardware
 
 
-def _sheet_costs(config: Config, device: str, cluster: ClusterSpec, program: Program) -> planning.Costs:
+def _sheet_costs(config: Config, device: str, cluster: ClusterSpec, program: Program | None = None) -> planning.Costs:
+    """Of programs that run all layers in one way; None: as the configuration trains."""
     sheet, num_nodes = find_device(device), cluster.num_nodes + 1  # an explanation asks what one more would do
     each, family = cluster.num_processes_per_node, planning.bound_family(config)
     links = analytic_link_costs(sheet, num_nodes=num_nodes, num_processes_per_node=each, profile_key="")
     frozen = stages_of(config)[-1].frozen
-    tables = analytic_cost_tables(family.specs(), sheet, profile_key="", frozen=frozen, program=program)
-    return planning.Costs(tables, links)
+    price = partial(analytic_cost_tables, device=sheet, profile_key="", frozen=frozen)
+    if program is not None or not config.train.compile:
+        return planning.Costs(price(family.specs(), program=program or EAGER), links)
+    encoders = [spec for spec in family.specs() if spec.module != LLM]
+    (llm,) = (spec for spec in family.specs() if spec.module == LLM)
+    return planning.Costs(price(encoders) + price([compiled(llm, is_frozen=LLM in frozen)], program=COMPILED), links)

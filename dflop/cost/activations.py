@@ -19,6 +19,8 @@ that are counted on their classes state their bytes. `tests/cost/test_activation
 
 from __future__ import annotations
 
+import dataclasses
+
 from dflop.records import LLM, LayerKind, ModuleSpec
 
 
@@ -36,6 +38,16 @@ def kind_bytes_per_token(kind: LayerKind) -> float:
     attention = 4.0 * (kind.query_width + kind.key_width) + 4.0 * kind.num_heads
     mlp = 2.0 * kind.num_mlp_tensors * kind.mlp_width
     return kind.kept_bytes_per_token or 2.0 * kind.num_norm_values + attention + mlp
+
+
+def compiled(spec: ModuleSpec, *, is_frozen: bool = False) -> ModuleSpec:
+    """The LLM with compiled layers: with weights that train they keep what goes into the MLP's last Linear, too.
+
+    Kinds that are counted on their classes stay: transformers' own forward keeps more than the compiler does.
+    """
+    more = 0 if is_frozen else 1
+    kinds = ((dataclasses.replace(kind, num_mlp_tensors=kind.num_mlp_tensors + more), n) for kind, n in spec.layers)
+    return dataclasses.replace(spec, layers=tuple(kinds))
 
 
 def edge_bytes(spec: ModuleSpec, *, is_frozen: bool = False) -> tuple[float, float]:

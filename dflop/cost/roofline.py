@@ -39,7 +39,7 @@ class Program:
 
 
 EAGER = Program("eager", 79.4, 1.0)
-"""One kernel per operation, as this package trains: its own norms and MLPs keep less, and took as long on an H200."""
+"""One kernel per operation, this package's default: its own norms and MLPs keep less, and took as long on an H200."""
 COMPILED = Program("compiled", 39.9, 0.5)
 """`torch.compile`, or kernels fused by hand: half the bytes. No published run is small enough to show launches, which
 are taken to halve with them."""

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from dflop.jobs.rank_setup import joined, take_device
 from dflop.learn.remeasure import BUDGET_S, DOUBTED, Doubt, read_doubts, samples_of
 from dflop.models.ways import WAYS, Way
+from dflop.parallel.compiled import EAGER, INDUCTOR
 from dflop.profile.hardware import software_name
 from dflop.profile.link_probe import profile_links
 from dflop.profile.probe import ProbeSettings
@@ -50,6 +51,7 @@ def main(
         num_repeats=settings.num_repeats,
         seed=config.model.seed + int(attempt),
         attention=config.model.attention,
+        compiler=INDUCTOR if config.train.compile else EAGER,
     )
     with joined(config.cluster.collectives, config.train.timeout_s) if int(tp) > 1 else nullcontext():
         group = dist.group.WORLD if int(tp) > 1 else None

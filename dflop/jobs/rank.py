@@ -24,6 +24,7 @@ from dflop.models import attention
 from dflop.models.build import LlmStage
 from dflop.models.family import Family
 from dflop.models.generic.experts import RoutedTokens
+from dflop.parallel.compiled import EAGER, INDUCTOR
 from dflop.parallel.topology import connect, make_groups, seat_of, seats
 from dflop.plan.runnable import check_plan
 from dflop.records import LLM, Plan, QuarantinedSample, RunEvent, StepObservation
@@ -120,12 +121,12 @@ class Rank:
         dtype = getattr(torch, config.model.dtype)
         kernel = attention.resolve(config.model.attention, device.type, dtype)
         if seat.rank == 0:
-            say(f"attention: {kernel}")
+            say(f"attention: {kernel}" + ("; decoder layers are compiled" if config.train.compile else ""))
         model, weights = first_weights(config, family, tokenizer)
         rates = OptimizerSettings(config.train.learning_rate, config.train.weight_decay)
         made = apply_plan(
             model, family, plan, seat, groups, device, kernel=kernel, rates=rates, frozen=self.stage.frozen,
-            weights=weights,
+            weights=weights, compiler=INDUCTOR if config.train.compile else EAGER,
         )  # fmt: skip
         if (part := seat.part(LLM)) is not None and seat.tp_rank == 0:
             (layers,) = (stage.layers for stage in made.stages if isinstance(stage, LlmStage))

@@ -26,6 +26,7 @@ import torch
 import torch.nn.functional as F
 
 from dflop.errors import ConfigError
+from dflop.models.autograd import opaque
 
 PACKED = "dflop_packed"
 AUTO, FLASH3, FLASH, VARLEN, SDPA = "auto", "flash3", "flash", "varlen", "sdpa"
@@ -67,12 +68,14 @@ _SELF_CUTTING = "dflop_flash_"
 """Prefix of the name for modules that would cut a packed sequence themselves."""
 
 
+@functools.cache
 def register() -> None:
     """Make all names known to transformers; calling it again changes nothing."""
     from transformers import AttentionInterface
 
+    run = opaque(packed_attention)
     for kernel, name in _KEYS.items():
-        function = packed_attention if kernel == AUTO else functools.partial(packed_attention, kernel=kernel)
+        function = run if kernel == AUTO else functools.partial(run, kernel=kernel)
         AttentionInterface.register(name, function)
         AttentionInterface.register(_SELF_CUTTING + name, function)
 

@@ -10,7 +10,7 @@ two. Whisper's layers hold their two Linears themselves; they stay Hugging Face'
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -43,6 +43,14 @@ def fuse(model: nn.Module) -> None:
             parts = next((p for p in _MLPS if all(hasattr(module, name) for name in p if name)), None)
             if parts is not None:
                 module.forward = types.MethodType(_mlp(*parts), module)
+
+
+def unfuse(layers: Iterable[nn.Module]) -> None:
+    """Give the norms and MLPs of layers their own forwards back."""
+    for module in (module for layer in layers for module in layer.modules()):
+        own = vars(module).get("forward")
+        if isinstance(own, types.MethodType) and own.__func__.__module__ == __name__:
+            del module.forward
 
 
 def linear_patches(model: nn.Module) -> None:

@@ -1,11 +1,13 @@
 """Stages on their device, ready to run: the one order in which training, its tests and probes set a module up.
 
-1. cut: a rank keeps the layers of its pieces and lets go of the rest of the model;
+1. cut: a rank keeps the layers of its pieces and lets go of the rest of the model; those that will be compiled get
+   transformers' own norms and MLPs back;
 2. share: tensor-parallel ranks keep a part each, and expert-parallel ones some experts, so that no rank ever holds
    more than its own;
 3. fill: memory on the device, and weights, for a model that was built without;
 4. use: the attention kernel, by names that depend on what else the rank holds;
-5. way: what is frozen, recomputed or kept on the host, of the layers as they are now.
+5. way: what is frozen, recomputed or kept on the host, of the layers as they are now;
+6. compile: the layers themselves, within what the way put around them.
 
 What training adds (FSDP2, optimizer, reducer) follows in `dflop/train/stages.py`.
 """
@@ -21,8 +23,10 @@ from torch import nn
 
 from dflop.models.build import EncoderStage, Stage, cut_stages
 from dflop.models.family import Family
+from dflop.models.fused import unfuse
 from dflop.models.ways import TRAIN, Way, apply_way
 from dflop.models.weights import Weights, materialise
+from dflop.parallel.compiled import EAGER, check_compilable, compile_layers
 from dflop.parallel.experts import share_experts
 from dflop.parallel.part import Part
 from dflop.parallel.tensor import shard_stage
@@ -42,6 +46,8 @@ class Piece:
     """Of the layers, those that keep what they save on the host."""
     trains_projector_only: bool = False
     """Of an encoder."""
+    compiler: str = EAGER
+    """Of its layers: a backend of `torch.compile`."""
 
 
 def build_stages(
@@ -61,9 +67,12 @@ def build_stages(
         weights: Of a model that has no memory yet; files keep their types, stages that of the model.
 
     Raises:
-        ConfigError: the model cannot be cut, shared or recomputed as it is wanted, or a file cannot be read.
+        ConfigError: the model cannot be cut, shared, recomputed or compiled as it is wanted, or a file cannot be read.
     """
     stages = cut_stages(model, family, [(piece.module, piece.layers) for piece in pieces])
+    for stage in (stage for stage, piece in zip(stages, pieces, strict=True) if piece.compiler):
+        check_compilable(stage.layers)
+        unfuse(stage.layers)
     parts: dict[str, Part] = {}
     if group is not None:
         for stage in stages:
@@ -80,6 +89,8 @@ def build_stages(
         if piece.trains_projector_only:
             assert isinstance(stage, EncoderStage)
             stage.freeze_tower()
+        if piece.compiler:
+            compile_layers(stage.layers, piece.compiler)
     return stages, parts
 
 

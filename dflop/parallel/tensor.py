@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from dflop.errors import ConfigError
+from dflop.models.autograd import opaque
 from dflop.models.build import EncoderStage, LlmStage, Stage
 from dflop.models.loss import HeadLoss, head_loss
 from dflop.models.splits import TensorSplit, split_of
@@ -190,7 +191,7 @@ class RowSplitLinear(nn.Linear):
         self.weight = weight
         if bias is not None:
             self.bias = bias
-        self._group = group
+        self._group, self._sum_and_share = group, opaque(sum_and_share)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """`[..., tokens, in / degree]` to `[..., share of the tokens, out]`."""
@@ -198,7 +199,7 @@ class RowSplitLinear(nn.Linear):
 
     def sum_parts(self, part: torch.Tensor) -> torch.Tensor:
         """`[..., tokens, out]` of this rank's inputs to that of all, of this rank's share of the tokens."""
-        out = sum_and_share(part, self._group)
+        out: torch.Tensor = self._sum_and_share(part, self._group)
         return out if self.bias is None else out + self.bias
 
 

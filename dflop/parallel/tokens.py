@@ -23,11 +23,13 @@ import torch.nn.functional as F
 from torch import nn
 
 from dflop.errors import ConfigError
-from dflop.models.autograd import applied
+from dflop.models.autograd import WHOLE, applied, opaque
 from dflop.parallel.exchange import exchanged
 
 _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 _reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+_SHARED = "dflop_shared_tokens"
+"""Attribute of a module: the ranks that share its tokens, and their `Whole`."""
 Whole = Callable[[torch.Tensor, Mapping[str, Any]], torch.Tensor]
 """Gathered shares, and what a layer is called with, to the tokens without padding in the shape that the layer takes."""
 
@@ -40,19 +42,21 @@ def share_tokens(module: Any, group: dist.ProcessGroup, whole_of: Whole) -> None
         group: Ranks that hold the other shares.
         whole_of: `packed_tokens`, or that of a `TowerTokens`.
     """
-    run = module.forward
+    setattr(module, WHOLE, module.forward)
+    setattr(module, _SHARED, (group, whole_of))
+    module.forward = types.MethodType(opaque(_of_share), module)
 
-    def forward(_: Any, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        whole = exchanged(hidden_states, lambda share: _gathered(share, group), lambda grad: _summed(grad, group))
-        out = run(whole_of(whole, kwargs), *args, **kwargs)
-        if not (whole.requires_grad and any(p.requires_grad for p in module.parameters())):
-            return out
-        first, *others = out if isinstance(out, tuple) else (out,)
-        first = applied(_GatherAgain, first, hidden_states, whole, group)
-        whole.untyped_storage().resize_(0)
-        return (first, *others) if isinstance(out, tuple) else first
 
-    module.forward = types.MethodType(forward, module)
+def _of_share(module: Any, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    group, whole_of = getattr(module, _SHARED)
+    whole = exchanged(hidden_states, lambda share: _gathered(share, group), lambda grad: _summed(grad, group))
+    out = getattr(module, WHOLE)(whole_of(whole, kwargs), *args, **kwargs)
+    if not (whole.requires_grad and any(p.requires_grad for p in module.parameters())):
+        return out
+    first, *others = out if isinstance(out, tuple) else (out,)
+    first = applied(_GatherAgain, first, hidden_states, whole, group)
+    whole.untyped_storage().resize_(0)
+    return (first, *others) if isinstance(out, tuple) else first
 
 
 def packed_tokens(whole: torch.Tensor, called_with: Mapping[str, Any]) -> torch.Tensor:

@@ -29,6 +29,7 @@ from dflop.models.family import Family
 from dflop.models.random_weights import RandomWeights
 from dflop.models.ways import TRAIN, Way
 from dflop.models.weights import build_empty
+from dflop.parallel.compiled import EAGER
 from dflop.parallel.stages import Piece, build_stages
 from dflop.profile.groups import ProbeGroup, load_on
 from dflop.profile.saved import saved_bytes
@@ -48,6 +49,8 @@ class ProbeSettings:
     seed: int = 0
     attention: str = attention.AUTO
     """As `model.attention`."""
+    compiler: str = EAGER
+    """Of the LLM's layers, as of `Piece`."""
 
 
 class ModuleProbe:
@@ -78,8 +81,9 @@ class ModuleProbe:
         self._family = family.cut_to(module, num_layers)
         dtype, full = getattr(torch, settings.dtype), {**self._family.hf_config, **token_config}
         weights = RandomWeights(build_empty(self._family, full, dtype), settings.seed)
+        piece = Piece(module, (0, num_layers), way, compiler=settings.compiler if module == LLM else EAGER)
         (self._stage,), _ = build_stages(
-            build_empty(self._family, full, dtype), self._family, [Piece(module, (0, num_layers), way)], device,
+            build_empty(self._family, full, dtype), self._family, [piece], device,
             kernel=attention.resolve(settings.attention, device.type, dtype), group=group, weights=weights,
         )  # fmt: skip
         self._way, self._group = way, group

@@ -13,6 +13,7 @@ from dflop.models.build import Stage
 from dflop.models.family import Family, tower_of
 from dflop.models.ways import Way
 from dflop.models.weights import Weights
+from dflop.parallel.compiled import EAGER
 from dflop.parallel.part import Part
 from dflop.parallel.stages import Piece, build_stages
 from dflop.parallel.topology import Groups, Seat
@@ -47,7 +48,7 @@ class RankModel:
 
 def apply_plan(
     model: nn.Module, family: Family, plan: Plan, seat: Seat, groups: Groups, device: torch.device, *, kernel: str,
-    rates: OptimizerSettings, frozen: Collection[str] = (), weights: Weights | None = None,
+    rates: OptimizerSettings, frozen: Collection[str] = (), weights: Weights | None = None, compiler: str = EAGER,
 ) -> RankModel:  # fmt: skip
     """Make of a whole model what a seat trains; the order is that of `build_stages`, then FSDP2, optimizer, reducer.
 
@@ -66,12 +67,13 @@ def apply_plan(
         frozen: Modules whose weights do not train, or `<encoder>.tower`s; those that the plan lacks are passed over, as
             the data may have nothing for an encoder.
         weights: Of a model that has no memory yet.
+        compiler: Of the LLM's layers: a backend of `torch.compile`.
 
     Raises:
-        ConfigError: no module trains, or as `build_stages`.
+        ConfigError: as `pieces_of` and `build_stages`.
     """
     stages, cut = build_stages(
-        model, family, pieces_of(plan, seat, frozen), device, kernel=kernel, group=groups.tensor,
+        model, family, pieces_of(plan, seat, frozen, compiler), device, kernel=kernel, group=groups.tensor,
         experts=groups.experts, weights=weights,
     )  # fmt: skip
     parts = cut | shard_parameters(stages, groups, cut)
@@ -82,12 +84,17 @@ def apply_plan(
     return RankModel(plan, seat, groups, device, stages, parts, trains, hidden, width, optimizer, reducer)
 
 
-def pieces_of(plan: Plan, seat: Seat, frozen: Collection[str] = ()) -> list[Piece]:
-    """What a seat runs, one piece per part; `frozen` as for `apply_plan`.
+def pieces_of(plan: Plan, seat: Seat, frozen: Collection[str] = (), compiler: str = EAGER) -> list[Piece]:
+    """What a seat runs, one piece per part; `frozen` and `compiler` as for `apply_plan`.
 
     Raises:
-        ConfigError: no module trains, or experts that are shared do not.
+        ConfigError: no module trains, experts that are shared do not, or compiled layers would share samples.
     """
+    if compiler and (cp := plan.module(LLM).parallel.cp) > 1:
+        raise ConfigError(
+            f"compiled layers do not exchange keys, and cp {cp} ranks share samples", where="train.compile",
+            hint="plan again with plan.context_parallel: [1]",
+        )  # fmt: skip
     if all(module.module in frozen for module in plan.modules):
         raise ConfigError("every module is frozen: there is nothing to train", where="model.frozen")
     if LLM in frozen and plan.module(LLM).parallel.ep > 1:
@@ -105,6 +112,7 @@ def pieces_of(plan: Plan, seat: Seat, frozen: Collection[str] = ()) -> list[Piec
             num_recomputed=None if (n := module.num_recomputed) == module.layers_per_stage else n[seat.stage],
             num_offloaded=module.offloaded[seat.stage] if module.offloaded else 0,
             trains_projector_only=not is_frozen and tower_of(part.module) in frozen,
+            compiler=compiler if part.module == LLM else EAGER,
         )
         pieces.append(piece)
     return pieces

@@ -8,9 +8,11 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from dflop.cost.activations import layer_bytes_per_token
+from dflop.cost.activations import compiled, layer_bytes_per_token
 from dflop.models import counts
+from dflop.models.attention import PACKED, register
 from dflop.models.fused import fuse
+from dflop.parallel.compiled import compile_layers
 from dflop.records import LLM, ModuleSpec
 
 NUM_TOKENS = 512
@@ -42,7 +44,6 @@ def in_half(make: Callable[[], torch.nn.Module]) -> torch.nn.Module:
 
 def kept_bytes_per_token(layer: torch.nn.Module, hidden: int, *, is_frozen: bool, **arguments: Any) -> float:
     """Bytes of the distinct storages that autograd saves in a forward pass, less parameters and what layers share."""
-    fuse(layer)
     layer.requires_grad_(not is_frozen)
     others = {t.untyped_storage()._cdata for t in (*layer.parameters(), *arguments.get("position_embeddings", ()))}
     kept: dict[int, int] = {}
@@ -77,8 +78,29 @@ def test_an_llm_layer_keeps_what_the_closed_form_says(hidden, heads, kv_heads, w
     with FakeTensorMode() if hidden > 512 else nullcontext():  # shapes without data
         layer, positions = in_half(lambda: Qwen2DecoderLayer(config, 0)), torch.arange(NUM_TOKENS)[None]
         rotary = Qwen2RotaryEmbedding(config)(torch.zeros(1, 1, hidden, dtype=torch.bfloat16), positions)
+        fuse(layer)
         counted = kept_bytes_per_token(layer, hidden, is_frozen=is_frozen, position_embeddings=rotary)
     assert layer_bytes_per_token(spec, is_frozen=is_frozen) == pytest.approx(counted, rel=TOLERANCE)
+
+
+@pytest.mark.budget(60, "a layer is traced and differentiated as torch's compiler does")
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_a_compiled_llm_layer_keeps_what_the_closed_form_says(is_frozen):
+    from transformers import Qwen2Config
+    from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer, Qwen2RotaryEmbedding
+
+    register()
+    config = Qwen2Config(
+        hidden_size=512, num_attention_heads=8, num_key_value_heads=4, intermediate_size=1376, num_hidden_layers=1,
+        attn_implementation=PACKED,
+    )  # fmt: skip
+    layer, positions = in_half(lambda: Qwen2DecoderLayer(config, 0)), torch.arange(NUM_TOKENS)[None]
+    rotary = Qwen2RotaryEmbedding(config)(torch.zeros(1, 1, 512, dtype=torch.bfloat16), positions)
+    compile_layers([layer], "aot_eager")
+    counted = kept_bytes_per_token(layer, 512, is_frozen=is_frozen, position_embeddings=rotary)
+    spec = compiled(spec_of(LLM, 512, 8, 4, 1376), is_frozen=is_frozen)
+    contiguous = 0 if is_frozen else 2 * 512  # a copy of attention's result, on a CPU
+    assert layer_bytes_per_token(spec, is_frozen=is_frozen) + contiguous == pytest.approx(counted, rel=TOLERANCE)
 
 
 def test_an_encoder_layer_keeps_what_the_closed_form_says():
@@ -89,7 +111,9 @@ def test_an_encoder_layer_keeps_what_the_closed_form_says():
         hidden_size=288, num_attention_heads=4, intermediate_size=1076, num_hidden_layers=1, attn_implementation="sdpa"
     )
     spec = spec_of("vision", 288, 4, 4, 1076)
-    counted = kept_bytes_per_token(in_half(lambda: SiglipEncoderLayer(config)), 288, is_frozen=False)
+    layer = in_half(lambda: SiglipEncoderLayer(config))
+    fuse(layer)
+    counted = kept_bytes_per_token(layer, 288, is_frozen=False)
     assert layer_bytes_per_token(spec) == pytest.approx(counted, rel=TOLERANCE)
     assert layer_bytes_per_token(spec, is_frozen=True) == 0, "nothing behind it wants a gradient"
 

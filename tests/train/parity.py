@@ -84,6 +84,7 @@ class Trial:
     device: str = "cpu"
     """Of every rank; on one GPU several share it."""
     dtype: torch.dtype = torch.float32
+    compiler: str = ""
 
 
 def reference(
@@ -161,7 +162,8 @@ def train(rank: int, folder: Path, trial: Trial) -> list[Step]:
     exact_on(trial.device)
     subject = trial.subject
     it = Rank(
-        rank, trial.plan, subject.family, subject.build().to(trial.dtype), frozen=trial.frozen, device=trial.device
+        rank, trial.plan, subject.family, subject.build().to(trial.dtype), frozen=trial.frozen, device=trial.device,
+        compiler=trial.compiler,
     )  # fmt: skip
     trained = {n: p for n, p in it.names.items() if p.requires_grad}
     steps = []

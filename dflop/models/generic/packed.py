@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from dflop.models.attention import SDPA, Earlier, packed_attention
+from dflop.models.autograd import opaque
 from dflop.models.generic.reach import Reach, UnknownArgument
 
 NAME = "dflop_packed_generic"
@@ -99,7 +100,7 @@ def prepare(layers: dict[int, nn.Module], reaches: tuple[Reach | None, ...], con
     """
     from transformers import AttentionInterface
 
-    AttentionInterface.register(NAME, _attention)  # and no masks: decoders then make none
+    AttentionInterface.register(NAME, opaque(_attention))  # and no masks: decoders then make none
     config._attn_implementation = NAME
     for index, layer in layers.items():
         for module in layer.modules():
