@@ -252,7 +252,7 @@ class TrainConfig(Section):
     `torch.use_deterministic_algorithms`. An operation that has no deterministic form ends the job and is named."""
     compile: bool = False
     """Whether the LLM's layers are compiled (`torch.compile`), in training and in the model profile, which tells what
-    it gains; not with experts, states along the tokens or context parallelism."""
+    it gains; not with experts or states along the tokens."""
     timeout_s: float = Field(default=120, gt=0)
     """A collective or a message slower than this ends the job."""
     stall_s: float = Field(default=0, ge=0)
@@ -334,13 +334,6 @@ class Config(Section):
     correct: CorrectConfig = CorrectConfig()
     replan: ReplanConfig = ReplanConfig()
     compare: CompareConfig = CompareConfig()
-
-    @model_validator(mode="after")
-    def _compiles_whole_samples(self) -> Any:
-        if self.train.compile and max(self.plan.context_parallel, default=1) > 1:
-            degrees = list(self.plan.context_parallel)
-            raise ValueError(f"train.compile is true and plan.context_parallel is {degrees}; compiled layers need [1]")
-        return self
 
     @property
     def key(self) -> str:

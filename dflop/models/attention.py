@@ -20,6 +20,7 @@ import importlib
 import inspect
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -36,8 +37,12 @@ Window = tuple[int, int]
 """Keys before and behind a token that it attends to; -1: all."""
 
 
-class Earlier(NamedTuple):
-    """Keys and values that context-parallel ranks give one another in every layer."""
+@dataclass(slots=True, eq=False)
+class Earlier:
+    """Keys and values that context-parallel ranks give one another in every layer.
+
+    No tuple: compilers look into those, and would compile anew for every microbatch's.
+    """
 
     num_given: int
     """Of this rank's last tokens, how many later ranks need."""

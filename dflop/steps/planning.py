@@ -188,7 +188,6 @@ def planning_task(
     wanted, stage = config.plan, stage_at(config, first)
     tables = [table for table in costs.tables if table.source != DERIVED]  # they may be older than what they are of
     family = bound_family(config)
-    takes_cp = family.takes_context_parallel and not config.train.compile
     cost = CostModel(tables, specs=family.specs(), links=costs.links, frozen=stage.frozen, extrapolate=True)
     if costs.profile_key and config.correct.enabled:
         with Reader(config.store) as reader:
@@ -204,7 +203,7 @@ def planning_task(
         snapshot_seq=costs.snapshot.seq if costs.snapshot else 0,
         space=SearchSpace(
             share_ranks=wanted.share_ranks,
-            cps=wanted.context_parallel or (None if takes_cp else (1,)),
+            cps=wanted.context_parallel or (None if family.takes_context_parallel else (1,)),
             eps=wanted.expert_parallel or None,
             recompute=wanted.recompute,
             shard_optimizer=wanted.shard_optimizer,

@@ -88,13 +88,8 @@ def pieces_of(plan: Plan, seat: Seat, frozen: Collection[str] = (), compiler: st
     """What a seat runs, one piece per part; `frozen` and `compiler` as for `apply_plan`.
 
     Raises:
-        ConfigError: no module trains, experts that are shared do not, or compiled layers would share samples.
+        ConfigError: no module trains, or experts that are shared do not.
     """
-    if compiler and (cp := plan.module(LLM).parallel.cp) > 1:
-        raise ConfigError(
-            f"compiled layers do not exchange keys, and cp {cp} ranks share samples", where="train.compile",
-            hint="plan again with plan.context_parallel: [1]",
-        )  # fmt: skip
     if all(module.module in frozen for module in plan.modules):
         raise ConfigError("every module is frozen: there is nothing to train", where="model.frozen")
     if LLM in frozen and plan.module(LLM).parallel.ep > 1:

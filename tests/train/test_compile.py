@@ -11,16 +11,14 @@ from functools import partial
 import pytest
 import torch
 
-from dflop.errors import ConfigError
 from dflop.parallel.compiled import INDUCTOR
-from dflop.parallel.topology import seat_of
 from dflop.profile.saved import saved_bytes
 from dflop.records import LLM
-from dflop.train.stages import pieces_of
 from tests.train.parity import assert_equal_steps, run_trial
 from tests.train.rank import Rank
-from tests.train.synthetic import ALL, make_inline_plan
+from tests.train.synthetic import ALL
 from tests.train.test_parity import ONE, Layout, cached_reference
+from tests.train.test_parity_context import HEART
 
 WITHOUT_CODE = "aot_eager"
 FAST = "dp2, sharded, half recomputed, half on the host"
@@ -28,6 +26,8 @@ LAYOUTS = {
     "one": Layout(ONE),
     "tp2": Layout(({"vision": 2, LLM: 4},), tp=2),
     FAST: Layout(ONE, dp=2, sharded=ALL, recompute=(LLM,), half=True, offloaded=True),
+    "cp3": Layout(ONE, cp=3),
+    "tp2 cp2, recomputed": HEART["tp2 cp2, recomputed"],
 }
 
 
@@ -62,9 +62,3 @@ def test_compiled_layers_run_again(one_rank):
         positions = torch.arange(8).expand(3, -1)
         kept[recompute], _ = saved_bytes(partial(stage, hidden, positions, bounds), stage.names.values())
     assert kept[(LLM,)] < kept[()] / 4
-
-
-def test_compiled_layers_do_not_share_samples():
-    plan = make_inline_plan([{"vision": 2, LLM: 4}], dp=1, cp=2, num_microbatches=2)
-    with pytest.raises(ConfigError, match="cp 2 ranks share samples"):
-        pieces_of(plan, seat_of(plan, 0), compiler=INDUCTOR)

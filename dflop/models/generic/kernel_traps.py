@@ -109,9 +109,9 @@ def _delta_factor(dtype: torch.dtype) -> float | None:
     except ImportError:
         return None
     q, k, v = torch.randn(3, 1, _NUM_TOKENS, 4, 64, dtype=dtype).unbind()
-    gate, beta = -torch.rand(2, 1, _NUM_TOKENS, 4, dtype=dtype).unbind()[0], torch.rand(1, _NUM_TOKENS, 4, dtype=dtype)
+    gate, beta = torch.rand(2, 1, _NUM_TOKENS, 4, dtype=dtype).unbind()
     heads = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-    return _factor(lambda: rule(q, k, v, gate, beta), lambda: F.scaled_dot_product_attention(*heads, None, 0.0, True))
+    return _factor(lambda: rule(q, k, v, -gate, beta), lambda: F.scaled_dot_product_attention(*heads, None, 0.0, True))
 
 
 def _experts(dtype: torch.dtype, *, is_own: bool) -> Trap:
