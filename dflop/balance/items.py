@@ -1,10 +1,10 @@
-"""Encoder items of a global batch dealt over all ranks of a process group, and their rows returned to who needs them.
+"""Encoder items of a global batch dealt over all ranks of a process group, and their rows returned to their owners.
 
-Every rank tells the others how large its items are; all find the same deal. Items go to whoever encodes them in one
-all-to-all, rows come back in another, and gradients of rows take the way back in a third. The gradient is that of no
-dealing: an encoder's is a sum over items, and DDP and FSDP sum it over ranks whoever encoded them. Where rows need no
-gradient there is no way back. A rank without items to encode encodes zeros in the form of the cheapest item, of which
-no row goes anywhere: so its weights meet those of the others (FSDP) and have gradients (DDP).
+Ranks exchange the sizes of their items, and each computes the same deal. One all-to-all sends the items to the ranks
+that encode them, a second returns the rows, a third the gradients of the rows. The gradient is that of no dealing: an
+encoder's gradient is a sum over items, and DDP and FSDP sum it over ranks. Frozen encoders need no third exchange. A
+rank without items encodes zeros in the form of the cheapest item and sends no row, so that its weights are gathered
+with those of the others (FSDP) and have gradients (DDP).
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class DealtItems:
 class ItemDealer:
     """Deals encoder items; every rank of the group calls `meet`, then `encode` for each kind that `meet` returned.
 
-    Makes process groups of its own, so that its messages never mix with those of a trainer in an order of its own: all
-    ranks of the job make it together. `gain` says what dealing saves.
+    It creates its own process groups, so that its messages and the trainer's keep their order among themselves; all
+    ranks of the job construct it together. `gain` says what dealing saves.
 
     Args:
         group: Ranks to deal over; None: all.
@@ -109,14 +109,14 @@ class ItemDealer:
         Raises:
             TrainError: the ranks name other kinds, or their items are of other forms.
         """
-        told = {
+        own = {
             kind: of and _Known(of.num_parts, of.sizes, of.costs, tuple(of.data.shape[1:]), of.data.dtype)
             for kind, of in items.items()
         }
-        every: list[dict[str, _Known | None]] = self._gather(told)
-        if any(list(of) != list(told) for of in every):
+        every: list[dict[str, _Known | None]] = self._gather(own)
+        if any(list(of) != list(own) for of in every):
             raise TrainError(f"ranks deal items of {[list(of) for of in every]}", hint="use the same kinds on all")
-        by_kind = {kind: [of[kind] for of in every] for kind in told}
+        by_kind = {kind: [of[kind] for of in every] for kind in own}
         return {
             kind: self._deal(kind, of) for kind, of in by_kind.items() if any(known and known.sizes for known in of)
         }

@@ -1,8 +1,8 @@
 """Deal the images and videos of a step over ranks round a model of transformers that has `get_image_features`.
 
-Within the context manager the model's own `get_image_features` and `get_video_features` run on the items that a rank
-was dealt and return the rows of its own. Ranks meet once in each forward pass, those without media too: they join in
-where the others place their rows, behind the embedding, so that collectives have one order on all ranks in both passes.
+Within the context manager the model's own `get_image_features` and `get_video_features` encode the items that a rank
+was dealt and return the rows of the rank's own items. Ranks meet once in each forward pass. A rank without media joins
+after its embedding, where the others insert their rows, so that collectives have one order on all ranks in both passes.
 """
 
 from __future__ import annotations

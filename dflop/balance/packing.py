@@ -1,6 +1,6 @@
 """Samples packed into one row of a model of transformers, each computed as if it were alone.
 
-`PackingCollator` puts samples that a trainer's own collator has made one by one behind one another, without padding.
+`PackingCollator` collates samples one by one with the trainer's own collator and concatenates them without padding.
 Within `Packing.of(batch)` the model's text layers take the project's packed attention, windows and chunks included,
 each sample has the rope positions that the model gives it alone, and layers that carry a state run sample by sample.
 Towers cut images apart by themselves. Outside of it the model is as it was, so evaluation may pad.
@@ -39,10 +39,10 @@ class PackingCollator:
         self.collate = collate
 
     def __call__(self, samples: Sequence[Any]) -> dict[str, Any]:
-        """One row of all samples, `input_ids` `[1, tokens]`; of media, all samples' behind one another.
+        """One row of all samples, `input_ids` `[1, tokens]`; media of all samples are concatenated.
 
         Raises:
-            ConfigError: the collator makes something that cannot be put behind one another.
+            ConfigError: the collator makes something that cannot be concatenated.
         """
         singles = [self._single(sample) for sample in samples]
         lengths = [int(single["input_ids"].shape[1]) for single in singles]
