@@ -174,7 +174,7 @@ class _Hook:
 
 
 def _rows_of(out: Any) -> list[torch.Tensor]:
-    """`[rows, width]` per item; deep features stand behind the others in a row."""
+    """`[rows, width]` per item; deep features come last in a row."""
     rows = list(out.pooler_output)
     for layer in getattr(out, "deepstack_features", None) or ():
         deep = layer.split([len(of) for of in rows]) if isinstance(layer, torch.Tensor) else layer

@@ -1,4 +1,4 @@
-"""Samples or rollouts of one step, dealt to ranks by cost: the scheduler's own search behind a function of lengths."""
+"""Samples or rollouts of one step, dealt to ranks by cost: the scheduler's search as a function of lengths."""
 
 from __future__ import annotations
 

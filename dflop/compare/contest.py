@@ -61,7 +61,7 @@ class Setting:
     workload: Workload
     """The unseen batches."""
     compiled: CostModel | None = None
-    """Costs of the same modules compiled; None: nobody has measured them, and all are compared eager."""
+    """Costs of the same modules compiled; None: not measured, and all are compared eager."""
 
     @property
     def num_gpus(self) -> int:

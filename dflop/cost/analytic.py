@@ -60,7 +60,7 @@ def analytic_cost_tables(
         profile_key: Copied into the tables.
         frozen: Modules whose weights take no gradients.
         recompute: Ways to make tables for.
-        program: How the layers run; this package trains them eager unless it is told to compile them.
+        program: How the layers run; this package trains them eager unless `train.compile` is set.
     """
     held, ways = set(frozen), sorted(set(recompute))
     return [

@@ -153,7 +153,7 @@ def entry_of(config: Any, name: str) -> Any:
 
 
 def extra_inputs(decoder: Any, length: int, device: torch.device, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Inputs that some decoders need beside embeddings: those of Gemma's layers, one per layer, all zeros."""
+    """Inputs that some decoders need besides embeddings: those of Gemma's layers, one per layer, all zeros."""
     width = entry_of(decoder.config, PER_LAYER)
     if not width or not hasattr(decoder, "get_per_layer_inputs"):
         return {}

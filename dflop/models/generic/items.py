@@ -1,6 +1,6 @@
 """How a tower of any model is given a packed group of items, in the forms of `arrays.py`.
 
-A class says by the arguments of its `get_image_features` what it takes beside pixels. Where every such companion
+A class says by the arguments of its `get_image_features` what it takes besides pixels. Where every such companion
 follows from sizes, as grids of patches and sizes of pictures do, all items go in one call, and clips of towers that
 take grids go as pictures do. Otherwise each item goes by its own kind's function, with all that the processor made.
 """

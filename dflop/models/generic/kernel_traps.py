@@ -172,7 +172,7 @@ def _factor(slow: Callable[[], Any], fast: Callable[[], Any]) -> float:
 
 
 def _seconds(run: Callable[[], Any]) -> float:
-    """Median of some runs behind one that warms up."""
+    """Median of some runs after a warm-up."""
     found = []
     for _ in range(1 + _NUM_REPEATS):
         _wait()

@@ -96,7 +96,7 @@ class GenericLlmStage(LlmStage):
     def embed(
         self, input_ids: torch.Tensor, rows: Sequence[torch.Tensor], positions: Sequence[torch.Tensor]
     ) -> torch.Tensor:  # fmt: skip
-        """As `LlmStage.embed`; embeddings of layers stand behind all others, of media those of padding."""
+        """As `LlmStage.embed`; per-layer embeddings come last, for media those of padding."""
         hidden = super().embed(input_ids, rows, positions)
         if not self._per_layer[1]:
             return hidden
@@ -141,7 +141,7 @@ class GenericLlmStage(LlmStage):
         return self.leave(result, position_ids.shape[1]) if self.is_last else result
 
     def _beside(self, hidden: torch.Tensor) -> dict[str, Any]:
-        """Arguments of the decoder for what stands beside the embeddings."""
+        """Arguments of the decoder besides the embeddings."""
         if not (width := math.prod(self._per_layer)):
             return self._deep(hidden)
         hidden, per_layer = hidden.split([hidden.shape[1] - width, width], dim=1)
