@@ -21,6 +21,11 @@ if TYPE_CHECKING:  # seconds, for who only asks who sits where
 
 CHECKPOINT_TIMEOUT = timedelta(hours=1)
 """Writing is not training: what is slow here holds up nobody."""
+MAX_MESSAGE_CTAS = 4
+"""Thread blocks, so channels, of a message between stages over NCCL, which by itself takes up to 32 over NVLink. Each
+holds a multiprocessor from when a receive is posted until its message is there, and each channel that receives has some
+10 MiB of buffers per pair of ranks, 4 MiB of them for `NCCL_PROTO_SIMPLE` (NCCL 2.28: `transport/p2p.cc`,
+`ncclTopoGetNchannels` in `graph/paths.cc`; read, not measured)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,8 +175,12 @@ def make_groups(plan: Plan, rank: int, *, timeout_s: float, is_tied: bool = Fals
 
     timeout = timedelta(seconds=timeout_s)
     world = list(range(dist.get_world_size()))
+    options = None
+    if dist.get_backend() == "nccl":
+        options = dist.ProcessGroupNCCL.Options()
+        options.config.max_ctas = MAX_MESSAGE_CTAS
     # All ranks must create all groups in the same order, their own or not.
-    forward, backward = dist.new_group(world, timeout=timeout), dist.new_group(world, timeout=timeout)
+    forward, backward = (dist.new_group(world, timeout=timeout, pg_options=options) for _ in range(2))
     control = dist.new_group(world, timeout=timeout, backend="gloo")
     feed = dist.new_group(world, timeout=timeout, backend="gloo")
     # Its ranks wait for the slowest disk.
@@ -249,7 +258,8 @@ def connect(groups: Groups, plan: Plan, device: torch.device) -> None:
 
     NCCL connects two ranks of a group when the first of them sends, and both wait for it. In the middle of a step two
     ranks that send to each other, rows in one group and a gradient in the other, would each wait for the other to
-    receive, for ever. The first message of a pair also takes seconds, which no timing of a step should hold.
+    receive, for ever. The first message of a pair also takes seconds, which no timing of a step should hold. A group of
+    one sends nothing; asked to, NCCL would open a communicator for it, with buffers (NVIDIA/nccl issue 2363).
 
     Args:
         groups: This rank's.
@@ -271,7 +281,7 @@ def connect(groups: Groups, plan: Plan, device: torch.device) -> None:
                 dist.recv(token, low, group=group)
     sharing = (groups.replicas, groups.shards, groups.copies, groups.tensor, groups.context, groups.tied)
     for shared in (*sharing, groups.experts, groups.expert_shards):
-        if shared is not None:
+        if shared is not None and shared.size() > 1:
             dist.all_reduce(token, group=shared)
     if token.is_cuda:
         torch.cuda.synchronize(device)

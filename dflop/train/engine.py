@@ -339,13 +339,18 @@ class Engine:
         if self._next_action is None:
             return
         (phase, k), given = self._next_action
-        if phase == "F":
-            for _, shape, way in (*self._carry_ways(k, given), *self._row_ways(k, given)):
-                self._post(shape, way, is_forward=True)
+        is_forward, ways = phase == "F", list[tuple[Shape, _Way]]()
+        if is_forward:
+            ways = [(shape, way) for _, shape, way in (*self._carry_ways(k, given), *self._row_ways(k, given))]
         elif k in self._in_flight:  # else its forward pass is this action, and nothing has been sent for it
-            for output in self._in_flight[k].outputs:
-                for shape, way in _gradient_ways(output.tensor, output.ways):
-                    self._post(shape, way, is_forward=False)
+            ways = [pair for o in self._in_flight[k].outputs for pair in _gradient_ways(o.tensor, o.ways)]
+        # One from each rank: NCCL begins the next one when the first has ended. Streams share the device's queues, and
+        # what waits at the head of one holds up what this rank computes, which the first may be waiting for.
+        asked = set[int]()
+        for shape, way in ways:
+            if shape[0] and way.peers.takes_from not in asked:
+                asked.add(way.peers.takes_from)
+                self._post(shape, way, is_forward=is_forward)
 
     def _here(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor on this device; from page-locked memory the copy is only queued before what uses it."""

@@ -78,6 +78,7 @@ PARTS = (
     Part(
         "hosts", "the largest models with host memory, simulated", "tests.bench.suite", 6.0, ("--suite", "hosts")
     ),
+    Part("messages", "NCCL's rules on what our plans send", "tests.bench.messages", 6.0),
     Part(
         "real", "two models on real sample sizes, simulated", "tests.bench.suite", 2.0, ("--suite", "real"),
         takes=SIZES, by_name=True,

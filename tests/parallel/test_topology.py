@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
@@ -9,7 +10,7 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dflop.parallel.topology import connect, make_groups, pairs, rank_of, seat_of, seats
+from dflop.parallel.topology import MAX_MESSAGE_CTAS, Groups, connect, make_groups, pairs, rank_of, seat_of, seats
 from dflop.records import LLM, ModulePlan, ParallelSpec
 from tests.train.parity import Omni, Trial, train
 from tests.train.ranks import run_ranks
@@ -65,6 +66,7 @@ def test_every_rank_makes_the_same_groups_and_ends_share_one_where_an_embedding_
         with patch.multiple(
             dist,
             get_world_size=lambda: plan.num_processes,
+            get_backend=lambda: "gloo",
             new_group=lambda ranks, **_: made[-1].append(ranks) or ranks,
         ):
             groups = make_groups(plan, seat.rank, timeout_s=60, is_tied=is_tied)
@@ -88,6 +90,29 @@ def test_every_rank_makes_the_same_groups_and_ends_share_one_where_an_embedding_
             replicas = {seat.replica} if plan.module(LLM).parameter_shards > 1 else range(spec.num_replicas)
             assert held == {(stage, r) for stage in (min(with_layers), max(with_layers)) for r in replicas}
     assert all(each == made[0] for each in made)
+
+
+def test_messages_between_stages_take_few_channels_of_nccl():
+    plan, made = make_plan({LLM: (2, 1)}, num_microbatches=1), []
+    nccl = SimpleNamespace(Options=lambda: SimpleNamespace(config=SimpleNamespace(max_ctas=None)))
+    with patch.multiple(
+        dist, get_world_size=lambda: 2, get_backend=lambda: "nccl", create=True, ProcessGroupNCCL=nccl,
+        new_group=lambda ranks, pg_options=None, **_: made.append(pg_options) or len(made) - 1,
+    ):  # fmt: skip
+        groups = make_groups(plan, 0, timeout_s=60)
+    assert {made[groups.forward].config.max_ctas, made[groups.backward].config.max_ctas} == {MAX_MESSAGE_CTAS}
+    assert [options for options in made if options is not None] == [made[groups.forward]] * 2
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_no_communicator_is_opened_for_a_group_of_one(size, monkeypatch):
+    asked, group = [], SimpleNamespace(size=lambda: size)
+    groups = SimpleNamespace(**dict.fromkeys((field.name for field in fields(Groups)), group))
+    monkeypatch.setattr(dist, "all_reduce", lambda token, group: asked.append(group))
+    monkeypatch.setattr(dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(dist, "get_backend", lambda group: "gloo")
+    connect(groups, make_plan({LLM: (1, 1)}, num_microbatches=1), torch.device("cpu"))
+    assert bool(asked) == (size > 1)
 
 
 def peers_met(rank, folder, plan):
