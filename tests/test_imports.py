@@ -21,7 +21,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 TORCH_FILES_OF_MODELS = {
     "autograd.py", "build.py", "fused.py", "loss.py", "attention.py", "encoders.py", "positions.py", "ways.py",
     "weights.py", "item_arithmetic.py", "random_weights.py", "pixels.py",
-    "offload.py", "hf_inputs.py", "construct.py", "stored_names.py",
+    "offload.py", "hf_inputs.py", "construct.py", "stored_names.py", "matmuls.py", "float8.py",
 }  # fmt: skip
 
 
@@ -58,9 +58,10 @@ def test_every_import_keeps_to_the_table():
     assert done.returncode == 0, done.stdout
 
 
-def test_flash_attention_is_optional_and_torch_stays_in_a_few_files_of_models():
+def test_flash_attention_and_torchao_are_optional_and_torch_stays_in_a_few_files_of_models():
     found = {path: list(imports(path)) for path in FILES}
-    assert [p for p, names in found.items() for name, at_top in names if at_top and name.startswith("flash_attn")] == []
+    optional = ("flash_attn", "torchao")
+    assert [p for p, names in found.items() for name, at_top in names if at_top and name.startswith(optional)] == []
     with_torch = {
         path.name
         for path, names in found.items()

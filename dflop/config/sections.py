@@ -253,6 +253,10 @@ class TrainConfig(Section):
     compile: bool = False
     """Whether the LLM's layers are compiled (`torch.compile`), in training and in the model profile, which tells what
     it gains; not with experts or states along the tokens."""
+    fp8: Literal["off", "tensorwise", "rowwise"] = "off"
+    """Recipe of torchao by which the Linears of the LLM's layers multiply in FP8, in training and in the model profile:
+    one scale per tensor is faster, one per row closer to bfloat16. Needs `pip install 'dflop[fp8]'` and GPUs of compute
+    capability 8.9 or later; a CPU emulates it. Without `compile` casts cost more than FP8 gains."""
     timeout_s: float = Field(default=120, gt=0)
     """A collective or a message slower than this ends the job."""
     stall_s: float = Field(default=0, ge=0)

@@ -52,6 +52,7 @@ def main(
         seed=config.model.seed + int(attempt),
         attention=config.model.attention,
         compiler=INDUCTOR if config.train.compile else EAGER,
+        fp8=config.train.fp8,
     )
     with joined(config.cluster.collectives, config.train.timeout_s) if int(tp) > 1 else nullcontext():
         group = dist.group.WORLD if int(tp) > 1 else None

@@ -126,7 +126,7 @@ class Rank:
         rates = OptimizerSettings(config.train.learning_rate, config.train.weight_decay)
         made = apply_plan(
             model, family, plan, seat, groups, device, kernel=kernel, rates=rates, frozen=self.stage.frozen,
-            weights=weights, compiler=INDUCTOR if config.train.compile else EAGER,
+            weights=weights, compiler=INDUCTOR if config.train.compile else EAGER, fp8=config.train.fp8,
         )  # fmt: skip
         if (part := seat.part(LLM)) is not None and seat.tp_rank == 0:
             (layers,) = (stage.layers for stage in made.stages if isinstance(stage, LlmStage))

@@ -20,6 +20,7 @@ from torch.autograd.function import once_differentiable
 from torch.autograd.graph import get_gradient_edge
 
 from dflop.models.autograd import applied
+from dflop.models.matmuls import MATMULS, PLAIN, Matmuls
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
 
@@ -90,14 +91,16 @@ def linear_of_activation(
     """`linear(activation(wide))`, or `linear(activation(gate) * wide)`, keeping `wide` and `gate` alone.
 
     Args:
-        linear: A Linear, or one that holds some of the inputs and sums over ranks by its `sum_parts`.
+        linear: A Linear, one that holds some of the inputs and sums over ranks by its `sum_parts`, or one that
+            multiplies by `Matmuls` of its own.
         activation: Elementwise, without parameters.
         wide: `[..., in]`.
         gate: `[..., in]` or None.
     """
     sum_parts = getattr(linear, "sum_parts", None)
     bias = None if sum_parts else linear.bias
-    out = applied(_LinearOfActivation, activation, wide, gate, linear.weight, bias)
+    matmuls = getattr(linear, MATMULS, PLAIN)
+    out = applied(_LinearOfActivation, activation, wide, gate, linear.weight, bias, matmuls)
     return sum_parts(out) if sum_parts else out
 
 
@@ -128,12 +131,12 @@ class _LinearOfActivation(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, activation: Activation, wide: torch.Tensor, gate: torch.Tensor | None,
-        weight: torch.Tensor, bias: torch.Tensor | None,
+        weight: torch.Tensor, bias: torch.Tensor | None, matmuls: Matmuls,
     ) -> torch.Tensor:  # fmt: skip
-        ctx.activation = activation
+        ctx.activation, ctx.matmuls = activation, matmuls
         ctx.save_for_backward(wide, gate, weight)
         made = activation(wide) if gate is None else activation(gate).mul_(wide)
-        return F.linear(made, weight, bias)
+        return matmuls.out(made, weight, bias)
 
     @staticmethod
     @once_differentiable
@@ -145,18 +148,18 @@ class _LinearOfActivation(torch.autograd.Function):
         # Its values may go before its gradient comes.
         edge, active = get_gradient_edge(out), out.detach()
         del out
-        rows, of_weight, of_bias = grad.flatten(0, -2), None, None
+        matmuls, of_weight, of_bias = ctx.matmuls, None, None
         if ctx.needs_input_grad[3]:
-            of_weight = rows.T @ (active if gate is None else active * wide).flatten(0, -2)
+            of_weight = matmuls.of_weight(grad, active if gate is None else active * wide)
         if ctx.needs_input_grad[4]:
-            of_bias = rows.sum(0)
+            of_bias = grad.flatten(0, -2).sum(0)
         if not any(ctx.needs_input_grad[1:3]):
-            return None, None, None, of_weight, of_bias
+            return None, None, None, of_weight, of_bias, None
         if gate is None:
             del active
-            (of_wide,) = torch.autograd.grad(edge, source, grad @ weight)
-            return None, of_wide, None, of_weight, of_bias
-        of_made = grad @ weight
+            (of_wide,) = torch.autograd.grad(edge, source, matmuls.of_rows(grad, weight))
+            return None, of_wide, None, of_weight, of_bias, None
+        of_made = matmuls.of_rows(grad, weight)
         of_wide = active.mul_(of_made)
         (of_gate,) = torch.autograd.grad(edge, source, of_made.mul_(wide))
-        return None, of_wide, of_gate, of_weight, of_bias
+        return None, of_wide, of_gate, of_weight, of_bias, None

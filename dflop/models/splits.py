@@ -23,6 +23,11 @@ _HEADS = ("num_heads", "embed_dim")
 """What attention of some kinds shapes by; that of others takes the number of heads from `head_dim` and the width."""
 
 
+def is_column_or_row(name: str) -> bool:
+    """Whether a Linear of this name is of attention or an MLP, whose matrices ranks can share."""
+    return name.rpartition(".")[2] in (*_COLUMN, *_ROW)
+
+
 @dataclass(frozen=True, slots=True)
 class TensorSplit:
     """Names are relative to a layer, as in `self_attn.q_proj`."""
@@ -45,7 +50,7 @@ def split_of(layer: Any) -> TensorSplit:
     """
     linears = [name for name, module in layer.named_modules() if hasattr(module, "in_features")]
     kinds = {name: name.rpartition(".")[2] for name in linears}
-    if unknown := [name for name, kind in kinds.items() if kind not in (*_COLUMN, *_ROW)]:
+    if unknown := [name for name in linears if not is_column_or_row(name)]:
         message = f"no rule splits `{unknown[0]}` of {type(layer).__name__}"
         raise ConfigError(message, where="plan", hint="use tp = 1 for this module")
     column = tuple(name for name, kind in kinds.items() if kind in _COLUMN)

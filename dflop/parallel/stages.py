@@ -6,7 +6,7 @@
    more than its own;
 3. fill: memory on the device, and weights, for a model that was built without;
 4. use: the attention kernel, by names that depend on what else the rank holds;
-5. way: what is frozen, recomputed or kept on the host, of the layers as they are now;
+5. way: what is frozen, recomputed or kept on the host, of the layers as they are now; which Linears multiply in FP8;
 6. compile: the layers themselves, within what the way put around them.
 
 What training adds (FSDP2, optimizer, reducer) follows in `dflop/train/stages.py`.
@@ -23,6 +23,7 @@ from torch import nn
 
 from dflop.models.build import EncoderStage, Stage, cut_stages
 from dflop.models.family import Family
+from dflop.models.float8 import OFF, use_float8
 from dflop.models.fused import unfuse
 from dflop.models.ways import TRAIN, Way, apply_way
 from dflop.models.weights import Weights, materialise
@@ -48,6 +49,8 @@ class Piece:
     """Of an encoder."""
     compiler: str = EAGER
     """Of its layers: a backend of `torch.compile`."""
+    fp8: str = OFF
+    """Recipe of its layers' Linears, as of `use_float8`."""
 
 
 def build_stages(
@@ -67,7 +70,8 @@ def build_stages(
         weights: Of a model that has no memory yet; files keep their types, stages that of the model.
 
     Raises:
-        ConfigError: the model cannot be cut, shared, recomputed or compiled as it is wanted, or a file cannot be read.
+        ConfigError: the model cannot be cut, shared, recomputed, compiled or run in FP8 as it is wanted, or a file
+            cannot be read.
     """
     stages = cut_stages(model, family, [(piece.module, piece.layers) for piece in pieces])
     for stage in (stage for stage, piece in zip(stages, pieces, strict=True) if piece.compiler):
@@ -89,6 +93,8 @@ def build_stages(
         if piece.trains_projector_only:
             assert isinstance(stage, EncoderStage)
             stage.freeze_tower()
+        if piece.fp8 != OFF:
+            use_float8(stage.layers, piece.fp8, device)
         if piece.compiler:
             compile_layers(stage.layers, piece.compiler)
     return stages, parts

@@ -26,6 +26,7 @@ import torch.distributed as dist
 from dflop.models import attention
 from dflop.models.build import EncoderStage, LlmStage
 from dflop.models.family import Family
+from dflop.models.float8 import OFF
 from dflop.models.random_weights import RandomWeights
 from dflop.models.ways import TRAIN, Way
 from dflop.models.weights import build_empty
@@ -50,6 +51,8 @@ class ProbeSettings:
     attention: str = attention.AUTO
     """As `model.attention`."""
     compiler: str = EAGER
+    """Of the LLM's layers, as of `Piece`."""
+    fp8: str = OFF
     """Of the LLM's layers, as of `Piece`."""
 
 
@@ -81,7 +84,8 @@ class ModuleProbe:
         self._family = family.cut_to(module, num_layers)
         dtype, full = getattr(torch, settings.dtype), {**self._family.hf_config, **token_config}
         weights = RandomWeights(build_empty(self._family, full, dtype), settings.seed)
-        piece = Piece(module, (0, num_layers), way, compiler=settings.compiler if module == LLM else EAGER)
+        compiler, fp8 = (settings.compiler, settings.fp8) if module == LLM else (EAGER, OFF)
+        piece = Piece(module, (0, num_layers), way, compiler=compiler, fp8=fp8)
         (self._stage,), _ = build_stages(
             build_empty(self._family, full, dtype), self._family, [piece], device,
             kernel=attention.resolve(settings.attention, device.type, dtype), group=group, weights=weights,

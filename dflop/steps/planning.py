@@ -65,6 +65,7 @@ def model_profile_key(config: Config) -> tuple[str, str, dict[str, object]]:
         "software": software_name(),
         "probes": PROBES_VERSION,
         **({"compile": True} if config.train.compile else {}),
+        **({"fp8": config.train.fp8} if config.train.fp8 != "off" else {}),
         "settings": config.model_profile.model_dump(mode="json") | {"ways": list(profiled_ways(config))},
     }
     key = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:16]

@@ -11,6 +11,7 @@ from torch import nn
 from dflop.errors import ConfigError
 from dflop.models.build import Stage
 from dflop.models.family import Family, tower_of
+from dflop.models.float8 import OFF
 from dflop.models.ways import Way
 from dflop.models.weights import Weights
 from dflop.parallel.compiled import EAGER
@@ -49,6 +50,7 @@ class RankModel:
 def apply_plan(
     model: nn.Module, family: Family, plan: Plan, seat: Seat, groups: Groups, device: torch.device, *, kernel: str,
     rates: OptimizerSettings, frozen: Collection[str] = (), weights: Weights | None = None, compiler: str = EAGER,
+    fp8: str = OFF,
 ) -> RankModel:  # fmt: skip
     """Make of a whole model what a seat trains; the order is that of `build_stages`, then FSDP2, optimizer, reducer.
 
@@ -68,12 +70,13 @@ def apply_plan(
             the data may have nothing for an encoder.
         weights: Of a model that has no memory yet.
         compiler: Of the LLM's layers: a backend of `torch.compile`.
+        fp8: Recipe of the Linears in the LLM's layers, as of `use_float8`.
 
     Raises:
         ConfigError: as `pieces_of` and `build_stages`.
     """
     stages, cut = build_stages(
-        model, family, pieces_of(plan, seat, frozen, compiler), device, kernel=kernel, group=groups.tensor,
+        model, family, pieces_of(plan, seat, frozen, compiler, fp8), device, kernel=kernel, group=groups.tensor,
         experts=groups.experts, weights=weights,
     )  # fmt: skip
     parts = cut | shard_parameters(stages, groups, cut)
@@ -84,8 +87,10 @@ def apply_plan(
     return RankModel(plan, seat, groups, device, stages, parts, trains, hidden, width, optimizer, reducer)
 
 
-def pieces_of(plan: Plan, seat: Seat, frozen: Collection[str] = (), compiler: str = EAGER) -> list[Piece]:
-    """What a seat runs, one piece per part; `frozen` and `compiler` as for `apply_plan`.
+def pieces_of(
+    plan: Plan, seat: Seat, frozen: Collection[str] = (), compiler: str = EAGER, fp8: str = OFF
+) -> list[Piece]:
+    """What a seat runs, one piece per part; `frozen`, `compiler` and `fp8` as for `apply_plan`.
 
     Raises:
         ConfigError: no module trains, or experts that are shared do not.
@@ -108,6 +113,7 @@ def pieces_of(plan: Plan, seat: Seat, frozen: Collection[str] = (), compiler: st
             num_offloaded=module.offloaded[seat.stage] if module.offloaded else 0,
             trains_projector_only=not is_frozen and tower_of(part.module) in frozen,
             compiler=compiler if part.module == LLM else EAGER,
+            fp8=fp8 if part.module == LLM else OFF,
         )
         pieces.append(piece)
     return pieces

@@ -85,6 +85,7 @@ class Trial:
     """Of every rank; on one GPU several share it."""
     dtype: torch.dtype = torch.float32
     compiler: str = ""
+    fp8: str = "off"
 
 
 def reference(
@@ -163,7 +164,7 @@ def train(rank: int, folder: Path, trial: Trial) -> list[Step]:
     subject = trial.subject
     it = Rank(
         rank, trial.plan, subject.family, subject.build().to(trial.dtype), frozen=trial.frozen, device=trial.device,
-        compiler=trial.compiler,
+        compiler=trial.compiler, fp8=trial.fp8,
     )  # fmt: skip
     trained = {n: p for n, p in it.names.items() if p.requires_grad}
     steps = []
