@@ -21,8 +21,7 @@ from dflop.models.build import EncoderStage, LlmStage
 from dflop.parallel.exchange import message_device
 from dflop.parallel.topology import Peers, SeatPart, peers_of
 from dflop.records import LLM
-from dflop.simulate.order import Action, Order, actions, num_stages_after, returned
-from dflop.train.fsdp import sharded_modules
+from dflop.simulate.order import Action, actions, num_stages_after, returned
 from dflop.train.inputs import EncoderInput, LlmInput, MicrobatchInput
 from dflop.train.liveness import Activity
 from dflop.train.routes import Crossing, crossings, needs_grad
@@ -90,15 +89,14 @@ class Engine:
 
     def run(
         self, inputs: Sequence[MicrobatchInput | None], *, num_loss_tokens: int,
-        before_last_backward: Callable[[], None] = lambda: None, order: Order = "1F1B",
+        before_last_backward: Callable[[], None] = lambda: None,
     ) -> StepTrace:  # fmt: skip
-        """Every microbatch in an order; gradients are left in `.grad`, not yet reduced.
+        """Every microbatch, in 1F1B order; gradients are left in `.grad`, not yet reduced.
 
         Args:
             inputs: One entry per microbatch, None where this rank has no work.
             num_loss_tokens: Supervised tokens of the healthy samples of the whole global batch.
             before_last_backward: Called in front of this rank's last backward pass, if it has one.
-            order: Of all ranks; `forward` makes losses alone.
 
         Raises:
             TrainError: naming rank, stage, phase and microbatch.
@@ -108,22 +106,17 @@ class Engine:
         self._losses: dict[int, torch.Tensor] = {}
         self._clock = DeviceClock(self._device)
         self._posted: dict[tuple[bool, int, int], tuple[torch.Tensor, dist.Work]] = {}
-        self._is_training = order != "forward"
         # Who sends to this stage has one more stage between itself and the loss.
-        self._returned = returned(actions(len(inputs), self._num_stages_after + 1, order))
-        own = actions(len(inputs), self._num_stages_after, order)
+        self._returned = returned(actions(len(inputs), self._num_stages_after + 1))
+        own = actions(len(inputs), self._num_stages_after)
         todo = [(action, given) for action in own if (given := inputs[action.microbatch]) is not None]
-        with torch.set_grad_enabled(self._is_training):
-            marked = [
-                self._act(action, given, following, num_loss_tokens, before_last_backward)
-                for (action, given), following in itertools.zip_longest(todo, todo[1:])
-            ]
+        marked = [
+            self._act(action, given, following, num_loss_tokens, before_last_backward)
+            for (action, given), following in itertools.zip_longest(todo, todo[1:])
+        ]
         self._activity.waits("the last messages it sent")
         for sends in self._sends.values():
             sends.settle_all()
-        for stage in () if self._is_training else self._stage_of.values():
-            for module in sharded_modules(stage):
-                module.reshard()  # what a backward pass would let go of
         (end,) = self._clock.read([self._clock.mark()])
         visits = [visit(action, self._clock.read(marks), *moved) for action, marks, *moved in marked]
         losses = torch.stack(list(self._losses.values())).tolist() if self._losses else []  # read at once
@@ -181,14 +174,11 @@ class Engine:
                 carry[part.module] = self._encode(part.module, stage, given.encoders[part.module])
         self._marks.append(self._clock.mark())
         state.outputs = self._ways_out(k, given, carry)
-        if self._is_training:
-            self._in_flight[k] = state
+        self._in_flight[k] = state
         for output in state.outputs:
             for way in output.ways:
                 whole = output.tensor.detach()
                 self._send(whole if way.rows is None else whole.index_select(0, way.rows), way, is_forward=True)
-                if not self._is_training:  # no gradient will say that it has arrived
-                    self._sends[True].settle(way.peers, k - 1)
 
     def _encode(self, module: str, stage: EncoderStage, given: EncoderInput) -> torch.Tensor:
         context = self._groups.context

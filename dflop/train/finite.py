@@ -72,11 +72,6 @@ class SkippedSteps:
         )
 
 
-def is_finite(loss: float, norm: float) -> bool:
-    """Whether a step may update weights."""
-    return math.isfinite(loss) and math.isfinite(norm)
-
-
 def suspects(
     losses: Mapping[int, float], microbatches: Sequence[MicrobatchInput | None], healthy: torch.Tensor,
     group: dist.ProcessGroup,

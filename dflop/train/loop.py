@@ -26,7 +26,7 @@ from dflop.records import MicrobatchSpan, StepObservation, StepPlan
 from dflop.train.checkpoint import Checkpointer
 from dflop.train.engine import Engine
 from dflop.train.feed import Feed
-from dflop.train.finite import SkippedSteps, is_finite, listed, suspects
+from dflop.train.finite import SkippedSteps, listed, suspects
 from dflop.train.inputs import PreparedStep, SampleSource
 from dflop.train.liveness import Activities
 from dflop.train.plan_source import PlanSource
@@ -252,7 +252,7 @@ class Trainer:
 
     def _update(self, step: int, ready: _ReadyStep, trace: StepTrace, loss: float, norm: float) -> None:
         """Update the weights by the gradients, or skip the step where these are not finite; then drop them."""
-        if is_finite(loss, norm):
+        if math.isfinite(loss) and math.isfinite(norm):
             self.activities.main.works("update of the weights")
             self.model.reducer.clip(norm, self.settings.train.max_grad_norm)
             self.model.optimizer.step(learning_rate(step, self.settings))

@@ -15,7 +15,6 @@ from dflop.models.family import Family
 from dflop.models.weights import Weights
 from dflop.parallel.topology import Groups, connect, make_groups, seat_of
 from dflop.records import Plan, SampleShape, StepPlan
-from dflop.simulate.order import Order
 from dflop.train import zero
 from dflop.train.engine import Engine
 from dflop.train.feed import Feed
@@ -82,22 +81,20 @@ class Rank:
         return self.feed(source).prepare(step_plan)
 
     def step(
-        self, source: SampleSource, batch: Sequence[SampleShape], step_plan: StepPlan, bad: Collection[int] = (),
-        order: Order = "1F1B",
+        self, source: SampleSource, batch: Sequence[SampleShape], step_plan: StepPlan, bad: Collection[int] = ()
     ) -> StepTrace:  # fmt: skip
         """The passes of a global batch; samples at the positions in `bad` carry no loss."""
-        return self.run(self.prepare(source, step_plan).microbatches, batch, bad, order)
+        return self.run(self.prepare(source, step_plan).microbatches, batch, bad)
 
     def run(
-        self, microbatches: Sequence[MicrobatchInput | None], batch: Sequence[SampleShape], bad: Collection[int] = (),
-        order: Order = "1F1B",
+        self, microbatches: Sequence[MicrobatchInput | None], batch: Sequence[SampleShape], bad: Collection[int] = ()
     ) -> StepTrace:  # fmt: skip
         """The same of a step that was prepared."""
         healthy = torch.tensor([position not in bad for position in range(len(batch))])
         tokens = sum(s.num_supervised_tokens for s, good in zip(batch, healthy, strict=True) if good)
         masked = [given and given.masked(healthy) for given in microbatches]
         last = self.reducer.expect_last_backward
-        return self.engine.run(masked, num_loss_tokens=tokens, before_last_backward=last, order=order)
+        return self.engine.run(masked, num_loss_tokens=tokens, before_last_backward=last)
 
     def reduce(self, trace: StepTrace) -> tuple[float, float]:
         """Sums of gradients, left in `.grad`; their norm and the loss of the global batch."""
