@@ -8,10 +8,11 @@ and every rank must call them with one plan.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dflop.records import LLM, ModulePlan, Plan
 
@@ -138,25 +139,25 @@ class Groups:
     """World group for small CPU tensors (norms, losses)."""
     feed: dist.ProcessGroup
     """The same for the thread that prepares steps ahead, which may be a step ahead of the one that computes."""
-    replicas: dist.ProcessGroup
-    """Replicas of this rank's stage: its ranks of one tp rank."""
-    shards: dist.ProcessGroup | None
-    """Those of them that share out parameters with this rank; None: none do."""
-    copies: dist.ProcessGroup | None
-    """Those of them that hold the same part of parameters; None: no other does."""
-    experts: dist.ProcessGroup | None
-    """Those of them that share every layer's experts with this rank, in the order of the experts; None: none do."""
-    expert_shards: dist.ProcessGroup | None
-    """Those of `shards` that share out the parameters of the same experts with this rank; None: it has all experts."""
-    tensor: dist.ProcessGroup
-    """Tensor-parallel ranks of this rank's stage and replica, in the order of their parts."""
-    context: dist.ProcessGroup | None
-    """Context-parallel ranks of this rank's stage, dp rank and tp rank; None: it has its samples for itself."""
-    tied: dist.ProcessGroup | None
-    """First and last LLM stage, where a tied embedding lives on both: all replicas of one tp rank, or under FSDP2 the
-    two ranks of the same rows; None elsewhere."""
     checkpoint: dist.ProcessGroup
     """World group for small CPU tensors of the thread that writes checkpoints."""
+    replicas: dist.ProcessGroup
+    """Replicas of this rank's stage: its ranks of one tp rank."""
+    tensor: dist.ProcessGroup
+    """Tensor-parallel ranks of this rank's stage and replica, in the order of their parts."""
+    shards: dist.ProcessGroup | None = None
+    """Those of `replicas` that share out parameters with this rank; None: none do."""
+    copies: dist.ProcessGroup | None = None
+    """Those of `replicas` that hold the same part of parameters; None: no other does."""
+    experts: dist.ProcessGroup | None = None
+    """Those of `replicas` that share every layer's experts with this rank, in the order of the experts; None: none."""
+    expert_shards: dist.ProcessGroup | None = None
+    """Those of `shards` that share out the parameters of the same experts with this rank; None: it has all experts."""
+    context: dist.ProcessGroup | None = None
+    """Context-parallel ranks of this rank's stage, dp rank and tp rank; None: it has its samples for itself."""
+    tied: dist.ProcessGroup | None = None
+    """First and last LLM stage, where a tied embedding lives on both: all replicas of one tp rank, or under FSDP2 the
+    two ranks of the same rows; None elsewhere."""
 
 
 def make_groups(plan: Plan, rank: int, *, timeout_s: float, is_tied: bool = False) -> Groups:
@@ -173,66 +174,57 @@ def make_groups(plan: Plan, rank: int, *, timeout_s: float, is_tied: bool = Fals
     """
     import torch.distributed as dist
 
-    timeout = timedelta(seconds=timeout_s)
-    world = list(range(dist.get_world_size()))
-    options = None
+    world, timeout, options = list(range(dist.get_world_size())), timedelta(seconds=timeout_s), None
     if dist.get_backend() == "nccl":
         options = dist.ProcessGroupNCCL.Options()
         options.config.max_ctas = MAX_MESSAGE_CTAS
     # All ranks must create all groups in the same order, their own or not.
-    forward, backward = (dist.new_group(world, timeout=timeout, pg_options=options) for _ in range(2))
-    control = dist.new_group(world, timeout=timeout, backend="gloo")
-    feed = dist.new_group(world, timeout=timeout, backend="gloo")
+    directions = ("forward", "backward")
+    groups: dict[str, Any] = {d: dist.new_group(world, timeout=timeout, pg_options=options) for d in directions}
+    groups |= {name: dist.new_group(world, timeout=timeout, backend="gloo") for name in ("control", "feed")}
     # Its ranks wait for the slowest disk.
-    checkpoint = dist.new_group(world, timeout=max(timeout, CHECKPOINT_TIMEOUT), backend="gloo")
-    replicas = tensor = context = tied = shards = copies = experts = expert_shards = None
+    groups["checkpoint"] = dist.new_group(world, timeout=max(timeout, CHECKPOINT_TIMEOUT), backend="gloo")
+    for name, ranks in _sharing(plan, is_tied=is_tied):
+        group = dist.new_group(list(ranks), timeout=timeout)
+        if rank in ranks:
+            groups[name] = group
+    grid = plan.module(seat_of(plan, rank).module)
+    if grid.parameter_shards == grid.parallel.num_replicas > 1:
+        groups["shards"] = groups["replicas"]
+    return Groups(**groups)
+
+
+def _sharing(plan: Plan, *, is_tied: bool) -> Iterator[tuple[str, Sequence[int]]]:
+    """(field of `Groups`, ranks) of every group that is not the whole world."""
     for grid in plan.pipes:
-        p = grid.parallel
-        for stage in range(p.pp):
-            for tp_rank in range(p.tp):
-                ranks = [rank_of(grid, stage, r, tp_rank) for r in range(p.num_replicas)]
-                group = dist.new_group(ranks, timeout=timeout)
-                replicas = group if rank in ranks else replicas
-                n = grid.parameter_shards
-                if n == p.num_replicas > 1:
-                    shards = group if rank in ranks else shards
-                elif n > 1:
-                    for k in range(0, p.num_replicas, n):
-                        group = dist.new_group(ranks[k : k + n], timeout=timeout)
-                        shards = group if rank in ranks[k : k + n] else shards
-                    for k in range(n):
-                        group = dist.new_group(ranks[k::n], timeout=timeout)
-                        copies = group if rank in ranks[k::n] else copies
-                for k in range(0, p.num_replicas if p.ep > 1 else 0, p.ep):
-                    group = dist.new_group(ranks[k : k + p.ep], timeout=timeout)
-                    experts = group if rank in ranks[k : k + p.ep] else experts
-                for k in range(0, p.num_replicas if p.ep > 1 else 0, n):
-                    for same in (ranks[k + i : k + n : p.ep] for i in range(p.ep)):
-                        group = dist.new_group(same, timeout=timeout)
-                        expert_shards = group if rank in same else expert_shards
-                for k in range(0, p.num_replicas if p.cp > 1 else 0, p.cp):
-                    group = dist.new_group(ranks[k : k + p.cp], timeout=timeout)
-                    context = group if rank in ranks[k : k + p.cp] else context
-            for replica in range(p.num_replicas):
-                ranks = [rank_of(grid, stage, replica, t) for t in range(p.tp)]
-                group = dist.new_group(ranks, timeout=timeout)
-                tensor = group if rank in ranks else tensor
+        p, num_shards = grid.parallel, grid.parameter_shards
+        for stage, tp_rank in itertools.product(range(p.pp), range(p.tp)):
+            replicas = [rank_of(grid, stage, replica, tp_rank) for replica in range(p.num_replicas)]
+            shards = _neighbours(replicas, num_shards)
+            yield "replicas", replicas
+            if 1 < num_shards < len(replicas):
+                yield from (("shards", ranks) for ranks in shards)
+                yield from (("copies", ranks) for ranks in zip(*shards, strict=True))
+            if p.ep > 1:
+                yield from (("experts", ranks) for ranks in _neighbours(replicas, p.ep))
+                yield from (("expert_shards", ranks[k :: p.ep]) for ranks in shards for k in range(p.ep))
+            if p.cp > 1:
+                yield from (("context", ranks) for ranks in _neighbours(replicas, p.cp))
+        for stage, replica in itertools.product(range(p.pp), range(p.num_replicas)):
+            yield "tensor", [rank_of(grid, stage, replica, tp_rank) for tp_rank in range(p.tp)]
     llm = plan.module(LLM)
-    with_layers = [stage for stage, n in enumerate(llm.layers_per_stage) if n]
-    first, last = with_layers[0], with_layers[-1]
-    num_replicas = llm.parallel.num_replicas
-    each = 1 if llm.parameter_shards > 1 else num_replicas
-    for tp_rank in range(llm.parallel.tp if is_tied and first < last else 0):
-        for k in range(0, num_replicas, each):
-            ends = [rank_of(llm, s, r, tp_rank) for s in (first, last) for r in range(k, k + each)]
-            group = dist.new_group(ends, timeout=timeout)
-            tied = group if rank in ends else tied
-    if replicas is None or tensor is None:
-        raise ValueError(f"rank {rank} is not part of a plan of {plan.num_processes} processes")
-    return Groups(
-        forward, backward, control, feed, replicas, shards, copies, experts, expert_shards, tensor, context, tied,
-        checkpoint,
-    )  # fmt: skip
+    held, parallel = [stage for stage, n in enumerate(llm.layers_per_stage) if n], llm.parallel
+    for tp_rank in range(parallel.tp if is_tied and len(held) > 1 else 0):
+        ends = [
+            [rank_of(llm, stage, r, tp_rank) for r in range(parallel.num_replicas)] for stage in (held[0], held[-1])
+        ]
+        each = 1 if llm.parameter_shards > 1 else parallel.num_replicas
+        yield from (("tied", [*a, *b]) for a, b in zip(*(_neighbours(ranks, each) for ranks in ends), strict=True))
+
+
+def _neighbours(ranks: Sequence[int], num: int) -> list[Sequence[int]]:
+    """Groups of `num` neighbours."""
+    return [ranks[k : k + num] for k in range(0, len(ranks), num)]
 
 
 def pairs(plan: Plan) -> list[tuple[int, int]]:
