@@ -7,7 +7,7 @@ from dflop.launch.kernels import kernel_environment
 
 def main() -> None:
     os.environ |= kernel_environment(os.environ)
-    from dflop.schedule.warm import warm  # numba reads the variable when it is imported
+    from dflop.schedule.step_scheduler import warm  # numba reads the variable when it is imported
 
     warm()
 

@@ -33,8 +33,7 @@ from dflop.run.directory import RunDir, open_run
 from dflop.run.messages import say
 from dflop.run.plan_scope import basis_of, factors_text, scenario_batches
 from dflop.schedule.policies import Effort
-from dflop.schedule.step_scheduler import predicted_spans, schedule_step, stage_spans
-from dflop.schedule.warm import warm
+from dflop.schedule.step_scheduler import predicted_spans, schedule_step, warm
 from dflop.store.spool import SpoolWriter
 from dflop.train import wire
 from dflop.train.wire import PlanMessage, Store
@@ -167,12 +166,7 @@ class Scheduler:
         if spec.label:
             step_plan = replace(step_plan, policy=spec.label)
         self._learner.prepare(step, step_plan, batch)
-        predicted = predicted_spans(self._plan, step_plan, batch, cost, slowness)
-        spans = {
-            node: [(s.microbatch, s.num_items, s.num_tokens, s.sum_sq_tokens, s.forward_s, s.backward_s) for s in found]
-            for node, found in stage_spans(self._plan, predicted).items()
-        }
-        return PlanMessage.of(step_plan, spans)
+        return PlanMessage.of(step_plan, predicted_spans(self._plan, step_plan, batch, cost, slowness))
 
     def _learn_from_others(self, store: Store, step: int) -> None:
         """A plan that rank 0 has made itself says as much about costs as one of ours."""

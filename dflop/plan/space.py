@@ -13,8 +13,7 @@ from dflop.cost.model import CostModel, Floats
 from dflop.errors import InfeasiblePlanError
 from dflop.plan.scenarios import ScenarioLoads, scenario_loads
 from dflop.records import LLM, ClusterSpec, ModuleSpec, RunMode, SampleShape
-from dflop.schedule.items import Ints, ModuleItems, module_items
-from dflop.schedule.levels import levelled
+from dflop.schedule.items import Ints, ModuleItems, levelled, module_items
 from dflop.simulate.pieces import NUM_CHUNKS
 
 T = TypeVar("T")
@@ -114,7 +113,7 @@ class Problem:
         assert self.cost.extrapolate, "the cost model must extrapolate"
 
     def levelled(self) -> Self:
-        """The same problem with corrections by size at the level of its batches, see `dflop/schedule/levels.py`."""
+        """The same problem with corrections by size at the level of its batches, see `dflop/schedule/items.py`."""
         return replace(self, cost=levelled(self.cost, self.batches))
 
     @cached_property

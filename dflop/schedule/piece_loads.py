@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from dflop.cost.model import Floats
+from dflop.schedule.assignment import split_items
 from dflop.schedule.items import Ints, ModuleItems
-from dflop.schedule.splitting import split_items
 from dflop.simulate.pieces import NUM_CHUNKS
 
 

@@ -20,7 +20,7 @@ from dflop.cost.model import CostModel, Floats
 from dflop.errors import ConfigError, did_you_mean
 from dflop.records import LLM, ModulePlan, Plan, SampleShape
 from dflop.schedule.anneal import search
-from dflop.schedule.assignment import Assignment, even_item_ranks, in_sequence
+from dflop.schedule.assignment import Assignment, even_item_ranks, in_sequence, split_under_cap
 from dflop.schedule.caps import fullest, keeps, plan_caps
 from dflop.schedule.data_parallel import MAX_EVALS, Rerun, balance_ranks
 from dflop.schedule.evaluate import StepEvaluator
@@ -29,7 +29,6 @@ from dflop.schedule.linear import LinearStep, linear_step, sample_weights
 from dflop.schedule.pack import over_ranks, token_lpt
 from dflop.schedule.place import by_shares, place
 from dflop.schedule.program import balance, bottleneck
-from dflop.schedule.splitting import split_under_cap
 from dflop.schedule.state import Task, make_task
 from dflop.simulate.step import Node
 
@@ -85,9 +84,17 @@ class StepJob:
         self.judge = StepEvaluator(plan, self.items, self.cost, max_concurrency, slowness)
         self.caps = plan_caps(plan, self.items)
         self._slowness = slowness or {}
-        self._linear: LinearStep | None = None
-        self._task: Task | None = None
-        self._item_seconds: dict[str, Floats] = {}
+
+    def choose(self, policy: str, effort: Effort) -> tuple[str, Assignment, float]:
+        """(policy, assignment, seconds) of a policy, or of the best candidate where it is one of several.
+
+        Raises:
+            ConfigError: unknown policy.
+        """
+        if policy in ("quick", "balanced"):
+            return self.quick(effort) if policy == "quick" else self.best(effort)
+        assignment = self.assign(policy, effort)
+        return policy, assignment, self.judge.step_s(assignment)
 
     def assign(self, policy: str, effort: Effort) -> Assignment:
         """Assignment by a policy.
@@ -101,18 +108,15 @@ class StepJob:
         if policy == "length_grouped":
             return self._evenly(*in_sequence(np.argsort(-tokens, kind="stable"), self.plan))
         if policy == "token_lpt":
-            return self._evenly(*self._slot_rank(self._token_lpt))
+            return self._evenly(*divmod(self._token_lpt, self.num_ranks))
         if policy == "token_kk":
-            dp = self.plan.module(LLM).parallel.dp
-            return self._evenly(*over_ranks(tokens, dp, self.plan.num_microbatches))
+            return self._evenly(*over_ranks(tokens, self.num_ranks, self.plan.num_microbatches))
         if policy == "bottleneck":
             return self._in_buckets(self._balanced())
         if policy == "program":
             return self._in_buckets(balance(self.linear, self._balanced()))
-        if policy == "quick":
-            return self.quick(effort)[1]
-        if policy == "balanced":
-            return self.best(effort)[1]
+        if policy in POLICIES:
+            return self.choose(policy, effort)[1]
         raise ConfigError(f"unknown scheduling policy `{policy}`", hint=did_you_mean(policy, POLICIES))
 
     def quick(self, effort: Effort) -> tuple[str, Assignment, float]:
@@ -140,7 +144,8 @@ class StepJob:
             if over_ranks is not None:
                 found.append(("balanced", over_ranks))
             if over_ranks is None or step.meets:
-                found += [("balanced", a) for a in self._searched([self._buckets(a) for _, a in found], effort)]
+                seeds = [a.slot * self.num_ranks + a.rank for _, a in found]
+                found += [("balanced", a) for a in self._searched(seeds, effort)]
         return self._best_of(found)
 
     def keeps_caps(self, assignment: Assignment) -> bool:
@@ -148,22 +153,23 @@ class StepJob:
         return keeps(self.caps, self.plan, self.items, assignment)
 
     @property
-    def num_buckets(self) -> int:
-        return self.plan.num_microbatches * self.plan.module(LLM).parallel.dp
+    def num_ranks(self) -> int:
+        """Data-parallel, of the LLM."""
+        return self.plan.module(LLM).parallel.dp
 
     @property
+    def num_buckets(self) -> int:
+        return self.plan.num_microbatches * self.num_ranks
+
+    @cached_property
     def linear(self) -> LinearStep:
         """The step as the search sees it."""
-        if self._linear is None:
-            self._linear = linear_step(self.plan, self.items, self.cost, self.caps, self._slowness)
-        return self._linear
+        return linear_step(self.plan, self.items, self.cost, self.caps, self._slowness)
 
-    @property
+    @cached_property
     def task(self) -> Task:
         """The same for kernels."""
-        if self._task is None:
-            self._task = make_task(self.linear)
-        return self._task
+        return make_task(self.linear)
 
     def _best_of(self, found: Sequence[tuple[str, Assignment]]) -> tuple[str, Assignment, float]:
         """The fastest that keeps the caps; where none does, the one that exceeds them least."""
@@ -190,14 +196,6 @@ class StepJob:
         )
         return [self._in_buckets(bucket) for bucket in buckets]
 
-    def _buckets(self, assignment: Assignment) -> Ints:
-        buckets: Ints = assignment.slot * self.plan.module(LLM).parallel.dp + assignment.rank
-        return buckets
-
-    def _slot_rank(self, bucket: Ints) -> tuple[Ints, Ints]:
-        num_ranks = self.plan.module(LLM).parallel.dp
-        return bucket // num_ranks, bucket % num_ranks
-
     def _evenly(self, slot: Ints, rank: Ints) -> Assignment:
         """Media items cut by count, as a trainer does that does not look at them."""
 
@@ -207,14 +205,10 @@ class StepJob:
         return Assignment(slot, rank, self._item_ranks(rank, ranks))
 
     def _in_buckets(self, bucket: Ints) -> Assignment:
-        return self._splitting(*self._slot_rank(bucket))
-
-    def _splitting(self, slot: Ints, rank: Ints) -> Assignment:
         """Media items split by their seconds, by tokens where memory asks for it."""
+        slot, rank = divmod(bucket, self.num_ranks)
 
         def ranks(encoder: ModulePlan, items: ModuleItems) -> Ints:
-            if encoder.module not in self._item_seconds:
-                self._item_seconds[encoder.module] = item_seconds(encoder, items, self.cost)
             return split_under_cap(
                 slot[items.sample_of],
                 self._item_seconds[encoder.module],
@@ -226,6 +220,10 @@ class StepJob:
             )
 
         return Assignment(slot, rank, self._item_ranks(rank, ranks))
+
+    @cached_property
+    def _item_seconds(self) -> dict[str, Floats]:
+        return {e.module: item_seconds(e, self.items[e.module], self.cost) for e in self.plan.apart}
 
     def _item_ranks(self, rank: Ints, split: Callable[[ModulePlan, ModuleItems], Ints]) -> dict[str, Ints]:
         own = {e.module: self.items[e.module] for e in self.plan.encoders}
@@ -253,13 +251,13 @@ class StepJob:
 
     def _over_ranks(self, max_evals: int) -> Assignment | None:
         """Balanced seconds of replicas without a pipeline; None where that breaks a cap."""
-        step, num_ranks = self.linear, self.plan.module(LLM).parallel.dp
+        step = self.linear
         seconds_s, fixed_s, limits = step.slowest_stage
         try:
             found = balance_ranks(
                 seconds_s,
                 step.tokens,
-                num_ranks,
+                self.num_ranks,
                 cap_tokens=max(1, min(step.cap_tokens, step.cap_in_flight_tokens)),
                 fixed_s=fixed_s,
                 num_microbatches=step.num_slots if step.meets else None,
@@ -271,5 +269,5 @@ class StepJob:
             )
         except ConfigError:  # so few microbatches do not hold them
             return None
-        assignment = self._splitting(found.slot, found.rank)
+        assignment = self._in_buckets(found.slot * self.num_ranks + found.rank)
         return assignment if self.keeps_caps(assignment) else None

@@ -7,18 +7,21 @@ loses against not scheduling. What exceeds the plan's memory does not stand for 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
 from dflop.cost.model import CostModel
-from dflop.errors import ConfigError, did_you_mean
 from dflop.records import Plan, SampleShape, StepPlan
-from dflop.schedule.assignment import assignment_of
+from dflop.schedule.anneal import search
+from dflop.schedule.assignment import assignment_of, split_items
+from dflop.schedule.data_parallel import balance_ranks
 from dflop.schedule.evaluate import StepEvaluator
 from dflop.schedule.items import module_items
-from dflop.schedule.policies import POLICIES, Effort, StepJob
-from dflop.simulate.step import Node, step_nodes
+from dflop.schedule.linear import LinearStep, Part
+from dflop.schedule.policies import Effort, StepJob
+from dflop.schedule.state import make_task
+from dflop.simulate.step import Node
 
 
 def schedule_step(
@@ -51,19 +54,9 @@ def schedule_step(
         ConfigError: unknown policy.
         CostError: a module or tp of the plan has no cost table.
     """
-    if policy not in POLICIES:
-        raise ConfigError(f"unknown scheduling policy `{policy}`", hint=did_you_mean(policy, POLICIES))
-    job = StepJob(plan, batch, cost, max_concurrency, slowness=slowness)
-    effort = effort or Effort()
-    arrival = job.assign("arrival", effort)
-    arrival_s = job.judge.step_s(arrival)
-    if policy == "arrival":
-        chosen, assignment, step_s = policy, arrival, arrival_s
-    elif policy in ("balanced", "quick"):
-        chosen, assignment, step_s = job.best(effort) if policy == "balanced" else job.quick(effort)
-    else:
-        chosen, assignment = policy, job.assign(policy, effort)
-        step_s = job.judge.step_s(assignment)
+    job, effort = StepJob(plan, batch, cost, max_concurrency, slowness=slowness), effort or Effort()
+    chosen, assignment, step_s = job.choose(policy, effort)
+    arrival_s = job.judge.step_s(job.assign("arrival", effort))
     return StepPlan(
         run_id=run_id,
         step=step,
@@ -77,8 +70,7 @@ def schedule_step(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class PredictedSpan:
+class PredictedSpan(NamedTuple):
     """What one stage is expected to see of one microbatch: the predicted half of a `MicrobatchSpan`."""
 
     microbatch: int
@@ -95,47 +87,45 @@ def predicted_spans(
     batch: Sequence[SampleShape],
     cost: CostModel,
     slowness: Mapping[Node, float] | None = None,
-) -> dict[Node, tuple[PredictedSpan, ...]]:
-    """Per (module, stage, dp_rank) one span per microbatch, empty microbatches included.
+) -> dict[Node, list[PredictedSpan]]:
+    """Per node of `step_nodes`, as its ranks measure it, one span per microbatch, empty microbatches included.
+
+    Seconds are of all modules on the stage, loads those of the module that stands for the grid: with the LLM, samples.
 
     Args:
         plan: The layout `step_plan` was made for.
         step_plan: Owners.
         batch: The samples of `step_plan.sample_index`, in that order.
         cost: The cost model the step was scheduled with.
-        slowness: With which it was scheduled, by node: it goes for all modules of a grid.
+        slowness: With which it was scheduled, by node.
     """
     items = {m.module: module_items(batch, m.module) for m in plan.modules}
-    judge, assignment = (
-        StepEvaluator(plan, items, cost.extrapolating(), slowness=slowness),
-        assignment_of(plan, step_plan),
-    )
-    spans: dict[Node, tuple[PredictedSpan, ...]] = {}
-    for m in plan.modules:
-        load = judge.loads(assignment)[m.module]
-        counts = load.astype(np.int64).transpose(2, 1, 0).tolist()
-        for stage, seconds in enumerate(judge.part_seconds(m, load, assignment)):
-            times = judge.slowness[plan.grid_of(m.module)[-1].module][stage]
-            for rank, taken in enumerate((seconds * times).transpose(2, 1, 0).tolist()):
-                both = zip(counts[rank], taken, strict=True)
-                spans[m.module, stage, rank] = tuple(PredictedSpan(k, *n, *s) for k, (n, s) in enumerate(both))
+    judge = StepEvaluator(plan, items, cost.extrapolating(), slowness=slowness)
+    assignment = assignment_of(plan, step_plan)
+    loads = judge.loads(assignment)
+    spans: dict[Node, list[PredictedSpan]] = {}
+    for pipe in plan.pipes:
+        counts = loads[pipe.module].astype(np.int64).transpose(2, 1, 0).tolist()
+        of_modules = [judge.part_seconds(m, loads[m.module], assignment) for m in plan.grid_of(pipe.module)]
+        for stage, seconds in enumerate(zip(*of_modules, strict=True)):
+            taken = sum(of * judge.slowness[pipe.module][stage] for of in seconds)
+            for rank, of_rank in enumerate(np.transpose(taken, (2, 1, 0)).tolist()):
+                both = zip(counts[rank], of_rank, strict=True)
+                spans[pipe.module, stage, rank] = [PredictedSpan(k, *n, *s) for k, (n, s) in enumerate(both)]
     return spans
 
 
-def stage_spans(plan: Plan, spans: Mapping[Node, Sequence[PredictedSpan]]) -> dict[Node, tuple[PredictedSpan, ...]]:
-    """Predicted spans as ranks measure them: a node per stage of a grid, with the seconds of all of its modules.
-
-    Its loads are those of the module that stands for the grid: with the LLM the samples that the microbatch has.
-    """
-    parts_of = {pipe.module: [m.module for m in plan.grid_of(pipe.module)] for pipe in plan.pipes}
-    return {
-        (module, stage, rank): tuple(
-            replace(
-                span,
-                forward_s=sum(spans[part, stage, rank][k].forward_s for part in parts_of[module]),
-                backward_s=sum(spans[part, stage, rank][k].backward_s for part in parts_of[module]),
-            )
-            for k, span in enumerate(spans[module, stage, rank])
-        )
-        for module, stage, rank in step_nodes(plan)
-    }
+def warm() -> None:
+    """Compile or load every kernel by running it on next to nothing: tens of seconds the first time, else one."""
+    tokens, seconds = np.array([5, 4, 3, 2, 1, 1], dtype=np.int64), np.array([5.0, 1.0, 3.0, 1.0, 1.0, 1.0])
+    balance_ranks(seconds, tokens, 2, cap_tokens=10, num_microbatches=2, max_evals=100, tolerance=0.0)
+    split_items(tokens % 2, seconds, 2, 2)
+    # Two slots of two ranks behind one encoder.
+    step = LinearStep(
+        num_slots=2, num_ranks=2, chain_s=seconds[None], chain_slowness=np.ones((1, 2)), slot_s=seconds[None],
+        largest_s=seconds[None], tokens=tokens, num_items=np.ones((1, len(tokens)), dtype=np.int64),
+        pipe_pp=np.array([1, 1]), stage_parts=((Part(0, 0.0, 0.5),),) * 2, num_after=np.array([1, 0]),
+        cap_tokens=int(tokens.sum()), window=1, cap_in_flight_tokens=int(tokens.sum()), media_tokens=tokens[None],
+        cap_media_tokens=np.zeros(1, dtype=np.int64), on_chain=np.zeros(1, dtype=np.bool_),
+    )  # fmt: skip
+    search(make_task(step), [tokens % 4], depth=2, num_profiles=2, num_moves=10)

@@ -17,7 +17,7 @@ from dflop.cost.model import Floats
 from dflop.schedule.data_parallel import balance_ranks
 from dflop.schedule.items import Ints, module_items
 from dflop.schedule.pack import partition
-from dflop.schedule.warm import warm
+from dflop.schedule.step_scheduler import warm
 from tests.bench.cases import CASES, make_setting
 from tests.bench.command import options
 from tests.bench.figures import conclude

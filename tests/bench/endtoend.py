@@ -41,8 +41,7 @@ from dflop.report.tables import layout_text
 from dflop.run.batches import GlobalBatches
 from dflop.run.directory import RunDir
 from dflop.run.messages import say
-from dflop.schedule.step_scheduler import schedule_step
-from dflop.schedule.warm import warm
+from dflop.schedule.step_scheduler import schedule_step, warm
 from dflop.steps import planning
 from dflop.store.ingest import ingest
 from tests.bench.blind import blind_plan

@@ -80,7 +80,8 @@ def campaign(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     say("a run that nothing happens to")
     stage.make_dataset(dataset)
     # Ranks would be given up while their scheduler compiles.
-    code, environment = "from dflop.schedule.warm import warm; warm()", os.environ | kernel_environment(os.environ)
+    code = "from dflop.schedule.step_scheduler import warm; warm()"
+    environment = os.environ | kernel_environment(os.environ)
     subprocess.run([sys.executable, "-c", code], env=environment, cwd=stage.REPO, check=True)
     unharmed = play_run(folder / "undisturbed", dataset, [], random.Random(0), None, changes)
     if unharmed["problems"]:

@@ -72,7 +72,7 @@ def main() -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     device = torch.device(args.device)
     # The scheduler's kernels are compiled while parts that need none of them run: 40 s on a machine that has none.
-    subprocess.Popen([sys.executable, "-c", "from dflop.schedule.warm import warm; warm()"])
+    subprocess.Popen([sys.executable, "-c", "from dflop.schedule.step_scheduler import warm; warm()"])
     subject = tiny(device, args.out) if args.tiny else released(device, args.out, args.model)
     (args.out / "circumstances.json").write_text(json.dumps(circumstances(device), indent=1))
     chosen, end_s = args.part or [*PARTS], time.monotonic() + 60 * args.minutes

@@ -46,7 +46,7 @@ KEPT = ("*.log", "*.yaml", "runs/*/*.html", "runs/*/*.json*", "runs/*/log/*", "r
 ROOM_BYTES = 48 << 30
 WARM = (
     "import os; from dflop.launch.kernels import kernel_environment as e; os.environ |= e(os.environ); "
-    "from dflop.schedule.warm import warm; warm()"
+    "from dflop.schedule.step_scheduler import warm; warm()"
 )
 
 

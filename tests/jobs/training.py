@@ -128,7 +128,7 @@ def losses_of(run: RunDir) -> dict[int, float]:
 @functools.cache
 def compile_kernels() -> None:
     """Where schedulers look for them: without, they make quick plans for half a minute, and jobs here are shorter."""
-    code = "from dflop.schedule.warm import warm; warm()"
+    code = "from dflop.schedule.step_scheduler import warm; warm()"
     env = os.environ | {"PYTHONPATH": str(ROOT)} | kernel_environment(os.environ)
     subprocess.run([sys.executable, "-c", code], env=env, check=True, timeout=LIMIT_S)
 

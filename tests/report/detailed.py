@@ -26,7 +26,7 @@ from dflop.records import (
 )
 from dflop.report.history_table import HistoryEntry
 from dflop.report.summary import RunSummary
-from dflop.schedule.step_scheduler import predicted_spans, schedule_step, stage_spans
+from dflop.schedule.step_scheduler import predicted_spans, schedule_step
 from dflop.simulate.order import actions, num_stages_after
 from dflop.simulate.step import Node, step_nodes
 from tests.builders import make_cluster, make_corrections, make_plan, make_rank_factor, make_table, random_batch
@@ -72,7 +72,7 @@ def observe_step(
 ) -> list[StepObservation]:
     """What every rank saw of the step, those of a tensor-parallel group the same."""
     rng = np.random.default_rng([seed, step_plan.step])
-    predicted = stage_spans(plan, predicted_spans(plan, step_plan, batch, COST))
+    predicted = predicted_spans(plan, step_plan, batch, COST)
     nodes, m = step_nodes(plan), plan.num_microbatches
     measured: dict[Node, list[tuple[float, float]]] = {
         node: [tuple(np.array([s.forward_s, s.backward_s]) * rng.lognormal(0, noise, 2)) for s in predicted[node]]

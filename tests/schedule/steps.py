@@ -1,5 +1,6 @@
 """Random plans with a batch; random linear steps, of eighths of seconds: orders of summation do not matter."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -7,11 +8,13 @@ from hypothesis import strategies as st
 
 from dflop.cost.curve import combine
 from dflop.cost.model import CostModel
-from dflop.records import LLM, ModuleLoad, Plan, SampleShape
+from dflop.records import LLM, ModuleLoad, Plan, SampleShape, StepPlan
 from dflop.schedule.assignment import assignment_of
 from dflop.schedule.evaluate import StepEvaluator
 from dflop.schedule.items import module_items
 from dflop.schedule.linear import LinearStep, Part
+from dflop.schedule.step_scheduler import PredictedSpan
+from dflop.simulate.step import Node
 from tests.builders import make_inline_plan, make_plan, random_batch
 
 EIGHTHS = st.integers(1, 40).map(lambda n: n / 8)
@@ -153,3 +156,19 @@ def step_seconds(plan, step_plan, batch, cost, slowness=None) -> float:
     items = {m.module: module_items(batch, m.module) for m in plan.modules}
     judge = StepEvaluator(plan, items, cost.extrapolating(), slowness=slowness)
     return judge.step_s(assignment_of(plan, step_plan))
+
+
+def module_spans(
+    plan: Plan, step_plan: StepPlan, batch: Sequence[SampleShape], cost: CostModel
+) -> dict[Node, list[PredictedSpan]]:
+    """As `predicted_spans`, of every module by itself."""
+    items = {m.module: module_items(batch, m.module) for m in plan.modules}
+    judge, assignment = StepEvaluator(plan, items, cost), assignment_of(plan, step_plan)
+    loads, found = judge.loads(assignment), {}
+    for m in plan.modules:
+        for stage, seconds in enumerate(judge.part_seconds(m, loads[m.module], assignment)):
+            for rank in range(m.parallel.dp):
+                columns = *loads[m.module][:, :, rank].astype(int), *seconds[:, :, rank]
+                rows = zip(range(plan.num_microbatches), *columns, strict=True)
+                found[m.module, stage, rank] = [PredictedSpan(*row) for row in rows]
+    return found

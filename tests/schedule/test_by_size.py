@@ -10,13 +10,12 @@ from dflop.records import LLM, ModuleFactors, RunMode
 from dflop.schedule.assignment import assignment_of
 from dflop.schedule.attribution import bucket_seconds
 from dflop.schedule.evaluate import StepEvaluator
-from dflop.schedule.items import module_items
-from dflop.schedule.levels import levelled
+from dflop.schedule.items import levelled, module_items
 from dflop.schedule.policies import Effort
-from dflop.schedule.step_scheduler import predicted_spans, schedule_step, stage_spans
+from dflop.schedule.step_scheduler import predicted_spans, schedule_step
 from dflop.simulate.step import step_nodes
 from tests.builders import make_cost, make_plan, make_sample, random_batch
-from tests.schedule.steps import limited, plans_with_batches, step_seconds, with_reruns
+from tests.schedule.steps import limited, module_spans, plans_with_batches, step_seconds, with_reruns
 
 EFFORT = Effort(num_profiles=3, num_ops=30_000, max_simulations=60)
 FACTORS = st.floats(0.25, 4.0)
@@ -66,14 +65,15 @@ def test_a_microbatch_takes_the_mean_factor_of_its_items(case):
     cost = plain.with_corrections(factors)
     step_plan = schedule(plan, batch, cost)
     wanted = seconds_by_hand(plan, step_plan, batch, plain, factors)
-    spans = predicted_spans(plan, step_plan, batch, cost)
+    spans = module_spans(plan, step_plan, batch, cost)
     told = {(*node, s.microbatch): s.forward_s + s.backward_s for node, found in spans.items() for s in found}
     assert told == pytest.approx(wanted)
     items = {m.module: module_items(batch, m.module) for m in plan.modules}
     work = StepEvaluator(plan, items, cost).work(assignment_of(plan, step_plan))
+    stages = predicted_spans(plan, step_plan, batch, cost)
     judged = (work.forward_s + work.backward_s).tolist()
     for row, node in zip(judged, step_nodes(plan), strict=True):
-        span_s = [s.forward_s + s.backward_s for s in stage_spans(plan, spans)[node]]
+        span_s = [s.forward_s + s.backward_s for s in stages[node]]
         assert row == pytest.approx(span_s)
 
 
@@ -85,7 +85,7 @@ def test_buckets_hold_what_the_tables_predict_and_factors_make_the_correction_of
     step_plan = schedule(plan, batch, cost)
     shares = bucket_seconds(plan, step_plan, batch, cost, {m: f.edges for m, f in factors.items()})
     for under, of_buckets in ((plain, None), (cost, factors)):
-        spans = stage_spans(plan, predicted_spans(plan, step_plan, batch, under))
+        spans = predicted_spans(plan, step_plan, batch, under)
         assert shares.nodes == step_nodes(plan)
         for node in shares.nodes:
             found = shares.of(node)

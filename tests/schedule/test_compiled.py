@@ -48,7 +48,7 @@ def test_a_quick_plan_is_the_same_where_the_compiler_is_hidden():
 
 KERNELS = """
 import sys
-from dflop.schedule.warm import warm
+from dflop.schedule.step_scheduler import warm
 
 def compiled():
     modules = [m for name, m in sys.modules.items() if name.startswith("dflop.")]

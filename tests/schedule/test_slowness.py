@@ -14,10 +14,10 @@ from dflop.schedule.evaluate import StepEvaluator
 from dflop.schedule.items import module_items
 from dflop.schedule.pack import token_cap
 from dflop.schedule.policies import Effort, StepJob
-from dflop.schedule.step_scheduler import predicted_spans, schedule_step, stage_spans
+from dflop.schedule.step_scheduler import predicted_spans, schedule_step
 from dflop.simulate.step import step_nodes
 from tests.builders import make_cost, make_plan, random_batch
-from tests.schedule.steps import plans_with_batches, stage_durations, step_seconds
+from tests.schedule.steps import module_spans, plans_with_batches, stage_durations, step_seconds
 from tests.schedule.test_data_parallel import SYNCS, step_s
 from tests.simulate.graph import simulate, step_graph
 
@@ -52,7 +52,7 @@ def test_the_judge_is_the_simulator_with_longer_durations(case):
     wanted = simulate(step_graph(plan, step_plan.work, durations)).makespan_s
     assert step_plan.predicted_step_s == pytest.approx(wanted)
     assert step_seconds(plan, step_plan, batch, cost, slowness) == pytest.approx(wanted)
-    spans = stage_spans(plan, predicted_spans(plan, step_plan, batch, cost, slowness))
+    spans = predicted_spans(plan, step_plan, batch, cost, slowness)
     work = StepEvaluator(plan, items, cost, slowness=slowness).work(assignment_of(plan, step_plan))
     for row, node in zip((work.forward_s + work.backward_s).tolist(), step_nodes(plan), strict=True):
         assert row == pytest.approx([s.forward_s + s.backward_s for s in spans[node]])
@@ -86,7 +86,7 @@ def test_ranks_that_are_as_fast_as_predicted_change_nothing(case):
 
 def work_of_ranks(plan, step_plan, batch, cost, module):
     """`[dp]` uncorrected seconds of work of each rank on the module's last stage."""
-    spans = predicted_spans(plan, step_plan, batch, cost)
+    spans = module_spans(plan, step_plan, batch, cost)
     m = plan.module(module)
     stage = m.parallel.pp - 1
     return np.array(

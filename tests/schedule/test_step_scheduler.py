@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from dflop.cost.model import stage_kind
 from dflop.records import LLM, ModuleLoad
-from dflop.schedule.step_scheduler import predicted_spans, schedule_step, stage_spans
+from dflop.schedule.step_scheduler import predicted_spans, schedule_step
 from dflop.simulate.pieces import deal_tiles, pieces
 from tests.builders import make_cost, make_inline_plan, make_plan, make_sample, random_batch
-from tests.schedule.steps import limited, plans_with_batches, with_reruns
+from tests.schedule.steps import limited, module_spans, plans_with_batches, with_reruns
 
 ENCODERS = ("vision", "audio")
 
@@ -55,7 +55,7 @@ def test_a_step_plan_tells_which_items_there_are_and_what_the_batch_holds(case, 
 def test_spans_hold_the_loads_of_their_items_and_their_cost(case):
     plan, batch, cost = case
     step_plan = schedule(plan, batch, cost)
-    spans = predicted_spans(plan, step_plan, batch, cost)
+    spans = module_spans(plan, step_plan, batch, cost)
     for (module, stage, rank), found in spans.items():
         work = step_plan.of(module)
         for k, span in enumerate(found):
@@ -72,8 +72,8 @@ def test_a_stage_that_holds_several_modules_is_expected_to_take_what_all_of_them
     plan = make_inline_plan(2, pp=2, modules=(*ENCODERS, LLM))
     batch, cost = random_batch(16), make_cost(*ENCODERS)
     step_plan = schedule(plan, batch, cost)
-    spans = predicted_spans(plan, step_plan, batch, cost)
-    stages = stage_spans(plan, spans)
+    spans = module_spans(plan, step_plan, batch, cost)
+    stages = predicted_spans(plan, step_plan, batch, cost)
     assert set(stages) == {(LLM, stage, rank) for stage in (0, 1) for rank in (0, 1)}
     for node, found in stages.items():
         for k, span in enumerate(found):
@@ -93,7 +93,7 @@ def test_ranks_that_share_samples_take_a_part_of_the_tokens_and_of_the_items():
     plan = replace(plan, modules=(*plan.encoders, llm))
     batch, cost = random_batch(24), with_reruns(make_cost(*ENCODERS))
     step_plan = schedule(plan, batch, cost)
-    spans = predicted_spans(plan, step_plan, batch, cost)
+    spans = module_spans(plan, step_plan, batch, cost)
     num_uneven, counts = 0, set()
     for (module, stage, dp_rank), found in spans.items():
         work = step_plan.of(module)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dflop.records import LLM, MediaItem, ModulePlan, ModuleWork, ParallelSpec, StepPlan
-from dflop.schedule.splitting import split_items
+from dflop.schedule.assignment import split_items
 from dflop.simulate.pieces import Piece, cut, deal, dealt, owned, pieces
 from tests.train.synthetic import make_plan
 

@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dflop.schedule.splitting import split_items, split_under_cap
+from dflop.schedule.assignment import split_items, split_under_cap
 
 SECONDS = st.lists(st.integers(1, 50).map(float), max_size=9)
 
