@@ -24,7 +24,7 @@ from dflop.models.build import Stage
 from dflop.models.generic.experts import experts_of
 from dflop.parallel.exchange import all_to_all, message_device
 from dflop.parallel.part import Part, even_part
-from dflop.parallel.tensor import Replaced, keep_part
+from dflop.parallel.tensor import Replaced, keep_part, rename
 
 
 def share_experts(stage: Stage, group: dist.ProcessGroup) -> dict[str, Part]:
@@ -54,9 +54,7 @@ def share_experts(stage: Stage, group: dist.ProcessGroup) -> dict[str, Part]:
             replaced |= keep_part(experts, name, part)
         experts.num_experts //= group.size()
         experts.forward = functools.partial(_dispatched, experts.forward, experts, group)
-    held = {name: replaced[p] for name, p in stage.names.items() if p in replaced}
-    stage.names |= {name: kept for name, (kept, _) in held.items()}
-    return {name: part for name, (_, part) in held.items()}
+    return rename(stage, replaced)
 
 
 def _dispatched(

@@ -85,6 +85,11 @@ def shard_stage(stage: Stage, group: dist.ProcessGroup) -> dict[str, Part]:
             stage.head_loss, parts = shard_head(head, tied=bool(stage.tied), group=group)
             replaced |= parts
     stage.partial = frozenset(name for name, p in stage.names.items() if p in partial)
+    return rename(stage, replaced)
+
+
+def rename(stage: Stage, replaced: Replaced) -> dict[str, Part]:
+    """Give what took the place of whole parameters their names in `stage.names`; which part each is, by name."""
     held = {name: replaced[p] for name, p in stage.names.items() if p in replaced}
     stage.names |= {name: kept for name, (kept, _) in held.items()}
     return {name: part for name, (_, part) in held.items()}

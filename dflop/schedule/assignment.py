@@ -34,6 +34,11 @@ class Assignment:
             return self.slot, self.rank
         return self.slot[items.sample_of], self.item_rank[items.module]
 
+    def cells(self, items: ModuleItems, dp: int) -> Ints:
+        """`slot * dp + rank` of every item of a module with so many data-parallel ranks."""
+        slot, rank = self.places(items)
+        return slot * dp + rank
+
     def owners(self, plan: Plan, items: Mapping[str, ModuleItems]) -> dict[str, Owner]:
         """`owner[microbatch][dp_rank]` of every module, items ascending, in the order of the plan's modules."""
         found: dict[str, Owner] = {}

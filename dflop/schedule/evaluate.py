@@ -53,8 +53,7 @@ class StepEvaluator:
         found: dict[str, Floats] = {}
         for m in self.plan.modules:
             items, dp = self.items[m.module], m.parallel.dp
-            slot, rank = assignment.places(items)
-            cell, num_cells = slot * dp + rank, self.plan.num_microbatches * dp
+            cell, num_cells = assignment.cells(items, dp), self.plan.num_microbatches * dp
             rows = [np.bincount(cell, part, num_cells) for part in items.loads]
             found[m.module] = np.array(rows, dtype=np.float64).reshape(3, self.plan.num_microbatches, dp)
         return found
@@ -149,10 +148,8 @@ class StepEvaluator:
         if key not in self._mixes:
             self._mixes[key] = stage_mix(part, kind, items, self.cost)
         mix, factor, shape = self._mixes[key], None, load.shape[1:]
-        slot, rank = assignment.places(items)
-        cell = slot * part.parallel.dp + rank
         if mix:
-            factor = mix.factors(cell, load[0].size).reshape(shape)
+            factor = mix.factors(assignment.cells(items, part.parallel.dp), load[0].size).reshape(shape)
         costs = kind.costs(num_rerun)
         if pieces is None:
             return self.cost.module_seconds(part.module, load, **costs, factor=factor)
@@ -172,8 +169,7 @@ class StepEvaluator:
     def _pieces(self, part: ModulePlan, load: Floats, assignment: Assignment) -> PieceLoads:
         """What ranks that share samples have of each microbatch."""
         items, cp = self.items[part.module], part.parallel.cp
-        slot, rank = assignment.places(items)
-        cell, num_cells = slot * part.parallel.dp + rank, load[0].size
+        cell, num_cells = assignment.cells(items, part.parallel.dp), load[0].size
         if part.module == LLM:
             return piece_loads(items, cell, num_cells, cp, part.cost_growth, part.max_tokens)
         return PieceLoads(tile_loads(items, cell, num_cells, cp), np.zeros(num_cells))
@@ -236,6 +232,5 @@ def _travel_s(latency_s: float, s_per_byte: float, num_bytes: Floats) -> Floats:
 
 def bucket_tokens(items: ModuleItems, assignment: Assignment, num_slots: int, dp: int) -> Ints:
     """`[microbatches, dp]` tokens of a module."""
-    slot, rank = assignment.places(items)
-    total = np.bincount(slot * dp + rank, items.num_tokens, num_slots * dp)
+    total = np.bincount(assignment.cells(items, dp), items.num_tokens, num_slots * dp)
     return total.astype(np.int64).reshape(num_slots, dp)

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from dflop.records import LLM, Plan
 from dflop.simulate.jit import kernel
-from dflop.simulate.order import Order, actions, links, num_stages_after
+from dflop.simulate.order import actions, links, num_stages_after
 from dflop.simulate.step import meeting_ranks
 
 Floats = npt.NDArray[np.float64]
@@ -63,7 +63,6 @@ class StepShape:
     """Per encoder, where its links begin in `StepWork.feeds`; the last entry is their number."""
     node_pipe: Ints
     node_stage: Ints
-    order: Order = "1F1B"
 
     @property
     def num_nodes(self) -> int:
@@ -85,7 +84,7 @@ class StepWork:
     holds items of samples that are on r."""
 
 
-def step_shape(plan: Plan, order: Order = "1F1B") -> StepShape:
+def step_shape(plan: Plan) -> StepShape:
     """Shape of a plan's steps."""
     modules = sorted(plan.pipes, key=lambda m: m.module == LLM)
     pipes = tuple(
@@ -108,14 +107,13 @@ def step_shape(plan: Plan, order: Order = "1F1B") -> StepShape:
         link_start=np.concatenate([[0], np.cumsum(links)]).astype(np.int64),
         node_pipe=node_pipe.copy(),
         node_stage=node_stage.copy(),
-        order=order,
     )
 
 
 def run_step(shape: StepShape, work: StepWork) -> tuple[Floats, Floats]:
-    """(start_s, end_s) of every operation, each `[nodes, microbatches, 2]`: forward, backward if the order has any."""
+    """(start_s, end_s) of every operation, each `[nodes, microbatches, 2]`: forward, backward."""
     m = shape.num_microbatches
-    program = step_program(shape.pipes, m, is_shared=False, order=shape.order)
+    program = step_program(shape.pipes, m, is_shared=False)
     seconds, gates = (
         np.zeros((program.num_seconds, program.width)),
         np.full((program.num_gates, program.width), -np.inf),
@@ -191,7 +189,7 @@ class Program(NamedTuple):
 
 
 @functools.lru_cache(maxsize=64)
-def step_program(pipes: tuple[Pipe, ...], num_slots: int, *, is_shared: bool, order: Order = "1F1B") -> Program:
+def step_program(pipes: tuple[Pipe, ...], num_slots: int, *, is_shared: bool) -> Program:
     """The program of a shape of steps.
 
     Args:
@@ -199,7 +197,6 @@ def step_program(pipes: tuple[Pipe, ...], num_slots: int, *, is_shared: bool, or
         num_slots: Microbatches.
         is_shared: Nothing travels, and encoders have one lane: one gate per microbatch serves forward and backward of
             all stages of a pipe.
-        order: Of every stage.
     """
     m, llm, widest = num_slots, len(pipes) - 1, max(pipe.num_lanes for pipe in pipes)
     stages = [(p, s) for p, pipe in enumerate(pipes) for s in range(len(pipe.num_after))]
@@ -214,7 +211,7 @@ def step_program(pipes: tuple[Pipe, ...], num_slots: int, *, is_shared: bool, or
     linked = links([len(pipe.num_after) for pipe in pipes])
     both_ways = (linked, tuple((b, a) for a, b in linked))
     waits = [[a for a, b in of_phase if b == g] for g in range(len(stages)) for of_phase in both_ways]
-    orders = np.array([2 * g * m + _own_order(m, pipes[p].num_after[s], order) for g, (p, s) in enumerate(stages)])
+    orders = np.array([2 * g * m + _own_order(m, pipes[p].num_after[s]) for g, (p, s) in enumerate(stages)])
     turns, before = _sequence(orders, waits, m)
 
     def lines(first: int) -> Iterator[Ints]:
@@ -263,10 +260,9 @@ def _sequence(orders: Ints, waits: Sequence[Sequence[int]], m: int) -> tuple[Int
 
 
 @functools.lru_cache(maxsize=1024)
-def _own_order(m: int, num_stages_after: int, order: Order) -> Ints:
+def _own_order(m: int, num_stages_after: int) -> Ints:
     """`[actions]`: what a stage runs, forwards numbered from 0, backwards from m."""
-    own = actions(m, num_stages_after, order)
-    return np.array([(a.phase == "B") * m + a.microbatch for a in own], dtype=np.int64)
+    return np.array([(a.phase == "B") * m + a.microbatch for a in actions(m, num_stages_after)], dtype=np.int64)
 
 
 @kernel

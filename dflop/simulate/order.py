@@ -1,7 +1,7 @@
 """What every stage runs when, and what it waits for. Nothing else says so.
 
 The engine runs these actions, the simulator times them, memory is what is in flight between them, and arrows of a
-trace are its links. An order is a name and the function behind it.
+trace are its links.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import numpy.typing as npt
 from dflop.records import LLM, Plan
 
 Phase = Literal["F", "B"]
-Order = Literal["1F1B", "forward"]
 Stage = tuple[str, int]
 """(pipe, stage)."""
 
@@ -30,16 +29,13 @@ class Action(NamedTuple):
 
 
 @functools.lru_cache(maxsize=4096)
-def actions(num_microbatches: int, num_stages_after: int, order: Order = "1F1B") -> tuple[Action, ...]:
-    """What a stage runs that has `num_stages_after` stages between it and the loss.
+def actions(num_microbatches: int, num_stages_after: int) -> tuple[Action, ...]:
+    """What a stage runs that has `num_stages_after` stages between it and the loss: 1F1B.
 
-    `1F1B`: warm-up runs `min(num_microbatches, num_stages_after)` forwards, the steady state alternates one forward and
-    one backward, and the rest are backwards (PipeDream-Flush, arXiv 2006.09503). `forward`: no backward at all.
+    Warm-up runs `min(num_microbatches, num_stages_after)` forwards, the steady state alternates one forward and one
+    backward, and the rest are backwards (PipeDream-Flush, arXiv 2006.09503).
     """
-    forwards = _each("F", num_microbatches)
-    if order == "forward":
-        return forwards
-    backwards = _each("B", num_microbatches)
+    forwards, backwards = _each("F", num_microbatches), _each("B", num_microbatches)
     warm = min(num_microbatches, num_stages_after)
     steady = itertools.chain.from_iterable(zip(forwards[warm:], backwards, strict=False))
     return (*forwards[:warm], *steady, *backwards[num_microbatches - warm :])

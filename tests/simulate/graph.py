@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dflop.records import LLM, ModuleWork, Plan
-from dflop.simulate.order import Order, Phase, actions, num_stages_after
+from dflop.simulate.order import Phase, actions, num_stages_after
 from dflop.simulate.step import Node, meeting_ranks, step_nodes
 
 Durations = Mapping[Node, Sequence[tuple[float, float]]]
@@ -80,7 +80,7 @@ def op_id(num_microbatches: int, node: int, microbatch: int, phase: Phase) -> in
 
 
 def step_graph(
-    plan: Plan, work: tuple[ModuleWork, ...], durations: Durations, delays: Delays | None = None, order: Order = "1F1B"
+    plan: Plan, work: tuple[ModuleWork, ...], durations: Durations, delays: Delays | None = None
 ) -> OpGraph:  # fmt: skip
     """Operation graph of one step under the order of every node.
 
@@ -89,7 +89,6 @@ def step_graph(
         work: Owners of every module of the plan.
         durations: Per module, inline plans too; of ranks that meet, alone or already `together`.
         delays: Of `step_nodes(plan)`; None: nothing travels.
-        order: Of the actions of every node; those that it lacks never end.
     """
     m, nodes = plan.num_microbatches, step_nodes(plan)
     index = {node: i for i, node in enumerate(nodes)}
@@ -112,7 +111,7 @@ def step_graph(
                 before, after = _neighbours(plan, links, module, stage, rank, k)
                 depends[forward] = tuple(op_id(m, index[n], k, "F") for n in before)
                 depends[backward] = tuple(op_id(m, index[n], k, "B") for n in after)
-    orders = [actions(m, num_stages_after(plan, module, stage), order) for module, stage, _ in nodes]
+    orders = [actions(m, num_stages_after(plan, module, stage)) for module, stage, _ in nodes]
     node_ops = tuple(tuple(op_id(m, node, a.microbatch, a.phase) for a in order) for node, order in enumerate(orders))
     for node, (module, _, rank) in enumerate(nodes):
         group = meeting_ranks(plan, module)

@@ -13,7 +13,6 @@ def test_textbook_case():
     text = " ".join(f"{phase}{k}" for phase, k in actions(4, 2))
     assert text == "F0 F1 F2 B0 F3 B1 B2 B3"
     assert actions(2, 0) == (Action("F", 0), Action("B", 0), Action("F", 1), Action("B", 1))
-    assert actions(3, 2, "forward") == tuple(Action("F", k) for k in range(3))
 
 
 @given(SIZES, SIZES)
@@ -39,7 +38,6 @@ def test_what_has_returned_is_what_stands_in_front(num_microbatches, num_stages_
     for k, last in returned(order).items():
         done = [b for phase, b in order[: order.index(Action("F", k))] if phase == "B"]
         assert last == max(done, default=-1)
-    assert set(returned(actions(3, 1, "forward")).values()) == {-1}
 
 
 def test_links_of_two_encoders_and_the_llm():
