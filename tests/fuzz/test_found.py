@@ -36,7 +36,7 @@ from tests.fuzz.hostile import as_json
 from tests.fuzz.targets import TARGETS
 from tests.fuzz.targets.dataset import SIZES, dataset_at, prepare, write_parquet
 from tests.fuzz.targets.media import rules
-from tests.fuzz.targets.runs import sound_plan, sound_tables
+from tests.fuzz.targets.runs import sound_tables
 from tests.jobs.configs import write_config
 
 NO_VALUES = ("0x" + "f" * 9000, "{a: " * 500, "!!float a", ".nan", '"\\ud800"', "2001-01-01", "!!binary aGk=", "1e999")
@@ -77,10 +77,6 @@ EXAMPLES: dict[str, list[Any]] = {
     "sample-costs": [b"", b"PK\x03\x04", b"P"],
     "cost-tables": [
         edited(sound_tables(), 0, "forward_s", layer_knots=[*sound_tables()[0]["forward_s"]["layer_knots"], 100.0]),
-    ],
-    "plan-json": [
-        edited(sound_plan(), "simulated", uniform_step_s=math.inf), edited(sound_plan(), "modules", 0, tp=10**12),
-        edited(sound_plan(), "modules", 0, dp=1e300),
     ],
     "run-directory": [
         ("plan.json", b""), ("run.json", b"[1]"), ("jobs.jsonl", b"[1]\n"), ("jobs.jsonl", DEEP + b"\n"),

@@ -1,7 +1,6 @@
 """What a run leaves on disk and what its launcher hears: plans, costs, state, checkpoints, answers of Slurm."""
 
 import io
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ import numpy as np
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
-from dflop.emit.json_plan import emit_json, read_plan
 from dflop.launch import JobState, Journal
 from dflop.launch.watcher import epoch_s, read_rows
 from dflop.records import to_dict
@@ -22,29 +20,16 @@ from dflop.sampler.batch_sampler import BalancedBatchSampler
 from dflop.sampler.costs_of_samples import SampleCosts, sample_costs_from_tables
 from dflop.sampler.rank_plans import warm_up
 from dflop.train import manifest
-from tests.builders import make_cluster, make_sample, make_table
+from tests.builders import make_sample, make_table
 from tests.fuzz import hostile
 from tests.fuzz.target import Strategy, Target, attempt, made
 from tests.jobs.made import add_job, make_run, save_step
 from tests.report.detailed import SPLIT
 
 
-def sound_plan() -> Any:
-    """A plan document as `emit_json` writes it."""
-    return json.loads(emit_json(SPLIT, make_cluster(SPLIT.num_processes)))
-
-
 def sound_tables() -> list[dict[str, Any]]:
     """Cost tables as `cost_tables.json` has them."""
     return [to_dict(make_table(module)) for module in ("vision", "llm")]
-
-
-def _plan(_folder: Path, example: bytes) -> None:
-    plan = attempt(read_plan, example.decode("utf-8", "replace"))
-    if plan is not None:
-        again = emit_json(plan, make_cluster(plan.num_processes))
-        assert json.loads(emit_json(read_plan(again), make_cluster(plan.num_processes))) == json.loads(again)
-        assert plan.num_processes > 0
 
 
 def _tables(folder: Path, example: bytes) -> None:
@@ -151,7 +136,6 @@ _FILES = st.deferred(
 _LINES = [line for answer in _ANSWERS for line in answer.splitlines()]
 _LISTS = [f"0|{word}|PENDING|{9:0>20}|9|n|None|a" for word in _WORDS if "[" in word]
 TARGETS = (
-    Target("plan-json", "plan documents with values of any type", hostile.broken_json(sound_plan()), _plan),
     Target("cost-tables", "`cost_tables.json` with values of any type", hostile.broken_json(sound_tables()), _tables),
     Target("sample-costs", "bytes of saved sample costs broken", hostile.broken_bytes(_SAVED.getvalue()), _costs,
            _compiled),
