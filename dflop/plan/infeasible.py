@@ -87,10 +87,6 @@ def _fixes(problem: Problem) -> Iterator[str]:
         yield "optimizer state sharded over replicas (ZeRO-1)"
     if True not in space.shard_parameters and _fits(problem, shard_parameters=(False, True)):
         yield "parameters sharded over replicas (FSDP2)"
-    for tp in _more_tps(problem):
-        if _fits(problem, tps=(*(space.tps or ()), tp)):
-            yield f"tp {tp}"
-            break
     for cp in _more_cps(problem):
         if _fits(problem, cps=(cp,)):
             yield f"plan.context_parallel: [{cp}]"
@@ -105,13 +101,6 @@ def _fixes(problem: Problem) -> Iterator[str]:
             break
     if (text := _more_processes(problem)) is not None:
         yield text
-
-
-def _more_tps(problem: Problem) -> list[int]:
-    if problem.space.tps is None:
-        return []
-    known = {tp for s in problem.specs for tp in set(s.tp_choices) & set(problem.cost.tps(s.module))}
-    return sorted(known - set(problem.space.tps))
 
 
 def _more_cps(problem: Problem) -> list[int]:

@@ -76,10 +76,8 @@ def _tp(problem: Problem, plan: Plan, module: ModulePlan) -> Limit:
         why = f"heads and sizes of {spec.module}"
     elif all(degree > each or each % degree for degree in beyond):
         why = f"{each} processes of a node"
-    elif not set(beyond) & set(problem.cost.tps(spec.module)):
-        why = f"cost tables of {spec.module}"
     else:
-        why = "the search space"
+        why = f"cost tables of {spec.module}"
     return Limit(f"tp of {_name(plan, module)}", tp / most, f"tp {tp} of at most {most}, limited by {why}")
 
 

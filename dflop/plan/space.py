@@ -48,8 +48,6 @@ class SearchSpace:
 
     share_ranks: tuple[bool, ...] = (False, True)
     """Whether modules have ranks of their own, whether all share the same; with both, some may and others not."""
-    tps: tuple[int, ...] | None = None
-    """Tensor-parallel degrees; None: all that the modules allow and that have costs."""
     cps: tuple[int, ...] | None = None
     """Context-parallel degrees of plans whose modules share ranks, others have none; None: powers of two on GPUs, and
     none on CPUs, where exchanges in every layer compete with computing for the cores."""
@@ -229,14 +227,11 @@ class Problem:
         """
         known, each = self.cost.tps(spec.module), self.cluster.num_processes_per_node
         found = sorted(set(spec.tp_choices) & set(known))
-        if self.space.tps is not None:
-            found = [tp for tp in found if tp in self.space.tps]
         fitting = [tp for tp in found if tp <= each and (self.cluster.num_nodes == 1 or each % tp == 0)]
         if not fitting:
-            wanted = "" if self.space.tps is None else f", allowed by the configuration: {list(self.space.tps)}"
             raise InfeasiblePlanError(
-                f"module `{spec.module}` allows tp {list(spec.tp_choices)}, has cost tables for tp {list(known)}"
-                f"{wanted} and a node has {each} processes",
+                f"module `{spec.module}` allows tp {list(spec.tp_choices)}, has cost tables for tp {list(known)} "
+                f"and a node has {each} processes",
                 hint="profile the module at a smaller tp",
             )
         return fitting

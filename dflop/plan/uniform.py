@@ -44,16 +44,6 @@ class _Choice:
     formula_s: float
 
 
-def uniform_plans(problem: Problem) -> list[Plan]:
-    """Every uniform plan that fits, in ascending (tp, pp, microbatches).
-
-    Raises:
-        CostError: a module without costs.
-        InfeasiblePlanError: a module without any tp that its costs and the cluster allow.
-    """
-    return list(_fitting(problem, _choices(problem, _degrees(problem, _common_tps(problem)))))
-
-
 def tuned_uniform(problem: Problem, step_s: Callable[[Plan], float]) -> Plan | None:
     """The best uniform plan that anyone could find by trying; None where none fits.
 

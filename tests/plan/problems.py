@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dflop.cost.model import CostModel
+from dflop.plan import uniform
 from dflop.plan.space import Problem, SearchSpace
 from dflop.records import LLM, CostTerms, LinkCost, Plan, SampleShape
 from tests.builders import make_cluster, make_specs, make_table, random_batch
@@ -54,3 +55,9 @@ def tiles_the_cluster(problem: Problem, plan: Plan) -> bool:
     """Whether every rank belongs to one grid."""
     ranks = [rank for m in plan.pipes for rank in range(m.first_rank, m.first_rank + m.parallel.num_processes)]
     return sorted(ranks) == list(range(problem.cluster.num_processes))
+
+
+def uniform_plans(problem: Problem) -> list[Plan]:
+    """Every uniform plan that fits, in ascending (tp, pp, microbatches)."""
+    degrees = uniform._degrees(problem, uniform._common_tps(problem))
+    return list(uniform._fitting(problem, uniform._choices(problem, degrees)))

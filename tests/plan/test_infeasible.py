@@ -44,15 +44,13 @@ def test_the_error_names_the_module_the_amount_and_memory_that_would_do(share_ra
 
 
 def test_every_fix_that_is_offered_helps_and_no_other_is_offered():
-    problem = make_problem("vision", memory_bytes=215 * M, tps=(1, 2), share_ranks=(False,), microbatches=(2,), **BARE)
-    problem = changed(problem, tps=(1,))
+    problem = make_problem("vision", memory_bytes=215 * M, share_ranks=(False,), microbatches=(2,), **BARE)
     assert find_draft(problem) is None
     hint = explain(problem).hint
     fixes = {
         "recomputation": changed(problem, recompute=(False, True)),
         "ZeRO-1": changed(problem, shard_optimizer=True),
         "FSDP2": changed(problem, shard_parameters=(False, True)),
-        "tp 2": changed(problem, tps=(1, 2)),
         "plan.share_ranks: [true]": changed(problem, share_ranks=(True,)),
     }
     offered = {name: name in hint for name in fixes}

@@ -1,7 +1,5 @@
 """What a plan uses of every limit, and who set the limit."""
 
-import dataclasses
-
 import pytest
 
 from dflop.plan.drafts import draft as plan_of
@@ -23,16 +21,10 @@ def limits(problem: Problem, plan: Plan, largest: int = 100) -> dict[str, Limit]
 
 
 @pytest.mark.parametrize(
-    ("choices", "tps", "each", "why"),
-    [
-        ((1, 2), None, 8, "heads and sizes of llm"),
-        ((1, 2, 4, 8), None, 2, "2 processes of a node"),
-        ((1, 2, 4, 8), (1, 2), 8, "the search space"),
-    ],
+    ("choices", "each", "why"), [((1, 2), 8, "heads and sizes of llm"), ((1, 2, 4, 8), 2, "2 processes of a node")]
 )
-def test_the_largest_tp_is_set_by_what_refuses_the_next_one(choices, tps, each, why):
+def test_the_largest_tp_is_set_by_what_refuses_the_next_one(choices, each, why):
     problem = make_problem("vision", num_processes=each, num_nodes=2, tps=choices)
-    problem = dataclasses.replace(problem, space=dataclasses.replace(problem.space, tps=tps))
     found = limits(problem, draft(problem, tp=1))["tp of llm"]
     assert found.used_frac == 0.5
     assert found.text == f"tp 1 of at most 2, limited by {why}"

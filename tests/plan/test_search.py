@@ -14,14 +14,13 @@ from dflop.plan.grid_search import inline_choices
 from dflop.plan.rank import MOVES_PER_SAMPLE, arrival_step_s
 from dflop.plan.search import optimize, plan_problem
 from dflop.plan.space import Problem, SearchSpace
-from dflop.plan.uniform import uniform_plans
 from dflop.progress import unseen
 from dflop.records import LLM, ParallelSpec, Plan
 from dflop.schedule.policies import Effort
 from dflop.schedule.step_scheduler import schedule_step
 from tests.bench.blind import blind_plan
 from tests.builders import make_cluster, make_cost, make_link, make_sample, make_specs, random_batch, with_layers
-from tests.plan.problems import make_problem
+from tests.plan.problems import make_problem, uniform_plans
 
 ENCODERS = ("vision", "audio")
 BATCHES = tuple(random_batch(24, seed=seed) for seed in range(2))

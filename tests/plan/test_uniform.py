@@ -11,10 +11,10 @@ from dflop.plan.drafts import draft, fits
 from dflop.plan.grid_choice import GridChoice
 from dflop.plan.partition import even_chain, even_layers
 from dflop.plan.rank import arrival_step_s
-from dflop.plan.uniform import MIN_SIMULATED, default_plan, tuned_uniform, uniform_plans
+from dflop.plan.uniform import MIN_SIMULATED, default_plan, tuned_uniform
 from dflop.records import LLM, ParallelSpec
 from tests.builders import make_specs, with_layers
-from tests.plan.problems import baseline_problem, tiles_the_cluster
+from tests.plan.problems import baseline_problem, tiles_the_cluster, uniform_plans
 
 # Layers cut by count
 

@@ -22,7 +22,6 @@ from dflop.plan.grid_choice import GridChoice
 from dflop.plan.grid_search import grids_apart, inline_choices
 from dflop.plan.runnable import check_plan
 from dflop.plan.space import Problem, SearchSpace
-from dflop.plan.uniform import uniform_plans
 from dflop.records import LLM, Plan, SampleShape
 from dflop.run.batches import GlobalBatches
 from dflop.run.plan_scope import PlanBasis, basis_of, planned_steps, scenario_batches
@@ -35,6 +34,7 @@ from tests.builders import make_cluster, make_corrections, make_cost, make_inlin
 from tests.jobs.configs import make_config
 from tests.jobs.training import fresh, set_config
 from tests.models.tiny_families import CASES, Case
+from tests.plan.problems import uniform_plans
 from tests.schedule.steps import with_reruns
 from tests.store.asking import fill
 
