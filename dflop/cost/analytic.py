@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dflop.cost import curve
 from dflop.cost.activations import edge_bytes, layer_bytes_per_token
 from dflop.cost.devices import ENCODERS, Device
+from dflop.cost.float8 import RECIPES, Passes, float8_seconds
 from dflop.cost.identity import with_table_id
 from dflop.cost.link_costs import ALL_GATHER, ALL_REDUCE, P2P, LinkModel, moved_frac
 from dflop.cost.roofline import (
@@ -30,7 +31,7 @@ from dflop.cost.roofline import (
     layer_work,
 )
 from dflop.cost.tensor_parallel import all_reduces
-from dflop.records import LLM, TRAINS_ALL, TRAINS_NONE, CostTable, CostTerms, LinkCost, ModuleSpec
+from dflop.records import FP8_OFF, LLM, TRAINS_ALL, TRAINS_NONE, CostTable, CostTerms, LinkCost, ModuleSpec
 
 LINK_FRAC = 0.8
 """Of the data sheet's rate that long messages reach."""
@@ -51,6 +52,7 @@ def analytic_cost_tables(
     frozen: Iterable[str] = (),
     recompute: Iterable[bool] = (False, True),
     program: Program = EAGER,
+    fp8: str = FP8_OFF,
 ) -> list[CostTable]:
     """Tables of every module at each of its `tp_choices`, with and without recomputation.
 
@@ -61,28 +63,41 @@ def analytic_cost_tables(
         frozen: Modules whose weights take no gradients.
         recompute: Ways to make tables for.
         program: How the layers run; this package trains them eager unless `train.compile` is set.
+        fp8: Of an LLM: recipe of its layers' Linears, one of `RECIPES`.
+
+    Raises:
+        ConfigError: FP8 is wanted of a device that has no such matmuls.
     """
     held, ways = set(frozen), sorted(set(recompute))
     return [
-        _table(spec, device, tp, profile_key, is_frozen=spec.module in held, recompute=way, program=program)
+        _table(spec, device, tp, profile_key, is_frozen=spec.module in held, recompute=way, program=program, fp8=recipe)
         for spec in specs
+        for recipe in [fp8 if spec.module == LLM else FP8_OFF]
         for tp in spec.tp_choices
         for way in ways
     ]
 
 
 def _table(
-    spec: ModuleSpec, device: Device, tp: int, profile_key: str, *, is_frozen: bool, recompute: bool, program: Program
-) -> CostTable:
+    spec: ModuleSpec, device: Device, tp: int, profile_key: str, *, is_frozen: bool, recompute: bool, program: Program,
+    fp8: str,
+) -> CostTable:  # fmt: skip
     once = layer_work(spec, tp)
     again = backward_work(once, is_frozen=is_frozen, recomputed_frac=float(recompute))
     launches_s = program.launch_frac * (DECODER_LAUNCH_S if spec.module == LLM else ENCODER_LAUNCH_S)
     edges = _edges(spec, device, tp, is_frozen=is_frozen)
     links = LinkModel(analytic_link_costs(device, num_nodes=1, num_processes_per_node=tp, profile_key=profile_key))
     messages = all_reduces(spec, tp, links, BYTES_PER_VALUE, recompute=recompute)
+    passes = Passes(1.0), Passes(float(recompute), 1.0, float(not is_frozen))
+    in_float8 = [
+        (0.0, 0.0) if fp8 == FP8_OFF else float8_seconds(spec, tp, device, program, RECIPES[fp8], each)
+        for each in passes
+    ]
     forward, backward = (
-        curve.combine([(1.0, _layer(work, device, program, passes * launches_s)), (1.0, edge), (1.0, exchange)])
-        for work, passes, edge, exchange in zip((once, again), (1, 1 + recompute), edges, messages, strict=True)
+        curve.combine([(1.0, _layer(work, device, program, num * launches_s, more)), (1.0, edge), (1.0, exchange)])
+        for work, num, more, edge, exchange in zip(
+            (once, again), (1, 1 + recompute), in_float8, edges, messages, strict=True
+        )
     )
     edge_per_token, edge_per_item = edge_bytes(spec, is_frozen=is_frozen)
     accuracy = device.accuracy if spec.module == LLM else ENCODERS
@@ -112,6 +127,7 @@ def _table(
             p95_error_frac=accuracy.p95_frac,
             trains=TRAINS_NONE if is_frozen else TRAINS_ALL,
             recompute=recompute,
+            fp8=fp8,
             optimizer_s_per_param=0.0
             if is_frozen
             else OPTIMIZER_BYTES_PER_PARAM / (OPTIMIZER_FRAC * device.memory_bytes_per_s),
@@ -119,11 +135,17 @@ def _table(
     )
 
 
-def _layer(work: Work, device: Device, program: Program, launches_s: float) -> CostTerms:
-    """A pass over a layer: flat while its kernels take longer to be launched than to run, then a line."""
-    per_token_s = work.seconds_per_token(device, program)
+def _layer(
+    work: Work, device: Device, program: Program, launches_s: float, in_float8: tuple[float, float]
+) -> CostTerms:
+    """A pass over a layer: flat while its kernels take longer to be launched than to run, then a line.
+
+    `in_float8` is what FP8 adds, as of `float8_seconds`.
+    """
+    more_s, cast_s = in_float8
+    per_token_s = work.seconds_per_token(device, program) + more_s
     others = dataclasses.replace(
-        curve.ZERO, layer_fixed=launches_s, layer_per_sq_token=work.seconds_per_sq_token(device)
+        curve.ZERO, layer_fixed=launches_s + cast_s, layer_per_sq_token=work.seconds_per_sq_token(device)
     )
     return curve.from_slopes([0.0, per_token_s], [launches_s / per_token_s], others)
 

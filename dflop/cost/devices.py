@@ -57,6 +57,8 @@ class Device:
     """For language models."""
     num_per_node: int = 8
     """As in NVIDIA's DGX and HGX systems."""
+    fp8_ratio: float = 0.0
+    """Peak of FP8 matmuls over that of bfloat16; 0: it has none."""
 
     @property
     def source(self) -> str:
@@ -75,12 +77,12 @@ A100 = Device("A100-80G SXM", 312e12, 2.039e12, 80_000_000_000, 300e9, 25e9, 0.8
 A800 = replace(A100, name="A800-80G SXM", nvlink_bytes_per_s=200e9)
 A100_40 = replace(A100, name="A100-40G SXM", memory_bytes_per_s=1.555e12, memory_bytes=40_000_000_000)
 # NVIDIA H100 Tensor Core GPU data sheet (SXM): 1,979 TFLOP/s bf16 with sparsity, 3.35 TB/s, NVLink 900 GB/s both
-# directions together. DGX H100 data sheet: eight ConnectX-7 adapters of 400 Gb/s.
-H100 = Device("H100 SXM", 989.5e12, 3.35e12, 80_000_000_000, 450e9, 50e9, 0.771, 0.336, HOPPER_RUNS)
+# directions together; FP8 twice bf16. DGX H100 data sheet: eight ConnectX-7 adapters of 400 Gb/s.
+H100 = Device("H100 SXM", 989.5e12, 3.35e12, 80_000_000_000, 450e9, 50e9, 0.771, 0.336, HOPPER_RUNS, fp8_ratio=2.0)
 # NVIDIA H200 Tensor Core GPU data sheet (SXM): as H100 with 141 GB at 4.8 TB/s. DGX H200 data sheet: as DGX H100.
 H200 = replace(H100, name="H200 SXM", memory_bytes_per_s=4.8e12, memory_bytes=141_000_000_000)
-# NVIDIA DGX B200 data sheet, an eighth of it: 2.25 PFLOP/s bf16 dense, 180 GB at 8 TB/s, NVLink 1.8 TB/s both
-# directions together, one adapter of 400 Gb/s.
+# NVIDIA DGX B200 data sheet, an eighth of it: 2.25 PFLOP/s bf16 dense, FP8 twice that, 180 GB at 8 TB/s, NVLink 1.8
+# TB/s both directions together, one adapter of 400 Gb/s.
 B200 = replace(
     H100,
     name="B200 SXM",

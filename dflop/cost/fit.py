@@ -123,6 +123,7 @@ def _fit(measurements: list[Measurement], num_layers: int) -> CostTable:
             p95_error_frac=float(np.quantile(errors, 0.95)),
             trains=TRAINS_NONE if first.is_frozen else TRAINS_ALL,
             recompute=first.recompute,
+            fp8=first.fp8,
             min_tokens=min_tokens,
             max_tokens=max_tokens,
             max_mean_length=max_mean_length,

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dflop.errors import CostError, did_you_mean
-from dflop.records import TRAINS_ALL, TRAINS_NONE, TRAINS_PROJECTOR, CostTable, from_dict, parse_json, to_dict
+from dflop.records import FP8_OFF, TRAINS_ALL, TRAINS_NONE, TRAINS_PROJECTOR, CostTable, from_dict, parse_json, to_dict
 
 BYTES_PER_VALUE = {"float32": 4, "fp32": 4, "bfloat16": 2, "bf16": 2, "float16": 2, "fp16": 2}
 
@@ -52,5 +52,7 @@ def with_table_id(table: CostTable) -> CostTable:
     """The table under the hash of its content, whenever it was fitted."""
     content = to_dict(dataclasses.replace(table, table_id="")) | {"is_frozen": table.is_frozen}
     del content["fitted_at_s"], content["trains"]  # ids stay those of earlier versions
+    if table.fp8 == FP8_OFF:
+        del content["fp8"]
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
     return dataclasses.replace(table, table_id=digest[:16])

@@ -36,11 +36,13 @@ class Program:
     """Times that a layer and pass move the 2 h bytes of a token's hidden state."""
     launch_frac: float
     """Of the launches of an eager layer."""
+    cast_bytes: float
+    """Moved per value that is cast to 8 bit."""
 
 
-EAGER = Program("eager", 79.4, 1.0)
+EAGER = Program("eager", 79.4, 1.0, 33.0)
 """One kernel per operation, this package's default: its own norms and MLPs keep less, and took as long on an H200."""
-COMPILED = Program("compiled", 39.9, 0.5)
+COMPILED = Program("compiled", 39.9, 0.5, 5.0)
 """`torch.compile`, or kernels fused by hand: half the bytes. No published run is small enough to show launches, which
 are taken to halve with them."""
 

@@ -27,7 +27,6 @@ from dflop.models.autograd import applied
 from dflop.models.matmuls import MATMULS, Matmuls
 from dflop.models.splits import is_column_or_row
 
-OFF = "off"
 ALIGNMENT = 16
 """Both sizes of a weight are multiples of it, as the kernels ask for; rows are padded to it."""
 MIN_CAPABILITY = 8, 9

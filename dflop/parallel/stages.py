@@ -23,7 +23,7 @@ from torch import nn
 
 from dflop.models.build import EncoderStage, Stage, cut_stages
 from dflop.models.family import Family
-from dflop.models.float8 import OFF, use_float8
+from dflop.models.float8 import use_float8
 from dflop.models.fused import unfuse
 from dflop.models.ways import TRAIN, Way, apply_way
 from dflop.models.weights import Weights, materialise
@@ -31,6 +31,7 @@ from dflop.parallel.compiled import EAGER, check_compilable, compile_layers
 from dflop.parallel.experts import share_experts
 from dflop.parallel.part import Part
 from dflop.parallel.tensor import shard_stage
+from dflop.records import FP8_OFF
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class Piece:
     """Of an encoder."""
     compiler: str = EAGER
     """Of its layers: a backend of `torch.compile`."""
-    fp8: str = OFF
+    fp8: str = FP8_OFF
     """Recipe of its layers' Linears, as of `use_float8`."""
 
 
@@ -93,7 +94,7 @@ def build_stages(
         if piece.trains_projector_only:
             assert isinstance(stage, EncoderStage)
             stage.freeze_tower()
-        if piece.fp8 != OFF:
+        if piece.fp8 != FP8_OFF:
             use_float8(stage.layers, piece.fp8, device)
         if piece.compiler:
             compile_layers(stage.layers, piece.compiler)

@@ -26,7 +26,6 @@ import torch.distributed as dist
 from dflop.models import attention
 from dflop.models.build import EncoderStage, LlmStage
 from dflop.models.family import Family
-from dflop.models.float8 import OFF
 from dflop.models.random_weights import RandomWeights
 from dflop.models.ways import TRAIN, Way
 from dflop.models.weights import build_empty
@@ -35,7 +34,7 @@ from dflop.parallel.stages import Piece, build_stages
 from dflop.profile.groups import ProbeGroup, load_on
 from dflop.profile.saved import saved_bytes
 from dflop.profile.timing import CacheFlush, half_iqr, no_garbage_collection, optimizer_step_s, time_phases
-from dflop.records import LLM, Measurement, MediaItem
+from dflop.records import FP8_OFF, LLM, Measurement, MediaItem
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +51,7 @@ class ProbeSettings:
     """As `model.attention`."""
     compiler: str = EAGER
     """Of the LLM's layers, as of `Piece`."""
-    fp8: str = OFF
+    fp8: str = FP8_OFF
     """Of the LLM's layers, as of `Piece`."""
 
 
@@ -84,7 +83,7 @@ class ModuleProbe:
         self._family = family.cut_to(module, num_layers)
         dtype, full = getattr(torch, settings.dtype), {**self._family.hf_config, **token_config}
         weights = RandomWeights(build_empty(self._family, full, dtype), settings.seed)
-        compiler, fp8 = (settings.compiler, settings.fp8) if module == LLM else (EAGER, OFF)
+        compiler, fp8 = (settings.compiler, settings.fp8) if module == LLM else (EAGER, FP8_OFF)
         piece = Piece(module, (0, num_layers), way, compiler=compiler, fp8=fp8)
         (self._stage,), _ = build_stages(
             build_empty(self._family, full, dtype), self._family, [piece], device,
@@ -138,7 +137,8 @@ class ModuleProbe:
             profile_key=s.profile_key, module=self._module, hardware=s.hardware, software=s.software, dtype=s.dtype,
             tp=tp, num_layers=self._num_layers, group=group.kind, num_items=load.num_items, num_tokens=load.num_tokens,
             sum_sq_tokens=load.sum_sq_tokens, num_repeats=num_repeats, param_bytes=self._stage.param_bytes,
-            is_frozen=self._way.is_frozen, recompute=self._way.recompute, status=status, **(nothing | measured),
+            is_frozen=self._way.is_frozen, recompute=self._way.recompute, status=status,
+            fp8=s.fp8 if self._module == LLM else FP8_OFF, **(nothing | measured),
         )  # fmt: skip
 
     def _free_after(self, error: Exception) -> None:

@@ -16,6 +16,7 @@ from dflop.records.corrections import (
     RankFactor,
 )
 from dflop.records.costs import (
+    FP8_OFF,
     ONE_RANK,
     TRAINS_ALL,
     TRAINS_NONE,
@@ -51,6 +52,7 @@ from dflop.records.samples import LLM, MediaItem, ModuleLoad, ProfileRecord, Qua
 __all__ = [
     "ALL_TOKENS",
     "BUSY_RATIO",
+    "FP8_OFF",
     "LLM",
     "ONE_RANK",
     "TRAINS_ALL",

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 TRAINS_ALL, TRAINS_PROJECTOR, TRAINS_NONE = "all", "projector", "none"
+FP8_OFF = "off"
+"""Matmuls are in the type of the weights."""
 EXPERT_DEGREES = (1, 2, 4, 8)
 
 
@@ -245,6 +247,8 @@ class Measurement:
     """One optimizer step over the probe's parameters, median; 0 where there was none."""
     status: str = "ok"
     """`ok`, or `oom`: the group did not fit, its seconds are 0 and only its sizes say anything."""
+    fp8: str = FP8_OFF
+    """Recipe by which Linears of decoder layers multiply in FP8 (`tensorwise`, `rowwise`); `off`: in `dtype`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,6 +355,8 @@ class CostTable:
     """Seconds of an optimizer step per parameter; 0: unknown."""
     fitted_at_s: float = 0.0
     """Unix time of the fit; 0: unknown. No part of `table_id`."""
+    fp8: str = FP8_OFF
+    """As in `Measurement`."""
 
     @property
     def mode(self) -> RunMode:

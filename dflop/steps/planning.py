@@ -23,6 +23,7 @@ from dflop.plan.worst import without_beyond
 from dflop.profile.groups import used_modules
 from dflop.profile.hardware import PROBES_VERSION, hardware_name, software_name
 from dflop.records import (
+    FP8_OFF,
     ClusterSpec,
     CostTable,
     LinkCost,
@@ -65,7 +66,7 @@ def model_profile_key(config: Config) -> tuple[str, str, dict[str, object]]:
         "software": software_name(),
         "probes": PROBES_VERSION,
         **({"compile": True} if config.train.compile else {}),
-        **({"fp8": config.train.fp8} if config.train.fp8 != "off" else {}),
+        **({"fp8": config.train.fp8} if config.train.fp8 != FP8_OFF else {}),
         "settings": config.model_profile.model_dump(mode="json") | {"ways": list(profiled_ways(config))},
     }
     key = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:16]

@@ -109,12 +109,16 @@ def _with_places(table: pa.Table, **constants: object) -> pa.Table:
 UPGRADES: dict[str, tuple[Upgrade, ...]] = {
     "run_record": (_with(owner=""),),
     "sample_shape": (_with(media_level=0, num_cut_tokens=0, weight=1.0), _with(sum_sq_llm_tokens=0)),
-    "measurement": (_with(is_frozen=False, recompute=False, peak_bytes=0, optimizer_s=0.0, status="ok"),),
+    "measurement": (
+        _with(is_frozen=False, recompute=False, peak_bytes=0, optimizer_s=0.0, status="ok"),
+        _with(fp8=records.FP8_OFF),
+    ),
     "cost_table": (
         _with(_straight, is_frozen=False, recompute=False, min_tokens=0, max_tokens=0, max_mean_length=0.0,
               noise_frac=0.0, optimizer_s_per_param=0.0),
         _with(fitted_at_s=0.0),
         _stating_what_trains,
+        _with(fp8=records.FP8_OFF),
     ),
     "link_cost": (_with(fitted_at_s=0.0),),
     "correction": (

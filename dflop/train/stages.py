@@ -11,14 +11,13 @@ from torch import nn
 from dflop.errors import ConfigError
 from dflop.models.build import Stage
 from dflop.models.family import Family, tower_of
-from dflop.models.float8 import OFF
 from dflop.models.ways import Way
 from dflop.models.weights import Weights
 from dflop.parallel.compiled import EAGER
 from dflop.parallel.part import Part
 from dflop.parallel.stages import Piece, build_stages
 from dflop.parallel.topology import Groups, Seat
-from dflop.records import LLM, Plan
+from dflop.records import FP8_OFF, LLM, Plan
 from dflop.train.fsdp import shard_parameters
 from dflop.train.optim import Optimizer, OptimizerSettings, make_optimizer
 from dflop.train.reduce import GradientReducer
@@ -50,7 +49,7 @@ class RankModel:
 def apply_plan(
     model: nn.Module, family: Family, plan: Plan, seat: Seat, groups: Groups, device: torch.device, *, kernel: str,
     rates: OptimizerSettings, frozen: Collection[str] = (), weights: Weights | None = None, compiler: str = EAGER,
-    fp8: str = OFF,
+    fp8: str = FP8_OFF,
 ) -> RankModel:  # fmt: skip
     """Make of a whole model what a seat trains; the order is that of `build_stages`, then FSDP2, optimizer, reducer.
 
@@ -88,7 +87,7 @@ def apply_plan(
 
 
 def pieces_of(
-    plan: Plan, seat: Seat, frozen: Collection[str] = (), compiler: str = EAGER, fp8: str = OFF
+    plan: Plan, seat: Seat, frozen: Collection[str] = (), compiler: str = EAGER, fp8: str = FP8_OFF
 ) -> list[Piece]:
     """What a seat runs, one piece per part; `frozen`, `compiler` and `fp8` as for `apply_plan`.
 
@@ -113,7 +112,7 @@ def pieces_of(
             num_offloaded=module.offloaded[seat.stage] if module.offloaded else 0,
             trains_projector_only=not is_frozen and tower_of(part.module) in frozen,
             compiler=compiler if part.module == LLM else EAGER,
-            fp8=fp8 if part.module == LLM else OFF,
+            fp8=fp8 if part.module == LLM else FP8_OFF,
         )
         pieces.append(piece)
     return pieces

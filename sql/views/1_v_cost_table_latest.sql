@@ -19,7 +19,7 @@ qualify
         partition by
             cost_table.profile_key, cost_table.module, cost_table.tp,
             cost_table.hardware, cost_table.software, cost_table.dtype,
-            cost_table.trains, cost_table.recompute
+            cost_table.trains, cost_table.recompute, coalesce(cost_table.fp8, 'off')
         order by
             cost_table.source = 'measured' desc, cost_table.source = 'derived' asc,
             coalesce(nullif(cost_table.fitted_at_s, 0), dated.created_at_s) desc nulls last,
@@ -28,7 +28,7 @@ qualify
 
 comment on view v_cost_table_latest is
 'Current cost tables, measured before analytic before derived. '
-'Grain: profile_key, module, tp, hardware, software, dtype, trains, recompute.';
+'Grain: profile_key, module, tp, hardware, software, dtype, trains, recompute, fp8.';
 comment on column v_cost_table_latest.profile_key is 'model profile it was fitted to';
 comment on column v_cost_table_latest.source is 'measured, derived (of a table of another tp) or analytic';
 comment on column v_cost_table_latest.fitted_at is 'when it was fitted; null: not recorded; UTC';

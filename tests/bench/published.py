@@ -19,8 +19,10 @@ from scipy.optimize import least_squares
 from dflop.cost.analytic import LINK_FRAC, OPTIMIZER_FRAC
 from dflop.cost.curve import Floats
 from dflop.cost.devices import A100, H100, Device
+from dflop.cost.float8 import RECIPES, Passes, float8_seconds
 from dflop.cost.link_costs import ALL_GATHER, ALL_REDUCE, moved_frac
 from dflop.cost.roofline import BYTES_PER_VALUE, COMPILED, EAGER, LOGIT_BYTES, layer_work
+from dflop.records import FP8_OFF
 from dflop.report.rows import print_rows
 from tests.bench.published_checks import check_lines
 from tests.bench.published_runs import (
@@ -86,6 +88,10 @@ def parts_of(run: PublicRun) -> Parts:
     shares = run.gpus // (run.tp * run.pp) if run.sharding in SHARED_OPTIMIZER + SHARDED else 1
     optimizer_s = OPTIMIZER_BYTES[run.optimizer] * spec.num_params / shares
     optimizer_s /= OPTIMIZER_FRAC * sheet.memory_bytes_per_s * num_tokens * run.grad_accum
+    if run.fp8 != FP8_OFF:
+        passes = Passes(1.0 + again.matmul, 1.0, 1.0)
+        token_s, microbatch_s = float8_seconds(spec, run.tp, sheet, run.program, RECIPES[run.fp8], passes)
+        message_s += token_s + microbatch_s / num_tokens
     return Parts(
         matmul_s=(layers * work.matmul_flops + heads * 6.0 * spec.vocab_size * run.hidden) / sheet.peak_bf16_flops,
         attention_s=layers * work.attention_flops * run.seq_len / sheet.peak_bf16_flops,
@@ -192,7 +198,7 @@ def main() -> None:
     parser.add_argument("tables", nargs="*", type=Path, help="CSV with the columns of published.csv; else both tables")
     runs = [run for path in parser.parse_args().tables or (TABLE, LATER) for run in read_runs(path)]
     errors, unseen = error_fracs(runs), unseen_errors(runs)
-    shown = ("device", "model", "seq_len", "gpus", "micro_batch", "sharding", "tp", "pp", "recompute", "compile")
+    shown = ("device", "model", "seq_len", "gpus", "micro_batch", "sharding", "tp", "pp", "recompute", "compile", "fp8")
     rows = [
         (*(getattr(run, name) for name in shown), run.tokens_per_s_per_gpu, round(1 / seconds_of(run), 1), *both)
         for run, *both in zip(runs, errors.tolist(), unseen.tolist(), strict=True)

@@ -7,6 +7,7 @@ from dflop.cost import published
 from dflop.cost.devices import A100, H100
 from dflop.cost.link_costs import ALL_REDUCE, moved_frac
 from dflop.errors import CostError
+from dflop.records import FP8_OFF
 from tests.bench.published import (
     FLASH_1_FRACS,
     PRIORS,
@@ -19,7 +20,7 @@ from tests.bench.published import (
     unseen_errors,
 )
 from tests.bench.published_checks import check_lines, choices, kinds
-from tests.bench.published_runs import LATER, TABLE, read_runs
+from tests.bench.published_runs import IN_FP8, LATER, TABLE, read_runs
 
 RUNS = [*read_runs(TABLE), *read_runs(LATER)]
 BY_KIND = {"A100": 0.05, "H100": 0.03, "H200": 0.05, "tp > 1": 0.05, "pp > 1": 0.12, "compiled, tp 1": 0.07}
@@ -191,3 +192,20 @@ def test_what_plans_are_told_of_published_runs_is_so(unseen):
     for kind, (num_runs, frac) in published.RANGES.items():
         off = np.abs([e for run, e in zip(RUNS, unseen, strict=True) if published.kind_of(run) == kind])
         assert (len(off), round(float(np.quantile(off, 0.9)), 3)) == (num_runs, frac)
+
+
+def test_trainings_in_fp8_are_predicted_and_gain_what_they_have_gained():
+    runs = read_runs(IN_FP8)
+    assert sum(run.fp8 != FP8_OFF for run in runs) == 9
+    assert np.abs(error_fracs(runs)).max() < 0.10
+    of_one_page = [run for run in runs if run.laboratory == "pytorch/ao"]
+    found = choices(of_one_page, np.array([seconds_of(run) for run in of_one_page]))
+    assert len(found) == 3, "bfloat16, tensorwise, rowwise"
+    assert max(abs(choice.predicted / choice.measured - 1) for choice in found) < 0.01
+    # Of another page in bfloat16, in the tables of 2024 and later.
+    plain = [r for r in RUNS if "202412" in r.source and r.compile == "yes"]
+    for slow in plain:
+        (fast,) = (r for r in runs if "202412" in r.source and (r.gpus, r.seq_len) == (slow.gpus, slow.seq_len))
+        gain = fast.tokens_per_s_per_gpu / slow.tokens_per_s_per_gpu
+        assert seconds_of(slow) / seconds_of(fast) == pytest.approx(gain, rel=0.03)
+    assert plain

@@ -8,7 +8,7 @@ import pytest
 
 from dflop.compare.outlook import look_ahead
 from dflop.config.sections import StageConfig
-from dflop.errors import CostError
+from dflop.errors import ConfigError, CostError
 from dflop.records import LLM
 from dflop.report.tables import layout_text
 from dflop.sampler import sample_costs_from_store
@@ -73,6 +73,19 @@ def test_a_plan_without_a_run_takes_the_corrections_that_the_run_takes_and_says_
     of_text = [i for i, s in enumerate(run.shapes()) if not s.items]
     times = once.seconds[of_text] / uncorrected[of_text]
     assert {round(float(x), 3) for x in times} == {2.0, 3.0}
+
+
+def test_by_a_data_sheet_fp8_is_in_the_costs_of_both_sides_or_refused(run):
+    train = run.config().train.model_copy(update={"fp8": "tensorwise", "compile": True})
+    config = run.config().model_copy(update={"train": train})
+    found = asyncio.run(look_ahead(config, "h100", config.cluster.spec(), lambda _: None))
+    assert {(t.module == LLM, t.fp8) for t in found.task.costs.tables} == {(True, "tensorwise"), (False, "off")}
+    assert "tensorwise FP8 in its layers" in found.source
+    plain = asyncio.run(look_ahead(run.config(), "h100", config.cluster.spec(), lambda _: None))
+    assert plain.source in found.source != plain.source
+    assert [cost.table(LLM).fp8 for cost in (found.problem.cost, found.compiled)] == ["tensorwise", "tensorwise"]
+    with pytest.raises(ConfigError, match="A100-80G SXM has no FP8 matmuls"):
+        asyncio.run(look_ahead(config, "a100", config.cluster.spec(), lambda _: None))
 
 
 def test_of_several_stages_the_last_is_planned_for_on_the_batches_of_its_steps(run):

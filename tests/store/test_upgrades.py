@@ -66,7 +66,7 @@ def first_version(kind: str, table: pa.Table) -> pa.Table:
             table = without(table, inside=name, prune=straight)
         return without(
             table, "trains", "recompute", "min_tokens", "max_tokens", "max_mean_length", "noise_frac",
-            "optimizer_s_per_param", "fitted_at_s",
+            "optimizer_s_per_param", "fitted_at_s", "fp8",
         )  # fmt: skip
     if kind == "link_cost":
         return without(table, "fitted_at_s")
@@ -75,14 +75,14 @@ def first_version(kind: str, table: pa.Table) -> pa.Table:
     if kind == "correction":
         return without(table, "min_tokens", "max_tokens", "sd_frac", "is_in_force", "level")
     if kind == "measurement":
-        return without(table, "is_frozen", "recompute", "peak_bytes", "optimizer_s", "status")
+        return without(table, "is_frozen", "recompute", "peak_bytes", "optimizer_s", "status", "fp8")
     return without(table, "media_level", "num_cut_tokens", "weight", "sum_sq_llm_tokens")
 
 
 def before_trains(kind: str, table: pa.Table) -> pa.Table:
     """Cost tables as they were before they stated what trains."""
     is_frozen = [trains == "none" for trains in table.column("trains").to_pylist()]
-    return without(table, "trains").append_column("is_frozen", pa.array(is_frozen))
+    return without(table, "trains", "fp8").append_column("is_frozen", pa.array(is_frozen))
 
 
 def write_old(root: Path, kind: str, record: Any, *lost: str) -> None:
