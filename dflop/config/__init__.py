@@ -35,10 +35,10 @@ from dflop.config.sections import (
     ModelConfig,
     ModelProfileConfig,
     PlanConfig,
-    TrainConfig,
 )
 from dflop.config.show import annotated, shown_config, shown_keys
 from dflop.config.slurm_section import ContainerConfig, SlurmConfig
+from dflop.config.train_section import GroupConfig, TrainConfig
 
 __all__ = [
     "ClusterConfig",
@@ -47,6 +47,7 @@ __all__ = [
     "ContainerConfig",
     "DataProfileConfig",
     "DatasetConfig",
+    "GroupConfig",
     "Loaded",
     "MixtureConfig",
     "MixtureEntryConfig",

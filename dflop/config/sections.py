@@ -14,6 +14,7 @@ from pydantic.fields import FieldInfo
 
 from dflop.config.section import FilePath, Section
 from dflop.config.slurm_section import SlurmConfig
+from dflop.config.train_section import TrainConfig
 from dflop.errors import printable
 from dflop.records import ClusterSpec
 
@@ -213,60 +214,6 @@ class PlanConfig(Section):
     def max_probe_samples(self) -> int:
         """Samples of the largest probe: those of the largest microbatch that a plan can have, or is likely to have."""
         return max(1, self.global_batch_size // min(self.microbatch_choices, default=FEWEST_LIKELY))
-
-
-class TrainConfig(Section):
-    """How the model is trained."""
-
-    num_steps: int = Field(default=40, ge=1)
-    learning_rate: float = Field(default=1e-3, gt=0)
-    warmup_steps: int = Field(default=4, ge=0)
-    weight_decay: float = Field(default=0.01, ge=0)
-    max_grad_norm: float = Field(default=1.0, gt=0)
-    checkpoint_every: int = Field(default=10, ge=1)
-    """Steps between two checkpoints."""
-    checkpoint_every_s: float = Field(default=0, ge=0)
-    """Write a checkpoint when the last one is older than this; 0: never."""
-    keep_checkpoints: int = Field(default=2, ge=1)
-    schedule_ahead: int = Field(default=2, ge=1, le=8)
-    """Steps the scheduler works ahead of training, at once where cores are free."""
-    schedule_patience_frac: float = Field(default=0.5, ge=0, le=1)
-    """Share of a step that rank 0 waits for the next step's plan before it uses the fallback schedule; the rest of the
-    step is for decoding."""
-    num_workers: int | None = Field(default=None, ge=0)
-    """Processes per rank that decode media, for ranks that need media; 0: the rank decodes for itself, one file after
-    another and without `decode_timeout_s`. Default: 4 per GPU, as far as there are cores; 0 on a
-    CPU."""
-    prefetch_steps: int = Field(default=2, ge=1)
-    """Steps ahead of the one that runs whose media workers decode, once there are plans for them (`schedule_ahead`)."""
-    prefetch_gib: float = Field(default=4, ge=0)
-    """Decoded media a rank may hold for steps after the next one."""
-    decode_timeout_s: float = Field(default=60, gt=0)
-    """A file that takes a worker longer is skipped; half of `timeout_s` or of `stall_s` where that is less."""
-    scheduler_restarts: int = Field(default=2, ge=0)
-    """How often a failed scheduler is restarted; after that training uses the fallback schedule."""
-    seed: int = Field(default=0, ge=0)
-    """Seed of the sample order, and of every rank's random generators at a fresh start."""
-    deterministic: bool = False
-    """Whether the same StepPlans on the same hardware give the same bits, more slowly: deterministic attention and
-    `torch.use_deterministic_algorithms`. An operation that has no deterministic form ends the job and is named."""
-    compile: bool = False
-    """Whether the LLM's layers are compiled (`torch.compile`), in training and in the model profile, which tells what
-    it gains; not with experts or states along the tokens."""
-    fp8: Literal["off", "tensorwise", "rowwise"] = "off"
-    """Recipe of torchao by which the Linears of the LLM's layers multiply in FP8, in training and in the model profile:
-    one scale per tensor is faster, one per row closer to bfloat16. Needs `pip install 'dflop[fp8]'` and GPUs of compute
-    capability 8.9 or later; a CPU emulates it. Without `compile` casts cost more than FP8 gains."""
-    timeout_s: float = Field(default=120, gt=0)
-    """A collective or a message slower than this ends the job."""
-    stall_s: float = Field(default=0, ge=0)
-    """A rank without heartbeat for this long, or that keeps all others waiting, ends the job and is named; 0: three
-    quarters of `timeout_s`. A file is given up earlier, after `decode_timeout_s`, where workers decode."""
-    trace_every_steps: int = Field(default=10, ge=0)
-    """One step in this many is traced: what every rank did goes to the store; 0: none."""
-    report_to: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()
-    """Where rank 0 also draws curves, each in its folder in the run directory; `WANDB_MODE=online` and
-    `MLFLOW_TRACKING_URI` in the job's environment name a server instead."""
 
 
 class CorrectConfig(Section):

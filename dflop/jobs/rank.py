@@ -40,6 +40,7 @@ from dflop.train.feed import Feed
 from dflop.train.liveness import Activities
 from dflop.train.loop import Hooks, LoopSettings, Trainer
 from dflop.train.optim import OptimizerSettings
+from dflop.train.parameter_groups import check_targets
 from dflop.train.plan_source import Guard, Patience, PlanSource
 from dflop.train.signals import StopRequest
 from dflop.train.stages import apply_plan
@@ -123,7 +124,9 @@ class Rank:
         if seat.rank == 0:
             say(f"attention: {kernel}" + ("; decoder layers are compiled" if config.train.compile else ""))
         model, weights = first_weights(config, family, tokenizer)
-        rates = OptimizerSettings(config.train.learning_rate, config.train.weight_decay)
+        of = config.train
+        check_targets(of.groups, family.modules, [name for name, _ in model.named_parameters()])
+        rates = OptimizerSettings(of.learning_rate, of.weight_decay, of.betas, of.eps, of.groups)
         made = apply_plan(
             model, family, plan, seat, groups, device, kernel=kernel, rates=rates, frozen=self.stage.frozen,
             weights=weights, compiler=INDUCTOR if config.train.compile else EAGER, fp8=config.train.fp8,

@@ -26,6 +26,7 @@ from dflop.plan.candidates import check_processes
 from dflop.records import LLM, ModuleSpec
 from dflop.run.batches import stages_of
 from dflop.run.directory import dataset_ref, family_of
+from dflop.train.parameter_groups import check_targets
 
 _SCAN_BYTES = 64 << 20
 
@@ -67,6 +68,7 @@ def problems(config: Config, config_file: Path | Origins) -> Iterator[Problem]:
         yield from _found(_check_trained, family, origins)
         yield from _found(_check_frozen, config.model.frozen, family, ("model", "frozen"), origins)
         yield from _found(_check_stages, config, family, origins)
+        yield from _found(_check_groups, config, family, origins)
     yield from _found(_check_weights, config, origins)
     dataset = list(_found(_check_dataset, config, origins))
     yield from dataset
@@ -187,11 +189,23 @@ def _check_stages(config: Config, family: Family, origins: Origins) -> None:
             what = f"stage `{stage.name}` has no number of steps"
             raise ConfigError(what, where=where, hint="only the last stage takes the remaining steps")
         _check_frozen(stage.frozen, family, (*key, "frozen"), origins)
-    last = stages_of(config)[-1]
+    stages = stages_of(config)
+    last, warmup = stages[-1], config.train.warmup_steps
     if config.stages and last.num_steps < 1:
         what = f"no step remains of {config.train.num_steps} for the last stage"
         hint = f"more than {last.first_step}, which the earlier stages use"
         raise ConfigError(what, where=origins.where("train", "num_steps"), hint=hint)
+    if "warmup_steps" in config.train.model_fields_set and (short := [s for s in stages if s.num_steps < warmup]):
+        what = f"{warmup} steps of warm-up, and `{short[0].name}` has {short[0].num_steps}"
+        hint = "fewer: every stage warms up anew, to its own learning rate"
+        raise ConfigError(what, where=origins.where("train", "warmup_steps"), hint=hint)
+
+
+def _check_groups(config: Config, family: Family, origins: Origins) -> None:
+    try:
+        check_targets(config.train.groups, family.modules)
+    except ConfigError as error:
+        raise ConfigError(error.what, where=origins.where(*error.where.split(".")), hint=error.hint) from None
 
 
 def _check_weights(config: Config, origins: Origins) -> None:

@@ -28,6 +28,7 @@ from dflop.train.engine import Engine
 from dflop.train.feed import Feed
 from dflop.train.finite import SkippedSteps, listed, suspects
 from dflop.train.inputs import PreparedStep, SampleSource
+from dflop.train.learning_rate import learning_rate
 from dflop.train.liveness import Activities
 from dflop.train.plan_source import PlanSource
 from dflop.train.stages import RankModel
@@ -54,6 +55,11 @@ class LoopSettings:
     learning_rate: float
     first_step: int = 0
     """Of the stage of training whose last step is `num_steps`: the learning rate begins there anew."""
+
+    def learning_rate_of(self, step: int) -> float:
+        """Of a step of this stage."""
+        num_steps = self.num_steps - self.first_step
+        return learning_rate(step - self.first_step, num_steps, self.learning_rate, self.train)
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +261,7 @@ class Trainer:
         if math.isfinite(loss) and math.isfinite(norm):
             self.activities.main.works("update of the weights")
             self.model.reducer.clip(norm, self.settings.train.max_grad_norm)
-            self.model.optimizer.step(learning_rate(step, self.settings))
+            self.model.optimizer.step(self.settings.learning_rate_of(step))
             self._skipped.clear()
         else:
             batch = ready.message.step_plan.sample_index
@@ -342,13 +348,3 @@ def _reseed(seed: int, step: int, rank: int) -> None:
     torch.manual_seed(int(torch_seed))  # CUDA's, too
     np.random.seed(int(numpy_seed))  # noqa: NPY002, what libraries draw from without being asked
     random.seed(int(python_seed))
-
-
-def learning_rate(step: int, settings: LoopSettings) -> float:
-    """Linear warm-up, then a cosine to a tenth, both within the stage of training."""
-    done, num_steps = step - settings.first_step, settings.num_steps - settings.first_step
-    warmup = settings.train.warmup_steps
-    if done < warmup:
-        return settings.learning_rate * (done + 1) / warmup
-    progress = (done - warmup) / max(1, num_steps - warmup)
-    return settings.learning_rate * (0.1 + 0.45 * (1 + math.cos(math.pi * min(progress, 1.0))))

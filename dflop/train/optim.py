@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -17,7 +18,11 @@ from dflop.models.build import Stage
 from dflop.parallel.topology import Groups, Seat
 from dflop.records import Plan
 from dflop.train.buckets import Owners
+from dflop.train.parameter_groups import numbers_of
 from dflop.train.zero import SharedWeights, owners_of
+
+if TYPE_CHECKING:
+    from dflop.config import GroupConfig  # the engine is measured on machines without pydantic
 
 State = dict[str, dict[str, torch.Tensor]]
 """Per global parameter name: `step`, `exp_avg`, `exp_avg_sq`, and `master` where the parameter is not float32."""
@@ -31,6 +36,8 @@ class OptimizerSettings:
     weight_decay: float
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-8
+    rules: tuple[GroupConfig, ...] = ()
+    """Which parameters have another learning rate or weight decay."""
 
 
 def make_optimizer(
@@ -46,8 +53,10 @@ def make_optimizer(
         settings: Of AdamW.
     """
     trained = {n: p for stage in stages for n, p in stage.names.items() if p.requires_grad}
+    modules = {n: part.module for part, stage in zip(seat.parts, stages, strict=True) for n in stage.names}
     owners = owners_of(plan, seat, stages)
-    return Optimizer(trained, settings, SharedWeights(stages, owners, groups.replicas) if owners else None)
+    shared = SharedWeights(stages, owners, groups.replicas) if owners else None
+    return Optimizer(trained, settings, shared, modules)
 
 
 class Optimizer:
@@ -57,11 +66,13 @@ class Optimizer:
         parameters: Those that train, by global name.
         settings: Of AdamW.
         shared: Those of them that replicas share out the updates of; what is missing, all update.
+        modules: That each belongs to, for the rules of `settings`.
     """
 
     def __init__(
-        self, parameters: Mapping[str, nn.Parameter], settings: OptimizerSettings, shared: SharedWeights | None = None
-    ) -> None:
+        self, parameters: Mapping[str, nn.Parameter], settings: OptimizerSettings, shared: SharedWeights | None = None,
+        modules: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
         self.parameters, self._shared = dict(parameters), shared
         self.owners: Owners = shared.owners if shared else {}
         self._updated: dict[str, torch.Tensor] = {
@@ -69,7 +80,7 @@ class Optimizer:
             for name, p in self.parameters.items()
             if shared is None or self.owners.get(name, shared.rank) == shared.rank
         }
-        self._adam = _adamw(list(self._updated.values()), settings)
+        self._adam = _adamw(self._updated, settings, modules or {})
 
     def step(self, lr: float) -> None:
         """Update the weights from `.grad`; collective over the replicas where they share out the states.
@@ -77,12 +88,12 @@ class Optimizer:
         A forward pass may come next; what reads weights otherwise must `wait`.
 
         Args:
-            lr: Learning rate of this step.
+            lr: Learning rate of this step, of parameters that no rule gives another one.
         """
         self.wait()
         if self._adam is not None:
             for group in self._adam.param_groups:
-                group["lr"] = lr
+                group["lr"] = lr * group["lr_scale"]
             for name, updated in self._updated.items():
                 gradient = self.parameters[name].grad
                 updated.grad = None if gradient is None else gradient.float()
@@ -133,15 +144,23 @@ class Optimizer:
                     self.parameters[name].copy_(updated)
 
 
-def _adamw(tensors: Sequence[torch.Tensor], settings: OptimizerSettings) -> torch.optim.AdamW | None:
+def _adamw(
+    tensors: Mapping[str, torch.Tensor], settings: OptimizerSettings, modules: Mapping[str, str]
+) -> torch.optim.AdamW | None:
     """An optimizer with its states allocated; None for no tensors, which torch refuses."""
     if not tensors:
         return None
+    alike: dict[tuple[float, float], list[torch.Tensor]] = {}
+    for name, tensor in tensors.items():
+        numbers = numbers_of(settings.rules, settings.weight_decay, modules.get(name, ""), name, tensor.ndim)
+        alike.setdefault(numbers, []).append(tensor)
     adam = torch.optim.AdamW(
-        tensors, settings.learning_rate, betas=settings.betas, eps=settings.eps, weight_decay=settings.weight_decay,
-        fused=tensors[0].is_cuda or None,  # without a temporary; on a CPU its roundings depend on where a tensor is cut
+        [{"params": members, "lr_scale": s, "weight_decay": decay} for (s, decay), members in alike.items()],
+        settings.learning_rate, betas=settings.betas, eps=settings.eps,
+        # Without a temporary; on a CPU its roundings depend on where a tensor is cut.
+        fused=next(iter(tensors.values())).is_cuda or None,
     )  # fmt: skip
-    for tensor in tensors:
+    for tensor in tensors.values():
         moments = {key: torch.zeros_like(tensor.detach()) for key in ("exp_avg", "exp_avg_sq")}
         adam.state[tensor] = {"step": torch.zeros((), dtype=torch.float32), **moments}
     return adam

@@ -9,14 +9,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from dflop.errors import Interrupted
 from dflop.records import LLM
 from dflop.train.checkpoint import Checkpointer
 from dflop.train.liveness import Activities
-from dflop.train.loop import Hooks, learning_rate
+from dflop.train.loop import Hooks
 from dflop.train.manifest import read_latest
 from dflop.train.plan_source import PlanMessage
 from dflop.train.prefetch import MediaError
@@ -280,22 +278,3 @@ def test_a_broken_image_takes_its_sample_out_of_loss_and_denominator_and_nothing
         for seen, _ in ranks:
             assert seen[step].num_supervised_tokens == tokens
             assert seen[step].loss == pytest.approx(loss, rel=1e-5)
-
-
-@given(st.integers(0, 20), st.integers(1, 200))
-def test_learning_rate_rises_to_its_peak_and_falls_to_a_tenth(warmup_steps, num_steps):
-    settings = loop_settings("run", num_steps, 0.01, warmup_steps=warmup_steps)
-    rates = [learning_rate(step, settings) for step in range(num_steps + 1)]
-    later = dataclasses.replace(settings, first_step=7, num_steps=num_steps + 7)
-    assert [learning_rate(step + 7, later) for step in range(num_steps + 1)] == rates, "a later stage begins anew"
-    rise, fall = rates[:warmup_steps], rates[warmup_steps:]
-    assert rise == sorted(rise)
-    assert fall == sorted(fall, reverse=True)
-    peak = settings.learning_rate
-    assert all(0 < rate <= peak * (1 + 1e-9) for rate in rates)
-    if num_steps > warmup_steps:
-        assert fall[0] == pytest.approx(peak)
-        assert fall[-1] == pytest.approx(peak / 10)
-    if 0 < warmup_steps <= num_steps:
-        assert rise[0] == pytest.approx(peak / warmup_steps)
-        assert rise[-1] == pytest.approx(peak)
