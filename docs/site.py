@@ -49,7 +49,14 @@ PAGES = {
     ),
     "Operate": ("docs/first-cluster-run.md", "docs/operating.md", "docs/sql-recipes.md", "docs/security.md"),
     "Reference": ("reference/commands.md", "reference/configuration.md", "reference/data.md"),
-    "Results": ("docs/measured.md", "docs/appendix.md", "docs/models.md", "docs/comparison.md", "docs/tried.md"),
+    "Results": (
+        "docs/measured.md",
+        "docs/gpus.md",
+        "docs/appendix.md",
+        "docs/models.md",
+        "docs/comparison.md",
+        "docs/tried.md",
+    ),
     "Project": ("ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"),
 }
 

@@ -81,7 +81,20 @@ def test_files_stay_small():
     ("blocked", "code"),
     [
         (
-            ["pydantic", "polars", "duckdb", "ruamel", "prefect", "cvxpy", "submitit", "PIL", "av", "scipy"],
+            [
+                "pydantic",
+                "polars",
+                "duckdb",
+                "ruamel",
+                "prefect",
+                "cvxpy",
+                "submitit",
+                "PIL",
+                "av",
+                "scipy",
+                "pytest",
+                "typing_inspection",
+            ],
             "import tests.gpu.evidence",
         ),
         (

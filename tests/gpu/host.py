@@ -18,7 +18,6 @@ from tests.gpu.drawn import make_shapes
 from tests.gpu.levers import as_trained, compiled
 from tests.gpu.one_step import Whole, filled
 from tests.gpu.subject import Subject
-from tests.train.parity import Omni
 from tests.train.rank import Rank
 from tests.train.synthetic import make_inline_plan, make_step_plan
 
@@ -93,13 +92,8 @@ def kernels_of(found: Any) -> dict[str, Any]:
     return {"kernels": len(events), "busy_s": busy_ns / 1e9, "longest": longest}
 
 
-def host_waits(subject: Subject, deadline_s: float) -> Iterator[Mapping[str, Any]]:
-    """Where the engine waits for the device in a step of a tiny Qwen2.5-Omni of four microbatches on one rank."""
-    yield from engine_waits(Omni(num_steps=3), subject.device, num_microbatches=4)
-
-
 def engine_waits(tiny: Any, device: torch.device, *, num_microbatches: int) -> Iterator[Mapping[str, Any]]:
-    """The same of any subject of `tests.train.parity`, whole on one rank."""
+    """Where the engine waits for the device in steps of a subject of `tests.train.parity`, whole on one rank."""
     is_cuda = device.type == "cuda"
     layers = {spec.module: spec.num_layers for spec in tiny.family.specs()}
     plan = make_inline_plan([layers], dp=1, num_microbatches=num_microbatches)

@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 import torch
 
 from dflop.cost.analytic import analytic_cost_tables
-from dflop.cost.devices import H100, find_device
+from dflop.cost.devices import H100, Device, find_device
 from dflop.cost.model import CostModel
-from dflop.errors import ConfigError, CostError
+from dflop.errors import ConfigError
 from dflop.models import attention, load_family
 from dflop.models.family import Family
 from dflop.models.loss import head_loss
@@ -164,12 +164,17 @@ def with_small_vocabulary(model: Mapping[str, Any]) -> dict[str, Any]:
     return {**model, "hf_config": {**config, key: {**config[key], "vocab_size": 1000}}}
 
 
+def sheet_of(hardware: str) -> Device:
+    """The data sheet of a device, by `hardware_name`; of an H100 where it has none, a CPU for one."""
+    try:
+        return find_device(hardware)
+    except ConfigError:
+        return H100
+
+
 def beside_data_sheet(rows: Sequence[Measurement], specs: Sequence[ModuleSpec]) -> Iterator[Mapping[str, Any]]:
     """Each measurement that fitted into memory, and what the data sheet's tables say of the same load."""
-    try:
-        device = find_device(rows[0].hardware)
-    except CostError:
-        device = H100
+    device = sheet_of(rows[0].hardware)
     cost = CostModel(analytic_cost_tables(specs, device, profile_key=""), extrapolate=True)
     for row in rows:
         kept = ("profile_key", "module", "num_layers", "num_items", "num_tokens", "sum_sq_tokens", "status",

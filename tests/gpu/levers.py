@@ -44,8 +44,10 @@ def levers(subject: Subject, deadline_s: float) -> Iterator[Mapping[str, Any]]:
             return
 
 
-def measured(whole: Whole, microbatches: Sequence[Sequence[SampleShape]], buckets: GradientBuckets) -> dict[str, Any]:
-    """Second of two passes over the microbatches."""
+def measured(
+    whole: Whole, microbatches: Sequence[Sequence[SampleShape]], buckets: GradientBuckets | None
+) -> dict[str, Any]:
+    """Second of two passes over the microbatches; gradients are zeroed in buckets, or let go of."""
     is_cuda = whole.subject.device.type == "cuda"
     forwards = [whole.packed(m) for m in microbatches]
     run(whole, forwards)
@@ -53,7 +55,11 @@ def measured(whole: Whole, microbatches: Sequence[Sequence[SampleShape]], bucket
         torch.cuda.reset_peak_memory_stats()
     took_s, loss = run(whole, forwards)
     peak = torch.cuda.max_memory_allocated() if is_cuda else 0
-    buckets.zero()
+    if buckets is None:
+        whole.vision.zero_grad()
+        whole.llm.zero_grad()
+    else:
+        buckets.zero()
     samples = [s for m in microbatches for s in m]
     num_tokens = sum(s.num_llm_tokens for s in samples)
     flops = whole.flops.count(samples) / peak_flops_per_s(hardware_name(whole.subject.device.type), "bfloat16")

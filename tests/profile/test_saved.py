@@ -9,7 +9,7 @@ from dflop.profile.saved import saved_bytes
 from tests.models.tiny_families import CASES
 from tests.profile.measuring import measure
 from tests.profile.test_probe import SETTINGS
-from tests.train.test_parity_families import CaseSource
+from tests.train.tiny_subject import CaseSource
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)

@@ -14,11 +14,12 @@ import torch
 from dflop.parallel.compiled import INDUCTOR
 from dflop.profile.saved import saved_bytes
 from dflop.records import LLM
+from tests.train.layouts import ONE, Layout
+from tests.train.layouts_context import HEART
 from tests.train.parity import assert_equal_steps, run_trial
 from tests.train.rank import Rank
 from tests.train.synthetic import ALL
-from tests.train.test_parity import ONE, Layout, cached_reference
-from tests.train.test_parity_context import HEART
+from tests.train.test_parity import cached_reference
 
 WITHOUT_CODE = "aot_eager"
 FAST = "dp2, sharded, half recomputed, half on the host"

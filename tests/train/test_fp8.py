@@ -17,10 +17,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from dflop.records import LLM
+from tests.train.layouts import ONE, Layout
 from tests.train.parity import Step, Trial, run_trial, train
 from tests.train.ranks import run_ranks
 from tests.train.synthetic import ALL
-from tests.train.test_parity import ONE, Layout, cached_reference
+from tests.train.test_parity import cached_reference
 
 pytest.importorskip("torchao.float8", reason="needs the packages of dflop[fp8]")
 

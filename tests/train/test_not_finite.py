@@ -22,10 +22,10 @@ from dflop.train.finite import MAX_SKIPPED, SkippedSteps, listed
 from dflop.train.loop import Hooks
 from dflop.train.manifest import candidates, read_latest
 from dflop.train.plan_source import PlanMessage
+from tests.train.layouts import IMAGES, Layout
 from tests.train.rank import Rank, loop_settings
 from tests.train.ranks import run_ranks
 from tests.train.synthetic import ALL, SyntheticSource, make_shapes, make_step_plan, sharing_optimizer
-from tests.train.test_parity import IMAGES, Layout
 
 NUM_STEPS, BATCH_SIZE = 6, 6
 SHAPES = make_shapes(NUM_STEPS * BATCH_SIZE, seed=4, kinds=IMAGES)

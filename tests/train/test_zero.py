@@ -15,10 +15,10 @@ from dflop.train import buckets
 from dflop.train.stages import pieces_of
 from dflop.train.zero import owners_of
 from tests.train import synthetic
+from tests.train.layouts import Layout
 from tests.train.rank import Rank, weights_come_late
 from tests.train.ranks import run_ranks
 from tests.train.synthetic import SyntheticSource, make_plan, make_step_plan, sharing_optimizer
-from tests.train.test_parity import Layout
 
 RATE, NUM_STEPS, MAX_NORM = 1e-2, 3, 0.1
 """Steps before the last, which is clipped."""
