@@ -11,9 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from dflop.compare.experts.expert_plan import ExpertPlan
-from dflop.compare.experts.megatron import expert_plan
-from dflop.compare.experts.sharded import context_parallel_plan, fsdp_plan, sequence_parallel_plan
+from dflop.compare.experts import megatron, sharded
+from dflop.compare.experts.expert_plan import ExpertPlan, with_all_degrees
 from dflop.compare.unseen_batches import TRAINING_EFFORT, Steps, bound_s, judge
 from dflop.cost.model import CostModel
 from dflop.cost.throughput import Workload
@@ -33,12 +32,13 @@ from dflop.schedule.policies import Effort
 TUNED, DEFAULT, GROUPED = "uniform tuned", "uniform default", "length-grouped"
 PACKED, EXPERT, SHARDED, OURS = "token LPT", "Megatron expert", "FSDP2", "dflop"
 SEQUENCE, CONTEXT, IF_COMPILED = "FSDP2 + SP", "Megatron + CP", "dflop, if compiled"
-EXPERTS = (PACKED, EXPERT, SHARDED, SEQUENCE, CONTEXT)
+SHARDED_EP, EXPERT_EP = "FSDP2 + EP", "Megatron + EP"
+EXPERTS = (PACKED, EXPERT, SHARDED, SEQUENCE, CONTEXT, SHARDED_EP, EXPERT_EP)
 """What people run who look at their data: uniform and packed by tokens, layers cut by cost too, parameters shared,
-samples shared by neighbouring ranks."""
+samples shared by neighbouring ranks; of models with experts these shared by neighbouring ranks, too."""
 UNIFORM = (TUNED, DEFAULT)
 """In arrival order."""
-COMPILED = (EXPERT, SHARDED, SEQUENCE, CONTEXT)
+COMPILED = (EXPERT, SHARDED, SEQUENCE, CONTEXT, SHARDED_EP, EXPERT_EP)
 """Priced as compiled programs. Recipes of FSDP2 compile layers (torchtitan, fms-fsdp, KempnerForge); Megatron-LM has
 fused kernels instead, and its published run is nearer to a compiled price than to an eager one. Uniform plans are of
 this engine, which runs eager. `IF_COMPILED` is our plan at the same price: what planning gains beside them, and what
@@ -140,10 +140,12 @@ PLANNERS: Mapping[str, Planner] = {
     TUNED: partial(_best_uniform, policy="arrival"),
     DEFAULT: lambda problem: ExpertPlan(default_plan(problem), problem.cost, "arrival"),
     PACKED: partial(_best_uniform, policy="token_lpt"),
-    EXPERT: expert_plan,
-    SHARDED: fsdp_plan,
-    SEQUENCE: sequence_parallel_plan,
-    CONTEXT: context_parallel_plan,
+    EXPERT: megatron.expert_plan,
+    SHARDED: sharded.fsdp_plan,
+    SEQUENCE: sharded.sequence_parallel_plan,
+    CONTEXT: sharded.context_parallel_plan,
+    SHARDED_EP: sharded.expert_parallel_plan,
+    EXPERT_EP: megatron.expert_parallel_plan,
 }
 
 
@@ -188,6 +190,8 @@ def rivals(
     """
     problem, found = without_beyond(problem, ours), dict[str, ExpertPlan]()
     fast = replace(problem, cost=compiled or problem.cost)
+    if max(problem.specs[-1].ep_choices) > 1:
+        fast = with_all_degrees(fast)
     for name in counted(tuple(planners), "planning baselines", Meter(say)):
         try:
             made = planners[name](fast if name in COMPILED else problem)

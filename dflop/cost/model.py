@@ -20,6 +20,7 @@ from dflop.cost.extrapolation import outside_probes, refuse_far
 from dflop.cost.identity import bytes_per_value
 from dflop.cost.link_costs import ALL_REDUCE, P2P, LinkModel
 from dflop.cost.tables import TableSet
+from dflop.cost.tensor_parallel import all_reduces
 from dflop.errors import CostError
 from dflop.records import (
     LLM,
@@ -162,12 +163,8 @@ class CostModel:
             forward_s = forward_s + times * evaluate(table.forward_s, share, number, with_edge)
             backward_s = backward_s + times * evaluate(table.backward_s, share, number, with_edge)
             if mode.ep > 1 and (spec := self._specs.get(module)):
-                once_s = self._expert_rows_seconds(spec, share, mode.ep, number)
-                products = share[0], share[1], np.zeros_like(share[1])
-                slower = slower_frac(spec) * times
-                forward_s = forward_s + once_s + slower * evaluate(table.forward_s, products, number, False)
-                more_s = slower * evaluate(table.backward_s, products, number, False)
-                backward_s = backward_s + (1 + recompute) * once_s + more_s
+                added_s = self._shared_experts_seconds(spec, share, mode.recomputing(recompute), number, times)
+                forward_s, backward_s = forward_s + added_s[0], backward_s + added_s[1]
         if mode.cp == 1 or module != LLM:
             return forward_s, backward_s
         # About a sample is received, of the length that a token's has on average, or what the other ranks have.
@@ -199,12 +196,26 @@ class CostModel:
         once_s = num_layers * np.where(received > 0, latency_s + s_per_byte * num_bytes * received, 0.0)
         return once_s, (1 + mode.recompute) * once_s
 
-    def _expert_rows_seconds(self, spec: ModuleSpec, share: Load, ep: int, num_layers: Any) -> Floats:
-        """Of layers whose experts `ep` ranks share, in which rows travel there and back once."""
-        value_bytes = bytes_per_value(self.table(spec.module).dtype)
-        tokens, line = np.asarray(share[1], dtype=np.float64), self._links.line(P2P, 2, 1)
-        found: Floats = num_layers * exchange_seconds(spec, ep, tokens, line, value_bytes)
-        return found
+    def _shared_experts_seconds(
+        self, spec: ModuleSpec, share: Load, mode: RunMode, num_layers: Any, times: Any
+    ) -> tuple[Floats, Floats]:
+        """(forward_s, backward_s) that `num_layers` layers take longer because `ep` ranks share their experts.
+
+        Rows travel there and back, and all wait for the rank that gets most. Tensor-parallel ranks have a part of the
+        tokens each, which is what they send: the messages around a layer's MLP fall away.
+        """
+        table, tp = self.table(spec.module, ONE_RANK.recomputing(mode.recompute)), mode.tp
+        tokens, value_bytes = np.asarray(share[1], dtype=np.float64) / tp, bytes_per_value(table.dtype)
+        once_s = num_layers * exchange_seconds(spec, mode.ep, tokens, self._links.line(P2P, 2, 1), value_bytes)
+        products, slower = (np.asarray(share[0]) / tp, tokens, np.zeros_like(tokens)), slower_frac(spec) * times
+        forward_s = once_s + slower * evaluate(table.forward_s, products, num_layers, False)
+        backward_s = (1 + mode.recompute) * once_s + slower * evaluate(table.backward_s, products, num_layers, False)
+        if tp > 1:
+            messages = all_reduces(spec, tp, self._links, value_bytes, recompute=bool(mode.recompute))
+            fewer = spec.mean(lambda kind: float(kind.num_experts > 0)) / 2
+            of_mlps_s = (fewer * evaluate(terms, share, num_layers, False) for terms in messages)
+            forward_s, backward_s = (s - less_s for s, less_s in zip((forward_s, backward_s), of_mlps_s, strict=True))
+        return forward_s, backward_s
 
     def item_seconds(
         self, module: str, load: Load, mode: RunMode = ONE_RANK, *, num_layers: int, edge: bool,

@@ -39,14 +39,18 @@ def shard_choices(problem: Problem, mode: RunMode, dp: Ints) -> list[Ints]:
     """Per way to share out parameters `[C]`, replicas of a group: none do, those of a node, all; 0: not possible.
 
     Only whole nodes form groups, and only where there are several: else the groups are all replicas or none. Replicas
-    that share experts share out parameters, too, in groups that hold all experts equally often.
+    that share experts share out parameters, too, in groups that hold all experts equally often, unless a trainer folds
+    experts (`SearchSpace`).
     """
     replicas, ep = dp * mode.cp, mode.ep
     wanted, each = problem.space.shard_parameters, max(1, problem.cluster.num_processes_per_node // mode.tp)
     none = np.where((False in wanted) | (replicas == 1), 1, 0)
     node = np.where((True in wanted) & (each > 1) & (replicas > each) & (replicas % each == 0), each, 0)
     found = [none, node, np.where((True in wanted) & (replicas > 1), replicas, 0)]
-    return [np.where(of % ep == 0, of, 0) for of in found] if ep > 1 else found
+    if ep == 1:
+        return found
+    none = np.where(problem.space.folds_experts & (replicas * mode.tp % ep == 0), none, 0)
+    return [none, *(np.where(of % ep == 0, of, 0) for of in found[1:])]
 
 
 def recompute_ways(problem: Problem, module: str, tp: int) -> list[bool]:

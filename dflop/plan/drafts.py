@@ -141,7 +141,7 @@ def _in_order(order: Sequence[int], parallel: Sequence[ParallelSpec]) -> list[in
 
 def _crosses_nodes(first_rank: int, parallel: ParallelSpec, cluster: ClusterSpec) -> bool:
     each = cluster.num_processes_per_node
-    together = max(parallel.group_size, parallel.tp * parallel.ep)
+    together = max(parallel.group_size, parallel.ep)
     starts = range(first_rank, first_rank + parallel.num_processes, together)
     return any(start // each != (start + together - 1) // each for start in starts)
 

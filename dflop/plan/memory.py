@@ -224,7 +224,7 @@ def layer_bytes(spec: ModuleSpec, cost: CostModel, load: Floats, mode: RunMode) 
         found = found + 2 * bytes_per_value(cost.table(LLM, mode).dtype) * spec.key_width / mode.tp * tokens
     if mode.ep > 1 and not mode.recompute:
         value_bytes = bytes_per_value(cost.table(spec.module, mode).dtype)
-        found = found + uneven_bytes_per_token(spec, value_bytes) * load[1] / mode.cp
+        found = found + uneven_bytes_per_token(spec, value_bytes) * load[1] / (mode.cp * mode.tp)
     return found
 
 
@@ -246,8 +246,11 @@ def _state(
     mean = trained / np.where(is_sharded, shards, np.where(is_shared, replicas, 1))
     least = 1.0 * np.where(is_shared, params.least_owned(table, replicas), 0)
     num_states, whole = 2 + ((weight_bytes < FLOAT32_BYTES) & ~is_sharded), params.whole_experts(table)
-    weights = np.where(is_sharded, weight_bytes * (held + whole) + FLOAT32_BYTES * mean, weight_bytes * params.total)
-    gradients = FLOAT32_BYTES * np.where(is_sharded, mean + whole, trained)
+    others = (params.experts * table.trains_layers - whole) if params.ep > 1 else 0  # experts of other replicas
+    weights = np.where(
+        is_sharded, weight_bytes * (held + whole) + FLOAT32_BYTES * mean, weight_bytes * (params.total - others)
+    )
+    gradients = FLOAT32_BYTES * np.where(is_sharded, mean + whole, trained - others)
     parts = (weights, gradients, FLOAT32_BYTES * num_states * mean, FLOAT32_BYTES * num_states * least)
     held_weights, held_gradients, optimizer, owned = (np.ceil(part.astype(np.float64)) for part in parts)
     return held_weights, held_gradients, optimizer, owned

@@ -53,6 +53,9 @@ class SearchSpace:
     none on CPUs, where exchanges in every layer compete with computing for the cores."""
     eps: tuple[int, ...] | None = None
     """Expert-parallel degrees of such plans; None: 1, 2, 4, 8 on GPUs, as far as they divide experts and nodes."""
+    folds_experts: bool = False
+    """Whether experts may be shared beside tensor parallelism and without FSDP2, as Megatron-LM's parallel folding does
+    it; this engine cannot."""
     recompute: tuple[bool, ...] = (False, True)
     shard_optimizer: bool = True
     """Whether data-parallel replicas may share out the optimizer's states (ZeRO-1)."""
@@ -248,8 +251,14 @@ class Problem:
         each, llm, wanted = self.cluster.num_processes_per_node, self.spec(LLM), self.space.eps
         if wanted is None:
             wanted = llm.ep_choices if self.cluster.device == "cuda" else (1,)
-        shares = tp == 1 and self.space.rules is None and self.cost.table(LLM, RunMode(tp)).trains_layers
-        fitting = (ep for ep in llm.ep_choices if shares and each % ep == 0 and max(cp, ep) % min(cp, ep) == 0)
+        may_cut = tp == 1 or self.space.folds_experts
+        shares = may_cut and self.space.rules is None and self.cost.table(LLM, RunMode(tp)).trains_layers
+        group = tp * cp
+        fitting = (
+            ep
+            for ep in llm.ep_choices
+            if shares and each % ep == 0 and ep % tp == 0 and max(group, ep) % min(group, ep) == 0
+        )
         return sorted({1, *fitting} & set(wanted))
 
     def dps(self, most: int) -> list[int]:

@@ -47,6 +47,7 @@ class StageParams:
     """The largest of a layer; `num_matrices` of the stage are that large."""
     num_matrices: Ints
     ep: int = 1
+    """Replicas that share experts; tensor-parallel ranks beside them are none."""
     experts: Ints | int = 0
     """Of `layers`, those of experts that `ep` replicas share, all together; `largest_layers` are without them."""
     largest_experts: Ints | int = 0
@@ -108,7 +109,8 @@ def first_and_last(layers: Ints) -> tuple[Bools, Bools]:
 def stage_params(spec: ModuleSpec, layers: Ints, tp: int, ep: int = 1) -> StageParams:
     """What one process of each stage has of a module whose stages have `layers`, `[..., P]`.
 
-    What replicas share is counted as if each had all of it, experts as well.
+    What replicas share is counted as if each had all of it, experts as well. Tensor parallelism does not cut experts
+    that are shared: its ranks are among the `ep` that share them.
     """
     first, last = first_and_last(layers)
     head = 0 if spec.is_tied else spec.vocab_size * spec.hidden_size
@@ -121,12 +123,14 @@ def stage_params(spec: ModuleSpec, layers: Ints, tp: int, ep: int = 1) -> StageP
         behind = behind + holds * (spec.num_deep_params // len(spec.deep_layers))
     held, mean_bytes = _kinds_held(spec, layers), spec.mean(kind_bytes_per_token) or 1.0
 
+    replicas = max(ep // tp, 1)
+
     def share(kind: LayerKind) -> float:
         return kind_bytes_per_token(kind) / mean_bytes
 
     def matrix(kind: LayerKind) -> int:
         largest = kind.num_matrix_params or spec.hidden_size * max(kind.mlp_width, kind.query_width)
-        return largest // ep if kind.num_experts else largest
+        return largest // replicas if kind.num_experts else largest
 
     def shared(kind: LayerKind) -> int:
         return kind.num_expert_params if ep > 1 else 0
@@ -143,9 +147,9 @@ def stage_params(spec: ModuleSpec, layers: Ints, tp: int, ep: int = 1) -> StageP
         behind_matrix=np.minimum(behind, spec.num_projector_matrix_params or behind),
         matrix=-(-_most(held, matrix) // tp),
         num_matrices=_total(held, lambda kind: min(2 + kind.is_gated_mlp, kind.num_params // matrix(kind))),
-        ep=ep,
-        experts=_total(held, shared),
-        largest_experts=_most(held, shared),
+        ep=replicas,
+        experts=-(-_total(held, shared) // tp),
+        largest_experts=-(-_most(held, shared) // tp),
     )
 
 

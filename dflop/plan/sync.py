@@ -111,6 +111,19 @@ def gather_seconds(
     return gather_s, scatter_s
 
 
+def experts_gather_seconds(problem: Problem, m: ModulePlan) -> tuple[Floats, Floats]:
+    """`[P]` each, as `gather_seconds`, of the experts that a rank of a planned module with shared ones has."""
+    p, layers, shards = m.parallel, np.array([m.layers_per_stage]), np.array([m.parameter_shards])
+    table, params = (
+        problem.cost.table(m.module, RunMode(p.tp)),
+        stage_params(problem.spec(m.module), layers, p.tp, p.ep),
+    )
+    first_of = m.first_rank + np.arange(p.pp) * p.num_replicas * p.tp
+    num_nodes = _num_nodes(problem, first_of, p.tp, shards[:, np.newaxis])
+    gather_s, scatter_s = _expert_seconds(problem, params, table, shards, num_nodes)
+    return gather_s[0], scatter_s[0]
+
+
 def chain_sync_s(
     problem: Problem,
     specs: Sequence[ModuleSpec],
@@ -157,18 +170,21 @@ def chain_sync_s(
         tied = (first ^ last) * spec.is_tied * (trained > 0) * spec.num_entry_params
         norms = 2 * spec.hidden_size * of_module * table.trains_layers * (tp > 1)
         entry = (params.entry - first * tied) * table.trains_layers
-        early = trained - tied - norms - entry
+        experts = params.experts * table.trains_layers if mode.ep > 1 else 0
+        early = trained - tied - norms - entry - experts * ~is_sharded
         passes_s = _passes_s(problem, spec, of_module, of_again, num_microbatches * dp, mode) * ~is_sharded
         # What is in front of the layers, an embedding most of all, gets its gradient when the module's pass ends.
         left_s = _left_s(left_s, sum_s * early, passes_s[1], early / at_once) + sum_s * entry
         forward_s += passes_s[0]
-        sent_s += is_shared * s_per_byte / 2 * trained * bytes_per_value(table.dtype)
+        sent_s += is_shared * s_per_byte / 2 * (trained - experts) * bytes_per_value(table.dtype)
         tied_bytes += tied * FLOAT32_BYTES / group
         updated: Floats = np.where(is_shared, np.maximum(trained / replicas, owned), trained)
         optimizer_s += table.optimizer_s_per_param * np.where(is_sharded, trained / group, updated)
         late, summed = late + norms, summed + early + entry
         if mode.ep > 1:
-            whole_s = _expert_seconds(problem, params, table, shards, _num_nodes(problem, first_of, tp, group))
+            sharing = np.where(shards > 1, shards, dp * cp)
+            spread = _num_nodes(problem, first_of, tp, sharing[:, np.newaxis])
+            whole_s = _expert_seconds(problem, params, table, sharing, spread)
             of_passes_s = _passes_s(problem, spec, of_module, of_again, num_microbatches * dp, mode)
             for message_s, pass_s in zip(whole_s, of_passes_s, strict=True):
                 experts_s += _left_s(np.zeros(()), message_s, pass_s, of_module)
@@ -186,7 +202,7 @@ def chain_sync_s(
 def _expert_seconds(
     problem: Problem, params: StageParams, table: CostTable, shards: Ints, num_nodes: Ints
 ) -> tuple[Floats, Floats]:
-    """`[C, P]` each, once a step: weights of a rank's experts come from the ranks with the same; gradients are summed.
+    """`[C, P]` each: weights of a rank's experts come from the ranks with the same once; gradients are summed once.
 
     Their ranks are `ep` apart, and those of a node have different experts: all of them use the network at once.
     """

@@ -28,6 +28,7 @@ from dflop.models.family import Family
 from dflop.plan.space import Problem, SearchSpace
 from dflop.records import LLM, ClusterSpec, ModuleSpec, SampleShape
 from tests.bench.data import shape_rules
+from tests.bench.expert_models import RELEASED, ExpertModel
 from tests.bench.mixtures import Mixture, draw_batches
 
 NUM_NODES, NUM_GPUS_PER_NODE, GLOBAL_BATCH_SIZE = 8, 8, 512
@@ -46,7 +47,7 @@ class Case:
 
     name: str
     model: str
-    """File in `configs/models/`, without its ending."""
+    """File in `configs/models/`, without its ending, or a name of `expert_models.py`."""
     published: tuple[float, float] | None
     """Least and largest speedup over Megatron and PyTorch baselines that two public summaries of the paper state.
     Secondary: the paper itself was not read, the summaries contradict each other, and only 1.2 to 3.6 over all models
@@ -109,7 +110,7 @@ def make_setting(
         batches=planned,
         global_batch_size=global_batch_size,
         snapshot_seq=0,
-        space=space or SearchSpace(),
+        space=space or SearchSpace(cps=None if family.takes_context_parallel else (1,)),
     )
     unseen = tuple(batches(num_batches=num_unseen, seed=UNSEEN_SEED + NUM_SEEDS * draw))
     workload = Workload(specs, (), unseen, problem.cluster.num_processes, device.peak_bf16_flops, global_batch_size)
@@ -126,6 +127,8 @@ def real_shapes(case: Case, mixture: Mixture, sizes: Path) -> list[SampleShape]:
 
 def suite_family(case: Case, mixture: Mixture) -> Family:
     """The case's family, with a limit of frames that cuts no video of the mixture."""
+    if case.model in RELEASED:
+        return ExpertModel(case.model)
     model = load_model(resources.path("configs") / "models" / f"{case.model}.yaml")
     return load_family(model.family, model.hf_config, {**model.media, "video_frames": mixture.max_frames})
 
@@ -134,8 +137,10 @@ def suite_specs(family: Family) -> tuple[ModuleSpec, ...]:
     """Modules with every degree that trainers of this size use, not only those that this package trains with.
 
     InternViT's 25 heads divide by no tp; trainers pad them. The padding is not charged, in favour of uniform layouts,
-    which need it most.
+    which need it most. Models with experts have this package's degrees, which the comparison widens for others.
     """
+    if isinstance(family, ExpertModel):
+        return family.specs()
     return tuple(
         spec if spec.module == LLM else dataclasses.replace(spec, tp_choices=tuple(sorted({*spec.tp_choices, *TPS})))
         for spec in family.specs()

@@ -80,6 +80,9 @@ PARTS = (
     ),
     Part("messages", "NCCL's rules on what our plans send", "tests.bench.messages", 6.0),
     Part(
+        "experts", "two models with experts, simulated", "tests.bench.suite", 16.0, ("--suite", "experts")
+    ),
+    Part(
         "real", "two models on real sample sizes, simulated", "tests.bench.suite", 2.0, ("--suite", "real"),
         takes=SIZES, by_name=True,
     ),

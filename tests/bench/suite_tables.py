@@ -17,6 +17,8 @@ SHOWN = {
     "FSDP2": "FSDP2, balanced tokens",
     "FSDP2 + SP": "FSDP2 + SP",
     "Megatron + CP": "Megatron + CP",
+    "FSDP2 + EP": "FSDP2 + EP",
+    "Megatron + EP": "Megatron + EP",
     OURS: "**dflop**",
     IF_COMPILED: "dflop, if compiled",
 }

@@ -1,4 +1,4 @@
-"""The settings of every suite: the paper's models, smaller and larger clusters, host memory, real sizes."""
+"""The settings of every suite: the paper's models, other clusters, host memory, real sizes, models with experts."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -7,6 +7,7 @@ from pathlib import Path
 from dflop.compare.contest import Setting
 from dflop.cost.devices import A100, H100, Device
 from tests.bench.cases import CASES, Case, make_setting, real_shapes
+from tests.bench.expert_models import RELEASED
 from tests.bench.mixtures import HEAVY, MAIN, MIXTURES, Mixture
 
 B7, B8, B32, B72, B6_72 = CASES
@@ -37,8 +38,8 @@ SETTINGS: tuple[tuple[int, Device, Case, Mixture], ...] = (
 BATCHES: Mapping[int, tuple[int, int]] = {1: (64, 8), 2: (128, 8), 32: (1024, 4), 128: (2048, 2)}
 """By nodes: samples of a global batch, unseen batches."""
 HOST_BYTES, HOST_BYTES_PER_S = 128 * 2**30, 20e9
-MIN_GAINS = {"hosts": 1.15}
-"""Asked over the best expert, where that is more than 1."""
+MIN_GAINS = {"hosts": 1.15, "experts": 0.35}
+"""Asked over the best expert, where that is not 1: models of family `generic` share no samples over ranks yet."""
 
 
 def paper(_sizes: Path | None) -> Iterator[Row]:
@@ -78,6 +79,18 @@ def real(sizes: Path | None) -> Iterator[Row]:
         yield Row(f"64 {device.name[:4]}, {case.name}, {len(shapes):,} samples", made, with_all=False)
 
 
+def experts(_sizes: Path | None) -> Iterator[Row]:
+    """Two models with experts on small and middle clusters."""
+    for num_nodes, size, num_unseen in ((2, 128, 8), (8, 512, 4)):
+        for mixture in (MAIN, HEAVY):
+            for name in RELEASED:
+                made = make_setting(
+                    Case(name, name, None), mixture, num_nodes=num_nodes, global_batch_size=size,
+                    num_unseen=num_unseen, device=H100,
+                )  # fmt: skip
+                yield Row(f"{8 * num_nodes} {H100.name[:4]}, {name}, {mixture.name}", made, with_all=False)
+
+
 SUITES: Mapping[str, Callable[[Path | None], Iterator[Row]]] = {
-    "paper": paper, "settings": settings, "hosts": hosts, "real": real,
+    "paper": paper, "settings": settings, "hosts": hosts, "real": real, "experts": experts,
 }  # fmt: skip

@@ -99,7 +99,7 @@ def test_a_contest_measures_all_by_one_plan(found):
     assert shared.grouped.num_processes == shared.plan.num_processes == 8
     assert found.over_bound > 1
     assert found.bound_over(TUNED) == pytest.approx(gain[OURS] * found.over_bound)
-    assert set(found.steps) >= {TUNED, OURS, *EXPERTS, GROUPED}
+    assert set(found.steps) >= {TUNED, OURS, *EXPERTS[:-2], GROUPED}
     assert {len(s.step_s) for s in found.steps.values()} == {3}
 
 

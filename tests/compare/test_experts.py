@@ -6,18 +6,24 @@ import math
 import numpy as np
 import pytest
 
-from dflop.compare.experts.expert_plan import in_groups, peak_bytes
+from dflop.compare.experts.expert_plan import in_groups, peak_bytes, with_all_degrees
+from dflop.compare.experts.megatron import expert_parallel_plan as megatron_parallel_plan
 from dflop.compare.experts.megatron import expert_plan
 from dflop.compare.experts.sharded import (
     POLICY,
+    Grid,
     bounds,
     context_parallel_plan,
+    expert_parallel_plan,
+    freed_bytes,
     fsdp_plan,
     grids,
     sequence_parallel_plan,
+    sharded_plan,
 )
 from dflop.compare.experts.shared_samples import CONTEXT, SEQUENCE, shared_costs
 from dflop.cost.link_costs import ALL_REDUCE, P2P
+from dflop.cost.model import CostModel
 from dflop.plan.candidates import shard_choices
 from dflop.plan.drafts import draft, fits
 from dflop.plan.grid_choice import GridChoice
@@ -156,6 +162,63 @@ def test_sequence_parallelism_is_never_worse_than_fsdp_alone_and_all_are_above_t
                 shown.parallel.tp, expert.num_sharing, shown.parameter_shards
             ):  # fmt: skip
                 assert least[0] <= simulated_s(problem, expert)
+
+
+SHARED = {"num_params": 5_000_000, "num_active_params": 2_000_000, "num_experts": 4, "num_active_experts": 1,
+          "num_expert_params": 4_000_000, "num_matrix_params": 2_000_000}  # fmt: skip
+
+
+def with_experts(**changes):
+    problem = baseline_problem(links=LINKS, **changes)
+    specs = (*problem.specs[:-1], with_layers(problem.specs[-1], **SHARED))
+    cost = CostModel(problem.cost.tables, specs=specs, links=LINKS, extrapolate=True)
+    cluster = dataclasses.replace(problem.cluster, device="cuda")
+    return dataclasses.replace(problem, specs=specs, cost=cost, cluster=cluster)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_shared_experts_cost_trainers_what_they_cost_our_plans(recompute):
+    problem, load = with_experts(), (10.0, 4000.0, 4e6)
+    how = {"num_layers": 3, "edge": True}
+    ours, plain = (
+        np.array(problem.cost.module_seconds(LLM, load, RunMode(recompute=recompute, ep=ep), **how)) for ep in (4, 1)
+    )
+    baked = shared_costs(problem, SEQUENCE, 1, 4).module_seconds(LLM, load, RunMode(recompute=recompute), **how)
+    assert baked == pytest.approx(ours)
+    group = (20.0, 8000.0, 8e6)
+    two, alone = (
+        np.array(
+            shared_costs(problem, SEQUENCE, 2, ep).module_seconds(LLM, group, RunMode(2, recompute=recompute), **how)
+        )
+        for ep in (4, 1)
+    )
+    assert two - alone == pytest.approx(ours - plain), "a rank of two has half of the tokens"
+
+
+def test_experts_are_gathered_for_every_pass_or_kept_whole_for_a_step():
+    problem = with_experts()
+    cost = shared_costs(problem, SEQUENCE, 1, 2)
+    whole, each = (sharded_plan(problem, Grid(1, 1, 8, cost, 2, gathers_experts=way), 2, 0) for way in (False, True))
+    # Of 16M parameters in experts a rank has half, and every fourth of eight ranks the same.
+    assert freed_bytes(problem, Grid(1, 1, 8, cost, 2, gathers_experts=True)) == (2 + 4) * 8e6
+    gathered = each.module(LLM).gather_s[0] - whole.module(LLM).gather_s[0]
+    messages_s = 3 * problem.cost.sync_seconds(1e-9, 4, 1)
+    expected = np.array([problem.cost.sync_seconds(8e6 * of_value / 2, 4, 1) + messages_s for of_value in (2, 4)])
+    assert [gathered, each.module(LLM).scatter_s[0] - whole.module(LLM).scatter_s[0]] == pytest.approx(expected)
+    assert each.sync_s < whole.sync_s
+
+
+def test_models_with_experts_have_plans_that_share_them_and_others_none():
+    problem = with_experts(microbatches=(1, 2))
+    for make in (expert_parallel_plan, megatron_parallel_plan):
+        found = make(problem)
+        assert found.plan.module(LLM).parallel.ep > 1
+        assert found.holds(problem)
+        assert make(baseline_problem()) is None
+    wide = with_all_degrees(dataclasses.replace(problem, specs=tuple(
+        dataclasses.replace(spec, tp_choices=(1,)) for spec in problem.specs)))  # fmt: skip
+    assert [spec.tp_choices for spec in wide.specs] == [(1, 2, 4)] * 2
+    assert wide.tps(wide.specs[-1]) == [1, 2, 4]
 
 
 def test_what_fits_nowhere_is_no_plan():

@@ -9,6 +9,7 @@ import pytest
 
 from dflop.cost.link_costs import ALL_REDUCE
 from dflop.cost.model import CostModel
+from dflop.plan.candidates import shard_choices
 from dflop.plan.grid_search import inline_choices
 from dflop.plan.memory import stage_bytes
 from dflop.plan.runnable import check_plan
@@ -41,6 +42,23 @@ def test_degrees_divide_experts_and_nodes_and_need_gpus_and_a_whole_model():
     assert problem_with(experts={}).eps(1, 1) == [1]
     assert problem_with(eps=(2, 8)).eps(1, 1) == [2]
     assert problem_with(num_processes=12).eps(1, 3) == [1]
+
+
+def test_a_trainer_that_folds_experts_shares_them_beside_tensor_parallelism_and_without_fsdp():
+    """A rank of tp 2, ep 4: half of 2M parameters in four layers and a quarter of 16M of experts, and the ends."""
+    problem = problem_with(folds_experts=True)
+    assert [problem.eps(tp, 1) for tp in (1, 2)] == [[1, 2, 4], [1, 2, 4]]
+    choices = [of.tolist() for of in shard_choices(problem, RunMode(2, ep=4), np.array([1, 2, 4]))]
+    assert choices[0] == [0, 1, 1], "groups are whole"
+    how = {"dp": DP, "recompute": False, "shard_optimizer": True}
+    load = np.array([[4.0], [400.0], [40_000.0]])
+    found = [
+        stage_bytes(problem.spec(LLM), problem.cost, LAYERS, load, RunMode(2, ep=ep), **how) for ep in (1, 4)
+    ]  # fmt: skip
+    ends = found[0].weights.item() / 2 - (4 + 16) / 2 * M
+    assert found[1].weights.item() == 2 * (4 / 2 * M + 16 / 4 * M + ends)
+    assert found[0].gradients.item() - found[1].gradients.item() == 4 * (16 / 2 - 16 / 4) * M
+    assert found[0].mean_optimizer.item() == found[1].mean_optimizer.item()
 
 
 def test_every_plan_can_be_run():

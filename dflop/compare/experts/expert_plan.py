@@ -8,7 +8,7 @@ which forbid few tokens beside many images.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,10 +17,11 @@ from dflop.cost.model import CostModel, Floats
 from dflop.plan.drafts import holding
 from dflop.plan.grid_bytes import chain_peaks
 from dflop.plan.space import Problem
-from dflop.records import LLM, ParallelSpec, Plan
+from dflop.records import LLM, ModuleSpec, ParallelSpec, Plan
 from dflop.schedule.assignment import Assignment
 from dflop.schedule.policies import StepJob
 
+TPS = (1, 2, 4, 8)
 UNEVEN_RATIO = 1.03
 """Most of a microbatch's media items on one of the ranks that share it, over an even part."""
 
@@ -39,6 +40,8 @@ class ExpertPlan:
     """How they do, and how many, in the field's words; empty where none do."""
     is_by_bytes: bool = False
     """Whether its memory is that of its microbatches; else the token caps of its plan hold."""
+    freed_bytes: float = 0.0
+    """Of a rank, what its trainer lets go of that the plan is charged with."""
 
     @property
     def grouped(self) -> Plan:
@@ -49,13 +52,29 @@ class ExpertPlan:
         """Whether it has room for the batches and largest samples that it was made for."""
         if not self.is_by_bytes:
             return holding(dataclasses.replace(problem, cost=self.cost), self.plan) is not None
-        return holds(problem, self.plan, largest_samples(problem), self.num_sharing)
+        return holds(problem, self.plan, largest_samples(problem), self.num_sharing, self.freed_bytes)
 
     def keeps(self, problem: Problem, job: StepJob, assignment: Assignment) -> bool:
         """Whether it has room for microbatches of `grouped`."""
         if not self.is_by_bytes:
             return job.keeps_caps(assignment)
-        return holds(problem, self.plan, job.judge.loads(assignment), self.num_sharing)
+        return holds(problem, self.plan, job.judge.loads(assignment), self.num_sharing, self.freed_bytes)
+
+
+def with_all_degrees(problem: Problem) -> Problem:
+    """The same for trainers that cut every module whose heads divide, where this engine has no rule to cut it."""
+    specs = tuple(
+        dataclasses.replace(spec, tp_choices=tuple(sorted({*spec.tp_choices, *_dividing(spec)})))
+        for spec in problem.specs
+    )
+    cost = CostModel(
+        problem.cost.tables, problem.cost.corrections, specs=specs, links=problem.cost.links, extrapolate=True
+    )
+    return dataclasses.replace(problem, specs=specs, cost=cost)
+
+
+def _dividing(spec: ModuleSpec) -> Iterator[int]:
+    return (tp for tp in TPS if all(kind.num_heads % tp == kind.num_kv_heads % tp == 0 for kind in spec.kinds))
 
 
 def in_groups(plan: Plan, num_sharing: int) -> Plan:
@@ -68,9 +87,11 @@ def in_groups(plan: Plan, num_sharing: int) -> Plan:
     return dataclasses.replace(plan, modules=tuple(modules)) if modules else plan
 
 
-def holds(problem: Problem, plan: Plan, loads: Mapping[str, Floats], num_sharing: int) -> bool:
+def holds(
+    problem: Problem, plan: Plan, loads: Mapping[str, Floats], num_sharing: int, freed_bytes: float = 0.0
+) -> bool:
     """Whether ranks have room for microbatches `[3, ...]` per module that so many of them share."""
-    return bool((peak_bytes(problem, plan, loads, num_sharing) <= problem.usable_bytes).all())
+    return bool((peak_bytes(problem, plan, loads, num_sharing) - freed_bytes <= problem.usable_bytes).all())
 
 
 def peak_bytes(problem: Problem, plan: Plan, loads: Mapping[str, Floats], num_sharing: int) -> Floats:

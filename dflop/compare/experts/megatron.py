@@ -1,7 +1,10 @@
 """What an expert of Megatron-LM runs: one chain whose layers are cut by cost, samples packed by tokens.
 
-The plan may use what that trainer has and this engine lacks, recomputation of MLPs alone. It is a matter of costs here:
-what a layer keeps, and the MLP's forward pass once more.
+The plan may use what that trainer has and this engine lacks. Recomputation of MLPs alone is a matter of costs: what a
+layer keeps, and the MLP's forward pass once more (`--recompute-modules mlp` or `moe`). Models with experts are planned
+with expert parallelism, too: parallel folding (arXiv 2504.14960) lays groups that share experts over tensor, context
+and data parallel ranks of a node, and the distributed optimizer shards the rest. Its context parallelism is charged as
+ours is, which sends no more than a ring does.
 """
 
 from __future__ import annotations
@@ -15,8 +18,8 @@ from dflop.cost.model import CostModel
 from dflop.errors import InfeasiblePlanError
 from dflop.plan.candidates import has_table
 from dflop.plan.search import plan_problem
-from dflop.plan.space import Problem
-from dflop.records import CostTable, ModuleSpec, RunMode
+from dflop.plan.space import Problem, SearchSpace
+from dflop.records import LLM, CostTable, LayerKind, ModuleSpec, RunMode
 
 POLICY = "token_lpt"
 NOMINEES = 16
@@ -29,9 +32,19 @@ def expert_plan(problem: Problem) -> ExpertPlan:
         CostError: a module without costs.
         InfeasiblePlanError: neither has a plan that fits.
     """
+    return _fastest(problem, dataclasses.replace(problem.space, cps=(1,)))
+
+
+def expert_parallel_plan(problem: Problem) -> ExpertPlan | None:
+    """The same at any degree of expert and context parallelism; None for a model without experts, raises as above."""
+    eps = tuple(ep for ep in problem.spec(LLM).ep_choices if ep > 1)
+    return _fastest(problem, dataclasses.replace(problem.space, cps=None, eps=eps, folds_experts=True)) if eps else None
+
+
+def _fastest(problem: Problem, space: SearchSpace) -> ExpertPlan:
     found, error = [], None
+    space = dataclasses.replace(space, share_ranks=(True,), shard_parameters=(False,), rules=None)
     for cost in (problem.cost, recomputing_mlps(problem)):
-        space = dataclasses.replace(problem.space, share_ranks=(True,), cps=(1,), shard_parameters=(False,), rules=None)
         its = dataclasses.replace(problem, cost=cost, space=space)
         try:
             found.append(ExpertPlan(plan_problem(its, top=NOMINEES, policy=POLICY)[0], cost, POLICY))
@@ -64,7 +77,7 @@ def _mlps(plain: CostTable, spec: ModuleSpec) -> CostTable:
     """Layers that keep nothing inside their MLPs and run them again."""
     if not plain.trains_layers:
         return dataclasses.replace(plain, recompute=True)
-    inside = bytes_per_value(plain.dtype) * spec.mean(lambda kind: kind.num_mlp_tensors * kind.mlp_width) / plain.tp
+    inside = bytes_per_value(plain.dtype) * spec.mean(lambda kind: _values_inside(kind, spec.hidden_size)) / plain.tp
     again = dataclasses.replace(curve.combine([(1.0, plain.forward_s)], [0.0]), layer_per_sq_token=0.0)
     matrices = spec.mean(lambda kind: kind.mlp_width * (2 + kind.is_gated_mlp))
     part = spec.hidden_size * matrices / spec.mean(lambda kind: kind.num_used_params)
@@ -79,3 +92,10 @@ def _mlps(plain: CostTable, spec: ModuleSpec) -> CostTable:
             activation_bytes=kept,
         )
     )
+
+
+def _values_inside(kind: LayerKind, hidden_size: int) -> float:
+    """That an MLP keeps of a token; of experts the rows in, out and weighted, and four of their widths, as in eager."""
+    if not kind.num_experts:
+        return kind.num_mlp_tensors * kind.mlp_width
+    return 3 * kind.num_active_experts * hidden_size + 4 * kind.mlp_width

@@ -1,6 +1,7 @@
 """What users of FSDP2, HSDP or ZeRO-1 run without pipelines: tokens balanced over replicas by Karmarkar-Karp's method.
 
-Three experts: plain FSDP2 or HSDP; the same with tensor and sequence parallelism; Megatron-LM with context parallelism.
+Plain FSDP2 or HSDP; the same with tensor and sequence parallelism, or with expert and sequence parallelism; Megatron-LM
+with context parallelism.
 Groups of a node or of all replicas share parameters, any number of microbatches; as few eighths of the layers recompute
 as memory asks for, an eighth more, or all. The layout is tuned for the batches that it is run with, as that of the
 uniform plans is: all are bounded from below, and simulated in that order until no bound is below the best.
@@ -12,17 +13,21 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from dflop.compare.experts.expert_plan import ExpertPlan, holds, in_groups, largest_samples
 from dflop.compare.experts.shared_samples import CONTEXT, SEQUENCE, Sharing, shared_costs
+from dflop.cost.identity import bytes_per_value
 from dflop.cost.model import CostModel, Floats
 from dflop.plan.candidates import recompute_ways, shard_choices
 from dflop.plan.drafts import draft, fits
 from dflop.plan.grid_choice import GridChoice
+from dflop.plan.memory import FLOAT32_BYTES
 from dflop.plan.space import Problem
+from dflop.plan.stage_params import stage_params
+from dflop.plan.sync import experts_gather_seconds, plan_sync_s
 from dflop.records import LLM, ParallelSpec, Plan, RunMode
 from dflop.schedule.assignment import Assignment
 from dflop.schedule.policies import QUICK, StepJob
@@ -44,11 +49,15 @@ class Grid:
     shards: int
     """Replicas that share out parameters; 1: the optimizer's states alone."""
     cost: CostModel
+    ep: int = 1
+    """Neighbouring replicas that share experts."""
+    gathers_experts: bool = False
+    """Whether a rank's experts are gathered for every pass, as its other layers are; else once per step."""
 
     @property
     def is_plain(self) -> bool:
         """Whether replicas are single ranks, held to token caps as the plans of this planner are."""
-        return self.tp * self.num_sharing == 1
+        return self.tp * self.num_sharing * self.ep == 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,26 +89,43 @@ def context_parallel_plan(problem: Problem) -> ExpertPlan | None:
     return _best(problem, CONTEXT, list(grids(problem, CONTEXT, _node_divisors(problem)[1:])))
 
 
+def expert_parallel_plan(problem: Problem) -> ExpertPlan | None:
+    """The best plan that shares out parameters and experts, at any degree of sequence parallelism; raises as above.
+
+    As VeOmni, ms-swift and torchtitan run it: groups of `ep` ranks in a node share experts, and ranks that have the
+    same ones share these out by FSDP2. They are gathered for every pass, or kept whole for a step as with
+    `reshard_after_backward=False` and gradients that are summed in the last microbatch. None without experts.
+    """
+    among = []
+    for ep in problem.spec(LLM).ep_choices:
+        for grid in grids(problem, SEQUENCE, _node_divisors(problem), ep) if ep > 1 else ():
+            among += [replace(grid, gathers_experts=way) for way in (False, True)]
+    return _best(problem, SEQUENCE, among)
+
+
 def _node_divisors(problem: Problem) -> list[int]:
     each = problem.cluster.num_processes_per_node
     return [n for n in range(1, each + 1) if each % n == 0]
 
 
-def grids(problem: Problem, sharing: Sharing, degrees: Sequence[int]) -> Iterator[Grid]:
-    """Every grid whose groups lie in a node; Ulysses' degree divides the heads of a tensor-parallel rank."""
+def grids(problem: Problem, sharing: Sharing, degrees: Sequence[int], ep: int = 1) -> Iterator[Grid]:
+    """Every grid whose groups lie in a node; Ulysses' degree divides the heads of a tensor-parallel rank.
+
+    Those that share experts have tp 1, in place of which they have sequence parallelism.
+    """
     num_processes, each = problem.cluster.num_processes, problem.cluster.num_processes_per_node
     tps = set.intersection(*(set(problem.tps(spec)) for spec in problem.specs))
     num_heads = {kind.num_heads for kind in problem.specs[-1].kinds}
     for n in degrees:
-        cost = problem.cost if n == 1 else shared_costs(problem, sharing, n)
-        for tp in sorted(tps):
+        cost = problem.cost if n == ep == 1 else shared_costs(problem, sharing, n, ep)
+        for tp in sorted(tps if ep == 1 else tps & {1}):
             if num_processes % (tp * n) or each % (tp * n) or any(heads % (tp * n) for heads in num_heads):
                 continue
-            choices = shard_choices(problem, RunMode(tp), np.array([num_processes // tp]))
+            choices = shard_choices(problem, RunMode(tp, ep=ep), np.array([num_processes // tp]))
             groups = {int(shards[0]) for shards in choices} if sharing is SEQUENCE else {1}
             for shards in sorted(groups - {0, 1} if sharing is SEQUENCE else groups):
                 if shards % n == 0 or shards == 1:
-                    yield Grid(tp, n, shards, cost)
+                    yield Grid(tp, n, shards, cost, ep)
 
 
 def _best(problem: Problem, sharing: Sharing, among: Sequence[Grid]) -> ExpertPlan | None:
@@ -113,12 +139,13 @@ def _best(problem: Problem, sharing: Sharing, among: Sequence[Grid]) -> ExpertPl
             break
         if num_fitting[grid, m] > 1 and eighths < EIGHTHS:
             continue
-        plan, n = _plan(problem, grid, m, eighths), grid.num_sharing
-        batches = _packed(problem, in_groups(plan, n))
-        if not (fits(problem, plan) if grid.is_plain else holds(problem, plan, batches.loads, n)):
+        plan, n = sharded_plan(problem, grid, m, eighths), grid.num_sharing
+        batches, freed = _packed(problem, in_groups(plan, n)), freed_bytes(problem, grid)
+        if not (fits(problem, plan) if grid.is_plain else holds(problem, plan, batches.loads, n, freed)):
             continue
         num_fitting[grid, m] += 1
-        expert = ExpertPlan(plan, grid.cost, POLICY, n, f"{sharing.name}{n}" * (n > 1), not grid.is_plain)
+        words = f"{sharing.name}{n}" * (n > 1) + " experts gathered per pass" * grid.gathers_experts
+        expert = ExpertPlan(plan, grid.cost, POLICY, n, words.strip(), not grid.is_plain, freed)
         step_s = _step_s(problem, expert, batches)
         if step_s < math.inf and (found is None or (step_s, plan.plan_id) < found[:2]):
             found = step_s, plan.plan_id, expert
@@ -159,7 +186,7 @@ def bounds(problem: Problem, grid: Grid) -> Iterator[tuple[float, int, int]]:
     ways = set.intersection(*(set(recompute_ways(problem, spec.module, grid.tp)) for spec in problem.specs))
     if not len(counts):
         return
-    least = _plan(problem, grid, int(counts[0]), 0 if False in ways else EIGHTHS)
+    least = sharded_plan(problem, grid, int(counts[0]), 0 if False in ways else EIGHTHS)
     for eighths in [n for n in range(EIGHTHS + 1) if ways >= {n > 0}]:
         total_s: Floats = np.zeros(1)
         for spec, part in zip(problem.specs, least.modules, strict=True):
@@ -176,13 +203,37 @@ def bounds(problem: Problem, grid: Grid) -> Iterator[tuple[float, int, int]]:
         yield from ((float(s), int(m), eighths) for s, m in zip(least_s, counts, strict=True))
 
 
-def _plan(problem: Problem, grid: Grid, num_microbatches: int, eighths: int) -> Plan:
+def sharded_plan(problem: Problem, grid: Grid, num_microbatches: int, eighths: int) -> Plan:
     """With so many eighths of every module's layers recomputed."""
     choice = GridChoice(
-        ParallelSpec(grid.tp, 1, problem.cluster.num_processes // grid.tp),
+        ParallelSpec(grid.tp, 1, problem.cluster.num_processes // grid.tp, ep=grid.ep),
         {spec.module: (spec.num_layers,) for spec in problem.specs},
         {spec.module: (-(-spec.num_layers * eighths // EIGHTHS),) for spec in problem.specs},
         shard_optimizer=True,
         parameter_shards=grid.shards,
     )
-    return draft(problem, num_microbatches, [choice], math.nan)
+    plan = draft(problem, num_microbatches, [choice], math.nan)
+    return _gathering_experts(problem, plan) if grid.gathers_experts else plan
+
+
+def _gathering_experts(problem: Problem, plan: Plan) -> Plan:
+    """A plan with experts whose messages come in every microbatch instead of once a step."""
+    *encoders, llm = plan.modules
+    gather_s, scatter_s = experts_gather_seconds(problem, llm)
+    llm = replace(
+        llm,
+        gather_s=tuple((gather_s + llm.gather_s).tolist()),
+        scatter_s=tuple((scatter_s + llm.scatter_s).tolist()),
+    )
+    alone = [replace(m, parallel=replace(m.parallel, ep=1)) for m in plan.modules]
+    sync_s = plan_sync_s(problem, alone, plan.num_microbatches)
+    return replace(plan, modules=(*encoders, llm), sync_s=sync_s)
+
+
+def freed_bytes(problem: Problem, grid: Grid) -> float:
+    """Weights and gradients of a rank's experts, where they are not kept whole from pass to pass."""
+    if not grid.gathers_experts:
+        return 0.0
+    spec, table = problem.spec(LLM), problem.cost.table(LLM, RunMode(grid.tp))
+    params = stage_params(spec, np.array([[spec.num_layers]]), grid.tp, grid.ep)
+    return float(params.whole_experts(table)[0, 0]) * (bytes_per_value(table.dtype) + FLOAT32_BYTES)

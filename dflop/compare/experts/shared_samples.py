@@ -12,8 +12,11 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+
 from dflop.compare.experts.expert_plan import rank_share
 from dflop.cost import curve
+from dflop.cost.expert_parallel import exchange_seconds, slower_frac
 from dflop.cost.identity import bytes_per_value, with_table_id
 from dflop.cost.link_costs import ALL_REDUCE, P2P, LinkModel
 from dflop.cost.model import CostModel
@@ -54,14 +57,21 @@ SEQUENCE = Sharing("sp", _all_to_alls_s, 1)
 CONTEXT = Sharing("cp", _ring_s, 2)
 
 
-def shared_costs(problem: Problem, sharing: Sharing, num_ranks: int) -> CostModel:
-    """Costs at tp times `num_ranks`, for groups of so many tensor-parallel groups that share samples."""
+def shared_costs(problem: Problem, sharing: Sharing, num_ranks: int, ep: int = 1) -> CostModel:
+    """Costs at tp times `num_ranks`, for groups of so many tensor-parallel groups that share samples.
+
+    With `ep` > 1 ranks share experts, too, at what that costs our plans (`dflop/cost/expert_parallel.py`).
+    """
     cost, tables, links = problem.cost, [], LinkModel(problem.cost.links)
     for spec in problem.specs:
         for tp in problem.tps(spec):
             for mode in (RunMode(tp), RunMode(tp, recompute=True)):
                 if has_table(cost, spec.module, mode):
-                    tables.append(_shared(cost.table(spec.module, mode), spec, sharing, num_ranks, links))
+                    table = _shared(cost.table(spec.module, mode), spec, sharing, num_ranks, links)
+                    if ep > 1 and spec.module == LLM:
+                        alone = cost.table(LLM, mode)
+                        table = _with_experts(table, alone, spec, ep, rank_share(LLM, num_ranks), links)
+                    tables.append(table)
     return CostModel(
         tables,
         cost.corrections,
@@ -73,24 +83,47 @@ def shared_costs(problem: Problem, sharing: Sharing, num_ranks: int) -> CostMode
 def _shared(table: CostTable, spec: ModuleSpec, sharing: Sharing, num_ranks: int, links: LinkModel) -> CostTable:
     """Of a group's microbatch, what the rank takes that has most of it."""
     share, forward, backward = rank_share(spec.module, num_ranks), curve.ZERO, curve.ZERO
-    if spec.module == LLM:
+    if spec.module == LLM and num_ranks > 1:
         latency_s, token_s = sharing.message_s(spec, table, num_ranks, links)
         forward = dataclasses.replace(curve.ZERO, layer_fixed=latency_s, layer_per_token=token_s)
         backward = curve.combine([(sharing.backward_ratio + table.recompute, forward)])
-
-    def cut(terms: CostTerms) -> CostTerms:
-        """Each rank is as far up the curve as its share of the tokens, and has all launches."""
-        part = curve.combine([(share, terms)])
-        knots = tuple(knot / share for knot in part.layer_knots)
-        return dataclasses.replace(part, layer_fixed=terms.layer_fixed, edge_fixed=terms.edge_fixed, layer_knots=knots)
 
     return with_table_id(
         dataclasses.replace(
             table,
             tp=table.tp * num_ranks,
             source="derived",
-            forward_s=curve.combine([(1.0, cut(table.forward_s)), (1.0, forward)]),
-            backward_s=curve.combine([(1.0, cut(table.backward_s)), (1.0, backward)]),
+            forward_s=curve.combine([(1.0, _cut(table.forward_s, share)), (1.0, forward)]),
+            backward_s=curve.combine([(1.0, _cut(table.backward_s, share)), (1.0, backward)]),
             activation_bytes=curve.combine([(share, table.activation_bytes)]),
         )
     )
+
+
+def _cut(terms: CostTerms, share: float) -> CostTerms:
+    """Each rank is as far up the curve as its share of the tokens, and has all launches."""
+    part = curve.combine([(share, terms)])
+    knots = tuple(knot / share for knot in part.layer_knots)
+    return dataclasses.replace(part, layer_fixed=terms.layer_fixed, edge_fixed=terms.edge_fixed, layer_knots=knots)
+
+
+def _with_experts(
+    table: CostTable, alone: CostTable, spec: ModuleSpec, ep: int, share: float, links: LinkModel
+) -> CostTable:
+    """With the rows that ranks exchange and wait for, each with such a share of the tokens; `alone` is of one rank."""
+    of_rank = np.array([share, 2 * share])
+    once_s = exchange_seconds(spec, ep, of_rank, links.line(P2P, 2, 1), bytes_per_value(table.dtype)).tolist()
+    token_s = once_s[1] - once_s[0]
+    rows = dataclasses.replace(curve.ZERO, layer_fixed=once_s[0] - token_s, layer_per_token=token_s)
+
+    def slower(terms: CostTerms) -> CostTerms:
+        return dataclasses.replace(curve.layer_part(_cut(terms, share)), layer_per_sq_token=0.0)
+
+    forward, backward = (
+        curve.combine([(1.0, terms), (times, rows), (slower_frac(spec), slower(of_one))])
+        for terms, of_one, times in (
+            (table.forward_s, alone.forward_s, 1.0),
+            (table.backward_s, alone.backward_s, 1.0 + table.recompute),
+        )
+    )
+    return with_table_id(dataclasses.replace(table, forward_s=forward, backward_s=backward))
