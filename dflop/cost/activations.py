@@ -43,11 +43,14 @@ def kind_bytes_per_token(kind: LayerKind) -> float:
 def compiled(spec: ModuleSpec, *, is_frozen: bool = False) -> ModuleSpec:
     """The LLM with compiled layers: with weights that train they keep what goes into the MLP's last Linear, too.
 
-    Kinds that are counted on their classes stay: transformers' own forward keeps more than the compiler does.
+    So do kinds that are counted on their classes.
     """
-    more = 0 if is_frozen else 1
-    kinds = ((dataclasses.replace(kind, num_mlp_tensors=kind.num_mlp_tensors + more), n) for kind, n in spec.layers)
-    return dataclasses.replace(spec, layers=tuple(kinds))
+    return spec if is_frozen else dataclasses.replace(spec, layers=tuple((_compiled(of), n) for of, n in spec.layers))
+
+
+def _compiled(kind: LayerKind) -> LayerKind:
+    counted = kind.kept_bytes_per_token and kind.kept_bytes_per_token + 2.0 * kind.mlp_width
+    return dataclasses.replace(kind, num_mlp_tensors=kind.num_mlp_tensors + 1, kept_bytes_per_token=counted)
 
 
 def edge_bytes(spec: ModuleSpec, *, is_frozen: bool = False) -> tuple[float, float]:

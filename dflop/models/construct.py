@@ -10,7 +10,7 @@ from torch import nn
 
 from dflop.models import attention
 from dflop.models.family import GENERIC, Family
-from dflop.models.fused import fuse
+from dflop.models.fusing import fuse
 from dflop.models.generic import classes
 
 

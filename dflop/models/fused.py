@@ -4,13 +4,14 @@ Hugging Face's eager RMS norm keeps its input in 32 bit and what it makes before
 type and one number per row. Hugging Face's MLPs keep what the activation makes, and behind a gate the product, too:
 both are elementwise, and made again from what goes in (Korthikanti et al., arXiv 2205.05198, section 5; Liger kernel,
 arXiv 2410.10989). Of a gated MLP that leaves two tensors of its width instead of four, of a plain one one instead of
-two. Whisper's layers hold their two Linears themselves; they stay Hugging Face's.
+two. Whisper's layers hold their two Linears themselves; they stay Hugging Face's. `fusing.py` says which modules
+these are.
 """
 
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -23,27 +24,8 @@ from dflop.models.autograd import applied
 from dflop.models.matmuls import MATMULS, PLAIN, Matmuls
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
-
-_MLPS = (
-    ("gate_proj", "up_proj", "down_proj", "act_fn"),
-    ("", "fc1", "fc2", "activation_fn"),
-    ("", "fc1", "fc2", "act"),
-    ("", "linear_fc1", "linear_fc2", "act_fn"),
-)
-"""Names of the gate, of the Linear into the MLP, of that out of it, and of the activation."""
-
-
-def fuse(model: nn.Module) -> None:
-    """Give the RMS norms and MLPs of a Hugging Face model forwards that keep less; call it before the model is cut."""
-    linear_patches(model)
-    for module in model.modules():
-        kind = type(module).__name__
-        if kind.endswith("RMSNorm"):
-            module.forward = types.MethodType(_norm, module)
-        elif kind.lower().endswith("mlp"):
-            parts = next((p for p in _MLPS if all(hasattr(module, name) for name in p if name)), None)
-            if parts is not None:
-                module.forward = types.MethodType(_mlp(*parts), module)
+Forward = Callable[[Any, torch.Tensor], torch.Tensor]
+"""Of a module, by its parameters and attributes."""
 
 
 def unfuse(layers: Iterable[nn.Module]) -> None:
@@ -70,17 +52,43 @@ def _patches(conv: nn.Conv3d, values: torch.Tensor) -> torch.Tensor:
     return F.linear(values.flatten(1), conv.weight.flatten(1), conv.bias)[..., None, None, None]
 
 
-def _norm(norm: Any, hidden: torch.Tensor) -> torch.Tensor:
-    if hidden.is_cuda:  # one kernel, which keeps as little
-        return F.rms_norm(hidden, norm.weight.shape, norm.weight, norm.variance_epsilon)
-    return applied(_RmsNorm, hidden, norm.weight, norm.variance_epsilon)
+def norm_forwards(epsilon: str) -> Iterator[Forward]:
+    """Forwards that an RMS norm with a weight may have, the first as Llama's.
+
+    Args:
+        epsilon: Attribute that is added to the variance.
+    """
+    yield from (_rms_norm(epsilon, *how) for how in ((0.0, False), (0.0, True), (1.0, True)))
 
 
-def _mlp(gate: str, up: str, down: str, activation: str) -> Callable[[Any, torch.Tensor], torch.Tensor]:
+def _rms_norm(epsilon: str, offset: float, rounds_last: bool) -> Forward:
+    """Scales by `offset + weight`; `rounds_last`: in 32 bit, where the others round what they scale."""
+
+    def forward(norm: Any, hidden: torch.Tensor) -> torch.Tensor:
+        if hidden.is_cuda and not offset:  # one kernel, which keeps as little
+            return F.rms_norm(hidden, norm.weight.shape, norm.weight, getattr(norm, epsilon))
+        return applied(_RmsNorm, hidden, norm.weight, getattr(norm, epsilon), offset, rounds_last)
+
+    return forward
+
+
+def mlp_forward(gate: str, up: str, down: str, activation: str) -> Forward:
+    """Of an MLP with these children; `gate` is empty where it has none."""
+
     def forward(mlp: Any, hidden: torch.Tensor) -> torch.Tensor:
         wide = getattr(mlp, up)(hidden)
         gating = getattr(mlp, gate)(hidden) if gate else None
         return linear_of_activation(getattr(mlp, down), getattr(mlp, activation), wide, gating)
+
+    return forward
+
+
+def packed_mlp_forward(into: str, down: str, activation: str, gate: int) -> Forward:
+    """Of an MLP whose first Linear makes the gate and what it multiplies; `gate`: which half it is."""
+
+    def forward(mlp: Any, hidden: torch.Tensor) -> torch.Tensor:
+        halves = getattr(mlp, into)(hidden).chunk(2, dim=-1)
+        return linear_of_activation(getattr(mlp, down), getattr(mlp, activation), halves[1 - gate], halves[gate])
 
     return forward
 
@@ -106,25 +114,35 @@ def linear_of_activation(
 
 class _RmsNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
-        exact = hidden.float()
+    def forward(
+        ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, epsilon: float, offset: float, rounds_last: bool
+    ) -> torch.Tensor:
+        exact = _precise(hidden)
         scale = torch.rsqrt(exact.square().mean(-1, keepdim=True) + epsilon)
         ctx.save_for_backward(hidden, weight, scale)
+        ctx.offset = offset
+        if rounds_last:
+            return ((exact * scale) * (_precise(weight) + offset)).to(hidden.dtype)
         return weight * (exact * scale).to(hidden.dtype)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         hidden, weight, scale = ctx.saved_tensors
-        normed = hidden.float() * scale
+        normed = _precise(hidden) * scale
         of_hidden = of_weight = None
         if ctx.needs_input_grad[1]:
-            of_weight = (grad * normed.to(hidden.dtype)).flatten(0, -2).sum(0, dtype=torch.float32).to(weight.dtype)
+            of_weight = (grad * normed).flatten(0, -2).sum(0).to(weight.dtype)
         if ctx.needs_input_grad[0]:
-            weighted = (grad * weight).float()
+            weighted = grad * (_precise(weight) + ctx.offset)
             along = (weighted * normed).mean(-1, keepdim=True)
             of_hidden = weighted.sub_(normed.mul_(along)).mul_(scale).to(hidden.dtype)
-        return of_hidden, of_weight, None
+        return of_hidden, of_weight, None, None, None
+
+
+def _precise(tensor: torch.Tensor) -> torch.Tensor:
+    """In 32 bit at least."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 class _LinearOfActivation(torch.autograd.Function):

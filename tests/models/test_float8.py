@@ -13,7 +13,7 @@ from torch import nn
 
 from dflop.errors import ConfigError
 from dflop.models.float8 import use_float8
-from dflop.models.fused import fuse
+from dflop.models.fusing import fuse
 from dflop.models.matmuls import MATMULS
 
 RECIPES = ("tensorwise", "rowwise")

@@ -8,11 +8,28 @@ import pytest
 import torch
 from torch import nn
 
-from dflop.models.fused import fuse
+from dflop.models.fusing import fuse
 from dflop.models.weights import build_empty
 from tests.models.tiny_families import CASES
 
 HIDDEN, WIDTH = 48, 160
+
+
+def packed_mlp() -> nn.Module:
+    from transformers import Glm4vTextConfig
+    from transformers.models.glm4v.modeling_glm4v import Glm4vTextMLP
+
+    return Glm4vTextMLP(Glm4vTextConfig(hidden_size=HIDDEN, intermediate_size=WIDTH))
+
+
+def unlike_llama() -> dict[str, nn.Module]:
+    """Norms that scale by 1 + w, or round after they scaled; an MLP whose gate shares a matrix."""
+    from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
+    from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
+    from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5RMSNorm
+
+    classes = (Gemma3RMSNorm, Qwen3_5RMSNorm, Olmo2RMSNorm)
+    return {of.__name__: of(HIDDEN) for of in classes} | {"packed MLP": packed_mlp()}
 
 
 def modules() -> dict[str, nn.Module]:
@@ -45,11 +62,19 @@ def run(module: nn.Module, dtype: torch.dtype, *, fused: bool, frozen: bool) -> 
     return {name: tensor.detach().float() for name, tensor in found.items()}
 
 
+UNLIKE = ["Gemma3RMSNorm", "Qwen3_5RMSNorm", "Olmo2RMSNorm", "packed MLP"]
+
+
 @pytest.mark.parametrize("frozen", [False, True])
-@pytest.mark.parametrize("name", ["RMS norm", "gated MLP", "plain MLP", "QuickGELU"])
+@pytest.mark.parametrize("name", ["RMS norm", "gated MLP", "plain MLP", "QuickGELU", *UNLIKE])
 def test_outputs_and_gradients_are_hugging_faces(name, frozen):
     torch.manual_seed(1)
-    module = modules()[name]
+    module = (unlike_llama() if name in UNLIKE else modules())[name]
+    for p in module.parameters() if name in UNLIKE else ():
+        nn.init.normal_(p)
+    before = {name for name, _ in vars(module).items()}
+    fuse(fused := copy.deepcopy(module))
+    assert vars(fused).keys() - before == {"forward"}
     (theirs, ours), (their_half, our_half) = (
         [run(module, dtype, fused=fused, frozen=frozen) for fused in (False, True)]
         for dtype in (torch.float32, torch.bfloat16)
@@ -58,6 +83,27 @@ def test_outputs_and_gradients_are_hugging_faces(name, frozen):
         ours_off, our_half_off, half_off = ((x[tensor] - exact).norm() for x in (ours, our_half, their_half))
         assert ours_off < 1e-6 * exact.norm(), tensor
         assert our_half_off < 1.05 * half_off + 1e-4 * exact.norm(), tensor
+
+
+class Scaled(nn.Module):
+    """Named as an MLP is, with its parts, and no MLP."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate_proj, self.up_proj = nn.Linear(HIDDEN, WIDTH), nn.Linear(HIDDEN, WIDTH)
+        self.down_proj, self.act_fn = nn.Linear(WIDTH, HIDDEN), nn.SiLU()
+
+    def forward(self, hidden):
+        return 0.5 * self.down_proj(self.act_fn(self.gate_proj(hidden)) * self.up_proj(hidden))
+
+
+def test_what_computes_something_else_keeps_its_forward():
+    from transformers.models.cohere2.modeling_cohere2 import Cohere2LayerNorm
+    from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5RMSNormGated
+
+    model = nn.ModuleList([Scaled(), Qwen3_5RMSNormGated(HIDDEN), Cohere2LayerNorm(HIDDEN), nn.LayerNorm(HIDDEN)])
+    fuse(model)
+    assert not any("forward" in vars(module) for module in model.modules())
 
 
 def test_models_to_be_filled_from_a_folder_keep_as_little_as_random_ones():

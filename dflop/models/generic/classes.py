@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dflop.models.fused import linear_patches
+from dflop.models.fusing import fuse
 
 ACTIVE = ("num_experts_per_tok", "moe_top_k", "moe_k", "top_k_experts", "num_experts_per_token")
 """Entries of configs that count a token's experts."""
@@ -86,7 +86,7 @@ def class_of(config: Any) -> Any:
 
 
 def construct(config: Any, dtype: torch.dtype, experts: str | None = None) -> nn.Module:
-    """The model of a config with transformers' own attention, in towers and decoder.
+    """The model of a config with transformers' own attention, in towers and decoder, and layers that keep little.
 
     Args:
         config: Of transformers.
@@ -100,7 +100,7 @@ def construct(config: Any, dtype: torch.dtype, experts: str | None = None) -> nn
         except ValueError as error:  # a class without it
             last = error
         else:
-            linear_patches(model)
+            fuse(model)
             return model
     assert last is not None
     raise last

@@ -22,11 +22,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.overrides import TorchFunctionMode
 
 from dflop.errors import ConfigError
 from dflop.models import attention
 from dflop.models.build import EncoderStage, Stage
+from dflop.models.fusing import Float64
 from dflop.models.generic import arrays, items
 from dflop.models.generic.classes import MARKS, build, construct, find_decoder, takes
 from dflop.models.generic.folder import reason
@@ -150,7 +150,7 @@ def compare(
     trained = _Trained(plain, made[0][0].item, middle)
     errors: dict[str, float] = {}
     for samples in made:
-        with _Float64() if is_double else contextlib.nullcontext():
+        with Float64() if is_double else contextlib.nullcontext():
             want, got = _plain_gradients(plain, samples), trained.gradients(samples)
         for module, error in _errors(want, got).items():
             errors[module] = max(errors.get(module, 0.0), error)
@@ -209,16 +209,6 @@ def _sample(model: nn.Module, length: int, medium: str, num_runs: int, seed: int
     runs = torch.full((item.num_rows,), item.token).chunk(num_runs)
     parts = [part for n, run in enumerate(runs) for part in (ids[:_BEFORE] if n == 0 else ids[:1], run)]
     return _Sample(torch.cat([*parts, ids[_BEFORE:]]), item)
-
-
-class _Float64(TorchFunctionMode):
-    """Whatever casts to float32 inside casts to float64."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        func = torch.Tensor.double if func is torch.Tensor.float else func
-        args = [torch.float64 if value is torch.float32 else value for value in args]
-        named = {k: torch.float64 if v is torch.float32 else v for k, v in (kwargs or {}).items()}
-        return func(*args, **named)
 
 
 def _loss(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:

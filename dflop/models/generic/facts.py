@@ -20,7 +20,7 @@ from dflop import files
 from dflop.models.generic.values import Structure
 from dflop.records import from_dict, parse_json, to_dict
 
-VERSION = 5
+VERSION = 6
 """Raise when anything is read differently: kept files then no longer match."""
 _SETTINGS = (
     "processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json", "tokenizer_config.json",

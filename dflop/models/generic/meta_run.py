@@ -15,6 +15,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
+from dflop.models.fusing import fuse
 from dflop.models.generic import watch
 from dflop.models.generic.classes import build, feature_function, find_decoder
 from dflop.models.generic.folder import read_config
@@ -69,9 +70,11 @@ def _selected(indices: Any) -> list[Any]:
 
 
 def empty_model(hf_config: Mapping[str, Any]) -> Any:
-    """The model of a config on meta, with attention that keeps what a fast kernel keeps."""
+    """The model of a config on meta, with layers that keep what those of training do."""
     watch.register()
-    return build(read_config(hf_config, "model.hf_config"), attention=watch.NAME, experts=watch.NAME)
+    model = build(read_config(hf_config, "model.hf_config"), attention=watch.NAME, experts=watch.NAME)
+    fuse(model)
+    return model
 
 
 def run_encoders(model: Any, kind: str, inputs: Mapping[str, Any]) -> None:

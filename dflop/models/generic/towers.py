@@ -15,6 +15,8 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from dflop.models.generic import watch
+from dflop.models.generic.arrays import GRID
+from dflop.models.generic.items import form_of
 from dflop.models.generic.lengths import Lengths, recorded
 from dflop.models.generic.meta_run import run_encoders
 from dflop.models.generic.structure import Runs, alike, kind_of
@@ -37,6 +39,8 @@ def traced_encoder(model: Any, encoder: Encoder, kind: str, items: Sequence[Mapp
         Exception: whatever the model raises where it does not take these inputs.
     """
     tower = model.get_submodule(encoder.path)
+    if kind != "audio" and form_of(model.get_submodule(encoder.path.rpartition(".")[0])) == GRID:
+        tower.config._attn_implementation = watch.PACKED  # as `items.prepare`
     layers = cast(nn.ModuleList, tower.get_submodule(encoder.layers))
     kinds = []
     for _, indices in alike(layers).items():

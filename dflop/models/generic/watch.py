@@ -24,6 +24,8 @@ from dflop.models.generic.values import AttentionCall
 
 NAME = "dflop_watched"
 """Of the attention, mask and experts functions below."""
+PACKED = "dflop_flash_watched"
+"""Of the same attention for towers that would cut packed items apart themselves."""
 _DELTA_RULE = "torch_chunk_gated_delta_rule"
 _DELTA_WIDTH = 64
 _TRACE = "dflop_trace"
@@ -48,6 +50,7 @@ def register() -> None:
     from transformers.integrations.moe import ExpertsInterface
 
     AttentionInterface.register(NAME, _attention)
+    AttentionInterface.register(PACKED, _attention)
     ExpertsInterface.register(NAME, _experts)
 
 
@@ -104,7 +107,8 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         out = q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[-1])
-        ctx.save_for_backward(q, k, v, out, q.new_empty(q.shape[:3], dtype=torch.float32))
+        token_major = (x.transpose(1, 2).contiguous() for x in (q, k, v))  # as kernels for packed samples take them
+        ctx.save_for_backward(*token_major, out, q.new_empty(q.shape[:3], dtype=torch.float32))
         return out
 
 

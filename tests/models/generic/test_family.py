@@ -12,6 +12,7 @@ import transformers
 from tokenizers import Tokenizer
 
 from dflop.config import load_model
+from dflop.cost.activations import layer_bytes_per_token
 from dflop.errors import ConfigError
 from dflop.models import load_family
 from dflop.models.generic import facts
@@ -51,6 +52,7 @@ def test_what_is_read_of_a_model_equals_its_familys_file(ask_media, tmp_path, na
         assert {key: getattr(read, key) for key in OF_MODULE} == {key: getattr(own, key) for key in OF_MODULE}
         (mine,), (theirs,) = own.kinds, read.kinds
         assert {key: getattr(theirs, key) for key in ALIKE} == {key: getattr(mine, key) for key in ALIKE}
+        assert layer_bytes_per_token(read) == pytest.approx(layer_bytes_per_token(own), rel=0.03)
         assert read.num_input_values == pytest.approx(own.num_input_values, rel=0.03)
     for item, placed in zip(items, said["placed"], strict=True):
         mine = family.place(MediaHeader(*item))

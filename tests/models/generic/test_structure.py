@@ -6,6 +6,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from dflop import resources
 from dflop.config import load_model
 from dflop.models import family_class, load_family
+from dflop.models.fusing import fuse
 from dflop.models.generic import structure, watch
 from dflop.models.generic.classes import build, find_decoder
 from dflop.models.generic.structure import read_structure
@@ -65,7 +66,9 @@ def test_flops_are_those_of_torchs_counter_over_a_real_layer():
 def test_bytes_on_the_meta_device_are_those_of_real_tensors(kind):
     """The same layers on the CPU, whose storages exist."""
     watch.register()
-    _, decoder = find_decoder(build(config_of(kind), device="cpu", attention=watch.NAME, experts=watch.NAME))
+    model = build(config_of(kind), device="cpu", attention=watch.NAME, experts=watch.NAME)
+    fuse(model)
+    _, decoder = find_decoder(model)
     for of in read_structure(config_of(kind)).kinds:
         for length in (40, 96):
             trace = structure._run(decoder, of.layers[0], length)
