@@ -15,7 +15,8 @@ class GroupConfig(Section):
     """Parameters that AdamW updates with another learning rate or weight decay than the rest."""
 
     targets: tuple[str, ...] = Field(min_length=1)
-    """Modules (`vision`), `norms`, `biases`, `embeddings`, or patterns of names (`*.merger.*`); any of them."""
+    """Modules (`vision`), `norms`, `biases`, `embeddings` (of tokens, positions and patches), or patterns of names
+    (`*.merger.*`); any of them."""
     lr_scale: float | None = Field(default=None, ge=0)
     """Factor on the learning rate."""
     weight_decay: float | None = Field(default=None, ge=0)
@@ -34,7 +35,7 @@ class TrainConfig(Section):
     learning_rate: float = Field(default=1e-3, gt=0)
     warmup_steps: int = Field(default=4, ge=0)
     lr_decay: Literal["cosine", "linear", "wsd", "constant"] = "cosine"
-    """How the learning rate falls behind the warm-up, in every stage; `wsd` stays, then falls in the last steps."""
+    """How the learning rate changes after the warm-up, per stage; `wsd` holds the peak and falls in the last steps."""
     lr_floor_frac: float = Field(default=0.1, ge=0, le=1)
     """Learning rate at the end, as a share of its peak; `constant` has none."""
     lr_decay_frac: float = Field(default=0.2, gt=0, le=1)

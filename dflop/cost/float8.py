@@ -46,7 +46,7 @@ class Linears:
 
 
 def float8_linears(spec: ModuleSpec, tp: int) -> Linears:
-    """Those of a mean layer: what enters column Linears and leaves row ones is whole on each of `tp` ranks."""
+    """FP8 Linears of an average layer; each of `tp` ranks has whole inputs of column and outputs of row Linears."""
     h = spec.hidden_size
 
     def of(kind: LayerKind) -> tuple[float, float, float]:

@@ -124,12 +124,12 @@ class Rank:
         if seat.rank == 0:
             say(f"attention: {kernel}" + ("; decoder layers are compiled" if config.train.compile else ""))
         model, weights = first_weights(config, family, tokenizer)
-        of = config.train
-        check_targets(of.groups, family.modules, [name for name, _ in model.named_parameters()])
-        rates = OptimizerSettings(of.learning_rate, of.weight_decay, of.betas, of.eps, of.groups)
+        train = config.train
+        check_targets(train.groups, family.modules, [name for name, _ in model.named_parameters()])
+        rates = OptimizerSettings(train.learning_rate, train.weight_decay, train.betas, train.eps, train.groups)
         made = apply_plan(
             model, family, plan, seat, groups, device, kernel=kernel, rates=rates, frozen=self.stage.frozen,
-            weights=weights, compiler=INDUCTOR if config.train.compile else EAGER, fp8=config.train.fp8,
+            weights=weights, compiler=INDUCTOR if train.compile else EAGER, fp8=train.fp8,
         )  # fmt: skip
         if (part := seat.part(LLM)) is not None and seat.tp_rank == 0:
             (layers,) = (stage.layers for stage in made.stages if isinstance(stage, LlmStage))

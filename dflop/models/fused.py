@@ -99,8 +99,8 @@ def linear_of_activation(
     """`linear(activation(wide))`, or `linear(activation(gate) * wide)`, keeping `wide` and `gate` alone.
 
     Args:
-        linear: A Linear, one that holds some of the inputs and sums over ranks by its `sum_parts`, or one that
-            multiplies by `Matmuls` of its own.
+        linear: A Linear, one that holds some of the inputs and sums over ranks by its `sum_parts`, or one with
+            another `Matmuls` than `PLAIN`.
         activation: Elementwise, without parameters.
         wide: `[..., in]`.
         gate: `[..., in]` or None.

@@ -107,7 +107,7 @@ def _mlp_forwards(linears: Mapping[str, nn.Linear], activation: str) -> Iterator
 
 
 def _error(module: nn.Module, forward: Forward, dtype: torch.dtype) -> float:
-    """Difference of outputs and gradients of a small copy, relative to those of its own forward; the largest one."""
+    """Largest relative difference of output and gradients between the class's forward and ours, on a small copy."""
     generator = torch.Generator().manual_seed(0)
     small, width = _small(module, generator)
     small.to(dtype)

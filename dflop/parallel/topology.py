@@ -146,13 +146,13 @@ class Groups:
     tensor: dist.ProcessGroup
     """Tensor-parallel ranks of this rank's stage and replica, in the order of their parts."""
     shards: dist.ProcessGroup | None = None
-    """Those of `replicas` that share out parameters with this rank; None: none do."""
+    """FSDP2 group of this rank, within `replicas`; None: parameters are not sharded."""
     copies: dist.ProcessGroup | None = None
-    """Those of `replicas` that hold the same part of parameters; None: no other does."""
+    """Ranks of `replicas` with the same shard (HSDP); None: this rank is the only one."""
     experts: dist.ProcessGroup | None = None
-    """Those of `replicas` that share every layer's experts with this rank, in the order of the experts; None: none."""
+    """Expert-parallel group, within `replicas`, in the order of the experts; None: ep is 1."""
     expert_shards: dist.ProcessGroup | None = None
-    """Those of `shards` that share out the parameters of the same experts with this rank; None: it has all experts."""
+    """FSDP2 group of this rank's experts, within `shards`; None: ep is 1."""
     context: dist.ProcessGroup | None = None
     """Context-parallel ranks of this rank's stage, dp rank and tp rank; None: it has its samples for itself."""
     tied: dist.ProcessGroup | None = None

@@ -54,8 +54,7 @@ class SearchSpace:
     eps: tuple[int, ...] | None = None
     """Expert-parallel degrees of such plans; None: 1, 2, 4, 8 on GPUs, as far as they divide experts and nodes."""
     folds_experts: bool = False
-    """Whether experts may be shared beside tensor parallelism and without FSDP2, as Megatron-LM's parallel folding does
-    it; this engine cannot."""
+    """Whether ep may be combined with tp and ZeRO-1 (Megatron-LM's parallel folding); the engine refuses both."""
     recompute: tuple[bool, ...] = (False, True)
     shard_optimizer: bool = True
     """Whether data-parallel replicas may share out the optimizer's states (ZeRO-1)."""

@@ -47,7 +47,7 @@ class StageParams:
     """The largest of a layer; `num_matrices` of the stage are that large."""
     num_matrices: Ints
     ep: int = 1
-    """Replicas that share experts; tensor-parallel ranks beside them are none."""
+    """Expert-parallel degree in replicas, tensor-parallel ranks not counted."""
     experts: Ints | int = 0
     """Of `layers`, those of experts that `ep` replicas share, all together; `largest_layers` are without them."""
     largest_experts: Ints | int = 0

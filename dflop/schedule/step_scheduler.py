@@ -120,7 +120,7 @@ def warm() -> None:
     tokens, seconds = np.array([5, 4, 3, 2, 1, 1], dtype=np.int64), np.array([5.0, 1.0, 3.0, 1.0, 1.0, 1.0])
     balance_ranks(seconds, tokens, 2, cap_tokens=10, num_microbatches=2, max_evals=100, tolerance=0.0)
     split_items(tokens % 2, seconds, 2, 2)
-    # Two slots of two ranks behind one encoder.
+    # Two microbatches on two ranks, fed by one encoder.
     step = LinearStep(
         num_slots=2, num_ranks=2, chain_s=seconds[None], chain_slowness=np.ones((1, 2)), slot_s=seconds[None],
         largest_s=seconds[None], tokens=tokens, num_items=np.ones((1, len(tokens)), dtype=np.int64),
