@@ -114,11 +114,12 @@ def balance_ranks(
         none = np.zeros(0, dtype=np.int64)
         return RankPlan(none, none, num_microbatches or 1, 0.0, 0.0, 0)
     pace, is_uneven = _paces(slowness, num_ranks)
-    unit_s = _unit(seconds_s, fixed_s, UNITS - PACE_UNITS if is_uneven else UNITS)
+    again = rerun or Rerun(np.zeros(len(seconds_s)), 0.0, ())
+    total_s = max(_total(seconds_s, fixed_s), _total(again.seconds_s, again.fixed_s) * len(again.limits))
+    unit_s = _unit(total_s, UNITS - PACE_UNITS if is_uneven else UNITS)
     tick_s = math.ldexp(unit_s, -PACE_UNITS) if is_uneven else unit_s
     # Equally fast ranks that wait in every slot wait for its fixed part in any case: it is left out of the search.
     is_fixed_apart = sync == "microbatch" and not is_uneven
-    again = rerun or Rerun(np.zeros(len(seconds_s)), 0.0, ())
     clipped = np.minimum(num_tokens, cap_tokens).astype(np.int64)
 
     def problem(num_slots: int) -> RankProblem:
@@ -289,9 +290,12 @@ def _paces(slowness: Floats | None, num_ranks: int) -> tuple[Ints, bool]:
     return np.maximum(1, np.rint(np.ldexp(slowness, PACE_UNITS))).astype(np.int64), True
 
 
-def _unit(seconds_s: Floats, fixed_s: float, num_bits: int) -> float:
+def _total(seconds_s: Floats, fixed_s: float) -> float:
+    return math.fsum(seconds_s.tolist()) + fixed_s * len(seconds_s)
+
+
+def _unit(total_s: float, num_bits: int) -> float:
     """Seconds per integer unit, a power of two: every machine rounds alike. Never below what floats can divide by."""
-    total_s = math.fsum(seconds_s.tolist()) + fixed_s * len(seconds_s)
     unit_s = math.ldexp(1.0, math.frexp(total_s)[1] - num_bits)
     return max(unit_s, sys.float_info.min) if total_s > 0 else 1.0
 

@@ -23,6 +23,7 @@ from dflop.steps import replanning, reprofile, submit
 from dflop.steps.follow import Listener, Meanwhile, follow_jobs, ingest_run, refuse_if_cancelled
 from dflop.steps.next_plan import came_to_nothing, live_job
 from dflop.steps.replanning import Advice
+from dflop.store.lease import Claim
 from dflop.store.reader import Reader
 
 
@@ -97,6 +98,12 @@ def _last_state(run: RunDir, mode: str) -> JobState | None:
     return state
 
 
+def _is_latest(run: RunDir, mode: str, holder: Claim) -> bool:
+    """Whether a run is held by a process of the newest job that trains or compares."""
+    handle, _ = Journal(run.path, run.run_id).latest().get(submit.train_key(run, mode), (None, None))
+    return handle is not None and holder.job.split()[:1] + holder.job.split()[-1:] == [handle.backend, handle.job_id]
+
+
 def wants_comparison(run: RunDir) -> bool:
     """Whether the data-blind comparison is still to be trained."""
     return run.config().compare.num_batches > 0 and _last_state(run, COMPARE) != JobState.DONE
@@ -136,8 +143,9 @@ async def _follow(
                 run, launcher, [spec], to, keep_done=False, meanwhile=meanwhile, every_s=every_s
             )
         except LaunchError as error:
-            # It may have begun when another one held the run, and ended for it.
-            if await asyncio.to_thread(trainer_of, run, mode) is None:
+            # Another job may have held the run when this one began. What still lives of this one is no other job.
+            holder = await asyncio.to_thread(trainer_of, run, mode)
+            if holder is None or _is_latest(run, mode, holder):
                 raise
             to.say(f"{error.what.splitlines()[0]}; following the job that trains")
         else:

@@ -60,8 +60,12 @@ def problems(draw):
 DENORMAL = {"num_ranks": 1, "fixed_s": 0.0, "sync": "step", "cap_tokens": 100, "rerun": None}
 
 
+FREE = {"num_ranks": 1, "fixed_s": 0.0, "sync": "step", "cap_tokens": 100, "rerun": Rerun(np.zeros(1), 0.1, (20,))}
+
+
 @settings(max_examples=80, deadline=None)
 @example((np.array([5e-324]), np.array([1]), DENORMAL))
+@example((np.zeros(1), np.array([30]), FREE))
 @given(problems())
 def test_every_sample_once_within_the_cap_no_rank_without_work_and_never_worse_than_simple_orders(problem):
     s, tokens, given = problem

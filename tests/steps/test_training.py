@@ -17,6 +17,7 @@ from dflop.steps import replanning, reprofile, submit, training
 from dflop.steps.follow import Listener
 from dflop.steps.next_plan import next_plan
 from dflop.steps.replanning import Advice
+from dflop.store.lease import Claim
 from dflop.store.reader import Reader
 from tests.builders import make_table
 from tests.jobs.made import save_step
@@ -134,6 +135,21 @@ def test_a_drivers_job_that_ended_because_another_one_trains_is_succeeded_by_tha
     assert asyncio.run(training.train(run, PlayedLauncher(), Listener(lines.append))).is_over
     told = "job `train` failed: the run is being trained by job 12; following the job that trains"
     assert (len(calls), lines) == (3, [told, told])
+
+
+def test_what_is_left_of_a_failed_job_is_not_followed(run, monkeypatch):
+    """A rank was killed: rank 0 holds its claim until it ends, a moment after its launcher has seen the end."""
+    launcher = PlayedLauncher(JobState.FAILED)
+
+    def holder(*_: object) -> Claim | None:
+        return next(
+            (Claim(1, "here", "2026-11-20T12:00:00Z", job=f"played {number}") for number in launcher.state), None
+        )
+
+    monkeypatch.setattr(training, "trainer_of", holder)
+    with pytest.raises(LaunchError, match="the job is failed"):
+        asyncio.run(asyncio.wait_for(training.train(run, launcher, Listener(print)), 30))
+    assert len(launcher.state) == 1
 
 
 def test_decisions_are_told_once(run, monkeypatch):
