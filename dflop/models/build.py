@@ -308,16 +308,20 @@ class LlmStage(Stage):
         return {"deepstack_visual_embeds": features} if features else {}
 
     def loss(
-        self, hidden: torch.Tensor, where: torch.Tensor, targets: torch.Tensor, num_tokens: int = 1
-    ) -> torch.Tensor:
+        self, hidden: torch.Tensor, where: torch.Tensor, targets: torch.Tensor, num_tokens: int = 1,
+        of_tokens: torch.Tensor | None = None,
+    ) -> torch.Tensor:  # fmt: skip
         """Cross entropies of `targets` predicted at positions `where`, their sum over `num_tokens` (last stage only).
+
+        `of_tokens` takes each of them, as in `head_loss`.
 
         Raises:
             RuntimeError: this is another stage.
         """
         if self.head is None:
             raise RuntimeError("only the last LLM stage has a head")
-        return self.head_loss(hidden.index_select(0, where), self.head.weight, self.head.bias, targets, num_tokens)
+        head, rows = self.head, hidden.index_select(0, where)
+        return self.head_loss(rows, head.weight, head.bias, targets, num_tokens, of_tokens)
 
 
 def _of_keys(cu_seqlens: torch.Tensor, earlier: attention.Earlier | None, device: torch.device) -> dict[str, Any]:

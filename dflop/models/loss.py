@@ -35,7 +35,7 @@ class HeadLoss(Protocol):
 
     def __call__(
         self, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor,
-        num_tokens: int,
+        num_tokens: int, of_tokens: torch.Tensor | None = None,
     ) -> torch.Tensor: ...  # fmt: skip
 
 
@@ -44,8 +44,8 @@ def _alone(values: torch.Tensor, *, maximum: bool = False) -> torch.Tensor:
 
 
 def head_loss(
-    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor, num_tokens: int, *,
-    first: int = 0, reduce: Reduce = _alone,
+    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor, num_tokens: int,
+    of_tokens: torch.Tensor | None = None, *, first: int = 0, reduce: Reduce = _alone,
 ) -> torch.Tensor:  # fmt: skip
     """Sum of cross entropies over `num_tokens`, the same number on every rank; the backward pass exchanges nothing.
 
@@ -55,20 +55,23 @@ def head_loss(
         bias: `[rows]`, or None.
         targets: int64 `[tokens]`, ids of the whole vocabulary, the same on every rank.
         num_tokens: What the sum is divided by, before gradients are rounded to the type of hidden states.
+        of_tokens: float32 `[tokens]`, takes the cross entropy of each; None: only their sum is wanted.
         first: Id of the first row.
         reduce: How ranks exchange numbers: called twice per chunk, for `[tokens]` and for `[2, tokens]`.
 
     Returns:
         float32 scalar.
     """
-    return applied(_HeadLoss, hidden, weight, bias, targets, num_tokens, first, reduce, torch.is_grad_enabled())
+    return applied(
+        _HeadLoss, hidden, weight, bias, targets, num_tokens, of_tokens, first, reduce, torch.is_grad_enabled()
+    )
 
 
 class _HeadLoss(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor,
-        num_tokens: int, first: int, reduce: Reduce, is_training: bool,
+        num_tokens: int, of_tokens: torch.Tensor | None, first: int, reduce: Reduce, is_training: bool,
     ) -> torch.Tensor:  # fmt: skip
         needed = [is_training and needs for needs in ctx.needs_input_grad[:3]]
         of_hidden = torch.empty_like(hidden) if needed[0] else None
@@ -80,7 +83,10 @@ class _HeadLoss(torch.autograd.Function):
         for start in range(0, len(hidden), loss_size.CHUNK_TOKENS):
             chunk = slice(start, start + loss_size.CHUNK_TOKENS)
             logits = F.linear(hidden[chunk], weight, bias)
-            loss += _cross_entropies(logits, targets[chunk] - first, num_tokens, reduce, needs_error=any(needed))
+            of_chunk = _cross_entropies(logits, targets[chunk] - first, num_tokens, reduce, needs_error=any(needed))
+            loss += of_chunk.sum()
+            if of_tokens is not None:
+                of_tokens[chunk] = of_chunk
             if of_hidden is not None:
                 torch.mm(logits, weight, out=of_hidden[chunk])
             _accumulate(of_weight, of_bias, logits, hidden[chunk], is_first=not start)
@@ -94,13 +100,13 @@ class _HeadLoss(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (of_hidden,), of_head = ctx.saved_tensors, ctx.of_head
         del ctx.of_head
-        return *(None if made is None else made.mul_(grad) for made in (of_hidden, *of_head)), *5 * (None,)
+        return *(None if made is None else made.mul_(grad) for made in (of_hidden, *of_head)), *6 * (None,)
 
 
 def _cross_entropies(
     logits: torch.Tensor, targets: torch.Tensor, num_tokens: int, reduce: Reduce, *, needs_error: bool
 ) -> torch.Tensor:
-    """Sum over one chunk; the gradient of the logits takes their place if it is needed.
+    """Those of one chunk, `[tokens]`; the gradient of the logits takes their place if it is needed.
 
     Args:
         logits: `[tokens, rows]`.
@@ -124,7 +130,7 @@ def _cross_entropies(
             logits[rows] = torch.sub(logits[rows], shift[rows, None]).exp_()
         error = torch.expm1(of_target - log_total) / num_tokens
         logits[at_target] = error.to(logits.dtype).where(is_mine, logits[at_target])
-    return (log_total - of_target).sum()
+    return log_total - of_target
 
 
 def _accumulate(

@@ -174,10 +174,12 @@ def shard_head(head: nn.Linear, *, tied: bool, group: dist.ProcessGroup) -> tupl
         return all_reduce(values, group, maximum=maximum)
 
     def loss(
-        hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor, num_tokens: int
-    ) -> torch.Tensor:
+        hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor, num_tokens: int,
+        of_tokens: torch.Tensor | None = None,
+    ) -> torch.Tensor:  # fmt: skip
         rows = sum_backward(weight, group)[first:end] if tied else weight
-        return head_loss(sum_backward(hidden, group), rows, bias, targets, num_tokens, first=first, reduce=reduce)
+        summed = sum_backward(hidden, group)
+        return head_loss(summed, rows, bias, targets, num_tokens, of_tokens, first=first, reduce=reduce)
 
     return loss, replaced
 

@@ -26,8 +26,8 @@ from dflop.train.inputs import EncoderInput, LlmInput, MicrobatchInput
 from dflop.train.liveness import Activity
 from dflop.train.routes import Crossing, crossings, needs_grad
 from dflop.train.sends import Sends
-from dflop.train.stages import RankModel
-from dflop.train.step_trace import DeviceClock, Mark, StepTrace, visit
+from dflop.train.stages import RankModel, mode
+from dflop.train.step_trace import DeviceClock, Mark, StepTrace, sums_of_samples, visit
 
 Shape = tuple[int, int]
 """Rows and width of a message."""
@@ -89,7 +89,7 @@ class Engine:
 
     def run(
         self, inputs: Sequence[MicrobatchInput | None], *, num_loss_tokens: int,
-        before_last_backward: Callable[[], None] = lambda: None,
+        before_last_backward: Callable[[], None] = lambda: None, is_training: bool = True,
     ) -> StepTrace:  # fmt: skip
         """Every microbatch, in 1F1B order; gradients are left in `.grad`, not yet reduced.
 
@@ -97,6 +97,7 @@ class Engine:
             inputs: One entry per microbatch, None where this rank has no work.
             num_loss_tokens: Supervised tokens of the healthy samples of the whole global batch.
             before_last_backward: Called in front of this rank's last backward pass, if it has one.
+            is_training: False runs the forward passes alone, in evaluation mode and without gradients.
 
         Raises:
             TrainError: naming rank, stage, phase and microbatch.
@@ -104,16 +105,19 @@ class Engine:
         self._sends = {is_forward: Sends() for is_forward in (True, False)}
         self._in_flight: dict[int, _InFlight] = {}
         self._losses: dict[int, torch.Tensor] = {}
+        self._of_tokens: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._clock = DeviceClock(self._device)
         self._posted: dict[tuple[bool, int, int], tuple[torch.Tensor, dist.Work]] = {}
+        self._is_training = is_training
         # Who sends to this stage has one more stage between itself and the loss.
-        self._returned = returned(actions(len(inputs), self._num_stages_after + 1))
-        own = actions(len(inputs), self._num_stages_after)
+        self._returned = returned(self._actions(len(inputs), self._num_stages_after + 1))
+        own = self._actions(len(inputs), self._num_stages_after)
         todo = [(action, given) for action in own if (given := inputs[action.microbatch]) is not None]
-        marked = [
-            self._act(action, given, following, num_loss_tokens, before_last_backward)
-            for (action, given), following in itertools.zip_longest(todo, todo[1:])
-        ]
+        with mode(self._stage_of.values(), is_training=is_training):
+            marked = [
+                self._act(action, given, following, num_loss_tokens, before_last_backward)
+                for (action, given), following in itertools.zip_longest(todo, todo[1:])
+            ]
         self._activity.waits("the last messages it sent")
         for sends in self._sends.values():
             sends.settle_all()
@@ -121,7 +125,12 @@ class Engine:
         visits = [visit(action, self._clock.read(marks), *moved) for action, marks, *moved in marked]
         losses = torch.stack(list(self._losses.values())).tolist() if self._losses else []  # read at once
         by_microbatch = dict(zip(self._losses, losses, strict=True))
-        return StepTrace(by_microbatch, self._clock.started_at_s, end.wall_s, visits)
+        return StepTrace(by_microbatch, self._clock.started_at_s, end.wall_s, visits, sums_of_samples(self._of_tokens))
+
+    def _actions(self, num_microbatches: int, num_stages_after: int) -> list[Action]:
+        """What a stage runs: in evaluation the forward passes of the same order."""
+        found = actions(num_microbatches, num_stages_after)
+        return [action for action in found if self._is_training or action.phase == "F"]
 
     def _act(
         self, action: Action, given: MicrobatchInput, following: tuple[Action, MicrobatchInput] | None,
@@ -174,11 +183,14 @@ class Engine:
                 carry[part.module] = self._encode(part.module, stage, given.encoders[part.module])
         self._marks.append(self._clock.mark())
         state.outputs = self._ways_out(k, given, carry)
-        self._in_flight[k] = state
+        if self._is_training:
+            self._in_flight[k] = state
         for output in state.outputs:
             for way in output.ways:
                 whole = output.tensor.detach()
                 self._send(whole if way.rows is None else whole.index_select(0, way.rows), way, is_forward=True)
+                if not self._is_training:  # no gradient will show that it has arrived
+                    self._sends[True].settle(way.peers, k - 1)
 
     def _encode(self, module: str, stage: EncoderStage, given: EncoderInput) -> torch.Tensor:
         context = self._groups.context
@@ -213,9 +225,11 @@ class Engine:
             result: torch.Tensor = hidden
             return result
         where, targets = self._here(given.loss_where), self._here(given.loss_targets)
-        loss: torch.Tensor = stage.loss(hidden, where, targets, max(num_loss_tokens, 1))
+        of_tokens = torch.empty(len(targets), device=self._device)
+        loss: torch.Tensor = stage.loss(hidden, where, targets, max(num_loss_tokens, 1), of_tokens)
         if self._seat.tp_rank == 0:
             self._losses[k] = loss.detach()
+            self._of_tokens.append((given.loss_sample, of_tokens))
         return loss
 
     def _own_rows(self, module: str, given: LlmInput, carry: dict[str, torch.Tensor]) -> torch.Tensor:

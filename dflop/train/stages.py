@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +19,7 @@ from dflop.parallel.part import Part
 from dflop.parallel.stages import Piece, build_stages
 from dflop.parallel.topology import Groups, Seat
 from dflop.records import FP8_OFF, LLM, Plan
-from dflop.train.fsdp import shard_parameters
+from dflop.train.fsdp import shard_parameters, sharded_modules
 from dflop.train.optim import Optimizer, OptimizerSettings, make_optimizer
 from dflop.train.reduce import GradientReducer
 from dflop.train.routes import Trains
@@ -116,6 +117,19 @@ def pieces_of(
         )
         pieces.append(piece)
     return pieces
+
+
+@contextmanager
+def mode(stages: Collection[Stage], *, is_training: bool) -> Iterator[None]:
+    """Gradients and training mode, in which stages are built, or neither; evaluation ends with weights resharded."""
+    for stage in () if is_training else stages:
+        stage.eval()
+    with torch.set_grad_enabled(is_training):
+        yield
+    for stage in () if is_training else stages:
+        stage.train()
+        for module in sharded_modules(stage):
+            module.reshard()  # what a backward pass would let go of
 
 
 def _trains(plan: Plan, frozen: Collection[str]) -> Trains:

@@ -15,11 +15,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from dflop.records import StepObservation
 from dflop.simulate.order import Action
 
+Floats = npt.NDArray[np.float64]
 WHOLE_STEP = -1
 """Microbatch of what belongs to none."""
 
@@ -107,6 +110,14 @@ def visit(action: Action, readings: Sequence[Reading], received_bytes: int, sent
     return Visit(action.phase == "F", action.microbatch, *times, compute_s, received_bytes, sent_bytes)
 
 
+def sums_of_samples(of_tokens: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Floats:
+    """Sums per sample of (position of each token's sample, its cross entropy), in float64; reads the device once."""
+    if not of_tokens:
+        return np.zeros(0)
+    samples, losses = (torch.cat(each).cpu().numpy() for each in zip(*of_tokens, strict=True))
+    return np.bincount(samples, losses).astype(np.float64)  # integers where there is no token
+
+
 @dataclass(slots=True)
 class StepTrace:
     """What `Engine.run` measured."""
@@ -119,6 +130,9 @@ class StepTrace:
     """From there to its end."""
     visits: list[Visit] = field(default_factory=list)
     """In the order in which they were made."""
+    sample_losses: Floats = field(default_factory=lambda: np.zeros(0))
+    """Summed cross entropies of the tokens that this rank has of each sample, by position in the global batch, up to
+    the last one with any."""
 
     @property
     def loss(self) -> float:

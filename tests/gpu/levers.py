@@ -92,7 +92,7 @@ def loss_at_once(whole: Whole) -> Iterator[None]:
     """All logits of a microbatch in float32."""
     kept = whole.llm.head_loss
 
-    def at_once(hidden: Any, weight: Any, bias: Any, targets: Any, num_tokens: int) -> torch.Tensor:
+    def at_once(hidden: Any, weight: Any, bias: Any, targets: Any, num_tokens: int, _of_tokens: Any) -> torch.Tensor:
         logits = torch.nn.functional.linear(hidden, weight, bias).float()
         return torch.nn.functional.cross_entropy(logits, targets, reduction="sum") / num_tokens
 

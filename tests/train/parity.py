@@ -159,7 +159,7 @@ def run_trial(trial: Trial, folder: Path) -> list[list[Step]]:
 
 
 def train(rank: int, folder: Path, trial: Trial) -> list[Step]:
-    """The steps of one rank of a trial, run by feed, engine and reducer."""
+    """The steps of one rank of a trial, run by feed, engine and reducer; in front of the last, its loss alone."""
     exact_on(trial.device)
     subject = trial.subject
     it = Rank(
@@ -168,13 +168,22 @@ def train(rank: int, folder: Path, trial: Trial) -> list[Step]:
     )  # fmt: skip
     trained = {n: p for n, p in it.names.items() if p.requires_grad}
     steps = []
-    for batch, step_plan in zip(subject.batches, trial.step_plans, strict=True):
+    for number, (batch, step_plan) in enumerate(zip(subject.batches, trial.step_plans, strict=True), 1):
+        seen = _loss_alone(it, trial, batch, step_plan) if number == len(subject.batches) else None
         with patch.object(offload, "LEAST_BYTES", 0):
             norm, loss = it.reduce(it.step(subject.source(batch), batch, step_plan, trial.bad_positions))
+        assert seen is None or math.isclose(seen, loss, rel_tol=TOLERANCE), "loss of forward passes"
         steps.append((loss, norm, {n: _whole(n, p, it) for n, p in trained.items()}))
         descend(trained.values(), subject)
         it.reducer.zero()
     return steps
+
+
+def _loss_alone(it: Rank, trial: Trial, batch: Sequence[SampleShape], step_plan: StepPlan) -> float:
+    """The loss of a global batch by forward passes, which leave nothing behind."""
+    trace = it.step(trial.subject.source(batch), batch, step_plan, trial.bad_positions, is_training=False)
+    assert not any(p.grad is not None and p.grad.any() for p in it.names.values())
+    return it.reducer.totals(trace.loss)[1]
 
 
 def _whole(name: str, parameter: torch.Tensor, it: Rank) -> torch.Tensor:

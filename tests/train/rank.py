@@ -82,20 +82,22 @@ class Rank:
         return self.feed(source).prepare(step_plan)
 
     def step(
-        self, source: SampleSource, batch: Sequence[SampleShape], step_plan: StepPlan, bad: Collection[int] = ()
+        self, source: SampleSource, batch: Sequence[SampleShape], step_plan: StepPlan, bad: Collection[int] = (),
+        is_training: bool = True,
     ) -> StepTrace:  # fmt: skip
         """The passes of a global batch; samples at the positions in `bad` carry no loss."""
-        return self.run(self.prepare(source, step_plan).microbatches, batch, bad)
+        return self.run(self.prepare(source, step_plan).microbatches, batch, bad, is_training)
 
     def run(
-        self, microbatches: Sequence[MicrobatchInput | None], batch: Sequence[SampleShape], bad: Collection[int] = ()
+        self, microbatches: Sequence[MicrobatchInput | None], batch: Sequence[SampleShape], bad: Collection[int] = (),
+        is_training: bool = True,
     ) -> StepTrace:  # fmt: skip
         """The same of a step that was prepared."""
         healthy = torch.tensor([position not in bad for position in range(len(batch))])
         tokens = sum(s.num_supervised_tokens for s, good in zip(batch, healthy, strict=True) if good)
         masked = [given and given.masked(healthy) for given in microbatches]
         last = self.reducer.expect_last_backward
-        return self.engine.run(masked, num_loss_tokens=tokens, before_last_backward=last)
+        return self.engine.run(masked, num_loss_tokens=tokens, before_last_backward=last, is_training=is_training)
 
     def reduce(self, trace: StepTrace) -> tuple[float, float]:
         """Sums of gradients, left in `.grad`; their norm and the loss of the global batch."""

@@ -148,29 +148,32 @@ class GenericLlmStage(LlmStage):
         return {"per_layer_inputs": per_layer.unflatten(1, self._per_layer)[None], **self._deep(hidden)}
 
     def loss(
-        self, hidden: torch.Tensor, where: torch.Tensor, targets: torch.Tensor, num_tokens: int = 1
-    ) -> torch.Tensor:
+        self, hidden: torch.Tensor, where: torch.Tensor, targets: torch.Tensor, num_tokens: int = 1,
+        of_tokens: torch.Tensor | None = None,
+    ) -> torch.Tensor:  # fmt: skip
         if self._final.capped is None:
             scaled = hidden if self._final.scale == 1.0 else hidden * self._final.scale
-            return super().loss(scaled, where, targets, num_tokens)
+            return super().loss(scaled, where, targets, num_tokens, of_tokens)
         assert self.head is not None, "only the last LLM stage has a head"
         if self.head_loss is not head_loss:
             raise ConfigError("logits with a cap need all of the vocabulary", where="plan", hint="use tp = 1 for `llm`")
-        sums = [
+        found = [
             checkpoint(self._cross_entropies, rows, wanted, use_reentrant=False, preserve_rng_state=False)
             for rows, wanted in zip(
                 hidden.index_select(0, where).split(loss_size.CHUNK_TOKENS), targets.split(loss_size.CHUNK_TOKENS),
                 strict=True,
             )
         ]  # fmt: skip
-        return torch.stack(sums).sum() / num_tokens
+        if of_tokens is not None:
+            torch.cat([each.detach() for each in found], out=of_tokens)
+        return torch.stack([each.sum() for each in found]).sum() / num_tokens
 
     def _cross_entropies(self, rows: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         assert self._final.capped is not None
         assert self.head is not None
         logits = self._final.capped(self.head(rows))
         precise = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        return F.cross_entropy(precise, targets, reduction="sum")
+        return F.cross_entropy(precise, targets, reduction="none")
 
     def _replace(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if args:

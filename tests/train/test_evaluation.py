@@ -1,0 +1,60 @@
+"""Forward passes alone: the loss of every sample equals a plain loop over the batch, whatever the layout.
+
+That they leave no gradient, and see the weights that steps before them updated, is asserted in every layout of
+`parity.py`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from dflop.records import LLM
+from tests.train.layouts import LAYOUTS, MIXED, ONE, OTHERS, Layout
+from tests.train.parity import TOLERANCE, exact_on
+from tests.train.rank import Rank
+from tests.train.ranks import run_ranks
+
+EVALUATED = {
+    "inline dp2": Layout(ONE, dp=2),
+    "vision + llm pp2, bad samples": Layout({"vision": (1, 1), LLM: (2, 1)}, bad=(1, 4)),
+    "inline pp2, mixed stage, frozen": Layout(MIXED, frozen=("vision.tower", "audio.tower", LLM)),
+    "inline tp2 dp2, sharded": LAYOUTS["inline tp2 dp2, sharded"],
+    "inline dp4, sharded in twos": LAYOUTS["inline dp4, sharded in twos"],
+    "inline cp3": OTHERS["inline cp3"],
+}
+IN_LANE = ("inline pp2, mixed stage, frozen", "inline dp4, sharded in twos", "inline dp2")
+
+
+def losses_of_samples(rank, folder, trial):
+    """By position, summed over ranks: of forward passes alone, and of the step after them."""
+    exact_on("cpu")
+    subject = trial.subject
+    it = Rank(rank, trial.plan, subject.family, subject.build(), frozen=trial.frozen)
+    batch, found = subject.batches[0], []
+    for is_training in (False, True):
+        trace = it.step(subject.source(batch), batch, trial.step_plans[0], trial.bad_positions, is_training)
+        assert all(stage.training for stage in it.stages)
+        of_rank = trace.sample_losses
+        found.append(np.pad(of_rank, (0, len(batch) - len(of_rank))))
+    summed = torch.from_numpy(np.stack(found))
+    dist.all_reduce(summed)
+    return summed.numpy()
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.lane("layouts")] if n in IN_LANE else []) for n in EVALUATED]
+)
+def test_every_samples_loss_equals_a_plain_loop(name, tmp_path):
+    layout = EVALUATED[name]
+    subject, plain = layout.subject, layout.subject.plain()
+    with torch.no_grad():
+        expected = [
+            0.0 if position in layout.bad else float(subject.loss_sum(plain, subject.batches[0], position))
+            for position in range(subject.batch_size)
+        ]
+    for alone, trained in run_ranks(losses_of_samples, layout.plan.num_processes, tmp_path, layout.trial):
+        assert alone == pytest.approx(expected, rel=TOLERANCE)
+        assert trained == pytest.approx(expected, rel=TOLERANCE)
