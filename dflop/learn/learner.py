@@ -22,7 +22,7 @@ from dflop.learn.stalls import Stalls
 from dflop.parallel.topology import seats
 from dflop.records import Correction, Decision, Factors, ModuleFactors, RankFactor, SampleShape, StepPlan
 from dflop.schedule.attribution import BucketSeconds, bucket_seconds
-from dflop.simulate.step import Node
+from dflop.simulate.step import Node, messages_s, step_nodes, without_messages
 from dflop.train.wire import RankTimes
 
 Row = Correction | RankFactor | Decision
@@ -56,6 +56,9 @@ class Learner:
         self._shape_drift = ShapeDrift(edges, usual_work(work)) if work else None
         self._running: dict[int, tuple[Batch, BucketSeconds]] = {}
         """Per step, what was published and its expected seconds."""
+        # A GPU's clock runs on during messages, that of a thread does not.
+        is_cuda = config.cluster.device == "cuda"
+        self._message_s = np.array([is_cuda * messages_s(job.plan, node) for node in step_nodes(job.plan)])
         # Ranks that wait for others within forward and backward are held up by them.
         has_own_cores = job.plan.has_own_cores(job.max_concurrency or job.plan.num_processes)
         self._stalls = Stalls() if has_own_cores else None
@@ -110,7 +113,7 @@ class Learner:
         return [*self._findings.corrections(effective_step, estimator.factors(), beliefs, now_s, all_of_them=True)]
 
     def _times(self, expected: BucketSeconds, seen: Sequence[RankTimes]) -> StepTimes:
-        """Measured and predicted seconds where there are both.
+        """Measured seconds of computing and predicted ones where there are both.
 
         Of ranks that run a microbatch together the slowest speaks for all: tensor-parallel ones wait for one another in
         every layer, context-parallel ones where they share a sample.
@@ -125,6 +128,7 @@ class Learner:
             row = measured_s[position[self._nodes[times.rank]]]
             for k, seconds in times.compute_s:
                 row[k] = max(row[k], held_up.get(times.rank, 1.0) * seconds)
+        measured_s = without_messages(measured_s, self._message_s[:, np.newaxis])
         has_work = np.any([seconds.any(axis=2) for seconds in expected_s.values()], axis=0)
         node, microbatch = np.nonzero((measured_s > 0) & has_work)
         found = {module: seconds[node, microbatch] for module, seconds in expected_s.items()}

@@ -26,6 +26,7 @@ from dflop.plan.sync import chain_sync_s, gather_seconds
 from dflop.plan.unit_seconds import together_s, unit_seconds
 from dflop.records import LLM, ModuleSpec, RunMode
 from dflop.schedule.items import Ints
+from dflop.simulate.step import with_messages
 
 
 @dataclass(frozen=True)
@@ -295,8 +296,8 @@ class Chain:
     def terms(self, layers: Ints, again: Ints, dp: Ints, shards: Ints) -> tuple[Floats, Floats, Floats]:
         """(tau, fill) `[S, C]` and sync `[C]` of C chains, see `columns.py`.
 
-        Weights are gathered behind the computing that they are gathered for. An average microbatch asks for no more
-        layers to run again than it needs itself.
+        Gathers and scatters of shared weights are charged as `with_messages` does. An average microbatch asks for no
+        more layers to run again than it needs itself.
         """
         average_s: Floats = np.zeros(())
         heaviest_s: Floats = np.zeros(())
@@ -317,12 +318,13 @@ class Chain:
             )
             gathers_s = gathers_s + 2 * gather_s + scatter_s
             plain_s = plain_s + layers[m] * layer_s + edge * edge_s
-        average_s, heaviest_s = np.maximum(average_s, gathers_s), np.maximum(heaviest_s, gathers_s)
+        compute_s = average_s
+        average_s, heaviest_s = with_messages(average_s, gathers_s), with_messages(heaviest_s, gathers_s)
         tau_s, fill_s = average_s.max(axis=2), np.maximum(average_s, heaviest_s).sum(axis=2)
         if pp == 1 and self.with_llm:  # the scheduler packs less with the heaviest sample
             step_s = np.maximum(num * average_s, heaviest_s)[:, :, 0]
             for c in np.flatnonzero(shards > 1):
-                of_c = self.mode, num, int(dp[c]), average_s[:, c, 0], plain_s[:, c, 0]
+                of_c = self.mode, num, int(dp[c]), compute_s[:, c, 0], plain_s[:, c, 0], float(gathers_s[c, 0])
                 step_s[:, c] = together_s(self.problem, self.specs, *of_c)
             fill_s = step_s - (num - 1) * tau_s
         sync_s = chain_sync_s(

@@ -14,6 +14,7 @@ from dflop.cost.model import Floats
 from dflop.plan.candidates import layer_and_edge_seconds, nearest_power
 from dflop.plan.space import Problem
 from dflop.records import LLM, ModuleSpec, RunMode
+from dflop.simulate.step import with_messages
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,7 @@ def together_s(
     dp: int,
     average_s: Floats,
     plain_s: Floats,
+    message_s: float,
 ) -> Floats:
     """`[S]`: a step of groups that meet in every microbatch.
 
@@ -71,15 +73,17 @@ def together_s(
         mode: Tensor-parallel and context-parallel degree.
         num_microbatches: Per step.
         dp: Groups.
-        average_s: `[S]`, what an average microbatch takes them.
-        plain_s: The same without layers that run again, and without messages of parameters.
+        average_s: `[S]`, what an average microbatch takes them to compute.
+        plain_s: The same without layers that run again.
+        message_s: Of gathers and scatters of a microbatch.
     """
     found = []
     for longest_s, mean_s, without_s in zip(_sample_seconds(problem, specs, mode), average_s, plain_s, strict=True):
         slower = mean_s / without_s if without_s > 0 else 1.0
         firsts_s = slower * longest_s[: num_microbatches * dp : dp]
         rest = num_microbatches - len(firsts_s)
-        found.append(float(np.maximum(firsts_s, mean_s).sum()) + rest * mean_s)
+        firsts_s = with_messages(np.maximum(firsts_s, mean_s), message_s)
+        found.append(float(firsts_s.sum()) + rest * float(with_messages(mean_s, message_s)))
     return np.array(found)
 
 

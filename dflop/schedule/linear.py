@@ -35,7 +35,7 @@ class Part(NamedTuple):
     group: int = 1
     """Neighbouring ranks that meet before and behind it; 1: none."""
     gather_s: float = 0.0
-    """Least seconds of a group's forward pass; those of its backward pass are `gather_s + scatter_s`."""
+    """Of a forward pass's messages; those of its backward pass take `gather_s + scatter_s`."""
     scatter_s: float = 0.0
     limits: tuple[int, ...] = ()
     """Tokens of a bucket above each of which one more layer runs again in its backward pass."""
@@ -180,7 +180,10 @@ class _Rows:
     ) -> Part:  # fmt: skip
         """The seconds of modules on a stage that do not wait for other ranks between one another."""
         key = [(p, stage_kind(p, stage)) for p in members]
-        group, gather_s, scatter_s = meeting(members[0], stage) if members else (1, 0.0, 0.0)
+        group, gather_s, scatter_s = 1, 0.0, 0.0
+        for p in members:  # several have groups of one, with or without messages
+            group, ahead_s, behind_s = meeting(p, stage)
+            gather_s, scatter_s = gather_s + ahead_s, scatter_s + behind_s
         known = (*((p.module, kind) for p, kind in key), slow[stage].tobytes(), group, gather_s, scatter_s)
         if known not in self._seen:
             kind = [_part(plan, p, of_part, items[p.module], cost) for p, of_part in key]

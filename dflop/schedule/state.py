@@ -16,6 +16,7 @@ from dflop.schedule.items import Ints
 from dflop.schedule.linear import LinearStep
 from dflop.simulate.jit import inlined, kernel
 from dflop.simulate.kernel import Floats, Pipe, step_program
+from dflop.simulate.step import EXPOSED_FRAC
 
 UNLIMITED = 1 << 62
 
@@ -43,7 +44,7 @@ class Task(NamedTuple):
     parts: Ints
     """`[parts, 4]`: column of `samples`; lanes that meet, 1: none; first and end of its limits."""
     part_s: Floats
-    """`[parts, 4]`: fixed seconds, forward share, least seconds of a forward and of a backward of a group."""
+    """`[parts, 6]`: fixed seconds, forward share, and of a forward, then of a backward, all and exposed messages."""
     limits: Ints
     """Tokens of a bucket above each of which one more layer of a part reruns."""
     rerun_fixed_s: float
@@ -143,7 +144,11 @@ def make_task(step: LinearStep) -> Task:
             dtype=np.int64,
         ),
         part_s=np.array(
-            [(part.fixed_s, part.forward_frac, part.gather_s, part.gather_s + part.scatter_s) for part in parts]
+            [
+                (part.fixed_s, part.forward_frac, ahead_s, EXPOSED_FRAC * ahead_s, back_s, EXPOSED_FRAC * back_s)
+                for part in parts
+                for ahead_s, back_s in [(part.gather_s, part.gather_s + part.scatter_s)]
+            ]
         ),
         limits=np.array([limit for part in parts for limit in part.limits], dtype=np.int64),
         rerun_fixed_s=step.rerun_fixed_s,
@@ -232,8 +237,8 @@ def meet(seconds, sums, slot_sum, slowness, kind, parts, part_s, limits, fixed_s
                 again = rerun_s(sums, parts, p, limits, fixed_s, column, k * lanes + r) * slowness[q, r]
                 ahead, back = max(ahead, frac * took), max(back, (1 - frac) * took + again)
             for r in range(first, end):
-                seconds[forward, r] += max(ahead, part_s[p, 2])
-                seconds[backward, r] += max(back, part_s[p, 3])
+                seconds[forward, r] += max(ahead + part_s[p, 3], part_s[p, 2])
+                seconds[backward, r] += max(back + part_s[p, 5], part_s[p, 4])
 
 
 @kernel
@@ -256,7 +261,9 @@ def refresh(task, state, a, b, width):  # type: ignore[no-untyped-def]  # numba 
                     q = parts[p, 0]
                     took = (sums[bucket, q] + part_s[p, 0]) * slowness[q, r] if is_active else 0.0
                     again = rerun_s(sums, parts, p, limits, task.rerun_fixed_s, task.first, bucket) * slowness[q, r]
-                    seconds[forward, r], seconds[backward, r] = part_s[p, 1] * took, (1 - part_s[p, 1]) * took + again
+                    ahead, back = part_s[p, 1] * took + part_s[p, 3], (1 - part_s[p, 1]) * took + again + part_s[p, 5]
+                    seconds[forward, r] = max(ahead, part_s[p, 2]) if is_active else 0.0
+                    seconds[backward, r] = max(back, part_s[p, 4]) if is_active else 0.0
             for e in range(len(task.entry_at)):
                 gates[task.entry_at[e] + k, r] = 0.0 if sums[bucket, task.first[2] + e] > 0 else -np.inf
         k = begin // lanes
@@ -267,8 +274,9 @@ def refresh(task, state, a, b, width):  # type: ignore[no-untyped-def]  # numba 
             for bucket in range(k * lanes, (k + 1) * lanes):  # an equal share for every rank, or the largest item
                 took = max(took, state.bucket_largest_s[bucket, q - task.first[0]])
             took += part_s[p, 0]
-            seconds[kinds[c, 4] + k, 0] = max(part_s[p, 1] * took, part_s[p, 2]) if is_active else 0.0
-            seconds[kinds[c, 5] + k, 0] = max((1 - part_s[p, 1]) * took, part_s[p, 3]) if is_active else 0.0
+            ahead, back = part_s[p, 1] * took + part_s[p, 3], (1 - part_s[p, 1]) * took + part_s[p, 5]
+            seconds[kinds[c, 4] + k, 0] = max(ahead, part_s[p, 2]) if is_active else 0.0
+            seconds[kinds[c, 5] + k, 0] = max(back, part_s[p, 4]) if is_active else 0.0
         for c in range(num_encoder, len(kinds)):
             if kinds[c, 3]:
                 meet(

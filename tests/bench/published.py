@@ -24,6 +24,7 @@ from dflop.cost.link_costs import ALL_GATHER, ALL_REDUCE, moved_frac
 from dflop.cost.roofline import BYTES_PER_VALUE, COMPILED, EAGER, LOGIT_BYTES, layer_work
 from dflop.records import FP8_OFF
 from dflop.report.rows import print_rows
+from dflop.simulate.step import EXPOSED_FRAC
 from tests.bench.published_checks import check_lines
 from tests.bench.published_runs import (
     EXCHANGES,
@@ -41,8 +42,6 @@ SCATTER_BYTES = 4
 """Per parameter: gradients are summed in float32."""
 FLASH_1_FRACS = {A100: 0.317, H100: 0.184}
 """Of the peak, in attention of 2023, by the device whose fractions a class has."""
-EXPOSED_FRAC = 1.01
-"""Of gathering and scattering at the sheet's rate, what no computation hides: about 80 % at `LINK_FRAC` of it."""
 NOISE_FRAC, PRIOR_FRAC = 0.05, 0.15
 """How far runs are from any formula, and constants from what is known of them elsewhere; a fit weighs one against the
 other, and a constant that no run of a laboratory's rivals shows stays what it was."""
@@ -54,7 +53,8 @@ PRIORS: Mapping[str, float] = {
     "eager": 76.0, "compiled": 40.0,
     "exposed": 0.8,
 }  # fmt: skip
-"""What multiplies `Parts`, by name: one over fractions of a sheet's peak, `Program.moves`, `EXPOSED_FRAC`."""
+"""What multiplies `Parts`, by name: one over fractions of a sheet's peak, `Program.moves`, `EXPOSED_FRAC` at such a
+sheet's rate."""
 
 
 class Parts(NamedTuple):
@@ -147,7 +147,7 @@ def _class_of(sheet: Device) -> str:
 
 def package_constants() -> dict[str, float]:
     """Those that plans are made with, and of this file."""
-    found = {"exposed": EXPOSED_FRAC} | {program.name: program.moves for program in (EAGER, COMPILED)}
+    found = {"exposed": EXPOSED_FRAC / LINK_FRAC} | {program.name: program.moves for program in (EAGER, COMPILED)}
     for sheet, flash_1_frac in FLASH_1_FRACS.items():
         of = _class_of(sheet)
         found |= {f"matmul {of}": 1 / sheet.matmul_frac, f"flash-2 {of}": 1 / sheet.attention_frac}

@@ -92,8 +92,8 @@ def test_a_contest_measures_all_by_one_plan(found):
     assert gain[OURS] >= max(gain[name] for name in found.steps if name not in {*beyond, *COMPILED, IF_COMPILED})
     assert gain[IF_COMPILED] >= gain[SHARDED], "at the same price"
     assert gain[IF_COMPILED] > gain[OURS]
-    assert found.best_expert == SEQUENCE
-    assert found.over_experts.mean == pytest.approx(gain[OURS] / gain[SEQUENCE])
+    assert found.best_expert == CONTEXT
+    assert found.over_experts.mean == pytest.approx(gain[OURS] / gain[CONTEXT])
     shared = found.entries[SEQUENCE]
     assert entry_text(shared) == f"{layout_text(shared.plan)} {shared.sharing}".strip()
     assert shared.grouped.num_processes == shared.plan.num_processes == 8
@@ -106,10 +106,10 @@ def test_a_contest_measures_all_by_one_plan(found):
 def test_where_no_uniform_plan_fits_the_others_are_still_compared(found, tmp_path):
     steps = {name: s for name, s in found.steps.items() if name not in (TUNED, GROUPED, "uniform default")}
     alone = dataclasses.replace(found, steps=steps)
-    assert alone.baseline == alone.best_expert == SEQUENCE
+    assert alone.baseline == alone.best_expert == CONTEXT
     page = data_page(alone, make_config(tmp_path), "dflop compare run.yaml", 5000, 3.5)
     assert f"dflop's plan is {found.over_experts.mean:.3f}x" in page.verdict
-    assert f"as fast as the best expert baseline ({NAMES[SEQUENCE]}" in page.verdict
+    assert f"as fast as the best expert baseline ({NAMES[CONTEXT]}" in page.verdict
     assert page.verdict.endswith("no uniform plan in arrival order fits in memory.")
     assert comparison_rows(alone, 5000, 0.0)[-3][list(COLUMNS).index("speedup")] == found.over_experts.mean
     steps = {OURS: found.steps[OURS]}

@@ -16,6 +16,7 @@ from dflop.parallel.topology import seats
 from dflop.records import LLM, Correction, Decision, Factors, RankFactor
 from dflop.schedule.attribution import bucket_seconds
 from dflop.schedule.step_scheduler import schedule_step
+from dflop.simulate.step import EXPOSED_FRAC
 from dflop.train.wire import RankTimes
 from tests.builders import make_inline_plan, make_plan, make_table, random_batch
 from tests.jobs.configs import make_config
@@ -39,16 +40,17 @@ class Job:
         slow_sizes: (module, tokens from which on, factor).
         slow_ranks: Factor per rank, from a step on.
         held_up: Seconds that pass per compute second, of ranks for which that is not one.
+        exposed_s: Of messages, in every microbatch.
         levels: Factor per module.
     """
 
     def __init__(
         self, folder, plan=SPLIT, *overrides, slow_sizes=(), slow_ranks=None, held_up=None, levels=None,
-        earlier=None, learned=None, first_step=0, plan_id="plan", usual=(), table_ids=None,
+        earlier=None, learned=None, first_step=0, plan_id="plan", usual=(), table_ids=None, exposed_s=0.0,
     ):  # fmt: skip
         self.plan = dataclasses.replace(plan, plan_id=plan_id)
         self.slow_sizes, self.slow_ranks, self.levels = slow_sizes, slow_ranks or {}, levels or {}
-        self.held_up = held_up or {}
+        self.held_up, self.exposed_s = held_up or {}, exposed_s
         tables = table_ids or {m.module: f"table of {m.module}" for m in plan.modules}
         self.learner = Learner(
             make_config(folder, *overrides),
@@ -90,10 +92,11 @@ class Job:
             slow, since = self.slow_ranks.get(seat.rank, (1.0, 0))
             slow = slow if self.step >= since else 1.0
             seconds = tuple(
-                (k, slow * self.rng.lognormal(0, NOISE_FRAC) * sum(float(s @ factors[m]) for m, s in of.items()))
+                (k, self.exposed_s + slow * self.rng.lognormal(0, NOISE_FRAC)
+                    * sum(float(s @ factors[m]) for m, s in of.items()))
                 for k, of in enumerate(spans)
                 if of
-            )
+            )  # fmt: skip
             found.append(RankTimes(self.step, seat.rank, STEP_S, seconds, self.held_up.get(seat.rank, 1.0)))
         return found
 
@@ -210,6 +213,15 @@ def test_the_first_step_of_a_start_unknown_plans_and_a_state_that_is_none_teach_
     for state in ({}, {"version": 0, "full": 1}, {"corrections": {LLM: 2.0}}):
         factors = Job(tmp_path, learned=state).run(1).learner.factors
         assert [found.level for found in factors.modules] == pytest.approx([1.0, 1.0], rel=0.05)
+
+
+@pytest.mark.parametrize(("device", "exposed_s"), [("cuda", 0.04), ("cpu", 0.0)])
+def test_exposed_messages_of_shared_weights_are_not_learned_as_computing(tmp_path, device, exposed_s):
+    message_s = 0.04 / EXPOSED_FRAC
+    parts = {"parameter_shards": 8, "gather_s": (message_s / 8,), "scatter_s": (message_s / 4,)}
+    shared = dataclasses.replace(INLINE, modules=tuple(dataclasses.replace(m, **parts) for m in INLINE.modules))
+    job = Job(tmp_path, shared, f"cluster.device={device}", exposed_s=exposed_s).run(8)
+    assert [f.level for f in job.learner.factors.modules] == pytest.approx([1.0, 1.0], rel=0.05)
 
 
 def test_it_can_be_taken_out_of_its_hands(tmp_path):

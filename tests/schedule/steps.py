@@ -79,7 +79,7 @@ def linear_steps(draw: st.DrawFn, *, is_capped: bool = True) -> LinearStep:
     for _ in range(pp):  # of modules that share out parameters each meets its group by itself
         rows = draw(st.lists(st.integers(0, len(chain_s) - 1), min_size=1, max_size=2, unique=True))
         group = draw(st.sampled_from([1, 1, 2, num_ranks]))
-        messages = draw(MESSAGES) if group > 1 else (0.0, 0.0)
+        messages = draw(MESSAGES)
         *first, last = (Part(q, draw(EIGHTHS), 0.25, group, *messages) for q in rows[: 1 if group == 1 else 2])
         parts.append((*first, last._replace(limits=draw(limits(int(tokens.sum()), 4)))))
     media = np.array([row(st.integers(0, 50)) for _ in range(max(len(encoder_pp), int(is_inline)))], dtype=np.int64)

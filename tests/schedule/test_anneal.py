@@ -8,6 +8,7 @@ from dflop.schedule.anneal import score, search
 from dflop.schedule.linear import LinearStep
 from dflop.schedule.state import exact, make_task
 from dflop.simulate.order import actions
+from dflop.simulate.step import EXPOSED_FRAC
 from tests.schedule.steps import keeps_caps, linear_steps, llm_step
 from tests.simulate.graph import OpGraph, simulate
 
@@ -75,7 +76,7 @@ def part_s(step, part, is_chain, samples, k, r) -> tuple[float, float]:
         if not step.num_items[pipe][inside].sum():
             return 0.0, 0.0
         total = max(float(step.slot_s[row][inside].sum()), float(step.largest_s[row][inside].max())) + part.fixed_s
-        return max(0.25 * total, part.gather_s), max(0.75 * total, part.gather_s + part.scatter_s)
+        return with_messages_s(part, 0.25 * total, 0.75 * total)
     of_ranks = []
     for q, b in enumerate(buckets):
         again = sum(int(step.tokens[b].sum()) > limit for limit in part.limits)
@@ -84,11 +85,16 @@ def part_s(step, part, is_chain, samples, k, r) -> tuple[float, float]:
         both = 0.25 * took, 0.75 * took + rerun_s
         of_ranks.append([float(step.chain_slowness[part.row, q]) * phase_s for phase_s in both])
     if part.group == 1:
-        return tuple(of_ranks[r])
+        return with_messages_s(part, *of_ranks[r]) if len(buckets[r]) else (0.0, 0.0)
     if not np.any(of_ranks):
         return 0.0, 0.0
     forward_s, backward_s = np.max(of_ranks[r - r % part.group :][: part.group], axis=0).tolist()
-    return max(forward_s, part.gather_s), max(backward_s, part.gather_s + part.scatter_s)
+    return with_messages_s(part, forward_s, backward_s)
+
+
+def with_messages_s(part, forward_s, backward_s) -> tuple[float, float]:
+    messages = (part.gather_s, part.gather_s + part.scatter_s)
+    return tuple(max(s + EXPOSED_FRAC * m, m) for s, m in zip((forward_s, backward_s), messages, strict=True))
 
 
 def num_ranks_of(step: LinearStep, pipe: int) -> int:

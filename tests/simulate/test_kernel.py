@@ -11,7 +11,7 @@ from dflop.schedule.assignment import Assignment
 from dflop.schedule.evaluate import StepEvaluator
 from dflop.schedule.items import module_items
 from dflop.simulate.kernel import run_step
-from dflop.simulate.step import step_nodes
+from dflop.simulate.step import EXPOSED_FRAC, step_nodes
 from tests.builders import make_cost, make_link, make_plan, make_specs, random_batch
 from tests.schedule.steps import stage_durations
 from tests.simulate.graph import simulate, step_graph
@@ -40,7 +40,7 @@ def sharing(draw: st.DrawFn, m: ModulePlan) -> ModulePlan:
 
 
 def meet(plan: Plan, durations):
-    """Durations of which a group that shares out a module's parameters has the longest, or that of its messages."""
+    """Durations of which a group that shares out a module's parameters has the longest, and what messages add to it."""
     found = {}
     for (module, stage, rank), own in durations.items():
         m = plan.module(module)
@@ -49,9 +49,10 @@ def meet(plan: Plan, durations):
         found[module, stage, rank] = list(own)
         for k in range(plan.num_microbatches if m.parameter_shards > 1 else 0):
             if any(sum(of[k]) for of in others):
-                least = (m.gather_s[stage], m.gather_s[stage] + m.scatter_s[stage])
+                messages = (m.gather_s[stage], m.gather_s[stage] + m.scatter_s[stage])
+                slowest = (max(others[r][k][p] for r in group if r < m.parallel.dp) for p in (0, 1))
                 found[module, stage, rank][k] = tuple(
-                    max(least[p], *(others[r][k][p] for r in group if r < m.parallel.dp)) for p in (0, 1)
+                    max(own_s + EXPOSED_FRAC * of_s, of_s) for own_s, of_s in zip(slowest, messages, strict=True)
                 )
     return found
 

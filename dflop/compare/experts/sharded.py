@@ -1,7 +1,8 @@
 """What users of FSDP2, HSDP or ZeRO-1 run without pipelines: tokens balanced over replicas by Karmarkar-Karp's method.
 
-Plain FSDP2 or HSDP; the same with tensor and sequence parallelism, or with expert and sequence parallelism; Megatron-LM
-with context parallelism.
+FSDP2 or HSDP, or ZeRO-1, as FSDP2 keeps weights whole for a step (`reshard_after_forward=False`) and sums gradients in
+its last microbatch; the same with tensor and sequence parallelism, or with expert and sequence parallelism;
+Megatron-LM with context parallelism.
 Groups of a node or of all replicas share parameters, any number of microbatches; as few eighths of the layers recompute
 as memory asks for, an eighth more, or all. The layout is tuned for the batches that it is run with, as that of the
 uniform plans is: all are bounded from below, and simulated in that order until no bound is below the best.
@@ -31,6 +32,7 @@ from dflop.plan.sync import experts_gather_seconds, plan_sync_s
 from dflop.records import LLM, ParallelSpec, Plan, RunMode
 from dflop.schedule.assignment import Assignment
 from dflop.schedule.policies import QUICK, StepJob
+from dflop.simulate.step import with_messages
 
 EIGHTHS = 8
 """Of the layers."""
@@ -70,7 +72,7 @@ class _Packed:
 
 
 def fsdp_plan(problem: Problem) -> ExpertPlan | None:
-    """The best plan that cuts neither layers nor samples and shares out parameters; None where none fits.
+    """The best plan that cuts neither layers nor samples and shares out parameters or states; None where none fits.
 
     Raises:
         CostError: a module without costs.
@@ -80,7 +82,7 @@ def fsdp_plan(problem: Problem) -> ExpertPlan | None:
 
 
 def sequence_parallel_plan(problem: Problem) -> ExpertPlan | None:
-    """The best plan that shares out parameters, at any tp and degree of sequence parallelism; raises as `fsdp_plan`."""
+    """The same at any tp and degree of sequence parallelism; raises as `fsdp_plan`."""
     return _best(problem, SEQUENCE, list(grids(problem, SEQUENCE, _node_divisors(problem))))
 
 
@@ -122,8 +124,7 @@ def grids(problem: Problem, sharing: Sharing, degrees: Sequence[int], ep: int = 
             if num_processes % (tp * n) or each % (tp * n) or any(heads % (tp * n) for heads in num_heads):
                 continue
             choices = shard_choices(problem, RunMode(tp, ep=ep), np.array([num_processes // tp]))
-            groups = {int(shards[0]) for shards in choices} if sharing is SEQUENCE else {1}
-            for shards in sorted(groups - {0, 1} if sharing is SEQUENCE else groups):
+            for shards in sorted({int(of[0]) for of in choices} - {0} if sharing is SEQUENCE else {1}):
                 if shards % n == 0 or shards == 1:
                     yield Grid(tp, n, shards, cost, ep)
 
@@ -198,7 +199,8 @@ def bounds(problem: Problem, grid: Grid) -> Iterator[tuple[float, int, int]]:
                 edge=True,
             )
             gather_s, scatter_s = (sum(seconds) for seconds in (part.gather_s, part.scatter_s))
-            total_s = total_s + np.maximum(passes_s[0], gather_s) + np.maximum(passes_s[1], gather_s + scatter_s)
+            for pass_s, message_s in zip(passes_s, (gather_s, gather_s + scatter_s), strict=True):
+                total_s = total_s + with_messages(pass_s, message_s)
         least_s = counts * total_s.mean(axis=-1) + least.sync_s
         yield from ((float(s), int(m), eighths) for s, m in zip(least_s, counts, strict=True))
 
