@@ -78,7 +78,7 @@ $(VENV)/clients/%: $(VENV)/.ready
 
 # Hugging Face's video processors, which our media rules are held equal to, need torchvision. Outside the environment,
 # because its wheel is built for another torch where torch is a CPU build; only tests/models/video_reference.py uses it.
-references: $(VENV)/clients/torchvision $(VENV)/clients/datasets
+references: $(VENV)/clients/torchvision $(VENV)/clients/datasets $(VENV)/clients/peft
 
 $(VENV)/clients/torchvision: $(VENV)/.ready
 	$(BIN)/pip install -q --no-deps --upgrade --target $@ torchvision==0.28.0
@@ -87,6 +87,11 @@ $(VENV)/clients/torchvision: $(VENV)/.ready
 # What a folder's splits are compared with.
 $(VENV)/clients/datasets: $(VENV)/.ready
 	$(BIN)/pip install -q --no-deps --upgrade --target $@ datasets==5.2.0 dill==0.4.1 multiprocess==0.70.19 pandas==3.1.1
+	@touch $@
+
+# What adapters are compared with.
+$(VENV)/clients/peft: $(VENV)/.ready
+	$(BIN)/pip install -q --no-deps --upgrade --target $@ peft==0.21.2
 	@touch $@
 
 # The site's builder. Outside the environment, so that nothing of it is a dependency.

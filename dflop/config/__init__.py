@@ -22,6 +22,7 @@ from dflop.config.load import (
     load_with_origins,
     read_yaml,
 )
+from dflop.config.lora_section import LoraConfig
 from dflop.config.places import Origins
 from dflop.config.section import Section
 from dflop.config.sections import (
@@ -49,6 +50,7 @@ __all__ = [
     "DatasetConfig",
     "GroupConfig",
     "Loaded",
+    "LoraConfig",
     "MixtureConfig",
     "MixtureEntryConfig",
     "ModelConfig",

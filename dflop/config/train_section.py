@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from dflop.config.lora_section import LoraConfig
 from dflop.config.section import Section
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
@@ -45,6 +46,8 @@ class TrainConfig(Section):
     eps: float = Field(default=1e-8, gt=0)
     groups: tuple[GroupConfig, ...] = ()
     """Parameters with another learning rate or weight decay; where several name one, the last that gives a number."""
+    lora: LoraConfig | None = None
+    """Low-rank adapters that train in place of weights; none: weights train."""
     max_grad_norm: float = Field(default=1.0, gt=0)
     checkpoint_every: int = Field(default=10, ge=1)
     """Steps between two checkpoints."""

@@ -123,7 +123,7 @@ class Rank:
         kernel = attention.resolve(config.model.attention, device.type, dtype)
         if seat.rank == 0:
             say(f"attention: {kernel}" + ("; decoder layers are compiled" if config.train.compile else ""))
-        model, weights = first_weights(config, family, tokenizer)
+        model, weights, _, base = first_weights(config, family, tokenizer)
         train = config.train
         check_targets(train.groups, family.modules, [name for name, _ in model.named_parameters()])
         rates = OptimizerSettings(train.learning_rate, train.weight_decay, train.betas, train.eps, train.groups)
@@ -141,7 +141,7 @@ class Rank:
         if self.mode == TRAIN:  # a comparison saves and resumes nothing
             checkpointer = Checkpointer(
                 self.run.checkpoints, made.stages, made.optimizer, groups, made.parts,
-                keep=config.train.keep_checkpoints, on_failure=self._not_saved,
+                keep=config.train.keep_checkpoints, base=base, on_failure=self._not_saved,
             )  # fmt: skip
         feed = Feed(
             source, family, plan, seat, stage_of, prefetcher=make_prefetcher(config, source, device.type),

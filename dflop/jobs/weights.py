@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
@@ -18,12 +18,14 @@ from dflop.data.tokens import ChatTokenizer
 from dflop.errors import ConfigError, TrainError
 from dflop.models.build import EncoderStage
 from dflop.models.family import Family
+from dflop.models.lora import Adapters, WithAdapters, add_adapters, merged
 from dflop.models.random_weights import RandomWeights
 from dflop.models.weights import WeightFolder, Weights, build_empty, write_folder
 from dflop.progress import At, unseen
 from dflop.run.directory import RunDir, family_of, tokenizer_of
 from dflop.run.model_files import with_kept_tokenizer, write_model_files
 from dflop.train import checkpoint_state, manifest
+from dflop.train.base import Base, base_problem
 
 MAX_SHARD_BYTES = 5_000_000_000
 
@@ -33,20 +35,39 @@ def full_config(family: Family, tokenizer: ChatTokenizer) -> dict[str, Any]:
     return {**family.hf_config, **family.token_ids(tokenizer.special_ids)}
 
 
-def first_weights(config: Config, family: Family, tokenizer: ChatTokenizer) -> tuple[nn.Module, Weights]:
+class FirstModel(NamedTuple):
+    """A model before its first step."""
+
+    model: nn.Module
+    """Whole, without memory; with the adapters of `train.lora`."""
+    weights: Weights
+    """Its first ones."""
+    adapters: Adapters
+    base: Base
+
+
+def first_weights(config: Config, family: Family, tokenizer: ChatTokenizer) -> FirstModel:
     """The whole model without memory, and its first weights: those of `model.weights`, or random ones.
 
     A rank that reads its own never holds more, but for one layer's while they are drawn. Random ones do not depend on
     the plan.
 
     Raises:
-        ConfigError: the weights of `model.weights` are another model's.
+        ConfigError: the weights of `model.weights` are another model's, or a target of `train.lora` is no Linear.
     """
     hf_config, dtype = full_config(family, tokenizer), getattr(torch, config.model.dtype)
     model = build_empty(family, hf_config, dtype)
+    weights = _weights_of(config, family, tokenizer, model)
+    adapters = add_adapters(model, family, config.train.lora)
+    base = Base(adapters.base, config.model.weights, config.model.seed)
+    return FirstModel(model, WithAdapters(weights, adapters, config.model.seed, dtype), adapters, base)
+
+
+def _weights_of(config: Config, family: Family, tokenizer: ChatTokenizer, model: nn.Module) -> Weights:
     if config.model.weights is None:
         # Units are drawn in a model of their own, as stages are cut out of the other.
-        return model, RandomWeights(build_empty(family, hf_config, dtype), config.model.seed)
+        empty = build_empty(family, full_config(family, tokenizer), getattr(torch, config.model.dtype))
+        return RandomWeights(empty, config.model.seed)
     num_rows = cast(Any, model).get_input_embeddings().num_embeddings
     if tokenizer.vocab_size > num_rows:
         raise ConfigError(
@@ -54,7 +75,7 @@ def first_weights(config: Config, family: Family, tokenizer: ChatTokenizer) -> t
             where="model.weights",
             hint="use the tokenizer.json of the weights",
         )
-    return model, WeightFolder(config.model.weights, model)
+    return WeightFolder(config.model.weights, model)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +88,7 @@ class Trained:
     tokenizer: ChatTokenizer
     hf_config: Mapping[str, Any]
     weights: Mapping[str, torch.Tensor]
-    """Every parameter by global name, in the model's type."""
+    """Every parameter by global name, in the model's type; adapters are merged into those of their base."""
     num_steps: int
 
 
@@ -76,7 +97,7 @@ def read_trained(run: RunDir, progress: Callable[[str], None], at: At = unseen) 
 
     Raises:
         ConfigError: the run has no checkpoint.
-        TrainError: no checkpoint can be read.
+        TrainError: no checkpoint can be read, or it has adapters of another base.
     """
     meta, damaged = manifest.newest_sound(run.checkpoints)
     for problem in damaged:
@@ -95,9 +116,13 @@ def read_trained(run: RunDir, progress: Callable[[str], None], at: At = unseen) 
     untrained = tuple(module for module in family.modules if module not in trained)
     if untrained:
         progress(f"not trained, as the data has no items for it: {', '.join(untrained)}")
-        empty, first = first_weights(config, family, tokenizer)
-        names = [name for module in untrained for name in EncoderStage(empty, family.towers[module]).names]
-        weights |= {name: first.read(name) for name in names}
+    if untrained or config.train.lora is not None:
+        first = first_weights(config, family, tokenizer)
+        if problem := base_problem(meta, first.base.described([first.base.digests()])):
+            raise TrainError(problem, where=str(run.checkpoints / meta["name"]), hint="restore the base")
+        names = {name for module in untrained for name in EncoderStage(first.model, family.towers[module]).names}
+        weights |= {name: first.weights.read(name) for name in sorted(names | first.base.names)}
+        weights = merged(weights, first.adapters)
     dtype = getattr(torch, config.model.dtype)
     weights = {name: tensor.to(dtype) for name, tensor in weights.items()}
     return Trained(config, family, tokenizer, full_config(family, tokenizer), weights, num_steps)

@@ -86,7 +86,7 @@ class EncoderStage(Stage):
     """
 
     def __init__(self, model: nn.Module, tower: Tower) -> None:
-        path = _located(model, tower.path)
+        path = located(model, tower.path)
         kept = (path, *tower.extras)
         super().__init__(
             {n: p for n, p in model.named_parameters() if any(n == k or n.startswith(f"{k}.") for k in kept)}
@@ -190,7 +190,7 @@ class LlmStage(Stage):
 
     def __init__(self, model: nn.Module, family: Places, layers: tuple[int, int]) -> None:
         spec = family.decoder
-        path = _located(model, spec.path)
+        path = located(model, spec.path)
         decoder: Any = model.get_submodule(path)
         num_layers = len(decoder.layers)
         self_is_first, self_is_last = layers[0] == 0, layers[1] == num_layers
@@ -209,7 +209,7 @@ class LlmStage(Stage):
             kept.append(head)
         super().__init__({global_name[id(p)]: p for part in kept for p in part.parameters()})
         for other in (p for tower in family.towers.values() for p in (tower.path, *tower.extras)):
-            parent, _, name = _located(model, other).rpartition(".")
+            parent, _, name = located(model, other).rpartition(".")
             setattr(model.get_submodule(parent), name, None)
         if not self_is_last:
             above, _, name = spec.head.rpartition(".")
@@ -340,7 +340,7 @@ _OLDER_PATHS = {"model.visual": "visual", "model.audio_tower": "audio_tower", "m
 """Where the modules of Qwen2.5-Omni's thinker are in older releases; 5.17 has them there, 5.23 no longer."""
 
 
-def _located(model: nn.Module, path: str) -> str:
+def located(model: nn.Module, path: str) -> str:
     """A module's path in the transformers release at hand."""
     old = _OLDER_PATHS.get(path, path)
     try:

@@ -7,7 +7,7 @@ too, and keeps their inputs, and a fused MLP (`fused.py`) makes the input of its
 and products are called from autograd functions of ours. A CPU multiplies the same 8-bit values in float32.
 
 A tensor-parallel rank scales the part of a weight that it holds, which no message has to find; FSDP2 gathers weights in
-the model's type. Experts, heads, encoders, and Linears whose sizes are no multiples of 16 stay as they are.
+the model's type. Experts, heads, encoders, adapters, and Linears whose sizes are no multiples of 16 stay as they are.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.autograd.function import once_differentiable
 
 from dflop.errors import ConfigError
 from dflop.models.autograd import applied
+from dflop.models.low_rank import plus_adapter
 from dflop.models.matmuls import MATMULS, Matmuls
 from dflop.models.splits import is_column_or_row
 
@@ -87,6 +89,7 @@ def _forward(linear: Any, hidden: torch.Tensor) -> torch.Tensor:
     """As the Linear's own, or as that of a `RowSplitLinear`."""
     matmuls: Float8Matmuls = getattr(linear, MATMULS)
     out = applied(_Linear, hidden, linear.weight, matmuls.recipe, matmuls.emulate)
+    out = plus_adapter(linear, out, lambda weight: F.linear(hidden, weight))
     sum_parts = getattr(linear, "sum_parts", None)
     if sum_parts is not None:
         summed: torch.Tensor = sum_parts(out)

@@ -21,6 +21,7 @@ from torch.autograd.function import once_differentiable
 from torch.autograd.graph import get_gradient_edge
 
 from dflop.models.autograd import applied
+from dflop.models.low_rank import plus_adapter
 from dflop.models.matmuls import MATMULS, PLAIN, Matmuls
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
@@ -99,8 +100,8 @@ def linear_of_activation(
     """`linear(activation(wide))`, or `linear(activation(gate) * wide)`, keeping `wide` and `gate` alone.
 
     Args:
-        linear: A Linear, one that holds some of the inputs and sums over ranks by its `sum_parts`, or one with
-            another `Matmuls` than `PLAIN`.
+        linear: A Linear, with an adapter or without, one that holds some of the inputs and sums over ranks by its
+            `sum_parts`, or one with another `Matmuls` than `PLAIN`.
         activation: Elementwise, without parameters.
         wide: `[..., in]`.
         gate: `[..., in]` or None.
@@ -109,6 +110,9 @@ def linear_of_activation(
     bias = None if sum_parts else linear.bias
     matmuls = getattr(linear, MATMULS, PLAIN)
     out = applied(_LinearOfActivation, activation, wide, gate, linear.weight, bias, matmuls)
+    out = plus_adapter(
+        linear, out, lambda weight: applied(_LinearOfActivation, activation, wide, gate, weight, None, PLAIN)
+    )
     return sum_parts(out) if sum_parts else out
 
 

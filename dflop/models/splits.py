@@ -19,6 +19,8 @@ from dflop.errors import ConfigError
 _COLUMN = ("q_proj", "k_proj", "v_proj", "q", "k", "v", "qkv", "gate_proj", "up_proj", "fc1", "linear_fc1")
 _ROW = ("o_proj", "out_proj", "projection_layer", "proj", "down_proj", "fc2", "linear_fc2")
 _FUSED = {"qkv": 3}
+LORA_A, LORA_B = "lora_A", "lora_B"
+"""The two Linears of an adapter, inside the Linear that it belongs to; they are cut with it."""
 _HEADS = ("num_heads", "embed_dim")
 """What attention of some kinds shapes by; that of others takes the number of heads from `head_dim` and the width."""
 
@@ -48,9 +50,9 @@ def split_of(layer: Any) -> TensorSplit:
     Raises:
         ConfigError: it has a Linear of a name that is not known.
     """
-    linears = [name for name, module in layer.named_modules() if hasattr(module, "in_features")]
-    kinds = {name: name.rpartition(".")[2] for name in linears}
-    if unknown := [name for name in linears if not is_column_or_row(name)]:
+    named = (name for name, module in layer.named_modules() if hasattr(module, "in_features"))
+    kinds = {name: kind for name in named if (kind := name.rpartition(".")[2]) not in (LORA_A, LORA_B)}
+    if unknown := [name for name in kinds if not is_column_or_row(name)]:
         message = f"no rule splits `{unknown[0]}` of {type(layer).__name__}"
         raise ConfigError(message, where="plan", hint="use tp = 1 for this module")
     column = tuple(name for name, kind in kinds.items() if kind in _COLUMN)

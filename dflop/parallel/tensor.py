@@ -27,6 +27,7 @@ from dflop.errors import ConfigError
 from dflop.models.autograd import opaque
 from dflop.models.build import EncoderStage, LlmStage, Stage
 from dflop.models.loss import HeadLoss, head_loss
+from dflop.models.low_rank import is_adapted, move_adapter, plus_adapter
 from dflop.models.splits import TensorSplit, split_of
 from dflop.parallel.exchange import all_reduce, sum_backward
 from dflop.parallel.part import Part, even_part
@@ -124,12 +125,21 @@ def shard_layers(layers: Iterable[nn.Module], group: dist.ProcessGroup, whole_of
                 if (whole := getattr(column, kind)) is not None:
                     part = even_part(whole.shape, 0, split.fused.get(name, 1), rank, degree)
                     replaced |= keep_part(column, kind, part)
+            if is_adapted(column):  # A is whole, its gradient a sum over the ranks
+                shape = column.lora_B.weight.shape
+                replaced |= keep_part(
+                    column.lora_B, "weight", even_part(shape, 0, split.fused.get(name, 1), rank, degree)
+                )
             column.out_features //= degree
         for name in split.row:
             holder, attribute = _holder(layer, name)
             row = getattr(holder, attribute)
             replaced |= keep_part(row, "weight", even_part(row.weight.shape, 1, 1, rank, degree))
-            setattr(holder, attribute, RowSplitLinear(row.weight, row.bias, group))
+            setattr(holder, attribute, made := RowSplitLinear(row.weight, row.bias, group))
+            if is_adapted(row):  # B is whole, what it is given is summed with the rest
+                shape = row.lora_A.weight.shape
+                replaced |= keep_part(row.lora_A, "weight", even_part(shape, 1, 1, rank, degree))
+                move_adapter(row, made)
         for module in _entrances(layer, split):
             share_tokens(module, group, whole_of)
     return replaced
@@ -202,7 +212,8 @@ class RowSplitLinear(nn.Linear):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """`[..., tokens, in / degree]` to `[..., share of the tokens, out]`."""
-        return self.sum_parts(F.linear(input, self.weight))
+        part = F.linear(input, self.weight)
+        return self.sum_parts(plus_adapter(self, part, lambda weight: F.linear(input, weight)))
 
     def sum_parts(self, part: torch.Tensor) -> torch.Tensor:
         """`[..., tokens, out]` of this rank's inputs to that of all, of this rank's share of the tokens."""

@@ -187,7 +187,7 @@ def planning_task(
         from_step: Where a plan begins to run; None: before anything has run.
     """
     first, num_steps = planned_steps(config, from_step)
-    wanted, stage = config.plan, stage_at(config, first)
+    wanted, stage, has_adapters = config.plan, stage_at(config, first), config.train.lora is not None
     tables = [table for table in costs.tables if table.source != DERIVED]  # they may be older than what they are of
     family = bound_family(config)
     cost = CostModel(tables, specs=family.specs(), links=costs.links, frozen=stage.frozen, extrapolate=True)
@@ -206,10 +206,10 @@ def planning_task(
         space=SearchSpace(
             share_ranks=wanted.share_ranks,
             cps=wanted.context_parallel or (None if family.takes_context_parallel else (1,)),
-            eps=wanted.expert_parallel or None,
+            eps=wanted.expert_parallel or ((1,) if has_adapters else None),
             recompute=wanted.recompute,
             shard_optimizer=wanted.shard_optimizer,
-            shard_parameters=wanted.shard_parameters,
+            shard_parameters=(False,) if has_adapters else wanted.shard_parameters,
             host_bytes=wanted.offload_gib_per_process * 2**30,
             host_bytes_per_s=wanted.offload_gb_per_s * 1e9,
             microbatches=wanted.microbatch_choices,

@@ -69,6 +69,7 @@ def problems(config: Config, config_file: Path | Origins) -> Iterator[Problem]:
         yield from _found(_check_frozen, config.model.frozen, family, ("model", "frozen"), origins)
         yield from _found(_check_stages, config, family, origins)
         yield from _found(_check_groups, config, family, origins)
+        yield from _found(_check_lora, config, family, origins)
     yield from _found(_check_weights, config, origins)
     dataset = list(_found(_check_dataset, config, origins))
     yield from dataset
@@ -206,6 +207,33 @@ def _check_groups(config: Config, family: Family, origins: Origins) -> None:
         check_targets(config.train.groups, family.modules)
     except ConfigError as error:
         raise ConfigError(error.what, where=origins.where(*error.where.split(".")), hint=error.hint) from None
+
+
+def _check_lora(config: Config, family: Family, origins: Origins) -> None:
+    """What can be said without the model; `add_adapters` says which Linears it has."""
+    if config.train.lora is None:
+        return
+    stages = stages_of(config)
+    if max(config.plan.expert_parallel, default=1) > 1:
+        what = f"plan.expert_parallel is {list(config.plan.expert_parallel)}, and adapters need experts whole"
+        raise ConfigError(what, where=origins.where("plan", "expert_parallel"), hint="[1], or no train.lora")
+    if False not in config.plan.shard_parameters:
+        what = "plan.shard_parameters is [true], and the base of adapters is whole on every replica"
+        raise ConfigError(what, where=origins.where("plan", "shard_parameters"), hint="[false], or no train.lora")
+    for module in config.train.lora.targets:
+        where = origins.where("train", "lora", "targets", module)
+        if module not in family.modules:
+            raise ConfigError(f"unknown module `{module}`", where=where, hint=did_you_mean(module, family.modules))
+        if all(module in stage.frozen for stage in stages):
+            raise ConfigError(
+                f"`{module}` is frozen, and so would its adapters be", where=where,
+                hint="remove it here or from model.frozen: where a module has adapters nothing else of it trains",
+            )  # fmt: skip
+        if any(tower_of(module) in stage.frozen for stage in stages):
+            raise ConfigError(
+                f"`{tower_of(module)}` is frozen, which lets the projector train, and `{module}` has adapters",
+                where=where, hint="one of them: where a module has adapters nothing else of it trains",
+            )  # fmt: skip
 
 
 def _check_weights(config: Config, origins: Origins) -> None:

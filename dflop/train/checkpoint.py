@@ -26,6 +26,7 @@ from dflop.models.build import Stage
 from dflop.parallel.part import Part
 from dflop.parallel.topology import Groups
 from dflop.train import checkpoint_state, manifest
+from dflop.train.base import META, Base, base_problem
 from dflop.train.blocks import Block, BlockLoadPlanner, BlockSavePlanner, BlockWriter, SafeReader, reason_of
 from dflop.train.checkpoint_state import copy_to_host, host_memory
 from dflop.train.optim import Optimizer, State
@@ -44,6 +45,7 @@ class Checkpointer:
         groups: Process groups.
         sharded: What the rank holds of the parameters that it does not hold whole.
         keep: Finished checkpoints to keep.
+        base: Parameters that checkpoints leave out.
         on_failure: Called on every rank after a failed write, by the writing thread.
     """
 
@@ -56,11 +58,15 @@ class Checkpointer:
         sharded: Mapping[str, Part],
         *,
         keep: int,
+        base: Base | None = None,
         on_failure: Callable[[TrainError], None] = lambda error: None,
     ) -> None:
         self._folder, self._stages, self._optimizer, self._keep = folder, stages, optimizer, keep
         self._parts, self._group, self._on_failure = sharded, groups.checkpoint, on_failure
         self._rank, self._num_ranks = self._group.rank(), self._group.size()
+        self._base = base or Base()
+        self._described: dict[str, str] | None = None
+        """The base, as checkpoints name it."""
         self._host: dict[MetadataIndex, torch.Tensor] | None = None
         """Copies of the blocks that this rank writes; allocated once."""
         self._writing: threading.Thread | None = None
@@ -94,7 +100,7 @@ class Checkpointer:
                 hint="start a new run with a lower train.learning_rate: this one resumes from its newest checkpoint",
             )
         copies = copy_to_host(mine, self._host)
-        about = {**meta, "next_step": next_step, "name": manifest.name_of(next_step)}
+        about = {**meta, **self._about_base(), "next_step": next_step, "name": manifest.name_of(next_step)}
         self._writing = threading.Thread(target=self._write, args=(copies, about), name="checkpoint", daemon=True)
         self._writing.start()
 
@@ -116,7 +122,8 @@ class Checkpointer:
             Its metadata with `next_step`, and `fell_back_from` where a newer one is damaged; None when there is none.
 
         Raises:
-            TrainError: there are checkpoints but all are damaged, or the one to load belongs to another model.
+            TrainError: there are checkpoints but all are damaged, or the one to load belongs to another model, or to
+                adapters of another base.
         """
         self.close()
         self._together(lambda: None, lambda _: manifest.sweep(self._folder))
@@ -132,6 +139,9 @@ class Checkpointer:
             )
         if meta is None:
             return None
+        if problem := base_problem(meta, self._about_base().get(META, {})):
+            hint = f"restore the base, or move {self._folder} away to start over"
+            raise TrainError(problem, where=str(self._folder / meta["name"]), hint=hint)
         self._load(self._folder / meta["name"])
         return {**meta, **({"fell_back_from": damaged[0]} if damaged else {})}
 
@@ -198,7 +208,14 @@ class Checkpointer:
         self._optimizer.load_state(wanted)
 
     def _blocks(self, optimizer: State) -> list[Block]:
-        return checkpoint_state.state_blocks(self._stages, optimizer, self._parts)
+        return checkpoint_state.state_blocks(self._stages, optimizer, self._parts, self._base.names)
+
+    def _about_base(self) -> dict[str, dict[str, str]]:
+        """What metadata say of the base; nothing where checkpoints hold every parameter. Collective, the first time."""
+        if self._described is None and self._base.names:
+            share = slice(self._rank, None, self._num_ranks)
+            self._described = self._together(lambda: self._base.digests(share), self._base.described)
+        return {META: self._described} if self._described else {}
 
     def _together(self, on_each: Callable[[], T], on_first: Callable[[list[T]], R]) -> R:
         """What rank 0 makes of what every rank returns; collective.

@@ -9,7 +9,7 @@ import math
 import sys
 import warnings
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, chain
 from pathlib import Path
@@ -35,7 +35,9 @@ _PORTABLE = 1
 """`cudaHostRegisterPortable`."""
 
 
-def state_blocks(stages: Iterable[Stage], optimizer: State, parts: Mapping[str, Part]) -> list[Block]:
+def state_blocks(
+    stages: Iterable[Stage], optimizer: State, parts: Mapping[str, Part], base: Collection[str] = ()
+) -> list[Block]:
     """All of a rank's state as views of the live tensors.
 
     Args:
@@ -43,8 +45,9 @@ def state_blocks(stages: Iterable[Stage], optimizer: State, parts: Mapping[str, 
         optimizer: As `Optimizer.state` returns it. Of a part, what has the part's shape is cut like it, a count of
             steps is not.
         parts: What the rank holds of the parameters that it does not hold whole.
+        base: Names of parameters that are left out.
     """
-    model = {name: p for stage in stages for name, p in stage.names.items()}
+    model = {name: p for stage in stages for name, p in stage.names.items() if name not in base}
     found = [blocks_of(f"{_PREFIX}{name}", p, parts.get(name)) for name, p in model.items()]
     for name, tensors in optimizer.items():
         for key, tensor in tensors.items():

@@ -13,9 +13,9 @@ ones. They are gathered once per step and their gradients summed in its last bac
 1/ep of the experts are whole meanwhile, and no microbatch waits for messages of the largest part of the parameters.
 
 To the rest of training such a stage looks like one of which every replica holds a part: `Stage.names` maps global names
-to this rank's rows, plain tensors that share their memory with FSDP's. What does not train stays whole, a stage or the
-tower below its projector: it has neither gradients nor states to share out, and a frozen LLM runs a backward pass only
-where there are media.
+to this rank's rows, plain tensors that share their memory with FSDP's. What does not train stays whole, a stage, the
+tower below its projector or the base of adapters: it has neither gradients nor states to share out, and a frozen LLM
+runs a backward pass only where there are media.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _shard(
             group_of |= {name: of_experts for name, p in trained.items() if p in set(experts.parameters())}
             among = DeviceMesh.from_group(of_experts, device)
             units.append(fully_shard(experts, mesh=among, mp_policy=policy, reshard_after_forward=False))
-        units.append(fully_shard(layer, mesh=mesh, mp_policy=policy))
+        units.append(fully_shard(layer, mesh=mesh, mp_policy=policy, ignored_params=whole))
     # torch prefetches in the order of forward passes, which it forgets when a backward pass ends: in a pipeline, other
     # microbatches are in flight then, and their backward passes would wait for every layer's all-gather.
     for previous, unit in itertools.pairwise(units):

@@ -12,6 +12,7 @@ from torch import nn
 from dflop.errors import ConfigError
 from dflop.models.build import Stage
 from dflop.models.family import Family, tower_of
+from dflop.models.low_rank import is_adapted
 from dflop.models.ways import Way
 from dflop.models.weights import Weights
 from dflop.parallel.compiled import EAGER
@@ -73,8 +74,13 @@ def apply_plan(
         fp8: Recipe of the Linears in the LLM's layers, as of `use_float8`.
 
     Raises:
-        ConfigError: as `pieces_of` and `build_stages`.
+        ConfigError: as `pieces_of` and `build_stages`, or the model has adapters and ranks are to share its experts.
     """
+    if (ep := plan.module(LLM).parallel.ep) > 1 and any(is_adapted(part) for part in model.modules()):
+        raise ConfigError(
+            f"the model has adapters, which need its experts whole, and the plan shares them over ep {ep} ranks",
+            where="train.lora", hint="plan again with plan.expert_parallel=[1]",
+        )  # fmt: skip
     stages, cut = build_stages(
         model, family, pieces_of(plan, seat, frozen, compiler, fp8), device, kernel=kernel, group=groups.tensor,
         experts=groups.experts, weights=weights,

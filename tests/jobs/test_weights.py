@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 
 import pytest
+import torch
+from safetensors import safe_open
 
 from dflop.config import load_config
 from dflop.errors import ConfigError, TrainError
@@ -97,3 +100,30 @@ def test_what_cannot_be_exported_or_started_from_is_said(planned, trained, expor
     family = family_of(config, tokenizer.vocab_size)
     with pytest.raises(ConfigError, match=f"{tokenizer.vocab_size} tokens, the weights have room for 64"):
         first_weights(config, family, tokenizer)
+
+
+def test_adapters_of_a_base_are_merged_into_it_and_into_no_other(exported, trained, train, tmp_path):
+    vocabulary = tokenizer_of(trained.config()).vocab_size
+    base = shutil.copytree(exported, tmp_path / "base")
+    run = train(
+        f"model.weights={base}", f"model.hf_config.text_config.vocab_size={vocabulary}", "model.frozen=[vision]",
+        "train.lora={targets: {llm: [q_proj, down_proj]}, rank: 4}", "train.learning_rate=0.01",
+    )  # fmt: skip
+    losses = losses_of(run)
+    assert losses[0] == pytest.approx(losses_of(trained)[0], rel=1e-5), "adapters begin with nothing"
+    assert losses[NUM_STEPS - 1] != pytest.approx(losses_of(trained)[NUM_STEPS - 1], rel=1e-4)
+    assert export_run(run, tmp_path / "out", print) == NUM_STEPS
+    with (
+        safe_open(base / "model.safetensors", "pt") as old,
+        safe_open(tmp_path / "out" / "model.safetensors", "pt") as new,
+    ):
+        assert set(old.keys()) == set(new.keys())
+        changed = {key for key in old.keys() if not torch.equal(old.get_tensor(key), new.get_tensor(key))}
+    assert changed == {key for key in changed if key.endswith(("q_proj.weight", "down_proj.weight"))}
+    assert len(changed) == 2 * family_of(run.config()).configs["llm"]["num_hidden_layers"]
+    file = base / "model.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(TrainError, match="trained with another base"):
+        export_run(run, tmp_path / "other", print)

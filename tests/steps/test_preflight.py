@@ -86,12 +86,36 @@ def test_missing_files_are_named_with_their_key(tmp_path, key):
         ("stages=[{name: a}, {name: b}]", "stage `a` has no number of steps"),
         ("stages=[{name: a, num_steps: 40}, {name: b}]", "no step remains of 40"),
         ("stages=[{name: a, frozen: [vision, audio, llm]}]", "nothing to train"),
+        ("train.lora={targets: {visoin: [all-linear]}}", "unknown module `visoin`"),
     ],
 )  # fmt: skip
 def test_what_no_job_could_run_with_is_refused(tmp_path, override, what):
     make_dataset(tmp_path)
     with pytest.raises(ConfigError, match=what):
         check(tmp_path, override)
+
+
+@pytest.mark.parametrize(
+    ("override", "what", "key"),
+    [
+        ("model.frozen=[llm]", "`llm` is frozen, and so would its adapters be", "train.lora.targets.llm"),
+        (
+            "model.frozen=[vision.tower]",
+            "`vision.tower` is frozen, which lets the projector",
+            "train.lora.targets.vision",
+        ),
+        ("plan.expert_parallel=[1, 2]", r"plan.expert_parallel is \[1, 2\]", "plan.expert_parallel"),
+        ("plan.shard_parameters=[true]", r"plan.shard_parameters is \[true\]", "plan.shard_parameters"),
+    ],
+)
+def test_adapters_that_could_not_train_are_refused_with_the_key(tmp_path, override, what, key):
+    make_dataset(tmp_path)
+    lora = "train.lora={targets: {llm: [q_proj], vision: [all-linear]}}"
+    check(tmp_path, lora)
+    check(tmp_path, lora, "stages=[{name: a, num_steps: 2, frozen: [llm]}, {name: b}]")
+    with pytest.raises(ConfigError, match=what) as caught:
+        check(tmp_path, lora, override)
+    assert caught.value.where.endswith(key)
 
 
 def test_slurm_needs_sbatch_and_the_name_of_the_hardware(tmp_path, monkeypatch):

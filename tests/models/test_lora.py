@@ -1,0 +1,126 @@
+"""Which Linears get adapters, which targets are refused, and what adapters add."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from dflop.config import LoraConfig
+from dflop.errors import ConfigError
+from dflop.models.float8 import use_float8
+from dflop.models.fused import linear_of_activation
+from dflop.models.lora import WithAdapters, add_adapters, merged
+from dflop.models.low_rank import adapt
+from dflop.models.random_weights import RandomWeights
+from dflop.models.weights import build_empty
+from dflop.records import LLM
+from tests.models.generic.small import Small
+from tests.train import synthetic
+from tests.train.adapted import fill
+from tests.train.parity import module_of
+
+A, B = (f"model.language_model.layers.0.self_attn.q_proj.lora_{which}.weight" for which in "AB")
+
+
+def empty():
+    return build_empty(synthetic.family(), synthetic.hf_config(tied=False), torch.float32)
+
+
+def adapted(**targets):
+    model = empty()
+    return model, add_adapters(model, synthetic.family(), LoraConfig(targets=targets, rank=2, alpha=6))
+
+
+@pytest.mark.parametrize(
+    ("targets", "last"),
+    [
+        ({LLM: ("q_proj", "v_proj")}, {"q_proj", "v_proj"}),
+        ({LLM: ("*.mlp.*",)}, {"gate_proj", "up_proj", "down_proj"}),
+        ({LLM: ("all-linear",)}, {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}),
+        ({"audio": ("all-linear",)}, {"q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2", "proj"}),
+    ],
+)
+def test_targets_name_linears_of_one_module_and_all_else_of_it_is_frozen(targets, last):
+    model, adapters = adapted(**targets)
+    assert {name.rpartition(".")[2] for name in adapters.linears} == last
+    (module,), family = targets, synthetic.family()
+    assert {module_of(name, family) for name in adapters.shapes} == {module}
+    stood_still = {name for name, p in empty().named_parameters() if not p.requires_grad}  # a table of positions
+    others = {n for n, _ in empty().named_parameters() if module_of(n, family) == module}
+    assert {name for name, p in model.named_parameters() if not p.requires_grad} == others | stood_still
+    assert adapters.base == others
+
+
+@pytest.mark.parametrize(
+    ("targets", "what", "hint"),
+    [
+        ({LLM: ("query",)}, "`query` names no Linear of `llm`", "all-linear, q_proj, k_proj"),
+        ({LLM: ("embed_tokens",)}, r"`embed_tokens` names `.*embed_tokens.weight` \[", "or a pattern such as"),
+        ({LLM: ("*.layers.0.*",)}, "layers 1, 2, 3 of `llm` would have no adapter", "q_proj"),
+        ({"visoin": ("q_proj",)}, "unknown module `visoin`", "vision"),
+    ],
+)
+def test_a_target_that_can_have_no_adapter_is_refused_with_those_that_can(targets, what, hint):
+    with pytest.raises(ConfigError, match=what) as refused:
+        adapted(**targets)
+    assert hint in refused.value.hint
+    assert "train.lora.targets" in refused.value.where
+
+
+def test_experts_and_their_routers_have_no_adapters():
+    small = Small("qwen3_vl_moe")
+    config = LoraConfig(targets={LLM: ("all-linear",)})
+    adapters = add_adapters(small.build(), small.family, config)
+    assert {name.rpartition(".")[2] for name in adapters.linears} == {"q_proj", "k_proj", "v_proj", "o_proj"}
+    with pytest.raises(ConfigError, match=r"`experts` names `.*experts\..*` \[.*only Linears"):
+        add_adapters(small.build(), small.family, LoraConfig(targets={LLM: ("experts",)}))
+
+
+def test_a_model_begins_as_its_base_and_draws_depend_on_the_name_alone():
+    model, adapters = adapted(llm=("all-linear",))
+    first = WithAdapters(RandomWeights(empty(), 0), adapters, 5, torch.float32)
+    whole = first.read(A)
+    assert whole.shape == adapters.shapes[A]
+    assert torch.equal(first.read(A, 1, [(3, 5), (0, 1)]), torch.cat([whole[:, 3:5], whole[:, :1]], 1))
+    bound = whole.shape[1] ** -0.5
+    assert bound / 2 < whole.abs().max() <= bound
+    assert not first.read(B).any()
+    assert not torch.equal(whole, first.read(A.replace("layers.0", "layers.1")))
+    weights = {name: first.read(name) for name, _ in model.named_parameters()}
+    base = {name: first.read(name) for name, _ in empty().named_parameters()}
+    made = merged(weights, adapters)
+    assert made.keys() == base.keys()
+    assert all(torch.equal(made[name], base[name]) for name in base)
+
+
+def test_merged_weights_make_the_logits_that_adapters_make():
+    plain = synthetic.tiny_model()
+    model = synthetic.tiny_model()
+    adapters = add_adapters(model, synthetic.family(), LoraConfig(targets={LLM: ("all-linear",)}, rank=2, alpha=6))
+    fill(model, adapters)
+    given = {"input_ids": torch.arange(5, 25)[None]}
+    before = plain(**given).logits
+    plain.load_state_dict(merged(dict(model.named_parameters()), adapters), strict=False)
+    after = plain(**given).logits
+    assert not torch.allclose(before, after, rtol=1e-2)
+    torch.testing.assert_close(model(**given).logits, after, rtol=1e-4, atol=1e-5)
+
+
+def test_whatever_computes_with_a_weight_adds_what_the_adapter_adds():
+    torch.manual_seed(0)
+    rows, layer = torch.randn(3, 32), nn.Module()
+    layer.q_proj = linear = nn.Linear(32, 16)
+    plain, of_activation = linear(rows), linear_of_activation(linear, torch.sigmoid, rows)
+    adapt(linear, 4, 0.5)
+    a, b = linear.lora_A.weight, linear.lora_B.weight
+    torch.testing.assert_close(linear(rows) - plain, 0.5 * rows @ a.T @ b.T)
+    added = linear_of_activation(linear, torch.sigmoid, rows) - of_activation
+    torch.testing.assert_close(added, 0.5 * rows.sigmoid() @ a.T @ b.T)
+    pytest.importorskip("torchao.float8", reason="needs the packages of dflop[fp8]")
+    without = nn.Module()
+    without.q_proj = nn.Linear(32, 16)
+    without.load_state_dict(layer.state_dict(), strict=False)
+    for module in (layer, without):
+        use_float8([module], "tensorwise", torch.device("cpu"))
+    torch.testing.assert_close(linear(rows) - without.q_proj(rows), 0.5 * rows @ a.T @ b.T)
