@@ -39,7 +39,7 @@ from dflop.config.sections import (
 )
 from dflop.config.show import annotated, shown_config, shown_keys
 from dflop.config.slurm_section import ContainerConfig, SlurmConfig
-from dflop.config.train_section import GroupConfig, TrainConfig
+from dflop.config.train_section import GroupConfig, TrainConfig, ValidationConfig
 
 __all__ = [
     "ClusterConfig",
@@ -61,6 +61,7 @@ __all__ = [
     "SlurmConfig",
     "TrainConfig",
     "TypedConfig",
+    "ValidationConfig",
     "annotated",
     "dump_config",
     "dump_yaml",

@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 
 from dflop.config.section import FilePath, Section
 from dflop.config.slurm_section import SlurmConfig
-from dflop.config.train_section import TrainConfig
+from dflop.config.train_section import TrainConfig, ValidationConfig
 from dflop.errors import printable
 from dflop.records import ClusterSpec
 
@@ -280,6 +280,7 @@ class Config(Section):
     model_profile: ModelProfileConfig = ModelProfileConfig()
     plan: PlanConfig = PlanConfig()
     train: TrainConfig = TrainConfig()
+    validation: ValidationConfig = ValidationConfig()
     stages: tuple[StageConfig, ...] = ()
     """Parts of training in order; none: one, with `model.frozen` and `train.learning_rate`."""
     correct: CorrectConfig = CorrectConfig()

@@ -1,4 +1,7 @@
-"""Section `train`: steps, AdamW and its groups, checkpoints, scheduling ahead, decoding, and what ends a job."""
+"""Section `train`: steps, AdamW and its groups, checkpoints, scheduling ahead, decoding, and what ends a job.
+
+Section `validation`: what is held out of training, and when its loss is measured.
+"""
 
 from __future__ import annotations
 
@@ -93,3 +96,13 @@ class TrainConfig(Section):
     report_to: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()
     """Where rank 0 also draws curves, each in its folder in the run directory; `WANDB_MODE=online` and
     `MLFLOW_TRACKING_URI` in the job's environment name a server instead."""
+
+
+class ValidationConfig(Section):
+    """Samples held out of training, and their loss during training."""
+
+    num_samples: int = Field(default=0, ge=0)
+    """Samples held out, at random; 0: no validation. Those with the same media, or of the same id with as many tokens,
+    are held out together or not at all, so it may be a few less."""
+    every_steps: int = Field(default=50, ge=1)
+    """Training steps between two validations; there is one after the last step, too."""

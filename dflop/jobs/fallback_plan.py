@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from dflop.config import Config
 from dflop.cost.model import CostModel
-from dflop.records import Factors, Plan, from_dict
+from dflop.records import Factors, Plan, StepPlan, from_dict
 from dflop.run.batches import QUICK, WARMUP, GlobalBatches, job_steps
 from dflop.run.directory import RunDir
 from dflop.train.wire import FACTORS, PlanMessage, Store, noted
@@ -44,6 +44,21 @@ def quick_planner(
         return PlanMessage(replace(step_plan, policy=WARMUP if spec.label == WARMUP else policy))
 
     return quick_plan
+
+
+def validation_plans(run: RunDir, config: Config, plan: Plan, batches: GlobalBatches) -> list[StepPlan]:
+    """Packed like steps, of all samples that are held out; their steps are -1, -2, ..."""
+    tables, cluster = CostModel(run.cost_tables()), config.cluster.spec()
+    concurrency = cluster.max_concurrency if cluster.max_concurrency < plan.num_processes else None
+    with _no_compiler():
+        from dflop.schedule.step_scheduler import schedule_step
+    return [
+        schedule_step(
+            run_id=run.run_id, step=-1 - k, plan=plan, batch=batch, cost=tables, policy=QUICK,
+            max_concurrency=concurrency,
+        )
+        for k, batch in enumerate(batches.validated)
+    ]  # fmt: skip
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import socket
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ import torch.distributed as dist
 from dflop.config import Config
 from dflop.data.tokens import ChatTokenizer
 from dflop.errors import TrainError
-from dflop.jobs.fallback_plan import quick_planner
+from dflop.jobs.fallback_plan import quick_planner, validation_plans
 from dflop.jobs.rank_setup import peak_memory
 from dflop.jobs.sample_source import DatasetSource, make_prefetcher
 from dflop.jobs.spool_writer import SpoolThread
@@ -44,6 +45,7 @@ from dflop.train.parameter_groups import check_targets
 from dflop.train.plan_source import Guard, Patience, PlanSource
 from dflop.train.signals import StopRequest
 from dflop.train.stages import apply_plan
+from dflop.train.validation import Validation
 from dflop.train.watchdog import Watch
 from dflop.train.wire import RankTimes, Store
 
@@ -66,6 +68,7 @@ class Rank:
         self.seat = seat_of(plan, dist.get_rank())
         self.shapes = run.shapes()
         self.batches = GlobalBatches(config, self.shapes)
+        self.bad_held_out: set[int] = set()
         self.steps = job_steps(config, mode, stage)
         self.run_id = run.run_id if mode == TRAIN else f"{run.run_id}/{COMPARE}"
         producer = f"{mode}-r{self.seat.rank}-a{attempt}"
@@ -164,10 +167,26 @@ class Rank:
                 self.stop.is_set,
                 self.telemetry.traced,
                 self._event,
+                functools.partial(self._validated, source),
             ),
             checkpointer=checkpointer,
             activities=self.activities,
+            validation=self._validation(),
         )
+
+    def _validation(self) -> Validation | None:
+        """What training validates on, from rank 0; collective."""
+        if self.mode != TRAIN or not self.batches.validated:
+            return None
+        step_plans: list[Any] = [None]
+        if self.seat.rank == 0:
+            step_plans = [validation_plans(self.run, self.config, self.plan, self.batches)]
+        dist.broadcast_object_list(step_plans, src=0)
+        return Validation(step_plans[0], self.config.validation.every_steps)
+
+    def _validated(self, source: DatasetSource, step: int, losses: Mapping[int, float], elapsed_s: float) -> None:
+        if self.seat.rank == 0:
+            say(f"validation after step {step}: {self.telemetry.validated(step, losses, source, elapsed_s)}")
 
     def _plans(self) -> PlanSource:
         timeout_s = self.config.train.timeout_s
@@ -212,7 +231,12 @@ class Rank:
         return {"learned": wire.noted(self.store, wire.LEARNED, {})}
 
     def _bad_sample(self, step: int, sample_index: int, path: str, reason: str) -> None:
+        if step < 0 and sample_index in self.bad_held_out:
+            return  # as in the validation before
+        self.bad_held_out |= {sample_index} if step < 0 else set()
         shape = next(s for s in self.shapes if s.sample_index == sample_index)
         key, sample_id = shape.profile_key, shape.sample_id
-        say(f"step {step}: sample `{sample_id}` carries no loss: {path}: {reason}")
-        self.spool.put(QuarantinedSample(key, sample_index, sample_id, "train", path, reason, self.run_id, step))
+        say(f"{'validation' if step < 0 else f'step {step}'}: sample `{sample_id}` carries no loss: {path}: {reason}")
+        self.spool.put(
+            QuarantinedSample(key, sample_index, sample_id, "train", path, reason, self.run_id, max(step, -1))
+        )

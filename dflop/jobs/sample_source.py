@@ -59,6 +59,10 @@ class DatasetSource:
     def shape(self, sample_index: int) -> SampleShape:
         return self._shapes[sample_index]
 
+    def source(self, sample_index: int) -> str:
+        """Name of the entry of the dataset that a sample is from."""
+        return self._rows.entries[self._rows.locate(sample_index)[0]].name
+
     def tokens(self, sample_index: int) -> EncodedSample:
         shape = self._shapes[sample_index]
         num_images = sum(item.kind == "image" for item in shape.items)

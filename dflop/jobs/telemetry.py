@@ -14,12 +14,13 @@ from typing import NamedTuple
 from dflop.config import Config
 from dflop.cost.flops import FlopCounter, peak_flops_per_s
 from dflop.jobs.curves import Curves
+from dflop.jobs.sample_source import DatasetSource
 from dflop.jobs.spool_writer import SpoolThread
 from dflop.models.family import Family
 from dflop.models.generic.experts import RoutedTokens
 from dflop.parallel.topology import Seat
 from dflop.profile.hardware import hardware_name
-from dflop.records import BUSY_RATIO, ExpertLoad, RankMemory, RankSpan, StepFlops, StepObservation
+from dflop.records import BUSY_RATIO, ExpertLoad, RankMemory, RankSpan, SourceLoss, StepFlops, StepObservation
 from dflop.run.batches import QUICK, GlobalBatches, StepSpec
 from dflop.run.directory import RunDir
 from dflop.train.step_trace import Span
@@ -101,6 +102,24 @@ class Telemetry:
             self._draw(seen, speed, idle_frac)
         return _line(seen, speed, idle_frac, self._has_own_core)
 
+    def validated(self, step: int, losses: Mapping[int, float], source: DatasetSource, elapsed_s: float) -> str:
+        """Tell of the summed losses of samples that are held out of training; returns the line about it."""
+        rows = [
+            SourceLoss(
+                self._run_id, self._attempt, step, "validation", name, loss, num_tokens, num_samples, time.time()
+            )
+            for name, (loss, num_tokens, num_samples) in means_by_source(losses, source).items()
+        ]
+        for row in rows:
+            self._spool.put(row)
+        num_tokens = sum(row.num_tokens for row in rows)
+        mean = sum(row.loss * row.num_tokens for row in rows) / num_tokens if num_tokens else math.nan
+        of_sources = {f"validation/loss/{row.source}": row.loss for row in rows} if len(rows) > 1 else {}
+        if self._report_to and num_tokens:
+            self._curves_from(step).add(step, {"validation/loss": mean, **of_sources}, time.time())
+        each = ", ".join(f"{row.source} {row.loss:.4f}" for row in rows)
+        return f"loss {mean:.4f} over {len(losses)} samples in {seconds(elapsed_s)}" + f" ({each})" * (len(rows) > 1)
+
     def traced(self, step: int, spans: Sequence[Span]) -> None:
         """Leave what happened in a step in the store."""
         for span in spans:
@@ -114,8 +133,6 @@ class Telemetry:
             self.curves.close()
 
     def _draw(self, seen: StepObservation, speed: Speed, idle_frac: float) -> None:
-        if self.curves is None:
-            self.curves = Curves(self._report_to, self._run.path, self._run_id, seen.step)
         curves = {
             **({"train/loss": seen.loss} if seen.num_supervised_tokens else {}),
             "train/grad_norm": seen.grad_norm,
@@ -126,7 +143,13 @@ class Telemetry:
             "speed/llm_tokens_per_s": speed.tokens_per_s,
             **({} if math.isnan(speed.mfu_frac) else {"speed/mfu_frac": speed.mfu_frac}),
         }
-        self.curves.add(seen.step, curves, seen.observed_at_s)
+        self._curves_from(seen.step).add(seen.step, curves, seen.observed_at_s)
+
+    def _curves_from(self, step: int) -> Curves:
+        """The curves, which begin with the job's first step."""
+        if self.curves is None:
+            self.curves = Curves(self._report_to, self._run.path, self._run_id, step)
+        return self.curves
 
     def _tell_memory(self) -> None:
         """Leave the most memory so far in the store, if it has become more."""
@@ -149,6 +172,21 @@ class Telemetry:
         """How rows of a rank begin."""
         s = self._seat
         return self._run_id, self._attempt, step, s.rank, s.module, s.stage, s.dp_rank, s.tp_rank
+
+
+def means_by_source(losses: Mapping[int, float], source: DatasetSource) -> dict[str, tuple[float, int, int]]:
+    """By source, in order: mean loss over tokens, tokens and samples; without sources that have no token.
+
+    Args:
+        losses: Summed, by sample index.
+        source: Of the samples.
+    """
+    found = dict[str, tuple[float, int, int]]()
+    for index in sorted(losses):
+        name, num_tokens = source.source(index), source.shape(index).num_supervised_tokens
+        loss, tokens, samples = found.get(name, (0.0, 0, 0))
+        found[name] = loss + losses[index], tokens + num_tokens, samples + 1
+    return {name: (loss / tokens, tokens, samples) for name, (loss, tokens, samples) in found.items() if tokens}
 
 
 def _line(seen: StepObservation, speed: Speed, idle_frac: float, has_own_core: bool) -> str:

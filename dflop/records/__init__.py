@@ -43,6 +43,7 @@ from dflop.records.observations import (
     RunEvent,
     RunInput,
     RunRecord,
+    SourceLoss,
     StepFlops,
     StepObservation,
 )
@@ -91,6 +92,7 @@ __all__ = [
     "RunMode",
     "RunRecord",
     "SampleShape",
+    "SourceLoss",
     "StepFlops",
     "StepObservation",
     "StepPlan",

@@ -131,6 +131,26 @@ class ExpertLoad:
 
 
 @dataclass(frozen=True, slots=True)
+class SourceLoss:
+    """Loss of samples of one source, the same for any layout of the run."""
+
+    run_id: str
+    attempt: int
+    step: int
+    """After which it was measured."""
+    split: str
+    """`validation`: samples held out of training."""
+    source: str
+    """Entry of a mixture, or the name of the annotation file."""
+    loss: float
+    """Mean over tokens."""
+    num_tokens: int
+    """That carry loss."""
+    num_samples: int
+    observed_at_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class RankMemory:
     """The most memory a rank has held since its process began; a new row when it has become more."""
 

@@ -14,7 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from dflop.config import Config
+from dflop.data.holdout import held_out
 from dflop.data.sample_order import SampleOrder
+from dflop.errors import DataError
 from dflop.records import SampleShape
 
 TRAIN, COMPARE = "train", "compare"
@@ -101,14 +103,43 @@ def job_steps(config: Config, mode: str, stage: Stage | None = None) -> tuple[St
 
 
 class GlobalBatches:
-    """Samples of the global batches of a run."""
+    """Samples of the global batches of a run, and of those that it validates on.
+
+    Raises:
+        DataError: no sample can be held out, or not even one global batch is left to train on.
+    """
 
     def __init__(self, config: Config, shapes: Sequence[SampleShape]) -> None:
-        self._shapes = shapes
-        weights = np.array([s.weight for s in shapes])
-        size, window = config.plan.global_batch_size, config.dataset.shuffle_window
-        self._order = SampleOrder(config.train.seed, len(shapes), size, weights, window=window)
+        size, window, wanted = (
+            config.plan.global_batch_size,
+            config.dataset.shuffle_window,
+            config.validation.num_samples,
+        )
+        self._shapes, validated = shapes, list[SampleShape]()
+        if wanted:
+            out = set(held_out(shapes, wanted, config.train.seed).tolist())
+            validated = [shapes[p] for p in sorted(out)]
+            self._shapes = [shape for p, shape in enumerate(shapes) if p not in out]
+            _check(wanted, len(validated), len(self._shapes), size)
+        self.validated = [validated[i : i + size] for i in range(0, len(validated), size)]
+        """Samples that are held out of training, as global batches."""
+        weights = np.array([s.weight for s in self._shapes])
+        self._order = SampleOrder(config.train.seed, len(self._shapes), size, weights, window=window)
 
     def at(self, batch_step: int) -> list[SampleShape]:
         """Samples of one global batch in arrival order."""
         return [self._shapes[i] for i in self._order.batch(batch_step)]
+
+
+def _check(num_wanted: int, num_held_out: int, num_left: int, batch_size: int) -> None:
+    where = "validation.num_samples"
+    if not num_held_out:
+        raise DataError(
+            f"of {num_left} samples none can be held out: more than {num_wanted} have the same media, or carry no loss",
+            where=where, hint=f"more than {num_wanted}, or 0 for no validation",
+        )  # fmt: skip
+    if num_left < batch_size:
+        raise DataError(
+            f"{num_held_out} samples are held out and {num_left} left: less than a global batch of {batch_size}",
+            where=where, hint=f"at most {max(0, num_held_out + num_left - batch_size)}, or more data",
+        )  # fmt: skip

@@ -36,7 +36,7 @@ from dflop.records import (
     RunInput,
     SampleShape,
 )
-from dflop.run.batches import profiled_ways, stage_at
+from dflop.run.batches import GlobalBatches, profiled_ways, stage_at
 from dflop.run.directory import RunDir, family_of, tokenizer_of
 from dflop.run.messages import Meter, Say
 from dflop.run.plan_scope import Batches, PlanBasis, factors_text, planned_steps, scenario_batches, write_basis
@@ -161,6 +161,8 @@ class Task:
 def run_task(run: RunDir, config: Config, profile_key: str, say: Say, *, from_step: int | None = None) -> Task:
     """What a run is to be planned for, as of `planning_task`: its shapes are in its directory."""
     shapes = run.shapes()
+    if config.validation.num_samples:
+        GlobalBatches(config, shapes)  # before anything is measured: whether there is enough to hold out
     with Reader(config.store) as reader:
         worst = reader.largest_samples(run.profile_key())
     specs = used_modules(bound_family(config), shapes)

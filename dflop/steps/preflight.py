@@ -70,6 +70,7 @@ def problems(config: Config, config_file: Path | Origins) -> Iterator[Problem]:
         yield from _found(_check_stages, config, family, origins)
         yield from _found(_check_groups, config, family, origins)
         yield from _found(_check_lora, config, family, origins)
+    yield from _found(_check_validation, config, origins)
     yield from _found(_check_weights, config, origins)
     dataset = list(_found(_check_dataset, config, origins))
     yield from dataset
@@ -234,6 +235,15 @@ def _check_lora(config: Config, family: Family, origins: Origins) -> None:
                 f"`{tower_of(module)}` is frozen, which lets the projector train, and `{module}` has adapters",
                 where=where, hint="one of them: where a module has adapters nothing else of it trains",
             )  # fmt: skip
+
+
+def _check_validation(config: Config, origins: Origins) -> None:
+    every, num_steps = config.validation.every_steps, config.train.num_steps
+    if config.validation.num_samples and "every_steps" in config.validation.model_fields_set and every > num_steps:
+        raise ConfigError(
+            f"a validation every {every} steps of a run of {num_steps}",
+            where=origins.where("validation", "every_steps"), hint=f"at most {num_steps}",
+        )  # fmt: skip
 
 
 def _check_weights(config: Config, origins: Origins) -> None:

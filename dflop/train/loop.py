@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -33,11 +33,13 @@ from dflop.train.liveness import Activities
 from dflop.train.plan_source import PlanSource
 from dflop.train.stages import RankModel
 from dflop.train.step_trace import WHOLE_STEP, Span, StepTrace, step_spans
+from dflop.train.validation import Held, Validation
 from dflop.train.wire import PlanMessage
 
 if TYPE_CHECKING:
     from dflop.config import TrainConfig  # the engine is measured on machines without pydantic
 
+T = TypeVar("T")
 UNKNOWN = (0, 0, 0, 0.0, 0.0)
 """What a quick plan predicts of a microbatch."""
 
@@ -68,7 +70,8 @@ class Hooks:
 
     on_observation: Callable[[StepObservation], None]
     on_bad_sample: Callable[[int, int, str, str], None]
-    """(step, sample index, path, reason), on the rank that failed to decode it; called by the feed thread."""
+    """(step, sample index, path, reason), on the rank that failed to decode it; called by the feed thread. A sample
+    that is held out of training has a negative step."""
     before_checkpoint: Callable[[], Mapping[str, Any]] = dict
     """On every rank; JSON values that the checkpoint keeps. What the run says of the steps before it must outlive the
     job once this returns: no resumed job says it again. The only hook that may block."""
@@ -79,6 +82,8 @@ class Hooks:
     on_event: Callable[[int, str, str], None] = lambda step, kind, detail: None
     """(step, kind of `RunEvent`, detail) on every rank: `checkpoint_damaged` when an older one was loaded, `not_finite`
     when a step updated nothing because loss or norm are not finite."""
+    on_validation: Callable[[int, Mapping[int, float], float], None] = lambda step, losses, elapsed_s: None
+    """(step, summed loss of every sample held out of training, by its index, and how long it took), on every rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +113,7 @@ class Trainer:
     hooks: Hooks
     checkpointer: Checkpointer | None = None
     activities: Activities = field(default_factory=Activities)
+    validation: Validation | None = None
 
     def run(self) -> int:
         """Train to the last step, resuming from the newest checkpoint; returns the first step that was run.
@@ -153,11 +159,14 @@ class Trainer:
             waiting_since = time.perf_counter()
             ready = pending.result()
             data_wait_s = time.perf_counter() - waiting_since
-            pending = self._begin(step + 1, ahead) if step + 1 < last else None
+            is_last = step + 1 == last
+            pending = None if is_last else self._begin(step + 1, ahead)
+            validated = self._begin_validation(step, ahead, is_last=is_last)
             must_stop, is_late = self._step(step, ready, data_wait_s)
             gc.collect(1)
             self._end_if_not_finite()
-            is_last = step + 1 == last
+            if validated is not None and not must_stop:
+                self._validate(step, validated, ahead)
             is_due = is_due or is_late or (step + 1) % self.settings.train.checkpoint_every == 0
             if must_stop or is_last or (is_due and not self._skipped):
                 self._save(step + 1, is_on_disk=must_stop or is_last)
@@ -184,15 +193,41 @@ class Trainer:
             self.hooks.on_spans(next_step - 1, [span])
 
     def _begin(self, step: int, ahead: ThreadPoolExecutor) -> Future[_ReadyStep]:
-        """Prepare a step in the feed thread, which reports a lost peer at once: this thread may wait for its device."""
+        """Prepare a step in the feed thread."""
+        return self._noted(ahead.submit(self._prepare, step))
 
-        def note_failure(future: Future[_ReadyStep]) -> None:
+    def _noted(self, future: Future[T]) -> Future[T]:
+        """The future, which reports a lost peer at once: this thread may wait for its device."""
+
+        def note_failure(future: Future[T]) -> None:
             if not future.cancelled() and (error := future.exception()):
                 self.activities.note(error)
 
-        future = ahead.submit(self._prepare, step)
         future.add_done_callback(note_failure)
         return future
+
+    def _begin_validation(self, step: int, ahead: ThreadPoolExecutor, *, is_last: bool) -> Future[Held] | None:
+        """Prepare the first batch that is held out, behind the next step's, where it is looked at after this step."""
+        if self.validation is None or not self.validation.is_due(step, is_last=is_last):
+            return None
+        return self._noted(ahead.submit(self._prepare_held_out, self.validation.step_plans[0]))
+
+    def _validate(self, step: int, first: Future[Held], ahead: ThreadPoolExecutor) -> None:
+        assert self.validation is not None
+        began = time.perf_counter()
+        losses = self.validation.losses(
+            lambda step_plan: self._noted(ahead.submit(self._prepare_held_out, step_plan)), first, self.engine,
+            self.model.groups.control,
+        )  # fmt: skip
+        self.hooks.on_validation(step, losses, time.perf_counter() - began)
+
+    def _prepare_held_out(self, step_plan: StepPlan) -> Held:
+        self.activities.feed.works("data held out of training")
+        prepared = self.feed.prepare(step_plan)
+        self.activities.feed.waits("other ranks' report of broken media")
+        healthy = self._agree_on_health(step_plan.step, prepared)
+        self.activities.feed.waits("the step before")
+        return self.feed.masked(prepared, healthy), healthy
 
     def _prepare(self, step: int) -> _ReadyStep:
         feed = self.activities.feed

@@ -49,6 +49,28 @@ def test_utilisation_is_what_the_batch_asks_over_what_all_devices_could_do(tmp_p
     assert busy == f"{line}  compute 400.0 ms: other programs used the cores (processor time 44.4 % of wall)"
 
 
+class TwoSources:
+    """Samples 0 to 9 are of `a.json`, the others of `b.json`; sample n has n tokens that carry loss."""
+
+    def source(self, index):
+        return "a.json" if index < 10 else "b.json"
+
+    def shape(self, index):
+        return SimpleNamespace(num_supervised_tokens=index)
+
+
+def test_losses_of_samples_become_means_over_the_tokens_of_their_source():
+    told, train = [], SimpleNamespace(report_to=())
+    of = Telemetry(
+        SimpleNamespace(path=None), SimpleNamespace(train=train), None, "run", 2, SimpleNamespace(put=told.append)
+    )
+    line = of.validated(7, {4: 8.0, 6: 2.0, 0: 0.0, 30: 75.0}, TwoSources(), 1.5)
+    rows = [(row.step, row.split, row.source, row.loss, row.num_tokens, row.num_samples) for row in told]
+    assert rows == [(7, "validation", "a.json", 1.0, 10, 3), (7, "validation", "b.json", 2.5, 30, 1)]
+    assert line == "loss 2.1250 over 4 samples in 1.50 s (a.json 1.0000, b.json 2.5000)"
+    assert of.validated(7, {4: 8.0}, TwoSources(), 1.5) == "loss 2.0000 over 1 samples in 1.50 s"
+
+
 def test_what_layers_routed_is_told_with_the_steps_that_it_is_of():
     told, taken = [], iter([{3: [4, 0]}, {3: [70, 10]}])
     train, seat = SimpleNamespace(report_to=()), SimpleNamespace(rank=1)

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from dflop.records import QuarantinedSample, RunEvent, StepObservation, StepPlan
-from dflop.run.batches import QUICK
+from dflop.records import QuarantinedSample, RunEvent, SourceLoss, StepObservation, StepPlan
+from dflop.run.batches import QUICK, GlobalBatches
 from dflop.run.directory import RunDir
-from tests.jobs.training import fresh, losses_of, run_ranks, set_config
+from tests.jobs.training import BATCH_SIZE, fresh, losses_of, run_ranks, set_config
 from tests.store.spooled import read_spool
 
 NUM_STEPS = 16
@@ -23,10 +23,16 @@ pytestmark = [pytest.mark.lane("jobs"), pytest.mark.timeout(300)]
 def train(planned, tmp_path) -> Callable[..., RunDir]:
     """Trains a copy of the run, undisturbed or with an accident, to its end."""
 
-    def run(*accident: str, num_steps: int = NUM_STEPS, num_workers: int = 0, report_to: str = "") -> RunDir:
+    def run(
+        *accident: str,
+        num_steps: int = NUM_STEPS,
+        num_workers: int = 0,
+        report_to: str = "",
+        more: tuple[str, ...] = (),
+    ) -> RunDir:
         copy = fresh(planned, tmp_path / "-".join(("run", *accident, str(num_workers))))
         set_config(copy, f"train.num_steps={num_steps}", f"train.num_workers={num_workers}", "train.prefetch_steps=3",
-                   f"train.report_to=[{report_to}]")  # fmt: skip
+                   f"train.report_to=[{report_to}]", *more)  # fmt: skip
         entry = ["tests.jobs.accidents", *accident, "0", str(copy.path)]
         ended = run_ranks(copy, *(entry if accident else ["dflop.jobs.train", str(copy.path), "train"]))
         assert ended.codes == (0, 0), "\n".join(ended.stderr)
@@ -102,6 +108,19 @@ def test_a_job_trains_the_same_with_decode_workers_and_leaves_out_the_same_sampl
     assert losses_of(with_workers) == pytest.approx(losses_of(plain), rel=1e-4)
     assert left_out(with_workers) == left_out(plain)
     assert set(left_out(plain).values()) == set(broken.items())
+
+
+def test_a_job_validates_on_samples_that_it_never_trains_on(train):
+    run = train(num_steps=5, more=("validation.num_samples=10", "validation.every_steps=2"))
+    rows = read_spool(run.config().store, SourceLoss)
+    assert sorted(row.step for row in rows) == [1, 3, 4]
+    held_out = {s.sample_index for batch in GlobalBatches(run.config(), run.shapes()).validated for s in batch}
+    assert {row.num_samples for row in rows} == {len(held_out)}
+    trained = {index for p in read_spool(run.config().store, StepPlan) for index in p.sample_index}
+    assert len(trained) == 5 * BATCH_SIZE - 2, "an epoch of 38"
+    assert not trained & held_out
+    first, *_, last = sorted(rows, key=lambda row: row.step)
+    assert last.loss < first.loss < losses_of(run)[0]
 
 
 def test_a_tracker_whose_server_never_answers_does_not_keep_a_job_from_ending(train, monkeypatch):

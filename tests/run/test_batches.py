@@ -2,6 +2,7 @@ from collections import Counter
 
 import pytest
 
+from dflop.errors import DataError
 from dflop.run.batches import (
     COMPARE,
     NUM_WARMUP_STEPS,
@@ -15,7 +16,7 @@ from dflop.run.batches import (
     stages_of,
 )
 from dflop.run.directory import RunDir
-from tests.builders import random_batch
+from tests.builders import make_sample, random_batch
 from tests.jobs.configs import make_config
 from tests.jobs.made import save_step
 
@@ -89,3 +90,29 @@ def test_batches_depend_on_seed_and_step_alone(tmp_path):
     assert GlobalBatches(make_config(tmp_path, "plan.global_batch_size=16", "train.seed=1"), shapes).at(0) != batches[0]
     for epoch in (batches[:3], batches[3:]):
         assert sorted(s.sample_index for b in epoch for s in b) == list(range(40)), "an epoch is every sample once"
+
+
+def test_samples_that_are_held_out_are_in_no_global_batch(tmp_path):
+    shapes = list(random_batch(40, seed=3))
+    config = make_config(tmp_path, "validation.num_samples=10", "plan.global_batch_size=8")
+    batches = GlobalBatches(config, shapes)
+    validated = [s.sample_index for batch in batches.validated for s in batch]
+    epoch = [s.sample_index for step in range(4) for s in batches.at(step)]
+    assert sorted(validated + epoch) == list(range(40))
+    assert [len(batch) for batch in batches.validated] == [8, 2]
+    assert GlobalBatches(make_config(tmp_path, "plan.global_batch_size=8"), shapes).validated == []
+
+
+@pytest.mark.parametrize(
+    ("num_samples", "num_supervised", "what"),
+    [
+        (33, 5, "33 samples are held out and 7 left: less than a global batch of 8"),
+        (1, 0, "of 40 samples none can be held out"),
+    ],
+)
+def test_a_validation_that_leaves_too_little_is_refused(tmp_path, num_samples, num_supervised, what):
+    config = make_config(tmp_path, f"validation.num_samples={num_samples}", "plan.global_batch_size=8")
+    shapes = [make_sample(index, 20, num_supervised_tokens=num_supervised) for index in range(40)]
+    with pytest.raises(DataError, match=what) as caught:
+        GlobalBatches(config, shapes)
+    assert (caught.value.where, bool(caught.value.hint)) == ("validation.num_samples", True)

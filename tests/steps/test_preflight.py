@@ -80,6 +80,7 @@ def test_missing_files_are_named_with_their_key(tmp_path, key):
         ("model.media={max_pixel: 1}", "unknown media limit `max_pixel`"),
         ("train.groups=[{targets: [visoin], lr_scale: 0.2}]", "`visoin` names no parameter"),
         ("train.warmup_steps=41", "41 steps of warm-up, and `train` has 40"),
+        ("validation={num_samples: 9, every_steps: 41}", "a validation every 41 steps of a run of 40"),
         ("model.frozen=[visio]", "unknown module `visio`"), ("model.frozen=[vision, audio, llm]", "nothing to train"),
         ("stages=[{name: a, num_steps: 2}, {name: a}]", "two stages are named `a`"),
         ("stages=[{name: a, num_steps: 2}, {name: b, num_steps: 2}]", "the last stage takes the remaining steps"),

@@ -6,7 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from dflop.errors import ConfigError, StoreError
-from dflop.records import ExpertLoad
+from dflop.records import ExpertLoad, SourceLoss
 from dflop.store import console
 from tests.store.asking import fill
 
@@ -136,6 +136,16 @@ def test_expert_load_has_the_fullest_rank_and_the_most_used_expert(tmp_path: Pat
     assert columns[0] == "layer"
     assert found == [(3, 4, 24, 0, 2.0, 1.0)]
     assert console.query(store, query.sql, {"run_id": "run", "ep": 4})[1][0][-1] == 2.0
+
+
+def test_validation_is_the_mean_over_tokens_of_all_sources(tmp_path: Path) -> None:
+    def loss(source: str, value: float, num_tokens: int, attempt: int = 1, split: str = "validation") -> SourceLoss:
+        return SourceLoss("run", attempt, 9, split, source, value, num_tokens, 2, 1e9)
+
+    rows = loss("a", 1.0, 30), loss("b", 2.0, 10), loss("a", 9.0, 90, attempt=0), loss("a", 9.0, 90, split="train")
+    query = console.named_query("validation")
+    found = console.query(fill(tmp_path, *rows), query.sql, {"run_id": "run"})[1]
+    assert found == [(9, None, 1.25, 40, 4), (9, "a", 1.0, 30, 2), (9, "b", 2.0, 10, 2)]
 
 
 def test_a_query_without_a_header_is_refused(tmp_path: Path) -> None:

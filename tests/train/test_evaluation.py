@@ -6,16 +6,22 @@ That they leave no gradient, and see the weights that steps before them updated,
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 
 from dflop.records import LLM
-from tests.train.layouts import LAYOUTS, MIXED, ONE, OTHERS, Layout
-from tests.train.parity import TOLERANCE, exact_on
-from tests.train.rank import Rank
+from dflop.train.loop import Hooks
+from dflop.train.plan_source import PlanMessage
+from dflop.train.validation import Validation
+from tests.train.layouts import LAYOUTS, MEDIA, MIXED, ONE, OTHERS, Layout
+from tests.train.parity import TOLERANCE, Omni, Trial, exact_on
+from tests.train.rank import Rank, loop_settings
 from tests.train.ranks import run_ranks
+from tests.train.synthetic import SyntheticSource, make_inline_plan, make_step_plan
 
 EVALUATED = {
     "inline dp2": Layout(ONE, dp=2),
@@ -58,3 +64,47 @@ def test_every_samples_loss_equals_a_plain_loop(name, tmp_path):
     for alone, trained in run_ranks(losses_of_samples, layout.plan.num_processes, tmp_path, layout.trial):
         assert alone == pytest.approx(expected, rel=TOLERANCE)
         assert trained == pytest.approx(expected, rel=TOLERANCE)
+
+
+class Batches:
+    """The plan of step t is of batch t."""
+
+    def __init__(self, trial):
+        self._step_plans = trial.step_plans
+
+    def get(self, step):
+        return PlanMessage(self._step_plans[step])
+
+
+def validated_losses(rank, folder, trial):
+    """(step, loss of every sample of two batches) after every second of three steps, as a trainer validates."""
+    exact_on("cpu")
+    subject, seen, bad = trial.subject, [], []
+    it = Rank(rank, trial.plan, subject.family, subject.build(), rate=0.0)
+    hooks = Hooks(
+        lambda _: None, lambda step, *_: bad.append(step),
+        on_validation=lambda step, losses, elapsed_s: seen.append((step, losses)),
+    )  # fmt: skip
+    source = SyntheticSource([s for batch in subject.batches for s in batch])
+    held_out = [replace(p, step=-1 - k) for k, p in enumerate(trial.step_plans[:2])]
+    settings = loop_settings("run", 3, 1e-9)
+    it.trainer(settings, source, Batches(trial), hooks, validation=Validation(held_out, 2)).run()
+    assert not bad
+    return seen
+
+
+def test_a_trainer_validates_every_so_many_steps_and_after_the_last(tmp_path):
+    subject = Omni(MEDIA, num_steps=3)
+    plan = make_inline_plan(ONE, dp=2, num_microbatches=2)
+    trial = Trial(subject, plan, tuple(make_step_plan(plan, batch, step) for step, batch in enumerate(subject.batches)))
+    plain = subject.plain()
+    with torch.no_grad():
+        expected = {
+            shape.sample_index: float(subject.loss_sum(plain, batch, position))
+            for batch in subject.batches[:2] for position, shape in enumerate(batch)
+        }  # fmt: skip
+    one, other = run_ranks(validated_losses, 2, tmp_path, trial)
+    assert one == other
+    assert [step for step, _ in one] == [1, 2]
+    for _, losses in one:
+        assert losses == pytest.approx(expected, rel=TOLERANCE)

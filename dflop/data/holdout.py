@@ -1,0 +1,53 @@
+"""Which samples are held out of training to validate on: a pure function of the seed and the samples.
+
+What tells nothing new must not be in both: the same picture with another question, a row that a mixture has twice. So
+samples are drawn by groups, those with the same media, or of the same id with as many tokens. A dataset whose samples
+all show one picture is one group, and nothing of it can be held out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from dflop.records import SampleShape
+
+_STREAM = 2**64 - 1
+"""Of the random numbers; epochs of `SampleOrder` use the ones from 0."""
+
+
+def held_out(shapes: Sequence[SampleShape], num_samples: int, seed: int) -> npt.NDArray[np.int64]:
+    """Positions of the samples to hold out, ascending.
+
+    Args:
+        shapes: Healthy samples of the dataset.
+        num_samples: How many at most; fewer where no group that is left is small enough.
+        seed: 0 .. 2**64 - 1.
+    """
+    keys = np.random.Philox(key=np.array([seed, _STREAM], np.uint64)).random_raw(len(shapes))
+    order = np.argsort(keys, kind="stable").tolist()
+    taken, judged, num_drawn = list[int](), set[Hashable](), 0
+    while len(taken) < num_samples and num_drawn < len(order):
+        # Groups of a few draws at a time: those of all samples would take gigabytes of ten million.
+        drawn, num_drawn = order[num_drawn : 4 * (num_drawn + num_samples)], 4 * (num_drawn + num_samples)
+        wanted = dict.fromkeys(content for p in drawn if (content := _content(shapes[p])) not in judged)
+        judged |= wanted.keys()
+        for group in _groups(shapes, wanted):
+            if len(taken) + len(group) <= num_samples and any(shapes[p].num_supervised_tokens for p in group):
+                taken += group
+    return np.array(sorted(taken), dtype=np.int64)
+
+
+def _groups(shapes: Sequence[SampleShape], wanted: Iterable[Hashable]) -> Iterable[list[int]]:
+    """Positions of all samples of each content, in the order of contents."""
+    found: dict[Hashable, list[int]] = {content: [] for content in wanted}
+    for position, shape in enumerate(shapes):
+        if (content := _content(shape)) in found:
+            found[content].append(position)
+    return found.values()
+
+
+def _content(shape: SampleShape) -> Hashable:
+    return (*(item.path for item in shape.items),) or (shape.sample_id, shape.num_text_tokens)
