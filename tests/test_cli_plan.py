@@ -43,6 +43,13 @@ def test_a_trainer_that_does_not_look_at_the_data_gets_a_plan_for_arrival_order(
     assert "It runs in arrival order, as its trainer does not balance batches." in talk
 
 
+def test_a_trainer_that_packs_samples_gets_the_best_plan_that_its_keys_can_say(folder: Path) -> None:
+    out, talk = plan(folder, "--gpus", "8", "--emit", "veomni")
+    assert YAML(typ="safe").load(out)["train"]["accelerator"]["fsdp_config"]["fsdp_mode"] == "fsdp2"
+    assert "emitted for `veomni`: " in talk
+    assert ", in packs, " in talk
+
+
 @pytest.fixture(scope="module")
 def explained(folder: Path) -> tuple[dict[str, Any], str]:
     """The explanation for programs, and what was said meanwhile."""
@@ -87,7 +94,7 @@ def test_with_emit_the_explanation_leaves_stdout_to_the_file(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--emit", "megatron"), ("cannot emit `megatron`", "megatron-mimo, torchrun")),
+        (("--emit", "megatron"), ("cannot emit `megatron`", "megatron-mimo, ms-swift, torchrun, torchtitan, veomni")),
         (("--explain", "--format", "csv"), ("an explanation is several tables", "--format table or json")),
         (("--batch", "8,x"), ("`8,x` is no list of global batch sizes", "--batch 128,256,512")),
     ],

@@ -48,7 +48,12 @@ def plan(
     explain: Annotated[
         bool, Parameter(help="Explain the plan: limits, where time goes, and what one node more or less would change.")
     ] = False,
-    emit: Annotated[str, Parameter(help="Print the plan for another program: megatron-mimo, torchrun, json.")] = "",
+    emit: Annotated[
+        str,
+        Parameter(
+            help="Print the plan for another program: megatron-mimo, ms-swift, torchtitan, veomni, torchrun, json."
+        ),
+    ] = "",
     picture: Annotated[
         Path | None, Parameter(help="Draw a step in arrival order and balanced: .svg, .png, .pdf.")
     ] = None,
@@ -105,12 +110,11 @@ def plan(
         f"{len(found.shapes)} samples, {cluster.num_processes} processes; simulated, costs {found.source}\n{nodes}, "
         f"{num_bytes(cluster.memory_per_process_bytes)} each"
     )
-    if problem.space.rules is not None:
-        _say_what_rules_cost(found.problem, plans[0], emit, say)
+    emitted = _emitted(found.problem, plans[0], emit, say) if write is not None else plans[0]
     if len(sizes) > 1:
         show_batches(ranked, wanted, say, is_data=write is None and not explain)
     if write is not None:
-        print(write(plans[0], problem.cluster), end="")
+        print(write(emitted, problem.cluster), end="")
     elif not explain and (wanted == "table" or len(sizes) < 2):
         speeds = [found.workload.throughput(p.predicted_step_s, p) for p in plans]
         table = plan_table(plans, speeds, cluster.num_processes * (wanted == "table"))
@@ -196,15 +200,30 @@ def _ruled(problem: Problem, emit: str) -> Problem:
     return replace(problem, space=replace(problem.space, rules=RULES.get(emit)))
 
 
-def _say_what_rules_cost(problem: Problem, plan: Plan, target: str, say: Say) -> None:
-    """The plan that another trainer accepts beside the best one."""
+def _emitted(problem: Problem, plan: Plan, target: str, say: Say) -> Plan:
+    """The plan that a program is given; where it is not the best one, what that costs is said.
+
+    Args:
+        problem: Without rules of another program.
+        plan: The best one under the target's rules.
+        target: Of `--emit`.
+        say: Receives the line.
+    """
     from dflop import units
+    from dflop.compare.experts.other_trainers import TRAINERS, trainer_plan
+    from dflop.emit import RULES
     from dflop.plan.search import plan_problem
     from dflop.report.tables import layout_text
 
-    best = plan_problem(problem, at=Meter(say))[0]
+    if target in TRAINERS:
+        best, emitted, how = plan, trainer_plan(problem, target), "in packs"
+    elif target in RULES:
+        best, emitted, how = plan_problem(problem, at=Meter(say))[0], plan, "in arrival order"
+    else:
+        return plan
     say(
-        f"emitted for `{target}`: {layout_text(plan)}, in arrival order, "
-        f"{units.ratio(plan.predicted_step_s / best.predicted_step_s)} the step time of the best plan, "
+        f"emitted for `{target}`: {layout_text(emitted)}, {how}, "
+        f"{units.ratio(emitted.predicted_step_s / best.predicted_step_s)} the step time of the best plan, "
         f"{layout_text(best)} with {best.num_microbatches} microbatches at {units.seconds(best.predicted_step_s)}"
     )
+    return emitted

@@ -1,7 +1,8 @@
 """Plans as files that other programs read: one small file per target.
 
-A target is a function from a plan and its cluster to text. Where it accepts fewer plans than this project's engine, its
-rules are constraints of the search as well, so that what is emitted is the best of what it accepts.
+A target is a function from a plan and its cluster to text. Where it accepts fewer plans than this project's engine,
+what is emitted is the best of what it accepts: MIMO's rules are constraints of the search, and for trainers that pack
+samples a plan is searched as for the baselines (`dflop.compare.experts.other_trainers`).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dflop.emit.json_plan import emit_json
 from dflop.emit.megatron_mimo import emit_megatron_mimo
 from dflop.emit.mimo_rules import MimoRules
+from dflop.emit.packing_trainers import emit_ms_swift, emit_torchtitan, emit_veomni
 from dflop.emit.torchrun import emit_torchrun
 from dflop.errors import ConfigError, did_you_mean
 from dflop.records import ClusterSpec, Plan
@@ -20,7 +22,10 @@ Emitter = Callable[[Plan, ClusterSpec], str]
 EMITTERS: Mapping[str, Emitter] = {
     "json": emit_json,
     "megatron-mimo": emit_megatron_mimo,
+    "ms-swift": emit_ms_swift,
     "torchrun": emit_torchrun,
+    "torchtitan": emit_torchtitan,
+    "veomni": emit_veomni,
 }
 RULES: Mapping[str, MimoRules] = {"megatron-mimo": MimoRules()}
 """Of the targets that do not accept every plan."""

@@ -19,11 +19,11 @@ do otherwise, `mimo_rules` refuses. How MIMO's fields are filled:
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from dflop import units
 from dflop.emit.mimo_rules import end_layers, mimo_problems
+from dflop.emit.plain_yaml import yaml_text
 from dflop.errors import ConfigError
 from dflop.records import LLM, ClusterSpec, ModulePlan, Plan
 
@@ -55,7 +55,7 @@ def emit_megatron_mimo(plan: Plan, cluster: ClusterSpec) -> str:
 def render(plan: Plan) -> str:
     """The file of a plan whose modules have dedicated ranks, valid or not."""
     comments = "\n".join(f"# {line}".rstrip() for line in _comments(plan))
-    return f"{comments}\n\n{_yaml(_document(plan))}"
+    return f"{comments}\n\n{yaml_text(_document(plan))}"
 
 
 def _document(plan: Plan) -> dict[str, Any]:
@@ -147,14 +147,3 @@ def _flags(module: ModulePlan) -> str:
 
 def _name(module: ModulePlan) -> str:
     return NAMES.get(module.module, module.module)
-
-
-def _yaml(tree: dict[str, Any], indent: str = "") -> str:
-    """Nested dicts with plain keys as YAML, whose scalars may be written as in JSON."""
-    lines = []
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            lines.append(f"{indent}{key}:\n{_yaml(value, indent + '  ')}")
-        else:
-            lines.append(f"{indent}{key}: {json.dumps(value)}\n")
-    return "".join(lines)

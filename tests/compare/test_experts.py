@@ -9,6 +9,7 @@ import pytest
 from dflop.compare.experts.expert_plan import in_groups, peak_bytes, with_all_degrees
 from dflop.compare.experts.megatron import expert_parallel_plan as megatron_parallel_plan
 from dflop.compare.experts.megatron import expert_plan
+from dflop.compare.experts.other_trainers import TRAINERS, trainer_plan
 from dflop.compare.experts.sharded import (
     POLICY,
     Grid,
@@ -24,6 +25,7 @@ from dflop.compare.experts.sharded import (
 from dflop.compare.experts.shared_samples import CONTEXT, SEQUENCE, shared_costs
 from dflop.cost.link_costs import ALL_REDUCE, P2P
 from dflop.cost.model import CostModel
+from dflop.errors import InfeasiblePlanError
 from dflop.plan.candidates import shard_choices
 from dflop.plan.drafts import draft, fits
 from dflop.plan.grid_choice import GridChoice
@@ -247,3 +249,26 @@ def test_an_expert_of_megatron_has_none_of_our_context_parallelism():
     task = baseline_problem(cps=(2,))
     assert any(plan.module(LLM).parallel.cp == 2 for plan in plan_problem(task))
     assert expert_plan(task).plan.module(LLM).parallel.cp == 1
+
+
+@pytest.mark.parametrize("name", TRAINERS)
+def test_what_is_emitted_for_a_trainer_is_the_fastest_that_its_keys_can_say(name):
+    problem = baseline_problem(links=LINKS)
+    plan, trainer = trainer_plan(problem, name), TRAINERS[name]
+    parallel = plan.module(LLM).parallel
+    assert parallel.num_processes == 8
+    assert parallel.cp == 1 or trainer.has_ulysses
+    assert parallel.tp == 1 or trainer.has_tp
+    assert {sum(m.num_recomputed) for m in plan.modules} <= {0, *(spec.num_layers for spec in problem.specs)}
+    best = sequence_parallel_plan(problem) if trainer.has_ulysses else fsdp_plan(problem)
+    assert plan.predicted_step_s >= best.plan.predicted_step_s * (0.0 if trainer.has_tp else 1.0)
+    assert plan.predicted_step_s == pytest.approx(simulated_s(problem, best), rel=0.2)
+    tokens = [sample.num_llm_tokens for batch in problem.batches for sample in batch]
+    num_packs = plan.num_microbatches * parallel.dp
+    assert plan.module(LLM).max_tokens >= max(tokens)
+    assert num_packs * plan.module(LLM).max_tokens >= problem.global_batch_size * sum(tokens) / len(tokens) * 0.99
+
+
+def test_a_trainer_for_which_nothing_fits_is_said():
+    with pytest.raises(InfeasiblePlanError, match="no plan that veomni can run on 8"):
+        trainer_plan(baseline_problem(memory_bytes=20 * 2**20, microbatches=(1, 2)), "veomni")

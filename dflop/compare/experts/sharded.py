@@ -78,17 +78,17 @@ def fsdp_plan(problem: Problem) -> ExpertPlan | None:
         CostError: a module without costs.
         InfeasiblePlanError: a module without any tp that its costs and the cluster allow.
     """
-    return _best(problem, SEQUENCE, [grid for grid in grids(problem, SEQUENCE, (1,)) if grid.tp == 1])
+    return best_sharded(problem, SEQUENCE, [grid for grid in grids(problem, SEQUENCE, (1,)) if grid.tp == 1])
 
 
 def sequence_parallel_plan(problem: Problem) -> ExpertPlan | None:
     """The same at any tp and degree of sequence parallelism; raises as `fsdp_plan`."""
-    return _best(problem, SEQUENCE, list(grids(problem, SEQUENCE, _node_divisors(problem))))
+    return best_sharded(problem, SEQUENCE, list(grids(problem, SEQUENCE, node_divisors(problem))))
 
 
 def context_parallel_plan(problem: Problem) -> ExpertPlan | None:
     """The best plan under ZeRO-1, at any tp and degree of context parallelism above 1; raises as `fsdp_plan`."""
-    return _best(problem, CONTEXT, list(grids(problem, CONTEXT, _node_divisors(problem)[1:])))
+    return best_sharded(problem, CONTEXT, list(grids(problem, CONTEXT, node_divisors(problem)[1:])))
 
 
 def expert_parallel_plan(problem: Problem) -> ExpertPlan | None:
@@ -100,12 +100,13 @@ def expert_parallel_plan(problem: Problem) -> ExpertPlan | None:
     """
     among = []
     for ep in problem.spec(LLM).ep_choices:
-        for grid in grids(problem, SEQUENCE, _node_divisors(problem), ep) if ep > 1 else ():
+        for grid in grids(problem, SEQUENCE, node_divisors(problem), ep) if ep > 1 else ():
             among += [replace(grid, gathers_experts=way) for way in (False, True)]
-    return _best(problem, SEQUENCE, among)
+    return best_sharded(problem, SEQUENCE, among)
 
 
-def _node_divisors(problem: Problem) -> list[int]:
+def node_divisors(problem: Problem) -> list[int]:
+    """Degrees that divide a node's processes."""
     each = problem.cluster.num_processes_per_node
     return [n for n in range(1, each + 1) if each % n == 0]
 
@@ -129,11 +130,20 @@ def grids(problem: Problem, sharing: Sharing, degrees: Sequence[int], ep: int = 
                     yield Grid(tp, n, shards, cost, ep)
 
 
-def _best(problem: Problem, sharing: Sharing, among: Sequence[Grid]) -> ExpertPlan | None:
-    """The plan with the fewest simulated seconds among those whose memory holds the batches."""
+def best_sharded(
+    problem: Problem, sharing: Sharing, among: Sequence[Grid], shares: Sequence[int] = range(EIGHTHS + 1)
+) -> ExpertPlan | None:
+    """The plan with the fewest simulated seconds among those whose memory holds the batches.
+
+    Args:
+        problem: What is planned for.
+        sharing: How neighbouring replicas share samples.
+        among: Layouts.
+        shares: Eighths of the layers that may be recomputed.
+    """
     found: tuple[float, str, ExpertPlan] | None = None
     num_fitting = Counter[tuple[Grid, int]]()
-    bounded = sorted((*bound, i) for i, grid in enumerate(among) for bound in bounds(problem, grid))
+    bounded = sorted((*b, i) for i, grid in enumerate(among) for b in bounds(problem, grid) if b[2] in shares)
     for least_s, m, eighths, i in bounded:
         grid = among[i]
         if found and least_s > found[0]:
@@ -149,7 +159,7 @@ def _best(problem: Problem, sharing: Sharing, among: Sequence[Grid]) -> ExpertPl
         expert = ExpertPlan(plan, grid.cost, POLICY, n, words.strip(), not grid.is_plain, freed)
         step_s = _step_s(problem, expert, batches)
         if step_s < math.inf and (found is None or (step_s, plan.plan_id) < found[:2]):
-            found = step_s, plan.plan_id, expert
+            found = step_s, plan.plan_id, replace(expert, plan=replace(plan, predicted_step_s=step_s))
     return found and found[2]
 
 
