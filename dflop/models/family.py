@@ -109,8 +109,8 @@ class Family(MediaRules):
     towers: Mapping[str, Tower]
     decoder = Decoder()
     processor: Processor
-    takes_context_parallel = True
-    """Whether ranks may share a sample."""
+    whole_samples: str = ""
+    """Why ranks cannot share a sample (context parallelism); empty: they can."""
     untrained: str = ""
     """Why models are planned for and not trained; empty: they are."""
     section_types: Mapping[str, str] = {}

@@ -10,7 +10,7 @@ spec).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,9 @@ LORA_A, LORA_B = "lora_A", "lora_B"
 """The two Linears of an adapter, inside the Linear that it belongs to; they are cut with it."""
 _HEADS = ("num_heads", "embed_dim")
 """What attention of some kinds shapes by; that of others takes the number of heads from `head_dim` and the width."""
+
+_SAME_FOR_A_PART = ("head_dim", "num_key_value_groups")
+"""What attention of a part of the heads has as well as that of all."""
 
 
 def is_column_or_row(name: str) -> bool:
@@ -63,3 +66,93 @@ def split_of(layer: Any) -> TensorSplit:
         fused={name: _FUSED[kinds[name]] for name in column if kinds[name] in _FUSED},
         heads=tuple(f"{p}.{name}" for p in parents if p for name in _HEADS if hasattr(layer.get_submodule(p), name)),
     )
+
+
+def degrees_of(layer: Any, among: Iterable[int]) -> tuple[int, ...]:
+    """Degrees at which ranks share a layer of a tower, 1 alone where something in it follows no known rule.
+
+    Known are norms and scales, Linears by name, and attention that makes heads of `head_dim` and what `_HEADS` names.
+    """
+    linears = [module for module in layer.modules() if hasattr(module, "in_features")]
+    inside = {id(p) for module in linears for p in module.parameters()}
+    try:
+        split = split_of(layer)
+    except ConfigError:
+        return (1,)
+    attentions = [parent for parent in entrances(layer, split) if _num_head_sizes(parent)]
+    if any(p.ndim > 1 and id(p) not in inside for p in layer.parameters()) or not attentions:
+        return (1,)
+    if any(not hasattr(parent, "head_dim") or _num_head_sizes(parent) > _num_known(parent) for parent in attentions):
+        return (1,)
+    return tuple(degree for degree in among if _divides(layer, split, degree))
+
+
+def _num_head_sizes(module: Any) -> int:
+    """Whole numbers that a module has about heads."""
+    return sum("head" in name and type(value) is int for name, value in vars(module).items())
+
+
+def _num_known(module: Any) -> int:
+    names = (*(name for name in _HEADS if "head" in name), *_SAME_FOR_A_PART)
+    return sum(type(getattr(module, name, None)) is int for name in names)
+
+
+def _divides(layer: Any, split: TensorSplit, degree: int) -> bool:
+    try:
+        check_split(layer, split, degree)
+    except ConfigError:
+        return False
+    return True
+
+
+def check_split(layer: Any, split: TensorSplit, degree: int) -> None:
+    """Refuse a layer that `degree` ranks cannot share evenly.
+
+    Raises:
+        ConfigError: it has heads or a width that the degree does not divide.
+    """
+    kind = type(layer).__name__
+    for name in split.heads:
+        number: Any = getattr(*holder_of(layer, name))
+        if number % degree:
+            raise cannot_split(f"`{name}` of {kind}, {number},", degree)
+    widths = set()
+    for name in (*split.column, *split.row):
+        linear: Any = layer.get_submodule(name)
+        holder, _ = holder_of(layer, name)
+        width = linear.in_features if name in split.row else linear.out_features // split.fused.get(name, 1)
+        num_heads = width // holder.head_dim if hasattr(holder, "head_dim") else 0
+        if num_heads % degree:
+            raise cannot_split(f"the {num_heads} heads of `{name}` of {kind}", degree)
+        if width % degree:
+            raise cannot_split(f"the width {width} of `{name}` of {kind}", degree)
+        widths.add((name.rpartition(".")[0], width))
+    for name, p in _between(layer, split).items():
+        if any(name.startswith(f"{parent}.") and len(p) == width for parent, width in widths):
+            what = f"`{name}` of {kind} works on all heads at once, which tensor-parallel ranks do not have"
+            raise ConfigError(what, where="plan", hint="use tp = 1 for this module")
+
+
+def entrances(layer: Any, split: TensorSplit) -> list[Any]:
+    """What holds column-split Linears: their parent, as `self_attn`, or a Linear that lies in the layer itself."""
+    return [layer.get_submodule(n) for n in dict.fromkeys(n.rpartition(".")[0] or n for n in split.column)]
+
+
+def holder_of(layer: Any, name: str) -> tuple[Any, str]:
+    """(module, attribute) of a dotted name in a layer."""
+    parent, _, attribute = name.rpartition(".")
+    return layer.get_submodule(parent), attribute
+
+
+def cannot_split(what: str, degree: int) -> ConfigError:
+    """The error for something that a degree does not divide."""
+    return ConfigError(
+        f"{what} cannot be split over {degree} tensor-parallel ranks", where="plan", hint="use a tp that divides it"
+    )
+
+
+def _between(layer: Any, split: TensorSplit) -> dict[str, Any]:
+    """Parameters that are whole on every rank but lie beside column-split Linears, by name."""
+    cut = {p for name in (*split.column, *split.row) for p in layer.get_submodule(name).parameters()}
+    beside = {p for module in entrances(layer, split) for p in module.parameters()} - cut
+    return {name: p for name, p in layer.named_parameters() if p in beside}

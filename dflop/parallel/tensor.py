@@ -23,12 +23,11 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from dflop.errors import ConfigError
 from dflop.models.autograd import opaque
 from dflop.models.build import EncoderStage, LlmStage, Stage
 from dflop.models.loss import HeadLoss, head_loss
 from dflop.models.low_rank import is_adapted, move_adapter, plus_adapter
-from dflop.models.splits import TensorSplit, split_of
+from dflop.models.splits import cannot_split, check_split, entrances, holder_of, split_of
 from dflop.parallel.exchange import all_reduce, sum_backward
 from dflop.parallel.part import Part, even_part
 from dflop.parallel.tokens import (
@@ -67,7 +66,7 @@ def shard_stage(stage: Stage, group: dist.ProcessGroup) -> dict[str, Part]:
         return {}
     head = stage.head if isinstance(stage, LlmStage) else None
     if head is not None and head.out_features < group.size():
-        raise _cannot(f"a vocabulary of {head.out_features}", group.size())
+        raise cannot_split(f"a vocabulary of {head.out_features}", group.size())
     layers, tower = stage.layers, TowerTokens(group)
     whole_of = tower.whole if isinstance(stage, EncoderStage) else packed_tokens
     replaced = shard_layers(layers, group, whole_of)
@@ -114,10 +113,10 @@ def shard_layers(layers: Iterable[nn.Module], group: dist.ProcessGroup, whole_of
     replaced: Replaced = {}
     splits = [(layer, split_of(layer)) for layer in layers]
     for layer, split in splits:
-        _check(layer, split, degree)
+        check_split(layer, split, degree)
     for layer, split in splits:
         for name in split.heads:
-            holder, attribute = _holder(layer, name)
+            holder, attribute = holder_of(layer, name)
             setattr(holder, attribute, getattr(holder, attribute) // degree)
         for name in split.column:
             column: Any = layer.get_submodule(name)
@@ -132,7 +131,7 @@ def shard_layers(layers: Iterable[nn.Module], group: dist.ProcessGroup, whole_of
                 )
             column.out_features //= degree
         for name in split.row:
-            holder, attribute = _holder(layer, name)
+            holder, attribute = holder_of(layer, name)
             row = getattr(holder, attribute)
             replaced |= keep_part(row, "weight", even_part(row.weight.shape, 1, 1, rank, degree))
             setattr(holder, attribute, made := RowSplitLinear(row.weight, row.bias, group))
@@ -140,7 +139,7 @@ def shard_layers(layers: Iterable[nn.Module], group: dist.ProcessGroup, whole_of
                 shape = row.lora_A.weight.shape
                 replaced |= keep_part(row.lora_A, "weight", even_part(shape, 1, 1, rank, degree))
                 move_adapter(row, made)
-        for module in _entrances(layer, split):
+        for module in entrances(layer, split):
             share_tokens(module, group, whole_of)
     return replaced
 
@@ -219,50 +218,3 @@ class RowSplitLinear(nn.Linear):
         """`[..., tokens, out]` of this rank's inputs to that of all, of this rank's share of the tokens."""
         out: torch.Tensor = self._sum_and_share(part, self._group)
         return out if self.bias is None else out + self.bias
-
-
-def _entrances(layer: nn.Module, split: TensorSplit) -> list[nn.Module]:
-    """What holds column-split Linears: their parent, as `self_attn`, or a Linear that lies in the layer itself."""
-    return [layer.get_submodule(n) for n in dict.fromkeys(n.rpartition(".")[0] or n for n in split.column)]
-
-
-def _between(layer: nn.Module, split: TensorSplit) -> dict[str, nn.Parameter]:
-    """Parameters that are whole on every rank but lie beside column-split Linears, by name."""
-    cut = {p for name in (*split.column, *split.row) for p in layer.get_submodule(name).parameters()}
-    beside = {p for module in _entrances(layer, split) for p in module.parameters()} - cut
-    return {name: p for name, p in layer.named_parameters() if p in beside}
-
-
-def _holder(layer: nn.Module, name: str) -> tuple[nn.Module, str]:
-    parent, _, attribute = name.rpartition(".")
-    return layer.get_submodule(parent), attribute
-
-
-def _check(layer: nn.Module, split: TensorSplit, degree: int) -> None:
-    """Refuse a layer that `degree` ranks cannot share evenly, before anything is changed."""
-    kind = type(layer).__name__
-    for name in split.heads:
-        number: Any = getattr(*_holder(layer, name))
-        if number % degree:
-            raise _cannot(f"`{name}` of {kind}, {number},", degree)
-    widths = set()
-    for name in (*split.column, *split.row):
-        linear: Any = layer.get_submodule(name)
-        holder, _ = _holder(layer, name)
-        width = linear.in_features if name in split.row else linear.out_features // split.fused.get(name, 1)
-        num_heads = width // holder.head_dim if hasattr(holder, "head_dim") else 0
-        if num_heads % degree:
-            raise _cannot(f"the {num_heads} heads of `{name}` of {kind}", degree)
-        if width % degree:
-            raise _cannot(f"the width {width} of `{name}` of {kind}", degree)
-        widths.add((name.rpartition(".")[0], width))
-    for name, p in _between(layer, split).items():
-        if any(name.startswith(f"{parent}.") and len(p) == width for parent, width in widths):
-            what = f"`{name}` of {kind} works on all heads at once, which tensor-parallel ranks do not have"
-            raise ConfigError(what, where="plan", hint="use tp = 1 for this module")
-
-
-def _cannot(what: str, degree: int) -> ConfigError:
-    return ConfigError(
-        f"{what} cannot be split over {degree} tensor-parallel ranks", where="plan", hint="use a tp that divides it"
-    )

@@ -105,6 +105,8 @@ def _fixes(problem: Problem) -> Iterator[str]:
 
 def _more_cps(problem: Problem) -> list[int]:
     """Context-parallel degrees that the space leaves out, powers of two within a node, the smallest first."""
+    if problem.space.whole_samples:
+        return []
     powers = [1 << k for k in range(problem.cluster.num_processes_per_node.bit_length())]
     allowed = {cp for spec in problem.specs for tp in problem.tps(spec) for cp in problem.cps(tp)}
     return [cp for cp in powers if cp not in allowed]

@@ -43,6 +43,7 @@ def plan_limits(problem: Problem, plan: Plan, largest_tokens: Mapping[str, int])
         *(_tokens(m, largest_tokens[m.module]) for m in plan.modules if m.max_tokens),
         *(_tp(problem, plan, m) for m in plan.pipes),
         *_counts(problem, plan),
+        *_whole_samples(problem),
         _longest_sample(problem, plan),
         *_beyond(problem, plan),
     ]
@@ -79,6 +80,11 @@ def _tp(problem: Problem, plan: Plan, module: ModulePlan) -> Limit:
     else:
         why = f"cost tables of {spec.module}"
     return Limit(f"tp of {_name(plan, module)}", tp / most, f"tp {tp} of at most {most}, limited by {why}")
+
+
+def _whole_samples(problem: Problem) -> Iterator[Limit]:
+    if why := problem.space.whole_samples:
+        yield Limit("cp", 1.0, f"cp 1 of at most 1: {why}")
 
 
 def _counts(problem: Problem, plan: Plan) -> Iterator[Limit]:

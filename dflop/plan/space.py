@@ -51,6 +51,8 @@ class SearchSpace:
     cps: tuple[int, ...] | None = None
     """Context-parallel degrees of plans whose modules share ranks, others have none; None: powers of two on GPUs, and
     none on CPUs, where exchanges in every layer compete with computing for the cores."""
+    whole_samples: str = ""
+    """Why the engine shares no samples of this model over ranks, whatever `cps` has; empty: it does."""
     eps: tuple[int, ...] | None = None
     """Expert-parallel degrees of such plans; None: 1, 2, 4, 8 on GPUs, as far as they divide experts and nodes."""
     folds_experts: bool = False
@@ -243,6 +245,7 @@ class Problem:
         each = self.cluster.num_processes_per_node
         powers = [1 << k for k in range(each.bit_length() if self.cluster.device == "cuda" else 1)]
         wanted = powers if self.space.cps is None else self.space.cps
+        wanted = [1] if self.space.whole_samples else wanted
         return sorted(cp for cp in set(wanted) if cp == 1 or each % (cp * tp) == 0)
 
     def eps(self, tp: int, cp: int) -> list[int]:

@@ -40,6 +40,7 @@ from dflop.run.batches import GlobalBatches, profiled_ways, stage_at
 from dflop.run.directory import RunDir, family_of, tokenizer_of
 from dflop.run.messages import Meter, Say
 from dflop.run.plan_scope import Batches, PlanBasis, factors_text, planned_steps, scenario_batches, write_basis
+from dflop.steps.preflight import check_context_parallel
 from dflop.store.ingest import ingest
 from dflop.store.reader import Reader
 from dflop.store.snapshot import Current
@@ -187,11 +188,15 @@ def planning_task(
         worst: The largest samples of the data profile.
         cluster: To plan for; None: that of the configuration.
         from_step: Where a plan begins to run; None: before anything has run.
+
+    Raises:
+        ConfigError: the configuration asks for context parallelism that the model does not take.
     """
     first, num_steps = planned_steps(config, from_step)
     wanted, stage, has_adapters = config.plan, stage_at(config, first), config.train.lora is not None
     tables = [table for table in costs.tables if table.source != DERIVED]  # they may be older than what they are of
     family = bound_family(config)
+    check_context_parallel(config, family)
     cost = CostModel(tables, specs=family.specs(), links=costs.links, frozen=stage.frozen, extrapolate=True)
     if costs.profile_key and config.correct.enabled:
         with Reader(config.store) as reader:
@@ -207,7 +212,8 @@ def planning_task(
         snapshot_seq=costs.snapshot.seq if costs.snapshot else 0,
         space=SearchSpace(
             share_ranks=wanted.share_ranks,
-            cps=wanted.context_parallel or (None if family.takes_context_parallel else (1,)),
+            cps=wanted.context_parallel or None,
+            whole_samples=family.whole_samples,
             eps=wanted.expert_parallel or ((1,) if has_adapters else None),
             recompute=wanted.recompute,
             shard_optimizer=wanted.shard_optimizer,

@@ -66,6 +66,7 @@ def problems(config: Config, config_file: Path | Origins) -> Iterator[Problem]:
         yield Problem(ConfigError(error.what, where=where, hint=error.hint))
     if family is not None:
         yield from _found(_check_trained, family, origins)
+        yield from _found(check_context_parallel, config, family, origins.where("plan", "context_parallel"))
         yield from _found(_check_frozen, config.model.frozen, family, ("model", "frozen"), origins)
         yield from _found(_check_stages, config, family, origins)
         yield from _found(_check_groups, config, family, origins)
@@ -166,6 +167,17 @@ def _check_trained(family: Family, origins: Origins) -> None:
             f"models of type `{family.name}` are planned for and not trained: {family.untrained}",
             where=origins.where("model", "hf_config"), hint="`dflop plan` takes it; see docs/models.md",
         )  # fmt: skip
+
+
+def check_context_parallel(config: Config, family: Family, where: str = "plan.context_parallel") -> None:
+    """Refuse degrees of context parallelism for a model whose samples ranks cannot share.
+
+    Raises:
+        ConfigError: the configuration asks for one above 1.
+    """
+    if family.whole_samples and (asked := [cp for cp in config.plan.context_parallel if cp > 1]):
+        what = f"context parallelism of {', '.join(map(str, asked))} for `{family.name}`: {family.whole_samples}"
+        raise ConfigError(what, where=where, hint="remove the key: plans then have cp 1")
 
 
 def _check_frozen(frozen: Sequence[str], family: Family, key: tuple[str, ...], origins: Origins) -> None:

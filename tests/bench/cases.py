@@ -110,7 +110,7 @@ def make_setting(
         batches=planned,
         global_batch_size=global_batch_size,
         snapshot_seq=0,
-        space=space or SearchSpace(cps=None if family.takes_context_parallel else (1,)),
+        space=space or SearchSpace(whole_samples=family.whole_samples),
     )
     unseen = tuple(batches(num_batches=num_unseen, seed=UNSEEN_SEED + NUM_SEEDS * draw))
     workload = Workload(specs, (), unseen, problem.cluster.num_processes, device.peak_bf16_flops, global_batch_size)

@@ -3,13 +3,14 @@
 Both have Qwen3-VL's tower, that of Qwen3.5 without deep features; media become tokens as Qwen3-VL's do.
 """
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 from dflop.models import counts
 from dflop.models.families.qwen3_vl import Qwen3Vl
-from dflop.models.generic.specs import module_specs
+from dflop.models.generic.exact import small_model
+from dflop.models.generic.llm_stage import why_whole
+from dflop.models.generic.specs import module_specs, places_of
 from dflop.models.generic.structure import read_structure
 from dflop.records import LLM, ModuleSpec
 
@@ -33,9 +34,7 @@ MEDIA = {"min_pixels": 65536, "max_pixels": 16777216, "video_min_pixels": 4096, 
 
 
 class ExpertModel(Qwen3Vl):
-    """A released model by name: the engine trains it as family `generic`, so its encoder is not cut."""
-
-    takes_context_parallel = False
+    """A released model by name, which the engine trains as family `generic`."""
 
     def __init__(self, name: str) -> None:
         from transformers import AutoConfig
@@ -49,8 +48,8 @@ class ExpertModel(Qwen3Vl):
             config.vision_config.deepstack_visual_indexes = list(deep)
         super().__init__({"vision_config": vision, "text_config": {"hidden_size": vision["out_hidden_size"]}}, MEDIA)
         self.structure = read_structure(config)
+        self.whole_samples = why_whole(small_model(config, self.structure)[0], places_of(self.structure))
 
     def specs(self) -> tuple[ModuleSpec, ...]:
-        tower = dataclasses.replace(counts.qwen3_vision(self.vision), tp_choices=(1,))
         (llm,) = (spec for spec in module_specs(self.structure) if spec.module == LLM)
-        return tower, llm
+        return counts.qwen3_vision(self.vision), llm

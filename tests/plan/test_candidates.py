@@ -30,6 +30,7 @@ def test_groups_that_share_samples_fill_nodes_of_gpus():
     assert problem.cps(1) == [1]
     wanted = make_problem(num_processes=6, cps=(3, 2, 4))
     assert [wanted.cps(tp) for tp in (1, 2, 3)] == [[2, 3], [3], [2]]
+    assert make_problem(num_processes=6, cps=(3, 2, 4), whole_samples="states").cps(1) == [1]
     none, node, every = (of.tolist() for of in shard_choices(problem, RunMode(2, cp=2), np.array([1, 2, 4])))
     assert (none, node, every) == ([1] * 3, [0, 0, 4], [2, 4, 8]), "a group's replicas are among those that share"
 

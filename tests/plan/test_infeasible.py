@@ -78,6 +78,7 @@ def test_samples_shared_by_more_ranks_are_offered_with_the_key():
     tight = changed(problem, cluster={"memory_per_process_bytes": between})
     assert find_draft(tight) is None
     assert "plan.context_parallel: [2]" in explain(tight).hint
+    assert "plan.context_parallel" not in explain(changed(tight, whole_samples="layers carry a state")).hint
     assert (
         "plan.context_parallel"
         not in explain(changed(tight, cps=(1, 2, 4), cluster={"memory_per_process_bytes": 30 * M})).hint

@@ -48,3 +48,9 @@ def test_a_longest_sample_stands_beside_what_it_can_be_balanced_with(pp, of, ave
     found = limits(problem, plan)["longest sample"]
     assert found.used_frac == pytest.approx(1200 / average)
     assert found.text == f"`s0` has 1200 LLM tokens; an average {of} of a replica has {round(average)}"
+
+
+def test_a_model_whose_samples_ranks_cannot_share_says_why():
+    problem = make_problem(whole_samples="layers carry a state")
+    assert limits(problem, draft(problem))["cp"] == Limit("cp", 1.0, "cp 1 of at most 1: layers carry a state")
+    assert "cp" not in limits(make_problem(), draft(make_problem()))

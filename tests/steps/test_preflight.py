@@ -34,6 +34,15 @@ def test_a_model_that_is_planned_for_and_not_trained_starts_no_run(tmp_path, mon
     assert "model" in caught.value.where
 
 
+def test_context_parallelism_that_the_model_does_not_take_is_refused(tmp_path, monkeypatch):
+    make_dataset(tmp_path)
+    monkeypatch.setattr(Family, "whole_samples", "a layer carries a state along the tokens")
+    check(tmp_path, "plan.context_parallel=[1]")
+    with pytest.raises(ConfigError, match=r"parallelism of 2, 4 for .*: a layer carries a state") as caught:
+        check(tmp_path, "plan.context_parallel=[1, 2, 4]")
+    assert "plan.context_parallel" in caught.value.where
+
+
 @pytest.mark.parametrize(
     ("overrides", "needed"),
     [

@@ -19,7 +19,10 @@ from tests.models.generic.small import Small
 from tests.train.parity import TOLERANCE, Trial, assert_equal_steps, reference, run_trial
 from tests.train.synthetic import ALL, limited, make_inline_plan, make_plan, make_step_plan, sharing
 
-LAYOUTS = ("one", "vision + llm pp2", "pp2, recomputed", "dp2", "dp2, sharded, recomputed", "tp2", "cp2")
+LAYOUTS = (
+    "one", "vision + llm pp2", "pp2, recomputed", "dp2", "dp2, sharded, recomputed", "tp2", "cp2",
+    "tp2 cp2", "vision tp2 + llm dp2, sharded",
+)  # fmt: skip
 EXPERTS = ("qwen3_vl_moe", "qwen3_5_moe", "glm4v_moe")
 SHARE_EXPERTS = (
     "dp2 ep2, sharded", "dp4 ep2, sharded, recomputed", "dp4 ep2, sharded in twos, limited", "dp4 ep4, sharded",
@@ -34,6 +37,7 @@ REFUSED = {(kind, "tp2") for kind in (*CARRY_STATE, *CONVOLUTIONS)} | {
     (kind, "cp2") for kind in (*CARRY_STATE, *CONVOLUTIONS, *IMAGE_BLOCKS)
 }
 REFUSED |= {(kind, "cp2 ep2, sharded") for kind in CARRY_STATE}
+REFUSED |= {(kind, "tp2 cp2") for kind, _ in REFUSED}
 
 
 def plan_of(subject: Small, layout: str) -> Plan:
@@ -41,6 +45,8 @@ def plan_of(subject: Small, layout: str) -> Plan:
     depth = {name: spec.num_layers for name, spec in specs.items()}
     if layout == "vision + llm pp2":
         return make_plan({"vision": (1, 1), LLM: (2, 1)}, num_microbatches=2, of=subject.family)
+    if layout == "vision tp2 + llm dp2, sharded":
+        return sharing(make_plan({"vision": (1, 1, 2), LLM: (1, 2)}, num_microbatches=2, of=subject.family), ALL)
     first = max(specs[LLM].num_entry_layers, depth[LLM] // 2)
     halves = [{"vision": depth["vision"], LLM: first}, {LLM: depth[LLM] - first}]
     degrees = {key: int(n) for key, n in re.findall(r"(dp|tp|cp|ep)(\d)", layout)}
@@ -57,6 +63,7 @@ QUICK = {
     ("qwen3_5_moe", "dp4 ep2, sharded in twos, limited"), ("qwen3_vl_moe", "dp2 ep2, sharded"),
     ("glm4v_moe", "pp2 dp2 ep2, sharded, recomputed"), ("glm4v_moe", "dp2"), ("glm4v_moe", "tp2"), ("internvl", "cp2"),
     ("smolvlm", "tp2"), ("mistral3", "one"),
+    ("qwen3_5_moe", "vision tp2 + llm dp2, sharded"), ("qwen3_vl_moe", "tp2 cp2"),
     ("lfm2_vl", "vision + llm pp2"), ("lfm2_vl", "dp2, sharded, recomputed"),
 }  # fmt: skip
 """Not in a lane: every type, and every layout, at least once."""

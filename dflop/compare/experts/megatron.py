@@ -38,7 +38,11 @@ def expert_plan(problem: Problem) -> ExpertPlan:
 def expert_parallel_plan(problem: Problem) -> ExpertPlan | None:
     """The same at any degree of expert and context parallelism; None for a model without experts, raises as above."""
     eps = tuple(ep for ep in problem.spec(LLM).ep_choices if ep > 1)
-    return _fastest(problem, dataclasses.replace(problem.space, cps=None, eps=eps, folds_experts=True)) if eps else None
+    if not eps:
+        return None
+    return _fastest(
+        problem, dataclasses.replace(problem.space, cps=None, whole_samples="", eps=eps, folds_experts=True)
+    )
 
 
 def _fastest(problem: Problem, space: SearchSpace) -> ExpertPlan:

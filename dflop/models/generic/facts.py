@@ -20,7 +20,7 @@ from dflop import files
 from dflop.models.generic.values import Structure
 from dflop.records import from_dict, parse_json, to_dict
 
-VERSION = 6
+VERSION = 7
 """Raise when anything is read differently: kept files then no longer match."""
 _SETTINGS = (
     "processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json", "tokenizer_config.json",
@@ -65,6 +65,8 @@ class ModelFacts:
     media: tuple[Medium, ...]
     untrained: str = ""
     """Why the model is planned for and not trained; empty: it is."""
+    whole_samples: str = ""
+    """Why ranks cannot share a sample; empty: they can."""
 
 
 def facts_of(hf_config: Mapping[str, Any], processor: Path, cache: Path | None = None) -> ModelFacts:

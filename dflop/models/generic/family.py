@@ -41,7 +41,6 @@ class GenericFamily(Family):
     """
 
     processor = Processor("", {}, {})
-    takes_context_parallel = False
     media_defaults: Mapping[str, Any] = {}
 
     def __init__(
@@ -65,7 +64,7 @@ class GenericFamily(Family):
         }
         apart = {"audio" if of.kind == "audio" else "vision" for of in self.facts.media if of.form == arrays.PARTS}
         self.towers, self.decoder = towers_of(self.structure, apart), decoder_of(self.structure)
-        self.untrained = self.facts.untrained
+        self.untrained, self.whole_samples = self.facts.untrained, self.facts.whole_samples
         inner = self.hf_config.get("thinker_config") or self.hf_config
         text = inner.get("text_config") or inner
         self.configs = {LLM: {**text, "hidden_size": self.structure.hidden_size}}

@@ -26,6 +26,7 @@ from dflop.models.build import LlmStage
 from dflop.models.family import Places
 from dflop.models.generic.classes import PER_LAYER, PassThrough, entry_of
 from dflop.models.generic.packed import Holder, Samples, prepare
+from dflop.models.generic.reach import UnknownArgument
 from dflop.models.generic.stage_rules import check_cut, read_class
 from dflop.models.loss import head_loss
 from dflop.models.positions import MediaPosition
@@ -34,6 +35,8 @@ KINDS = ("image", "video", "audio")
 """Media, in the order of the numbers by which processors mark their placeholders, from 1."""
 _SECONDS = ("second_per_grid_ts", "second_per_grids")
 """What classes call the seconds per temporal patch of clips."""
+_TEXT_IDS = range(10, 26)
+"""Of a shrunk model, some that stand for no medium."""
 
 
 class GenericLlmStage(LlmStage):
@@ -179,6 +182,30 @@ class GenericLlmStage(LlmStage):
         if args:
             return (self._received, *args[1:]), kwargs
         return args, {**kwargs, "hidden_states": self._received}
+
+
+def why_whole(model: nn.Module, family: Places) -> str:
+    """Why ranks cannot share samples of a model; empty: they can. Asked of a stage with all layers, as training is.
+
+    Args:
+        model: Small, with memory; its decoder is cut in place.
+        family: Says where decoder and head sit.
+
+    Raises:
+        ConfigError: no stage can be made of it.
+    """
+    decoder: Any = model.get_submodule(family.decoder.path)
+    stage, ids = GenericLlmStage(model, family, (0, len(decoder.layers))), torch.tensor(_TEXT_IDS)
+    positions = stage.positions(ids, [])
+    if stage._has_blocks:
+        positions[-1] = 1  # as tokens of one image
+    alone = Earlier(0, 0, lambda tensor: tensor)
+    try:
+        with torch.no_grad():
+            stage(stage.embed(ids, [], []), positions, torch.tensor([0, len(ids)], dtype=torch.int32), alone)
+    except UnknownArgument as error:
+        return str(error)
+    return ""
 
 
 def _kinds(config: Any, input_ids: torch.Tensor, items: Sequence[MediaPosition]) -> torch.Tensor:

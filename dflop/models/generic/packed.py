@@ -23,6 +23,7 @@ from dflop.models.generic.reach import Reach, UnknownArgument
 NAME = "dflop_packed_generic"
 """Of the attention that stages use."""
 _HOLDER, _REACH = "dflop_holder", "dflop_reach"
+_UNSHARED = "ranks cannot share a sample (cp)"
 _HEEDED = {"softcap", "s_aux", "is_causal"}
 _WITHOUT_EFFECT = {
     "use_cache", "position_ids", "position_embeddings", "output_attentions", "cache_position", "cu_seq_lens_q",
@@ -120,7 +121,7 @@ def _per_sample(forward: Callable[..., Any], holder: Holder, *args: Any, **kwarg
     if samples is None:  # not packed
         return forward(*args, **kwargs)
     if samples.earlier is not None:
-        raise UnknownArgument("layers that carry a state cannot share a sample with other ranks (cp)")
+        raise UnknownArgument(f"{_UNSHARED}: a layer carries a state along the tokens")
     return per_sample(forward, samples.lengths, *args, **kwargs)
 
 
@@ -142,8 +143,8 @@ def _attention(
     if attention_mask is not None:
         raise UnknownArgument(f"{type(module).__name__} is given a mask by its decoder")
     is_plain = not given & {"softcap", "s_aux"}
-    if samples.earlier is not None and not (is_plain and not reach.chunk and not samples.has_block):
-        raise UnknownArgument(f"{type(module).__name__} cannot share a sample with other ranks (cp)")
+    if samples.earlier is not None and (why := _whole(is_plain, reach, samples)):
+        raise UnknownArgument(f"{_UNSHARED}: {type(module).__name__} {why}")
     if is_plain and not (reach.images and samples.has_block):
         return _packed(module, query, key, value, holder, samples, reach, scaling, dropout)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
@@ -158,6 +159,15 @@ def _attention(
         else:
             outs.append(masked_attention(q, k, v, seen, scale, kwargs.get("softcap"), kwargs.get("s_aux")))
     return torch.cat(outs, dim=2).transpose(1, 2).contiguous(), None
+
+
+def _whole(is_plain: bool, reach: Reach, samples: Samples) -> str:
+    """What attention does that needs all tokens of a sample on one rank; empty: nothing."""
+    if not is_plain:
+        return "caps scores or has sinks"
+    if reach.chunk:
+        return f"sees keys of the same chunk of {reach.chunk} tokens"
+    return "lets tokens of an image see each other" if samples.has_block else ""
 
 
 def _packed(

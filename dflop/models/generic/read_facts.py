@@ -17,10 +17,11 @@ from dflop.models.generic.facts import Medium, ModelFacts
 from dflop.models.generic.folder import read_config, reason
 from dflop.models.generic.items import form_of_item
 from dflop.models.generic.lengths import encoder_lengths
+from dflop.models.generic.llm_stage import why_whole
 from dflop.models.generic.media_check import check_medium, grid
 from dflop.models.generic.media_processor import MediaProcessor, load_processor
 from dflop.models.generic.meta_run import empty_model
-from dflop.models.generic.specs import decoder_of, towers_of
+from dflop.models.generic.specs import decoder_of, places_of, towers_of
 from dflop.models.generic.stage_rules import untrained
 from dflop.models.generic.tokens import PROBES
 from dflop.models.generic.towers import traced_encoder
@@ -53,16 +54,17 @@ def read_facts(key: str, hf_config: Mapping[str, Any], folder: Path) -> ModelFac
             if encoder is not None:
                 encoders = tuple(encoder if of.path == encoder.path else of for of in structure.encoders)
                 structure = replace(structure, encoders=encoders)
-        return ModelFacts(key, structure, _with_one_form(media), _untrained(hf_config, structure))
+        return ModelFacts(key, structure, _with_one_form(media), *_refused(hf_config, structure))
 
 
-def _untrained(hf_config: Mapping[str, Any], structure: Structure) -> str:
-    """Why the engine can make no stages of a small copy of the model; empty: it can."""
+def _refused(hf_config: Mapping[str, Any], structure: Structure) -> tuple[str, str]:
+    """(why the engine makes no stages of a small copy of the model, why ranks share no samples); empty: they do."""
     try:
         model, _ = small_model(trained_config(read_config(hf_config, _WHERE)), structure)
-        return untrained(model, decoder_of(structure), towers_of(structure).values())
+        why = untrained(model, decoder_of(structure), towers_of(structure).values())
+        return why, why or why_whole(model, places_of(structure))
     except Exception as error:  # whatever transformers raises for sizes that a class does not expect
-        return f"no stage can be tried on a small copy: {reason(error)}"
+        return (why := f"no stage can be tried on a small copy: {reason(error)}"), why
 
 
 def _medium(processor: MediaProcessor, kind: str, structure: Structure, model: Any) -> tuple[Medium, Encoder | None]:

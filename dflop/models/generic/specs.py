@@ -73,8 +73,11 @@ def _decoder(structure: Structure) -> ModuleSpec:
 
 def _tp_choices(structure: Structure) -> tuple[int, ...]:
     """Degrees that the class allows, where the engine has a rule to cut every kind of layer."""
-    is_cut = all(kind.mixer in _CUT for kind in structure.kinds)
-    return tuple(tp for tp in structure.degrees if tp in _DEGREES) if is_cut else (1,)
+    return _degrees(structure.kinds) if all(kind.mixer in _CUT for kind in structure.kinds) else (1,)
+
+
+def _degrees(kinds: Sequence[LayerKind]) -> tuple[int, ...]:
+    return tuple(tp for tp in _DEGREES if all(tp in kind.degrees for kind in kinds))
 
 
 def _encoder(structure: Structure, encoder: Encoder) -> ModuleSpec:
@@ -86,8 +89,9 @@ def _encoder(structure: Structure, encoder: Encoder) -> ModuleSpec:
     if encoder.path == structure.main_encoders[0].path:
         edge += structure.num_other_params  # of no module: newlines of pictures and the like
     return ModuleSpec(
-        encoder.medium, layers, encoder.hidden_size, edge, 1, (1,), num_entry_params=encoder.num_entry_params,
-        num_deep_params=encoder.num_deep_params, num_projector_matrix_params=encoder.num_matrix_params,
+        encoder.medium, layers, encoder.hidden_size, edge, 1, _degrees(encoder.kinds),
+        num_entry_params=encoder.num_entry_params, num_deep_params=encoder.num_deep_params,
+        num_projector_matrix_params=encoder.num_matrix_params,
         num_input_values=round(encoder.num_input_values), deep_layers=encoder.deep_layers,
     )  # fmt: skip
 

@@ -19,8 +19,9 @@ from dflop.models.generic.arrays import GRID
 from dflop.models.generic.items import form_of
 from dflop.models.generic.lengths import Lengths, recorded
 from dflop.models.generic.meta_run import run_encoders
-from dflop.models.generic.structure import Runs, alike, kind_of
+from dflop.models.generic.structure import DEGREES, Runs, alike, kind_of
 from dflop.models.generic.values import AttentionCall, Encoder
+from dflop.models.splits import degrees_of
 
 _HEADS = ("num_heads", "num_attention_heads", "n_heads", "nhead")
 """Attributes of modules that count an attention's heads."""
@@ -50,7 +51,8 @@ def traced_encoder(model: Any, encoder: Encoder, kind: str, items: Sequence[Mapp
         both = Runs((few.num_tokens, many.num_tokens), (short, long), short.flops)
         hidden_size = few.hidden_size
         of = kind_of(layers[first], indices, both, getattr(tower, "config", None), hidden_size)
-        kinds.append(replace(of, attention=_distinct(of.attention) or _stated(layers[first], hidden_size)))
+        calls = _distinct(of.attention) or _stated(layers[first], hidden_size)
+        kinds.append(replace(of, attention=calls, degrees=degrees_of(layers[first], DEGREES)))
     return replace(
         encoder,
         kinds=tuple(kinds),

@@ -65,7 +65,8 @@ class LayerKind:
     num_experts: int
     num_active_experts: int
     degrees: tuple[int, ...]
-    """Tensor-parallel degrees, up to 16, that the class's own plan and the heads allow."""
+    """Tensor-parallel degrees, up to 16, that the class's own plan and the heads allow; of towers, those at which the
+    engine has a rule to cut the layer."""
     mlp_width: int = 0
     """Of the experts that a token passes through, all together; 0: no MLP."""
     is_gated_mlp: bool = False

@@ -31,7 +31,7 @@ SIZES = {
 ALIKE = ("num_params", "num_heads", "num_kv_heads", "head_dim", "mlp_width", "is_gated_mlp", "num_used_params")
 OF_MODULE = (
     "module", "num_layers", "hidden_size", "num_params", "num_edge_params", "max_pp", "num_entry_layers", "vocab_size",
-    "is_tied", "num_deep_params", "deep_layers", "num_projector_matrix_params",
+    "is_tied", "num_deep_params", "deep_layers", "num_projector_matrix_params", "tp_choices",
 )  # fmt: skip
 
 
