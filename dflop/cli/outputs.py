@@ -168,6 +168,7 @@ def export(
     *,
     runs: Runs = RUNS,
     out: Annotated[Path, Parameter(help="Folder to write; must not exist yet.")],
+    best: Annotated[bool, Parameter(help="The one with the lowest loss (validation.keep_best).", negative="")] = False,
     quiet: Quiet = False,
 ) -> None:
     """Write a run's newest checkpoint as a folder for transformers, vLLM and others.
@@ -181,7 +182,7 @@ def export(
     from dflop.run.messages import Meter
 
     say = talk(quiet)
-    step = export_run(find_run(run, runs), out, say, Meter(say))
+    step = export_run(find_run(run, runs), out, say, Meter(say), is_best=best)
     say(f"model after {step} steps")
     print(out)
 

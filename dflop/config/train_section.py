@@ -106,3 +106,9 @@ class ValidationConfig(Section):
     are held out together or not at all, so it may be a few less."""
     every_steps: int = Field(default=50, ge=1)
     """Training steps between two validations; there is one after the last step, too."""
+    keep_best: bool = False
+    """Whether the checkpoint with the lowest loss stays besides the newest ones, for `dflop export --best`. Every
+    validation with a lower loss than all before writes a checkpoint."""
+    patience: int = Field(default=0, ge=0)
+    """Validations in a row without a lower loss than the lowest after which training, or a stage of it, ends; the rest
+    of its steps is skipped. 0: never."""

@@ -69,6 +69,8 @@ class Rank:
         self.shapes = run.shapes()
         self.batches = GlobalBatches(config, self.shapes)
         self.bad_held_out: set[int] = set()
+        self.has_stopped_early = False
+        """Whether the scheduler waits for steps that will not come."""
         self.steps = job_steps(config, mode, stage)
         self.run_id = run.run_id if mode == TRAIN else f"{run.run_id}/{COMPARE}"
         producer = f"{mode}-r{self.seat.rank}-a{attempt}"
@@ -182,7 +184,8 @@ class Rank:
         if self.seat.rank == 0:
             step_plans = [validation_plans(self.run, self.config, self.plan, self.batches)]
         dist.broadcast_object_list(step_plans, src=0)
-        return Validation(step_plans[0], self.config.validation.every_steps)
+        wanted = self.config.validation
+        return Validation(step_plans[0], wanted.every_steps, wanted.keep_best, wanted.patience)
 
     def _validated(self, source: DatasetSource, step: int, losses: Mapping[int, float], elapsed_s: float) -> None:
         if self.seat.rank == 0:
@@ -203,6 +206,7 @@ class Rank:
 
     def _event(self, step: int, kind: str, detail: str) -> None:
         """Report what concerns the whole job, which is rank 0's to do."""
+        self.has_stopped_early |= kind == "stopped_early"
         if self.seat.rank != 0:
             return
         say(f"step {step}: {kind.replace('_', ' ')}: {detail}")

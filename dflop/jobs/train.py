@@ -95,7 +95,7 @@ def main(run_path: str, mode: str) -> dict[str, float]:
             begun.claim.release()
         leave_at_exit(error.exit_code if isinstance(error, DflopError) else 1)
         raise
-    rank.leave(at_once=False)
+    rank.leave(at_once=rank.has_stopped_early)
     stop.ignore()
     dist.destroy_process_group()
     if rank.telemetry.curves is not None and rank.telemetry.curves.has_dropped:

@@ -92,14 +92,21 @@ class Trained:
     num_steps: int
 
 
-def read_trained(run: RunDir, progress: Callable[[str], None], at: At = unseen) -> Trained:
-    """The model of a run's newest checkpoint.
+def read_trained(
+    run: RunDir, progress: Callable[[str], None], at: At = unseen, *, is_best: bool = False
+) -> Trained:  # fmt: skip
+    """The model of a run's newest checkpoint, or of the one with the lowest validation loss.
 
     Raises:
-        ConfigError: the run has no checkpoint.
+        ConfigError: the run has no checkpoint, or does not keep the best one.
         TrainError: no checkpoint can be read, or it has adapters of another base.
     """
     meta, damaged = manifest.newest_sound(run.checkpoints)
+    if is_best and meta is not None:
+        if manifest.BEST not in meta:
+            hint = "validation.keep_best: true and validation.num_samples keep it in training"
+            raise ConfigError("the run keeps no checkpoint as its best", where=str(run.config_file), hint=hint)
+        meta, damaged = manifest.newest_sound(run.checkpoints, [meta[manifest.BEST]])
     for problem in damaged:
         progress(f"skipped damaged checkpoint: {problem}")
     if meta is None and damaged:
@@ -135,16 +142,17 @@ def export_run(
     at: At = unseen,
     *,
     max_shard_bytes: int = MAX_SHARD_BYTES,
+    is_best: bool = False,
 ) -> int:
     """Write the model as trained so far, and return for how many steps; the folder appears when it is complete.
 
     Raises:
-        ConfigError: the run has no checkpoint, or `out` has content.
+        ConfigError: the run has no checkpoint, does not keep the best one that is asked for, or `out` has content.
         TrainError: no checkpoint can be read, or the folder cannot be written.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError("already exists", where=str(out), hint="choose a new folder")
-    of, temporary = read_trained(run, progress, at), files.tmp_path(out)
+    of, temporary = read_trained(run, progress, at, is_best=is_best), files.tmp_path(out)
     try:
         temporary.mkdir(parents=True)
         write_folder(of.family, of.hf_config, of.weights, temporary, max_shard_bytes=max_shard_bytes, at=at)

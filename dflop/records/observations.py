@@ -235,6 +235,6 @@ class RunEvent:
     """At which it was noticed."""
     kind: str
     """`scheduler_late`, `scheduler_dead`, `scheduler_restarted`, `scheduler_given_up`, `scheduler_behind`,
-    `memory_exceeded`, `not_finite`, `checkpoint_failed`, `checkpoint_damaged` or `machine_busy`."""
+    `memory_exceeded`, `not_finite`, `checkpoint_failed`, `checkpoint_damaged`, `machine_busy` or `stopped_early`."""
     detail: str
     observed_at_s: float

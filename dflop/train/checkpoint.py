@@ -147,7 +147,7 @@ class Checkpointer:
 
     def take_back(self, meta: Mapping[str, Any]) -> None:
         """Make a checkpoint the newest, for all who look for one from now on: those that are newer are damaged."""
-        self._together(lambda: None, lambda _: manifest.keep_older(self._folder, meta["name"], self._keep))
+        self._together(lambda: None, lambda _: manifest.keep_older(self._folder, meta, self._keep))
 
     def close(self) -> None:
         """Wait until nothing is being written, whatever becomes of it."""

@@ -81,7 +81,7 @@ class Hooks:
     """(step, what happened in it), of traced steps; of the others their checkpoint only."""
     on_event: Callable[[int, str, str], None] = lambda step, kind, detail: None
     """(step, kind of `RunEvent`, detail) on every rank: `checkpoint_damaged` when an older one was loaded, `not_finite`
-    when a step updated nothing because loss or norm are not finite."""
+    when a step updated nothing because loss or norm are not finite, `stopped_early` when validation ends training."""
     on_validation: Callable[[int, Mapping[int, float], float], None] = lambda step, losses, elapsed_s: None
     """(step, summed loss of every sample held out of training, by its index, and how long it took), on every rank."""
 
@@ -133,6 +133,8 @@ class Trainer:
             self.checkpointer.take_back(latest)
             raise Interrupted(f"step {first} belongs to an earlier stage of training")
         self._saved_at_s, self._skipped = time.monotonic(), SkippedSteps(latest or {})
+        if self.validation is not None:
+            self.validation.restore(latest or {}, is_new_stage=first == self.settings.first_step)
         _, _, (is_told,) = self.model.reducer.totals(0.0, (self.hooks.is_told_to_stop(),))
         if is_told and first < self.settings.num_steps:
             raise Interrupted(f"stopped before step {first}, {first} of {self.settings.num_steps} steps done")
@@ -165,12 +167,16 @@ class Trainer:
             must_stop, is_late = self._step(step, ready, data_wait_s)
             gc.collect(1)
             self._end_if_not_finite()
-            if validated is not None and not must_stop:
-                self._validate(step, validated, ahead)
+            is_best = validated is not None and not must_stop and self._validate(step, validated, ahead)
+            over = self.validation.over(last - step - 1) if self.validation else ""
             is_due = is_due or is_late or (step + 1) % self.settings.train.checkpoint_every == 0
-            if must_stop or is_last or (is_due and not self._skipped):
-                self._save(step + 1, is_on_disk=must_stop or is_last)
+            ends = must_stop or is_last or bool(over)
+            if ends or is_best or (is_due and not self._skipped):
+                self._save(last if over else step + 1, is_on_disk=ends)
                 is_due = False
+            if over:
+                self.hooks.on_event(step, "stopped_early", over)
+                return
             if must_stop and not is_last:
                 raise Interrupted(f"stopped after step {step}, {step + 1} of {last} steps done")
 
@@ -183,7 +189,8 @@ class Trainer:
             return
         self.activities.main.may_last("checkpoint")
         began = time.perf_counter()
-        meta = {"plan_id": self.model.plan.plan_id, **self._skipped.state(), **self.hooks.before_checkpoint()}
+        of_run = self._skipped.state() | (self.validation.state() if self.validation else {})
+        meta = {"plan_id": self.model.plan.plan_id, **of_run, **self.hooks.before_checkpoint()}
         self.checkpointer.save(next_step, meta)
         if is_on_disk:
             self.checkpointer.wait()
@@ -212,7 +219,8 @@ class Trainer:
             return None
         return self._noted(ahead.submit(self._prepare_held_out, self.validation.step_plans[0]))
 
-    def _validate(self, step: int, first: Future[Held], ahead: ThreadPoolExecutor) -> None:
+    def _validate(self, step: int, first: Future[Held], ahead: ThreadPoolExecutor) -> bool:
+        """Whether these weights are the best so far, and to be kept."""
         assert self.validation is not None
         began = time.perf_counter()
         losses = self.validation.losses(
@@ -220,6 +228,9 @@ class Trainer:
             self.model.groups.control,
         )  # fmt: skip
         self.hooks.on_validation(step, losses, time.perf_counter() - began)
+        num_tokens = sum(self.source.shape(index).num_supervised_tokens for index in losses)
+        is_best = self.validation.judge(step, sum(losses.values()) / num_tokens if num_tokens else math.nan)
+        return is_best and self.validation.keeps_best
 
     def _prepare_held_out(self, step_plan: StepPlan) -> Held:
         self.activities.feed.works("data held out of training")

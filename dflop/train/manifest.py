@@ -23,6 +23,8 @@ from dflop.records import parse_json
 MANIFEST = "manifest.json"
 INDEX = "index.json"
 """Of the tensors; see `blocks.py`."""
+BEST = "best"
+"""Key in what the run says of a checkpoint: the name of an older one that stays, however many come after it."""
 _CHUNK_BYTES = 4 << 20
 
 FileState = tuple[int, int]
@@ -142,14 +144,14 @@ def publish(temporary: Path, meta: Mapping[str, Any], states: Mapping[str, FileS
     shutil.rmtree(folder / name, ignore_errors=True)  # damaged: training has gone back before it
     os.replace(temporary, folder / name)
     fsync(folder)
-    keep_older(folder, name, keep)
+    keep_older(folder, meta, keep)
 
 
-def keep_older(folder: Path, name: str, keep: int) -> None:
+def keep_older(folder: Path, meta: Mapping[str, Any], keep: int) -> None:
     """Make a checkpoint the newest, for those after it have fallen to damage, and delete what is more than `keep`."""
     names = candidates(folder)
-    at = names.index(name)
-    for other in (*names[:at], *names[at + keep :]):
+    at = names.index(str(meta["name"]))
+    for other in (*names[:at], *(n for n in names[at + keep :] if n != meta.get(BEST))):
         shutil.rmtree(folder / other, ignore_errors=True)
 
 

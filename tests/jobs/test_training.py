@@ -123,6 +123,15 @@ def test_a_job_validates_on_samples_that_it_never_trains_on(train):
     assert last.loss < first.loss < losses_of(run)[0]
 
 
+def test_a_job_that_gets_no_better_ends_early_and_its_run_is_over(train):
+    run = train(
+        num_steps=9, more=("validation={num_samples: 8, every_steps: 1, patience: 2}", "train.learning_rate=1e-30")
+    )
+    assert happened(run, "stopped_early") == [(2, "stopped_early")]
+    assert sorted(losses_of(run)) == [0, 1, 2]
+    assert run.next_step() == 9
+
+
 def test_a_tracker_whose_server_never_answers_does_not_keep_a_job_from_ending(train, monkeypatch):
     with socket.create_server(("127.0.0.1", 0), backlog=64) as server:
         url = f"http://127.0.0.1:{server.getsockname()[1]}"

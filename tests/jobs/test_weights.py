@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -85,6 +86,18 @@ def test_a_damaged_checkpoint_is_not_exported(trained, tmp_path, capsys):
     with pytest.raises(TrainError, match="every checkpoint is damaged"):
         export_run(run, tmp_path / "other", said.append)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "runs", "store"]
+
+
+def test_the_best_checkpoint_is_exported_where_one_is_kept(trained, tmp_path):
+    run = fresh(trained, tmp_path)
+    newest, older = sorted(run.checkpoints.glob("step-*"), reverse=True)
+    with pytest.raises(ConfigError, match="keeps no checkpoint as its best"):
+        export_run(run, tmp_path / "out", print, is_best=True)
+    content = json.loads((newest / "manifest.json").read_text())
+    content["meta"]["best"] = older.name
+    (newest / "manifest.json").write_text(json.dumps(content))
+    assert export_run(run, tmp_path / "out", print, is_best=True) == 2
+    assert export_run(run, tmp_path / "newest", print) == 3
 
 
 def test_what_cannot_be_exported_or_started_from_is_said(planned, trained, exported, tmp_path):

@@ -6,6 +6,8 @@ That they leave no gradient, and see the weights that steps before them updated,
 
 from __future__ import annotations
 
+import math
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -14,10 +16,12 @@ import torch
 import torch.distributed as dist
 
 from dflop.records import LLM
+from dflop.train.checkpoint import Checkpointer
 from dflop.train.loop import Hooks
+from dflop.train.manifest import BEST, read_latest
 from dflop.train.plan_source import PlanMessage
 from dflop.train.validation import Validation
-from tests.train.layouts import LAYOUTS, MEDIA, MIXED, ONE, OTHERS, Layout
+from tests.train.layouts import IMAGES, LAYOUTS, MEDIA, MIXED, ONE, OTHERS, Layout
 from tests.train.parity import TOLERANCE, Omni, Trial, exact_on
 from tests.train.rank import Rank, loop_settings
 from tests.train.ranks import run_ranks
@@ -108,3 +112,42 @@ def test_a_trainer_validates_every_so_many_steps_and_after_the_last(tmp_path):
     assert [step for step, _ in one] == [1, 2]
     for _, losses in one:
         assert losses == pytest.approx(expected, rel=TOLERANCE)
+
+
+def test_training_ends_where_the_loss_gets_no_lower_and_the_best_checkpoint_stays(one_rank, tmp_path):
+    """Weights that never change have one loss: the first validation is the best one."""
+    subject = Omni(IMAGES, num_steps=9)
+    plan = make_inline_plan(({"vision": 2, LLM: 4},), dp=1, num_microbatches=2)
+    step_plans = [make_step_plan(plan, batch, step) for step, batch in enumerate(subject.batches)]
+    trial, events, saved = Trial(subject, plan, tuple(step_plans)), [], []
+
+    def trainer(num_steps, patience, first_step=0):
+        it = Rank(0, plan, subject.family, subject.build(), rate=0.0)
+        validation = Validation([replace(step_plans[0], step=-1)], 1, keeps_best=True, patience=patience)
+        hooks = Hooks(
+            lambda seen: saved.append(seen.step), lambda *_: None, on_event=lambda *event: events.append(event)
+        )
+        source = SyntheticSource([s for batch in subject.batches for s in batch])
+        settings = loop_settings("run", num_steps, 1e-30, first_step=first_step, checkpoint_every=1)
+        keeper = Checkpointer(tmp_path, it.stages, it.optimizer, it.groups, {}, keep=1)
+        return it.trainer(settings, source, Batches(trial), hooks, checkpointer=keeper, validation=validation)
+
+    trainer(2, patience=3).run()
+    trainer(6, patience=3).run()
+    assert saved == [0, 1, 2, 3], "steps 1, 2 and 3 were not better than step 0"
+    (event,) = events
+    assert event[:2] == (3, "stopped_early")
+    assert re.fullmatch(r"no lower .* in 3 validations since step 0 \(\d\.\d{4}\); 2 steps are skipped", event[2])
+    assert [path.name for path in sorted(tmp_path.glob("step-*"))] == ["step-00000001", "step-00000006"]
+    assert read_latest(tmp_path)[BEST] == "step-00000001"
+    assert trainer(6, patience=3).run() == 6, "nothing is left"
+    trainer(9, patience=3, first_step=6).run()
+    assert saved[4:] == [6, 7, 8], "a new stage has all patience again, and ends with its last step"
+
+
+def test_a_loss_that_is_not_finite_is_never_the_best():
+    validation = Validation((), 1, patience=2)
+    assert [validation.judge(step, loss) for step, loss in enumerate((math.nan, 2.0, math.inf, math.nan))] == [
+        False, True, False, False,
+    ]  # fmt: skip
+    assert (validation.best_loss, validation.best_step, validation.num_worse) == (2.0, 1, 2)
