@@ -4,9 +4,11 @@ What is sent is what `train/reduce.py` and `train/zero.py` send: an all-reduce o
 share out the optimizer's states, a sum to the owners in float32 and the owners' weights back in the type of the model,
 each half of an all-reduce; a tied embedding that lives on two stages is summed over the replicas of both. Then the
 optimizer steps. Groups that share out parameters (`train/fsdp.py`) gather weights in both passes of every microbatch
-and sum gradients in its backward pass, layer by layer; copies of such groups all-reduce what each holds. Experts that
-replicas share are gathered in the first forward pass of a step and summed in its last backward pass alone. Frozen
-modules have none of it, and of an encoder with a frozen tower its projector alone has.
+and sum gradients in its backward pass, layer by layer (`with_messages` in `simulate/step.py` says how much is exposed;
+what is outside the layers is gathered once, and charged twice, as in the fit of that share); copies of such groups
+all-reduce what each holds. Experts that replicas share are gathered in the first forward pass of a step and summed in
+its last backward pass alone. Frozen modules have none of it, and of an encoder with a frozen tower its projector alone
+has.
 
 Sums begin in the last backward pass, bucket by bucket (`train/buckets.py`), and owners' weights come back under the
 first forward pass, so only what passes do not hide is charged (`_left_s`). Both passes are those of an average
