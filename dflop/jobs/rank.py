@@ -169,6 +169,7 @@ class Rank:
                 self.stop.is_set,
                 self.telemetry.traced,
                 self._event,
+                functools.partial(self._trained, source),
                 functools.partial(self._validated, source),
             ),
             checkpointer=checkpointer,
@@ -186,6 +187,10 @@ class Rank:
         dist.broadcast_object_list(step_plans, src=0)
         wanted = self.config.validation
         return Validation(step_plans[0], wanted.every_steps, wanted.keep_best, wanted.patience)
+
+    def _trained(self, source: DatasetSource, step: int, losses: Mapping[int, float]) -> None:
+        if self.seat.rank == 0 and self.mode == TRAIN and source.num_sources > 1:
+            self.telemetry.losses(step, TRAIN, losses, source)
 
     def _validated(self, source: DatasetSource, step: int, losses: Mapping[int, float], elapsed_s: float) -> None:
         if self.seat.rank == 0:

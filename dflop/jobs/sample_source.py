@@ -59,6 +59,11 @@ class DatasetSource:
     def shape(self, sample_index: int) -> SampleShape:
         return self._shapes[sample_index]
 
+    @property
+    def num_sources(self) -> int:
+        """Of different names."""
+        return len({entry.name for entry in self._rows.entries})
+
     def source(self, sample_index: int) -> str:
         """Name of the entry of the dataset that a sample is from."""
         return self._rows.entries[self._rows.locate(sample_index)[0]].name

@@ -102,21 +102,26 @@ class Telemetry:
             self._draw(seen, speed, idle_frac)
         return _line(seen, speed, idle_frac, self._has_own_core)
 
-    def validated(self, step: int, losses: Mapping[int, float], source: DatasetSource, elapsed_s: float) -> str:
-        """Tell of the summed losses of samples that are held out of training; returns the line about it."""
+    def losses(self, step: int, split: str, losses: Mapping[int, float], source: DatasetSource) -> list[SourceLoss]:
+        """Tell of the summed losses of samples by source: rows of the store, and curves where there are several."""
+        now_s = time.time()
         rows = [
-            SourceLoss(
-                self._run_id, self._attempt, step, "validation", name, loss, num_tokens, num_samples, time.time()
-            )
-            for name, (loss, num_tokens, num_samples) in means_by_source(losses, source).items()
+            SourceLoss(self._run_id, self._attempt, step, split, name, *mean, now_s)
+            for name, mean in means_by_source(losses, source).items()
         ]
         for row in rows:
             self._spool.put(row)
+        if self._report_to and len(rows) > 1:
+            self._curves_from(step).add(step, {f"{split}/loss/{row.source}": row.loss for row in rows}, now_s)
+        return rows
+
+    def validated(self, step: int, losses: Mapping[int, float], source: DatasetSource, elapsed_s: float) -> str:
+        """Tell of the summed losses of samples that are held out of training; returns the line about it."""
+        rows = self.losses(step, "validation", losses, source)
         num_tokens = sum(row.num_tokens for row in rows)
         mean = sum(row.loss * row.num_tokens for row in rows) / num_tokens if num_tokens else math.nan
-        of_sources = {f"validation/loss/{row.source}": row.loss for row in rows} if len(rows) > 1 else {}
         if self._report_to and num_tokens:
-            self._curves_from(step).add(step, {"validation/loss": mean, **of_sources}, time.time())
+            self._curves_from(step).add(step, {"validation/loss": mean}, time.time())
         each = ", ".join(f"{row.source} {row.loss:.4f}" for row in rows)
         return f"loss {mean:.4f} over {len(losses)} samples in {seconds(elapsed_s)}" + f" ({each})" * (len(rows) > 1)
 

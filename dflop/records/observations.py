@@ -139,7 +139,7 @@ class SourceLoss:
     step: int
     """After which it was measured."""
     split: str
-    """`validation`: samples held out of training."""
+    """`validation`: samples held out of training; `train`: those of the step, where the dataset has several sources."""
     source: str
     """Entry of a mixture, or the name of the annotation file."""
     loss: float

@@ -70,7 +70,10 @@ def run_facts(summary: RunSummary) -> Pairs:
 
 
 def _ran(summary: RunSummary) -> Section:
-    loss, speed = run_plots.loss_curve(summary.steps), run_plots.throughput_curve(summary.steps, summary.plan_steps)
+    loss, speed = (
+        run_plots.loss_curve(summary.steps, summary.validation),
+        run_plots.throughput_curve(summary.steps, summary.plan_steps),
+    )
     drawn = drawings(
         (loss, "Loss of every training step.", (MEASURED,)),
         (speed, "LLM tokens per second of every training step.", (MEASURED,)),

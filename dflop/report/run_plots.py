@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -29,8 +30,11 @@ MODULE_STYLES = {"llm": ("#0072B2", "o"), "vision": ("#D55E00", "s"), "audio": (
 OTHER_STYLES = (("#CC79A7", "D"), ("#E69F00", "P"), ("#56B4E9", "X"))
 
 
-def loss_curve(steps: Sequence[MeasuredStep]) -> str | None:
-    """SVG of the measured loss per training step, with a gap where a step has none; None without a step."""
+def loss_curve(steps: Sequence[MeasuredStep], validation: Mapping[int, float] = MappingProxyType({})) -> str | None:
+    """SVG of the measured loss per training step, with a gap where a step has none; None without a step.
+
+    `validation` is the loss of held-out samples, by the step after which it was measured.
+    """
     if not steps:
         return None
 
@@ -43,6 +47,8 @@ def loss_curve(steps: Sequence[MeasuredStep]) -> str | None:
             at, loss = [step for step, _ in known], [value for _, value in known]
             mean = [np.mean(loss[max(0, i + 1 - SMOOTHED_STEPS) : i + 1]) for i in range(len(loss))]
             axes.plot(at, mean, color=BLUE, linewidth=2, label=f"mean of last {SMOOTHED_STEPS}")
+        if validation:
+            axes.plot(*zip(*validation.items(), strict=True), color=INK, linewidth=1, marker="D", label="validation")
         axes.set(xlabel="optimizer step, from 0", ylabel="loss (nats per token)")
         _steps_axis(figure, axes)
 

@@ -48,6 +48,9 @@ def key_numbers(summary: RunSummary) -> tuple[tuple[str, str, str], ...]:
         ("wait for input, measured", units.seconds(summary.median(lambda s: s.data_wait_s)), "before a step, median"),
         ("samples skipped", str(len(summary.quarantined)), "each with a reason"),
     ]
+    if seen := summary.validation:
+        best, (last, loss) = min(seen, key=lambda step: seen[step]), max(seen.items())
+        numbers.append(("validation loss", f"{loss:.4f}", f"after step {last}; lowest {seen[best]:.4f} after {best}"))
     if not math.isnan(wall := summary.wall_to_compute):
         numbers.append(("processor time / wall time", units.percent(1 / wall), "of forward and backward in training"))
     if not math.isnan(mfu := summary.mfu):

@@ -24,6 +24,7 @@ from dflop.records import (
     RankMemory,
     RunInput,
     RunRecord,
+    SourceLoss,
     StepFlops,
     StepObservation,
     StepPlan,
@@ -64,6 +65,7 @@ class RunSummary:
     """Of training."""
     flops: Sequence[StepFlops] = ()
     """Of training."""
+    losses: Sequence[SourceLoss] = ()
     jobs: Sequence[JobRecord] = ()
     inputs: Sequence[RunInput] = ()
     history: Sequence[HistoryEntry] = ()
@@ -105,6 +107,17 @@ class RunSummary:
         """Means over the first and the last steps that have a loss; NaN where one diverged, None without any."""
         found = [s.loss for s in self.steps if s.loss is not None]
         return (statistics.fmean(found[:LOSS_WINDOW]), statistics.fmean(found[-LOSS_WINDOW:])) if found else None
+
+    @cached_property
+    def validation(self) -> dict[int, float]:
+        """Loss of the samples held out of training, by the step after which it was measured; of the last attempt."""
+        found: dict[int, dict[str, SourceLoss]] = {}
+        for row in sorted((r for r in self.losses if r.split == "validation"), key=lambda r: (r.step, r.attempt)):
+            found.setdefault(row.step, {})[row.source] = row
+        return {
+            step: sum(r.loss * r.num_tokens for r in rows.values()) / sum(r.num_tokens for r in rows.values())
+            for step, rows in found.items()
+        }
 
     @property
     def idle_frac(self) -> float:

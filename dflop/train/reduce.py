@@ -89,23 +89,27 @@ class GradientReducer:
         if self._owners.get(name, self._seat.replica) != self._seat.replica:
             p.grad = None
 
-    def totals(self, loss: float, flags: Sequence[bool] = ()) -> tuple[float, float, tuple[bool, ...]]:
+    def totals(
+        self, loss: float, flags: Sequence[bool] = (), more: Sequence[float] = ()
+    ) -> tuple[float, float, tuple[bool, ...], tuple[float, ...]]:  # fmt: skip
         """What all ranks learn of a step in one all-reduce.
 
         Args:
             loss: This rank's share of the loss.
             flags: What this rank raises; as many on every rank.
+            more: To be summed, too; as many on every rank.
 
         Returns:
-            Gradient norm over the whole model, global mean loss, and which flags any rank has raised.
+            Gradient norm over the whole model, global mean loss, which flags any rank has raised, and sums of `more`.
         """
         # Of rows, in one kernel per gradient that copies nothing: whole tensors, torch sums up less exactly on CPUs.
         gradients = _gradients(self._counted)
         rows = [torch.linalg.vector_norm(g, dim=-1, dtype=torch.float32).flatten() for g in gradients]
         squares = float(torch.cat(rows).double().square().sum()) if rows else 0.0  # read once
-        totals = torch.tensor([squares, loss, *flags], dtype=torch.float64)
+        totals = torch.tensor([squares, loss, *flags, *more], dtype=torch.float64)
         dist.all_reduce(totals, group=self._groups.control)
-        return float(totals[0]) ** 0.5, float(totals[1]), tuple(bool(raised) for raised in totals[2:])
+        squares, loss, *others = totals.tolist()
+        return squares**0.5, loss, tuple(map(bool, others[: len(flags)])), (*others[len(flags) :],)
 
     def clip(self, norm: float, max_norm: float) -> None:
         """Scale gradients so that the model's norm is at most `max_norm`."""

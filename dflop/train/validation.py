@@ -23,6 +23,7 @@ from dflop.records import StepPlan
 from dflop.train.engine import Engine
 from dflop.train.inputs import PreparedStep
 from dflop.train.manifest import BEST, name_of
+from dflop.train.step_trace import Floats
 
 _KEY = "validation"
 Held = tuple[PreparedStep, torch.Tensor]
@@ -97,15 +98,18 @@ class Validation:
             if number < len(self.step_plans):
                 pending = begin(self.step_plans[number])
             trace = engine.run(prepared.microbatches, num_loss_tokens=1, is_training=False)
-            sums = over_ranks(trace.sample_losses, len(healthy), group)
-            kept = zip(step_plan.sample_index, sums.tolist(), healthy.tolist(), strict=True)
-            found |= {index: loss for index, loss, is_healthy in kept if is_healthy}
+            sums = torch.from_numpy(padded(trace.sample_losses, len(healthy)))
+            dist.all_reduce(sums, group=group)
+            found |= by_index(step_plan, sums.tolist(), healthy)
         return found
 
 
-def over_ranks(of_rank: np.ndarray, num_samples: int, group: dist.ProcessGroup) -> torch.Tensor:
-    """Sums over ranks of what `StepTrace.sample_losses` has, one per position in the global batch; collective."""
-    sums = torch.zeros(num_samples, dtype=torch.float64)
-    sums[: len(of_rank)] = torch.from_numpy(of_rank)
-    dist.all_reduce(sums, group=group)
-    return sums
+def padded(sample_losses: Floats, num_samples: int) -> Floats:
+    """What `StepTrace.sample_losses` has, one per position in the global batch."""
+    return np.pad(sample_losses, (0, num_samples - len(sample_losses)))
+
+
+def by_index(step_plan: StepPlan, losses: Sequence[float], healthy: torch.Tensor) -> dict[int, float]:
+    """Losses by position in the global batch as losses of healthy samples by their index."""
+    kept = zip(step_plan.sample_index, losses, healthy.tolist(), strict=True)
+    return {index: loss for index, loss, is_healthy in kept if is_healthy}

@@ -36,12 +36,14 @@ def test_nothing_to_show_is_no_plot() -> None:
     assert run_plots.loss_curve(()) is None
 
 
-def test_bars_of_both_policies_end_where_their_steps_do(drawings, run) -> None:
+def test_bars_of_both_policies_end_where_their_steps_do(drawings, run, saved) -> None:
     ends = [bar.get_x() + bar.get_width() for bar in drawings["bars"].patches]
     for number, policy in enumerate(run.comparison.policies):
         assert ends[3 * number : 3 * number + 3] == pytest.approx(
             [1e3 * s for s in (policy.pipeline_s, policy.step_s, policy.predicted_step_s)]
         )
+    assert run_plots.loss_curve(run.steps, {4: 2.5, 9: 2.0}) is not None
+    assert list(saved[-1].axes[0].lines[-1].get_ydata()) == [2.5, 2.0]
     assert list(drawings["loss"].lines[0].get_ydata()) == [s.loss for s in run.steps]
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dflop.records import StepObservation
+from dflop.records import SourceLoss, StepObservation
 from dflop.report.observed_steps import MeasuredStep
 from dflop.report.run_plots import loss_curve
 from dflop.report.run_tables import correction_table, key_numbers
@@ -68,6 +68,23 @@ def test_a_step_whose_samples_were_all_lost_is_in_no_mean_and_no_plot(lost, has_
     curve = loss_curve([MeasuredStep(k + s.step, s.policy, s.ranks) for k in range(0, 60, 6) for s in found.steps])
     ET.fromstring(curve)
     assert " nan" not in curve.lower()
+
+
+def test_validation_loss_is_over_tokens_of_all_sources_and_of_the_last_attempt() -> None:
+    def loss(step: int, attempt: int, source: str, value: float, num_tokens: int = 10) -> SourceLoss:
+        return SourceLoss("run", attempt, step, "validation", source, value, num_tokens, 1, 1e9)
+
+    rows = [
+        loss(9, 0, "a", 4.0),
+        loss(9, 0, "b", 1.0, 20),
+        loss(19, 1, "a", 1.5),
+        loss(19, 0, "a", 9.0),
+        loss(29, 1, "a", 3.0),
+    ]
+    found = summary_of(losses=rows)
+    assert found.validation == {9: 2.0, 19: 1.5, 29: 3.0}
+    assert ("validation loss", "3.0000", "after step 29; lowest 1.5000 after 19") in key_numbers(found)
+    assert "validation loss" not in [label for label, *_ in key_numbers(summary_of())]
 
 
 def test_a_diverged_loss_is_not_hidden() -> None:

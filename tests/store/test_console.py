@@ -148,6 +148,13 @@ def test_validation_is_the_mean_over_tokens_of_all_sources(tmp_path: Path) -> No
     assert found == [(9, None, 1.25, 40, 4), (9, "a", 1.0, 30, 2), (9, "b", 2.0, 10, 2)]
 
 
+def test_source_losses_takes_steps_together(tmp_path: Path) -> None:
+    rows = [SourceLoss("run", 0, step, "train", s, step + 1.0, 10, 2, 1e9) for step in range(4) for s in ("a", "b")]
+    query = console.named_query("source_losses")
+    found = console.query(fill(tmp_path, *rows[:-1]), query.sql, {"run_id": "run", "every": 2})[1]
+    assert found == [("a", 0, 1.5, 20, 4), ("a", 2, 3.5, 20, 4), ("b", 0, 1.5, 20, 4), ("b", 2, 3.0, 10, 2)]
+
+
 def test_a_query_without_a_header_is_refused(tmp_path: Path) -> None:
     (tmp_path / "queries").mkdir()
     (tmp_path / "queries/bare.sql").write_text("-- purpose: nothing\nselect 1;")

@@ -81,12 +81,15 @@ class Batches:
 
 
 def validated_losses(rank, folder, trial):
-    """(step, loss of every sample of two batches) after every second of three steps, as a trainer validates."""
+    """(step, loss of every sample of two batches) after every second of three steps, as a trainer validates.
+
+    And (step, losses of its samples) of the steps.
+    """
     exact_on("cpu")
-    subject, seen, bad = trial.subject, [], []
+    subject, seen, trained, bad = trial.subject, [], [], []
     it = Rank(rank, trial.plan, subject.family, subject.build(), rate=0.0)
     hooks = Hooks(
-        lambda _: None, lambda step, *_: bad.append(step),
+        lambda _: None, lambda step, *_: bad.append(step), on_losses=lambda *of_step: trained.append(of_step),
         on_validation=lambda step, losses, elapsed_s: seen.append((step, losses)),
     )  # fmt: skip
     source = SyntheticSource([s for batch in subject.batches for s in batch])
@@ -94,7 +97,7 @@ def validated_losses(rank, folder, trial):
     settings = loop_settings("run", 3, 1e-9)
     it.trainer(settings, source, Batches(trial), hooks, validation=Validation(held_out, 2)).run()
     assert not bad
-    return seen
+    return seen, trained
 
 
 def test_a_trainer_validates_every_so_many_steps_and_after_the_last(tmp_path):
@@ -105,10 +108,14 @@ def test_a_trainer_validates_every_so_many_steps_and_after_the_last(tmp_path):
     with torch.no_grad():
         expected = {
             shape.sample_index: float(subject.loss_sum(plain, batch, position))
-            for batch in subject.batches[:2] for position, shape in enumerate(batch)
+            for batch in subject.batches for position, shape in enumerate(batch)
         }  # fmt: skip
-    one, other = run_ranks(validated_losses, 2, tmp_path, trial)
-    assert one == other
+    (one, trained), other = run_ranks(validated_losses, 2, tmp_path, trial)
+    assert (one, trained) == other
+    for step, losses in trained:
+        wanted = {s.sample_index: expected[s.sample_index] for s in subject.batches[step]}
+        assert losses == pytest.approx(wanted, rel=TOLERANCE)
+    expected = {s.sample_index: expected[s.sample_index] for batch in subject.batches[:2] for s in batch}
     assert [step for step, _ in one] == [1, 2]
     for _, losses in one:
         assert losses == pytest.approx(expected, rel=TOLERANCE)
