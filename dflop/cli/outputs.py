@@ -169,11 +169,13 @@ def export(
     runs: Runs = RUNS,
     out: Annotated[Path, Parameter(help="Folder to write; must not exist yet.")],
     best: Annotated[bool, Parameter(help="The one with the lowest loss (validation.keep_best).", negative="")] = False,
+    merged: Annotated[bool, Parameter(help="Merge adapters into the weights of their base.", negative="")] = False,
     quiet: Quiet = False,
 ) -> None:
     """Write a run's newest checkpoint as a folder for transformers, vLLM and others.
 
-    Weights, processor, tokenizer and chat template, these as training used them.
+    Weights, processor, tokenizer and chat template, these as training used them. Of a run with `train.lora` adapters
+    alone, as a folder of peft.
 
     Example: dflop export latest --out models/demo
     """
@@ -182,7 +184,7 @@ def export(
     from dflop.run.messages import Meter
 
     say = talk(quiet)
-    step = export_run(find_run(run, runs), out, say, Meter(say), is_best=best)
+    step = export_run(find_run(run, runs), out, say, Meter(say), merges=merged, is_best=best)
     say(f"model after {step} steps")
     print(out)
 

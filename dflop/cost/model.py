@@ -49,6 +49,7 @@ class CostModel:
             Bytes, messages and optimizer are never corrected.
         frozen: Modules whose weights do not train, or `<encoder>.tower` where the projector does; None: not known, see
             `TableSet`.
+        adapted: Modules of which adapters train, see `TableSet`.
         specs: With the spec of a module, a tp without a table is derived from tp 1 (`tensor_parallel.py`).
         links: Message costs, at most one per (op, ranks, nodes).
         max_extrapolation: How many times the largest probed tokens and mean length may be asked for.
@@ -64,6 +65,7 @@ class CostModel:
         corrections: Mapping[str, float | ModuleFactors] | None = None,
         *,
         frozen: Collection[str] | None = None,
+        adapted: Collection[str] = (),
         specs: Iterable[ModuleSpec] = (),
         links: Iterable[LinkCost] = (),
         max_extrapolation: float = MAX_EXTRAPOLATION,
@@ -71,7 +73,7 @@ class CostModel:
     ) -> None:
         self._specs = {spec.module: spec for spec in specs}
         self._links = LinkModel(links)
-        self._tables = TableSet(tables, frozen, self._specs, self._links)
+        self._tables = TableSet(tables, frozen, self._specs, self._links, adapted)
         self.max_extrapolation = max_extrapolation
         self.extrapolate = extrapolate
         self.corrections = self._checked(corrections or {})

@@ -1,7 +1,8 @@
 """Which cost table serves a question: one per module, tensor-parallel degree and recomputation, of what trains.
 
 Those that were not measured are derived: of a degree by `tensor_parallel.py`; of an encoder whose tower is frozen while
-its projector trains from those of the two known states; of layers of which a share recomputes as their mean.
+its projector trains from those of the two known states; of adapters likewise (`adapters.py`); of layers of which a
+share recomputes as their mean.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ import dataclasses
 from collections.abc import Collection, Iterable, Mapping
 
 from dflop.cost import curve
+from dflop.cost.adapters import adapter_table
 from dflop.cost.curve import edge_part
 from dflop.cost.identity import with_table_id
 from dflop.cost.link_costs import LinkModel
 from dflop.cost.tensor_parallel import DERIVED, derive_table
 from dflop.errors import CostError, did_you_mean
 from dflop.models.family import tower_of
-from dflop.records import TRAINS_ALL, TRAINS_NONE, TRAINS_PROJECTOR, CostTable, ModuleSpec
+from dflop.records import TRAINS_ADAPTERS, TRAINS_ALL, TRAINS_NONE, TRAINS_PROJECTOR, CostTable, ModuleSpec
 
 Key = tuple[str, int, float]
 """(module, tp, share of the layers that recompute)."""
@@ -30,6 +32,7 @@ class TableSet:
         frozen: Modules whose weights do not train, or `<encoder>.tower` where the projector does. Frozen modules take
             the table of a trained one where there is no other: an upper bound. None: nothing is known, so of several
             tables the one of which most trains.
+        adapted: Modules of which adapters train, unless they are frozen; their specs say how large these are.
         specs: With the spec of a module, a degree without a table is derived from tp 1.
         links: All-reduces of tensor-parallel ranks.
 
@@ -39,7 +42,7 @@ class TableSet:
 
     def __init__(
         self, tables: Iterable[CostTable], frozen: Collection[str] | None, specs: Mapping[str, ModuleSpec],
-        links: LinkModel,
+        links: LinkModel, adapted: Collection[str] = (),
     ) -> None:  # fmt: skip
         self._specs, self._links = specs, links
         self._derived: dict[Key, CostTable] = {}
@@ -58,7 +61,10 @@ class TableSet:
             if tower_of(module) in (frozen or ()) and TRAINS_ALL in states and TRAINS_PROJECTOR not in states:
                 plain = given.get((module, tp, False), {})
                 states[TRAINS_PROJECTOR] = tower_table(states[TRAINS_ALL], plain.get(TRAINS_NONE))
-        chosen = {key: _first(states, _preferred(key[0], frozen)) for key, states in given.items()}
+            if module in adapted and TRAINS_ALL in states and TRAINS_ADAPTERS not in states:
+                plain = given.get((module, tp, False), {})
+                states[TRAINS_ADAPTERS] = adapter_table(states[TRAINS_ALL], plain, specs[module])
+        chosen = {key: _first(states, _preferred(key[0], frozen, adapted)) for key, states in given.items()}
         self._tables = {key: table for key, table in chosen.items() if table is not None}
 
     @property
@@ -113,11 +119,13 @@ class TableSet:
         )
 
 
-def _preferred(module: str, frozen: Collection[str] | None) -> tuple[str, ...]:
+def _preferred(module: str, frozen: Collection[str] | None, adapted: Collection[str]) -> tuple[str, ...]:
     if frozen is None:
-        return TRAINS_ALL, TRAINS_PROJECTOR, TRAINS_NONE
+        return TRAINS_ALL, TRAINS_PROJECTOR, TRAINS_ADAPTERS, TRAINS_NONE
     if module in frozen:
         return TRAINS_NONE, TRAINS_ALL
+    if module in adapted:
+        return (TRAINS_ADAPTERS,)
     return (TRAINS_PROJECTOR,) if tower_of(module) in frozen else (TRAINS_ALL,)
 
 

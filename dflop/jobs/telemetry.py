@@ -51,7 +51,8 @@ class SpeedCounter:
         frozen: Collection[str] = (),
     ) -> None:  # fmt: skip
         self._batches, self._steps = batches, steps
-        self._counter = FlopCounter(family.specs(), frozen)
+        adapted = config.train.lora.targets if config.train.lora is not None else ()
+        self._counter = FlopCounter(family.specs(), frozen, adapted)
         hardware = hardware_name(config.cluster.device, config.cluster.hardware)
         self._peak_flops_per_s = num_devices * peak_flops_per_s(hardware, config.model.dtype)
 

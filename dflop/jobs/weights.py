@@ -16,6 +16,7 @@ from dflop import files
 from dflop.config import Config
 from dflop.data.tokens import ChatTokenizer
 from dflop.errors import ConfigError, TrainError
+from dflop.jobs.adapter_folder import check_adapters_alone, write_adapters
 from dflop.models.build import EncoderStage
 from dflop.models.family import Family
 from dflop.models.lora import Adapters, WithAdapters, add_adapters, merged
@@ -88,14 +89,23 @@ class Trained:
     tokenizer: ChatTokenizer
     hf_config: Mapping[str, Any]
     weights: Mapping[str, torch.Tensor]
-    """Every parameter by global name, in the model's type; adapters are merged into those of their base."""
+    """Every parameter by global name, in the model's type; adapters are merged into those of their base, or alone."""
     num_steps: int
+    first: FirstModel | None = None
+    """What it was before, of a run that trains adapters."""
 
 
 def read_trained(
-    run: RunDir, progress: Callable[[str], None], at: At = unseen, *, is_best: bool = False
+    run: RunDir, progress: Callable[[str], None], at: At = unseen, *, merges: bool = True, is_best: bool = False
 ) -> Trained:  # fmt: skip
     """The model of a run's newest checkpoint, or of the one with the lowest validation loss.
+
+    Args:
+        run: Any.
+        progress: Receives a line per thing that a person has to know.
+        at: Receives how far reading is.
+        merges: Whether adapters are merged into their base; otherwise what the checkpoint holds is read alone.
+        is_best: Whether the checkpoint is the one with the lowest validation loss.
 
     Raises:
         ConfigError: the run has no checkpoint, or does not keep the best one.
@@ -123,16 +133,20 @@ def read_trained(
     untrained = tuple(module for module in family.modules if module not in trained)
     if untrained:
         progress(f"not trained, as the data has no items for it: {', '.join(untrained)}")
-    if untrained or config.train.lora is not None:
+    has_adapters, first = config.train.lora is not None, None
+    if untrained or has_adapters:
         first = first_weights(config, family, tokenizer)
-        if problem := base_problem(meta, first.base.described([first.base.digests()])):
+        described = first.base.described([first.base.digests()]) if has_adapters else {}
+        if problem := base_problem(meta, described):
             raise TrainError(problem, where=str(run.checkpoints / meta["name"]), hint="restore the base")
+    if first is not None and merges:
         names = {name for module in untrained for name in EncoderStage(first.model, family.towers[module]).names}
         weights |= {name: first.weights.read(name) for name in sorted(names | first.base.names)}
         weights = merged(weights, first.adapters)
     dtype = getattr(torch, config.model.dtype)
     weights = {name: tensor.to(dtype) for name, tensor in weights.items()}
-    return Trained(config, family, tokenizer, full_config(family, tokenizer), weights, num_steps)
+    hf_config = full_config(family, tokenizer)
+    return Trained(config, family, tokenizer, hf_config, weights, num_steps, first if has_adapters else None)
 
 
 def export_run(
@@ -141,21 +155,37 @@ def export_run(
     progress: Callable[[str], None],
     at: At = unseen,
     *,
+    merges: bool = True,
     max_shard_bytes: int = MAX_SHARD_BYTES,
     is_best: bool = False,
 ) -> int:
     """Write the model as trained so far, and return for how many steps; the folder appears when it is complete.
 
+    Args:
+        run: Any.
+        out: Folder to write.
+        progress: Receives a line per thing that a person has to know.
+        at: Receives how far reading and writing are.
+        merges: Whether adapters are merged into their base; otherwise the folder is one of `peft`, if there are any.
+        max_shard_bytes: A larger model becomes several files.
+        is_best: As for `read_trained`.
+
     Raises:
-        ConfigError: the run has no checkpoint, does not keep the best one that is asked for, or `out` has content.
+        ConfigError: the run has no checkpoint, does not keep the best one that is asked for, `out` has content, or a
+            folder of `peft` cannot hold what was trained.
         TrainError: no checkpoint can be read, or the folder cannot be written.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError("already exists", where=str(out), hint="choose a new folder")
-    of, temporary = read_trained(run, progress, at, is_best=is_best), files.tmp_path(out)
+    if alone := run.config().train.lora is not None and not merges:
+        check_adapters_alone(run.config(), run.plan())
+    of, temporary = read_trained(run, progress, at, merges=not alone, is_best=is_best), files.tmp_path(out)
     try:
         temporary.mkdir(parents=True)
-        write_folder(of.family, of.hf_config, of.weights, temporary, max_shard_bytes=max_shard_bytes, at=at)
+        if alone and of.first is not None:
+            write_adapters(of.config, of.weights, of.first.model, of.first.adapters, temporary)
+        else:
+            write_folder(of.family, of.hf_config, of.weights, temporary, max_shard_bytes=max_shard_bytes, at=at)
         notes = write_model_files(run, of.config, of.family, of.tokenizer, temporary)
         if out.exists():
             out.rmdir()

@@ -21,7 +21,7 @@ from torch.autograd.function import once_differentiable
 from torch.autograd.graph import get_gradient_edge
 
 from dflop.models.autograd import applied
-from dflop.models.low_rank import plus_adapter
+from dflop.models.low_rank import is_adapted, plus_low_rank
 from dflop.models.matmuls import MATMULS, PLAIN, Matmuls
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
@@ -109,10 +109,12 @@ def linear_of_activation(
     sum_parts = getattr(linear, "sum_parts", None)
     bias = None if sum_parts else linear.bias
     matmuls = getattr(linear, MATMULS, PLAIN)
-    out = applied(_LinearOfActivation, activation, wide, gate, linear.weight, bias, matmuls)
-    out = plus_adapter(
-        linear, out, lambda weight: applied(_LinearOfActivation, activation, wide, gate, weight, None, PLAIN)
-    )
+    if is_adapted(linear):
+        a = linear.lora_A.weight
+        made: Any = applied(_LinearOfActivation, activation, wide, gate, linear.weight, bias, matmuls, a)
+        out = plus_low_rank(linear, *made)
+    else:
+        out = applied(_LinearOfActivation, activation, wide, gate, linear.weight, bias, matmuls, None)
     return sum_parts(out) if sum_parts else out
 
 
@@ -150,38 +152,46 @@ def _precise(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class _LinearOfActivation(torch.autograd.Function):
+    """What a Linear makes of an activation, and another one without a bias (`low`, of an adapter) of the same."""
+
     @staticmethod
     def forward(
         ctx: Any, activation: Activation, wide: torch.Tensor, gate: torch.Tensor | None,
-        weight: torch.Tensor, bias: torch.Tensor | None, matmuls: Matmuls,
-    ) -> torch.Tensor:  # fmt: skip
+        weight: torch.Tensor, bias: torch.Tensor | None, matmuls: Matmuls, low: torch.Tensor | None,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
         ctx.activation, ctx.matmuls = activation, matmuls
-        ctx.save_for_backward(wide, gate, weight)
+        ctx.save_for_backward(wide, gate, weight, low)
         made = activation(wide) if gate is None else activation(gate).mul_(wide)
-        return matmuls.out(made, weight, bias)
+        out = matmuls.out(made, weight, bias)
+        return out if low is None else (out, PLAIN.out(made, low))
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        wide, gate, weight = ctx.saved_tensors
+    def backward(ctx: Any, grad: torch.Tensor, *grad_low: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        wide, gate, weight, low = ctx.saved_tensors
         source = (wide if gate is None else gate).detach().requires_grad_()
         with torch.enable_grad():
             out = ctx.activation(source)
         # Its values may go before its gradient comes.
         edge, active = get_gradient_edge(out), out.detach()
         del out
-        matmuls, of_weight, of_bias = ctx.matmuls, None, None
+        matmuls, of_weight, of_bias, of_low = ctx.matmuls, None, None, None
         if ctx.needs_input_grad[3]:
             of_weight = matmuls.of_weight(grad, active if gate is None else active * wide)
         if ctx.needs_input_grad[4]:
             of_bias = grad.flatten(0, -2).sum(0)
+        if ctx.needs_input_grad[6]:
+            of_low = PLAIN.of_weight(grad_low[0], active if gate is None else active * wide)
         if not any(ctx.needs_input_grad[1:3]):
-            return None, None, None, of_weight, of_bias, None
+            return None, None, None, of_weight, of_bias, None, of_low
         if gate is None:
             del active
-            (of_wide,) = torch.autograd.grad(edge, source, matmuls.of_rows(grad, weight))
-            return None, of_wide, None, of_weight, of_bias, None
         of_made = matmuls.of_rows(grad, weight)
+        if low is not None:
+            of_made += PLAIN.of_rows(grad_low[0], low)
+        if gate is None:
+            (of_wide,) = torch.autograd.grad(edge, source, of_made)
+            return None, of_wide, None, of_weight, of_bias, None, of_low
         of_wide = active.mul_(of_made)
         (of_gate,) = torch.autograd.grad(edge, source, of_made.mul_(wide))
-        return None, of_wide, of_gate, of_weight, of_bias, None
+        return None, of_wide, of_gate, of_weight, of_bias, None, of_low

@@ -47,20 +47,25 @@ def move_adapter(source: nn.Module, target: nn.Module) -> None:
     setattr(target, _SCALE, getattr(source, _SCALE))
 
 
-def plus_adapter(
-    linear: nn.Module, out: torch.Tensor, product: Callable[[torch.Tensor], torch.Tensor]
-) -> torch.Tensor:  # fmt: skip
+def plus_adapter(linear: nn.Module, out: torch.Tensor, product: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
     """`out` and what a Linear's adapter adds to it, if it has one.
 
     Args:
         linear: Any.
-        out: `[..., out]`.
+        out: `[..., out]`; it may be changed in place.
         product: From a weight `[rank, in]` to `rows @ weight.T`, of the rows that made `out`.
     """
     if not is_adapted(linear):
         return out
     weights: Any = linear
-    return out + F.linear(product(weights.lora_A.weight) * getattr(linear, _SCALE), weights.lora_B.weight)
+    return plus_low_rank(linear, out, product(weights.lora_A.weight))
+
+
+def plus_low_rank(linear: Any, out: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
+    """The same of a Linear with an adapter, given the products with its A, `[..., rank]`."""
+    added = F.linear(low * getattr(linear, _SCALE), linear.lora_B.weight)
+    # Autograd functions of ours may return views, which it does not let change.
+    return out + added if out._is_view() else out.add_(added)
 
 
 def _forward(linear: Any, input: torch.Tensor) -> torch.Tensor:

@@ -33,6 +33,11 @@ def is_column_or_row(name: str) -> bool:
     return name.rpartition(".")[2] in (*_COLUMN, *_ROW)
 
 
+def is_row(name: str) -> bool:
+    """Whether ranks share the inputs of a Linear of this name, not its outputs."""
+    return name.rpartition(".")[2] in _ROW
+
+
 @dataclass(frozen=True, slots=True)
 class TensorSplit:
     """Names are relative to a layer, as in `self_attn.q_proj`."""

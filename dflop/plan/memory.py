@@ -5,7 +5,8 @@ in float32, as `train/optim.py` and Megatron-LM keep them; in float32 16, withou
 optimizer (ZeRO-1, arXiv 1910.02054) each owns whole parameters, so the fullest has the mean or one large matrix. Where
 they share out parameters (FSDP2), a replica has its part of weights, gradients and optimizer in float32, and whole
 what it has gathered and the gradients of one layer, and from the first pass of a step to the last weights and
-gradients of its experts where it shares experts. A frozen parameter is a weight and nothing else.
+gradients of its experts where it shares experts. A frozen parameter is a weight and nothing else, the base of adapters
+as well.
 Which parameters a stage holds is in `stage_params.py`.
 
 Activations are those of the largest microbatch the scheduler may build times the microbatches in flight under 1F1B,
@@ -268,7 +269,7 @@ def _layer_at_work(spec: ModuleSpec, table: CostTable, params: StageParams, toke
     A frozen encoder's layer needs all that it then lets go of.
     """
     weight_bytes = bytes_per_value(table.dtype)
-    if not table.trains_layers and table.module != LLM:
+    if not table.trains_layers and not table.trains_adapters and table.module != LLM:
         shared = 2 * spec.most(
             lambda of: of.query_width + of.key_width + of.num_norm_values + of.num_mlp_tensors * of.mlp_width
         )
@@ -281,12 +282,14 @@ def _layer_at_work(spec: ModuleSpec, table: CostTable, params: StageParams, toke
     )
     # What enters an attention or MLP, gathered, and the gradient of what leaves it.
     gathered = 2 * weight_bytes * spec.hidden_size * tokens * (tp > 1)
-    return found + gathered
+    # Gradients of one input by the base and by adapters of two Linears, until they are summed.
+    inputs = 2 * weight_bytes * spec.hidden_size * tokens * table.trains_adapters
+    return found + gathered + inputs
 
 
 def _ends_at_work(spec: ModuleSpec, table: CostTable, params: StageParams, num_lost: Floats, tp: int) -> Floats:
     """What is behind the layers needs for a while: the loss of so many tokens, or the gradient of a projector."""
-    trains, num_rows = not table.is_frozen, -(-spec.vocab_size // tp)
+    trains, num_rows = not (table.is_frozen or table.trains_adapters), -(-spec.vocab_size // tp)
     found: Floats = np.float64(_gradient_bytes(table) * trains) * params.behind_matrix
     if table.module == LLM:
         loss = loss_peak_bytes(num_lost, num_rows, spec.hidden_size, bytes_per_value(table.dtype), trains=trains)

@@ -52,21 +52,29 @@ class StageParams:
     """Of `layers`, those of experts that `ep` replicas share, all together; `largest_layers` are without them."""
     largest_experts: Ints | int = 0
     """The same of the layer that has most."""
+    adapters: Ints | int = 0
+    """Of low-rank adapters, which are no part of the others."""
+    largest_adapter: Ints | int = 0
+    """Both of its matrices."""
 
     @property
     def total(self) -> Ints:
-        return self.layers + self.entry + self.behind
+        return self.layers + self.entry + self.behind + self.adapters
 
     def trained(self, table: CostTable) -> Ints:
-        """Those that train: all or none, or of an encoder with a frozen tower what is behind it."""
+        """Those that train: all or none, adapters, or of an encoder with a frozen tower what is behind it."""
         if table.is_frozen:
             return np.zeros_like(self.layers)
+        if table.trains_adapters:
+            return np.zeros_like(self.layers) + self.adapters
         return self.total if table.trains_layers else self.behind
 
     def largest(self, table: CostTable) -> Ints:
         """The largest one that trains."""
         if table.is_frozen:
             return np.zeros_like(self.layers)
+        if table.trains_adapters:
+            return np.zeros_like(self.layers) + self.largest_adapter
         if not table.trains_layers:
             return self.behind_matrix
         found: Ints = np.maximum.reduce([self.entry, self.behind_matrix, self.matrix])
@@ -135,6 +143,9 @@ def stage_params(spec: ModuleSpec, layers: Ints, tp: int, ep: int = 1) -> StageP
     def shared(kind: LayerKind) -> int:
         return kind.num_expert_params if ep > 1 else 0
 
+    def adapters(kind: LayerKind) -> list[int]:
+        return [-(-shared // tp) + whole for shared, whole in kind.adapters]
+
     return StageParams(
         num_layers=layers,
         kept=_total(held, share),
@@ -150,6 +161,8 @@ def stage_params(spec: ModuleSpec, layers: Ints, tp: int, ep: int = 1) -> StageP
         ep=replicas,
         experts=-(-_total(held, shared) // tp),
         largest_experts=-(-_most(held, shared) // tp),
+        adapters=_total(held, lambda kind: sum(adapters(kind))) + last * spec.num_edge_adapter_params,
+        largest_adapter=_most(held, lambda kind: max(adapters(kind), default=0)),
     )
 
 

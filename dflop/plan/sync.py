@@ -169,7 +169,7 @@ def chain_sync_s(
         table, params = problem.cost.table(spec.module, mode), stage_params(spec, of_module, tp, mode.ep)
         trained, owned = params.trained(table), params.least_owned(table, replicas)
         first, last = first_and_last(of_module)
-        tied = (first ^ last) * spec.is_tied * (trained > 0) * spec.num_entry_params
+        tied = (first ^ last) * spec.is_tied * table.trains_layers * spec.num_entry_params
         norms = 2 * spec.hidden_size * of_module * table.trains_layers * (tp > 1)
         entry = (params.entry - first * tied) * table.trains_layers
         experts = params.experts * table.trains_layers if mode.ep > 1 else 0

@@ -15,7 +15,7 @@ from dflop.models.family import Family
 from dflop.models.ways import TRAIN, Way
 from dflop.profile.groups import load_on, probe_groups, used_modules
 from dflop.profile.sweeps import sweep
-from dflop.records import TRAINS_PROJECTOR, CostTable, CostTerms, ModuleLoad, SampleShape
+from dflop.records import TRAINS_ALL, TRAINS_NONE, CostTable, CostTerms, ModuleLoad, SampleShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ def plan_probes(
     Raises:
         DataError: there is no sample to draw groups from.
     """
-    probed = (t for t in tables if t.trains != TRAINS_PROJECTOR)
+    probed = (t for t in tables if t.trains in (TRAINS_ALL, TRAINS_NONE))
     known = {(t.module, t.tp, t.is_frozen, t.recompute): t for t in probed}
     used = used_modules(family, shapes)
     share_s = budget_s / (len(used) * len(ways))

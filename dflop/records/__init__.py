@@ -18,6 +18,7 @@ from dflop.records.corrections import (
 from dflop.records.costs import (
     FP8_OFF,
     ONE_RANK,
+    TRAINS_ADAPTERS,
     TRAINS_ALL,
     TRAINS_NONE,
     TRAINS_PROJECTOR,
@@ -56,6 +57,7 @@ __all__ = [
     "FP8_OFF",
     "LLM",
     "ONE_RANK",
+    "TRAINS_ADAPTERS",
     "TRAINS_ALL",
     "TRAINS_NONE",
     "TRAINS_PROJECTOR",

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-TRAINS_ALL, TRAINS_PROJECTOR, TRAINS_NONE = "all", "projector", "none"
+TRAINS_ALL, TRAINS_PROJECTOR, TRAINS_ADAPTERS, TRAINS_NONE = "all", "projector", "adapters", "none"
 FP8_OFF = "off"
 """Matmuls are in the type of the weights."""
 EXPERT_DEGREES = (1, 2, 4, 8)
@@ -46,6 +46,13 @@ class LayerKind:
     """Of them, those that a token goes to."""
     num_expert_params: int = 0
     """Of all of them."""
+    adapters: tuple[tuple[int, int], ...] = ()
+    """Of every low-rank adapter of a layer (parameters that tensor-parallel ranks share, those that each has whole)."""
+    num_adapter_values: int = 0
+    """That a layer whose adapters alone train keeps of a token on top of what it keeps where its weights do, at most;
+    negative where Linears have none, and keep no input."""
+    num_adapter_inputs: int = 0
+    """The same on top of what it keeps where it is frozen."""
 
     @property
     def query_width(self) -> int:
@@ -92,6 +99,8 @@ class ModuleSpec:
     """That what comes before an encoder's layers keeps of a token: pixels of a patch, frames of a spectrum."""
     deep_layers: tuple[int, ...] = ()
     """Layers of an encoder whose hidden states go to the LLM as deep features."""
+    num_edge_adapter_params: int = 0
+    """Of low-rank adapters outside the layers, in an encoder's projector."""
 
     @property
     def num_layers(self) -> int:
@@ -341,7 +350,7 @@ class CostTable:
     """Median absolute relative error of forward + backward seconds on probes that the fit did not see."""
     p95_error_frac: float
     trains: str = TRAINS_ALL
-    """`all`; `none`: no weights; `projector`: of an encoder those outside its tower."""
+    """`all`; `none`: no weights; `projector`: of an encoder those outside its tower; `adapters`: those alone."""
     recompute: bool = False
     """As in `Measurement`: a table holds for one way of running the module."""
     min_tokens: int = 0
@@ -369,3 +378,7 @@ class CostTable:
     @property
     def trains_layers(self) -> bool:
         return self.trains == TRAINS_ALL
+
+    @property
+    def trains_adapters(self) -> bool:
+        return self.trains == TRAINS_ADAPTERS

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from dflop import units
 from dflop.cost.model import CostModel
-from dflop.records import TRAINS_NONE, TRAINS_PROJECTOR, CostTable, Measurement
+from dflop.records import TRAINS_ADAPTERS, TRAINS_NONE, TRAINS_PROJECTOR, CostTable, Measurement
 from dflop.report.plots import check_suffix, legend, tell_ticks
 
 # Okabe-Ito, one colour and one mark per probe group.
@@ -76,7 +76,7 @@ def fitted(tables: Sequence[CostTable], measurements: Sequence[Measurement]) -> 
 
 
 def _way(table: CostTable) -> str:
-    trains = {TRAINS_NONE: "frozen", TRAINS_PROJECTOR: "projector"}.get(table.trains, "")
+    trains = {TRAINS_NONE: "frozen", TRAINS_PROJECTOR: "projector", TRAINS_ADAPTERS: "adapters"}.get(table.trains, "")
     return "+".join(filter(None, (trains, "recompute" * table.recompute))) or "train"
 
 

@@ -82,9 +82,13 @@ def stage_of_job(config: Config, mode: str, next_step: int) -> Stage:
 
 
 def profiled_ways(config: Config) -> tuple[str, ...]:
-    """Ways in which modules are profiled: those that the configuration names and, if a stage freezes any, `frozen`."""
+    """Ways in which modules are profiled: those that the configuration names, and `frozen`.
+
+    This one if a stage freezes any, or adapters train in their place.
+    """
     ways = config.model_profile.ways
-    needs_frozen = "frozen" not in ways and any(stage.frozen for stage in stages_of(config))
+    freezes = config.train.lora is not None or any(stage.frozen for stage in stages_of(config))
+    needs_frozen = "frozen" not in ways and freezes
     return (*ways, "frozen") if needs_frozen else ways
 
 

@@ -197,7 +197,12 @@ def planning_task(
     tables = [table for table in costs.tables if table.source != DERIVED]  # they may be older than what they are of
     family = bound_family(config)
     check_context_parallel(config, family)
-    cost = CostModel(tables, specs=family.specs(), links=costs.links, frozen=stage.frozen, extrapolate=True)
+    every = _with_adapters(config, family)
+    specs = tuple(spec for spec in every if spec.module in {used.module for used in specs})
+    adapted = config.train.lora.targets if config.train.lora is not None else ()
+    cost = CostModel(
+        tables, specs=every, links=costs.links, frozen=stage.frozen, adapted=tuple(adapted), extrapolate=True
+    )
     if costs.profile_key and config.correct.enabled:
         with Reader(config.store) as reader:
             known = factors_in_force(reader, cost, costs.profile_key, config.correct.half_life_days)
@@ -228,6 +233,15 @@ def planning_task(
     left = stage.end_step - first
     later = scenario_batches(config, shapes, first, left) if 0 < num_steps < left else ()
     return Task(problem, PlanBasis("", first, num_steps, stage.frozen, factors), costs, later)
+
+
+def _with_adapters(config: Config, family: Family) -> tuple[ModuleSpec, ...]:
+    """The family's specs with the adapters of `train.lora`, whose sizes only the model itself tells."""
+    if config.train.lora is None:
+        return family.specs()
+    from dflop.models.adapter_specs import adapted_specs  # with torch, which plans do not need otherwise
+
+    return adapted_specs(family, config.train.lora, config.model.dtype)
 
 
 def find_plans(task: Task, config: Config, say: Say) -> Planned:

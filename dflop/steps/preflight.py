@@ -96,7 +96,9 @@ def remarks(config: Config, origins: Origins) -> Iterator[ConfigError]:
         specs, stages = family_of(config).specs(), stages_of(config)
     except ConfigError:  # a problem, and told as one
         return
-    cluster, needed = config.cluster.spec(), max(_state_bytes(specs, stage.frozen) for stage in stages)
+    adapted = tuple(config.train.lora.targets) if config.train.lora is not None else ()
+    needed = max(_state_bytes(specs, (*stage.frozen, *adapted)) for stage in stages)
+    cluster = config.cluster.spec()
     if needed > cluster.num_processes * cluster.memory_per_process_bytes:
         num_params = sum(spec.num_params for spec in specs)
         yield ConfigError(

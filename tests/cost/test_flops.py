@@ -50,6 +50,13 @@ def test_a_language_model_takes_what_torch_counts(is_frozen):
     assert found == pytest.approx(counted_llm(is_frozen, 100) - masked_flops(), rel=1e-3)
 
 
+def test_a_base_of_adapters_takes_gradients_of_its_inputs_alone():
+    sample, specs = [make_sample(0, NUM_TOKENS, [("vision", 729)])], [VIT_SPEC, TEXT_SPEC]
+    below = FlopCounter(specs, [LLM]).count(sample)
+    assert FlopCounter(specs, adapted=[LLM]).count(sample) == below
+    assert FlopCounter(specs, ["vision"], [LLM]).count(sample) > FlopCounter(specs, ["vision", LLM]).count(sample)
+
+
 def test_an_encoder_takes_what_torch_counts_but_for_its_edge():
     from transformers import SiglipVisionConfig, SiglipVisionModel
 

@@ -131,6 +131,12 @@ def test_adapters_of_a_base_are_merged_into_it_and_into_no_other(exported, train
     changed = {key for key in old if not torch.equal(old[key], new[key])}
     assert changed == {key for key in changed if key.endswith(("q_proj.weight", "down_proj.weight"))}
     assert len(changed) == 2 * family_of(run.config()).configs["llm"]["num_hidden_layers"]
+    done = dflop("export", run.path, "--out", tmp_path / "adapters", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert {"adapter_config.json", "adapter_model.safetensors"} <= {p.name for p in (tmp_path / "adapters").iterdir()}
+    assert not (tmp_path / "adapters" / "config.json").exists()
+    alone = load_file(tmp_path / "adapters" / "adapter_model.safetensors")
+    assert len(alone) == 2 * len(changed)
     file = base / "model.safetensors"
     content = bytearray(file.read_bytes())
     content[-1] ^= 1

@@ -6,12 +6,14 @@ import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 from dflop.config.sections import StageConfig
 from dflop.cost.analytic import analytic_cost_tables
 from dflop.cost.devices import A100
+from dflop.cost.identity import bytes_per_value
 from dflop.cost.model import CostModel
 from dflop.data.distribution import sample_batches
 from dflop.models import attention
@@ -20,13 +22,14 @@ from dflop.parallel.topology import seats
 from dflop.plan.drafts import draft
 from dflop.plan.grid_choice import GridChoice
 from dflop.plan.grid_search import grids_apart, inline_choices
+from dflop.plan.memory import stage_bytes
 from dflop.plan.runnable import check_plan
 from dflop.plan.space import Problem, SearchSpace
 from dflop.records import LLM, Plan, SampleShape
 from dflop.run.batches import GlobalBatches
 from dflop.run.plan_scope import PlanBasis, basis_of, planned_steps, scenario_batches
 from dflop.schedule.step_scheduler import schedule_step
-from dflop.steps.planning import plan_run, tables_of
+from dflop.steps.planning import plan_run, run_task, tables_of
 from dflop.steps.reporting import plan_page
 from dflop.store.console import query
 from dflop.train.stages import pieces_of
@@ -187,6 +190,29 @@ def test_a_plan_is_made_with_what_earlier_runs_learnt_and_says_so(planned, tmp_p
     assert basis_of(run).factors == ()
     disabled = config.model_copy(update={"correct": config.correct.model_copy(update={"enabled": False})})
     assert plan_run(run, disabled, "model", lambda line: None)[0].predicted_step_s == plain.predicted_step_s
+
+
+def test_a_plan_of_adapters_has_the_memory_of_what_trains_and_nothing_that_the_engine_refuses(planned, tmp_path):
+    run = fresh(planned, tmp_path)
+    set_config(run, "plan.microbatch_choices=[4]", "model.dtype=bfloat16")
+    plain = run_task(run, run.config(), "model", print).problem
+    set_config(run, "train.lora={targets: {llm: [q_proj, v_proj]}, rank: 4}")
+    problem = run_task(run, run.config(), "model", print).problem
+    assert (problem.space.eps, problem.space.shard_parameters) == ((1,), (False,))
+    table, spec = problem.cost.table(LLM), problem.spec(LLM)
+    assert table.trains_adapters
+    width, key_width = spec.kinds[0].query_width, spec.kinds[0].key_width
+    sizes = [(4 * width, 4 * spec.hidden_size), (4 * key_width, 4 * spec.hidden_size)]
+    assert list(spec.kinds[0].adapters) == sizes
+    layers, load = np.array([[spec.num_layers]]), np.array([[1.0], [1.0], [1.0]])
+    now, before = (
+        stage_bytes(p.spec(LLM), p.cost, layers, load, dp=[1], recompute=False, shard_optimizer=[False])
+        for p in (problem, plain)
+    )
+    num_trained = spec.num_layers * sum(map(sum, sizes))
+    assert now.gradients.item() == 4 * num_trained
+    assert now.weights.item() == before.weights.item() + bytes_per_value(table.dtype) * num_trained
+    assert now.optimizer.item() < before.optimizer.item() / 10
 
 
 def test_a_plan_for_the_next_steps_has_room_for_what_comes_later(planned, tmp_path):

@@ -49,6 +49,7 @@ def test_context_parallelism_that_the_model_does_not_take_is_refused(tmp_path, m
         ((), "169.0 GiB"),
         (("model.frozen=[llm]",), "69.7 GiB"),
         (("model.frozen=[vision.tower, llm]",), "32.9 GiB"),
+        (("model.frozen=[vision.tower]", "train.lora={targets: {llm: [q_proj]}}"), "32.9 GiB"),
         (("cluster.memory_per_process_gib=60",), ""),
         (("cluster.num_nodes=64",), ""),
     ],

@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 from dflop.models import load_family, loss_size
 from dflop.models.family import Family
+from dflop.models.lora import Adapters, add_adapters
 from dflop.models.media import MediaHeader
 from dflop.records import LLM, MediaItem, Plan, SampleShape
 from tests.train import synthetic
@@ -26,6 +28,8 @@ class Layout:
     plan: Plan
     is_tied: bool = False
     frozen: tuple[str, ...] = ()
+    lora: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    """Targets of adapters by module."""
     chunk_tokens: int = loss_size.CHUNK_TOKENS
     sizes: tuple[int, ...] = (2,) * NUM_MICROBATCHES
     """Samples per microbatch of a replica; context-parallel ranks cut one."""
@@ -104,6 +108,15 @@ def layouts() -> dict[str, Layout]:
         "text cp 2 dp 2": layout(inline([{LLM: 4}], dp=2, cp=2)),
         "text cp 4, FSDP2, recomputed": layout(inline([{LLM: 4}], dp=1, cp=4), shards=4, recompute=True),
         "text pp 2 cp 2, half recomputed": half_recomputed(inline([{LLM: 2}, {LLM: 2}], dp=1, cp=2)),
+        "inline dp 4, ZeRO-1, adapters": layout(
+            inline([both], dp=4), shard_optimizer=True, frozen=("vision",), lora=((LLM, ("q_proj", "v_proj")),)
+        ),
+        "inline tp 2 dp 2, adapters of every Linear": layout(
+            inline([both], dp=2, tp=2), lora=((LLM, ("all-linear",)), ("vision", ("all-linear",)))
+        ),
+        "split dp 2 and pp 2, adapters, recomputed": layout(
+            split({"vision": (1, 2), LLM: (2, 1)}), recompute=True, frozen=("vision",), lora=((LLM, ("*_proj",)),)
+        ),
         "split pp 4, ten chunks of loss tokens": layout(split({LLM: (4, 1)}), chunk_tokens=8),
     }
 
@@ -135,6 +148,12 @@ def batch_of(of: Layout) -> list[SampleShape]:
         num_llm_tokens=90 + sum(i.num_rows for i in items),
     )  # fmt: skip
     return [replace(sample, sample_index=index) for index in range(sum(of.num_samples))]
+
+
+def adapted(of: Layout, model: Any) -> Adapters:
+    """Add the adapters of a layout to a model."""
+    lora: Any = SimpleNamespace(targets=dict(of.lora), rank=8, scale=2.0) if of.lora else None
+    return add_adapters(model, family(is_tied=of.is_tied), lora)
 
 
 def names(plan: Plan) -> list[str]:

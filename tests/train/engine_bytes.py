@@ -25,9 +25,11 @@ from dflop.cost.analytic import analytic_cost_tables
 from dflop.cost.devices import H100
 from dflop.cost.model import CostModel
 from dflop.models import attention, loss_size, offload
+from dflop.models.adapter_specs import with_adapters
 from dflop.models.family import Family
 from dflop.models.random_weights import build_model
 from dflop.models.ways import Way
+from dflop.models.weights import build_empty
 from dflop.parallel import tokens
 from dflop.parallel.topology import seats
 from dflop.plan import memory
@@ -39,7 +41,7 @@ from dflop.simulate.order import in_flight, num_stages_after
 from dflop.train.fsdp import sharded_modules
 from tests.profile.measuring import measure
 from tests.train import synthetic
-from tests.train.bytes_layouts import NUM_RANKS, Layout, batch_of, family, layouts, names
+from tests.train.bytes_layouts import NUM_RANKS, Layout, adapted, batch_of, family, layouts, names
 from tests.train.maskless import maskless
 from tests.train.rank import Rank
 from tests.train.ranks import run_ranks
@@ -50,8 +52,11 @@ PARTS = ("weights", "gradients", "optimizer", "kept", "peak")
 
 def predicted(of: Layout) -> list[dict[str, float]]:
     """What the planner charges each rank with, by `PARTS`."""
-    plan, specs = of.plan, family(is_tied=of.is_tied).specs()
-    cost = CostModel(cost_tables(of), frozen=of.frozen, specs=specs, extrapolate=True)
+    plan, used = of.plan, family(is_tied=of.is_tied)
+    model = build_empty(used, used.hf_config | used.token_ids(synthetic.TOKEN_IDS), torch.bfloat16)
+    specs = with_adapters(used.specs(), model, used, adapted(of, model))
+    modules = [module for module, _ in of.lora]
+    cost = CostModel(cost_tables(of), frozen=of.frozen, adapted=modules, specs=specs, extrapolate=True)
     found = []
     for seat in seats(plan):
         totals = []
@@ -72,9 +77,12 @@ def predicted(of: Layout) -> list[dict[str, float]]:
 def cost_tables(of: Layout) -> list[CostTable]:
     """Of the data sheet, but with the activations that two shallow probes of each module keep, as in a profile."""
     used = family(is_tied=of.is_tied)
+    tables = analytic_cost_tables(used.specs(), H100, profile_key="", frozen=of.frozen)
+    adapting = [spec for spec in used.specs() if spec.module in dict(of.lora)]
+    tables += analytic_cost_tables(adapting, H100, profile_key="", frozen=list(dict(of.lora)))
     return [
         replace(table, activation_bytes=_kept(used, table.module, of, Way(table.is_frozen, table.recompute)))
-        for table in analytic_cost_tables(used.specs(), H100, profile_key="", frozen=of.frozen)
+        for table in tables
         if table.tp == 1 and table.module in names(of.plan)
     ]
 
@@ -140,6 +148,7 @@ def _host_like(tensor: torch.Tensor) -> torch.Tensor:
 def _measure(rank: int, of: Layout) -> dict[str, float]:
     used, plan = family(is_tied=of.is_tied), of.plan
     model = build_model(used, used.hf_config | used.token_ids(synthetic.TOKEN_IDS), seed=0, dtype=torch.bfloat16)
+    adapted(of, model)
     it = Rank(rank, plan, used, model, frozen=of.frozen, rate=1e-3)
     del model
     batch, turns = batch_of(of), itertools.count()
