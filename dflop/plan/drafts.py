@@ -61,10 +61,8 @@ def draft(
 
 
 def _module_plan(problem: Problem, num_microbatches: int, module: str, grid: GridChoice, first_rank: int) -> ModulePlan:
-    again, growth = grid.recomputed[module], 0.0
-    if module == LLM:
-        recomputed_frac = sum(again) / sum(grid.layers[module])
-        growth = cost_growth(problem, num_microbatches, grid.parallel, recomputed_frac)
+    again = grid.recomputed[module]
+    growth = cost_growth(problem, num_microbatches, grid.parallel, sum(again) / sum(grid.layers[module]), module)
     return ModulePlan(
         module=module,
         parallel=grid.parallel,
@@ -79,20 +77,22 @@ def _module_plan(problem: Problem, num_microbatches: int, module: str, grid: Gri
     )
 
 
-def cost_growth(problem: Problem, num_microbatches: int, parallel: ParallelSpec, recomputed_frac: float) -> float:
-    """By how much a token of the LLM costs more for each one before it in its sample, relative to the first.
+def cost_growth(
+    problem: Problem, num_microbatches: int, parallel: ParallelSpec, recomputed_frac: float, module: str = LLM
+) -> float:
+    """By how much a token costs more for each one before it in its sample or tile, relative to the first.
 
     At the typical load of a rank, without messages. A token adds twice its place to the squares of its sample. Small
     loads may take as long as twice as many tokens: then each costs its share.
     """
     if parallel.cp == 1:
         return 0.0
-    items, tokens, squares = problem.sample_loads[LLM].typical(num_microbatches * parallel.dp) / parallel.cp
+    items, tokens, squares = problem.sample_loads[module].typical(num_microbatches * parallel.dp) / parallel.cp
     forward_s, backward_s = problem.cost.module_seconds(
-        LLM,
+        module,
         (items, np.array([tokens, 2 * tokens, tokens]), np.array([squares, squares, 2 * squares])),
         RunMode(parallel.tp, recompute=recomputed_frac),
-        num_layers=problem.spec(LLM).num_layers,
+        num_layers=problem.spec(module).num_layers,
         edge=True,
     )
     once_s, more_tokens_s, more_squares_s = (forward_s + backward_s).tolist()

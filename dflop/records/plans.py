@@ -45,7 +45,7 @@ class ModulePlan:
     """Tokens that no microbatch of one group of `cp` may exceed, for the memory's sake; 0: no cap of its own."""
     cost_growth: float = 0.0
     """By how much a token costs more for each token before it in its sample, relative to the first: context-parallel
-    ranks cut their line of samples where the cost is equal. 0 without them."""
+    ranks cut their line of samples where the cost is equal, and deal out media by it. 0 without them."""
     recompute_tokens: tuple[tuple[int, ...], ...] = ()
     """Of each stage of the LLM, ascending tokens of a microbatch of one group of `cp`: above each of them one more of
     the stage's first layers runs again. Empty: the same layers in every microbatch; otherwise `recomputed` is empty."""

@@ -13,7 +13,7 @@ import numpy as np
 from dflop.cost.model import Floats
 from dflop.schedule.assignment import split_items
 from dflop.schedule.items import Ints, ModuleItems
-from dflop.simulate.pieces import NUM_CHUNKS
+from dflop.simulate.pieces import NUM_CHUNKS, media_cost
 
 
 class PieceLoads(NamedTuple):
@@ -53,7 +53,9 @@ def piece_loads(
     return PieceLoads(loads, received)
 
 
-def tile_loads(items: ModuleItems, cell: Ints, num_cells: int, num_ranks: int) -> Floats:
+def tile_loads(
+    items: ModuleItems, cell: Ints, num_cells: int, num_ranks: int, growth: float = 0.0, max_tokens: int = 0
+) -> Floats:
     """`[3, cells, cp]`: loads of the ranks that an encoder's items are dealt out to.
 
     Args:
@@ -61,16 +63,28 @@ def tile_loads(items: ModuleItems, cell: Ints, num_cells: int, num_ranks: int) -
         cell: Of every item, whose microbatch on whose group it is in.
         num_cells: Microbatches times groups.
         num_ranks: Of a group.
+        growth: As for `pieces.media_cost`.
+        max_tokens: As for `pieces.deal_tiles`.
     """
-    total = np.maximum(np.bincount(cell, items.num_tokens, num_cells).astype(np.int64), 1)
-    wanted = -(-NUM_CHUNKS * num_ranks * items.num_tokens // total[cell])
+    costs = media_cost(items.num_tokens, items.sum_sq_tokens.astype(np.int64), growth)
+    found = _evenly(items, costs, cell, num_cells, num_ranks)
+    is_over = found[1].max(axis=1) * num_ranks > np.maximum(found[1].sum(axis=1), max_tokens)
+    if max_tokens and is_over.any():
+        found[:, is_over] = _evenly(items, items.num_tokens, cell, num_cells, num_ranks)[:, is_over]
+    return found
+
+
+def _evenly(items: ModuleItems, weights: Ints, cell: Ints, num_cells: int, num_ranks: int) -> Floats:
+    total = np.zeros(num_cells, dtype=np.int64)
+    np.add.at(total, cell, weights)
+    wanted = -(-NUM_CHUNKS * num_ranks * weights // np.maximum(total, 1)[cell])
     num_chunks = np.clip(wanted, 1, items.num_parts)
     size, larger = np.divmod(items.num_parts, num_chunks)
     item = np.repeat(np.arange(len(cell)), num_chunks)
     place = np.arange(len(item)) - np.repeat(np.cumsum(num_chunks) - num_chunks, num_chunks)
     parts = size[item] + (place < larger[item])
-    tokens = items.num_tokens[item] * parts // items.num_parts[item]
-    rank = cell[item] * num_ranks + split_items(cell[item], tokens.astype(np.float64), num_cells, num_ranks)
+    of_parts = weights[item] * parts // items.num_parts[item]
+    rank = cell[item] * num_ranks + split_items(cell[item], of_parts.astype(np.float64), num_cells, num_ranks)
     share = parts / items.num_parts[item]
     loads = [np.bincount(rank, of[item] * share, num_cells * num_ranks) for of in items.loads]
     return np.array(loads, dtype=float).reshape(3, num_cells, num_ranks)

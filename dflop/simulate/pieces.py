@@ -2,8 +2,9 @@
 
 The samples of a group's microbatch are a line of tokens in packed order. It is cut into one piece per rank where the
 cost is equal: a token costs more the more tokens of its sample are before it, since it attends to them. Media are
-dealt out in chunks of tiles or frames, by their tokens; who has an item's first tile gathers what others made of the
-rest. Ranks, scheduler and simulator work all of it out for themselves, in whole numbers: the same on every machine.
+dealt out in chunks of tiles or frames, by what these cost: a tile of many tokens costs more per token than a small
+one. Who has an item's first tile gathers what others made of the rest. Ranks, scheduler and simulator work all of it
+out for themselves, in whole numbers: the same on every machine.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from dflop.records import LLM, MediaItem, Plan, StepPlan
 
 _SCALE = 1 << 24
 """Of costs as whole numbers."""
-
-
+_MEDIA_SCALE = 1 << 20
+"""The same of media, whose squared tokens are larger."""
 NUM_CHUNKS = 4
 """Per rank, of about equal size, in which the media of a microbatch are dealt out where they can be cut."""
 
@@ -108,9 +109,12 @@ def dealt(
         dp_rank: The group.
         media: Of an item's id.
     """
-    items = step_plan.of(module).owner[microbatch][dp_rank]
+    part, items = plan.module(module), step_plan.of(module).owner[microbatch][dp_rank]
     found = [media(item) for item in items]
-    of_ranks = deal_tiles([m.num_tokens for m in found], [num_parts(m) for m in found], plan.module(module).parallel.cp)
+    of_ranks = deal_tiles(
+        [m.num_tokens for m in found], [num_parts(m) for m in found], part.parallel.cp,
+        [media_cost(m.num_tokens, m.sum_sq_tokens, part.cost_growth) for m in found], part.max_tokens,
+    )  # fmt: skip
     return tuple(tuple(r._replace(item=items[r.item]) for r in of) for of in of_ranks)
 
 
@@ -133,24 +137,43 @@ def num_parts(item: MediaItem) -> int:
     return 1 if item.kind == "audio" else item.grid[0]
 
 
-def deal_tiles(tokens: Sequence[int], parts: Sequence[int], num_ranks: int) -> list[list[TileRange]]:
+def media_cost(num_tokens: Any, sum_sq_tokens: Any, growth: float) -> Any:
+    """Of an item, or of arrays of items, in twice `_MEDIA_SCALE`-ths of that of a token; `growth` is as for `cut`."""
+    return 2 * _MEDIA_SCALE * num_tokens + round(growth * _MEDIA_SCALE) * sum_sq_tokens
+
+
+def deal_tiles(
+    tokens: Sequence[int], parts: Sequence[int], num_ranks: int, costs: Sequence[int] = (), max_tokens: int = 0
+) -> list[list[TileRange]]:
     """Per rank what it encodes of items, in their order.
 
     Items are cut into chunks of whole parts, so many that a rank has about `NUM_CHUNKS`; the largest chunk goes first,
-    to whoever has fewest tokens.
+    to the rank with least.
 
     Args:
         tokens: Of each item, a multiple of its parts.
         parts: Tiles or frames of each item.
         num_ranks: Of the group.
+        costs: Of each item, whole numbers that are dealt out evenly; empty: its tokens.
+        max_tokens: That all ranks together may have. Where costs give a rank more than its share of these, or of all
+            tokens if they are more, tokens are dealt out evenly; 0: no limit.
     """
-    total, chunks = sum(tokens), list[TileRange]()
-    for item, (num_tokens, of_item) in enumerate(zip(tokens, parts, strict=True)):
-        num_chunks = max(1, min(of_item, -(-NUM_CHUNKS * num_ranks * num_tokens // total))) if total else 1
+    found = _dealt_evenly(costs or tokens, parts, num_ranks)
+    if costs and max_tokens:
+        most = max(sum(tokens[r.item] // parts[r.item] * (r.end - r.first) for r in of) for of in found)
+        if most * num_ranks > max(max_tokens, sum(tokens)):
+            return _dealt_evenly(tokens, parts, num_ranks)
+    return found
+
+
+def _dealt_evenly(weights: Sequence[int], parts: Sequence[int], num_ranks: int) -> list[list[TileRange]]:
+    total, chunks = sum(weights), list[TileRange]()
+    for item, (weight, of_item) in enumerate(zip(weights, parts, strict=True)):
+        num_chunks = max(1, min(of_item, -(-NUM_CHUNKS * num_ranks * weight // total))) if total else 1
         size, larger = divmod(of_item, num_chunks)
         ends = itertools.accumulate(size + (n < larger) for n in range(num_chunks))
         chunks += [TileRange(item, *pair) for pair in itertools.pairwise((0, *ends))]
-    ranks = deal([tokens[c.item] * (c.end - c.first) // parts[c.item] for c in chunks], num_ranks)
+    ranks = deal([weights[c.item] * (c.end - c.first) // parts[c.item] for c in chunks], num_ranks)
     found: list[list[TileRange]] = [[] for _ in range(num_ranks)]
     for chunk, rank in zip(chunks, ranks, strict=True):
         last = found[rank][-1] if found[rank] else None

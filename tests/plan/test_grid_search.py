@@ -77,7 +77,7 @@ def check_invariants(problem: Problem, plan: Plan) -> None:
     assert {m.first_rank for m in plan.modules} == {0}
     assert plan.num_processes == parallel.num_processes <= problem.cluster.num_processes
     assert parallel.cp == 1 or problem.cluster.num_processes_per_node % parallel.group_size == 0
-    assert all((m.cost_growth > 0) == (m.module == LLM and parallel.cp > 1) for m in plan.modules)
+    assert all((m.cost_growth > 0) == (parallel.cp > 1) for m in plan.modules)
     assert plan.num_microbatches * parallel.dp <= problem.global_batch_size
     holders = []
     for m in plan.modules:

@@ -1,4 +1,5 @@
 from dataclasses import replace
+from itertools import compress
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 from dflop.records import LLM
 from dflop.schedule.items import module_items
 from dflop.schedule.piece_loads import piece_loads, tile_loads
-from dflop.simulate.pieces import NUM_CHUNKS, cut, deal_tiles
+from dflop.simulate.pieces import NUM_CHUNKS, cut, deal_tiles, media_cost
 from tests.builders import make_sample
 
 
@@ -54,18 +55,23 @@ def test_keys_of_a_sample_that_is_cut_are_received():
 @given(
     st.lists(st.tuples(st.integers(0, 2), st.integers(1, 9), st.integers(1, 40)), min_size=1, max_size=10),
     st.integers(1, 5),
+    st.sampled_from([0.0, 0.25, 8.0]),
+    st.sampled_from([0, 100, 500]),
 )
-def test_tiles_are_dealt_out_as_ranks_deal_them_out(rows, num_ranks):
+def test_tiles_are_dealt_out_as_ranks_deal_them_out(rows, num_ranks, growth, max_tokens):
     samples = [make_sample(i, 1, [("vision", tiles * size)]) for i, (_, tiles, size) in enumerate(rows)]
     samples = [
         replace(s, items=(replace(s.items[0], grid=(tiles, 1, size)),))
         for s, (_, tiles, size) in zip(samples, rows, strict=True)
     ]
     items, cell = module_items(samples, "vision"), np.array([c for c, *_ in rows])
-    found = tile_loads(items, cell, 3, num_ranks)
+    found = tile_loads(items, cell, 3, num_ranks, growth, max_tokens)
     for c in range(3):
         inside = [(tiles * size, tiles) for of, tiles, size in rows if of == c]
-        shares = deal_tiles([n for n, _ in inside], [parts for _, parts in inside], num_ranks)
+        costs = [
+            media_cost(s.items[0].num_tokens, s.items[0].sum_sq_tokens, growth) for s in compress(samples, cell == c)
+        ]
+        shares = deal_tiles([n for n, _ in inside], [parts for _, parts in inside], num_ranks, costs, max_tokens)
         tokens = [sum(inside[r.item][0] * (r.end - r.first) // inside[r.item][1] for r in of) for of in shares]
         assert found[1, c].tolist() == tokens
         dealt = sorted((r.item, part) for of in shares for r in of for part in range(r.first, r.end))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from dflop.records import LLM, MediaItem, ModulePlan, ModuleWork, ParallelSpec, StepPlan
 from dflop.schedule.assignment import split_items
-from dflop.simulate.pieces import Piece, cut, deal, dealt, owned, pieces
+from dflop.simulate.pieces import Piece, cut, deal, deal_tiles, dealt, media_cost, owned, pieces
 from tests.train.synthetic import make_plan
 
 LENGTHS = st.lists(st.integers(1, 400), min_size=1, max_size=12)
@@ -75,3 +75,16 @@ def test_every_token_and_item_has_one_rank(lengths, cp, growth, rng):
     assert sorted(item for of in shares for item in owned(of)) == list(ids)
     alone = dealt(plan, step_plan, "vision", 0, 0, lambda item: replace(video(lengths[item]), kind="audio"))
     assert sorted(alone_range for of in alone for alone_range in of) == [(item, 0, 1) for item in ids]
+
+
+def test_media_are_dealt_out_by_cost_unless_a_rank_then_has_more_tokens_than_memory_holds():
+    """One picture of 800 tokens costs what nine of 200 do, whose tokens are more than a rank's half."""
+    tokens, parts = [800, *[200] * 9], [1] * 10
+    costs = [media_cost(n, n * n, 0.01) for n in tokens]
+    by_cost = [[800], [200] * 9]
+    for max_tokens in (0, 3600):
+        of_ranks = deal_tiles(tokens, parts, 2, costs, max_tokens)
+        assert [[tokens[r.item] for r in of] for of in of_ranks] == by_cost
+    by_tokens = deal_tiles(tokens, parts, 2)
+    assert deal_tiles(tokens, parts, 2, costs, 3599) == by_tokens
+    assert [sum(tokens[r.item] for r in of) for of in by_tokens] == [1400, 1200]
