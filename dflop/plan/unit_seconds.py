@@ -87,15 +87,31 @@ def together_s(
     return np.array(found)
 
 
+def _whole_s(problem: Problem, spec: ModuleSpec, load: Floats, mode: RunMode) -> Floats:
+    layer_s, edge_s = layer_and_edge_seconds(problem.cost, spec.module, load, mode)
+    return spec.num_layers * layer_s + edge_s
+
+
+def _largest_tile_s(problem: Problem, spec: ModuleSpec, batch: int, mode: RunMode) -> Floats:
+    """`[samples]`: of the largest tile or frame of each, which ranks that share a sample cannot cut, on one of them."""
+    items, found = problem.batch_items[batch][spec.module], np.zeros(len(problem.batches[batch]))
+    tiles = np.stack(items.loads) / np.maximum(items.num_parts, 1)
+    of_tiles_s = _whole_s(problem, spec, tiles, RunMode(mode.tp))
+    np.maximum.at(found, items.sample_of, of_tiles_s)
+    return found
+
+
 def _sample_seconds(problem: Problem, specs: Sequence[ModuleSpec], mode: RunMode) -> tuple[Floats, ...]:
     """Per batch the seconds of each of its samples in all layers of modules, longest first."""
 
     def every() -> tuple[Floats, ...]:
         seconds: list[Floats] = [np.zeros(len(batch)) for batch in problem.batches]
         for spec in specs:
-            for total_s, load in zip(seconds, problem.sample_loads[spec.module].units, strict=True):
-                layer_s, edge_s = layer_and_edge_seconds(problem.cost, spec.module, load.astype(np.float64), mode)
-                total_s += spec.num_layers * layer_s + edge_s
+            for n, load in enumerate(problem.sample_loads[spec.module].units):
+                of_samples_s = _whole_s(problem, spec, load.astype(np.float64), mode)
+                if mode.cp > 1 and spec.module != LLM:
+                    np.maximum(of_samples_s, _largest_tile_s(problem, spec, n, mode), out=of_samples_s)
+                seconds[n] += of_samples_s
         return tuple(np.sort(of_batch)[::-1] for of_batch in seconds)
 
     return problem.once(("sample seconds", *(spec.module for spec in specs), mode), every)
