@@ -188,9 +188,13 @@ class Rank:
         wanted = self.config.validation
         return Validation(step_plans[0], wanted.every_steps, wanted.keep_best, wanted.patience)
 
-    def _trained(self, source: DatasetSource, step: int, losses: Mapping[int, float]) -> None:
-        if self.seat.rank == 0 and self.mode == TRAIN and source.num_sources > 1:
-            self.telemetry.losses(step, TRAIN, losses, source)
+    def _trained(
+        self, source: DatasetSource, step: int, losses: Mapping[int, float], norm_of: Mapping[str, float]
+    ) -> None:  # fmt: skip
+        if self.seat.rank == 0 and self.mode == TRAIN:
+            self.telemetry.norms(step, norm_of)
+            if source.num_sources > 1:
+                self.telemetry.losses(step, TRAIN, losses, source)
 
     def _validated(self, source: DatasetSource, step: int, losses: Mapping[int, float], elapsed_s: float) -> None:
         if self.seat.rank == 0:

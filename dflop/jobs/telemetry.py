@@ -20,7 +20,7 @@ from dflop.models.family import Family
 from dflop.models.generic.experts import RoutedTokens
 from dflop.parallel.topology import Seat
 from dflop.profile.hardware import hardware_name
-from dflop.records import BUSY_RATIO, ExpertLoad, RankMemory, RankSpan, SourceLoss, StepFlops, StepObservation
+from dflop.records import BUSY_RATIO, ExpertLoad, GradNorm, RankMemory, RankSpan, SourceLoss, StepFlops, StepObservation
 from dflop.run.batches import QUICK, GlobalBatches, StepSpec
 from dflop.run.directory import RunDir
 from dflop.train.step_trace import Span
@@ -102,6 +102,15 @@ class Telemetry:
         if self._report_to:
             self._draw(seen, speed, idle_frac)
         return _line(seen, speed, idle_frac, self._has_own_core)
+
+    def norms(self, step: int, norm_of: Mapping[str, float]) -> None:
+        """Tell of the gradient norms of the modules that train: rows of the store, and curves of several."""
+        trained = {module: norm for module, norm in norm_of.items() if norm}
+        for module, norm in trained.items():
+            self._spool.put(GradNorm(self._run_id, self._attempt, step, module, norm))
+        if self._report_to and len(trained) > 1:
+            curves = {f"train/grad_norm/{module}": norm for module, norm in trained.items()}
+            self._curves_from(step).add(step, curves, time.time())
 
     def losses(self, step: int, split: str, losses: Mapping[int, float], source: DatasetSource) -> list[SourceLoss]:
         """Tell of the summed losses of samples by source: rows of the store, and curves where there are several."""

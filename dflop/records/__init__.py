@@ -37,6 +37,7 @@ from dflop.records.mapping import from_dict, parse_json, to_dict
 from dflop.records.observations import (
     BUSY_RATIO,
     ExpertLoad,
+    GradNorm,
     JobRecord,
     MicrobatchSpan,
     RankMemory,
@@ -68,6 +69,7 @@ __all__ = [
     "Decision",
     "ExpertLoad",
     "Factors",
+    "GradNorm",
     "JobRecord",
     "LayerKind",
     "LinkCost",

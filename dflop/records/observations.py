@@ -131,6 +131,18 @@ class ExpertLoad:
 
 
 @dataclass(frozen=True, slots=True)
+class GradNorm:
+    """Norm of the gradient of one module in one optimizer step, over all ranks and before clipping."""
+
+    run_id: str
+    attempt: int
+    step: int
+    module: str
+    grad_norm: float
+    """NaN or infinite in a step that updated nothing."""
+
+
+@dataclass(frozen=True, slots=True)
 class SourceLoss:
     """Loss of samples of one source, the same for any layout of the run."""
 

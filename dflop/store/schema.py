@@ -146,7 +146,7 @@ _WITH_TABLE: tuple[type[Any], ...] = (
     records.RunRecord, records.JobRecord, records.RunInput, records.RunEvent, records.ProfileRecord,
     records.SampleShape, records.QuarantinedSample, records.Measurement, records.CostTable, records.LinkMeasurement,
     records.LinkCost, records.Plan, records.PlanProgram, records.StepPlan, records.StepObservation, records.StepFlops,
-    records.RankSpan, records.RankMemory, records.ExpertLoad, records.SourceLoss, records.Correction,
+    records.RankSpan, records.RankMemory, records.ExpertLoad, records.SourceLoss, records.GradNorm, records.Correction,
     records.RankFactor, records.Decision,
 )  # fmt: skip
 KINDS = {kind_of(cls): cls for cls in _WITH_TABLE}

@@ -82,8 +82,9 @@ class Hooks:
     on_event: Callable[[int, str, str], None] = lambda step, kind, detail: None
     """(step, kind of `RunEvent`, detail) on every rank: `checkpoint_damaged` when an older one was loaded, `not_finite`
     when a step updated nothing because loss or norm are not finite, `stopped_early` when validation ends training."""
-    on_losses: Callable[[int, Mapping[int, float]], None] = lambda step, losses: None
-    """(step, summed loss of every healthy sample of its global batch, by its index), on every rank."""
+    on_totals: Callable[[int, Mapping[int, float], Mapping[str, float]], None] = lambda step, losses, norm_of: None
+    """(step, summed loss of every healthy sample of its global batch, by its index, and norm of every module's gradient
+    before clipping), on every rank."""
     on_validation: Callable[[int, Mapping[int, float], float], None] = lambda step, losses, elapsed_s: None
     """(step, summed loss of every sample held out of training, by its index, and how long it took), on every rank."""
 
@@ -137,7 +138,7 @@ class Trainer:
         self._saved_at_s, self._skipped = time.monotonic(), SkippedSteps(latest or {})
         if self.validation is not None:
             self.validation.restore(latest or {}, is_new_stage=first == self.settings.first_step)
-        _, _, (is_told,), _ = self.model.reducer.totals(0.0, (self.hooks.is_told_to_stop(),))
+        (is_told,) = self.model.reducer.totals(0.0, (self.hooks.is_told_to_stop(),)).flags
         if is_told and first < self.settings.num_steps:
             raise Interrupted(f"stopped before step {first}, {first} of {self.settings.num_steps} steps done")
         ahead = ThreadPoolExecutor(1, thread_name_prefix="feed")
@@ -283,25 +284,20 @@ class Trainer:
         self.model.reducer.reduce()
         flags = (self.hooks.is_told_to_stop(), self._is_late())
         of_samples = padded(trace.sample_losses, len(ready.healthy))
-        norm, loss, (must_stop, is_late), losses = self.model.reducer.totals(trace.loss, flags, of_samples.tolist())
+        totals = self.model.reducer.totals(trace.loss, flags, of_samples.tolist())
+        norm, loss, (must_stop, is_late) = totals.norm, totals.loss, totals.flags
         reduced = time.perf_counter()
         self._update(step, ready, trace, loss, norm)
         self.engine.wait()  # else the update would count as the next step's
         ended = time.perf_counter()
         seen = self._observe(
-            step,
-            ready,
-            trace,
-            loss,
-            norm,
-            step_s=ended - started,
-            data_wait_s=data_wait_s,
-            schedule_wait_s=ready.schedule_wait_s,
-            reduce_s=reduced - computed,
-            optimizer_s=ended - reduced,
-        )
+            step, ready, trace, loss, norm,
+            step_s=ended - started, data_wait_s=data_wait_s, schedule_wait_s=ready.schedule_wait_s,
+            reduce_s=reduced - computed, optimizer_s=ended - reduced,
+        )  # fmt: skip
         self.hooks.on_observation(seen)
-        self.hooks.on_losses(step, by_index(ready.message.step_plan, losses, ready.healthy))
+        losses = by_index(ready.message.step_plan, totals.more, ready.healthy)
+        self.hooks.on_totals(step, losses, totals.norm_of)
         if (every := self.settings.train.trace_every_steps) and step % every == 0:
             self.hooks.on_spans(step, step_spans(trace, seen, started, ready.asked_at_s))
         return must_stop, is_late

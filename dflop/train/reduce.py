@@ -9,6 +9,7 @@ summed over both, which keeps them equal for ever. Clipping uses one norm over a
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -19,6 +20,21 @@ from dflop.parallel.topology import Groups, Seat
 from dflop.records import Plan
 from dflop.train.buckets import GradientBuckets, Owners
 from dflop.train.fsdp import set_last_pass, take_gradients
+
+
+class Totals(NamedTuple):
+    """What all ranks learn of a step."""
+
+    norm: float
+    """Of the gradient of the whole model."""
+    loss: float
+    """Global mean."""
+    flags: tuple[bool, ...]
+    """Which of them any rank has raised."""
+    norm_of: dict[str, float]
+    """Norm of the gradient of every module."""
+    more: tuple[float, ...]
+    """Sums of what else was given."""
 
 
 class GradientReducer:
@@ -54,8 +70,10 @@ class GradientReducer:
         self._partial = [p for n, p in names.items() if n in partial and are_rows]
         num_shards = plan.module(seat.module).parameter_shards
         skipped = tied_name if llm is not None and not llm.is_first else ""
+        self._modules = tuple(m.module for m in plan.modules)
+        module_of = {n: part.module for part, stage in zip(seat.parts, stages, strict=True) for n in stage.names}
         self._counted = [
-            p
+            (self._modules.index(module_of[n]), p)
             for n, p in names.items()
             if n != skipped
             and (seat.replica < num_shards if are_rows else self._owners.get(n, 0) == seat.replica)
@@ -89,27 +107,30 @@ class GradientReducer:
         if self._owners.get(name, self._seat.replica) != self._seat.replica:
             p.grad = None
 
-    def totals(
-        self, loss: float, flags: Sequence[bool] = (), more: Sequence[float] = ()
-    ) -> tuple[float, float, tuple[bool, ...], tuple[float, ...]]:  # fmt: skip
+    def totals(self, loss: float, flags: Sequence[bool] = (), more: Sequence[float] = ()) -> Totals:
         """What all ranks learn of a step in one all-reduce.
 
         Args:
             loss: This rank's share of the loss.
             flags: What this rank raises; as many on every rank.
             more: To be summed, too; as many on every rank.
-
-        Returns:
-            Gradient norm over the whole model, global mean loss, which flags any rank has raised, and sums of `more`.
         """
-        # Of rows, in one kernel per gradient that copies nothing: whole tensors, torch sums up less exactly on CPUs.
-        gradients = _gradients(self._counted)
-        rows = [torch.linalg.vector_norm(g, dim=-1, dtype=torch.float32).flatten() for g in gradients]
-        squares = float(torch.cat(rows).double().square().sum()) if rows else 0.0  # read once
-        totals = torch.tensor([squares, loss, *flags, *more], dtype=torch.float64)
+        totals = torch.tensor([*self._squares(), loss, *flags, *more], dtype=torch.float64)
         dist.all_reduce(totals, group=self._groups.control)
-        squares, loss, *others = totals.tolist()
-        return squares**0.5, loss, tuple(map(bool, others[: len(flags)])), (*others[len(flags) :],)
+        squares, (mean, *raised), sums = totals.split([len(self._modules), 1 + len(flags), len(more)])
+        norms = dict(zip(self._modules, squares.sqrt().tolist(), strict=True))
+        return Totals(float(squares.sum()) ** 0.5, float(mean), tuple(map(bool, raised)), norms, (*sums.tolist(),))
+
+    def _squares(self) -> list[float]:
+        """Per module the sum of this rank's squared gradients; read from the device once."""
+        rows: list[list[torch.Tensor]] = [[] for _ in self._modules]
+        for i, p in self._counted:
+            if p.grad is not None:
+                # Of rows, in one kernel that copies nothing: whole tensors, torch sums up less exactly on CPUs.
+                rows[i].append(torch.linalg.vector_norm(p.grad, dim=-1, dtype=torch.float32).flatten())
+        sums = {i: torch.cat(of).double().square().sum() for i, of in enumerate(rows) if of}
+        read = dict(zip(sums, torch.stack([*sums.values()]).tolist(), strict=True)) if sums else {}
+        return [read.get(i, 0.0) for i in range(len(rows))]
 
     def clip(self, norm: float, max_norm: float) -> None:
         """Scale gradients so that the model's norm is at most `max_norm`."""

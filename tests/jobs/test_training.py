@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from dflop.records import QuarantinedSample, RunEvent, SourceLoss, StepObservation, StepPlan
+from dflop.records import GradNorm, QuarantinedSample, RunEvent, SourceLoss, StepObservation, StepPlan
 from dflop.run.batches import QUICK, GlobalBatches
 from dflop.run.directory import RunDir
 from tests.jobs.training import BATCH_SIZE, fresh, losses_of, run_ranks, set_config
@@ -113,6 +113,11 @@ def test_a_job_trains_the_same_with_decode_workers_and_leaves_out_the_same_sampl
 def test_a_job_validates_on_samples_that_it_never_trains_on(train):
     run = train(num_steps=5, more=("validation.num_samples=10", "validation.every_steps=2"))
     rows = read_spool(run.config().store, SourceLoss)
+    squares: dict[int, float] = {}
+    for norm in read_spool(run.config().store, GradNorm):
+        squares[norm.step] = squares.get(norm.step, 0.0) + norm.grad_norm**2
+    whole = {seen.step: seen.grad_norm**2 for seen in read_spool(run.config().store, StepObservation)}
+    assert squares == pytest.approx(whole)
     assert sorted(row.step for row in rows) == [1, 3, 4]
     held_out = {s.sample_index for batch in GlobalBatches(run.config(), run.shapes()).validated for s in batch}
     assert {row.num_samples for row in rows} == {len(held_out)}

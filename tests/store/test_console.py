@@ -6,7 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from dflop.errors import ConfigError, StoreError
-from dflop.records import ExpertLoad, SourceLoss
+from dflop.records import ExpertLoad, GradNorm, SourceLoss
 from dflop.store import console
 from tests.store.asking import fill
 
@@ -153,6 +153,13 @@ def test_source_losses_takes_steps_together(tmp_path: Path) -> None:
     query = console.named_query("source_losses")
     found = console.query(fill(tmp_path, *rows[:-1]), query.sql, {"run_id": "run", "every": 2})[1]
     assert found == [("a", 0, 1.5, 20, 4), ("a", 2, 3.5, 20, 4), ("b", 0, 1.5, 20, 4), ("b", 2, 3.0, 10, 2)]
+
+
+def test_shares_of_gradient_norms_are_those_of_their_squares(tmp_path: Path) -> None:
+    rows = [GradNorm("run", 1, 2, "llm", 3.0), GradNorm("run", 1, 2, "vision", 4.0), GradNorm("run", 0, 2, "llm", 9.0)]
+    query = console.named_query("grad_norms")
+    found = console.query(fill(tmp_path, *rows), query.sql, {"run_id": "run"})[1]
+    assert found == [(2, "llm", 3.0, 0.36), (2, "vision", 4.0, 0.64)]
 
 
 def test_a_query_without_a_header_is_refused(tmp_path: Path) -> None:

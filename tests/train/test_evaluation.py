@@ -89,7 +89,8 @@ def validated_losses(rank, folder, trial):
     subject, seen, trained, bad = trial.subject, [], [], []
     it = Rank(rank, trial.plan, subject.family, subject.build(), rate=0.0)
     hooks = Hooks(
-        lambda _: None, lambda step, *_: bad.append(step), on_losses=lambda *of_step: trained.append(of_step),
+        lambda _: None, lambda step, *_: bad.append(step),
+        on_totals=lambda step, losses, _: trained.append((step, losses)),
         on_validation=lambda step, losses, elapsed_s: seen.append((step, losses)),
     )  # fmt: skip
     source = SyntheticSource([s for batch in subject.batches for s in batch])

@@ -34,9 +34,10 @@ def test_clipping_equals_torch(reducer_and_stage, max_norm):
         copied.grad = None if p.grad is None else p.grad.clone()
     expected_norm = torch.nn.utils.clip_grad_norm_(reference, max_norm)
     reducer.reduce()
-    norm, loss, *_ = reducer.totals(1.25)
+    norm, loss, _, norm_of, _ = reducer.totals(1.25)
     assert loss == 1.25
     assert norm == pytest.approx(float(expected_norm), rel=1e-5)
+    assert norm_of == {"llm": norm}
     reducer.clip(norm, max_norm)
     for copied, (name, p) in zip(reference, stage.names.items(), strict=True):
         expected = torch.zeros_like(p) if copied.grad is None else copied.grad
@@ -79,7 +80,7 @@ def test_the_norm_takes_no_copy_of_a_gradient_and_is_as_exact_as_in_double(one_r
     it.names[name].data = torch.empty(shape)
     it.names[name].grad = torch.randn(shape, generator=generator).mul(1e-3).to(dtype)
     with LargestResult() as mode:
-        norm, *_ = reducer.totals(0.0)
+        norm = reducer.totals(0.0).norm
     squares = [p.grad.double().pow(2).sum() for p in it.names.values() if p.grad is not None]
     assert norm == pytest.approx(float(sum(squares)) ** 0.5, rel=1e-7)
     assert mode.num_elements < shape[0] * shape[1] // 100
