@@ -109,6 +109,8 @@ WRONG = """
     2 run run.yaml --set a.b=1
     2 train no-run
     2 train latest --runs nowhere
+    2 train latest --overfit 8
+    2 train run.yaml --overfit 0
     2 serve --limit 0
     2 plan no.yaml
     2 plan run.yaml | a.jsonl

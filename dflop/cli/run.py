@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from dflop.cli.common import RUNS, ConfigFile, DryRun, Overrides, Runs, prepare_kernels
+from dflop.cli.common import RUNS, ConfigFile, DryRun, Overrides, Runs, at_least, prepare_kernels
 from dflop.cli.configured import show_card
 from dflop.run.messages import say
 
@@ -111,22 +111,33 @@ def train(
     *,
     overrides: Overrides = (),
     runs: Runs = RUNS,
+    overfit: Annotated[
+        int | None,
+        Parameter(help="Train on so many samples again and again, as run NAME-overfit.", validator=at_least(1)),
+    ] = None,
 ) -> None:
     """Run or resume the pipeline in this process, without Prefect.
 
     Profile, plan, train, compare, report. With a configuration file, its unfinished run or a new one. Ctrl-C cancels
-    the jobs; kill -9 leaves them, and the same command adopts them.
+    the jobs; kill -9 leaves them, and the same command adopts them. `--overfit 8` tries a configuration: under its
+    plan the loss of 8 samples must fall, else the command ends with 1; it neither validates nor compares.
 
     Example: dflop train latest
     """
     prepare_kernels()
+    from dflop.config import load_config
     from dflop.errors import ConfigError
     from dflop.run.lifecycle import is_finished
     from dflop.steps.session import finished_text, run_meant
+    from dflop.views.overfit import check_overfit, overfit_overrides
 
     is_file = run.endswith((".yaml", ".yml", ".json")) and not Path(run).is_dir()
-    if overrides and not is_file:
-        raise ConfigError("an existing run keeps its configuration", where="--set", hint="dflop train CONFIG --set ...")
+    if (overrides or overfit) and not is_file:
+        option, value = ("--set", "...") if overrides else ("--overfit", overfit)
+        hint = f"dflop train CONFIG {option} {value}"
+        raise ConfigError("an existing run keeps its configuration", where=option, hint=hint)
+    if overfit:
+        overrides = (*overrides, *overfit_overrides(load_config(Path(run), overrides).name, overfit))
     path, name = (run, "") if is_file else ("", run)
     taken_up = run_meant(path=path, overrides=overrides, name=name, folder=runs, say=say)
     if is_finished(taken_up):
@@ -134,6 +145,8 @@ def train(
         return
     asyncio.run(_drive(taken_up))
     _tell(taken_up)
+    if overfit:
+        say(check_overfit(taken_up))
 
 
 async def _drive(run: RunDir) -> None:

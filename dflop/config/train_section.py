@@ -74,6 +74,9 @@ class TrainConfig(Section):
     """A file that takes a worker longer is skipped; half of `timeout_s` or of `stall_s` where that is less."""
     scheduler_restarts: int = Field(default=2, ge=0)
     """How often a failed scheduler is restarted; after that training uses the fallback schedule."""
+    overfit_samples: int = Field(default=0, ge=0)
+    """Train on this many samples again and again, to see whether the loss falls (`dflop train CONFIG --overfit 8`);
+    0: on all."""
     seed: int = Field(default=0, ge=0)
     """Seed of the sample order, and of every rank's random generators at a fresh start."""
     deterministic: bool = False

@@ -129,6 +129,9 @@ class GlobalBatches:
         """Samples that are held out of training, as global batches."""
         weights = np.array([s.weight for s in self._shapes])
         self._order = SampleOrder(config.train.seed, len(self._shapes), size, weights, window=window)
+        if num_kept := config.train.overfit_samples:  # of the first steps
+            self._shapes = [self._shapes[p] for p in dict.fromkeys(self._order.epoch(0)[:num_kept].tolist())]
+            self._order = SampleOrder(config.train.seed, len(self._shapes), size)
 
     def at(self, batch_step: int) -> list[SampleShape]:
         """Samples of one global batch in arrival order."""

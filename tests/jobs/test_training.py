@@ -137,6 +137,13 @@ def test_a_job_that_gets_no_better_ends_early_and_its_run_is_over(train):
     assert run.next_step() == 9
 
 
+def test_a_job_that_overfits_learns_its_few_samples(train):
+    run = train(num_steps=10, more=("train.overfit_samples=4", "train.learning_rate=0.01"))
+    assert len({index for p in read_spool(run.config().store, StepPlan) for index in p.sample_index}) == 4
+    losses = losses_of(run)
+    assert losses[9] < 0.8 * losses[0]
+
+
 def test_a_tracker_whose_server_never_answers_does_not_keep_a_job_from_ending(train, monkeypatch):
     with socket.create_server(("127.0.0.1", 0), backlog=64) as server:
         url = f"http://127.0.0.1:{server.getsockname()[1]}"

@@ -116,3 +116,15 @@ def test_a_validation_that_leaves_too_little_is_refused(tmp_path, num_samples, n
     with pytest.raises(DataError, match=what) as caught:
         GlobalBatches(config, shapes)
     assert (caught.value.where, bool(caught.value.hint)) == ("validation.num_samples", True)
+
+
+@pytest.mark.parametrize("num_samples", [3, 8, 12, 99])
+def test_overfitting_takes_the_first_samples_again_and_again(tmp_path, num_samples):
+    shapes = list(random_batch(40, seed=3))
+    whole = GlobalBatches(make_config(tmp_path, "plan.global_batch_size=8"), shapes)
+    first = [s.sample_index for step in range(5) for s in whole.at(step)][:num_samples]
+    overfit = make_config(tmp_path, "plan.global_batch_size=8", f"train.overfit_samples={num_samples}")
+    batches, num_steps = GlobalBatches(overfit, shapes), -(-min(num_samples, 40) // 8)
+    for epoch in range(2):
+        seen = [s.sample_index for step in range(num_steps) for s in batches.at(epoch * num_steps + step)]
+        assert sorted(seen) == sorted(first)
