@@ -107,6 +107,9 @@ class ValidationConfig(Section):
     num_samples: int = Field(default=0, ge=0)
     """Samples held out, at random; 0: no validation. Those with the same media, or of the same id with as many tokens,
     are held out together or not at all, so it may be a few less."""
+    sources: tuple[str, ...] = ()
+    """Entries of the dataset that are held out whole, in place of `num_samples`: entries of a mixture by their names,
+    or, by `validation` or `test`, files that are named so (with `dataset.split: train,validation`)."""
     every_steps: int = Field(default=50, ge=1)
     """Training steps between two validations; there is one after the last step, too."""
     keep_best: bool = False
@@ -115,3 +118,14 @@ class ValidationConfig(Section):
     patience: int = Field(default=0, ge=0)
     """Validations in a row without a lower loss than the lowest after which training, or a stage of it, ends; the rest
     of its steps is skipped. 0: never."""
+
+    @model_validator(mode="after")
+    def _says_once(self) -> Any:
+        if self.num_samples and self.sources:
+            raise ValueError(f"num_samples is {self.num_samples} and sources are {list(self.sources)}; set one of them")
+        return self
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether anything is held out."""
+        return bool(self.num_samples or self.sources)

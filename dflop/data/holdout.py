@@ -1,4 +1,4 @@
-"""Which samples are held out of training to validate on: a pure function of the seed and the samples.
+"""Which samples are held out of training to validate on: drawn by a seed, or whole entries of the dataset.
 
 What tells nothing new must not be in both: the same picture with another question, a row that a mixture has twice. So
 samples are drawn by groups, those with the same media, or of the same id with as many tokens. A dataset whose samples
@@ -12,6 +12,9 @@ from collections.abc import Hashable, Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from dflop.data.mixture import Dataset
+from dflop.data.parts import role_of
+from dflop.errors import DataError, did_you_mean
 from dflop.records import SampleShape
 
 _STREAM = 2**64 - 1
@@ -38,6 +41,35 @@ def held_out(shapes: Sequence[SampleShape], num_samples: int, seed: int) -> npt.
             if len(taken) + len(group) <= num_samples and any(shapes[p].num_supervised_tokens for p in group):
                 taken += group
     return np.array(sorted(taken), dtype=np.int64)
+
+
+def sources_held_out(dataset: Dataset, shapes: Sequence[SampleShape], names: Sequence[str]) -> npt.NDArray[np.int64]:
+    """Positions of the samples of whole entries, ascending.
+
+    Args:
+        dataset: That the shapes are of.
+        shapes: Its healthy samples.
+        names: Of entries, or `validation` or `test`: entries whose names say so.
+
+    Raises:
+        DataError: an unknown name, an entry without a healthy sample, or samples that are trained on, too.
+    """
+    where, named = "validation.sources", [{entry.name, role_of(entry.name)} for entry in dataset.entries]
+    of_shapes = [named[dataset.locate(shape.sample_index)[0]] for shape in shapes]
+    for name in names:
+        if not any(name in words for words in of_shapes):
+            known = dict.fromkeys(entry.name for entry in dataset.entries)
+            raise DataError(f"no sample is of `{name}`", where=where, hint=did_you_mean(name, list(known)))
+    taken = np.array([not words.isdisjoint(names) for words in of_shapes])
+    trained = {_content(shape) for shape, is_out in zip(shapes, taken, strict=True) if not is_out}
+    num_shared = sum(_content(shapes[p]) in trained for p in np.flatnonzero(taken).tolist())
+    if num_shared:
+        raise DataError(
+            f"{num_shared} of {taken.sum()} samples of {', '.join(names)} are trained on, too: samples of others "
+            "have the same media, or the same id and length",
+            where=where, hint="remove them from one side, or validation.num_samples, which holds all of a group out",
+        )  # fmt: skip
+    return np.flatnonzero(taken)
 
 
 def _groups(shapes: Sequence[SampleShape], wanted: Iterable[Hashable]) -> Iterable[list[int]]:

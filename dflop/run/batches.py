@@ -14,10 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from dflop.config import Config
-from dflop.data.holdout import held_out
+from dflop.data.holdout import held_out, sources_held_out
 from dflop.data.sample_order import SampleOrder
 from dflop.errors import DataError
 from dflop.records import SampleShape
+from dflop.run.directory import dataset_ref
 
 TRAIN, COMPARE = "train", "compare"
 QUICK = "quick"
@@ -114,17 +115,13 @@ class GlobalBatches:
     """
 
     def __init__(self, config: Config, shapes: Sequence[SampleShape]) -> None:
-        size, window, wanted = (
-            config.plan.global_batch_size,
-            config.dataset.shuffle_window,
-            config.validation.num_samples,
-        )
+        size, window = config.plan.global_batch_size, config.dataset.shuffle_window
         self._shapes, validated = shapes, list[SampleShape]()
-        if wanted:
-            out = set(held_out(shapes, wanted, config.train.seed).tolist())
+        if config.validation.is_wanted:
+            out = _held_out(config, shapes)
             validated = [shapes[p] for p in sorted(out)]
             self._shapes = [shape for p, shape in enumerate(shapes) if p not in out]
-            _check(wanted, len(validated), len(self._shapes), size)
+            _check(config, len(validated), len(self._shapes))
         self.validated = [validated[i : i + size] for i in range(0, len(validated), size)]
         """Samples that are held out of training, as global batches."""
         weights = np.array([s.weight for s in self._shapes])
@@ -138,8 +135,15 @@ class GlobalBatches:
         return [self._shapes[i] for i in self._order.batch(batch_step)]
 
 
-def _check(num_wanted: int, num_held_out: int, num_left: int, batch_size: int) -> None:
-    where = "validation.num_samples"
+def _held_out(config: Config, shapes: Sequence[SampleShape]) -> set[int]:
+    if names := config.validation.sources:
+        return set(sources_held_out(dataset_ref(config).open(), shapes, names).tolist())
+    return set(held_out(shapes, config.validation.num_samples, config.train.seed).tolist())
+
+
+def _check(config: Config, num_held_out: int, num_left: int) -> None:
+    batch_size, num_wanted = config.plan.global_batch_size, config.validation.num_samples
+    where = "validation.sources" if config.validation.sources else "validation.num_samples"
     if not num_held_out:
         raise DataError(
             f"of {num_left} samples none can be held out: more than {num_wanted} have the same media, or carry no loss",
@@ -148,5 +152,5 @@ def _check(num_wanted: int, num_held_out: int, num_left: int, batch_size: int) -
     if num_left < batch_size:
         raise DataError(
             f"{num_held_out} samples are held out and {num_left} left: less than a global batch of {batch_size}",
-            where=where, hint=f"at most {max(0, num_held_out + num_left - batch_size)}, or more data",
+            where=where, hint=f"at most {max(0, num_held_out + num_left - batch_size)} samples, or more data",
         )  # fmt: skip

@@ -162,7 +162,7 @@ class Task:
 def run_task(run: RunDir, config: Config, profile_key: str, say: Say, *, from_step: int | None = None) -> Task:
     """What a run is to be planned for, as of `planning_task`: its shapes are in its directory."""
     shapes = run.shapes()
-    if config.validation.num_samples:
+    if config.validation.is_wanted:
         GlobalBatches(config, shapes)  # before anything is measured: whether there is enough to hold out
     with Reader(config.store) as reader:
         worst = reader.largest_samples(run.profile_key())

@@ -253,7 +253,7 @@ def _check_lora(config: Config, family: Family, origins: Origins) -> None:
 
 def _check_validation(config: Config, origins: Origins) -> None:
     every, num_steps = config.validation.every_steps, config.train.num_steps
-    if config.validation.num_samples and "every_steps" in config.validation.model_fields_set and every > num_steps:
+    if config.validation.is_wanted and "every_steps" in config.validation.model_fields_set and every > num_steps:
         raise ConfigError(
             f"a validation every {every} steps of a run of {num_steps}",
             where=origins.where("validation", "every_steps"), hint=f"at most {num_steps}",

@@ -16,7 +16,7 @@ def overfit_overrides(name: str, num_samples: int) -> tuple[str, ...]:
     """What makes of a configuration, whose name this is, one that overfits so many samples under the same plan."""
     return (
         f"name={name}-overfit", f"train.overfit_samples={num_samples}", "validation.num_samples=0",
-        "compare.num_batches=0",
+        "validation.sources=[]", "compare.num_batches=0",
     )  # fmt: skip
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import Callable, Iterator
 
 import pytest
 
+from dflop.data.demo import make_demo_dataset
 from dflop.records import GradNorm, QuarantinedSample, RunEvent, SourceLoss, StepObservation, StepPlan
 from dflop.run.batches import QUICK, GlobalBatches
 from dflop.run.directory import RunDir
-from tests.jobs.training import BATCH_SIZE, fresh, losses_of, run_ranks, set_config
+from tests.jobs.training import BATCH_SIZE, fresh, losses_of, planned_run, run_ranks, set_config
 from tests.store.spooled import read_spool
 
 NUM_STEPS = 16
@@ -126,6 +128,28 @@ def test_a_job_validates_on_samples_that_it_never_trains_on(train):
     assert not trained & held_out
     first, *_, last = sorted(rows, key=lambda row: row.step)
     assert last.loss < first.loss < losses_of(run)[0]
+
+
+def test_a_mixture_has_a_loss_per_entry_and_one_that_is_held_out_whole(tmp_path):
+    make_demo_dataset(tmp_path / "data", 96)
+    rows = (tmp_path / "data/annotations.jsonl").read_text().splitlines(keepends=True)
+    for number, name in enumerate(("a", "b", "c")):
+        (tmp_path / f"{name}.jsonl").write_text("".join(rows[number::3]))
+    entries = [{"path": str(tmp_path / f"{name}.jsonl")} for name in ("a", "b", "c")]
+    (tmp_path / "mixture.yaml").write_text(json.dumps({"datasets": entries}))
+    run = planned_run(
+        tmp_path, f"dataset.annotations={tmp_path}/mixture.yaml", "validation.sources=[b.jsonl]", "train.num_steps=3"
+    )
+    ended = run_ranks(run, "dflop.jobs.train", str(run.path), "train")
+    assert ended.codes == (0, 0), "\n".join(ended.stderr)
+    found = read_spool(run.config().store, SourceLoss)
+    assert {(row.split, row.source) for row in found} == {
+        ("train", "a.jsonl"), ("train", "c.jsonl"), ("validation", "b.jsonl")
+    }  # fmt: skip
+    for step, loss in losses_of(run).items():
+        of_step = [row for row in found if row.split == "train" and row.step == step]
+        num_tokens = sum(row.num_tokens for row in of_step)
+        assert loss == pytest.approx(sum(row.loss * row.num_tokens for row in of_step) / num_tokens, rel=1e-5)
 
 
 def test_a_job_that_gets_no_better_ends_early_and_its_run_is_over(train):
