@@ -163,6 +163,7 @@ def _outlook(run: RunDir, profile_key: str, device: str, cluster: ClusterSpec, s
         num_gpus=cluster.num_processes,
         peak_flops_per_s=peak_flops_per_s(hardware, "bfloat16" if device else config.model.dtype),
         num_samples=profile.num_rows,
+        adapted=tuple(config.train.lora.targets) if config.train.lora is not None else (),
     )
     source = "; ".join(filter(None, (source, task.corrections_text)))
     sheet_costs = _sheet_costs(config, device, cluster, COMPILED) if device else None
@@ -203,10 +204,17 @@ def _sheet_costs(config: Config, device: str, cluster: ClusterSpec, program: Pro
     sheet, num_nodes = find_device(device), cluster.num_nodes + 1  # an explanation asks what one more would do
     each, family = cluster.num_processes_per_node, planning.bound_family(config)
     links = analytic_link_costs(sheet, num_nodes=num_nodes, num_processes_per_node=each, profile_key="")
-    frozen = stages_of(config)[-1].frozen
-    price = partial(analytic_cost_tables, device=sheet, profile_key="", frozen=frozen, fp8=config.train.fp8)
-    if program is not None or not config.train.compile:
-        return planning.Costs(price(family.specs(), program=program or EAGER), links)
-    encoders = [spec for spec in family.specs() if spec.module != LLM]
-    (llm,) = (spec for spec in family.specs() if spec.module == LLM)
-    return planning.Costs(price(encoders) + price([compiled(llm, is_frozen=LLM in frozen)], program=COMPILED), links)
+    frozen, lora = stages_of(config)[-1].frozen, config.train.lora
+    adapted = tuple(lora.targets) if lora is not None else ()
+    price = partial(analytic_cost_tables, device=sheet, profile_key="", fp8=config.train.fp8)
+
+    def tables(specs: Sequence[ModuleSpec], frozen: Sequence[str]) -> list[CostTable]:
+        if program is not None or not config.train.compile:
+            return price(specs, frozen=frozen, program=program or EAGER)
+        encoders = [spec for spec in specs if spec.module != LLM]
+        llm = [compiled(spec, is_frozen=LLM in frozen) for spec in specs if spec.module == LLM]
+        return price(encoders, frozen=frozen) + price(llm, frozen=frozen, program=COMPILED)
+
+    # What adapters cost follows from the tables of the trained and of the frozen module.
+    both = [spec for spec in family.specs() if spec.module in adapted and spec.module not in frozen]
+    return planning.Costs(tables(family.specs(), frozen) + tables(both, adapted), links)

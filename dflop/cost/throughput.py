@@ -41,13 +41,15 @@ class Workload:
     """Of one GPU; NaN where it is not known."""
     num_samples: int
     """Of an epoch."""
+    adapted: Sequence[str] = ()
+    """Modules of which low-rank adapters train."""
 
     def throughput(self, step_s: float, plan: Plan | None) -> Throughput:
         """What a mean step time on the batches means; without a plan nothing is taken to recompute.
 
         Where microbatches differ in how many layers run again, all are taken to be as large as the mean one.
         """
-        counter = FlopCounter(self.specs, self.frozen)
+        counter = FlopCounter(self.specs, self.frozen, self.adapted)
         flops = math.fsum(counter.count(batch) for batch in self.batches)
         again = (
             0.0

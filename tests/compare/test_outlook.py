@@ -108,3 +108,18 @@ def test_corrections_that_are_off_and_costs_that_are_missing(run):
     other = config.model_copy(update={"model": config.model.model_copy(update={"dtype": "bfloat16"})})
     with pytest.raises(CostError, match="no cost tables of this model"):
         looked(run, other)
+
+
+def test_adapters_are_planned_on_a_data_sheet_with_the_backward_pass_of_frozen_weights(run):
+    set_config(run, "model.frozen=[vision, audio]")
+    tables = []
+    for lora in ("null", "{targets: {llm: [q_proj]}, rank: 1}"):
+        set_config(run, f"train.lora={lora}")
+        config = run.config()
+        found = asyncio.run(look_ahead(config, "h100", config.cluster.spec(), lambda _: None))
+        tables.append(found.task.problem.cost.table(LLM))
+    weights, adapters = tables
+    assert (weights.trains, adapters.trains) == ("all", "adapters")
+    assert adapters.backward_s.layer_per_token < weights.backward_s.layer_per_token
+    assert adapters.activation_bytes.edge_per_token < weights.activation_bytes.edge_per_token, "the head is frozen"
+    assert found.workload.adapted == (LLM,)
