@@ -169,6 +169,7 @@ def export(
     runs: Runs = RUNS,
     out: Annotated[Path, Parameter(help="Folder to write; must not exist yet.")],
     best: Annotated[bool, Parameter(help="The one with the lowest loss (validation.keep_best).", negative="")] = False,
+    ema: Annotated[bool, Parameter(help="The weights' average over steps (train.ema_decay).", negative="")] = False,
     merged: Annotated[bool, Parameter(help="Merge adapters into the weights of their base.", negative="")] = False,
     quiet: Quiet = False,
 ) -> None:
@@ -184,7 +185,7 @@ def export(
     from dflop.run.messages import Meter
 
     say = talk(quiet)
-    step = export_run(find_run(run, runs), out, say, Meter(say), merges=merged, is_best=best)
+    step = export_run(find_run(run, runs), out, say, Meter(say), merges=merged, is_best=best, is_average=ema)
     say(f"model after {step} steps")
     print(out)
 

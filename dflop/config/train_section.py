@@ -47,6 +47,9 @@ class TrainConfig(Section):
     weight_decay: float = Field(default=0.01, ge=0)
     betas: tuple[Beta, Beta] = (0.9, 0.95)
     eps: float = Field(default=1e-8, gt=0)
+    ema_decay: float = Field(default=0, ge=0, lt=1)
+    """Keeps an exponential moving average of the weights, of which this share stays in every step; 0: none. Checkpoints
+    hold it, `dflop export --ema` writes it."""
     groups: tuple[GroupConfig, ...] = ()
     """Parameters with another learning rate or weight decay; where several name one, the last that gives a number."""
     lora: LoraConfig | None = None

@@ -131,7 +131,9 @@ class Rank:
         model, weights, _, base = first_weights(config, family, tokenizer)
         train = config.train
         check_targets(train.groups, family.modules, [name for name, _ in model.named_parameters()])
-        rates = OptimizerSettings(train.learning_rate, train.weight_decay, train.betas, train.eps, train.groups)
+        rates = OptimizerSettings(
+            train.learning_rate, train.weight_decay, train.betas, train.eps, train.ema_decay, train.groups
+        )
         made = apply_plan(
             model, family, plan, seat, groups, device, kernel=kernel, rates=rates, frozen=self.stage.frozen,
             weights=weights, compiler=INDUCTOR if train.compile else EAGER, fp8=train.fp8,

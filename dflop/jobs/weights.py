@@ -96,7 +96,8 @@ class Trained:
 
 
 def read_trained(
-    run: RunDir, progress: Callable[[str], None], at: At = unseen, *, merges: bool = True, is_best: bool = False
+    run: RunDir, progress: Callable[[str], None], at: At = unseen, *, merges: bool = True, is_best: bool = False,
+    is_average: bool = False,
 ) -> Trained:  # fmt: skip
     """The model of a run's newest checkpoint, or of the one with the lowest validation loss.
 
@@ -106,9 +107,10 @@ def read_trained(
         at: Receives how far reading is.
         merges: Whether adapters are merged into their base; otherwise what the checkpoint holds is read alone.
         is_best: Whether the checkpoint is the one with the lowest validation loss.
+        is_average: Whether to read the average over steps in place of the weights.
 
     Raises:
-        ConfigError: the run has no checkpoint, or does not keep the best one.
+        ConfigError: the run has no checkpoint, does not keep the best one, or no average.
         TrainError: no checkpoint can be read, or it has adapters of another base.
     """
     meta, damaged = manifest.newest_sound(run.checkpoints)
@@ -128,7 +130,7 @@ def read_trained(
     progress(f"checkpoint of {num_steps} steps of {config.train.num_steps}")
     tokenizer = tokenizer_of(config)
     family = family_of(config, tokenizer.vocab_size)
-    weights = checkpoint_state.read_model(run.checkpoints / meta["name"], at)
+    weights = checkpoint_state.read_model(run.checkpoints / meta["name"], at, is_average=is_average)
     trained = {module.module for module in run.plan().modules}
     untrained = tuple(module for module in family.modules if module not in trained)
     if untrained:
@@ -158,6 +160,7 @@ def export_run(
     merges: bool = True,
     max_shard_bytes: int = MAX_SHARD_BYTES,
     is_best: bool = False,
+    is_average: bool = False,
 ) -> int:
     """Write the model as trained so far, and return for how many steps; the folder appears when it is complete.
 
@@ -169,17 +172,19 @@ def export_run(
         merges: Whether adapters are merged into their base; otherwise the folder is one of `peft`, if there are any.
         max_shard_bytes: A larger model becomes several files.
         is_best: As for `read_trained`.
+        is_average: As for `read_trained`.
 
     Raises:
-        ConfigError: the run has no checkpoint, does not keep the best one that is asked for, `out` has content, or a
-            folder of `peft` cannot hold what was trained.
+        ConfigError: the run has no checkpoint, does not keep what is asked for, `out` has content, or a folder of
+            `peft` cannot hold what was trained.
         TrainError: no checkpoint can be read, or the folder cannot be written.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError("already exists", where=str(out), hint="choose a new folder")
     if alone := run.config().train.lora is not None and not merges:
         check_adapters_alone(run.config(), run.plan())
-    of, temporary = read_trained(run, progress, at, merges=not alone, is_best=is_best), files.tmp_path(out)
+    of = read_trained(run, progress, at, merges=not alone, is_best=is_best, is_average=is_average)
+    temporary = files.tmp_path(out)
     try:
         temporary.mkdir(parents=True)
         if alone and of.first is not None:

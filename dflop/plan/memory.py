@@ -246,7 +246,8 @@ def _state(
     held = params.total - trained + params.ends(table)
     mean = trained / np.where(is_sharded, shards, np.where(is_shared, replicas, 1))
     least = 1.0 * np.where(is_shared, params.least_owned(table, replicas), 0)
-    num_states, whole = 2 + ((weight_bytes < FLOAT32_BYTES) & ~is_sharded), params.whole_experts(table)
+    num_states = 2 + params.num_averages + ((weight_bytes < FLOAT32_BYTES) & ~is_sharded)
+    whole = params.whole_experts(table)
     others = (params.experts * table.trains_layers - whole) if params.ep > 1 else 0  # experts of other replicas
     weights = np.where(
         is_sharded, weight_bytes * (held + whole) + FLOAT32_BYTES * mean, weight_bytes * (params.total - others)

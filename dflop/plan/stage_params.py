@@ -52,6 +52,8 @@ class StageParams:
     """Of `layers`, those of experts that `ep` replicas share, all together; `largest_layers` are without them."""
     largest_experts: Ints | int = 0
     """The same of the layer that has most."""
+    num_averages: int = 0
+    """Per parameter that trains, kept by the optimizer."""
     adapters: Ints | int = 0
     """Of low-rank adapters, which are no part of the others."""
     largest_adapter: Ints | int = 0
@@ -160,6 +162,7 @@ def stage_params(spec: ModuleSpec, layers: Ints, tp: int, ep: int = 1) -> StageP
         num_matrices=_total(held, lambda kind: min(2 + kind.is_gated_mlp, kind.num_params // matrix(kind))),
         ep=replicas,
         experts=-(-_total(held, shared) // tp),
+        num_averages=int(spec.keeps_average),
         largest_experts=-(-_most(held, shared) // tp),
         adapters=_total(held, lambda kind: sum(adapters(kind))) + last * spec.num_edge_adapter_params,
         largest_adapter=_most(held, lambda kind: max(adapters(kind), default=0)),

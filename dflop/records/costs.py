@@ -101,6 +101,8 @@ class ModuleSpec:
     """Layers of an encoder whose hidden states go to the LLM as deep features."""
     num_edge_adapter_params: int = 0
     """Of low-rank adapters outside the layers, in an encoder's projector."""
+    keeps_average: bool = False
+    """Whether the optimizer keeps an average of the weights that train."""
 
     @property
     def num_layers(self) -> int:

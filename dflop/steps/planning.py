@@ -197,7 +197,7 @@ def planning_task(
     tables = [table for table in costs.tables if table.source != DERIVED]  # they may be older than what they are of
     family = bound_family(config)
     check_context_parallel(config, family)
-    every = _with_adapters(config, family)
+    every = _as_trained(config, family)
     specs = tuple(spec for spec in every if spec.module in {used.module for used in specs})
     adapted = config.train.lora.targets if config.train.lora is not None else ()
     cost = CostModel(
@@ -235,13 +235,14 @@ def planning_task(
     return Task(problem, PlanBasis("", first, num_steps, stage.frozen, factors), costs, later)
 
 
-def _with_adapters(config: Config, family: Family) -> tuple[ModuleSpec, ...]:
-    """The family's specs with the adapters of `train.lora`, whose sizes only the model itself tells."""
-    if config.train.lora is None:
-        return family.specs()
-    from dflop.models.adapter_specs import adapted_specs  # with torch, which plans do not need otherwise
+def _as_trained(config: Config, family: Family) -> tuple[ModuleSpec, ...]:
+    """The family's specs with what training keeps, and the adapters of `train.lora`, whose sizes the model tells."""
+    specs = family.specs()
+    if config.train.lora is not None:
+        from dflop.models.adapter_specs import adapted_specs  # with torch, which plans do not need otherwise
 
-    return adapted_specs(family, config.train.lora, config.model.dtype)
+        specs = adapted_specs(family, config.train.lora, config.model.dtype)
+    return tuple(replace(spec, keeps_average=config.train.ema_decay > 0) for spec in specs)
 
 
 def find_plans(task: Task, config: Config, say: Say) -> Planned:

@@ -97,7 +97,8 @@ def remarks(config: Config, origins: Origins) -> Iterator[ConfigError]:
     except ConfigError:  # a problem, and told as one
         return
     adapted = tuple(config.train.lora.targets) if config.train.lora is not None else ()
-    needed = max(_state_bytes(specs, (*stage.frozen, *adapted)) for stage in stages)
+    of_trained = 16 + 4 * (config.train.ema_decay > 0)
+    needed = max(_state_bytes(specs, (*stage.frozen, *adapted), of_trained) for stage in stages)
     cluster = config.cluster.spec()
     if needed > cluster.num_processes * cluster.memory_per_process_bytes:
         num_params = sum(spec.num_params for spec in specs)
@@ -111,13 +112,13 @@ def remarks(config: Config, origins: Origins) -> Iterator[ConfigError]:
         )
 
 
-def _state_bytes(specs: Sequence[ModuleSpec], frozen: Sequence[str]) -> int:
-    """Bytes that training keeps at least of all parameters together: a master weight, a gradient and two moments."""
+def _state_bytes(specs: Sequence[ModuleSpec], frozen: Sequence[str], of_trained: int) -> int:
+    """Bytes that training keeps at least of all parameters together: a master weight, a gradient, two moments, ..."""
     found = 0
     for spec in specs:
         every, edge = spec.num_params, spec.num_edge_params
         trained = 0 if spec.module in frozen else edge if tower_of(spec.module) in frozen else every
-        found += 16 * trained + 2 * (every - trained)
+        found += of_trained * trained + 2 * (every - trained)
     return found
 
 

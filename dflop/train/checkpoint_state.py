@@ -20,13 +20,13 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import MetadataIndex
 
-from dflop.errors import TrainError
+from dflop.errors import ConfigError, TrainError
 from dflop.models.build import Stage
 from dflop.models.weights import some_of
 from dflop.parallel.part import Part
 from dflop.progress import At, unseen
 from dflop.train.blocks import Block, SafeReader, Stored, blocks_of, reason_of
-from dflop.train.optim import State
+from dflop.train.optim import AVERAGE, State
 
 OPTIMIZER = "optimizer"
 _PREFIX = "model/"
@@ -73,21 +73,35 @@ def name_problem(shapes: Mapping[str, tuple[int, ...]], stored: Mapping[str, Sto
     return f"the checkpoint is of another model; parameters {'; '.join(filter(None, found))}" if any(found) else ""
 
 
-def read_model(checkpoint: Path, at: At = unseen) -> dict[str, torch.Tensor]:
+def read_model(checkpoint: Path, at: At = unseen, *, is_average: bool = False) -> dict[str, torch.Tensor]:
     """Every parameter of a checkpoint by global name, in the type it was saved in, in one process.
 
+    Args:
+        checkpoint: Its folder.
+        at: Receives how far reading is.
+        is_average: Whether to read the average over steps of those that train.
+
     Raises:
+        ConfigError: it has no averages.
         TrainError: it cannot be read.
     """
     try:
         reader = SafeReader(checkpoint)
-        tensors = {name: of.empty() for name, of in reader.index.items() if name.startswith(_PREFIX)}
+        names = {name: name.removeprefix(_PREFIX) for name in reader.index if name.startswith(_PREFIX)}
+        averaged = {
+            f"{_PREFIX}{n}": key for n in names.values() if (key := f"{OPTIMIZER}/{n}/{AVERAGE}") in reader.index
+        }
+        if is_average and not averaged:
+            hint = "train.ema_decay keeps one from the next start of the job on"
+            raise ConfigError("the checkpoint has no average of the weights", where=str(checkpoint), hint=hint)
+        stored = {averaged.get(name, name) if is_average else name: short for name, short in names.items()}
+        tensors = {name: reader.index[name].empty() for name in stored}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that there are no other processes
             dcp.load(dict(tensors), storage_reader=reader, planner=_Watched(at), no_dist=True)
     except (OSError, dcp.CheckpointException) as error:
         raise TrainError(f"cannot read checkpoint: {reason_of(error)}", where=str(checkpoint)) from error
-    return {name.removeprefix(_PREFIX): tensor for name, tensor in tensors.items()}
+    return {stored[name]: tensor for name, tensor in tensors.items()}
 
 
 _READING = "reading the checkpoint, pieces of tensors"

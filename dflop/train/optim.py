@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from dflop.config import GroupConfig  # the engine is measured on machines without pydantic
 
 State = dict[str, dict[str, torch.Tensor]]
-"""Per global parameter name: `step`, `exp_avg`, `exp_avg_sq`, and `master` where the parameter is not float32."""
+"""Per global parameter name: `step`, `exp_avg`, `exp_avg_sq`, `master` where the parameter is not float32, and `ema`
+where an average is kept."""
+AVERAGE = "ema"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,8 @@ class OptimizerSettings:
     weight_decay: float
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-8
+    ema_decay: float = 0.0
+    """Share of the weights' average that stays in a step; 0: no average is kept."""
     rules: tuple[GroupConfig, ...] = ()
     """Which parameters have another learning rate or weight decay."""
 
@@ -81,6 +85,8 @@ class Optimizer:
             if shared is None or self.owners.get(name, shared.rank) == shared.rank
         }
         self._adam = _adamw(self._updated, settings, modules or {})
+        self._ema_decay = settings.ema_decay
+        self._average = {n: p.detach().clone() for n, p in self._updated.items()} if settings.ema_decay else {}
 
     def step(self, lr: float) -> None:
         """Update the weights from `.grad`; collective over the replicas where they share out the states.
@@ -98,6 +104,9 @@ class Optimizer:
                 gradient = self.parameters[name].grad
                 updated.grad = None if gradient is None else gradient.float()
             self._adam.step()
+            if self._average:
+                weights = [self._updated[name].detach() for name in self._average]
+                torch._foreach_lerp_([*self._average.values()], weights, 1 - self._ema_decay)
             self._round()
         if self._shared is not None:
             self._shared.send()
@@ -120,6 +129,8 @@ class Optimizer:
             found[name] = dict(self._adam.state[updated])
             if updated is not self.parameters[name]:
                 found[name]["master"] = updated
+            if name in self._average:
+                found[name][AVERAGE] = self._average[name]
         return found
 
     def load_state(self, state: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
@@ -127,12 +138,13 @@ class Optimizer:
 
         Args:
             state: As `state` returns it, of more parameters or of fewer. Where a parameter or one of its tensors is
-                missing, moments begin at zero and a master copy with the weight.
+                missing, moments begin at zero, a master copy and an average with the weight.
         """
         for name, kept in self.state().items():
             given = state.get(name, {})
             for key, tensor in kept.items():
-                fresh = self.parameters[name].detach() if key == "master" else torch.zeros_like(tensor)
+                is_weight = key in ("master", AVERAGE)
+                fresh = self.parameters[name].detach() if is_weight else torch.zeros_like(tensor)
                 tensor.detach().copy_(given.get(key, fresh))
         self._round()
 

@@ -13,8 +13,9 @@ from safetensors.torch import load_file
 
 from dflop.config import load_config
 from dflop.errors import ConfigError, TrainError
-from dflop.jobs.weights import export_run, first_weights
+from dflop.jobs.weights import export_run, first_weights, read_trained
 from dflop.run.directory import RunDir, family_of, tokenizer_of
+from dflop.train.checkpoint_state import read_model
 from tests.jobs.training import fresh, losses_of, set_config
 from tests.jobs.training import train as train_to_the_end
 from tests.test_cli import dflop
@@ -98,6 +99,24 @@ def test_the_best_checkpoint_is_exported_where_one_is_kept(trained, tmp_path):
     (newest / "manifest.json").write_text(json.dumps(content))
     assert export_run(run, tmp_path / "out", print, is_best=True) == 2
     assert export_run(run, tmp_path / "newest", print) == 3
+
+
+def test_the_average_of_the_weights_is_exported_where_one_is_kept(trained, train, tmp_path):
+    with pytest.raises(ConfigError, match="no average of the weights"):
+        export_run(trained, tmp_path / "none", print, is_average=True)
+    often = ("train.checkpoint_every=1", "train.keep_checkpoints=9")
+    run = train("train.ema_decay=0.75", "train.learning_rate=0.01", *often)
+    tokenizer = tokenizer_of(run.config())
+    first = first_weights(run.config(), family_of(run.config(), tokenizer.vocab_size), tokenizer)
+    steps = [read_model(folder) for folder in sorted(run.checkpoints.glob("step-*"))]
+    assert len(steps) == NUM_STEPS
+    found = read_trained(run, print, is_average=True).weights
+    for name in steps[-1]:
+        expected = first.weights.read(name)
+        for step in steps:
+            expected = 0.75 * expected + 0.25 * step[name]
+        torch.testing.assert_close(found[name], expected)
+    assert any(not torch.equal(found[name], weight) for name, weight in steps[-1].items())
 
 
 def test_what_cannot_be_exported_or_started_from_is_said(planned, trained, exported, tmp_path):

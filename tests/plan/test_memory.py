@@ -77,6 +77,14 @@ def test_replicas_share_the_optimizers_part_of_the_state():
     assert bytes_of([4], dtype="float32", dp=np.array([4])).state.tolist() == [[16 * 6 * M]]
 
 
+def test_an_average_of_the_weights_is_one_more_state():
+    problem = make_problem("vision", dtype="bfloat16")
+    spec = dataclasses.replace(problem.spec(LLM), keeps_average=True)
+    how = {"dp": np.array([4]), "recompute": False, "shard_optimizer": np.array([True])}
+    plain, kept = (stage_bytes(s, problem.cost, np.array([[4]]), LOAD, **how) for s in (problem.spec(LLM), spec))
+    assert (kept.state - plain.state).tolist() == [[4 * 6 * M / 4]]
+
+
 def test_frozen_modules_keep_weights_alone():
     assert bytes_of([4], module="vision", frozen=True).state.tolist() == [[2 * 6 * M]]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 
 import pytest
 import torch
@@ -83,6 +84,25 @@ def test_a_loaded_state_goes_on_as_if_nothing_had_happened(dtype):
     for each in (optimizer, again):
         each.step(1e-2)
     assert all(torch.equal(p, resumed[name]) for name, p in straight.items())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_average_follows_the_float32_weights(dtype):
+    parameters = make_parameters(1, dtype)
+    expected = {name: p.detach().float().clone() for name, p in parameters.items()}
+    optimizer = Optimizer(parameters, dataclasses.replace(SETTINGS, ema_decay=0.75))
+    for step in range(3):
+        set_gradients(parameters, step)
+        optimizer.step(1e-2)
+        for name, kept in optimizer.state().items():
+            weight = kept.get("master", parameters[name].detach())
+            expected[name] = 0.75 * expected[name] + 0.25 * weight
+            torch.testing.assert_close(kept["ema"], expected[name])
+    again = Optimizer(parameters, dataclasses.replace(SETTINGS, ema_decay=0.75))
+    again.load_state(optimizer.state())
+    assert all(torch.equal(kept["ema"], again.state()[name]["ema"]) for name, kept in optimizer.state().items())
+    again.load_state({})
+    assert all(torch.equal(kept["ema"], parameters[name].float()) for name, kept in again.state().items())
 
 
 def test_what_a_state_lacks_begins_anew():
