@@ -12,7 +12,8 @@ create table grad_norm (
 );
 
 comment on table grad_norm is
-'Norm of the gradient of one module in one optimizer step, over all ranks, before clipping. step_observation has the norm of the whole model.';
+'Norm of the gradient of one module in one optimizer step, over all ranks, before clipping. step_observation has the '
+'norm of the whole model.';
 comment on column grad_norm.run_id is 'run';
 comment on column grad_norm.attempt is '0, then one more per restart of the training job';
 comment on column grad_norm.step is 'optimizer step, from 0';
