@@ -88,10 +88,10 @@ class _Encoder(EncoderStage):
 class _Recorder(Engine):
     """An engine whose messages are calls in a list."""
 
-    def record(self, inputs: Sequence[Any]) -> list[Call]:
+    def record(self, inputs: Sequence[Any], *, is_training: bool) -> list[Call]:
         self.calls, self._asked = list[Call](), dict[Any, int]()
         with patch("dflop.train.engine.Sends", lambda: _Sends(self.calls)):
-            self.run(inputs, num_loss_tokens=1)
+            self.run(inputs, num_loss_tokens=1, is_training=is_training)
         return self.calls
 
     def _act(self, action: Any, *args: Any) -> Any:
@@ -141,9 +141,10 @@ def _group(is_forward: bool) -> str:
 
 
 def recorded(
-    plan: Plan, family: Family, batch: Sequence[SampleShape], step_plan: StepPlan, frozen: Collection[str] = ()
-) -> dict[int, list[Call]]:
-    """By rank, what its engine asks for in a step."""
+    plan: Plan, family: Family, batch: Sequence[SampleShape], step_plan: StepPlan, frozen: Collection[str] = (),
+    *, is_training: bool = True,
+) -> dict[int, list[Call]]:  # fmt: skip
+    """By rank, what its engine asks for in a step, or in the forward passes of one alone."""
     trains, source, found = _trains(plan, frozen), Sizes(batch), {}
     with _nothing_exchanged():
         for seat in seats(plan):
@@ -156,7 +157,7 @@ def recorded(
             )  # fmt: skip
             of = {part.module: stage for part, stage in zip(seat.parts, stages, strict=True)}
             feed = _NoMedia(source, family, plan, seat, of, fills=grid.parameter_shards > 1)
-            found[seat.rank] = _Recorder(model).record(feed.prepare(step_plan).microbatches)
+            found[seat.rank] = _Recorder(model).record(feed.prepare(step_plan).microbatches, is_training=is_training)
     return found
 
 

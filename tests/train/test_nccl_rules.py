@@ -31,6 +31,8 @@ def test_every_parity_layout_obeys_them_and_uses_the_connections_that_are_opened
         for batch, step_plan in zip(trial.subject.batches, trial.step_plans, strict=True):
             calls = recorded(trial.plan, trial.subject.family, batch, step_plan, layout.frozen)
             assert not broken(trial.plan, calls), name
+            alone = recorded(trial.plan, trial.subject.family, batch, step_plan, layout.frozen, is_training=False)
+            assert not broken(trial.plan, alone), f"{name}, forward passes alone"
             found |= {(min(rank, peer), max(rank, peer)) for rank, of in communicators(calls).items() for _, peer in of}
         assert found <= set(pairs(trial.plan)), name
 
@@ -60,12 +62,15 @@ def plans(draw):
     return sharing(plan, draw(st.sampled_from([0, ALL])))
 
 
-@given(plans(), st.sets(st.sampled_from(["vision", "audio", LLM]), max_size=2), st.integers(0, 99), st.booleans())
-@settings(max_examples=60)
-def test_so_does_any_plan_with_any_samples(plan, frozen, seed, idle):
+@given(
+    plans(), st.sets(st.sampled_from(["vision", "audio", LLM]), max_size=2), st.integers(0, 99), st.booleans(),
+    st.booleans(),
+)  # fmt: skip
+@settings(max_examples=120)
+def test_so_does_any_plan_with_any_samples(plan, frozen, seed, idle, is_training):
     batch = make_shapes(10, seed=seed)
     step_plan = make_step_plan(plan, batch, seed, idle=idle)
-    assert not broken(plan, recorded(plan, family(), batch, step_plan, frozen))
+    assert not broken(plan, recorded(plan, family(), batch, step_plan, frozen, is_training=is_training))
 
 
 def test_ends_that_differ_are_named():
@@ -128,8 +133,13 @@ def test_what_is_recorded_is_what_ranks_ask_for(tmp_path):
     trial = LAYOUTS["inline pp3, rows pass through"].trial
     one = replace(trial, subject=replace(trial.subject, num_steps=1), step_plans=trial.step_plans[:1])
     batch = one.subject.batches[0]
-    calls = recorded(one.plan, one.subject.family, batch, one.step_plans[0])
+    # The last step of a trial follows its forward passes alone.
+    alone, whole = (
+        recorded(one.plan, one.subject.family, batch, one.step_plans[0], is_training=is_training)
+        for is_training in (False, True)
+    )
     for rank, found in enumerate(run_ranks(asked, one.plan.num_processes, tmp_path, one)):
-        expected = [(c.kind, c.peer, *c.message) for c in calls[rank] if c.kind in ("send", "receive")]
+        calls = [*alone[rank], *whole[rank]]
+        expected = [(c.kind, c.peer, *c.message) for c in calls if c.kind in ("send", "receive")]
         assert len(expected) >= 4
         assert found == expected
