@@ -60,7 +60,7 @@ def configuration_of_last_night(folder: Path) -> Path:
             "annotations": "data/annotations.jsonl", "media_root": "data/media", "tokenizer": "data/tokenizer.json",
         },
         "model_profile": {"budget_s": 5, "num_repeats": 1, "num_probes": 8},
-        "plan": {"global_batch_size": 10, "microbatch_choices": [2], "num_scenarios": 2, "layouts": ["inline"]},
+        "plan": {"global_batch_size": 10, "microbatch_choices": [2], "num_scenarios": 2, "share_ranks": [True]},
         "train": {"num_steps": 20, "checkpoint_every": 50},
         "compare": {"num_batches": 0},
     }  # fmt: skip
