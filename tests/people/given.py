@@ -12,11 +12,16 @@ from PIL import Image
 from ruamel.yaml import YAML
 
 from dflop import resources
+from dflop.config import load_config
 from dflop.data.demo import make_demo_dataset
 from dflop.data.demo_content import SPECIAL_TOKENS, train_tokenizer
+from dflop.jobs.weights import MAX_SHARD_BYTES, first_weights, full_config
 from dflop.launch import JobSpec
+from dflop.models.weights import write_folder
+from dflop.run.directory import family_of, tokenizer_of
 from tests.data.containers import jsonl_of
 from tests.data.helpers import chat
+from tests.jobs.configs import write_sections
 from tests.jobs.training import NARROW_OMNI
 
 WORDS = ["a", "street", "in", "the", "rain", "with", "two", "bicycles", "and", "somebody", "who", "waits"]
@@ -37,6 +42,30 @@ def a_model_and_photos(folder: Path, num_rows: int = 640) -> None:
         answer = " ".join(rng.choice(WORDS, int(np.clip(rng.lognormal(3.5, 1.0), 3, 1500))))
         rows.append(chat("<image>\nWhat is it?", answer, image=f"{number}.jpg"))
     jsonl_of(rows, folder / "photos" / "captions.jsonl")
+
+
+def a_configuration_and_photos(folder: Path) -> None:
+    """`my.yaml` over the demo's media, of a small model whose weights are in `base`."""
+    make_demo_dataset(folder / "data", 48)
+    file = write_sections(
+        folder, "captions", NARROW_OMNI,
+        model_profile={"budget_s": 5, "num_repeats": 1, "num_probes": 8},
+        plan={"global_batch_size": 8, "microbatch_choices": [2], "num_scenarios": 2},
+        train={"num_steps": 12, "checkpoint_every": 6, "learning_rate": 0.01},
+        compare={"num_batches": 0},
+    )  # fmt: skip
+    given = load_config(file)
+    tokenizer = tokenizer_of(given)
+    family = family_of(given, tokenizer.vocab_size)
+    first = first_weights(given, family, tokenizer)
+    weights = {name: first.weights.read(name) for name, _ in first.model.named_parameters()}
+    write_folder(family, full_config(family, tokenizer), weights, folder / "base", max_shard_bytes=MAX_SHARD_BYTES)
+    of_base = (
+        f"store={folder / '.dflop' / 'store'}",
+        f"model.weights={folder / 'base'}",
+        f"model.hf_config.text_config.vocab_size={tokenizer.vocab_size}",
+    )
+    (folder / "my.yaml").write_text(json.dumps(load_config(file, of_base).model_dump(mode="json")))
 
 
 def texts(folder: Path, num_rows: int = 192) -> None:

@@ -1,4 +1,4 @@
-"""Four people's tasks from beginning to end, as scripts whose headers count commands and decisions.
+"""Five people's tasks from beginning to end, as scripts whose headers count commands and decisions.
 
 `-s` shows what each prints, as the person sees it.
 """
@@ -69,6 +69,18 @@ def test_a_slow_night_is_explained_by_the_store(tmp_path: Path) -> None:
     assert re.search(r"rank +1\n.*?is_slow +True", ranks, re.S)
     assert "num_slow_runs" in hosts
     assert "server-log" in steps or "whole-book" in steps
+
+
+def test_adapters_are_trained_on_own_data_and_become_a_folder_of_peft(tmp_path: Path) -> None:
+    given.a_configuration_and_photos(tmp_path)
+    trained, validation, exported, listed = re.split(
+        r"^\$ (?:dflop sql|dflop export|ls) .*\n", run("lora.sh", tmp_path), flags=re.M
+    )
+    assert re.search(r"validation after step \d+: loss [\d.]+ over \d samples", trained)
+    losses = [float(loss) for loss in re.findall(r"^\s*(?:\d+) +(?:- +|)?(\d+\.\d+)", validation, re.M)]
+    assert exported.strip().splitlines()[-1].endswith("adapters")
+    assert {"adapter_config.json", "adapter_model.safetensors"} <= set(listed.split())
+    assert losses[-1] < losses[0]
 
 
 def test_rollouts_are_dealt_by_cost(tmp_path: Path) -> None:
