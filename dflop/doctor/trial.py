@@ -6,9 +6,11 @@ gets and whether a signal arrives. All jobs are submitted together; whatever end
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,7 +34,7 @@ from dflop.run.queue import site_of
 from dflop.units import seconds
 
 AREA = "Slurm, by trial jobs"
-LIMIT_MIN, LOOK_EVERY_S = 5, 1.0
+LIMIT_MIN, LOOK_EVERY_S, NUM_REMOVALS = 5, 1.0, 5
 SKEW_S = 60.0
 """Clocks that differ by less are not worth a warning: shared file systems show files late."""
 
@@ -42,10 +44,10 @@ def trial(config: Config, *, poll_interval_s: float = 5.0) -> Iterator[Finding]:
     config = absolute(config)
     config.runs.mkdir(parents=True, exist_ok=True)
     with (
-        tempfile.TemporaryDirectory(dir=config.runs, prefix=".doctor-", ignore_cleanup_errors=True) as folder,
+        _folder(config.runs) as folder,
         tempfile.NamedTemporaryFile(prefix="dflop-doctor-") as here,
     ):
-        run = RunDir(Path(folder))
+        run = RunDir(folder)
         try:
             shapes = job_shapes(config, run)
             specs = [_short(name, spec, config, run, here.name) for name, spec, _ in shapes]
@@ -70,6 +72,20 @@ def trial(config: Config, *, poll_interval_s: float = 5.0) -> Iterator[Finding]:
                     yield from _judged(name, spec, seen, ready_s.get(name, 0.0))
         finally:
             launcher.cancel(*handles)
+
+
+@contextlib.contextmanager
+def _folder(runs: Path) -> Iterator[Path]:
+    """A folder that is gone afterwards, last lines of logs included that a job writes while it is removed."""
+    folder = Path(tempfile.mkdtemp(dir=runs, prefix=".doctor-"))
+    try:
+        yield folder
+    finally:
+        for _ in range(NUM_REMOVALS):
+            shutil.rmtree(folder, ignore_errors=True)
+            if not folder.exists():
+                break
+            time.sleep(LOOK_EVERY_S)
 
 
 def _short(name: str, spec: JobSpec, config: Config, run: RunDir, here: str) -> JobSpec:
