@@ -201,7 +201,7 @@ def _ruled(problem: Problem, emit: str) -> Problem:
 
 
 def _emitted(problem: Problem, plan: Plan, target: str, say: Say) -> Plan:
-    """The plan that a program is given; where it is not the best one, what that costs is said.
+    """The plan to emit for a program; says what it costs where it is not the best one.
 
     Args:
         problem: Without rules of another program.

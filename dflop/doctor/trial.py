@@ -76,7 +76,7 @@ def trial(config: Config, *, poll_interval_s: float = 5.0) -> Iterator[Finding]:
 
 @contextlib.contextmanager
 def _folder(runs: Path) -> Iterator[Path]:
-    """A folder that is gone afterwards, last lines of logs included that a job writes while it is removed."""
+    """A folder that is removed afterwards, again where a job writes its last lines meanwhile."""
     folder = Path(tempfile.mkdtemp(dir=runs, prefix=".doctor-"))
     try:
         yield folder

@@ -70,7 +70,7 @@ def write_adapters(
     files.replace(folder / "adapter_config.json", json.dumps(about, indent=2) + "\n")
     path = folder / "adapter_model.safetensors"
     save_file(tensors, path, {"format": "pt"})
-    path.chmod((folder / "adapter_config.json").stat().st_mode)  # safetensors lets nobody else read what it writes
+    path.chmod((folder / "adapter_config.json").stat().st_mode)  # safetensors writes files that only their owner reads
 
 
 def _targets(model: nn.Module, linears: Sequence[str]) -> list[str]:

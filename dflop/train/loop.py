@@ -217,7 +217,7 @@ class Trainer:
         return future
 
     def _begin_validation(self, step: int, ahead: ThreadPoolExecutor, *, is_last: bool) -> Future[Held] | None:
-        """Prepare the first batch that is held out, behind the next step's, where it is looked at after this step."""
+        """Prepare the first held-out batch, after the next step's, if validation follows this step."""
         if self.validation is None or not self.validation.is_due(step, is_last=is_last):
             return None
         return self._noted(ahead.submit(self._prepare_held_out, self.validation.step_plans[0]))
