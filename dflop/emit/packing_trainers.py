@@ -12,7 +12,6 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from dflop import units
 from dflop.emit.plain_yaml import yaml_text
 from dflop.records import LLM, ClusterSpec, ModulePlan, Plan
 
@@ -142,7 +141,6 @@ def _comments(plan: Plan) -> str:
     lines = [
         f"{plan.num_processes} GPUs, {_degrees(llm)}.",
         f"A step is {num_packs} packs of up to {llm.max_tokens} tokens, about {plan.global_batch_size} samples.",
-        f"Simulated step with microbatches of equal tokens: {units.seconds(plan.predicted_step_s)}.",
         "What a plan of dflop's trainer has and this file cannot say:",
         *(f"- {what}" for what in UNSAID),
     ]

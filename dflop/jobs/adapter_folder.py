@@ -51,7 +51,7 @@ def write_adapters(
 
     Args:
         config: Of the run.
-        weights: Those of the adapters, by global name; others are left out.
+        weights: By global name; those of the adapters are written.
         model: Whole, with the adapters; it may be empty.
         adapters: Of the model.
         folder: Exists.

@@ -157,7 +157,7 @@ def cannot_split(what: str, degree: int) -> ConfigError:
 
 
 def _between(layer: Any, split: TensorSplit) -> dict[str, Any]:
-    """Parameters that are whole on every rank but lie beside column-split Linears, by name."""
+    """Parameters of parents of column-split Linears that are whole on every rank, by name."""
     cut = {p for name in (*split.column, *split.row) for p in layer.get_submodule(name).parameters()}
     beside = {p for module in entrances(layer, split) for p in module.parameters()} - cut
     return {name: p for name, p in layer.named_parameters() if p in beside}

@@ -10,8 +10,8 @@ from dflop.plan.rank import Ranked
 from dflop.records import LLM, Plan, PlanProgram
 
 SIMPLICITY_FRAC = 0.05
-"""How much slower the fastest inline plan may be than the fastest split one and still be preferred: it needs no
-routing between modules, and a gain this small does not survive an error of the cost model."""
+"""How much slower the fastest plan on one grid may be than the fastest with dedicated ranks and still be preferred: it
+needs no routing between modules, and a gain this small does not survive an error of the cost model."""
 SHARING_FRAC = 0.01
 """The same of plans without and with ranks that share samples, which exchange keys and values in every layer."""
 TIE_FRAC = 0.07

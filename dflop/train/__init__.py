@@ -5,7 +5,7 @@ engine is small because StepPlans carry the knowledge: both ends of a message de
 (`routes.py`), with no header and no handshake, and empty messages are not sent. An encoder that
 yields another number of rows than planned stops the job with both numbers.
 
-- Seats: a rank has parts, layers of one module each: one part in a split plan, in an inline plan one for every module
+- Seats: a rank has parts, layers of one module each: one for every module of its grid
   with layers on its stage. Encoders run beside each other and feed the LLM's first stage. Parameters keep their global
   names whatever stage holds them; reduction, checkpoints and export speak only those.
 - Loss: the last stage sums cross entropy and divides by the supervised tokens of the healthy samples of the *global*
