@@ -18,7 +18,7 @@ from dflop.report.summary import RunSummary
 from dflop.run.directory import RunDir
 from dflop.run.queue import launcher_of
 from dflop.steps import next_plan, profiling, reporting, training
-from dflop.steps.follow import ingest_run, is_the_clusters_doing
+from dflop.steps.follow import ingest_run, is_infrastructure_failure
 from dflop.steps.profiling import DataKey
 from dflop.steps.session import RETRIES, RETRY_DELAY_S
 from dflop.steps.training import Trained
@@ -27,21 +27,21 @@ from dflop.views import run_results
 
 
 def store_key(context: TaskRunContext, parameters: dict[str, Any]) -> str:
-    """Of a profile, which is what its key in the store says (code, hardware and data), as this version records it."""
+    """Prefect cache key: version, task, and the profile's key in the store (code, hardware and data)."""
     return f"dflop-{__version__}-{context.task.name}-{parameters['key']}"
 
 
-async def the_cluster_did_it(_task: Task[Any, Any], _task_run: TaskRun, state: State[Any]) -> bool:
-    """Whether Prefect does a task again: what the cluster did to its jobs, never what they did to themselves."""
+async def should_retry(_task: Task[Any, Any], _task_run: TaskRun, state: State[Any]) -> bool:
+    """Whether Prefect runs a task again: after failures of the cluster, never after failures of the job itself."""
     context = TaskRunContext.get()
     assert context is not None
-    return is_the_clusters_doing(await state.aresult(raise_on_failure=False), context.parameters["run"])
+    return is_infrastructure_failure(await state.aresult(raise_on_failure=False), context.parameters["run"])
 
 
 RETRIED: dict[str, Any] = {
     "retries": RETRIES,
     "retry_delay_seconds": RETRY_DELAY_S,
-    "retry_condition_fn": the_cluster_did_it,
+    "retry_condition_fn": should_retry,
 }
 
 

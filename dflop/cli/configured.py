@@ -45,7 +45,7 @@ MADE = Path(".dflop/configurations")
 
 
 def batch_sizes(text: str) -> tuple[int, ...]:
-    """Those of `--batch`, each once, the smallest first.
+    """The sizes of `--batch`, each once, ascending.
 
     Raises:
         ConfigError: they are no whole numbers above 0.
@@ -153,10 +153,10 @@ class LookedAt:
 
     config: Config
     file: Path
-    """Of the configuration."""
+    """Where the configuration lies."""
     cluster: ClusterSpec
     sizes: tuple[int, ...]
-    """Of global batches that are compared; empty: the configured one."""
+    """Global batches to compare; empty: the configured one."""
     outlook: Outlook
 
 

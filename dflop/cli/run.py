@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from dflop.run.directory import RunDir
 
 FLOWS = ("pipeline", "profile", "plan", "train", "report")
-"""Of `flows/pipeline.py`, those that are served."""
+"""Flows of `flows/pipeline.py` that are served."""
 
 
 def run(config: ConfigFile, *, overrides: Overrides = (), dry_run: DryRun = False) -> None:

@@ -125,7 +125,7 @@ class Contest:
 
 
 def entry_text(entry: ExpertPlan, num_gpus: int = 0) -> str:
-    """Its layout in words, as `layout_text` has it, and how neighbouring ranks share samples."""
+    """The layout in words, as `layout_text` has it, and how neighbouring ranks share samples."""
     return f"{layout_text(entry.plan, num_gpus)} {entry.sharing}".strip()
 
 

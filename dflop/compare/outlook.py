@@ -49,9 +49,9 @@ class Outlook:
 
     task: planning.Task
     shapes: tuple[SampleShape, ...]
-    """Those that batches are drawn from."""
+    """Samples that batches are drawn from."""
     source: str
-    """Of the costs: `measured on ...`, or of which data sheet and how far it is off; and corrections in force."""
+    """Where costs come from: `measured on ...`, or a data sheet and how far it is off; and corrections in force."""
     workload: Workload
     """The problem's batches, an epoch of them being the dataset."""
     make: Callable[[int], planning.Task]
@@ -200,7 +200,7 @@ def _costs(
 
 
 def _sheet_costs(config: Config, device: str, cluster: ClusterSpec, program: Program | None = None) -> planning.Costs:
-    """Of programs that run all layers in one way; None: as the configuration trains."""
+    """Costs by data sheet of one program for all layers; None: as the configuration trains."""
     sheet, num_nodes = find_device(device), cluster.num_nodes + 1  # an explanation asks what one more would do
     each, family = cluster.num_processes_per_node, planning.bound_family(config)
     links = analytic_link_costs(sheet, num_nodes=num_nodes, num_processes_per_node=each, profile_key="")

@@ -56,7 +56,7 @@ NAMES: Mapping[str, str] = {
     OURS: "dflop",
     IF_COMPILED: "dflop, if its layers were compiled",
 }
-"""Of competitors, data-blind ones first."""
+"""Titles of competitors, data-blind ones first."""
 BOUND = "perfect balance, no bubble"
 NOTES = (
     "Simulated: every number. Plans were made on some batches of your data and evaluated on held-out ones.",
@@ -85,7 +85,7 @@ class Competitor:
     """Over `Contest.baseline`."""
     idle_frac: float
     gpu_hours: float
-    """Of all steps of the training, on all GPUs, whether a plan uses them or not."""
+    """All steps of the training on all GPUs, whether the plan uses them or not."""
     usd: float
 
 

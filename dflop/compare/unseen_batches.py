@@ -17,7 +17,7 @@ from dflop.schedule.policies import Effort, StepJob
 from dflop.simulate.step import step_nodes
 
 TRAINING_EFFORT = Effort()
-"""Of `balanced`: what training spends. A quarter of it is 0 to 2 % slower on the mean of these cases."""
+"""Search effort of `balanced`, as in training. A quarter of it is 0 to 2 % slower on the mean of these cases."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Steps:
 
     step_s: tuple[float, ...]
     idle_frac: tuple[float, ...]
-    """Of all GPUs of the cluster, those without work included."""
+    """Idle share of all GPUs of the cluster, GPUs without work included."""
     num_over_cap: int
     """Batches with a microbatch of more tokens than the plan's memory holds: it would run out of memory."""
 

@@ -19,7 +19,7 @@ Key = tuple[str, ...]
 
 DEFAULT, SET = "default", "--set"
 MAX_CHARACTERS, MAX_NODES = 10_000_000, 500_000
-"""Of a file. A mixture of 50,000 datasets has 250,000 values."""
+"""Limits of one file. A mixture of 50,000 datasets has 250,000 values."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -299,7 +299,7 @@ class MixtureEntryConfig(Section):
 
     path: str = Field(min_length=1, validation_alias=AliasChoices("path", "json_path", "annotations"))
     split: str = ""
-    """Of a folder or an index, see `dataset.split`."""
+    """Split of a folder or an index, see `dataset.split`."""
     sampling_strategy: str = "all"
     """`all`, or `first:`, `end:` or `random:` with a number of rows or a percentage."""
     weight: float | None = Field(default=None, gt=0)

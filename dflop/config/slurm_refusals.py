@@ -30,7 +30,7 @@ KEYS = {
     "shape": "cluster.num_nodes, cluster.num_processes_per_node",
     "time": "cluster.slurm.time_limit_min",
 }
-"""Of a configuration, by what they decide."""
+"""Keys of a configuration, by what they decide."""
 
 
 class Refusal(NamedTuple):

@@ -45,7 +45,7 @@ class SlurmConfig(Section):
     constraint: Word = ""
     """Features that nodes must have (`a100&ib`)."""
     time_limit_min: int = Field(default=240, ge=1)
-    """Of each job; training resumes from its checkpoint in the next one."""
+    """Time limit of each job; training resumes from its checkpoint in the next one."""
     gpus: Literal["gpus-per-node", "gres", "none"] = "gpus-per-node"
     """The option GPUs are asked for with; `none`: nodes come with all of theirs."""
     gpu_type: Word = ""

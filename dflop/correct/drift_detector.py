@@ -127,11 +127,11 @@ class Usual:
     share_sds: Floats
     """`[buckets]`, from batch to batch."""
     num_batches: int
-    """That this is known from."""
+    """Batches behind this estimate."""
 
 
 def usual_of(seconds: Floats, shares: Floats) -> Usual:
-    """Of some batches.
+    """The usual times of some batches.
 
     Args:
         seconds: `[batches]`.

@@ -47,7 +47,7 @@ NUM_CHANCE = 2.0
 NUM_SD_LEVEL = 3.0
 """The same for a level to move: every step without a reason to is one that two modules do not get out of balance."""
 SD_UNKNOWN = math.hypot(SD_BUCKET, SD_LEVEL)
-"""Of a factor that nothing is known of."""
+"""Uncertainty of a factor without any observation."""
 MEDIAN_TO_MEAN_SD = 1.25
 """Standard deviation of a median in that of a mean, about."""
 WINDOW_STEPS = 32
@@ -59,7 +59,7 @@ class Prior:
     """What is known of a module before the first step, from earlier runs; by default that predictions may be right."""
 
     edges: tuple[int, ...] = ()
-    """Of that run's buckets; ours may differ."""
+    """Edges of that run's buckets; ours may differ."""
     factors: tuple[float, ...] = (1.0,)
     sd: tuple[float, ...] = (SD_UNKNOWN,)
     """Standard deviation of each factor; counts for no more than that of the default."""

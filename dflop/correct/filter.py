@@ -21,7 +21,7 @@ from dflop.cost.model import Floats
 
 MIN_FACTOR, MAX_FACTOR = 0.25, 4.0
 SD_BUCKET, SD_LEVEL = 0.3, 0.4
-"""Of a factor before anything is known: each bucket's own, and one that all buckets of a module have in common."""
+"""Prior uncertainty of a factor: each bucket's own, and the part that all buckets of a module have in common."""
 DRIFT_BUCKET, DRIFT_LEVEL = 0.01, 0.005
 """How far they move per step."""
 START_NOISE_FRAC, MIN_NOISE_FRAC, MAX_NOISE_FRAC = 0.1, 0.003, 0.3
@@ -38,9 +38,9 @@ REOPEN_EVIDENCE = 3.0
 MAD_TO_SD = 1.4826
 """Standard deviation of normal errors, in medians of their absolute values."""
 NUM_ROUNDS = 3
-"""Of weighting and solving."""
+"""Rounds of weighting and solving."""
 MIN_LOAD_FRAC = 0.2
-"""Of the mean microbatch: smaller ones are not expected to be more precise in seconds than this."""
+"""Share of the mean microbatch: smaller ones are not expected to be more precise in seconds than this."""
 
 
 class FactorFilter:
@@ -205,14 +205,14 @@ def _evidence(step: Step, own_var: float, mean: Floats, cov: Floats, other: Floa
 
 
 def _log_likelihood(cov: Floats, seen: Floats, pulled: Floats) -> float:
-    """Of errors `e ~ N(0, H P H' + R)`, but for what does not depend on P: without any n x n matrix."""
+    """Log-likelihood of errors `e ~ N(0, H P H' + R)`, up to terms without P, and without any n x n matrix."""
     spread = np.eye(len(cov)) + cov @ seen
     explained = pulled @ np.linalg.solve(spread, cov @ pulled)
     return 0.5 * float(explained - np.linalg.slogdet(spread)[1])
 
 
 def _inverse(matrix: Floats) -> Floats:
-    """Of a symmetric matrix, symmetric to the last bit."""
+    """Inverse of a symmetric matrix, symmetric to the last bit."""
     found: Floats = np.linalg.inv(matrix).astype(np.float64)
     return 0.5 * (found + found.T)
 

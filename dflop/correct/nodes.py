@@ -16,7 +16,7 @@ from typing import Any
 from dflop.simulate.step import Node
 
 START_SD, DRIFT_SD, STEP_SD = 0.3, 0.005, 0.01
-"""Of the logarithm of a factor: before anything is known, per step, and of what one step does to a rank by chance."""
+"""Standard deviations of a factor's logarithm: prior, drift per step, and noise of one step of a rank."""
 MAX_SURPRISE = 3.0
 """Standard deviations that one step counts for at most; two in a row beyond it, and the rank has changed."""
 DEAD_ZONE_FRAC = 0.05
@@ -31,7 +31,7 @@ class NodeBelief:
     """What is known of the ranks at one place of a plan."""
 
     factor: float
-    """Of their seconds against their module's."""
+    """Ratio of their seconds to the module's."""
     sd: float
     in_force: float
     """What should be applied: 1 within the dead zone, and until that is sure."""
@@ -80,7 +80,7 @@ class NodeFactors:
         return 1.0 if state is None else state.taken
 
     def beliefs(self) -> dict[Node, NodeBelief]:
-        """Of every node that was ever compared."""
+        """Beliefs about every node that was ever compared."""
         return {
             node: NodeBelief(
                 factor=math.exp(s.log_factor),

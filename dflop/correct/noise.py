@@ -14,7 +14,7 @@ from typing import Any
 from dflop.simulate.step import Node
 
 START_SD, MAX_SD = 0.03, 0.15
-"""Of the relative error that a rank's microbatches share."""
+"""Standard deviations of the relative error that a rank's microbatches share: at the start, at most."""
 RATE = 0.05
 NUM_SKIPPED = 2
 """Steps at the start in which predictions move too much to be compared with those of the step before."""
@@ -33,7 +33,7 @@ class SharedNoise:
 
     @property
     def var(self) -> float:
-        """Of the relative error; 0 where steps stray no more than their microbatches by themselves explain."""
+        """Variance of the relative error; 0 where steps vary no more than their microbatches explain."""
         return min(max(self._var, 0.0), MAX_SD**2)
 
     def observe(self, middles: Mapping[Node, tuple[float, float]]) -> None:

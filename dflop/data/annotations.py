@@ -46,9 +46,9 @@ class Turn:
     role: str
     text: str
     literal: tuple[int, ...] = ()
-    """Of a user turn: where in `text` what looks like a placeholder is text. In other turns all of it is."""
+    """Offsets in a user turn's `text` of what looks like a placeholder and is none. Other turns are text alone."""
     has_loss: bool = True
-    """Of an answer: whether it is learnt."""
+    """Whether an answer is learnt."""
     cuts: tuple[int, ...] = ()
     """Where in `text` a text part ends and another begins."""
 
@@ -73,7 +73,7 @@ class MediaRef:
     kind: str
     path: str
     frames: tuple[str, ...] = ()
-    """Of a video that lies as pictures: their paths, or that of their folder. `path` names the list in its row."""
+    """Paths of a video's frames that lie as pictures, or of their folder. `path` names the list in its row."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,11 +21,11 @@ from dflop.data.formats.row_mapping import RowMapping
 from dflop.data.formats.row_source import RowSource
 from dflop.data.formats.source import ROW_FILES, open_source
 from dflop.data.indices import described, indexed
-from dflop.data.keys import never_ignored
 from dflop.data.media_value import EXTENSIONS
 from dflop.data.mixture import MixtureEntry, select
 from dflop.data.parts import Layout, Part, chosen, entries, split_of
-from dflop.data.patterns import expand, groups, missing_shards, pattern_of, relative_to, row_files
+from dflop.data.path_patterns import expand, groups, missing_shards, pattern_of, relative_to, row_files
+from dflop.data.row_keys import never_ignored
 from dflop.errors import ConfigError, DataError, printable
 
 _MIXTURES = (".yaml", ".yml")
@@ -44,7 +44,7 @@ class DatasetCard:
     taken: tuple[Part, ...]
     left: tuple[Part, ...]
     split: str
-    """That was asked for."""
+    """Split that was asked for."""
 
     @property
     def annotations(self) -> str:
@@ -62,7 +62,7 @@ class DatasetCard:
 
     @property
     def num_rows(self) -> int:
-        """Of an epoch."""
+        """Rows of an epoch."""
         return sum((part.num_rows or 0) * part.repeats for part in self.taken)
 
     def lines(self) -> Iterator[str]:

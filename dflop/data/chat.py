@@ -65,7 +65,7 @@ _TODAY = "\ue0f0\ue0f1"
 _TOKENIZER_CONFIG = "tokenizer_config.json"
 _MAX_CACHED = 4096
 MAX_LINES = 200_000
-"""Of the Python that a template is compiled to, per rendering: a thousand turns take some ten thousand."""
+"""Lines of Python that one rendering of a template may run: a thousand turns take some ten thousand."""
 
 
 class ChatTemplate:

@@ -13,7 +13,7 @@
 `<image>` in a user's text is a placeholder; in the text part of a list of parts it is one only if the row has files
 left for it; in answers and system prompts it is text. A row with fewer placeholders than media gets the missing ones at
 the front of its first user turn, as LLaVA does; one with more is bad. A `system` string of the row is its first turn.
-Which other keys a row may have is `keys.py`'s business.
+Which other keys a row may have is `row_keys.py`'s business.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from typing import Any
 
 from dflop.data.annotations import MEDIA_KINDS, PLACEHOLDER, AnnotatedSample, BadSample, MediaRef, Turn, printable
 from dflop.data.frame_files import FrameList, entries_of, take_rates
-from dflop.data.keys import ANSWERS, ASKS, BESIDE_QUESTIONS, CAPTIONS, CONVERSATION_KEYS, LISTS, KeyReader
 from dflop.data.ledger import names_in
 from dflop.data.marks import Files, place_marks
 from dflop.data.media_value import Attached, shortened
 from dflop.data.message import Mark, MessageReader, Said, checked
+from dflop.data.row_keys import ANSWERS, ASKS, BESIDE_QUESTIONS, CAPTIONS, CONVERSATION_KEYS, LISTS, KeyReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ def read_row(row: dict[str, Any], index: int, container: str, ignored_keys: Coll
         row: It.
         index: Its number.
         container: File that holds it; begins the names of media whose bytes stand in the row.
-        ignored_keys: Keys that may be ignored besides those of `keys.py`.
+        ignored_keys: Keys that may be ignored besides those of `row_keys.py`.
 
     Raises:
         BadSample: unknown role, wrong types, no assistant turn, placeholders that do not fit the media, or a key that

@@ -21,8 +21,8 @@ from pathlib import Path
 from dflop.data.annotations import AnnotatedSample, BadSample, printable
 from dflop.data.chat import ChatTemplate
 from dflop.data.header_cache import HeaderCache, HeaderRow
-from dflop.data.keys import never_ignored
 from dflop.data.mixture import Dataset, MixtureEntry
+from dflop.data.row_keys import never_ignored
 from dflop.data.shapes import ShapeRules, shapes_of
 from dflop.data.size_table import is_table_of_sizes, profile_sizes, read_sizes
 from dflop.data.tokens import ChatTokenizer
@@ -191,7 +191,7 @@ class DatasetKeys:
     """Key of a known profile that its first rows alone would have; empty: there is none."""
     num_base_rows: int = 0
     num_rows: int = 0
-    """Of all; 0 for a table of sizes."""
+    """All rows; 0 for a table of sizes."""
 
 
 def profile_key(dataset: DatasetRef, media: MediaRules) -> str:
@@ -229,7 +229,7 @@ def dataset_keys(
     rows, lines = dataset.open(), set[str]()
 
     def profile(fingerprint: str) -> hashlib._Hash:
-        """Of the rows whose media are in `lines`."""
+        """The profile's key over the rows whose media are in `lines`."""
         digest = rules.copy()
         digest.update(f"{fingerprint}\n".encode())
         for line in sorted(lines):
@@ -305,7 +305,7 @@ def _run(work: _Work, rows: range, num_workers: int) -> Iterator[_Done]:
 
 
 _process: list[_Work] = []
-"""Of a worker process: its one `_Work`, made when it starts."""
+"""The one `_Work` of a worker process, made when it starts."""
 
 
 def _begin(dataset: DatasetRef, media: MediaRules, key: str, cache: Path | None) -> None:

@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from dflop.data.display import OddAngle, Turn, turn_of
 from dflop.data.headers import (
     BadMedia,
     MediaSource,
@@ -29,6 +28,7 @@ from dflop.data.headers import (
     video_stream,
 )
 from dflop.data.packets import audio_packets
+from dflop.data.rotation import OddAngle, Turn, turn_of
 
 _TRANSPOSE = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,

@@ -31,7 +31,7 @@ ALPHA = 0.05
 
 Floats = npt.NDArray[np.float64]
 GROUPS = ("text", "single_image", "multi_image", "video", "audio", "mixed")
-"""Of samples by their media, as `sql/queries/profile_samples.sql` sorts them."""
+"""Groups of samples by their media, as `sql/queries/profile_samples.sql` sorts them."""
 
 
 def summary(frame: pl.DataFrame) -> pl.DataFrame:

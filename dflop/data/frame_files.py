@@ -3,7 +3,7 @@
 They are a video file of these frames at that rate: as long as their number says, sampled by the rules of the family,
 upright, all of one size. The rate stands in `sample_fps`, `fps` or `video_fps` of the row or part, as qwen-vl-utils has
 it. Nothing is assumed where none stands: 1 and 30 frames a second are as common, and positions and sampling follow
-from it. `keys.py` refuses a rate given with a recording, where it would mean resampling.
+from it. `row_keys.py` refuses a rate given with a recording, where it would mean resampling.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class FrameList:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """Those that are no bytes."""
+        """Paths of frames that are not bytes in the row."""
         return tuple(frame for frame in self.frames if isinstance(frame, str))
 
     @property

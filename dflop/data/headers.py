@@ -4,7 +4,7 @@ Measured on warm files: 0.1 ms per image, 0.3-3 ms per audio clip, 1.5-16 ms per
 That is what makes profiling millions of samples a matter of minutes on a few nodes. The price: a file whose header is
 sound and whose body is damaged is found only in training, by `decode.py`. Where a header states no length, only guesses
 one or is known to lie, packets are counted, or what decoding gives (`packets.py`); sizes are those of the picture as it
-is shown (`display.py`).
+is shown (`rotation.py`).
 
 Files are hostile until read: only regular files are opened, only the formats listed here are probed (no playlists, no
 PostScript, no network protocol), and the pixel count of an image or a video's frame is checked before anything is
@@ -27,8 +27,8 @@ import numpy as np
 from av.container import InputContainer
 from PIL import Image, UnidentifiedImageError
 
-from dflop.data.display import OddAngle, states_a_turn, turn_of
 from dflop.data.packets import count_audio, count_video, states_audio_length
+from dflop.data.rotation import OddAngle, states_a_turn, turn_of
 from dflop.models.media import MediaHeader
 
 MediaSource = Path | BinaryIO
@@ -38,7 +38,7 @@ MAX_IMAGE_PIXELS = 178_000_000
 """About 500 MiB as RGB; just under the size at which Pillow itself refuses to open a file."""
 
 MAX_FRAME_PIXELS = 8192 * 8192
-"""Of a video, twice 8K; a frame is then 192 MiB as RGB. A file of some kilobytes can state, and hold, any size."""
+"""Pixels of a video frame, twice 8K: 192 MiB as RGB. A file of some kilobytes can state, and hold, any size."""
 
 MAX_LEVEL = 255
 

@@ -18,7 +18,7 @@ from dflop.errors import DataError, did_you_mean
 from dflop.records import SampleShape
 
 _STREAM = 2**64 - 1
-"""Of the random numbers; epochs of `SampleOrder` use the ones from 0."""
+"""Stream of random numbers; epochs of `SampleOrder` use the ones from 0."""
 
 
 def held_out(shapes: Sequence[SampleShape], num_samples: int, seed: int) -> npt.NDArray[np.int64]:

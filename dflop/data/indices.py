@@ -14,7 +14,7 @@ from dflop.config import read_yaml
 from dflop.data.formats.row_mapping import RowMapping
 from dflop.data.mixture import MixtureEntry, make_entry
 from dflop.data.parts import TRAIN, Layout, Part, role_of
-from dflop.data.patterns import expand, relative_to
+from dflop.data.path_patterns import expand, relative_to
 from dflop.errors import ConfigError
 
 _MAX_DESCRIPTION_BYTES = 2**20

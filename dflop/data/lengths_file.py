@@ -84,7 +84,7 @@ def _of_parquet(path: Path) -> Mapping[str, Iterable[Any]]:
 
 
 def _only_column(found: npt.NDArray[Any]) -> list[Any]:
-    """Of several columns without names, nothing says which one holds lengths."""
+    """The only column; of several without names nothing says which one holds lengths."""
     if found.size != max(found.shape, default=1):
         raise ValueError(f"only one column without a name, not an array of shape {found.shape}")
     column: list[Any] = found.ravel().tolist()

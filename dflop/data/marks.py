@@ -53,7 +53,7 @@ class _Tag(NamedTuple):
     """Empty of `<|vision_start|>` and such."""
     number: int | None
     words: frozenset[str]
-    """Those besides the one for media."""
+    """Marks besides the one for media."""
     path: str = ""
     is_sure: bool = False
     """Whether it has the shape of nothing else."""

@@ -22,7 +22,7 @@ EXTENSIONS = {
         "mp3", "wav", "flac", "ogg", "oga", "opus", "m4a", "aac", "aif", "aiff", "aifc", "au", "amr", "wma", "w64",
     ),
 }  # fmt: skip
-"""Of the files we read, by kind."""
+"""Suffixes of files we read, by kind."""
 
 _SUFFIXES = [e for of_kind in EXTENSIONS.values() for e in of_kind if e not in ("ts", "au")]
 """Without those of TypeScript and of Australia."""

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from dflop.data.annotations import MEDIA_KINDS, PLACEHOLDER, BadSample
 from dflop.data.frame_files import FrameList, frame_list, take_rate
-from dflop.data.keys import INVERSE_MARKS, LOSS_MARKS, KeyReader
 from dflop.data.media_value import Attached, read_value, shortened
+from dflop.data.row_keys import INVERSE_MARKS, LOSS_MARKS, KeyReader
 
 _ROLES = {
     "human": "user",

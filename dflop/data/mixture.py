@@ -25,7 +25,7 @@ from dflop.data.formats.row_source import RowSource
 from dflop.data.formats.source import open_source
 from dflop.data.frame_files import AnySource, FrameFiles
 from dflop.data.ledger import MediaFolder
-from dflop.data.patterns import expand, relative_to
+from dflop.data.path_patterns import expand, relative_to
 from dflop.errors import ConfigError
 
 _STRATEGY = re.compile(r"all|(first|end|random):(?:(\d+)|(\d+(?:\.\d+)?)%)", re.ASCII)
@@ -45,7 +45,7 @@ class MixtureEntry:
     weight: float | None = None
     """Share of the entry in the samples drawn, relative to the other entries; None: as large as its rows are many."""
     ignored_keys: tuple[str, ...] = ()
-    """Keys of rows, messages and parts that may be ignored besides those of `keys.py`."""
+    """Keys of rows, messages and parts that may be ignored besides those of `row_keys.py`."""
     mapping: RowMapping | None = None
     """How rows are written, where an index says so; None: as the names of the files say."""
 

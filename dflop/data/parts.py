@@ -53,7 +53,7 @@ class Part:
 
     @property
     def format(self) -> str:
-        """Of its files, as people call it."""
+        """Format of its files, as people call it."""
         name = self.entry.paths[0].name.lower() if self.entry.paths else ""
         return next((found for suffix, found in _FORMATS.items() if suffix in name), "")
 

@@ -40,7 +40,7 @@ _SECONDS = ("video_fps", "video_seconds", "audio_seconds")
 _MAX_TOKENS = 2**40
 """Counts above it are none, and would not add up in 64 bits."""
 _MAX_FRAMES = 2**62
-"""Of a video whose length would give more than fit 64 bits."""
+"""Most frames of a video; longer ones would not fit 64 bits."""
 
 
 def read_sizes(path: Path) -> pl.DataFrame:

@@ -24,7 +24,7 @@ from tokenizers import Encoding
 
 from dflop.data.annotations import PLACEHOLDER, AnnotatedSample, BadSample, MediaRef, Turn
 from dflop.data.chat import PLAIN_ROLE, ChatTemplate
-from dflop.data.shown import Item, ShownTurns, TurnText
+from dflop.data.rendered import Item, RenderedTurns, TurnText
 from dflop.data.special_tokens import ids_in_texts, load_tokenizer, one_of, special_ids
 from dflop.errors import ConfigError
 from dflop.models.media import Layout, MediaRules
@@ -130,7 +130,7 @@ class ChatTokenizer:
         self._allowed = one_of(self._in_texts)
         self._not_allowed = one_of(sorted(known - set(self._in_texts)))
         placeholders = {kind: tokens.in_template for kind, tokens in self._media_tokens.items()}
-        self._shown = ShownTurns(self._template, one_of(known), placeholders)
+        self._shown = RenderedTurns(self._template, one_of(known), placeholders)
         # A template may put a token together, `'<|' + role + '|>'`, or have it of the tokenizer's config.
         self._ids = self._special | {token.content: number for number, token in added.items() if token.special}
         self._split = one_of(self._ids)

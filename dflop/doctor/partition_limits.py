@@ -28,7 +28,7 @@ class NodeGroup:
     partition: str
     is_default: bool
     state: str
-    """Of the partition: `up`, `down`, `drain`, `inact`."""
+    """State of the partition: `up`, `down`, `drain`, `inact`."""
     time_limit: str
     max_nodes: float
     num_nodes: int

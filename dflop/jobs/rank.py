@@ -224,7 +224,7 @@ class Rank:
         self.spool.put(RunEvent(self.run_id, self.mode, self.attempt, step, kind, detail, time.time()))
 
     def _not_saved(self, error: TrainError) -> None:
-        """Of every rank, the thread that writes calls this; one of them is enough for the store."""
+        """Note a failed save: the writing thread of every rank calls this, rank 0's reaches the store."""
         self.activities.note(error)
         self._event(self.activities.main.step, "checkpoint_failed", str(error))
         if self.seat.rank != 0:

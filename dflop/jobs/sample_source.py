@@ -61,7 +61,7 @@ class DatasetSource:
 
     @property
     def num_sources(self) -> int:
-        """Of different names."""
+        """Sources with different names."""
         return len({entry.name for entry in self._rows.entries})
 
     def source(self, sample_index: int) -> str:

@@ -43,7 +43,7 @@ class Supervisor:
         self._args, self._log, self._num_steps, self._max_restarts = args, log, num_steps, max_restarts
         self._num_starts = 0
         self._due_step: float | None = None
-        """Of the next start; infinity: it was given up."""
+        """Step of the next start; infinity: the supervisor gave up."""
         self._process = self._start()
 
     @property

@@ -35,7 +35,7 @@ class Speed(NamedTuple):
 
     flops: StepFlops
     tokens_per_s: float
-    """Of the global batch, through the LLM."""
+    """Tokens of the global batch through the LLM, per second."""
     mfu_frac: float
     """NaN where the peak of the devices is not known."""
 

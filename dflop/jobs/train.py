@@ -112,7 +112,7 @@ class _Begun:
     store: Store
     supervisor: Supervisor
     next_step: int
-    """That the newest checkpoint does not hold; 0 in a comparison, which always starts over."""
+    """First step that the newest checkpoint does not hold; 0 in a comparison, which always starts over."""
 
 
 def _begin(run: RunDir, mode: str, config: Config) -> _Begun:

@@ -42,7 +42,7 @@ class FirstModel(NamedTuple):
     model: nn.Module
     """Whole, without memory; with the adapters of `train.lora`."""
     weights: Weights
-    """Its first ones."""
+    """Weights that training starts from."""
     adapters: Adapters
     base: Base
 

@@ -41,7 +41,7 @@ LOOKS_EVERY_S, ENDS_WITHIN_S = 15, 60
 """How often the script looks whether every task has left its result, and how long all of them may take to end then."""
 SUBMIT_TIMEOUT_S = 600  # sbatch itself tries again while the controller is busy
 _AGAIN = "again="
-_UNTIL_IT_LISTENS = (
+_BLOCK_USR2 = (
     "sh", "-c",
     'trap "" USR2; env --block-signal=USR2 true 2>/dev/null && exec env --block-signal=USR2 "$@"; exec "$@"', "sh",
 )  # fmt: skip
@@ -100,7 +100,7 @@ class Executor(SlurmExecutor):
                 f"--cpus-per-task={r.cpus_per_task}",  # since 22.05 srun does not take it from the job
                 *_srun_options(site),
             ],
-            setup=_setup(spec, self.folder), teardown=_go_on(site) if spec.is_resumable else None,
+            setup=_setup(spec, self.folder), teardown=_requeue_lines(site) if spec.is_resumable else None,
             additional_parameters={name.replace("-", "_"): value for name, value in options.items()},
         )  # fmt: skip
         if len(specs) > 1:
@@ -226,7 +226,7 @@ def _srun_options(site: SlurmConfig) -> list[str]:
 
 def _python(box: ContainerConfig | None, *, has_gpus: bool) -> str:
     """What starts Python, quoted for a shell."""
-    words = [*_UNTIL_IT_LISTENS]
+    words = [*_BLOCK_USR2]
     if box is not None and box.runtime == "apptainer":
         mounts = [word for mount in box.mounts for word in ("--bind", mount)]
         words += ["apptainer", "exec", *(["--nv"] if has_gpus else []), *mounts, *box.args, box.image]
@@ -264,7 +264,7 @@ def _setup(spec: JobSpec, folder: Path) -> list[str]:
     ]  # fmt: skip
 
 
-def _go_on(site: SlurmConfig) -> list[str]:
+def _requeue_lines(site: SlurmConfig) -> list[str]:
     """Lines after srun, of a job that goes on from a checkpoint."""
     nowhere = (
         f'tail -n {NUM_CHANCES} "${STOPS_VARIABLE}" |'

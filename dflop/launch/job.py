@@ -126,7 +126,7 @@ class JobId(NamedTuple):
     """What identifies a job, and no one can change."""
 
     cluster: str
-    """Of several Slurm clusters, the one that accepted the job; empty: the only one."""
+    """The Slurm cluster, of several, that accepted the job; empty: the only one."""
     number: str
     """`12`, an array element `12_3`, a local job's hash."""
     submitted_at_s: float

@@ -46,7 +46,7 @@ _WORDS = {
     JobState.NODE_FAIL: "NODE_FAIL BOOT_FAIL",
     JobState.PREEMPTED: "PREEMPTED",
 }
-"""Of each state Slurm's words, the first of which ours says all of."""
+"""Slurm's words for each state. A reason repeats the word unless it is the first one."""
 STATES = {word: state for state, words in _WORDS.items() for word in words.split()}
 """Every job state of `man squeue`."""
 _SAYS_NOTHING = ("", "None", "(null)", "None assigned")
@@ -93,7 +93,7 @@ class Watcher:
             return [self._statuses[handle] for handle in handles]
 
     def not_anothers(self, handles: Sequence[JobHandle]) -> list[JobHandle]:
-        """Those whose id is not another job's by now; squeue is asked for those that this process has not followed."""
+        """Handles whose id is not another job's by now; squeue is asked about jobs this process has not followed."""
         unsure = [job for job in handles if job not in self._statuses or job in self._missing_since_s]
         others = set[JobHandle]()
         for jobs in by_cluster(unsure).values():
@@ -143,7 +143,7 @@ class Watcher:
         return [job for job in jobs if job not in about]
 
     def _unknown(self, job: JobHandle, arrays: set[str]) -> JobStatus:
-        """Of a job that nobody knows: an element that is cancelled while it waits is forgotten at once."""
+        """State of a job that Slurm no longer knows: it forgets an array element cancelled while waiting at once."""
         before, now_s = self._statuses[job], self._now()
         has_started = before.state is not JobState.QUEUED or os.path.exists(job.path(BATCH_LOG))
         array, is_element, _ = job.job_id.partition("_")

@@ -17,7 +17,7 @@ from dflop.store.snapshot import Current
 
 DAY_S = 86400.0
 LEAST_PRIOR_SD = 0.05
-"""Of a factor that another job has learnt: no two jobs are quite alike."""
+"""Least uncertainty of a factor from another job: no two jobs are quite alike."""
 
 
 def run_input(

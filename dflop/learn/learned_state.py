@@ -17,7 +17,7 @@ from dflop.records import Plan
 STATE_VERSION = 3
 
 
-class Knowledge:
+class LearnedState:
     """The estimator of one job, with the edges of buckets per module of its plan.
 
     `learned` is what `state` gave before; anything else is not used.

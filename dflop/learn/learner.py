@@ -16,7 +16,7 @@ from dflop.correct.drift_detector import CostDrift, Found, ShapeDrift
 from dflop.correct.estimate import Prior
 from dflop.correct.times import StepTimes
 from dflop.learn.decisions import Findings, JobFacts
-from dflop.learn.learned_state import Knowledge
+from dflop.learn.learned_state import LearnedState
 from dflop.learn.size_buckets import batch_work, run_edges, usual_work
 from dflop.learn.stalls import Stalls
 from dflop.parallel.topology import seats
@@ -48,7 +48,7 @@ class Learner:
         self._job, self._first_step = job, first_step
         self._nodes: dict[int, Node] = {s.rank: (s.module, s.stage, s.dp_rank) for s in seats(job.plan)}
         edges = run_edges(job.plan, job.cost, shapes)
-        self._known = Knowledge(job, edges, earlier, learned)
+        self._known = LearnedState(job, edges, earlier, learned)
         applied = self._known.estimator.factors()
         self._findings = Findings(job, applied, self._known.estimator.beliefs())
         self._cost_drift = CostDrift(edges, applied)

@@ -56,7 +56,7 @@ class Doubt:
     recompute: bool
     ranges: Ranges
     factor: float
-    """Of the measured to the predicted seconds of these sizes in training, next to the module's level."""
+    """Measured over predicted seconds of these sizes in training, relative to the module's level."""
 
     @property
     def subject(self) -> str:
@@ -106,7 +106,7 @@ def samples_of(doubt: Doubt, shapes: Sequence[SampleShape]) -> list[SampleShape]
 
 
 def new_doubts(run: RunDir, doubts: Sequence[Doubt]) -> list[Doubt]:
-    """Those that this run has not timed again yet, by module and sizes."""
+    """Doubts this run has not timed again yet, by module and sizes."""
     known = [d for file in sorted(_folder(run).glob("*.json")) for d in read_doubts(file)]
     timed = [(k.module, start, end) for k in known for start, end in k.ranges]
     return [
@@ -181,7 +181,7 @@ def _length(m: Measurement) -> float:
 
 
 def _predicted_s(table: CostTable, probes: Sequence[Measurement]) -> float:
-    """Of all probes together, at their own depths."""
+    """Predicted seconds of all probes together, at their own depths."""
     cost, total_s = CostModel([table], extrapolate=True), 0.0
     for m in probes:
         load = m.num_items, m.num_tokens, m.sum_sq_tokens

@@ -13,7 +13,7 @@ from dflop.records import ModulePlan, Plan, RunMode, SampleShape
 from dflop.schedule.items import ModuleItems, item_weights, module_items
 
 MAX_SAMPLES = 20_000
-"""Of a run, to find buckets from: more do not move them."""
+"""Samples of a run that buckets are made from: more do not move them."""
 
 
 def run_edges(plan: Plan, cost: CostModel, shapes: Sequence[SampleShape]) -> dict[str, tuple[int, ...]]:

@@ -14,7 +14,7 @@ class ModuleFactors:
 
     module: str
     level: float
-    """Of a typical mix of items; for what is not known item by item."""
+    """Factor for a typical mix of items; for loads that are not known item by item."""
     edges: tuple[int, ...] = ()
     """Tokens at which the next bucket of sizes begins, ascending; none: one bucket."""
     factors: tuple[float, ...] = (1.0,)
@@ -65,7 +65,7 @@ class Correction:
     """Microbatches that the factor was learnt from."""
     observed_at_s: float
     min_tokens: int = 0
-    """Of an item in this bucket."""
+    """Fewest tokens of an item in this bucket."""
     max_tokens: int = ALL_TOKENS
     """First number of tokens beyond the bucket."""
     sd_frac: float = 0.0
@@ -116,9 +116,9 @@ class Decision:
     cost_s: float
     num_steps_left: int
     plan_id: str
-    """That ran."""
+    """The plan that ran."""
     new_plan_id: str
-    """That runs from now on, or would; empty where none was looked for."""
+    """The plan that runs from now on, or would; empty where none was looked for."""
     detail: str
     """In words, with figures."""
     observed_at_s: float

@@ -20,36 +20,36 @@ class LayerKind:
     name: str
     """`attention`; of other models `gated delta`, `full attention, 8 of 256 experts`."""
     num_params: int
-    """Of one layer, all experts included."""
+    """Parameters of one layer, all experts included."""
     num_heads: int
     """0: no attention over pairs of tokens."""
     num_kv_heads: int
     head_dim: int
     """Queries are `num_heads * head_dim` wide, which need not be the hidden size."""
     mlp_width: int
-    """Of the experts that a token passes through, all together."""
+    """Width of the MLP; of experts, of all that a token passes through together."""
     num_norm_values: int
-    """That norms and scales of a layer keep of a token for the backward pass, of 16 bit; one of 32 bit counts twice."""
+    """16-bit values that norms and scales of a layer keep per token for backward; one of 32 bit counts twice."""
     num_mlp_tensors: int = 1
-    """Of the MLP's width that a layer keeps of a token: what goes into the activation, and what is multiplied by it; 2
+    """Tensors of the MLP's width a layer keeps per token: the activation's input, and what is multiplied by it; 2
     where a plain MLP keeps what comes out, too."""
     is_gated_mlp: bool = False
     num_active_params: int = 0
     """Parameters that a token passes through; 0: all of them."""
     num_matrix_params: int = 0
-    """Of the largest parameter, all experts' together where they are one; 0: a matrix of the MLP or of the queries."""
+    """Size of the largest parameter, of all experts where they are one; 0: a matrix of the MLP or the queries."""
     kept_bytes_per_token: float = 0.0
     """For the backward pass, trained and in bfloat16, as counted on the class; 0: as `cost/activations.py` has it."""
     num_experts: int = 0
-    """That expert-parallel ranks may share; 0: the engine knows none."""
+    """Experts that expert-parallel ranks may share; 0: the engine knows none."""
     num_active_experts: int = 0
-    """Of them, those that a token goes to."""
+    """Experts a token goes to."""
     num_expert_params: int = 0
-    """Of all of them."""
+    """Parameters of all experts."""
     adapters: tuple[tuple[int, int], ...] = ()
-    """Of every low-rank adapter of a layer (parameters that tensor-parallel ranks share, those that each has whole)."""
+    """Per low-rank adapter of a layer (parameters cut over tensor-parallel ranks, parameters that each has whole)."""
     num_adapter_values: int = 0
-    """That a layer whose adapters alone train keeps of a token on top of what it keeps where its weights do, at most;
+    """Values a layer whose adapters alone train keeps per token on top of a layer whose weights train, at most;
     negative where Linears have none, and keep no input."""
     num_adapter_inputs: int = 0
     """The same on top of what it keeps where it is frozen."""
@@ -64,7 +64,7 @@ class LayerKind:
 
     @property
     def num_used_params(self) -> int:
-        """Those that FLOPs come from."""
+        """Parameters that FLOPs come from."""
         return self.num_active_params or self.num_params
 
 
@@ -89,18 +89,18 @@ class ModuleSpec:
     is_tied: bool = False
     """Whether embedding and head are one parameter."""
     num_entry_params: int = 0
-    """Of `num_edge_params`, those before the first layer (embedding, patch embedding, learned positions)."""
+    """Share of `num_edge_params` before the first layer (embedding, patch embedding, learned positions)."""
     num_deep_params: int = 0
-    """Of `num_edge_params`, those that make deep features of `deep_layers`, all together; the rest is behind the last
+    """Share of `num_edge_params` that makes deep features of `deep_layers`, all together; the rest follows the last
     layer."""
     num_projector_matrix_params: int = 0
-    """Of the largest matrix behind an encoder's layers; 0: not known, all there count as one."""
+    """Size of the largest matrix after an encoder's layers; 0: not known, all of them count as one."""
     num_input_values: int = 0
-    """That what comes before an encoder's layers keeps of a token: pixels of a patch, frames of a spectrum."""
+    """Values kept per token before an encoder's layers: pixels of a patch, frames of a spectrum."""
     deep_layers: tuple[int, ...] = ()
     """Layers of an encoder whose hidden states go to the LLM as deep features."""
     num_edge_adapter_params: int = 0
-    """Of low-rank adapters outside the layers, in an encoder's projector."""
+    """Parameters of low-rank adapters outside the layers, in an encoder's projector."""
     keeps_average: bool = False
     """Whether the optimizer keeps an average of the weights that train."""
 
@@ -274,7 +274,7 @@ class LinkMeasurement:
     num_ranks: int
     num_nodes: int
     num_bytes: int
-    """Of one rank's buffer: what it sends, reduces, or gathers from the others in all."""
+    """Bytes of one rank's buffer: what it sends, reduces, or gathers from the others in all."""
     seconds: float
     spread_s: float
     """Half the interquartile range over repeats."""

@@ -107,9 +107,9 @@ class StepFlops:
     attempt: int
     step: int
     model_flops: float
-    """Of the model's own matmuls and attention, forward and backward; what is run twice to save memory counts once."""
+    """FLOPs of the model's matmuls and attention, forward and backward; what is recomputed counts once."""
     peak_flops_per_s: float
-    """Of all devices of the plan together; NaN where no data sheet of the device is known."""
+    """Peak of all devices of the plan together; NaN where no data sheet of the device is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ class ExpertLoad:
     dp_rank: int
     num_steps: int
     layer: int
-    """Of the LLM."""
+    """Layer of the LLM."""
     num_tokens: tuple[int, ...]
     """Per expert; a token counts once for every expert that it goes to. A rank without samples sends one token."""
 
@@ -157,7 +157,7 @@ class SourceLoss:
     loss: float
     """Mean over tokens."""
     num_tokens: int
-    """That carry loss."""
+    """Tokens that carry loss."""
     num_samples: int
     observed_at_s: float
 

@@ -31,27 +31,27 @@ class ModulePlan:
     shard_optimizer: bool = False
     """Whether data-parallel replicas share out the optimizer's states (ZeRO-1)."""
     recomputed: tuple[int, ...] = ()
-    """Of each stage, how many of its first layers do so, of those not on the host; empty where all do or none."""
+    """Recomputed layers per stage, counted from its first, without layers on the host; empty where all are or none."""
     offloaded: tuple[int, ...] = ()
-    """Of each stage, how many layers keep their activations on the host; empty where none do."""
+    """Layers per stage that keep their activations on the host; empty where none do."""
     parameter_shards: int = 1
     """Replicas that share out parameters, gradients and optimizer states, each group of so many for itself (FSDP2): 1
     is none, `dp` all of them, a number between as many copies as there are groups (HSDP)."""
     gather_s: tuple[float, ...] = ()
-    """Of each stage, predicted seconds in which such a group gathers its weights once; empty without groups."""
+    """Predicted seconds of one all-gather of a stage's weights over its FSDP2 group; empty if unsharded."""
     scatter_s: tuple[float, ...] = ()
-    """Of each stage, predicted seconds in which such a group sums and shares out its gradients once."""
+    """Predicted seconds of one reduce-scatter of a stage's gradients over its FSDP2 group; empty if unsharded."""
     max_tokens: int = 0
     """Tokens that no microbatch of one group of `cp` may exceed, for the memory's sake; 0: no cap of its own."""
     cost_growth: float = 0.0
     """By how much a token costs more for each token before it in its sample, relative to the first: context-parallel
     ranks cut their line of samples where the cost is equal, and deal out media by it. 0 without them."""
     recompute_tokens: tuple[tuple[int, ...], ...] = ()
-    """Of each stage of the LLM, ascending tokens of a microbatch of one group of `cp`: above each of them one more of
+    """Per LLM stage, ascending tokens of a microbatch of one group of `cp`: above each of them one more of
     the stage's first layers runs again. Empty: the same layers in every microbatch; otherwise `recomputed` is empty."""
 
     def num_rerun(self, stage: int, num_tokens: Any) -> Any:
-        """Of a stage's first layers, how many run again in the backward pass of a microbatch.
+        """How many of a stage's first layers are recomputed for a microbatch.
 
         Args:
             stage: Of the module.
@@ -71,14 +71,14 @@ class ModulePlan:
 
     @property
     def num_recomputed(self) -> tuple[int, ...]:
-        """Of each stage, how many layers run again in the backward pass, at most."""
+        """Recomputed layers per stage, at most."""
         if self.recompute_tokens:
             return tuple(map(len, self.recompute_tokens))
         return self.recomputed or tuple(n * self.recompute for n in self.layers_per_stage)
 
     @property
     def modes(self) -> tuple[RunMode, ...]:
-        """Of each cost table that the module needs: both where some layers run again and some do not."""
+        """Modes of the cost tables that the module needs: two where only some layers are recomputed."""
         shares = (False, True) if self.recomputed or self.recompute_tokens else (self.recompute,)
         return tuple(RunMode(self.parallel.tp, recompute=share) for share in shares)
 
@@ -212,11 +212,11 @@ class PlanProgram:
     num_columns: int
     """Grids near the best plan that fit in memory; of those with all modules the best ones."""
     num_columns_left: int
-    """Those that bounds leave: the binaries of the program."""
+    """Columns that bounds leave: the binaries of the program."""
     incumbent_s: float
     """Formula value of the best plan known before; infinite where none was."""
     objective_s: float
-    """Of the best plan found."""
+    """Formula value of the best plan found."""
     bound_s: float
     """No plan has a smaller one."""
     gap_frac: float

@@ -41,7 +41,7 @@ class TracedStep:
     """Layout it ran under; without it nothing is predicted, and stages have their modules' names."""
     step_plan: StepPlan | None = None
     spans: tuple[RankSpan, ...] = ()
-    """Of the same attempt; empty where the step was not traced in full."""
+    """Spans of the same attempt; empty where the step was not traced in full."""
 
 
 def chrome_trace(run_id: str, steps: Sequence[TracedStep], max_concurrency: int | None = None) -> dict[str, Any]:

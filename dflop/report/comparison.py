@@ -84,7 +84,7 @@ class Comparison:
 
     @property
     def predicted(self) -> Speedup:
-        """Of the simulated steps of the same batches."""
+        """Speed-up of the simulated steps of the same batches."""
         return self.speedups[ARRIVAL][1] if ARRIVAL in self.speedups else NOT_COMPARED
 
     def typical_pair(self) -> BatchPair | None:
@@ -165,7 +165,7 @@ def _text(found: Speedup) -> str:
 def _stats(
     batches: Mapping[tuple[int, ...], Sequence[MeasuredStep]], shared: Collection[tuple[int, ...]]
 ) -> PolicyStats:
-    """Of the global batches that all policies ran; of all, where they share none."""
+    """Statistics over the global batches that all policies ran; over all, where they share none."""
     steps = [step for of_batch in batches.values() for step in of_batch]
     wanted = [batches[batch] for batch in batches if not shared or batch in shared]
 

@@ -48,7 +48,7 @@ class TimeUse:
     """Waiting within the pipeline."""
     sync_frac: float
     unused_frac: float
-    """Of processes without a seat in the plan."""
+    """Share of processes without a rank in the plan."""
     even_idle_frac: float
     """Idle time if all microbatches were equal: the rest of the pipeline's own. NaN where processes share cores."""
 
@@ -60,14 +60,14 @@ class Variation:
     name: str
     num_gpus: int
     num_samples: float
-    """Of a global batch."""
+    """Samples of a global batch."""
     plan: Plan | None
     """None where nothing fits."""
     note: str = ""
 
     @property
     def samples_per_gpu_s(self) -> float:
-        """Of the GPUs there are, seats or not."""
+        """Samples per second and GPU, GPUs without a rank included."""
         return math.nan if self.plan is None else self.num_samples / self.plan.predicted_step_s / self.num_gpus
 
 

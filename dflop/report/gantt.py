@@ -19,14 +19,14 @@ FORWARD, BACKWARD, UPDATE = "forward", "backward", "gradient reduction + optimiz
 COLOURS = {FORWARD: BLUE, BACKWARD: ORANGE, UPDATE: GREY}
 WIDTH_IN = 9.6
 MAX_LANES = 24
-"""Of a step; more would not be readable."""
+"""Most lanes of a step; more would not be readable."""
 MIN_EDGE_FRAC = 0.004
 """Bars narrower than this share of the axis have no edge: they would be all edge."""
 DIGIT_FRAC, PADDING_FRAC = 0.009, 0.003
-"""Of the axis, for a microbatch's number: bars that the longest one does not fit into have none."""
+"""Share of the axis a microbatch's number takes: bars too short for the longest one have none."""
 IDLE_ALPHA, THIN_ALPHA = 0.12, 0.55
 ROOM_FRAC = 0.09
-"""Of the axis, right of the longest step: for the time it takes."""
+"""Share of the axis right of the longest step, for its time."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from dflop import units
 from dflop.report.tables import Table, make_table
 
 MAX_LINES = 200
-"""Of a run that decides often, the newest; all of them are in the store."""
+"""Newest decisions shown of a run that decides often; all of them are in the store."""
 _STATES = frozenset({"run", "job", "plan"})
 """Kinds that every run has."""
 

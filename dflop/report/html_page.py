@@ -64,7 +64,7 @@ class Page:
 
 
 def drawings(*found: tuple[str | None, str, tuple[str, ...]]) -> tuple[Drawing, ...]:
-    """Those of (drawing, caption, kinds) for which there was something to draw."""
+    """The (drawing, caption, kinds) for which there was something to draw."""
     return tuple(Drawing(svg, caption, kinds) for svg, caption, kinds in found if svg)
 
 

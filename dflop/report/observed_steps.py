@@ -25,7 +25,7 @@ class MeasuredStep:
 
     @property
     def step_s(self) -> float:
-        """Of the slowest rank."""
+        """Seconds of the slowest rank."""
         return max(r.step_s for r in self.ranks)
 
     @property

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 BLUE, ORANGE, SKY, GREY = "#0072B2", "#E69F00", "#56B4E9", "#999999"
 SUFFIXES = (".png", ".svg", ".pdf")
-"""Of files that can be drawn."""
+"""Suffixes of files that can be drawn."""
 TITLE_CHARS_PER_INCH = 12
 
 INK = "#010203"

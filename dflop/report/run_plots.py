@@ -25,7 +25,7 @@ SMOOTHED_STEPS = 5
 RECENT_STEPS = 10
 """As `recent_llm_tokens_per_s` of the view `v_throughput`."""
 MAX_MARKERS = 1500
-"""Of a line or a scatter: a marker is a hundred bytes, and thousands hide one another."""
+"""Most markers of a line or a scatter: a marker is a hundred bytes, and thousands hide one another."""
 MODULE_STYLES = {"llm": ("#0072B2", "o"), "vision": ("#D55E00", "s"), "audio": ("#009E73", "^")}
 OTHER_STYLES = (("#CC79A7", "D"), ("#E69F00", "P"), ("#56B4E9", "X"))
 

@@ -15,7 +15,7 @@ from dflop.report.tables import POLICY_NAMES, Table, make_table, stages_of_plan
 
 SQL_LINE = 'dflop sql "select * from v_run_summary"'
 MAX_ROWS = 50
-"""Of lists that grow with the dataset; the rest is in the store."""
+"""Most rows of lists that grow with the dataset; the rest is in the store."""
 NOT_BLIND = "This run has no comparison with steps in arrival order."
 
 

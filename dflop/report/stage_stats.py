@@ -31,10 +31,10 @@ class Errors:
 
     num_spans: int
     median_frac: float
-    """Of |predicted - measured| / measured."""
+    """Median of |predicted - measured| / measured."""
     p95_frac: float
     predicted_to_measured: float
-    """Of all their seconds together: the bias, where the median error is the scatter."""
+    """Ratio of all their seconds together: the bias, where the median error is the scatter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ def _timed(ranks: Iterable[StepObservation]) -> tuple[TimedSpan, ...]:
 
 
 def _max_over_mean(ranks: Sequence[StepObservation]) -> float:
-    """Of one step; 0 without work. The ranks of a tensor-parallel group do the same: the slowest speaks for them."""
+    """Imbalance of one step; 0 without work. The slowest rank stands for its tensor-parallel group."""
     seconds: dict[tuple[int, int], float] = {}
     for rank in ranks:
         for span in rank.spans:

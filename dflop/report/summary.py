@@ -43,28 +43,28 @@ class RunSummary:
     """A finished (or interrupted) run: its rows, in any order, and what they say. Every part but three may be empty."""
 
     run: RunRecord
-    """Its latest state."""
+    """Latest state of the run."""
     cluster: ClusterSpec
     plan: Plan
-    """That ran."""
+    """The plan that ran."""
     candidates: Sequence[Plan] = ()
     """All that the search found, by rank, the plan that ran first."""
     train: Sequence[StepObservation] = ()
-    """Of the training job, all ranks and attempts."""
+    """Observations of the training job, all ranks and attempts."""
     compare: Sequence[StepObservation] = ()
-    """Of the comparison job (`<run_id>/compare`), warm-up included."""
+    """Observations of the comparison job (`<run_id>/compare`), warm-up included."""
     compare_plans: Sequence[StepPlan] = ()
     speedups: Speedups = field(default_factory=dict)
-    """Of the view `v_speedup`."""
+    """Rows of the view `v_speedup`."""
     quarantined: Sequence[QuarantinedSample] = ()
     """Samples left out, by profile or training."""
     correction_rows: Sequence[Correction] = ()
     """All sets."""
     rank_factors: Sequence[RankFactor] = ()
     peaks: Sequence[RankMemory] = ()
-    """Of training."""
+    """Peaks of memory in training."""
     flops: Sequence[StepFlops] = ()
-    """Of training."""
+    """FLOPs of training steps."""
     losses: Sequence[SourceLoss] = ()
     jobs: Sequence[JobRecord] = ()
     inputs: Sequence[RunInput] = ()
@@ -75,9 +75,9 @@ class RunSummary:
     cost_sources: Sequence[tuple[str, str]] = ()
     """(module with its degree, `measured`, `derived` or `analytic`)."""
     num_steps_planned: int | None = None
-    """Of the whole training."""
+    """Steps of the whole training."""
     epoch_steps: float = math.nan
-    """That take as many samples as the data profile has; NaN: not known."""
+    """Steps that take as many samples as the data profile has; NaN: not known."""
     usd_per_gpu_hour: float = 0.0
     """0: not known."""
     config_text: str = ""
@@ -95,7 +95,7 @@ class RunSummary:
 
     @cached_property
     def steps(self) -> tuple[MeasuredStep, ...]:
-        """Of training."""
+        """Steps of training."""
         return measured_steps(self.train)
 
     def median(self, of: Callable[[MeasuredStep], float]) -> float:
@@ -140,7 +140,7 @@ class RunSummary:
 
     @property
     def predicted_to_measured(self) -> float:
-        """Of steps by the clock, median over those that have a prediction, as `v_step` has them."""
+        """Predicted over measured seconds of steps, median over those with a prediction, as `v_step` has them."""
         return _median([s.predicted_step_s / s.step_s for s in self.steps if s.predicted_step_s > 0 < s.step_s])
 
     @property
@@ -152,7 +152,7 @@ class RunSummary:
 
     @cached_property
     def stages(self) -> tuple[StageStats, ...]:
-        """Of training."""
+        """Stages of training."""
         return stage_stats(self.steps, self.plan)
 
     @cached_property
@@ -196,7 +196,7 @@ class RunSummary:
 
     @property
     def warning(self) -> str:
-        """Of samples that the profile called good and training could not use; empty where there are none."""
+        """Warning of samples that the profile accepted and training could not use; empty where there are none."""
         if not self._lost:
             return ""
         first = self._lost[0]

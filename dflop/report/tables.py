@@ -26,7 +26,7 @@ POLICY_NAMES = {
     "token_kk": "token-balanced",
     "balanced": "balanced",
 }
-"""Of the policies that a run's comparison trains, in order."""
+"""Titles of the policies that a run's comparison trains, in order."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from dflop.report.predicted import PredictedStep, plan_that_ran, simulate_again
 from dflop.report.tables import POLICY_NAMES, stage_name
 
 MAX_BARS = 3_000
-"""Of a drawing: more would make a page of several MB."""
+"""Most bars of a drawing: more would make a page of several MB."""
 LABEL = "Timeline of one global batch, arrival order above balanced: measured; below each bar simulated"
 
 

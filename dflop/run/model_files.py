@@ -25,7 +25,7 @@ from dflop.run.directory import RunDir
 
 _KINDS = (".json", ".jinja", ".model", ".txt")
 _MAX_BYTES = 64 << 20
-"""Of a file: tokenizers have up to 40 MB; what is larger is data."""
+"""Most bytes of a file: tokenizers have up to 40 MB; what is larger is data."""
 _CONFIG, _TOKENIZER, _TEMPLATE = "config.json", "tokenizer.json", "chat_template.jinja"
 _OF_TOKENIZERS = (
     _TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt",

@@ -16,7 +16,7 @@ from dflop.units import ratio
 
 Batches = tuple[tuple[SampleShape, ...], ...]
 FILE_NAME = "plan_basis.json"
-LEAST_TOLD_FRAC = 0.03
+MIN_REPORTED_FRAC = 0.03
 """Factors nearer to 1 are not worth words."""
 
 
@@ -90,8 +90,8 @@ def factors_text(factors: Mapping[str, ModuleFactors]) -> str:
     corrections = []
     for module, found in sorted(factors.items()):
         low, high = min(found.factors), max(found.factors)
-        if max(abs(f - 1) for f in (found.level, low, high)) > LEAST_TOLD_FRAC:
-            is_spread = high > low * (1 + LEAST_TOLD_FRAC)
+        if max(abs(f - 1) for f in (found.level, low, high)) > MIN_REPORTED_FRAC:
+            is_spread = high > low * (1 + MIN_REPORTED_FRAC)
             by_size = f" ({ratio(low)} to {ratio(high)} by size)" if is_spread else ""
             corrections.append(f"`{module}` {ratio(found.level)}{by_size}")
     return f"Costs include corrections from earlier steps: {', '.join(corrections)}." if corrections else ""

@@ -68,13 +68,13 @@ class QueuedJob:
     """A job that has not ended."""
 
     job_id: str
-    """Of an array that waits as a whole, `12_[0-3]`."""
+    """The id; of an array that waits as a whole, `12_[0-3]`."""
     run_id: str
     state: str
     """In the words of its scheduler, small."""
     name: str
     run_path: str = ""
-    """Its run directory, as its script says; empty: it does not say."""
+    """Run directory, as the job's script says; empty: it does not say."""
 
     def is_of(self, run: RunDir) -> bool:
         """By its script, which nobody can change; by its comment where it was submitted from elsewhere."""

@@ -33,7 +33,7 @@ from dflop.schedule.state import Task, make_task
 from dflop.simulate.step import Node
 
 POLICIES = ("arrival", "length_grouped", "token_lpt", "token_kk", "bottleneck", "program", "quick", "balanced")
-MOVE_OPS = 400
+MOVE_OVERHEAD_OPS = 400
 """A move of the annealing costs as much as so many simulated operations, beside those that it simulates."""
 
 MAX_PROFILES_WITHOUT_PIPELINE = 12
@@ -192,7 +192,7 @@ class StepJob:
             [*seeds, self._seconds_lpt],
             depth=depth,
             num_profiles=min(effort.num_profiles, num_profiles) - 1,
-            num_moves=min(effort.max_simulations, effort.num_ops // (step.num_ops + MOVE_OPS)),
+            num_moves=min(effort.max_simulations, effort.num_ops // (step.num_ops + MOVE_OVERHEAD_OPS)),
         )
         return [self._in_buckets(bucket) for bucket in buckets]
 

@@ -22,7 +22,7 @@ class FoundCluster:
     """What a configuration says of a cluster."""
 
     lines: tuple[str, ...]
-    """Of its section."""
+    """Lines of the cluster section."""
     num_processes: int
     has_gpus: bool
     is_here: bool

@@ -29,7 +29,7 @@ class FoundDataset:
     card: DatasetCard
     num_looked_at: int
     num_bad: int
-    """Of those looked at."""
+    """Bad rows among the sampled ones."""
     first_reason: str
     """Why the first bad one is bad."""
     kinds: Mapping[str, int]

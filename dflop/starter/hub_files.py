@@ -11,7 +11,7 @@ from dflop.models.unsupported import refuse_adapter
 from dflop.run.messages import Say
 
 _TEXTS = ("*.json", "*.jinja", "*.model", "*.txt")
-"""Of a model: what a plan is made from. Weights are what training starts from."""
+"""Files of a model that a plan is made from. Weights are what training starts from."""
 _MAX_NAMED = 5
 
 

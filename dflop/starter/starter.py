@@ -38,7 +38,7 @@ class Starter:
     """A configuration to begin with."""
 
     name: str
-    """Of its runs."""
+    """Name of the runs."""
     text: str
     found: tuple[str, ...]
     """What was found, a line each."""
@@ -104,7 +104,7 @@ class _Writer:
         wanted: int | None,
         cluster: FoundCluster,
     ) -> None:
-        """Of the GPUs, `wanted` are to train on, if those are not this machine's; `named`: special tokens -> rows."""
+        """`wanted` GPUs are to train, where these are not this machine's; `named`: special tokens -> rows."""
         self.model_config, self.model, self.dataset = model_config, model, dataset
         self.tokenizer, self.named, self.wanted, self.cluster = tokenizer, named, wanted, cluster
         stem = Path(dataset.card.annotations).absolute().name.partition(".")[0]

@@ -18,7 +18,7 @@ the gain exceeds that cost and `replan.min_gain_frac`, and `replan.mode` is `act
 (`dflop/learn/remeasure.py`) are timed again beside training (`reprofile.py`); where the probe agrees with the table,
 the cause is the machine and the online factor stays.
 
-The cluster's failures (node lost, preempted, lost job) are tried twice more (`is_the_clusters_doing` in `follow.py`);
-what a job did to itself is not. `preflight.py` finds all that would keep a run from starting: `run` stops at the
-first problem, `config validate` tells all.
+Steps that the cluster ended (node lost, preempted, lost job) run twice more (`is_infrastructure_failure` in
+`follow.py`); a job's own failure ends the run. `preflight.py` finds what would keep a run from starting: `run` stops
+at the first problem, `config validate` lists all.
 """

@@ -30,7 +30,7 @@ LOCAL_POLL_S = 0.5
 MAX_SAID = 8
 """Jobs of which the same is said one by one; of more it is said once."""
 MAX_LINES, PER_S = 120, 60.0
-"""Of jobs' logs in a run's own log: a log page keeps every line, and its server is shared."""
+"""Most lines of jobs' logs in a run's own log: a log page keeps every line, and its server is shared."""
 
 Meanwhile = Callable[[JobHandle], Awaitable[None]]
 """A round of what is done while a job runs."""
@@ -79,7 +79,7 @@ async def follow_jobs(
             ended.
     """
     refuse_if_cancelled(run)
-    told = _Told(run, specs, to)
+    told = _Announcer(run, specs, to)
     rounds: list[asyncio.Task[None]] = []
     has_ended = asyncio.Event()
 
@@ -112,18 +112,17 @@ def refuse_if_cancelled(run: RunDir) -> None:
     refuse_if_taken_over(run)
 
 
-def is_the_clusters_doing(error: object, run: RunDir) -> bool:
-    """Whether a step that ended with an error is worth doing again: what a job did to itself is not.
+def is_infrastructure_failure(error: object, run: RunDir) -> bool:
+    """Whether the cluster, and not the job, caused an error, so that the step is worth running again.
 
-    On Slurm jobs are told to stop by the cluster: a time limit, somebody else's job. On this machine whoever told one
-    meant it.
+    Slurm interrupts jobs for a time limit or for somebody else's job; on this machine an interrupt is meant.
     """
-    is_told = isinstance(error, Interrupted) and run.config().cluster.backend == "slurm"
-    return is_told or isinstance(error, InfrastructureError)
+    was_interrupted = isinstance(error, Interrupted) and run.config().cluster.backend == "slurm"
+    return was_interrupted or isinstance(error, InfrastructureError)
 
 
-class _Told:
-    """Passes on what there is to tell of jobs that are followed together: states, steps and lines of their logs."""
+class _Announcer:
+    """Reports states, steps and log lines of the jobs that are followed together."""
 
     def __init__(
         self, run: RunDir, specs: Sequence[JobSpec], to: Listener, *, clock: Callable[[], float] = time.monotonic

@@ -47,7 +47,7 @@ from dflop.store.snapshot import Current
 from dflop.store.spool import spool_rows
 
 SAMPLES_PER_GPU = 8
-"""Of a global batch: enough for several microbatches in which samples of all sizes can be balanced."""
+"""Samples of a global batch per GPU: enough for several microbatches that balance samples of all sizes."""
 
 
 def bound_family(config: Config) -> Family:
@@ -151,7 +151,7 @@ class Task:
     """Without a plan id: there is no plan yet."""
     costs: Costs
     later: Batches
-    """Of steps behind a horizon, which a plan has to hold in memory; empty where it is for all that comes."""
+    """Batches of steps after the horizon, which must fit in memory; empty where the plan is for all steps."""
 
     @property
     def corrections_text(self) -> str:

@@ -39,7 +39,7 @@ MAX_EXAMPLES = 5
 _ROWS = "rows"
 """In the inputs of a data profile: `DatasetKeys.rows` of its dataset."""
 MAX_PROFILES = 4
-"""Of which it is tried whether a dataset has grown from theirs: each costs a hash of the files."""
+"""Older profiles tried as what a dataset has grown from: each costs a hash of the files."""
 
 
 @dataclass(frozen=True, slots=True)

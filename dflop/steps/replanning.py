@@ -135,7 +135,7 @@ def _advise(run: RunDir, config: Config, progress: Progress, noticed: Sequence[D
         if cost_s is None:
             # That a job has stopped is noticed by the next look at it.
             cost_s = restart_cost_s(reader, run.run_id, progress) + poll_interval_s(config)
-    old_s, new_s, plans = _weighed(task.problem, plan, planned.plans, slow)
+    old_s, new_s, plans = _compared(task.problem, plan, planned.plans, slow)
     num_counted = min(num_left, task.basis.num_steps)
     gain_s = (old_s - new_s) * progress.time_ratio * num_counted
     verdict, detail = _verdict(config, plan, plans[0], old_s, new_s, gain_s, cost_s, num_counted)
@@ -165,10 +165,10 @@ def _slow_nodes(reader: Reader, run_id: str, attempt: int) -> dict[Node, float]:
     return {node: r.factor for node, r in newest.items() if r.factor > max(SLOW_FACTOR, 1 + 2 * r.sd_frac)}
 
 
-def _weighed(
+def _compared(
     problem: Problem, plan: Plan, plans: Sequence[Plan], slow: Mapping[Node, float]
 ) -> tuple[float, float, tuple[Plan, ...]]:
-    """(seconds per step of the present plan, of the best new one, the new ones with that one in front)."""
+    """(current step_s, best new step_s, new plans with the best one first)."""
     old_s = scheduled_step_s(problem, plan, slow)
     if not slow:
         return old_s, plans[0].predicted_step_s, tuple(plans)
@@ -244,7 +244,7 @@ class Progress:
     steps: tuple[int, ...]
     """All that were, ascending."""
     time_ratio: float
-    """Of measured to simulated seconds of a step, median of the latest: what a simulated gain has to be scaled with."""
+    """Measured over simulated seconds of a step, median of the latest: scales a simulated gain."""
     started_at_s: dict[int, float]
     """Per attempt, when its first step began to be like any other."""
 

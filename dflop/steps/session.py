@@ -28,14 +28,14 @@ from dflop.run.find import find_run, runs_folder
 from dflop.run.messages import Meter, Say
 from dflop.run.queue import as_cancelled, launcher_of, live_jobs
 from dflop.steps import next_plan, planning, profiling, training
-from dflop.steps.follow import Listener, ingest_run, is_the_clusters_doing
+from dflop.steps.follow import Listener, ingest_run, is_infrastructure_failure
 from dflop.steps.preflight import preflight
 from dflop.store.ingest import ingest
 from dflop.units import counted, seconds
 from dflop.views import run_results
 
 RETRIES, RETRY_DELAY_S = 2, 5.0
-"""Of a step that the cluster ended."""
+"""Retries of a step that an infrastructure failure ended, and the seconds before each."""
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Ctrl-C, a limit of the login node, a session that is closed."""
 
@@ -122,8 +122,8 @@ async def driver_session(run: RunDir, say: Say) -> AsyncIterator[None]:
             ended = error
             if run.is_cancelled() and not isinstance(error, Cancelled):  # a job that ended of it has not failed
                 ended = as_cancelled(run, error.what.splitlines()[0])
-            is_told = lifecycle.INTERRUPTED if isinstance(ended, Interrupted) else lifecycle.FAILED
-            note_end(lifecycle.CANCELLED if isinstance(ended, Cancelled) else is_told)
+            state = lifecycle.INTERRUPTED if isinstance(ended, Interrupted) else lifecycle.FAILED
+            note_end(lifecycle.CANCELLED if isinstance(ended, Cancelled) else state)
             if not isinstance(error, StoreError):
                 _record(run, config)
             if ended is error:
@@ -216,7 +216,7 @@ async def with_retries(work: Callable[[], Awaitable[T]], run: RunDir, say: Say) 
         try:
             return await work()
         except DflopError as error:
-            if not num_left or not is_the_clusters_doing(error, run):
+            if not num_left or not is_infrastructure_failure(error, run):
                 raise
             times = "once more" if num_left == 1 else f"{num_left} more times"
             say(f"{error.what.splitlines()[0]}; retrying in {seconds(RETRY_DELAY_S)}, {times} if need be")

@@ -126,7 +126,7 @@ def train_job(run: RunDir, config: Config, mode: str, num_processes: int) -> Job
 
 
 def train_key(run: RunDir, mode: str) -> str:
-    """Of all jobs that train or compare, one after the other, whatever plan they run: there is never more than one."""
+    """Key of all jobs that train or compare, whatever plan they run: only one of them lives at a time."""
     return f"{run.run_id}/{mode}"
 
 

@@ -93,7 +93,7 @@ async def train(run: RunDir, launcher: Launcher, to: Listener) -> Trained:
 
 
 def _last_state(run: RunDir, mode: str) -> JobState | None:
-    """Of the newest job that trains or compares; None where there is none."""
+    """State of the newest job that trains or compares; None where there is none."""
     _, state = Journal(run.path, run.run_id).latest().get(submit.train_key(run, mode), (None, None))
     return state
 
@@ -128,14 +128,14 @@ async def _follow(
         Interrupted, LaunchError: as `follow_jobs`.
     """
     spec = submit.train_job(run, run.config(), mode, run.plan().num_processes)
-    is_told = False
+    is_to_stop = False
     while True:
         holder = await asyncio.to_thread(trainer_of, run, mode)
         if holder is not None and await asyncio.to_thread(live_job, run, launcher, mode) is None:
             refuse_if_cancelled(run)  # processes that no launcher knows: only their claim says that they live
-            if not is_told:
+            if not is_to_stop:
                 to.say(f"run {run.run_id} is being trained by {holder}; waiting for it")
-            is_told = True
+            is_to_stop = True
             await asyncio.sleep(POLL_S)
             continue
         try:

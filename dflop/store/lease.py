@@ -44,10 +44,10 @@ class Claim:
     since: str
     """UTC, `2026-11-20T12:00:00Z`."""
     boot_id: str = ""
-    """Of the kernel under which it was made."""
+    """Boot id of the kernel under which it was made."""
     is_released: bool = False
     job: str = ""
-    """That it is a process of, for claims of jobs: `slurm CLUSTER 12`."""
+    """The job it is a process of, for claims of jobs: `slurm CLUSTER 12`."""
     age_s: float = 0.0
     """Since its holder last gave a sign of life, by the clock of the file server."""
 

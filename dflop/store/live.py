@@ -27,7 +27,7 @@ LOCK_TIMEOUT_S = 60.0
 CHECKPOINT_THRESHOLD = "1GiB"
 """Log size that triggers a checkpoint; the default of 16 MiB rewrites the growing tail of a table many times a pass."""
 STORAGE_VERSION = "v1.4.0"
-"""Of the file, and so of snapshots, which are copies of it: every duckdb client in use opens it."""
+"""Storage version of the file and of snapshots, which are copies of it: every duckdb client in use opens it."""
 _CONFIG = {"checkpoint_threshold": CHECKPOINT_THRESHOLD, "storage_compatibility_version": STORAGE_VERSION}
 
 

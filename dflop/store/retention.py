@@ -24,7 +24,7 @@ PUBLISH_EVERY_S = 300.0
 BYTES_PER_S = 4e6
 """Sooner where less than this is written: every 25 s for 100 MB."""
 NUM_SLOTS = 6
-"""Of the grace period; one snapshot stays in each."""
+"""Slots of the grace period; one snapshot stays in each."""
 _FLOCK = "hhqqi4x"
 """Linux's `struct flock` of a 64-bit machine."""
 

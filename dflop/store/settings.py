@@ -32,9 +32,9 @@ class Settings:
     keep_snapshots: int = 5
     """Newest snapshots that are always kept."""
     grace_s: float = 3600.0
-    """Of older snapshots, those in use and one per sixth of this time stay until they were replaced so long ago."""
+    """Older snapshots in use, and one per sixth of this time, stay until they were replaced so long ago."""
     max_snapshots_ratio: float = 6.0
-    """Of those not in use the oldest go sooner, once all snapshots take more than so many times the newest one."""
+    """The oldest ones not in use go sooner, once all snapshots take more than so many times the newest one."""
     lease_s: float = 120.0
     """An ingester on another node that has not been heard of for this long is taken for dead."""
 

@@ -55,7 +55,7 @@ class Current:
     published_at_s: float
     epoch: int = 0
     num_bytes: int = 0
-    """Of the file; 0 where an older dflop published it."""
+    """Bytes of the file; 0 where an older dflop published it."""
 
 
 class DamagedCurrentError(StoreError):

@@ -122,7 +122,7 @@ def _facts(config: Config, run: RunDir) -> tuple[tuple[str, str], ...]:
 
 
 def _quarantined(reader: Reader, run: RunDir) -> list[QuarantinedSample]:
-    """Of the data profile, of training and of the comparison: a sample once per phase."""
+    """Quarantined samples of the data profile, training and comparison: a sample once per phase."""
     jobs = [run.run_id, f"{run.run_id}/{COMPARE}"]
     found = (
         *reader.records(QuarantinedSample, where={"profile_key": run.profile_key(), "phase": "profile"}),

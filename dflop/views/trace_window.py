@@ -24,7 +24,7 @@ from dflop.store import console
 from dflop.store.reader import Reader
 
 NUM_STEPS = 20
-"""Of a trace when nobody says which: the last."""
+"""Steps of a trace by default: the last ones."""
 MANY_EVENTS = 1_000_000
 """Viewers become slow beyond."""
 SUFFIXES = (".json", ".json.gz")
@@ -86,7 +86,7 @@ def write_trace(run: RunDir, out: Path | None = None, *, job: str = TRAIN, windo
 
 
 def choose_steps(observed: Sequence[int], window: str | None, most: int = NUM_STEPS) -> list[int]:
-    """Those of the observed steps that a window names, ascending; see `write_trace`.
+    """Observed steps that a window names, ascending; see `write_trace`.
 
     Args:
         observed: Steps of the run.

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from dflop.data.annotations import BadSample
 from dflop.data.dataset_profile import DatasetRef, profile_key, profile_shard
-from dflop.data.keys import IGNORED
 from dflop.data.ledger import MediaFolder, names_in
 from dflop.data.mixture import Dataset, MixtureEntry
+from dflop.data.row_keys import IGNORED
 from tests.data.containers import jsonl_of, parquet_of, write_tar
 from tests.data.helpers import WriteRows, chat
 

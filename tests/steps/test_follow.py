@@ -11,7 +11,7 @@ from dflop.run import driver_lock
 from dflop.run.directory import RunDir
 from dflop.run.messages import Say
 from dflop.steps import follow
-from dflop.steps.follow import Listener, Meanwhile, _Told, follow_jobs
+from dflop.steps.follow import Listener, Meanwhile, _Announcer, follow_jobs
 from dflop.store.lease import Claim
 from tests.launch.helpers import make_spec
 
@@ -109,7 +109,7 @@ class Hearer(Listener):
 
 def test_how_a_job_stands_is_told_with_its_steps(run, job):
     hearer, clock = Hearer(), [0.0]
-    told = _Told(run, [job], hearer, clock=lambda: clock[0])
+    told = _Announcer(run, [job], hearer, clock=lambda: clock[0])
     first, second = (JobHandle("slurm", id, job.name, job.key, job.folder, 4, 5.0) for id in ("12", "13"))
     told.changes([(first, JobStatus(JobState.QUEUED, "Priority"))])
     told.changes([(first, JobStatus(JobState.RUNNING))])
@@ -134,7 +134,7 @@ def test_how_a_job_stands_is_told_with_its_steps(run, job):
 
 def test_what_a_job_says_of_how_far_it_is_moves_the_bar(run, job):
     hearer = Hearer()
-    told = _Told(run, [job], hearer)
+    told = _Announcer(run, [job], hearer)
     handle = JobHandle("local", "12", job.name, job.key, job.folder, 1, 5.0)
     told.changes([(handle, JobStatus(JobState.RUNNING))])
     for line in ("rows of 3 of 4 files", "data profile, rows: 256 of 1024 (25%), 54.00 s to go", "x: 1 of 0 (0%), y"):
@@ -145,7 +145,7 @@ def test_what_a_job_says_of_how_far_it_is_moves_the_bar(run, job):
 def test_of_many_jobs_what_they_have_in_common_is_said_once(run, job):
     hearer = Hearer()
     specs = [dataclasses.replace(job, name=f"data-{i}", key=f"k{i}") for i in range(20)]
-    told = _Told(run, specs, hearer)
+    told = _Announcer(run, specs, hearer)
     handles = [JobHandle("slurm", f"7_{i}", s.name, s.key, s.folder, 1, 5.0) for i, s in enumerate(specs)]
     told.changes([(handle, JobStatus(JobState.RUNNING)) for handle in handles])
     told.changes([(handle, JobStatus(JobState.DONE)) for handle in handles[:5]])

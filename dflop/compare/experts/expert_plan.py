@@ -32,7 +32,7 @@ class ExpertPlan:
 
     plan: Plan
     cost: CostModel
-    """Of `grouped`."""
+    """Costs of `grouped`."""
     policy: str
     num_sharing: int = 1
     """Neighbouring replicas that share every sample."""
@@ -41,7 +41,7 @@ class ExpertPlan:
     is_by_bytes: bool = False
     """Whether its memory is that of its microbatches; else the token caps of its plan hold."""
     freed_bytes: float = 0.0
-    """Of a rank, what its trainer lets go of that the plan is charged with."""
+    """Bytes a rank frees although the plan is charged with them."""
 
     @property
     def grouped(self) -> Plan:
@@ -95,7 +95,7 @@ def holds(
 
 
 def peak_bytes(problem: Problem, plan: Plan, loads: Mapping[str, Floats], num_sharing: int) -> Floats:
-    """Of the fullest of these ranks, per microbatch."""
+    """Peak of the fullest of these ranks, per microbatch."""
     of_rank = [loads[m.module].reshape(3, -1) * rank_share(m.module, num_sharing) for m in plan.modules]
     return chain_peaks(problem, plan, plan.modules, of_rank)[:, 0]
 

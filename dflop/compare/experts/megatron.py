@@ -99,7 +99,7 @@ def _mlps(plain: CostTable, spec: ModuleSpec) -> CostTable:
 
 
 def _values_inside(kind: LayerKind, hidden_size: int) -> float:
-    """That an MLP keeps of a token; of experts the rows in, out and weighted, and four of their widths, as in eager."""
+    """Values an MLP keeps per token; experts keep rows in, out and weighted, and four of their widths, as in eager."""
     if not kind.num_experts:
         return kind.num_mlp_tensors * kind.mlp_width
     return 3 * kind.num_active_experts * hidden_size + 4 * kind.mlp_width

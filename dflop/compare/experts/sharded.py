@@ -35,7 +35,7 @@ from dflop.schedule.policies import QUICK, StepJob
 from dflop.simulate.step import with_messages
 
 EIGHTHS = 8
-"""Of the layers."""
+"""Parts of the layers that are recomputed, or not, as one."""
 POLICY = "token_kk"
 ROOM_RATIO = 1.03
 """What memory has to hold of microbatches over those of the batches that a plan is made on: others are longer."""

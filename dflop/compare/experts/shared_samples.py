@@ -33,11 +33,11 @@ class Sharing:
     """A way to share samples."""
 
     name: str
-    """Of its degree, as `sp` in `sp4`."""
+    """Name of the degree, as `sp` in `sp4`."""
     message_s: Callable[[ModuleSpec, CostTable, int, LinkModel], tuple[float, float]]
     """Forward through one layer with so many ranks: (latency, what each token of a microbatch adds)."""
     backward_ratio: int
-    """Times that, what gradients take."""
+    """Messages backward over messages forward."""
 
 
 def _all_to_alls_s(spec: ModuleSpec, table: CostTable, num_ranks: int, links: LinkModel) -> tuple[float, float]:
@@ -81,7 +81,7 @@ def shared_costs(problem: Problem, sharing: Sharing, num_ranks: int, ep: int = 1
 
 
 def _shared(table: CostTable, spec: ModuleSpec, sharing: Sharing, num_ranks: int, links: LinkModel) -> CostTable:
-    """Of a group's microbatch, what the rank takes that has most of it."""
+    """Costs of a group's microbatch on the rank that has most of it."""
     share, forward, backward = rank_share(spec.module, num_ranks), curve.ZERO, curve.ZERO
     if spec.module == LLM and num_ranks > 1:
         latency_s, token_s = sharing.message_s(spec, table, num_ranks, links)

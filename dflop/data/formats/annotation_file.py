@@ -74,7 +74,7 @@ class AnnotationFile(RowSource):
             raise DataError(f"file cannot be read: {error.strerror}", where=str(self.path)) from error
 
     def fingerprints_before(self, num_rows: int) -> set[str]:
-        """Of JSON Lines, to which rows may be appended: with and without blank lines that followed then."""
+        """Fingerprints of the first rows of JSON Lines, with and without the blank lines that follow."""
         if not self.path.name.lower().endswith(".jsonl"):
             return set()
         last, following = int(self._spans[num_rows - 1, 1]), int(self._spans[num_rows, 0])

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dflop.data.annotations import BadSample
-from dflop.data.keys import CONVERSATION_KEYS
+from dflop.data.row_keys import CONVERSATION_KEYS
 from dflop.errors import DataError
 
 _WINDOW_BYTES = 2**22

@@ -20,11 +20,11 @@ class RowMapping:
     """What is done to the rows of a file before they are read."""
 
     list_name: str = ""
-    """Of a JSON object of lists, the list that the rows are in."""
+    """Name of the list with the rows, in a JSON object of lists."""
     columns: tuple[tuple[str, str], ...] = ()
     """(our key, theirs): with any, no other column is read."""
     tags: tuple[tuple[str, str], ...] = ()
-    """Of a turn, the keys of `role` and `content`, and what their speakers are called: (our word, theirs)."""
+    """A turn's keys of `role` and `content`, and its names of speakers: (our word, theirs)."""
     names_files: bool = False
     """Whether a column such as `file_name` names the media of its row, and another is their caption."""
 

@@ -21,7 +21,7 @@ class RowSource(abc.ABC):
 
     Args:
         path: The file; its name begins the names of media that stand in its rows.
-        ignored_keys: Keys that may be ignored besides those of `keys.py`.
+        ignored_keys: Keys that may be ignored besides those of `row_keys.py`.
         mapping: What is done to a row before it is read.
     """
 

@@ -20,7 +20,7 @@ def open_source(path: Path, ignored_keys: Collection[str] = (), mapping: RowMapp
 
     Args:
         path: The file.
-        ignored_keys: Keys, columns and extensions of tar members that may be ignored besides those of `keys.py`.
+        ignored_keys: Keys, columns and extensions of tar members that may be ignored besides those of `row_keys.py`.
         mapping: What is done to its rows before they are read; None: what the file's name says.
 
     Raises:

@@ -21,7 +21,7 @@ import polars as pl
 from dflop.data.annotations import BadSample
 from dflop.data.formats.row_mapping import RowMapping
 from dflop.data.formats.row_source import RowSource
-from dflop.data.keys import CONVERSATION_KEYS
+from dflop.data.row_keys import CONVERSATION_KEYS
 from dflop.errors import DataError
 
 _WINDOW_BYTES = 2**25

@@ -27,7 +27,7 @@ from dflop.data.formats.json_rows import parse_object
 from dflop.data.formats.row_mapping import RowMapping, kind_of
 from dflop.data.formats.row_source import RowSource
 from dflop.data.frame_files import AnySource
-from dflop.data.keys import CAPTIONS, FOLLOWED, IGNORED
+from dflop.data.row_keys import CAPTIONS, FOLLOWED, IGNORED
 from dflop.errors import DataError
 
 _MAX_TEXT_BYTES = 2**26

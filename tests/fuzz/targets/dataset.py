@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from dflop.data.annotations import BadSample
 from dflop.data.dataset_profile import DatasetRef, profile_shard
-from dflop.data.keys import FOLLOWED
+from dflop.data.row_keys import FOLLOWED
 from dflop.records import QuarantinedSample, SampleShape
 from dflop.store import schema
 from tests.data.containers import write_tar

@@ -20,7 +20,7 @@ from av.sidedata.sidedata import SideData, Type
 _SQUARE = 0.02
 """How much of a row of the matrix may lie off its axis: a degree."""
 _MATRIX_OFFSET = {b"mvhd": (36, 48), b"tkhd": (40, 52)}
-"""Of the matrix within a box, by the box's version."""
+"""Offset of the matrix within a box, by the box's version."""
 _MAX_BOXES = 10_000
 _POSE_ROLL = (b"\x76\x75\x84", b"\x76\x75\x88")
 """Matroska's ProjectionPoseRoll, as a float of 4 or 8 bytes."""

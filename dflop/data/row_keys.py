@@ -78,7 +78,7 @@ _MASKS_AS_HERE = re.compile(
     r"(?P<yes>mask_(the_)?(prompt|input|question|instruction|user|system|query)s?|(.*_)?only_loss|eot)"
     r"|(?P<no>(.*_)?train_on_(input|prompt|user|system|question)s?|.*_last(_.*)?|last_.*|mask_history|(is_)?masked)"
 )
-"""Those that mean what is done here anyway when they are true, or when they are false."""
+"""Keys that ask for what dflop does anyway, when true or when false."""
 
 _OF_RECORDING = (
     "((audio|video|clip|media|seg(ment)?|speech|sound|rec(ording)?|wav|chunk|utt(erance)?|frame|time|sample|shot|scene"
@@ -156,7 +156,7 @@ class KeyReader:
                 self.unknown.add(printable(key))
 
     def check_row(self, row: Mapping[str, object], kinds: Collection[str]) -> None:
-        """Of a row whose media are known: that it means the whole of them, and if it has none, that none are named.
+        """Check that a row means its media as a whole, and that a row without media names none.
 
         Raises:
             BadSample: a key says which part of a recording is meant, or names media of a row that has none.
@@ -173,7 +173,7 @@ class KeyReader:
                 yield key, value
 
     def check_columns(self, row: Mapping[str, object], keys: Iterable[str]) -> None:
-        """Of a question and its answer in two columns: that nothing else belongs to the question.
+        """Check that nothing else belongs to the question where question and answer are two columns.
 
         Raises:
             BadSample: one of these keys holds something.
@@ -241,5 +241,5 @@ def _refusal(key: str, reason: str) -> BadSample:
 
 
 def never_ignored(keys: Iterable[str]) -> list[str]:
-    """Those of some keys without which there is no row, so that they cannot be ignored."""
+    """Keys among these without which there is no row, so that they cannot be ignored."""
     return sorted(set(keys) & (FOLLOWED["row"] | FOLLOWED["message"] - {*LOSS_MARKS}))

@@ -50,7 +50,7 @@ class Item(NamedTuple):
 Segment = str | TurnText | Item
 
 
-class ShownTurns:
+class RenderedTurns:
     """Conversations as a template shows them.
 
     Args:

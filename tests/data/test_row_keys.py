@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from dflop.data.annotations import BadSample, MediaRef
 from dflop.data.card import entries_of
 from dflop.data.formats.annotation_file import AnnotationFile
-from dflop.data.keys import FOLLOWED, IGNORED, REFUSED
 from dflop.data.mixture import Dataset, make_entry
+from dflop.data.row_keys import FOLLOWED, IGNORED, REFUSED
 from dflop.errors import ConfigError
 from tests.data.containers import content_of, jsonl_of, write_tar
 from tests.data.helpers import chat, parse_row

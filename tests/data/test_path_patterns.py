@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from dflop.data.patterns import expand
+from dflop.data.path_patterns import expand
 from dflop.errors import ConfigError
 
 NAMES = ["a.json", "b.json", "s-000.tar", "s-001.tar", "s-002.tar", "t9.tar", "t10.tar", "w{a,b}[0].json", "sub/c.json"]

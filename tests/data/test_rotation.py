@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from dflop.data.decode import decode_frames, decode_video
-from dflop.data.display import states_a_turn
 from dflop.data.headers import BadMedia, read_header
+from dflop.data.rotation import states_a_turn
 from tests.data.media_files import cut_clip, write_clip
 
 ONE = 1 << 16
