@@ -108,8 +108,8 @@ class ValidationConfig(Section):
     """Samples held out of training, and their loss during training."""
 
     num_samples: int = Field(default=0, ge=0)
-    """Samples held out, at random; 0: no validation. Those with the same media, or of the same id with as many tokens,
-    are held out together or not at all, so it may be a few less."""
+    """Samples held out, at random; 0: no validation. Those with the same media or the same content (texts without
+    case and white space, media by name and size) are held out together or not at all, so it may be a few less."""
     sources: tuple[str, ...] = ()
     """Entries of the dataset that are held out whole, in place of `num_samples`: entries of a mixture by their names,
     or, by `validation` or `test`, files that are named so (with `dataset.split: train,validation`)."""

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from dflop.data.annotations import AnnotatedSample, BadSample, printable
 from dflop.data.chat import ChatTemplate
+from dflop.data.content import content_hash
 from dflop.data.header_cache import HeaderCache, HeaderRow
 from dflop.data.mixture import Dataset, MixtureEntry
 from dflop.data.row_keys import never_ignored
@@ -31,7 +32,7 @@ from dflop.models.media import MediaRules
 from dflop.progress import At, counted, unseen
 from dflop.records import QuarantinedSample, SampleShape
 
-RULES_VERSION = 15
+RULES_VERSION = 16
 """Raise when this room reads the same row differently: old profiles then no longer match."""
 
 BLOCK_ROWS = 256
@@ -272,11 +273,15 @@ class _Work:
             else:
                 noted.update((_UNKNOWN, key) for key in sample.unknown_keys)
                 noted.update((_NAMED, token) for token in self._tokenizer.spelled_out(sample))
-        return [self._weighted(r) for r in found], self.headers.take_new(), noted
+        done = [self._finished(r, sample) for r, (_, sample) in zip(found, samples, strict=True)]
+        return done, self.headers.take_new(), noted
 
-    def _weighted(self, result: Result) -> Result:
+    def _finished(self, result: Result, sample: AnnotatedSample | BadSample) -> Result:
+        """With what the dataset knows and the row alone does not."""
+        if isinstance(sample, BadSample) or not isinstance(result, SampleShape):
+            return result
         weight = float(self._weights[result.sample_index])
-        return replace(result, weight=weight) if isinstance(result, SampleShape) and weight != 1 else result
+        return replace(result, weight=weight, content_hash=content_hash(self.rows, sample, result.items))
 
     def _sample(self, index: int) -> AnnotatedSample | BadSample:
         try:

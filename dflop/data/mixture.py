@@ -173,9 +173,18 @@ class Dataset:
         source, _ = self._source(index)
         return source.path if source.embeds(ref) else confine(self.entries[self.locate(index)[0]].media_root, ref.path)
 
+    def embeds(self, index: int, ref: MediaRef) -> bool:
+        """Whether the bytes of a media item of sample `index` lie in the file of its row."""
+        return self._source(index)[0].embeds(ref)
+
+    def home(self, index: int, ref: MediaRef) -> Path:
+        """What the path of a media item of sample `index` is relative to: a media root, or the file of its row."""
+        source, _ = self._source(index)
+        return source.path if source.embeds(ref) else self.entries[self.locate(index)[0]].media_root
+
     def media_fingerprint(self, index: int, ref: MediaRef) -> str:
         """Size and time of change of a media file; empty for one inside a container, which `fingerprint` covers."""
-        if self._source(index)[0].embeds(ref):
+        if self.embeds(index, ref):
             return ""
         try:
             source = self.open_media(index, ref)

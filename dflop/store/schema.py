@@ -108,7 +108,8 @@ def _with_places(table: pa.Table, **constants: object) -> pa.Table:
 
 UPGRADES: dict[str, tuple[Upgrade, ...]] = {
     "run_record": (_with(owner=""),),
-    "sample_shape": (_with(media_level=0, num_cut_tokens=0, weight=1.0), _with(sum_sq_llm_tokens=0)),
+    "sample_shape": (_with(media_level=0, num_cut_tokens=0, weight=1.0), _with(sum_sq_llm_tokens=0),
+                     _with(content_hash=0)),
     "measurement": (
         _with(is_frozen=False, recompute=False, peak_bytes=0, optimizer_s=0.0, status="ok"),
         _with(fp8=records.FP8_OFF),

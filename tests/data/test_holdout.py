@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dflop.data.formats.row_source import RowSource
 from dflop.data.holdout import held_out, sources_held_out
 from dflop.data.mixture import Dataset, MixtureEntry
 from dflop.errors import DataError
@@ -48,10 +49,18 @@ def test_samples_without_loss_are_not_held_out():
     assert held_out(shapes, 10, 0).tolist() == [1, 3, 5, 7, 9]
 
 
-def dataset(*names):
+class FourRows(RowSource):
+    def __len__(self):
+        return 4
+
+    def row(self, index):
+        raise NotImplementedError
+
+
+def dataset(*names, root="media/{}"):
     """Four rows of each entry."""
-    entries = [MixtureEntry(name, (), Path()) for name in names]
-    return Dataset(entries, [[] for _ in names], [np.arange(4) for _ in names])
+    entries = [MixtureEntry(name, (), Path(root.format(name))) for name in names]
+    return Dataset(entries, [[FourRows(Path(name, "0.parquet"))] for name in names], [np.arange(4) for _ in names])
 
 
 @pytest.mark.parametrize(
@@ -77,5 +86,33 @@ def test_an_unknown_entry_is_refused_with_the_known_ones():
 def test_samples_of_an_entry_that_are_trained_on_are_counted():
     shapes = list(random_batch(4, seed=1))
     shapes += [replace(s, sample_index=4 + s.sample_index) for s in shapes[:3]] + [make_sample(7, 99)]
-    with pytest.raises(DataError, match=r"3 of 4 samples of b\.json are trained on, too"):
+    with pytest.raises(DataError, match=r"3 of 4 samples of b\.json are trained on, too.*row 4 \(id `s0`\)"):
+        sources_held_out(dataset("a.json", "b.json", root="media"), shapes, ["b.json"])
+
+
+@pytest.mark.parametrize("path", ["1.jpg", "0.parquet#0.image.0"])
+def test_paths_from_different_folders_are_different_pictures(path):
+    (picture,) = make_sample(0, 20, [("vision", 9)]).items
+    shapes = [replace(make_sample(i, 20 + i), items=(replace(picture, path=path),)) for i in (0, 4)]
+    root = "media" if "#" in path else "media/{}"
+    assert sources_held_out(dataset("a.json", "b.json", root=root), shapes, ["b.json"]).tolist() == [1]
+
+
+def test_equal_content_is_found_under_other_ids_and_paths():
+    shapes = [replace(make_sample(i, 20 + i, [("vision", 9)]), content_hash=5 + i % 3) for i in (0, 1, 4, 5)]
+    with pytest.raises(DataError, match="1 of 2 samples"):
         sources_held_out(dataset("a.json", "b.json"), shapes, ["b.json"])
+    assert {tuple(held_out(shapes, 2, seed)) for seed in range(20)} == {(1, 2), (0, 3)}
+
+
+@given(st.lists(st.tuples(st.integers(0, 6), st.integers(1, 6)), min_size=1, max_size=12), st.integers(0, 99))
+def test_groups_are_the_connected_samples(keys, seed):
+    (picture,) = make_sample(0, 20, [("vision", 9)]).items
+    shapes = [
+        replace(make_sample(i, 20), items=(replace(picture, path=str(m)),), content_hash=c)
+        for i, (m, c) in enumerate(keys)
+    ]
+    out = set(held_out(shapes, len(shapes) // 2, seed).tolist())
+    inside, outside = [k for p, k in enumerate(keys) if p in out], [k for p, k in enumerate(keys) if p not in out]
+    assert {m for m, _ in inside}.isdisjoint(m for m, _ in outside)
+    assert {c for _, c in inside}.isdisjoint(c for _, c in outside)

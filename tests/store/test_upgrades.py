@@ -76,7 +76,7 @@ def first_version(kind: str, table: pa.Table) -> pa.Table:
         return without(table, "min_tokens", "max_tokens", "sd_frac", "is_in_force", "level")
     if kind == "measurement":
         return without(table, "is_frozen", "recompute", "peak_bytes", "optimizer_s", "status", "fp8")
-    return without(table, "media_level", "num_cut_tokens", "weight", "sum_sq_llm_tokens")
+    return without(table, "media_level", "num_cut_tokens", "weight", "sum_sq_llm_tokens", "content_hash")
 
 
 def before_trains(kind: str, table: pa.Table) -> pa.Table:
