@@ -5,8 +5,8 @@ in float32, as `train/optim.py` and Megatron-LM keep them; in float32 16, withou
 optimizer (ZeRO-1, arXiv 1910.02054) each owns whole parameters, so the fullest has the mean or one large matrix. Where
 they share out parameters (FSDP2), a replica has its part of weights, gradients and optimizer in float32, and whole
 what it has gathered and the gradients of one layer, and from the first pass of a step to the last weights and
-gradients of its experts where it shares experts. A frozen parameter is a weight and nothing else, the base of adapters
-as well.
+gradients of its experts where it shares experts. A frozen parameter is a weight in the type of the model and nothing
+else, the base of adapters as well; where anything of its module trains, it is shared out like the others.
 Which parameters a stage holds is in `stage_params.py`.
 
 Activations are those of the largest microbatch the scheduler may build times the microbatches in flight under 1F1B,
@@ -209,8 +209,9 @@ class StageState:
         # Meanwhile what the next microbatch or gradient brings from a neighbour comes in.
         comes = message * (holds.sum(axis=1, keepdims=True) > 1)
         ends = _ends_at_work(spec, table, params, load.num_lost, tp) + waiting * heaviest
-        once = comes + np.maximum(np.maximum(work, entry), ends)
-        return StageBytes(*self.held, kept=kept, once=np.ceil(holds * (once + self.passing)))
+        # Behind the layers of a frozen base nothing is gathered but what is counted as held.
+        once = np.maximum(np.maximum(work, entry) + self.passing, ends + self.passing * (not table.trains_adapters))
+        return StageBytes(*self.held, kept=kept, once=np.ceil(holds * (comes + once)))
 
 
 def layer_bytes(spec: ModuleSpec, cost: CostModel, load: Floats, mode: RunMode) -> Floats:
@@ -243,15 +244,15 @@ def _state(
     weight_bytes, trained = bytes_per_value(table.dtype), params.trained(table)
     is_sharded = shards > 1
     is_shared = shard_optimizer & ~is_sharded
-    held = params.total - trained + params.ends(table)
+    shared = params.shared(table)
+    held = params.total - shared + params.ends(table)
     mean = trained / np.where(is_sharded, shards, np.where(is_shared, replicas, 1))
     least = 1.0 * np.where(is_shared, params.least_owned(table, replicas), 0)
     num_states = 2 + params.num_averages + ((weight_bytes < FLOAT32_BYTES) & ~is_sharded)
     whole = params.whole_experts(table)
     others = (params.experts * table.trains_layers - whole) if params.ep > 1 else 0  # experts of other replicas
-    weights = np.where(
-        is_sharded, weight_bytes * (held + whole) + FLOAT32_BYTES * mean, weight_bytes * (params.total - others)
-    )
+    rows = weight_bytes * (shared - trained) / shards + FLOAT32_BYTES * mean
+    weights = np.where(is_sharded, weight_bytes * (held + whole) + rows, weight_bytes * (params.total - others))
     gradients = FLOAT32_BYTES * np.where(is_sharded, mean + whole, trained - others)
     parts = (weights, gradients, FLOAT32_BYTES * num_states * mean, FLOAT32_BYTES * num_states * least)
     held_weights, held_gradients, optimizer, owned = (np.ceil(part.astype(np.float64)) for part in parts)

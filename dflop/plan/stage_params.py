@@ -56,6 +56,10 @@ class StageParams:
     """Per parameter that trains, kept by the optimizer."""
     adapters: Ints | int = 0
     """Of low-rank adapters, which are no part of the others."""
+    edge_adapters: Ints | int = 0
+    """Of those, outside the layers."""
+    most_adapters: Ints | int = 0
+    """Of the layer that has most."""
     largest_adapter: Ints | int = 0
     """Both of its matrices."""
 
@@ -82,16 +86,26 @@ class StageParams:
         found: Ints = np.maximum.reduce([self.entry, self.behind_matrix, self.matrix])
         return found
 
+    def shared(self, table: CostTable) -> Ints:
+        """Those that FSDP2 shares out: all of a module of which anything trains."""
+        return self.total * (not table.is_frozen)
+
     def ends(self, table: CostTable) -> Ints:
+        """Of those, the ones outside the layers."""
+        return (self.entry + self.behind + self.edge_adapters) * (not table.is_frozen)
+
+    def trained_ends(self, table: CostTable) -> Ints:
         """Those outside the layers that train."""
-        return self.trained(table) - self.layers * table.trains_layers
+        of_layers = (self.adapters - self.edge_adapters) * table.trains_adapters
+        return self.trained(table) - self.layers * table.trains_layers - of_layers
 
     def passing(self, table: CostTable) -> tuple[Floats, Floats]:
         """Of shared parameters (those of layers gathered at once, those of the unit whose gradients are summed)."""
-        layer = self.largest_layers * table.trains_layers / np.maximum(self.num_layers, 1)
+        layer = self.largest_layers * (not table.is_frozen) / np.maximum(self.num_layers, 1)
         experts = self.largest_experts * table.trains_layers / self.ep
-        gathered = np.minimum(self.num_layers, GATHERED_LAYERS) * layer + experts
-        return gathered, np.maximum(np.maximum(layer, experts), self.ends(table))
+        gathered = np.minimum(self.num_layers, GATHERED_LAYERS) * (layer + self.most_adapters) + experts
+        trained = layer * table.trains_layers + self.most_adapters * table.trains_adapters
+        return gathered, np.maximum(np.maximum(trained, experts), self.trained_ends(table))
 
     def whole_experts(self, table: CostTable) -> Floats:
         """Of a rank's experts, gathered from the first pass of a step to the last."""
@@ -165,6 +179,8 @@ def stage_params(spec: ModuleSpec, layers: Ints, tp: int, ep: int = 1) -> StageP
         num_averages=int(spec.keeps_average),
         largest_experts=-(-_most(held, shared) // tp),
         adapters=_total(held, lambda kind: sum(adapters(kind))) + last * spec.num_edge_adapter_params,
+        edge_adapters=last * spec.num_edge_adapter_params,
+        most_adapters=_most(held, lambda kind: sum(adapters(kind))),
         largest_adapter=_most(held, lambda kind: max(adapters(kind), default=0)),
     )
 

@@ -7,8 +7,8 @@ optimizer steps. Groups that share out parameters (`train/fsdp.py`) gather weigh
 and sum gradients in its backward pass, layer by layer (`with_messages` in `simulate/step.py` says how much is exposed;
 what is outside the layers is gathered once, and charged twice, as in the fit of that share); copies of such groups
 all-reduce what each holds. Experts that replicas share are gathered in the first forward pass of a step and summed in
-its last backward pass alone. Frozen modules have none of it, and of an encoder with a frozen tower its projector alone
-has.
+its last backward pass alone. Frozen modules have none of it. What is frozen in others, the base of adapters or a tower
+below a projector, is gathered, and has no gradients.
 
 Sums begin in the last backward pass, bucket by bucket (`train/buckets.py`), and owners' weights come back under the
 first forward pass, so only what passes do not hide is charged (`_left_s`). Both passes are those of an average
@@ -97,18 +97,21 @@ def gather_seconds(
     """`[C, P]` each: a group gathers the weights of a stage's layers once; it sums and shares out their gradients once.
 
     Each is half of an all-reduce per layer; 0 where no group shares out parameters. Shared experts are not among them.
+    Two passes gather, but the layers of a frozen tower run one, and are half of each.
     """
     tp = mode.tp
     if not (shards > 1).any():
         return np.zeros(layers.shape), np.zeros(layers.shape)
     table, params = problem.cost.table(spec.module, RunMode(tp)), stage_params(spec, layers, tp, mode.ep)
-    trained, group = params.trained(table) - params.experts * table.trains_layers, shards[:, np.newaxis]
-    num_units = layers * table.trains_layers + (params.ends(table) > 0)
+    experts, group = params.experts * table.trains_layers, shards[:, np.newaxis]
+    runs_back = table.trains_layers or table.trains_adapters
+    gathered = params.shared(table) - experts - (params.layers / 2 if not runs_back else 0)
+    weights = gathered, layers * (1 if runs_back else 0.5) + (params.ends(table) > 0), bytes_per_value(table.dtype)
+    gradients = params.trained(table) - experts, layers * runs_back + (params.trained_ends(table) > 0), FLOAT32_BYTES
     num_nodes = _num_nodes(problem, first_rank + np.arange(layers.shape[1]) * replicas[:, np.newaxis] * tp, tp, group)
-    is_sent = (group > 1) & (trained > 0)
     gather_s, scatter_s = (
-        _sync_seconds(problem, is_sent * trained * num_bytes / 2, shards, num_nodes, num_units)
-        for num_bytes in (bytes_per_value(table.dtype), FLOAT32_BYTES)
+        _sync_seconds(problem, (group > 1) * np.maximum(sent, 0) * num_bytes / 2, shards, num_nodes, num_messages)
+        for sent, num_messages, num_bytes in (weights, gradients)
     )
     return gather_s, scatter_s
 

@@ -222,7 +222,7 @@ def planning_task(
             eps=wanted.expert_parallel or ((1,) if has_adapters else None),
             recompute=wanted.recompute,
             shard_optimizer=wanted.shard_optimizer,
-            shard_parameters=(False,) if has_adapters else wanted.shard_parameters,
+            shard_parameters=wanted.shard_parameters,
             host_bytes=wanted.offload_gib_per_process * 2**30,
             host_bytes_per_s=wanted.offload_gb_per_s * 1e9,
             microbatches=wanted.microbatch_choices,

@@ -233,9 +233,6 @@ def _check_lora(config: Config, family: Family, origins: Origins) -> None:
     if max(config.plan.expert_parallel, default=1) > 1:
         what = f"plan.expert_parallel is {list(config.plan.expert_parallel)}, and adapters need experts whole"
         raise ConfigError(what, where=origins.where("plan", "expert_parallel"), hint="[1], or no train.lora")
-    if False not in config.plan.shard_parameters:
-        what = "plan.shard_parameters is [true], and the base of adapters is whole on every replica"
-        raise ConfigError(what, where=origins.where("plan", "shard_parameters"), hint="[false], or no train.lora")
     for module in config.train.lora.targets:
         where = origins.where("train", "lora", "targets", module)
         if module not in family.modules:

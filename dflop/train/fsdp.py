@@ -1,7 +1,8 @@
 """Parameters, gradients and optimizer states shared out over a stage's replicas, by torch's FSDP2 (`fully_shard`).
 
-A rank keeps its rows of every matrix in float32. A layer's weights are gathered when it runs, in the model's type, and
-let go of behind it; gradients are summed, never averaged, and shared out in the backward pass of every microbatch, so
+A rank keeps its rows of every matrix, in float32 where it trains and in the model's type where it does not: the base of
+adapters, the tower below a projector. A layer's weights are gathered when it runs, in the model's type, and let go of
+behind it; gradients are summed, never averaged, and shared out in the backward pass of every microbatch, so
 that no rank ever holds whole ones. All of that is collective, so replicas must run the same modules in the same
 microbatches: `feed.py` gives those that have no work something to run. Where groups smaller than all replicas share
 out parameters (HSDP), each group runs FSDP2 separately, and `reduce.py` all-reduces gradients over the copies after a
@@ -13,9 +14,8 @@ ones. They are gathered once per step and their gradients summed in its last bac
 1/ep of the experts are whole meanwhile, and no microbatch waits for messages of the largest part of the parameters.
 
 To the rest of training such a stage looks like one of which every replica holds a part: `Stage.names` maps global names
-to this rank's rows, plain tensors that share their memory with FSDP's. What does not train stays whole, a stage, the
-tower below its projector or the base of adapters: it has neither gradients nor states to share out, and a frozen LLM
-runs a backward pass only where there are media.
+to this rank's rows, plain tensors that share their memory with FSDP's. A stage of which nothing trains stays whole: a
+frozen LLM runs a backward pass only where there are media.
 """
 
 from __future__ import annotations
@@ -63,31 +63,28 @@ def _shard(
     stage: Stage, shards: dist.ProcessGroup, of_experts: dist.ProcessGroup, cut: Mapping[str, Part]
 ) -> dict[str, Part]:
     paths = {p: path for path, p in stage.named_parameters()}
-    trained = {name: p for name, p in stage.names.items() if p.requires_grad}
-    whole = {p for p in stage.names.values() if not p.requires_grad}
-    shapes = {name: tuple(p.shape) for name, p in trained.items()}
-    where = {name: paths[p] for name, p in trained.items()}
+    shapes = {name: tuple(p.shape) for name, p in stage.names.items()}
+    where = {name: paths[p] for name, p in stage.names.items()}
     device = next(iter(stage.names.values())).device.type
     mesh = DeviceMesh.from_group(shards, device)
-    policy = _in_float32(trained.values())
-    trained_layers = [layer for layer in stage.run_alike if any(p.requires_grad for p in layer.parameters())]
+    policy = _in_float32([p for p in stage.names.values() if p.requires_grad])
     units, group_of = [], dict.fromkeys(where, shards)
-    for layer in trained_layers:
+    for layer in stage.run_alike:
         for experts in experts_of(layer) if of_experts is not shards else ():
-            group_of |= {name: of_experts for name, p in trained.items() if p in set(experts.parameters())}
+            group_of |= {name: of_experts for name, p in stage.names.items() if p in set(experts.parameters())}
             among = DeviceMesh.from_group(of_experts, device)
             units.append(fully_shard(experts, mesh=among, mp_policy=policy, reshard_after_forward=False))
-        units.append(fully_shard(layer, mesh=mesh, mp_policy=policy, ignored_params=whole))
+        units.append(fully_shard(layer, mesh=mesh, mp_policy=policy))
     # torch prefetches in the order of forward passes, which it forgets when a backward pass ends: in a pipeline, other
     # microbatches are in flight then, and their backward passes would wait for every layer's all-gather.
     for previous, unit in itertools.pairwise(units):
         unit.set_modules_to_backward_prefetch([previous])
     if of_experts is not shards:  # the host waits for tokens in every layer, and does not run ahead by itself
-        ahead = [unit for layer in trained_layers for unit in (layer, *experts_of(layer))]
+        ahead = [unit for layer in stage.run_alike for unit in (layer, *experts_of(layer))]
         for unit, following in itertools.pairwise(ahead):
             unit.set_modules_to_forward_prefetch([following])
     # What is outside the layers, an embedding or a head, is gathered once for all of its uses in a microbatch.
-    fully_shard(stage, mesh=mesh, mp_policy=policy, reshard_after_forward=False, ignored_params=whole)
+    fully_shard(stage, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
     for method in ("embed", "loss") if isinstance(stage, LlmStage) else ():
         register_fsdp_forward_method(stage, method)
     for module in sharded_modules(stage):
@@ -97,7 +94,7 @@ def _shard(
     set_last_pass([stage], is_last=False)
     held = dict(stage.named_parameters())
     stage.shards = {name: held[path] for name, path in where.items()}
-    stage.names |= {name: nn.Parameter(_rows(p)) for name, p in stage.shards.items()}
+    stage.names |= {name: nn.Parameter(_rows(p), p.requires_grad) for name, p in stage.shards.items()}
     return {name: _part(shape, group_of[name], cut.get(name)) for name, shape in shapes.items()}
 
 

@@ -95,6 +95,9 @@ def test_of_a_frozen_tower_the_edge_alone_has_gradients_and_an_optimizer():
     assert found.kept.tolist() == [[400 * 10_000]], "layers keep nothing"
     sharded = {"dp": np.array([4]), "shard_optimizer": np.array([True])}
     assert bytes_of([4], module="vision", tower=True, **sharded).state.tolist() == [[2 * 5 * M + 18 * M]]
+    parts = bytes_of([4], module="vision", tower=True, dp=np.array([4]), shards=4)
+    assert parts.weights.tolist() == [[2 * 2 * M + (2 * 5 + 4) * M / 4]], "both ends are gathered"
+    assert (parts.gradients + parts.optimizer).tolist() == [[12 * M / 4]]
 
 
 def test_recomputation_keeps_inputs_and_one_whole_layer():

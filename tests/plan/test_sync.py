@@ -9,6 +9,7 @@ import pytest
 
 from dflop.cost.link_costs import ALL_REDUCE
 from dflop.cost.model import CostModel
+from dflop.cost.tables import tower_table
 from dflop.plan.candidates import shard_choices
 from dflop.plan.grid_search import inline_choices
 from dflop.plan.memory import stage_bytes
@@ -83,6 +84,25 @@ def test_weights_and_gradients_of_a_ranks_experts_are_whole_and_their_state_is_s
     assert [of.gradients.item() for of in found] == [4 * 5.5 * M, 4 * (5.5 + 8) * M]
     assert found[0].optimizer.item() == found[1].optimizer.item() == 8 * 5.5 * M
     assert found[0].kept.item() < found[1].kept.item(), "the rank with most rows keeps more"
+
+
+@pytest.mark.parametrize("what", ["all", "projector", "adapters"])
+def test_frozen_weights_are_gathered_and_have_no_gradients(what):
+    """4M in four layers, an end of 1M on each side, and adapters of 20,000 per layer: two passes, a tower has one."""
+    problem = problem_with("vision", num_nodes=1)
+    spec = with_layers(problem.spec("vision"), adapters=((0, 20_000),) if what == "adapters" else ())
+    tables = [t for t in problem.cost.tables if t.module == "vision"]
+    tables = [tower_table(t) for t in tables] if what == "projector" else tables
+    trains = {"frozen": ("vision.tower",) * (what == "projector"), "adapted": ("vision",) * (what == "adapters")}
+    cost = CostModel(tables, specs=[spec], links=problem.cost.links, extrapolate=True, **trains)
+    problem = dataclasses.replace(problem, cost=cost)
+    gather_s, scatter_s = gather_seconds(problem, spec, LAYERS, RunMode(), replicas=DP, shards=DP)
+    once_s, nothing_s = (cost.sync_seconds(size, 4, 1) for size in (M, 1e-9))
+    of_value = (once_s - nothing_s) / M / 2
+    num, gathered = {"all": (5, 6 * M), "projector": (3, 4 * M), "adapters": (5, 6 * M + 80_000)}[what]
+    assert gather_s.item() == pytest.approx(num * nothing_s + 2 * gathered * of_value)
+    num, summed = {"all": (5, 6 * M), "projector": (1, M), "adapters": (4, 80_000)}[what]
+    assert scatter_s.item() == pytest.approx(num * nothing_s + 4 * summed * of_value)
 
 
 @pytest.mark.parametrize(("ep", "num_nodes"), [(2, 1), (2, 2), (4, 1), (4, 2)])

@@ -25,6 +25,7 @@ from dflop.plan.grid_search import grids_apart, inline_choices
 from dflop.plan.memory import stage_bytes
 from dflop.plan.runnable import check_plan
 from dflop.plan.space import Problem, SearchSpace
+from dflop.plan.stage_params import stage_params
 from dflop.records import LLM, Plan, SampleShape
 from dflop.run.batches import GlobalBatches
 from dflop.run.plan_scope import PlanBasis, basis_of, planned_steps, scenario_batches
@@ -198,21 +199,24 @@ def test_a_plan_of_adapters_has_the_memory_of_what_trains_and_nothing_that_the_e
     plain = run_task(run, run.config(), "model", print).problem
     set_config(run, "train.lora={targets: {llm: [q_proj, v_proj]}, rank: 4}")
     problem = run_task(run, run.config(), "model", print).problem
-    assert (problem.space.eps, problem.space.shard_parameters) == ((1,), (False,))
+    assert problem.space.eps == (1,)
     table, spec = problem.cost.table(LLM), problem.spec(LLM)
     assert table.trains_adapters
     width, key_width = spec.kinds[0].query_width, spec.kinds[0].key_width
     sizes = [(4 * width, 4 * spec.hidden_size), (4 * key_width, 4 * spec.hidden_size)]
     assert list(spec.kinds[0].adapters) == sizes
     layers, load = np.array([[spec.num_layers]]), np.array([[1.0], [1.0], [1.0]])
-    now, before = (
-        stage_bytes(p.spec(LLM), p.cost, layers, load, dp=[1], recompute=False, shard_optimizer=[False])
-        for p in (problem, plain)
+    now, before, rows = (
+        stage_bytes(p.spec(LLM), p.cost, layers, load, dp=[n], recompute=False, shard_optimizer=[False], shards=n)
+        for p, n in ((problem, 1), (plain, 1), (problem, 2))
     )
     num_trained = spec.num_layers * sum(map(sum, sizes))
     assert now.gradients.item() == 4 * num_trained
     assert now.weights.item() == before.weights.item() + bytes_per_value(table.dtype) * num_trained
     assert now.optimizer.item() < before.optimizer.item() / 10
+    ends = stage_params(spec, layers, 1).ends(table).item()
+    gathered = bytes_per_value(table.dtype) * ends + before.weights.item() / 2 + 4 * num_trained / 2
+    assert (rows.weights.item(), rows.gradients.item()) == (gathered, 4 * num_trained / 2)
 
 
 def test_a_plan_for_the_next_steps_has_room_for_what_comes_later(planned, tmp_path):

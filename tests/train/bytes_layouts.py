@@ -117,6 +117,12 @@ def layouts() -> dict[str, Layout]:
         "split dp 2 and pp 2, adapters, recomputed": layout(
             split({"vision": (1, 2), LLM: (2, 1)}), recompute=True, frozen=("vision",), lora=((LLM, ("*_proj",)),)
         ),
+        "inline dp 4, FSDP2, adapters of every Linear": layout(
+            inline([both], dp=4), shards=4, lora=((LLM, ("all-linear",)), ("vision", ("all-linear",)))
+        ),
+        "inline dp 4, FSDP2 in twos, adapters, frozen tower": layout(
+            inline([both], dp=4), shards=2, frozen=("vision.tower",), lora=((LLM, ("q_proj", "v_proj")),)
+        ),
         "split pp 4, ten chunks of loss tokens": layout(split({LLM: (4, 1)}), chunk_tokens=8),
     }
 

@@ -35,6 +35,15 @@ OTHER_CASES = {
     ),
     "inline pp2 dp2, sharded, tied ends": (Layout(ENDS, dp=2, sharded=ALL, tied=True), ((LLM, EVERY),)),
     "inline dp4, sharded in twos": (Layout(ONE, dp=4, sharded=2), ((LLM, EVERY),)),
+    "inline dp2 cp2, sharded": (
+        Layout(({"vision": 2, LLM: 4},), dp=2, cp=2, sharded=ALL), ((LLM, EVERY), ("vision", EVERY))
+    ),
+    "inline dp2, sharded, recomputed": (
+        Layout(ONE, dp=2, sharded=ALL, recompute=("vision", LLM)), ((LLM, EVERY), ("vision", ("*.blocks.1.attn.*",)))
+    ),
+    "inline dp2, sharded, a tower frozen": (
+        Layout(ONE, dp=2, sharded=ALL, frozen=("vision.tower",)), ((LLM, ATTENTION),)
+    ),
     "inline tp2 dp2, sharded, limited": (
         Layout(({"vision": 2, LLM: 4},), tp=2, dp=2, sharded=ALL, limited=True), ((LLM, EVERY),)
     ),
@@ -58,7 +67,31 @@ def test_gradients_equal_peft(name, tmp_path):
     assert_equal_steps(run_trial(trial, tmp_path), peft_reference(trial.subject, layout.frozen))
 
 
-SAVED = with_adapters(Layout(({"vision": 2, LLM: 4},), tp=2, frozen=("vision",)), (LLM, EVERY))
+def hold(rank, folder, trial):
+    """After a step in 16 bit: what a rank holds, which part of what that is, what its optimizer has states of."""
+    subject, model = trial.subject, trial.subject.build().bfloat16()
+    it = Rank(rank, trial.plan, subject.family, model)
+    (batch, *_), (step_plan, *_) = subject.batches, trial.step_plans
+    it.update(it.step(subject.source(batch), batch, step_plan), 0.1, 1.0)
+    return {n: p.detach() for n, p in it.names.items()}, it.parts, set(it.optimizer.state())
+
+
+def test_a_base_is_shared_out_in_the_models_type_and_what_trains_in_float32(tmp_path):
+    trial = with_adapters(Layout(({"vision": 2, LLM: 4},), dp=2, sharded=ALL), (LLM, EVERY), ("vision", EVERY))
+    subject = trial.subject
+    adapters = add_adapters(subject.bare(), subject.family, subject.lora)
+    before = dict(subject.build().bfloat16().named_parameters())
+    for held, parts, states in run_ranks(hold, 2, tmp_path, trial):
+        names = held.keys() & adapters.base
+        assert states == held.keys() - names == held.keys() & adapters.shapes.keys()
+        for name, p in held.items():
+            ((first, end),) = parts[name].ranges
+            assert len(p) == end - first <= -(-len(before[name]) // 2)
+            assert p.dtype == (torch.bfloat16 if name in names else torch.float32)
+            assert torch.equal(p, before[name][first:end]) == (name in names)
+
+
+SAVED = with_adapters(Layout(({"vision": 2, LLM: 4},), tp=2, dp=2, sharded=ALL, frozen=("vision",)), (LLM, EVERY))
 OTHER_PLAN = Layout({"vision": (1, 1), LLM: (2, 1)}).plan
 
 
@@ -103,7 +136,7 @@ def test_checkpoints_hold_adapters_alone_and_go_on_with_their_own_base_only(tmp_
     base = tmp_path / "base"
     base.mkdir()
     (base / "model.safetensors").write_bytes(bytes(range(256)))
-    for of_base, of_adapters in run_ranks(train_and_save, 2, tmp_path, SAVED):
+    for of_base, of_adapters in run_ranks(train_and_save, 4, tmp_path, SAVED):
         assert of_base
         assert set(of_base.values()) == {0.0}
         assert of_adapters
