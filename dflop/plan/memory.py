@@ -29,11 +29,13 @@ from dflop.cost.model import CostModel, Floats
 from dflop.models.loss_size import loss_peak_bytes
 from dflop.plan.candidates import Bools
 from dflop.plan.stage_params import StageParams, first_and_last, stage_params
-from dflop.records import LLM, ONE_RANK, CostTable, ModuleSpec, RunMode
+from dflop.records import FP8_OFF, LLM, ONE_RANK, CostTable, ModuleSpec, RunMode
 from dflop.schedule.items import Ints
 
 FLOAT32_BYTES = 4
 """Of a gradient, a master weight, a moment."""
+CAST_BYTES = 9
+"""Of a value while it is cast to 8 bit: scaled and clamped in float32, and the 8 bit; compiled layers take less."""
 NUM_WAITING = 2
 """Layers whose activations wait on the device for their copy to the host."""
 
@@ -278,10 +280,17 @@ def _layer_at_work(spec: ModuleSpec, table: CostTable, params: StageParams, toke
         num_gathered = 2 * spec.hidden_size * (tp > 1)
         return weight_bytes * (spec.num_input_values + shared / tp + num_gathered) * tokens
     inside = weight_bytes * spec.most(lambda kind: kind.mlp_width) / tp * tokens
-    trained, most = params.matrix * table.trains_layers, 2 + spec.most(lambda kind: kind.is_gated_mlp)
+    is_gated = spec.most(lambda kind: kind.is_gated_mlp)
+    trained, most = params.matrix * table.trains_layers, 2 + is_gated
     found: Floats = np.maximum(
         most * inside + weight_bytes * trained, (most - 1) * inside + _gradient_bytes(table) * trained
     )
+    if table.fp8 != FP8_OFF:
+        # The input of an MLP's last matrix is cast with its activation there, another layer's widest with itself.
+        wide = spec.most(lambda kind: max(kind.query_width, kind.mlp_width)) / tp
+        made = (1 + is_gated * table.trains_layers) * inside
+        cast = CAST_BYTES * np.maximum(tokens * max(wide, spec.hidden_size), params.matrix)
+        found = np.maximum(found, made + cast + spec.hidden_size * tokens)
     # What enters an attention or MLP, gathered, and the gradient of what leaves it.
     gathered = 2 * weight_bytes * spec.hidden_size * tokens * (tp > 1)
     # Gradients of one input by the base and by adapters of two Linears, until they are summed.

@@ -26,6 +26,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from dflop.cost.analytic import AVERAGE_FRAC
 from dflop.cost.identity import bytes_per_value
 from dflop.cost.model import Floats
 from dflop.plan.candidates import Bools
@@ -184,7 +185,8 @@ def chain_sync_s(
         sent_s += is_shared * s_per_byte / 2 * (trained - experts) * bytes_per_value(table.dtype)
         tied_bytes += tied * FLOAT32_BYTES / group
         updated: Floats = np.where(is_shared, np.maximum(trained / replicas, owned), trained)
-        optimizer_s += table.optimizer_s_per_param * np.where(is_sharded, trained / group, updated)
+        averaging = 1 + AVERAGE_FRAC * params.num_averages
+        optimizer_s += averaging * table.optimizer_s_per_param * np.where(is_sharded, trained / group, updated)
         late, summed = late + norms, summed + early + entry
         if mode.ep > 1:
             sharing = np.where(shards > 1, shards, dp * cp)

@@ -62,6 +62,17 @@ def test_the_loss_is_charged_with_a_chunk_of_logits_and_the_gradient_of_the_head
         assert found.once.tolist() == [[layer + CROSSING / tp, loss + CROSSING / tp]]
 
 
+def test_casts_to_8_bit_take_nine_bytes_a_value_on_top_of_what_a_layer_has_made():
+    problem = make_problem("vision")
+    table = dataclasses.replace(problem.cost.table(LLM), fp8="tensorwise")
+    cost = CostModel([table], extrapolate=True)
+    how = {"dp": np.array([1]), "recompute": False, "shard_optimizer": np.array([False])}
+    for tokens, cast in ((400, 400 * 256), (40, 64 * 256)):  # an MLP's input, or its matrix
+        load = LOAD * tokens / 400
+        found = stage_bytes(problem.spec(LLM), cost, np.array([[400, 1]]), load, **how)  # keeps more than an embedding
+        assert found.once[0, 0] == tokens * (2 * 256 + 64) + 9 * cast + 2 * 64 * tokens
+
+
 def test_replicas_share_the_optimizers_part_of_the_state():
     sharded = {"dp": np.array([4]), "shard_optimizer": np.array([True])}
     assert bytes_of([4], **sharded).state.tolist() == [[(6 + 12 / 4) * 6 * M]]

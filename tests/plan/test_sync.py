@@ -132,3 +132,13 @@ def test_experts_travel_once_a_step_between_the_ranks_with_the_same(ep, num_node
         message_s += 3 * problem.cost.sync_seconds(1e-9, 4 * num_nodes // ep, num_nodes)
         expected += max(max(0, behind_s / 4) + message_s - behind_s, message_s / 4)
     assert with_ep - plain == pytest.approx(expected if 4 * num_nodes > ep else 0.0)
+
+
+def test_an_average_of_the_weights_takes_twelve_bytes_more_than_an_optimizer_of_28():
+    problem = make_problem("vision", optimizer_s_per_param=1e-8)
+    how = {"dp": DP, "shard_optimizer": np.array([False]), "shards": np.array([1])}
+    plain, kept = (
+        chain_sync_s(problem, [spec], LAYERS[np.newaxis], 0 * LAYERS[np.newaxis], 2, RunMode(), **how)[0]
+        for spec in (problem.spec(LLM), dataclasses.replace(problem.spec(LLM), keeps_average=True))
+    )
+    assert kept == pytest.approx(plain * 40 / 28)

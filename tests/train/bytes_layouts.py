@@ -12,7 +12,7 @@ from dflop.models import load_family, loss_size
 from dflop.models.family import Family
 from dflop.models.lora import Adapters, add_adapters
 from dflop.models.media import MediaHeader
-from dflop.records import LLM, MediaItem, Plan, SampleShape
+from dflop.records import FP8_OFF, LLM, MediaItem, Plan, SampleShape
 from tests.train import synthetic
 from tests.train.synthetic import halves, make_inline_plan, make_plan, on_host, sharing
 
@@ -30,6 +30,7 @@ class Layout:
     frozen: tuple[str, ...] = ()
     lora: tuple[tuple[str, tuple[str, ...]], ...] = ()
     """Targets of adapters by module."""
+    fp8: str = FP8_OFF
     chunk_tokens: int = loss_size.CHUNK_TOKENS
     sizes: tuple[int, ...] = (2,) * NUM_MICROBATCHES
     """Samples per microbatch of a replica; context-parallel ranks cut one."""
@@ -65,6 +66,11 @@ def limited(plan: Plan) -> Layout:
     limits = tuple(tuple(tokens * (1 + (2 * layer >= n)) for layer in range(n)) for n in llm.layers_per_stage)
     llm = replace(llm, recompute=True, recompute_tokens=limits)
     return replace(of, plan=replace(plan, modules=(*plan.encoders, llm)))
+
+
+def eight_bit(plan: Plan, *, recompute: bool = False) -> Layout:
+    """Microbatches so large, and a loss in chunks so small, that casts are most of what a layer at work takes."""
+    return layout(plan, recompute=recompute, fp8="tensorwise", chunk_tokens=8, sizes=(6,) * NUM_MICROBATCHES)
 
 
 def split(layers: dict[str, tuple[int, ...]]) -> Plan:
@@ -123,6 +129,9 @@ def layouts() -> dict[str, Layout]:
         "inline dp 4, FSDP2 in twos, adapters, frozen tower": layout(
             inline([both], dp=4), shards=2, frozen=("vision.tower",), lora=((LLM, ("q_proj", "v_proj")),)
         ),
+        "split pp 4, FP8": eight_bit(split({LLM: (4, 1)})),
+        "split pp 4, FP8, recomputed": eight_bit(split({LLM: (4, 1)}), recompute=True),
+        "inline tp 2 dp 2, FP8": eight_bit(inline([{"vision": 4, LLM: 4}], dp=2, tp=2)),
         "split pp 4, ten chunks of loss tokens": layout(split({LLM: (4, 1)}), chunk_tokens=8),
     }
 

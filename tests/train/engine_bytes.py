@@ -24,7 +24,7 @@ from dflop.cost import curve
 from dflop.cost.analytic import analytic_cost_tables
 from dflop.cost.devices import H100
 from dflop.cost.model import CostModel
-from dflop.models import attention, loss_size, offload
+from dflop.models import attention, float8, loss_size, offload
 from dflop.models.adapter_specs import with_adapters
 from dflop.models.family import Family
 from dflop.models.random_weights import build_model
@@ -77,7 +77,7 @@ def predicted(of: Layout) -> list[dict[str, float]]:
 def cost_tables(of: Layout) -> list[CostTable]:
     """Of the data sheet, but with the activations that two shallow probes of each module keep, as in a profile."""
     used = family(is_tied=of.is_tied)
-    tables = analytic_cost_tables(used.specs(), H100, profile_key="", frozen=of.frozen)
+    tables = analytic_cost_tables(used.specs(), H100, profile_key="", frozen=of.frozen, fp8=of.fp8)
     adapting = [spec for spec in used.specs() if spec.module in dict(of.lora)]
     tables += analytic_cost_tables(adapting, H100, profile_key="", frozen=list(dict(of.lora)))
     return [
@@ -90,7 +90,7 @@ def cost_tables(of: Layout) -> list[CostTable]:
 def _kept(used: Family, module: str, of: Layout, way: Way) -> CostTerms:
     group = make_group("random", batch_of(of)[:2], module)
     ids = used.token_ids(synthetic.TOKEN_IDS)
-    settings, cpu = ProbeSettings("", "", "", "bfloat16", num_repeats=1), torch.device("cpu")
+    settings, cpu = ProbeSettings("", "", "", "bfloat16", num_repeats=1, fp8=of.fp8), torch.device("cpu")
     one, two = (
         measure(ModuleProbe(used, ids, module, depth, settings, cpu, way=way), group, num_repeats=1).activation_bytes
         / group.load.num_tokens
@@ -124,6 +124,8 @@ def _in_chunks(find: Callable[[Layout], Any], of: Layout) -> Any:
         patch.object(offload, "host_like", _host_like),
         patch.object(memory, "NUM_WAITING", 0),  # a CPU's copies are there at once
         patch.object(attention.F, "scaled_dot_product_attention", maskless),
+        patch.object(float8, "_check_device", lambda *_: False),
+        patch.object(torch, "_scaled_mm", _zeros),
         patch.object(tokens, "_all_gather", _settled(tokens._all_gather)),
         patch.object(tokens, "_reduce_scatter", _settled(tokens._reduce_scatter)),
     ):
@@ -140,6 +142,11 @@ def _settled(exchange: Callable[..., Any]) -> Callable[..., None]:
     return run
 
 
+def _zeros(left: torch.Tensor, right: torch.Tensor, *, out_dtype: torch.dtype, **_: Any) -> torch.Tensor:
+    """As many bytes as a product in 8 bit, for which a GPU makes no copies in float32 as a CPU does."""
+    return left.new_zeros(len(left), right.shape[1], dtype=out_dtype)
+
+
 def _host_like(tensor: torch.Tensor) -> torch.Tensor:
     """Memory that is not the allocator's, and so not counted."""
     return torch.from_numpy(np.empty(tensor.nbytes, np.uint8)).view(tensor.dtype).view(tensor.shape)
@@ -149,7 +156,7 @@ def _measure(rank: int, of: Layout) -> dict[str, float]:
     used, plan = family(is_tied=of.is_tied), of.plan
     model = build_model(used, used.hf_config | used.token_ids(synthetic.TOKEN_IDS), seed=0, dtype=torch.bfloat16)
     adapted(of, model)
-    it = Rank(rank, plan, used, model, frozen=of.frozen, rate=1e-3)
+    it = Rank(rank, plan, used, model, frozen=of.frozen, rate=1e-3, fp8=of.fp8)
     del model
     batch, turns = batch_of(of), itertools.count()
     slots = [k for k, num in enumerate(of.num_samples) for _ in range(num)]
