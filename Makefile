@@ -78,7 +78,7 @@ $(VENV)/clients/%: $(VENV)/.ready
 
 # Hugging Face's video processors, which our media rules are held equal to, need torchvision. Outside the environment,
 # because its wheel is built for another torch where torch is a CPU build; only tests/models/video_reference.py uses it.
-references: $(VENV)/clients/torchvision $(VENV)/clients/datasets $(VENV)/clients/peft
+references: $(VENV)/clients/torchvision $(VENV)/clients/datasets $(VENV)/clients/peft $(VENV)/clients/trl
 
 $(VENV)/clients/torchvision: $(VENV)/.ready
 	$(BIN)/pip install -q --no-deps --upgrade --target $@ torchvision==0.28.0
@@ -92,6 +92,11 @@ $(VENV)/clients/datasets: $(VENV)/.ready
 # What adapters are compared with.
 $(VENV)/clients/peft: $(VENV)/.ready
 	$(BIN)/pip install -q --no-deps --upgrade --target $@ peft==0.21.2
+	@touch $@
+
+# Whose trainer packs exactly; it wants datasets, too.
+$(VENV)/clients/trl: $(VENV)/clients/datasets
+	$(BIN)/pip install -q --no-deps --upgrade --target $@ trl==1.16.0
 	@touch $@
 
 # The site's builder. Outside the environment, so that nothing of it is a dependency.

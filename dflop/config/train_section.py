@@ -45,6 +45,10 @@ class TrainConfig(Section):
     lr_decay_frac: float = Field(default=0.2, gt=0, le=1)
     """Share of a stage's steps in which `wsd` falls."""
     weight_decay: float = Field(default=0.01, ge=0)
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    """`muon`: torch's Muon for matrices but embeddings and the head, AdamW for all others. Its updates are as large as
+    AdamW's, so that one learning rate fits both. Plans keep matrices whole (no tp, no FSDP2), and count the memory and
+    time of AdamW, not Muon's iterations over matrices."""
     betas: tuple[Beta, Beta] = (0.9, 0.95)
     eps: float = Field(default=1e-8, gt=0)
     ema_decay: float = Field(default=0, ge=0, lt=1)

@@ -132,7 +132,13 @@ class Rank:
         train = config.train
         check_targets(train.groups, family.modules, [name for name, _ in model.named_parameters()])
         rates = OptimizerSettings(
-            train.learning_rate, train.weight_decay, train.betas, train.eps, train.ema_decay, train.groups
+            train.learning_rate,
+            train.weight_decay,
+            train.betas,
+            train.eps,
+            train.ema_decay,
+            train.groups,
+            train.optimizer,
         )
         made = apply_plan(
             model, family, plan, seat, groups, device, kernel=kernel, rates=rates, frozen=self.stage.frozen,

@@ -190,8 +190,8 @@ class BalancedTrainerMixin(_Base):
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         scale = loss_scale(counts.pop(0), num_scored, self.args.world_size)
         scale *= self.current_gradient_accumulation_steps  # which the trainer divides by
-        loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
-        return (loss * scale, outputs) if return_outputs else loss * scale
+        found: Any = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        return (found[0] * scale, found[1]) if return_outputs else found * scale
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """The trainer's own, with what balancing does to the steps since the last time."""

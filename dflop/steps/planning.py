@@ -45,6 +45,7 @@ from dflop.store.ingest import ingest
 from dflop.store.reader import Reader
 from dflop.store.snapshot import Current
 from dflop.store.spool import spool_rows
+from dflop.train.parameter_groups import MUON
 
 SAMPLES_PER_GPU = 8
 """Samples of a global batch per GPU: enough for several microbatches that balance samples of all sizes."""
@@ -193,7 +194,8 @@ def planning_task(
         ConfigError: the configuration asks for context parallelism that the model does not take.
     """
     first, num_steps = planned_steps(config, from_step)
-    wanted, stage, has_adapters = config.plan, stage_at(config, first), config.train.lora is not None
+    wanted, stage = config.plan, stage_at(config, first)
+    has_adapters, is_muon = config.train.lora is not None, config.train.optimizer == MUON
     tables = [table for table in costs.tables if table.source != DERIVED]  # they may be older than what they are of
     family = bound_family(config)
     check_context_parallel(config, family)
@@ -222,7 +224,7 @@ def planning_task(
             eps=wanted.expert_parallel or ((1,) if has_adapters else None),
             recompute=wanted.recompute,
             shard_optimizer=wanted.shard_optimizer,
-            shard_parameters=wanted.shard_parameters,
+            shard_parameters=(False,) if is_muon else wanted.shard_parameters,
             host_bytes=wanted.offload_gib_per_process * 2**30,
             host_bytes_per_s=wanted.offload_gb_per_s * 1e9,
             microbatches=wanted.microbatch_choices,
@@ -236,12 +238,17 @@ def planning_task(
 
 
 def _as_trained(config: Config, family: Family) -> tuple[ModuleSpec, ...]:
-    """The family's specs with what training keeps, and the adapters of `train.lora`, whose sizes the model tells."""
+    """The family's specs with what training keeps, matrices whole for Muon, and the adapters of `train.lora`.
+
+    The model tells the sizes of adapters.
+    """
     specs = family.specs()
     if config.train.lora is not None:
         from dflop.models.adapter_specs import adapted_specs  # with torch, which plans do not need otherwise
 
         specs = adapted_specs(family, config.train.lora, config.model.dtype)
+    if config.train.optimizer == MUON:
+        specs = tuple(replace(spec, tp_choices=(1,)) for spec in specs)
     return tuple(replace(spec, keeps_average=config.train.ema_decay > 0) for spec in specs)
 
 

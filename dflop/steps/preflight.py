@@ -26,7 +26,7 @@ from dflop.plan.candidates import check_processes
 from dflop.records import LLM, ModuleSpec
 from dflop.run.batches import stages_of
 from dflop.run.directory import dataset_ref, family_of
-from dflop.train.parameter_groups import check_targets
+from dflop.train.parameter_groups import MUON, check_targets
 
 _SCAN_BYTES = 64 << 20
 
@@ -71,6 +71,7 @@ def problems(config: Config, config_file: Path | Origins) -> Iterator[Problem]:
         yield from _found(_check_stages, config, family, origins)
         yield from _found(_check_groups, config, family, origins)
         yield from _found(_check_lora, config, family, origins)
+        yield from _found(_check_muon, config, origins)
     yield from _found(_check_validation, config, origins)
     yield from _found(_check_weights, config, origins)
     dataset = list(_found(_check_dataset, config, origins))
@@ -223,6 +224,19 @@ def _check_groups(config: Config, family: Family, origins: Origins) -> None:
         check_targets(config.train.groups, family.modules)
     except ConfigError as error:
         raise ConfigError(error.what, where=origins.where(*error.where.split(".")), hint=error.hint) from None
+
+
+def _check_muon(config: Config, origins: Origins) -> None:
+    """Muon is given matrices that plans keep whole."""
+    if config.train.optimizer != MUON:
+        return
+    hint = "or train.optimizer: adamw, as Muon updates whole matrices"
+    if False not in config.plan.shard_parameters:
+        what = "plan.shard_parameters is [true], which cuts matrices"
+        raise ConfigError(what, where=origins.where("plan", "shard_parameters"), hint=f"[false], {hint}")
+    if 1 not in config.model_profile.tp:
+        what = f"model_profile.tp is {list(config.model_profile.tp)}, which cuts matrices"
+        raise ConfigError(what, where=origins.where("model_profile", "tp"), hint=f"add 1, {hint}")
 
 
 def _check_lora(config: Config, family: Family, origins: Origins) -> None:

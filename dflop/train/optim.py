@@ -1,8 +1,9 @@
-"""AdamW for the parameters of one seat, with float32 states under global parameter names.
+"""AdamW, and Muon for matrices, for the parameters of one seat, with float32 states under global parameter names.
 
 A 16-bit weight has 8 bits of mantissa: an update a few hundred times smaller than the weight would be rounded away,
-step after step. So what AdamW updates is always float32: the parameter itself, or a master copy of which the parameter
-is the rounded value. Replicas may share the states out (`zero.py`).
+step after step. So what is updated is always float32: the parameter itself, or a master copy of which the parameter
+is the rounded value. Replicas may share the states out (`zero.py`): each owns whole parameters. Muon needs that: it
+orthogonalises the momentum of a matrix.
 """
 
 from __future__ import annotations
@@ -14,19 +15,20 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from dflop.errors import ConfigError
 from dflop.models.build import Stage
 from dflop.parallel.topology import Groups, Seat
 from dflop.records import Plan
 from dflop.train.buckets import Owners
-from dflop.train.parameter_groups import numbers_of
+from dflop.train.parameter_groups import MUON, is_hidden_matrix, numbers_of
 from dflop.train.zero import SharedWeights, owners_of
 
 if TYPE_CHECKING:
     from dflop.config import GroupConfig  # the engine is measured on machines without pydantic
 
 State = dict[str, dict[str, torch.Tensor]]
-"""Per global parameter name: `step`, `exp_avg`, `exp_avg_sq`, `master` where the parameter is not float32, and `ema`
-where an average is kept."""
+"""Per global parameter name: `step`, `exp_avg`, `exp_avg_sq`, or Muon's `momentum_buffer`; `master` where the parameter
+is not float32, and `ema` where an average is kept."""
 AVERAGE = "ema"
 
 
@@ -42,6 +44,8 @@ class OptimizerSettings:
     """Share of the weights' average that stays in a step; 0: no average is kept."""
     rules: tuple[GroupConfig, ...] = ()
     """Which parameters have another learning rate or weight decay."""
+    optimizer: str = "adamw"
+    """Or `muon`: hidden matrices by Muon (arXiv 2502.16982), whose updates are scaled to the size of AdamW's."""
 
 
 def make_optimizer(
@@ -55,16 +59,30 @@ def make_optimizer(
         stages: Its parameters; frozen ones are left alone, weight decay included.
         groups: Process groups.
         settings: Of AdamW.
+
+    Raises:
+        ConfigError: Muon under a plan that cuts matrices.
     """
     trained = {n: p for stage in stages for n, p in stage.names.items() if p.requires_grad}
     modules = {n: part.module for part, stage in zip(seat.parts, stages, strict=True) for n in stage.names}
+    tp = plan.module(seat.module).parallel.tp
+    if (
+        settings.optimizer == MUON
+        and trained
+        and (tp > 1 or any(n in stage.shards for stage in stages for n in trained))
+    ):
+        cut = f"tp {tp}" if tp > 1 else "sharded parameters (FSDP2)"
+        raise ConfigError(
+            f"Muon updates whole matrices, and the plan cuts those of `{seat.module}`: {cut}", where="train.optimizer",
+            hint="adamw, or plan again: with muon the planner keeps matrices whole",
+        )  # fmt: skip
     owners = owners_of(plan, seat, stages)
     shared = SharedWeights(stages, owners, groups.replicas) if owners else None
     return Optimizer(trained, settings, shared, modules)
 
 
 class Optimizer:
-    """AdamW over named parameters.
+    """AdamW and Muon over named parameters.
 
     Args:
         parameters: Those that train, by global name.
@@ -84,7 +102,7 @@ class Optimizer:
             for name, p in self.parameters.items()
             if shared is None or self.owners.get(name, shared.rank) == shared.rank
         }
-        self._adam = _adamw(self._updated, settings, modules or {})
+        self._of_torch = _of_torch(self._updated, settings, modules or {})
         self._ema_decay = settings.ema_decay
         self._average = {n: p.detach().clone() for n, p in self._updated.items()} if settings.ema_decay else {}
 
@@ -97,13 +115,14 @@ class Optimizer:
             lr: Learning rate of this step, of parameters that no rule gives another one.
         """
         self.wait()
-        if self._adam is not None:
-            for group in self._adam.param_groups:
-                group["lr"] = lr * group["lr_scale"]
+        if self._updated:
             for name, updated in self._updated.items():
                 gradient = self.parameters[name].grad
                 updated.grad = None if gradient is None else gradient.float()
-            self._adam.step()
+            for optimizer in self._of_torch:
+                for group in optimizer.param_groups:
+                    group["lr"] = lr * group["lr_scale"]
+                optimizer.step()
             if self._average:
                 weights = [self._updated[name].detach() for name in self._average]
                 torch._foreach_lerp_([*self._average.values()], weights, 1 - self._ema_decay)
@@ -124,9 +143,9 @@ class Optimizer:
         """
         self.wait()
         found: State = {}
+        moments = {tensor: kept for optimizer in self._of_torch for tensor, kept in optimizer.state.items()}
         for name, updated in self._updated.items():
-            assert self._adam is not None
-            found[name] = dict(self._adam.state[updated])
+            found[name] = dict(moments[updated])
             if updated is not self.parameters[name]:
                 found[name]["master"] = updated
             if name in self._average:
@@ -156,23 +175,29 @@ class Optimizer:
                     self.parameters[name].copy_(updated)
 
 
-def _adamw(
+def _of_torch(
     tensors: Mapping[str, torch.Tensor], settings: OptimizerSettings, modules: Mapping[str, str]
-) -> torch.optim.AdamW | None:
-    """An optimizer with its states allocated; None for no tensors, which torch refuses."""
-    if not tensors:
-        return None
-    alike: dict[tuple[float, float], list[torch.Tensor]] = {}
+) -> list[torch.optim.Optimizer]:
+    """Optimizers of the tensors, with their states allocated; torch refuses one without tensors."""
+    alike: dict[bool, dict[tuple[float, float], list[torch.Tensor]]] = {}
     for name, tensor in tensors.items():
         numbers = numbers_of(settings.rules, settings.weight_decay, modules.get(name, ""), name, tensor.ndim)
-        alike.setdefault(numbers, []).append(tensor)
-    adam = torch.optim.AdamW(
-        [{"params": members, "lr_scale": s, "weight_decay": decay} for (s, decay), members in alike.items()],
-        settings.learning_rate, betas=settings.betas, eps=settings.eps,
-        # Without a temporary; on a CPU its roundings depend on where a tensor is cut.
-        fused=next(iter(tensors.values())).is_cuda or None,
-    )  # fmt: skip
-    for tensor in tensors.values():
-        moments = {key: torch.zeros_like(tensor.detach()) for key in ("exp_avg", "exp_avg_sq")}
-        adam.state[tensor] = {"step": torch.zeros((), dtype=torch.float32), **moments}
-    return adam
+        is_muons = settings.optimizer == MUON and is_hidden_matrix(name, tensor.ndim)
+        alike.setdefault(is_muons, {}).setdefault(numbers, []).append(tensor)
+    found: list[torch.optim.Optimizer] = []
+    for is_muons, by_numbers in alike.items():
+        members = [tensor for of_group in by_numbers.values() for tensor in of_group]
+        groups = [{"params": t, "lr_scale": s, "weight_decay": decay} for (s, decay), t in by_numbers.items()]
+        if is_muons:
+            found.append(torch.optim.Muon(groups, settings.learning_rate, adjust_lr_fn="match_rms_adamw"))
+        else:
+            found.append(torch.optim.AdamW(
+                groups, settings.learning_rate, betas=settings.betas, eps=settings.eps,
+                # Without a temporary; on a CPU its roundings depend on where a tensor is cut.
+                fused=members[0].is_cuda or None,
+            ))  # fmt: skip
+        for tensor in members:
+            names = ("momentum_buffer",) if is_muons else ("exp_avg", "exp_avg_sq")
+            count = {} if is_muons else {"step": torch.zeros((), dtype=torch.float32)}
+            found[-1].state[tensor] = count | {name: torch.zeros_like(tensor.detach()) for name in names}
+    return found

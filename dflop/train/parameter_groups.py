@@ -1,4 +1,4 @@
-"""Which parameters AdamW updates with another learning rate or weight decay than the rest."""
+"""Which parameters are updated by Muon, and with another learning rate or weight decay than the rest."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from dflop.config import GroupConfig  # the engine is measured on machines without pydantic
 
 NORMS, BIASES, EMBEDDINGS = "norms", "biases", "embeddings"
+MUON = "muon"
+HEAD = "lm_head.weight"
 _EMBEDDING = re.compile(r"(^|[._])(embed\w*|wte|wpe)([._]|$)")
 
 
@@ -34,6 +36,11 @@ def numbers_of(
             scale = scale if rule.lr_scale is None else rule.lr_scale
             weight_decay = weight_decay if rule.weight_decay is None else rule.weight_decay
     return scale, weight_decay
+
+
+def is_hidden_matrix(name: str, num_dims: int) -> bool:
+    """Whether a parameter is what Muon is for: a matrix that is no embedding and not the head."""
+    return num_dims == 2 and _EMBEDDING.search(name) is None and not name.endswith(HEAD)
 
 
 def check_targets(rules: Iterable[GroupConfig], modules: Collection[str], parameters: Collection[str] = ()) -> None:

@@ -219,6 +219,14 @@ def test_a_plan_of_adapters_has_the_memory_of_what_trains_and_nothing_that_the_e
     assert (rows.weights.item(), rows.gradients.item()) == (gathered, 4 * num_trained / 2)
 
 
+def test_plans_for_muon_keep_matrices_whole(planned, tmp_path):
+    run = fresh(planned, tmp_path)
+    set_config(run, "train.optimizer=muon")
+    problem = run_task(run, run.config(), "model", print).problem
+    assert problem.space.shard_parameters == (False,)
+    assert {spec.tp_choices for spec in problem.specs} == {(1,)}
+
+
 def test_a_plan_for_the_next_steps_has_room_for_what_comes_later(planned, tmp_path):
     """The first half of the file is text: planned for alone, nothing would bound what images may take."""
     run = fresh(planned, tmp_path)

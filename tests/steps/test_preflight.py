@@ -129,6 +129,18 @@ def test_adapters_that_could_not_train_are_refused_with_the_key(tmp_path, overri
     assert caught.value.where.endswith(key)
 
 
+@pytest.mark.parametrize(
+    ("override", "key"), [("plan.shard_parameters=[true]", "plan.shard_parameters"),
+                          ("model_profile.tp=[2]", "model_profile.tp")],
+)  # fmt: skip
+def test_muon_is_refused_where_every_plan_would_cut_matrices(tmp_path, override, key):
+    make_dataset(tmp_path)
+    check(tmp_path, "train.optimizer=muon")
+    with pytest.raises(ConfigError, match="which cuts matrices") as caught:
+        check(tmp_path, "train.optimizer=muon", override)
+    assert caught.value.where.endswith(key)
+
+
 def test_slurm_needs_sbatch_and_the_name_of_the_hardware(tmp_path, monkeypatch):
     make_dataset(tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))

@@ -46,7 +46,7 @@ class Rank:
         self, rank: int, plan: Plan, family: Family, model: torch.nn.Module, *, frozen: Collection[str] = (),
         device: str = "cpu", is_alone: bool = False, rate: float = 0.01, weight_decay: float = 0.0,
         weights: Weights | None = None, compiler: str = "", fp8: str = "off",
-        rules: Sequence[Any] = (),
+        rules: Sequence[Any] = (), optimizer: str = "adamw",
     ) -> None:  # fmt: skip
         self.plan, self.family, self.seat = plan, family, seat_of(plan, rank)
         self.dtype = next(model.parameters()).dtype
@@ -57,7 +57,7 @@ class Rank:
         self.model = made = apply_plan(
             model, family, plan, self.seat, self.groups, torch.device(device), frozen=frozen, weights=weights,
             compiler=compiler, fp8=fp8, kernel=attention.resolve(attention.AUTO, device, self.dtype),
-            rates=OptimizerSettings(rate, weight_decay, rules=tuple(rules)),
+            rates=OptimizerSettings(rate, weight_decay, rules=tuple(rules), optimizer=optimizer),
         )  # fmt: skip
         self.stages, self.parts, self.optimizer, self.reducer = made.stages, made.parts, made.optimizer, made.reducer
         for part, stage in zip(self.seat.parts, self.stages, strict=True):

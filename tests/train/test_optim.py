@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from dflop.config.train_section import GroupConfig
 from dflop.train.optim import Optimizer, OptimizerSettings
 
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")
@@ -52,6 +53,35 @@ def test_float32_gets_exactly_the_numbers_of_torch(seed, rates, decay, betas):
         assert torch.equal(p, theirs[name])
         assert all(torch.equal(optimizer.state()[name][key], reference.state[theirs[name]][key]) for key in MOMENTS)
         assert "master" not in optimizer.state()[name]
+
+
+def test_matrices_get_muons_numbers_and_all_else_adamws():
+    names = ["model.embed_tokens.weight", "layers.0.q_proj.weight", "layers.0.norm.weight", "lm_head.weight"]
+    shapes = ((7, 4), (6, 4), (4,), (7, 4))
+    ours = dict(zip(names, make_parameters(1, shapes=shapes).values(), strict=True))
+    theirs = copy.deepcopy(ours)
+    rules = (GroupConfig(targets=("*.q_proj.weight",), lr_scale=0.5, weight_decay=0.3),)
+    settings = dataclasses.replace(SETTINGS, weight_decay=0.1, rules=rules, optimizer="muon")
+    optimizer = Optimizer(ours, settings)
+    matrix = names[1]
+    others = torch.optim.AdamW(
+        [{"params": [p], "weight_decay": 0.1} for n, p in theirs.items() if n != matrix], betas=SETTINGS.betas
+    )
+    muon = torch.optim.Muon([theirs[matrix]], weight_decay=0.3, adjust_lr_fn="match_rms_adamw")
+    for step in range(3):
+        set_gradients(ours, step, theirs)
+        optimizer.step(0.02)
+        for reference, rate in ((others, 0.02), (muon, 0.01)):
+            for group in reference.param_groups:
+                group["lr"] = rate
+            reference.step()
+    assert all(torch.equal(p, theirs[name]) for name, p in ours.items())
+    assert {name: set(kept) for name, kept in optimizer.state().items()} == {
+        name: {"momentum_buffer"} if name == matrix else set(MOMENTS) for name in names
+    }
+    again = Optimizer(ours, settings)
+    again.load_state(copy.deepcopy(optimizer.state()))
+    assert torch.equal(again.state()[matrix]["momentum_buffer"], muon.state[theirs[matrix]]["momentum_buffer"])
 
 
 @settings(max_examples=20, deadline=None)

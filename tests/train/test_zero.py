@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 
+from dflop.errors import ConfigError
 from dflop.models import attention
 from dflop.parallel.stages import build_stages
 from dflop.parallel.topology import seat_of, seats
 from dflop.records import LLM
 from dflop.train import buckets
+from dflop.train.optim import OptimizerSettings, make_optimizer
 from dflop.train.stages import pieces_of
 from dflop.train.zero import owners_of
 from tests.train import synthetic
 from tests.train.layouts import Layout
 from tests.train.rank import Rank, weights_come_late
 from tests.train.ranks import run_ranks
-from tests.train.synthetic import SyntheticSource, make_plan, make_step_plan, sharing_optimizer
+from tests.train.synthetic import SyntheticSource, make_inline_plan, make_plan, make_step_plan, sharing_optimizer
 
 RATE, NUM_STEPS, MAX_NORM = 1e-2, 3, 0.1
 """Steps before the last, which is clipped."""
@@ -44,14 +48,14 @@ def batches(layout):
     return [[s for s in batch if step != 1 or not s.items] for step, batch in enumerate(found)]
 
 
-def worker(rank, folder, name, shard, bucket_bytes, device="cpu"):
+def worker(rank, folder, name, shard, bucket_bytes, device="cpu", optimizer="adamw"):
     """Norms, losses, weights before and behind the clipped step, states, modules; layers that ran ahead of weights."""
     buckets.BUCKET_BYTES = bucket_bytes
     layout, modules, dtype = CASES[name]
     plan, subject = sharing_optimizer(layout.plan, *modules if shard else ()), layout.subject
     it = Rank(
         rank, plan, subject.family, subject.build().to(dtype), frozen=layout.frozen, device=device,
-        rate=RATE, weight_decay=0.1,
+        rate=RATE, weight_decay=0.1, optimizer=optimizer,
     )  # fmt: skip
     missing = weights_come_late()
     ahead = []
@@ -95,6 +99,30 @@ def test_weights_and_states_equal_the_unshared_ones(name, tmp_path):
                 torch.testing.assert_close(value, want_states[n][key], rtol=2e-6, atol=1e-7, msg=f"{key} of {n}")
     assert_every_state_once(plan, shared, whole)
     assert_copies_are_equal(plan, shared)
+
+
+def test_muon_updates_whole_matrices_of_owners_as_without_them(tmp_path):
+    name = "tied ends, bfloat16"
+    plan = sharing_optimizer(CASES[name][0].plan, LLM)
+    whole = run_ranks(worker, plan.num_processes, tmp_path, name, False, 256 << 20, "cpu", "muon")
+    shared = run_ranks(worker, plan.num_processes, tmp_path, name, True, 10_000, "cpu", "muon")
+    for (_, weights, states, *_), (_, want, *_) in zip(shared, whole, strict=True):
+        # The clipped step is left out: bfloat16 iterations over a gradient that differs by a rounding differ by more.
+        assert all(torch.equal(p, want[0][n]) for n, p in weights[0].items())
+        assert any("momentum_buffer" in state for state in states.values())
+    assert_every_state_once(plan, shared, whole)
+    assert_copies_are_equal(plan, shared)
+
+
+@pytest.mark.parametrize(("tp", "shards", "cut"), [(2, {}, "tp 2"), (1, {"w": torch.ones(2)}, "FSDP2")])
+def test_muon_is_refused_where_ranks_hold_parts_of_matrices(tp, shards, cut):
+    plan = make_inline_plan(({LLM: 2},), dp=1, tp=tp, num_microbatches=1)
+    stage: Any = SimpleNamespace(names={"w": torch.nn.Parameter(torch.ones(2, 2))}, shards=shards)
+    settings = OptimizerSettings(RATE, 0.0, optimizer="muon")
+    with pytest.raises(ConfigError, match=cut):
+        make_optimizer(plan, seat_of(plan, 0), [stage], cast(Any, None), settings)
+    stage.names["w"].requires_grad_(False)
+    assert not make_optimizer(plan, seat_of(plan, 0), [stage], cast(Any, None), settings).state()
 
 
 def assert_every_state_once(plan, ranks, whole):
