@@ -4,11 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
-import transformers
 
 from dflop import resources
 from dflop.config import load_config, load_model
 from dflop.data.demo_content import SPECIAL_TOKENS, train_tokenizer
+from dflop.models.construct import hf_types
 from dflop.starter.starter import make_starter
 from dflop.steps.planning import batch_note
 from tests.data.helpers import chat
@@ -21,7 +21,7 @@ def folder(tmp_path: Path) -> Path:
     """A tiny Qwen2.5-VL without a tokenizer, and three rows with one picture missing."""
     case = CASES["Qwen2.5-VL"]
     (tmp_path / "model").mkdir()
-    content = getattr(transformers, case.family.config_class)(**case.family.hf_config).to_dict()
+    content = hf_types(case.family, case.family.hf_config)[0].to_dict()
     (tmp_path / "model" / "config.json").write_text(json.dumps(content))
     (tmp_path / "data" / "images").mkdir(parents=True)
     for name in ("a", "b"):

@@ -22,9 +22,9 @@ from dflop.jobs.supervisor import Supervisor
 from dflop.jobs.telemetry import SpeedCounter, Telemetry
 from dflop.jobs.weights import first_weights
 from dflop.models import attention
-from dflop.models.build import LlmStage
 from dflop.models.family import Family
 from dflop.models.generic.experts import RoutedTokens
+from dflop.models.generic.llm_stage import LlmStage
 from dflop.parallel.compiled import EAGER, INDUCTOR
 from dflop.parallel.topology import connect, make_groups, seat_of, seats
 from dflop.plan.runnable import check_plan

@@ -3,7 +3,7 @@
 Importing this room costs nothing; a family's file is loaded when asked for. `media.py` has what the data profiler
 needs of a family, `family.py` what it takes to size, cut and train one; a small file per family is in `families/`.
 Only files that cut, fill, run or export a model import torch: `build.py`, `construct.py`, `loss.py`, `slices.py`,
-`taps.py`, `encoders.py`, `positions.py`, `attention.py`, `ways.py`, `offload.py`, `weights.py`, `stored_names.py`,
+`taps.py`, `encoders.py`, `attention.py`, `ways.py`, `offload.py`, `weights.py`, `stored_names.py`,
 `random_weights.py`. The rest serves the data profiler and the planner without torch. `generic/` reads, checks and runs
 models of any other type, with torch. flash_attn is optional and imported in a function.
 """
@@ -29,7 +29,7 @@ FAMILIES: Mapping[str, tuple[str, str]] = {
 }
 """Family name -> (module, class). Adding a family is one file in `families/` and one line here."""
 
-__all__ = ["FAMILIES", "GENERIC", "Family", "family_class", "load_family"]
+__all__ = ["FAMILIES", "GENERIC", "Family", "load_family"]
 
 
 def load_family(
@@ -55,14 +55,9 @@ def load_family(
     if name not in FAMILIES:
         hint = did_you_mean(name, (*FAMILIES, GENERIC))
         raise ConfigError(f"unknown model family `{name}`", where="model.family", hint=hint)
-    return family_class(name)(hf_config, media)
-
-
-def family_class(name: str) -> type[Family]:
-    """The class of family `name`."""
     module_name, class_name = FAMILIES[name]
     found: type[Family] = getattr(importlib.import_module(module_name), class_name)
-    return found
+    return found(hf_config, media)
 
 
 def cache_of_models(store: Path) -> Path:

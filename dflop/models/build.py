@@ -19,11 +19,9 @@ from torch import nn
 from dflop.errors import ConfigError
 from dflop.models import attention
 from dflop.models.encoders import CUT_THEMSELVES, ENCODERS, PACKERS
-from dflop.models.family import GENERIC, GENERIC_PARTS, Family, Places, Tower
-from dflop.models.generic import items
+from dflop.models.family import GENERIC, GENERIC_PARTS, Family, Tower
+from dflop.models.generic import arrays, items
 from dflop.models.item_arithmetic import ARITHMETIC, Arguments
-from dflop.models.loss import HeadLoss, head_loss
-from dflop.models.positions import POSITIONS, MediaPosition
 from dflop.models.ways import Reruns
 from dflop.records import LLM
 
@@ -103,8 +101,9 @@ class EncoderStage(Stage):
         self.shell = shell
         self.name = name
         self._encode, self._packed = ENCODERS[tower.call], PACKERS.get(tower.call)
-        if tower.call == GENERIC:
-            items.prepare(shell, self.module)
+        if tower.call != GENERIC_PARTS and (tower.call != GENERIC or items.form_of(shell) == arrays.GRID):
+            config: Any = self.module.config
+            config._attn_implementation = attention.PACKED
         attention.use(self.module, attention.AUTO, cuts_itself=tower.call in CUT_THEMSELVES)
 
     @property
@@ -176,166 +175,6 @@ class EncoderStage(Stage):
         return self._packed(self.shell, features, sizes) if self._packed and len(sizes) else features
 
 
-class LlmStage(Stage):
-    """Consecutive decoder layers; the first stage embeds and merges media rows, the last computes the loss.
-
-    Args:
-        model: Full model; its decoder is cut in place, so build one per stage.
-        family: Says where decoder and head sit.
-        layers: Global indices of the layers to keep, `[first, end)`.
-
-    Raises:
-        ConfigError: the first stage lacks layers behind which deep features are added.
-    """
-
-    def __init__(self, model: nn.Module, family: Places, layers: tuple[int, int]) -> None:
-        spec = family.decoder
-        path = located(model, spec.path)
-        decoder: Any = model.get_submodule(path)
-        num_layers = len(decoder.layers)
-        self_is_first, self_is_last = layers[0] == 0, layers[1] == num_layers
-        head: Any = model.get_submodule(spec.head)
-        global_name = {id(p): n for n, p in model.named_parameters()}
-        tied = global_name[id(head.weight)] if head.weight is decoder.embed_tokens.weight else ""
-        if self_is_first and not self_is_last and layers[1] < spec.num_deep_features:
-            raise ConfigError(
-                f"features of media are added after the first {spec.num_deep_features} decoder layers, "
-                f"the first stage has {layers[1]}",
-                where="plan",
-                hint="use fewer stages",
-            )
-        kept = self._keep(decoder, layers)
-        if self_is_last:
-            kept.append(head)
-        super().__init__({global_name[id(p)]: p for part in kept for p in part.parameters()})
-        for other in (p for tower in family.towers.values() for p in (tower.path, *tower.extras)):
-            parent, _, name = located(model, other).rpartition(".")
-            setattr(model.get_submodule(parent), name, None)
-        if not self_is_last:
-            above, _, name = spec.head.rpartition(".")
-            setattr(model.get_submodule(above), name, None)
-        # In a tuple, so that the shell's parameters are not registered a second time.
-        self._shell = (model.get_submodule(path.rpartition(".")[0]),)
-        self._spec = spec
-        self.tied = tied
-        self.is_first, self.is_last = self_is_first, self_is_last
-        if spec.num_deep_features:
-            # Hugging Face's own indexes with a mask on the device, so the host waits; here every token has a row.
-            decoder._deepstack_process = lambda hidden, _mask, features: hidden + features
-        self.decoder = decoder
-        self.hidden_size: int = decoder.config.hidden_size
-        self.row_width = self.hidden_size * (1 + spec.num_deep_features)
-        """Width of the rows that encoders hand over."""
-        self.head = head if self_is_last else None
-        self.head_loss: HeadLoss = head_loss
-        """Tensor parallelism puts its own here."""
-        self.num_rows: Callable[[int], int] = lambda num_tokens: num_tokens
-        """Of hidden states that one rank hands to the next stage, where tensor-parallel ranks share the tokens."""
-        self.enter: Callable[[torch.Tensor], torch.Tensor] = lambda whole: whole
-        self.leave: Callable[[torch.Tensor, int], torch.Tensor] = lambda hidden, _: hidden
-        """From all tokens to this rank's share, in front of the first stage's layers; and back, behind the last's."""
-
-    @staticmethod
-    def _keep(decoder: Any, layers: tuple[int, int]) -> list[nn.Module]:
-        """What a stage keeps of a decoder, in the order of the forward pass, by which gradients are summed."""
-        is_first, is_last = layers[0] == 0, layers[1] == len(decoder.layers)
-        decoder.layers = nn.ModuleList(decoder.layers[layers[0] : layers[1]])
-        if getattr(decoder.config, "layer_types", None):
-            decoder.config.layer_types = decoder.config.layer_types[layers[0] : layers[1]]
-        kept: list[nn.Module] = [decoder.embed_tokens] if is_first else []
-        kept += decoder.layers
-        if not is_first:
-            decoder.embed_tokens = None
-        if not is_last:
-            decoder.norm = nn.Identity()
-        return [*kept, decoder.norm] if is_last else kept
-
-    @property
-    def layers(self) -> list[nn.Module]:
-        return list(self.decoder.layers)
-
-    def embed(
-        self, input_ids: torch.Tensor, rows: Sequence[torch.Tensor], positions: Sequence[torch.Tensor]
-    ) -> torch.Tensor:
-        """Token embeddings `[tokens, row_width]` with each group of media rows written at its positions.
-
-        Where rows carry deep features, those of text are zeros.
-        """
-        hidden: torch.Tensor = self.decoder.embed_tokens(input_ids)
-        width = max((group.shape[1] for group in rows), default=hidden.shape[1])
-        hidden = nn.functional.pad(hidden, (0, width - hidden.shape[1]))
-        for group, where in zip(rows, positions, strict=True):
-            hidden = hidden.index_copy(0, where, group.to(hidden.dtype))
-        return hidden
-
-    def positions(self, input_ids: torch.Tensor, items: Sequence[MediaPosition]) -> torch.Tensor:
-        """Rope positions `[axes, tokens]` (int64) of one sample whose media stand in the order of `items`."""
-        return POSITIONS[self._spec.rope](self._shell[0], input_ids, items)
-
-    def forward(
-        self, hidden: torch.Tensor, position_ids: torch.Tensor, cu_seqlens: torch.Tensor,
-        earlier: attention.Earlier | None = None,
-    ) -> torch.Tensor:  # fmt: skip
-        """Run the stage's layers.
-
-        Args:
-            hidden: `[num_rows(tokens), hidden]`; on the first stage what `embed` returned.
-            position_ids: int64 `[axes, tokens]` rope positions.
-            cu_seqlens: int32 `[samples + 1]`; on the host, so that nothing waits for the device.
-            earlier: How context-parallel ranks that share samples exchange keys and values, which all of them do then.
-
-        Returns:
-            `[num_rows(tokens), hidden]`; on the last stage `[tokens, hidden]`, normalised.
-        """
-        if self.is_first:
-            hidden = self.enter(hidden)
-        out = self.decoder(
-            inputs_embeds=hidden[None, :, : self.hidden_size],
-            position_ids=position_ids[:, None] if self._spec.rope else position_ids[:1],
-            use_cache=False,
-            cu_seq_lens_q=cu_seqlens.to(hidden.device, non_blocking=True),
-            max_length_q=int((cu_seqlens[1:] - cu_seqlens[:-1]).max()),
-            **self._deep(hidden),
-            **_of_keys(cu_seqlens, earlier, hidden.device),
-        )
-        # Indexing would copy the gradient on its way back.
-        result: torch.Tensor = out.last_hidden_state.squeeze(0)
-        return self.leave(result, position_ids.shape[1]) if self.is_last else result
-
-    def _deep(self, hidden: torch.Tensor) -> dict[str, Any]:
-        """Arguments of the decoder for deep features, which stand beside the embeddings."""
-        _, *features = hidden.split(self.hidden_size, dim=1)
-        return {"deepstack_visual_embeds": features} if features else {}
-
-    def loss(
-        self, hidden: torch.Tensor, where: torch.Tensor, targets: torch.Tensor, num_tokens: int = 1,
-        of_tokens: torch.Tensor | None = None,
-    ) -> torch.Tensor:  # fmt: skip
-        """Cross entropies of `targets` predicted at positions `where`, their sum over `num_tokens` (last stage only).
-
-        `of_tokens` takes each of them, as in `head_loss`.
-
-        Raises:
-            RuntimeError: this is another stage.
-        """
-        if self.head is None:
-            raise RuntimeError("only the last LLM stage has a head")
-        head, rows = self.head, hidden.index_select(0, where)
-        return self.head_loss(rows, head.weight, head.bias, targets, num_tokens, of_tokens)
-
-
-def _of_keys(cu_seqlens: torch.Tensor, earlier: attention.Earlier | None, device: torch.device) -> dict[str, Any]:
-    """Arguments of attention where other ranks have the first tokens of the first sample."""
-    if earlier is None:
-        return {}
-    of_keys = torch.cat([cu_seqlens[:1], cu_seqlens[1:] + earlier.num_taken])
-    return {
-        "cu_seq_lens_k": of_keys.to(device, non_blocking=True),
-        "max_length_k": int((of_keys[1:] - of_keys[:-1]).max()),
-        "earlier": earlier,
-    }
-
-
 _OLDER_PATHS = {"model.visual": "visual", "model.audio_tower": "audio_tower", "model.language_model": "model"}
 """Where the modules of Qwen2.5-Omni's thinker are in older releases; 5.17 has them there, 5.23 no longer."""
 
@@ -368,15 +207,9 @@ def cut_stage(model: nn.Module, family: Family, module: str, layers: tuple[int, 
     if not 0 <= layers[0] < layers[1] <= depth:
         raise ConfigError(f"layers [{layers[0]}, {layers[1]}) of `{module}`, which has {depth}")
     if module == LLM:
-        return _llm_stage(model, family, layers)
+        from dflop.models.generic.llm_stage import LlmStage  # which derives from what stands here
+
+        return LlmStage(model, family, layers)
     if layers != (0, depth):
         raise ConfigError(f"layers [{layers[0]}, {layers[1]}) of `{module}`: an encoder's {depth} stay on one stage")
     return EncoderStage(model, family.towers[module])
-
-
-def _llm_stage(model: nn.Module, family: Family, layers: tuple[int, int]) -> LlmStage:
-    if family.decoder.rope != GENERIC:
-        return LlmStage(model, family, layers)
-    from dflop.models.generic.llm_stage import GenericLlmStage  # which derives from what stands here
-
-    return GenericLlmStage(model, family, layers)

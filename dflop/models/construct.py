@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from dflop.models import attention
-from dflop.models.family import GENERIC, Family
-from dflop.models.fusing import fuse
+from dflop.models.family import Family
 from dflop.models.generic import classes
 
 
@@ -18,19 +17,15 @@ def hf_types(family: Family, hf_config: Mapping[str, Any]) -> tuple[Any, Any]:
     """(config, class of the model) of transformers.
 
     Args:
-        family: Names the classes, or leaves it to the config's `model_type`.
+        family: Says the `model_type` where the config does not.
         hf_config: Keyword arguments of the config class, token ids included.
     """
-    import transformers
-
-    if family.decoder.rope == GENERIC:
-        config = classes.config_of(hf_config)
-        return config, classes.class_of(config)
-    return getattr(transformers, family.config_class)(**hf_config), getattr(transformers, family.model_class)
+    config = classes.config_of({"model_type": family.name, **hf_config})
+    return config, classes.class_of(config)
 
 
 def construct(family: Family, hf_config: Mapping[str, Any], dtype: torch.dtype) -> nn.Module:
-    """The family's model in training mode, with packed attention and layers that keep little.
+    """The family's model in training mode, with layers that keep little; stages give it packed attention.
 
     Args:
         family: As for `hf_types`.
@@ -38,9 +33,4 @@ def construct(family: Family, hf_config: Mapping[str, Any], dtype: torch.dtype) 
         dtype: Parameter type.
     """
     attention.register()
-    config, model_class = hf_types(family, hf_config)
-    if family.decoder.rope == GENERIC:
-        return classes.construct(config, dtype).train()
-    model: nn.Module = model_class._from_config(config, attn_implementation=attention.PACKED, dtype=dtype)
-    fuse(model)
-    return model.train()
+    return classes.construct(hf_types(family, hf_config)[0], dtype).train()

@@ -25,7 +25,7 @@ _HEADS = {"head_dim": 128, "num_key_value_heads": 8}
 """Entries that follow from others where they are left out, and what they are like."""
 _DEPTHS = ("depth", "encoder_layers", "num_hidden_layers")
 GENERIC = "generic"
-"""Name of the family of all other models, and how it calls towers and decoders: by the classes' own code."""
+"""Name of the family of all other models, and how it calls towers: by the classes' own code."""
 GENERIC_PARTS = "generic parts"
 """How it calls towers that take one item at a time."""
 MAX_LAYERS = 10_000
@@ -61,9 +61,6 @@ class Tower:
 class Decoder:
     """Where the language model sits: decoder with `embed_tokens`, `layers` and `norm`, and the head."""
 
-    rope: str = ""
-    """Which positions it takes, a name in `POSITIONS` of `positions.py`; empty for plain ones, `generic` where
-    the class decides."""
     num_deep_features: int = 0
     """Features of a media row that are added behind as many first layers; a row is that many times wider."""
     path: str = "model.language_model"
@@ -103,9 +100,6 @@ class Family(MediaRules):
         ConfigError: a media limit the family does not know, or a section that is none of its.
     """
 
-    config_class: str
-    model_class: str
-    """Names in `transformers`."""
     towers: Mapping[str, Tower]
     decoder = Decoder()
     processor: Processor

@@ -37,7 +37,7 @@ def hf_inputs(
         group = [(item, _values(tower, a)) for item, a in zip(items, arrays, strict=True) if item.module == module]
         if group:
             inputs |= _OF_TOWERS[tower.call](family, group)
-    if family.decoder.rope == "vision":
+    if family.name.endswith("_vl"):
         types = torch.zeros_like(input_ids)
         for item, where in zip(items, positions, strict=True):
             types[where] = _TYPES[item.kind]
@@ -61,7 +61,7 @@ def _native(family: Family, group: Group) -> Inputs:
         inputs["pixel_values_videos"] = torch.cat([a for _, a in videos])
         inputs["video_grid_thw"] = torch.tensor([i.grid for i, _ in videos])
         seconds = torch.tensor([i.duration_s / i.grid[0] for i, _ in videos])
-        if family.decoder.rope == "thinker":
+        if "audio" in family.towers:
             inputs["video_second_per_grid"] = seconds
         elif "tokens_per_second" in family.configs["vision"]:
             inputs["second_per_grid_ts"] = seconds

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dflop.errors import ConfigError
-from dflop.models import FAMILIES, GENERIC, family_class, load_family
+from dflop.models import FAMILIES, GENERIC, load_family
 from dflop.models.family import Family, check_depths
 from dflop.models.generic.family import GenericFamily
 from dflop.models.processor_settings import Settings, read_object, read_settings
@@ -128,15 +128,14 @@ def _parsed(name: str, stated: Mapping[str, Any], path: Path) -> Any:
             check_depths(section, f"{path}: {key}.")
     import transformers
 
-    config_name = family_class(name).config_class
-    config_class: Any = getattr(transformers, config_name)
+    config_class: Any = transformers.CONFIG_MAPPING[name]
     try:
         return config_class.from_dict(dict(stated))
     except Exception as error:  # whatever a config class makes of a file it does not understand
         raise ConfigError(
             f"transformers {transformers.__version__} cannot read it: {' '.join(str(error).split())[:200]}",
             where=str(path),
-            hint=f"it is read as a {config_name}",
+            hint=f"it is read as a {config_class.__name__}",
         ) from error
 
 

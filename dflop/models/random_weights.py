@@ -8,7 +8,7 @@ distributions are those of Hugging Face's `_init_weights`.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,25 +16,7 @@ import torch
 from torch import nn
 
 from dflop.errors import ConfigError
-from dflop.models.family import Family
-from dflop.models.weights import build_empty, materialise, some_of
-
-
-def build_model(family: Family, hf_config: Mapping[str, Any], *, seed: int, dtype: torch.dtype) -> nn.Module:
-    """The family's whole `...ForConditionalGeneration` with random weights fixed by `seed`.
-
-    Args:
-        family: Names the transformers classes.
-        hf_config: Keyword arguments of the config class, token ids included.
-        seed: Same seed, same weights, on every machine with the same torch build.
-        dtype: Parameter type.
-    """
-    model, weights = build_empty(family, hf_config, dtype), RandomWeights(build_empty(family, hf_config, dtype), seed)
-    materialise(model, torch.device("cpu"))
-    with torch.no_grad():
-        for name, p in model.named_parameters():
-            p.copy_(weights.read(name))
-    return model
+from dflop.models.weights import materialise, some_of
 
 
 class RandomWeights:

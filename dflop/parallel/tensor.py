@@ -24,7 +24,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from dflop.models.autograd import opaque
-from dflop.models.build import EncoderStage, LlmStage, Stage
+from dflop.models.build import EncoderStage, Stage
+from dflop.models.generic.llm_stage import LlmStage
 from dflop.models.loss import HeadLoss, head_loss
 from dflop.models.low_rank import is_adapted, move_adapter, plus_adapter
 from dflop.models.splits import cannot_split, check_split, entrances, holder_of, split_of

@@ -24,8 +24,9 @@ import torch
 import torch.distributed as dist
 
 from dflop.models import attention
-from dflop.models.build import EncoderStage, LlmStage
+from dflop.models.build import EncoderStage
 from dflop.models.family import Family
+from dflop.models.generic.llm_stage import LlmStage
 from dflop.models.random_weights import RandomWeights
 from dflop.models.ways import TRAIN, Way
 from dflop.models.weights import build_empty

@@ -17,7 +17,8 @@ import torch
 import torch.distributed as dist
 
 from dflop.errors import DflopError, TrainError
-from dflop.models.build import EncoderStage, LlmStage
+from dflop.models.build import EncoderStage
+from dflop.models.generic.llm_stage import LlmStage
 from dflop.parallel.exchange import message_device
 from dflop.parallel.topology import Peers, SeatPart, peers_of
 from dflop.records import LLM

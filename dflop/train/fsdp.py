@@ -32,8 +32,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 
-from dflop.models.build import LlmStage, Stage
+from dflop.models.build import Stage
 from dflop.models.generic.experts import experts_of
+from dflop.models.generic.llm_stage import LlmStage
 from dflop.parallel.part import Part
 from dflop.parallel.topology import Groups
 

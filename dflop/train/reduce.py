@@ -15,7 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from dflop.models.build import LlmStage, Stage
+from dflop.models.build import Stage
+from dflop.models.generic.llm_stage import LlmStage
 from dflop.parallel.topology import Groups, Seat
 from dflop.records import Plan
 from dflop.train.buckets import GradientBuckets, Owners

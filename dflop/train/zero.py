@@ -17,7 +17,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from dflop.models.build import EncoderStage, LlmStage, Stage
+from dflop.models.build import EncoderStage, Stage
+from dflop.models.generic.llm_stage import LlmStage
 from dflop.parallel.topology import Seat
 from dflop.records import Plan
 from dflop.train.buckets import Bucket, Owners, grouped

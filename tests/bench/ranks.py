@@ -24,7 +24,6 @@ from dflop.data.tokens import EncodedSample
 from dflop.models import load_family
 from dflop.models.build import IGNORE_LABEL
 from dflop.models.family import Family
-from dflop.models.random_weights import build_model
 from dflop.profile.hardware import hardware_name, software_name
 from dflop.profile.link_probe import profile_links
 from dflop.profile.probe import ProbeSettings
@@ -36,6 +35,7 @@ from dflop.train.plan_source import PlanMessage
 from dflop.train.step_trace import StepTrace
 from tests.bench.command import in_ranks
 from tests.bench.figures import ROOT
+from tests.models.whole_model import build_model
 from tests.train.rank import Rank, loop_settings
 from tests.train.synthetic import SyntheticSource
 

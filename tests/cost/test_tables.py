@@ -10,12 +10,12 @@ from dflop.cost import curve
 from dflop.cost.model import CostModel
 from dflop.cost.tables import tower_table
 from dflop.models.build import EncoderStage
-from dflop.models.random_weights import build_model
 from dflop.profile.saved import saved_bytes
 from dflop.records import LLM, RunMode
 from tests.builders import make_table
 from tests.models.test_encoders import items_of
 from tests.models.tiny_families import CASES
+from tests.models.whole_model import build_model
 
 TRAINED = make_table("vision", source="measured", optimizer_s_per_param=1e-9)
 FROZEN = make_table(

@@ -16,8 +16,8 @@ from dflop.cost.fit import fit_cost_tables
 from dflop.cost.flops import FlopCounter, peak_flops_per_s
 from dflop.cost.model import CostModel
 from dflop.models import attention, load_family
-from dflop.models.build import EncoderStage, LlmStage, cut_stages
-from dflop.models.random_weights import build_model
+from dflop.models.build import EncoderStage, cut_stages
+from dflop.models.generic.llm_stage import LlmStage
 from dflop.profile.hardware import hardware_name
 from dflop.profile.timing import no_garbage_collection, time_phases
 from dflop.records import LLM, SampleShape
@@ -25,6 +25,7 @@ from dflop.schedule.policies import Effort, StepJob
 from tests.gpu.drawn import make_shapes, token_config
 from tests.gpu.layers import probed
 from tests.gpu.subject import Subject
+from tests.models.whole_model import build_model
 from tests.train.synthetic import make_inline_plan
 
 NUM_RANKS, NUM_MICROBATCHES, NUM_SAMPLES = 8, 4, 64

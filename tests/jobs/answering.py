@@ -13,7 +13,6 @@ import torch
 from dflop.config import Config, load_config
 from dflop.data.demo_content import train_tokenizer
 from dflop.jobs.weights import full_config
-from dflop.models.random_weights import build_model
 from dflop.records import LLM
 from dflop.run import lifecycle
 from dflop.run.directory import RunDir, family_of, tokenizer_of
@@ -21,6 +20,7 @@ from dflop.train.checkpoint import Checkpointer
 from tests.jobs.configs import MINIMAL
 from tests.models.test_whole_conversations import CASES as TEMPLATES
 from tests.models.tiny_families import CASES
+from tests.models.whole_model import build_model
 from tests.train import synthetic
 from tests.train.rank import Rank
 from tests.train.synthetic import make_inline_plan

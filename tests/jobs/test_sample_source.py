@@ -18,11 +18,11 @@ from dflop.data.mixture import Dataset
 from dflop.data.tokens import ChatTokenizer
 from dflop.jobs.sample_source import DatasetSource
 from dflop.models.build import cut_stage
-from dflop.models.random_weights import build_model
 from dflop.parallel.topology import seats
 from dflop.records import LLM
 from dflop.train.feed import Feed
 from dflop.train.prefetch import Prefetcher
+from tests.models.whole_model import build_model
 from tests.train.synthetic import HF_CONFIG, family, make_inline_plan, make_plan, make_step_plan
 
 ROWS = [["image"], ["audio"], [], ["image", "image"], ["video"], ["image", "audio"], ["video", "image"], []]

@@ -11,6 +11,7 @@ from ruamel.yaml import YAML
 
 from dflop.errors import ConfigError
 from dflop.models import counts, load_family
+from dflop.models.construct import hf_types
 from dflop.models.family import Family
 from dflop.records import LLM, ModuleSpec
 from tests.models.tiny_families import CASES, LLAVA, TEXT
@@ -53,9 +54,9 @@ def read(name: str) -> Family:
 
 
 def meta_model(family: Family) -> torch.nn.Module:
-    config = getattr(transformers, family.config_class)(**family.hf_config)
+    config, model_class = hf_types(family, family.hf_config)
     with torch.device("meta"):
-        return getattr(transformers, family.model_class)._from_config(config)
+        return model_class._from_config(config)
 
 
 def num_params(parameters) -> int:

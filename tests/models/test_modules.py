@@ -10,7 +10,7 @@ import torch
 
 from dflop.errors import ConfigError
 from dflop.models.build import cut_stage
-from dflop.models.positions import MediaPosition
+from dflop.models.generic.llm_stage import MediaPosition
 from dflop.records import LLM
 from tests.models.tiny_families import CASES, Case, Sample
 
@@ -40,7 +40,7 @@ def packed_loss(case: Case, samples: list[Sample], encoder, llm) -> torch.Tensor
     where = torch.cat([start + p for start, s in zip(starts, samples, strict=False) for p in s.item_positions])
     rows = encode(case, encoder, items, arrays)
     assert rows.shape == (sum(i.num_rows for i in items), llm[0].row_width)
-    media = [[MediaPosition(i.kind, i.grid, i.duration_s / max(i.grid[0], 1)) for i in s.items] for s in samples]
+    media = [[MediaPosition.of(i) for i in s.items] for s in samples]
     position_ids = torch.cat([llm[-1].positions(s.input_ids, m) for s, m in zip(samples, media, strict=True)], dim=1)
     hidden = llm[0].embed(torch.cat([s.input_ids for s in samples]), [rows], [where])
     for stage in llm:

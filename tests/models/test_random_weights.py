@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from dflop.models.construct import construct
-from dflop.models.random_weights import RandomWeights, build_model
+from dflop.models.random_weights import RandomWeights
 from dflop.models.weights import build_empty
 from tests.models.tiny_families import CASES
+from tests.models.whole_model import build_model
 from tests.train import synthetic
 from tests.train.synthetic import family, tiny_model
 

@@ -12,11 +12,12 @@ import torch
 
 from dflop.models import load_family
 from dflop.models.build import IGNORE_LABEL
+from dflop.models.construct import hf_types
 from dflop.models.family import Family
 from dflop.models.hf_inputs import hf_inputs
 from dflop.models.media import Layout, MediaHeader
-from dflop.models.random_weights import build_model
 from dflop.records import MediaItem
+from tests.models.whole_model import build_model
 
 HIDDEN, VOCAB, FIRST_TEXT_ID = 48, 96, 16
 MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 4, 4]}
@@ -105,12 +106,9 @@ class Case:
 
     def plain(self) -> torch.nn.Module:
         """The same weights with Hugging Face's own attention."""
-        import transformers
 
-        config = getattr(transformers, self.family.config_class)(**self.full_config)
-        plain = getattr(transformers, self.family.model_class)._from_config(
-            config, attn_implementation="sdpa", dtype=torch.float32
-        )
+        config, model_class = hf_types(self.family, self.full_config)
+        plain = model_class._from_config(config, attn_implementation="sdpa", dtype=torch.float32)
         plain.load_state_dict(self.build().state_dict())
         return plain.train()
 

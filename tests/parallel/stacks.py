@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
-from dflop.models.build import LlmStage, Stage, cut_stage
+from dflop.models.build import Stage, cut_stage
 from dflop.models.family import Family
+from dflop.models.generic.llm_stage import LlmStage
 from dflop.records import LLM
 from tests.models.test_encoders import items_of
 from tests.models.tiny_families import CASES, MROPE

@@ -7,12 +7,12 @@ from functools import partial
 
 import numpy as np
 import pytest
-import transformers
 from PIL import Image
 
 from dflop.cost.model import CostModel
 from dflop.data.demo_content import SPECIAL_TOKENS, train_tokenizer
 from dflop.errors import ConfigError, DataError
+from dflop.models.construct import hf_types
 from dflop.records import LLM, Correction, ProfileRecord, to_dict
 from dflop.sampler.costs_of_media import media_costs
 from dflop.sampler.costs_of_samples import SampleCosts, sample_costs, sample_costs_from_store, sample_costs_from_tables
@@ -118,7 +118,7 @@ def test_corrections_by_size_count_sample_by_sample_in_the_state_a_module_is_in(
 def test_a_models_files_and_headers_of_media_are_enough(tmp_path, caplog):
     """Of a file and in memory; what cannot be read is left out, and what carries loss is the trainer's business."""
     case, tokens = CASES["Qwen2.5-VL"], ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
-    config = getattr(transformers, case.family.config_class)(**case.family.hf_config)
+    config = hf_types(case.family, case.family.hf_config)[0]
     (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
     rows = [chat("<image>\nwhat?", "that", image=f"{i}.png") for i in range(3)]
     for i in range(2):

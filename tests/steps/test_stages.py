@@ -10,7 +10,6 @@ import torch
 
 from dflop.cost.curve import ZERO, edge_part
 from dflop.jobs.weights import full_config
-from dflop.models.random_weights import build_model
 from dflop.records import LLM, CostTable, Plan
 from dflop.run.directory import RunDir, family_of, tokenizer_of
 from dflop.steps import planning
@@ -22,6 +21,7 @@ from dflop.train.checkpoint_state import OPTIMIZER, read_model
 from dflop.train.manifest import name_of, read_latest
 from tests.builders import make_table
 from tests.jobs.training import TABLES, fresh, give_plan, log_of, losses_of, run_ranks, set_config, train
+from tests.models.whole_model import build_model
 from tests.store.asking import fill
 from tests.train.parity import is_frozen
 from tests.train.synthetic import make_inline_plan, make_plan

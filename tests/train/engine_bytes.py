@@ -27,7 +27,6 @@ from dflop.cost.model import CostModel
 from dflop.models import attention, float8, loss_size, offload
 from dflop.models.adapter_specs import with_adapters
 from dflop.models.family import Family
-from dflop.models.random_weights import build_model
 from dflop.models.ways import Way
 from dflop.models.weights import build_empty
 from dflop.parallel import tokens
@@ -39,6 +38,7 @@ from dflop.profile.probe import ModuleProbe, ProbeSettings
 from dflop.records import CostTable, CostTerms
 from dflop.simulate.order import in_flight, num_stages_after
 from dflop.train.fsdp import sharded_modules
+from tests.models.whole_model import build_model
 from tests.profile.measuring import measure
 from tests.train import synthetic
 from tests.train.bytes_layouts import NUM_RANKS, Layout, adapted, batch_of, family, layouts, names

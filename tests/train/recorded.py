@@ -18,8 +18,9 @@ import numpy as np
 import torch
 
 from dflop.data.tokens import EncodedSample
-from dflop.models.build import IGNORE_LABEL, EncoderStage, LlmStage
+from dflop.models.build import IGNORE_LABEL, EncoderStage
 from dflop.models.family import Family
+from dflop.models.generic.llm_stage import LlmStage
 from dflop.models.ways import Reruns
 from dflop.parallel.topology import seats
 from dflop.records import LLM, Plan, SampleShape, StepPlan

@@ -16,8 +16,8 @@ from dflop.models import load_family
 from dflop.models.family import Family
 from dflop.models.hf_inputs import hf_inputs as model_inputs
 from dflop.models.media import MediaHeader
-from dflop.models.random_weights import build_model
 from dflop.records import LLM, MediaItem, ModulePlan, ModuleWork, ParallelSpec, Plan, SampleShape, StepPlan
+from tests.models.whole_model import build_model
 
 TOKEN_IDS = {
     "<|IMAGE|>": 1, "<|VIDEO|>": 2, "<|AUDIO|>": 3, "<|vision_bos|>": 4, "<|audio_bos|>": 5, "<|audio_eos|>": 6,

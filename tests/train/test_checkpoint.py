@@ -8,13 +8,13 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from dflop.models.random_weights import build_model
 from dflop.parallel.part import even_part
 from dflop.records import LLM
 from dflop.train.blocks import BlockLoadPlanner, BlockSavePlanner, BlockWriter, SafeReader, blocks_of
 from dflop.train.checkpoint import Checkpointer
 from dflop.train.checkpoint_state import read_model
 from tests.models.generic.small import Small
+from tests.models.whole_model import build_model
 from tests.train import synthetic
 from tests.train.rank import Rank, weights_come_late
 from tests.train.ranks import run_ranks

@@ -7,11 +7,11 @@ import shutil
 
 import pytest
 import torch
-import transformers
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from dflop.errors import ConfigError
+from dflop.models.construct import hf_types
 from dflop.models.weights import WeightFolder, build_empty, write_folder
 from dflop.parallel.part import even_part
 from dflop.records import LLM
@@ -81,7 +81,7 @@ def plain_step(model, subject):
 
 def loaded(family, folder):
     """By `from_pretrained`, with nothing missing and nothing left over."""
-    made, about = getattr(transformers, family.model_class).from_pretrained(
+    made, about = hf_types(family, family.hf_config)[1].from_pretrained(
         folder, dtype="auto", attn_implementation="sdpa", output_loading_info=True
     )
     assert {what: found for what, found in about.items() if found} == {}

@@ -22,9 +22,9 @@ from dflop.data.tokens import ChatTokenizer
 from dflop.jobs.sample_source import DatasetSource
 from dflop.models import load_family
 from dflop.models.family import Family
-from dflop.models.random_weights import build_model
 from dflop.records import LLM, SampleShape
 from dflop.train.loop import Hooks
+from tests.models.whole_model import build_model
 from tests.train.campaign import EpochPlans
 from tests.train.rank import Rank, loop_settings
 from tests.train.ranks import run_ranks

@@ -47,8 +47,6 @@ class InternVl(TiledFamily):
         "video": {"num_frames": "video_frames"},
     }
     num_class_tokens = 1
-    config_class = "InternVLConfig"
-    model_class = "InternVLForConditionalGeneration"
     processor = Processor(
         "InternVLProcessor",
         {"image": "GotOcr2ImageProcessor", "video": "InternVLVideoProcessor"},

@@ -48,8 +48,6 @@ class LlavaOnevision(TiledFamily):
     media_tokens = {"image": MediaTokens("", "<image>", ""), "video": MediaTokens("", "<video>", "")}
     media_defaults: Mapping[str, Any] = {"max_tiles": 36, "video_frames": 32}
     settings = {"video": {"num_frames": "video_frames"}}
-    config_class = "LlavaOnevisionConfig"
-    model_class = "LlavaOnevisionForConditionalGeneration"
     processor = Processor(
         "LlavaOnevisionProcessor",
         {"image": "LlavaOnevisionImageProcessor", "video": "LlavaOnevisionVideoProcessor"},

@@ -17,7 +17,7 @@ import numpy as np
 
 from dflop.models import counts
 from dflop.models.arrays import MEL_HOP_SAMPLES, SAMPLE_RATE_HZ, log_mel, mel_settings
-from dflop.models.family import Decoder, Grid, Processor, Tower
+from dflop.models.family import Grid, Processor, Tower
 from dflop.models.media import MediaHeader, MediaTokens, Placement
 from dflop.models.native_family import IMAGE_SETTINGS, VIDEO_SAMPLING, NativeFamily
 from dflop.models.pixels import CLIP
@@ -36,8 +36,6 @@ class Qwen25OmniThinker(NativeFamily):
     media_defaults = {**NativeFamily.media_defaults, "audio_max_s": 300.0}
     # Transformers' processor of this family gives videos its own size, whatever the settings state.
     settings = {"image": IMAGE_SETTINGS, "video": VIDEO_SAMPLING, "audio": {"chunk_length": "audio_max_s"}}
-    config_class = "Qwen2_5OmniThinkerConfig"
-    model_class = "Qwen2_5OmniThinkerForConditionalGeneration"
     processor = Processor(
         "Qwen2_5OmniProcessor",
         {**NativeFamily.processor.parts, "audio": "WhisperFeatureExtractor"},
@@ -61,7 +59,6 @@ class Qwen25OmniThinker(NativeFamily):
         "vision": Tower("model.visual", "native", "blocks", projector=("merger",), colours=CLIP),
         "audio": Tower("model.audio_tower", "mel", "layers", projector=("proj",), data_axis=1),
     }
-    decoder = Decoder("thinker")
 
     def fixed_settings(self, kind: str) -> Mapping[str, Any]:
         return mel_settings(self.configs["audio"]) if kind == "audio" else super().fixed_settings(kind)

@@ -8,7 +8,7 @@ rules themselves are in `native_family.py`.
 from __future__ import annotations
 
 from dflop.models import counts
-from dflop.models.family import Decoder, Tower
+from dflop.models.family import Tower
 from dflop.models.native_family import NativeFamily
 from dflop.models.pixels import CLIP
 from dflop.records import LLM, ModuleSpec
@@ -18,11 +18,8 @@ class Qwen25Vl(NativeFamily):
     """`Qwen2_5_VLForConditionalGeneration`; media limits as in `media_defaults`."""
 
     name = "qwen2_5_vl"
-    config_class = "Qwen2_5_VLConfig"
-    model_class = "Qwen2_5_VLForConditionalGeneration"
     section_types = {"vision": "qwen2_5_vl_vision", LLM: "qwen2_5_vl_text"}
     towers = {"vision": Tower("model.visual", "native", "blocks", projector=("merger",), colours=CLIP)}
-    decoder = Decoder("vision")
 
     def specs(self) -> tuple[ModuleSpec, ...]:
         return counts.qwen2_5_vision(self.vision), counts.decoder(self._text, tied=self._is_tied)

@@ -29,8 +29,6 @@ class Qwen2Audio(Family):
     name = "qwen2_audio"
     media_tokens = {"audio": MediaTokens("<|audio_bos|>", "<|AUDIO|>", "<|audio_eos|>")}
     media_defaults = {"audio_truncate": True}
-    config_class = "Qwen2AudioConfig"
-    model_class = "Qwen2AudioForConditionalGeneration"
     processor = Processor(
         "Qwen2AudioProcessor",
         {"audio": "WhisperFeatureExtractor"},

@@ -18,8 +18,6 @@ class Qwen2Vl(Qwen25Vl):
     """`Qwen2VLForConditionalGeneration`; media limits as in `media_defaults`."""
 
     name = "qwen2_vl"
-    config_class = "Qwen2VLConfig"
-    model_class = "Qwen2VLForConditionalGeneration"
     processor = replace(Qwen25Vl.processor, whole="Qwen2VLProcessor")
     section_types = {"vision": "qwen2_vl_vision", LLM: "qwen2_vl_text"}
 

@@ -55,8 +55,6 @@ class Qwen3Vl(NativeFamily):
         "video_min_pixels": 32 * 32 * 4,
         "video_max_pixels": 32 * 32 * 4,
     }
-    config_class = "Qwen3VLConfig"
-    model_class = "Qwen3VLForConditionalGeneration"
     processor = replace(
         NativeFamily.processor,
         whole="Qwen3VLProcessor",
@@ -70,7 +68,7 @@ class Qwen3Vl(NativeFamily):
     def __init__(self, hf_config: Mapping[str, Any], media: Mapping[str, Any]) -> None:
         super().__init__(hf_config, media)
         self.num_deep = len(self.vision["deepstack_visual_indexes"])
-        self.decoder = Decoder("vision", self.num_deep)
+        self.decoder = Decoder(self.num_deep)
 
     def specs(self) -> tuple[ModuleSpec, ...]:
         # The layers that add deepstack features must all be on the first stage.

@@ -178,7 +178,12 @@ class StandIn(nn.Module):
 
 
 class PassThrough(StandIn):
-    """Stands where a layer is that runs elsewhere; hidden states leave as they came."""
+    """Stands where a layer is that runs elsewhere, without its memory; hidden states leave as they came."""
+
+    def __init__(self, replaced: nn.Module) -> None:
+        shell = copy.copy(replaced)
+        shell._modules, shell._parameters = {}, {}
+        super().__init__(shell)
 
     def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         return hidden_states
@@ -206,6 +211,13 @@ class Output(tuple[Any, ...]):
         if name.startswith("__"):
             raise AttributeError(name)
         return self[0] if name == "last_hidden_state" else None
+
+    def keys(self) -> tuple[str]:
+        """As transformers 5.17 hands an output on: `**outputs`."""
+        return ("last_hidden_state",)
+
+    def __getitem__(self, key: Any) -> Any:
+        return super().__getitem__(0 if key == "last_hidden_state" else key)
 
 
 @contextlib.contextmanager

@@ -30,7 +30,7 @@ from dflop.models.fusing import Float64
 from dflop.models.generic import arrays, items
 from dflop.models.generic.classes import MARKS, build, construct, find_decoder, takes
 from dflop.models.generic.folder import reason
-from dflop.models.generic.llm_stage import KINDS, GenericLlmStage
+from dflop.models.generic.llm_stage import KINDS, LlmStage, MediaPosition
 from dflop.models.generic.random_items import Item, NotMade, item_of, media_of
 from dflop.models.generic.reach import UnknownArgument
 from dflop.models.generic.shrink import VOCAB, shrunk
@@ -38,7 +38,6 @@ from dflop.models.generic.specs import places_of
 from dflop.models.generic.stage_rules import last_cut
 from dflop.models.generic.structure import read_structure
 from dflop.models.generic.values import Structure
-from dflop.models.positions import MediaPosition
 
 LIMIT = 1e-5
 """Relative error of a module's gradients up to which it counts as exact."""
@@ -261,8 +260,8 @@ class _Trained:
         model = _as_trained(plain)
         self._encoder = EncoderStage(model, places.towers[encoder.medium]) if encoder else None
         cuts = [(0, middle), (middle, num_layers)] if 0 < middle < num_layers else [(0, num_layers)]
-        self._first = GenericLlmStage(model, places, cuts[0])
-        self._last = GenericLlmStage(_as_trained(plain), places, cuts[1]) if cuts[1:] else self._first
+        self._first = LlmStage(model, places, cuts[0])
+        self._last = LlmStage(_as_trained(plain), places, cuts[1]) if cuts[1:] else self._first
         for stage in self.stages:
             stage.to(next(plain.parameters()).dtype)
 
@@ -318,7 +317,7 @@ def _as_trained(plain: Any) -> nn.Module:
     return model
 
 
-def _positions(stage: GenericLlmStage, samples: Sequence[_Sample], grids: Sequence[arrays.Grid]) -> torch.Tensor:
+def _positions(stage: LlmStage, samples: Sequence[_Sample], grids: Sequence[arrays.Grid]) -> torch.Tensor:
     found = []
     for index, of in enumerate(samples):
         at = [MediaPosition(of.item.kind, grids[index], of.item.seconds_per_grid, of.item.num_rows)] if of.item else []

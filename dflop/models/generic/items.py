@@ -16,7 +16,6 @@ from typing import Any
 import torch
 
 from dflop.errors import ConfigError
-from dflop.models.attention import PACKED
 from dflop.models.generic import arrays
 from dflop.models.generic.arrays import GRID, LISTED, NUM_BYTES, PARTS, SIZED, TILES
 
@@ -61,12 +60,6 @@ def form_of_item(shell: Any, kind: str, made: Mapping[str, Any]) -> str:
     if problem:
         raise ConfigError(problem, where="model.hf_config", hint="leave these items out of the data")
     return PARTS
-
-
-def prepare(shell: Any, tower: Any) -> None:
-    """Let a tower that is given boundaries of items take the project's packed attention."""
-    if form_of(shell) == GRID:
-        tower.config._attn_implementation = PACKED
 
 
 def features(shell: Any, data: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:

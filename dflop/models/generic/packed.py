@@ -44,6 +44,8 @@ class Samples:
     """Whether any sample has such a run."""
     earlier: Earlier | None = None
     """How context-parallel ranks exchange keys and values."""
+    received: torch.Tensor | None = None
+    """What enters the first layer of the stage."""
     _bounds: dict[int, tuple[torch.Tensor, int]] = field(default_factory=dict)
     _masks: dict[tuple[int, Reach], torch.Tensor] = field(default_factory=dict)
 

@@ -45,7 +45,7 @@ def towers_of(structure: Structure, apart: Collection[str] = ()) -> Mapping[str,
 def decoder_of(structure: Structure) -> Decoder:
     """Where the text model sits."""
     deep = max((len(encoder.deep_layers) for encoder in structure.encoders), default=0)
-    return Decoder(GENERIC, deep, structure.decoder, structure.head)
+    return Decoder(deep, structure.decoder, structure.head)
 
 
 class Places(NamedTuple):

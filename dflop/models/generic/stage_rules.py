@@ -80,11 +80,15 @@ def logits_of(model: Any, hidden: torch.Tensor) -> torch.Tensor:
         model: Whose head is asked.
         hidden: What left the decoder, `[1, tokens, hidden]`.
     """
-    prefix = model.base_model_prefix
-    if not isinstance(getattr(model, prefix, None), nn.Module):  # a causal model inside, which has the head
-        model, prefix = model.language_model, "model"
+    prefix, given = model.base_model_prefix, {"input_ids": torch.zeros(hidden.shape[:2], dtype=torch.long)}
+    if not isinstance(getattr(model, prefix, None), nn.Module):
+        if hasattr(model, "language_model"):  # a causal model inside, which has the head
+            model = model.language_model
+        else:  # Qwen2.5-Omni's thinker in transformers 5.17, which embeds by its decoder
+            given = {"inputs_embeds": hidden}
+        prefix = "model"
     with in_place(model, prefix, _Given(hidden)):
-        logits: torch.Tensor = model(input_ids=torch.zeros(hidden.shape[:2], dtype=torch.long)).logits
+        logits: torch.Tensor = model(**given).logits
     return logits
 
 
@@ -120,8 +124,13 @@ def name_ends(decoder: Any) -> None:
         decoder.norm = norms[-1]
 
 
-def check_cut(decoder: Any, layers: tuple[int, int]) -> None:
-    """Refuse layers `[first, end)` of a stage that need what another stage has.
+def check_cut(decoder: Any, layers: tuple[int, int], num_deep: int) -> None:
+    """Refuse layers `[first, end)` of a stage that need what another stage has, or give it what it cannot take.
+
+    Args:
+        decoder: Of the model.
+        layers: Of the stage.
+        num_deep: Of its first layers, how many deep features are added behind.
 
     Raises:
         ConfigError: they do.
@@ -130,6 +139,11 @@ def check_cut(decoder: Any, layers: tuple[int, int]) -> None:
         raise ConfigError(
             f"layer {layers[0]} begins a stage, and layers behind {latest} use keys or embeddings of earlier ones",
             where="model.hf_config", hint="use fewer stages",
+        )  # fmt: skip
+    if layers[0] == 0 and layers[1] < min(num_deep, len(decoder.layers)):
+        raise ConfigError(
+            f"features of media are added after the first {num_deep} decoder layers, the first stage has {layers[1]}",
+            where="plan", hint="use fewer stages",
         )  # fmt: skip
 
 

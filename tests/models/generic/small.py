@@ -17,9 +17,9 @@ from dflop.models.family import GENERIC, GENERIC_PARTS, Decoder, Family, Tower
 from dflop.models.generic import arrays, classes, items
 from dflop.models.generic.encoders import parts_of
 from dflop.models.media import MediaHeader, Placement
-from dflop.models.random_weights import build_model
 from dflop.records import LLM, MediaItem, SampleShape
 from tests.models.generic.configs import MORE, PARTS
+from tests.models.whole_model import build_model
 
 FIRST_TEXT_ID, VOCAB = 10, 160
 IMAGES = ([1], [], [3, 2], [1, 4], [], [2])
@@ -45,7 +45,7 @@ class SmallFamily(Family):
         call = GENERIC_PARTS if self.form == arrays.PARTS else GENERIC
         self.towers = {"vision": Tower(vision.path, call, vision.layers, vision.projector)}
         where = next(name for name, module in model.named_modules() if module is head)
-        self.decoder = Decoder(GENERIC, len(deep), path, where)
+        self.decoder = Decoder(len(deep), path, where)
         self._depths = {"vision": vision.num_layers, LLM: len(decoder.layers)}
         self._sizes: dict[arrays.Grid, int] = {}
         c = classes.config_of(self.hf_config).vision_config

@@ -9,7 +9,7 @@ from dflop.models.build import cut_stage
 from dflop.models.generic import exact, llm_stage, packed
 from dflop.models.generic.classes import find_decoder
 from dflop.models.generic.exact import LIMIT, check_exactness, compare
-from dflop.models.generic.llm_stage import GenericLlmStage
+from dflop.models.generic.llm_stage import LlmStage
 from dflop.models.generic.reach import Pattern, UnknownArgument
 from dflop.models.generic.stage_rules import last_cut
 from dflop.models.generic.structure import read_structure
@@ -65,7 +65,7 @@ def test_any_cut_that_training_may_make_computes_the_same(small_model):
 
 
 def test_deep_features_that_are_lost_are_found(small_model, monkeypatch):
-    monkeypatch.setattr(GenericLlmStage, "_deep", lambda stage, hidden: {})
+    monkeypatch.setattr(LlmStage, "_beside", lambda stage, hidden: {})
     assert compare(small_model("qwen3_vl_moe"), "image")[0][1] > 0.01
 
 

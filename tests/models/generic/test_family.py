@@ -8,13 +8,13 @@ import sys
 from collections import defaultdict
 
 import pytest
-import transformers
 from tokenizers import Tokenizer
 
 from dflop.config import load_model
 from dflop.cost.activations import layer_bytes_per_token
 from dflop.errors import ConfigError
 from dflop.models import load_family
+from dflop.models.construct import hf_types
 from dflop.models.generic import facts
 from dflop.models.generic.facts import facts_key, facts_of
 from dflop.models.media import MediaHeader, Placement
@@ -41,7 +41,7 @@ def test_what_is_read_of_a_model_equals_its_familys_file(ask_media, tmp_path, na
     model = load_model(MODELS[OF_FAMILY[name]])
     family = load_family(model.family, model.hf_config, model.media)
     write_processor(family, tmp_path)
-    config = getattr(transformers, family.config_class)(**model.hf_config).to_dict()
+    config = hf_types(family, model.hf_config)[0].to_dict()
     ids = Tokenizer.from_file(str(tmp_path / "tokenizer.json")).get_vocab()
     config |= family.token_ids(defaultdict(int, ids))
     items = [[kind, *size] for kind in family.media_tokens for size in SIZES[kind]]

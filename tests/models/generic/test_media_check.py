@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import transformers
 
 from dflop import resources
 from dflop.cli.model import rows_of
@@ -17,6 +16,7 @@ from dflop.config import load_model
 from dflop.data.demo_content import train_tokenizer
 from dflop.errors import ConfigError
 from dflop.models import load_family
+from dflop.models.construct import hf_types
 from dflop.models.family import Family
 from dflop.models.generic import check
 from dflop.models.generic.exact import Exactness
@@ -176,7 +176,7 @@ def test_a_model_is_checked_with_its_media_and_without_a_processor_that_loads(tm
     model = load_model(MODELS["qwen2_audio_7b"])
     family = load_family(model.family, model.hf_config, model.media)
     write_processor(family, tmp_path)
-    config = getattr(transformers, family.config_class)(**model.hf_config)
+    config = hf_types(family, model.hf_config)[0]
     (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
     monkeypatch.setattr(check, "check_exactness", lambda *_: Exactness((), 0))
     assert _media_rows(check.check_model(tmp_path)) == [("audio", 10, "equal for 10 sizes, by fitted")]

@@ -5,7 +5,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from dflop import resources
 from dflop.config import load_model
-from dflop.models import family_class, load_family
+from dflop.models import load_family
 from dflop.models.fusing import fuse
 from dflop.models.generic import structure, watch
 from dflop.models.generic.classes import build, find_decoder
@@ -42,7 +42,7 @@ def test_kinds_of_layers_and_every_parameter_are_found(kind):
 def test_a_familys_own_counts_are_those_read_from_its_classes(name):
     model = load_model(resources.path("configs") / "models" / f"{name}.yaml")
     family = load_family(model.family, model.hf_config, model.media)
-    found = read_structure(getattr(transformers, family_class(model.family).config_class)(**model.hf_config))
+    found = read_structure(transformers.CONFIG_MAPPING[model.family](**model.hf_config))
     *_, llm = family.specs()
     assert found.num_params == sum(s.num_params for s in family.specs())
     assert found.num_layers == llm.num_layers
