@@ -3,7 +3,8 @@
 Their keys hold degrees, packs and whether layers are recomputed. What this project's plans have and they do not, stands
 in the comments of the file. Read for it: `arguments_types.py` of VeOmni 0.1.12 with `parallel_state.py` (ranks of a
 Ulysses group share out weights together with the replicas), the argument classes of ms-swift 4.6.0 with its
-`fsdp2.json`, and `ParallelismConfig` of torchtitan 0.3.0.
+`fsdp2.json`, and `ParallelismConfig` of torchtitan 0.3.0. The parser of ms-swift 4.6.0 took the script's arguments, and
+made its FSDP2 configuration of them (30 November 2026; packages that it imports were stubs).
 """
 
 from __future__ import annotations
@@ -91,6 +92,7 @@ def emit_ms_swift(plan: Plan, cluster: ClusterSpec) -> str:
         },
     }
     options = {
+        "tuner_type": "full",  # its default is lora
         "fsdp": f"'{json.dumps(fsdp)}'",
         "gradient_checkpointing": "false",
         "vit_gradient_checkpointing": "false",

@@ -28,7 +28,7 @@ from dflop.models.generic.llm_stage import LlmStage
 from dflop.parallel.compiled import EAGER, INDUCTOR
 from dflop.parallel.topology import connect, make_groups, seat_of, seats
 from dflop.plan.runnable import check_plan
-from dflop.records import LLM, Plan, QuarantinedSample, RunEvent, StepObservation
+from dflop.records import LLM, Plan, QuarantinedSample, RunEvent, StepObservation, StepPlan
 from dflop.run.batches import COMPARE, TRAIN, GlobalBatches, Stage, job_steps
 from dflop.run.directory import RunDir, dataset_ref, family_of, tokenizer_of
 from dflop.run.messages import say
@@ -197,9 +197,11 @@ class Rank:
         return Validation(step_plans[0], wanted.every_steps, wanted.keep_best, wanted.patience)
 
     def _trained(
-        self, source: DatasetSource, step: int, losses: Mapping[int, float], norm_of: Mapping[str, float]
+        self, source: DatasetSource, step: int, step_plan: StepPlan, losses: Mapping[int, float],
+        norm_of: Mapping[str, float],
     ) -> None:  # fmt: skip
         if self.seat.rank == 0 and self.mode == TRAIN:
+            self.telemetry.saved(step, step_plan)
             self.telemetry.norms(step, norm_of)
             if source.num_sources > 1:
                 self.telemetry.losses(step, TRAIN, losses, source)

@@ -20,7 +20,17 @@ from dflop.models.family import Family
 from dflop.models.generic.experts import RoutedTokens
 from dflop.parallel.topology import Seat
 from dflop.profile.hardware import hardware_name
-from dflop.records import BUSY_RATIO, ExpertLoad, GradNorm, RankMemory, RankSpan, SourceLoss, StepFlops, StepObservation
+from dflop.records import (
+    BUSY_RATIO,
+    ExpertLoad,
+    GradNorm,
+    RankMemory,
+    RankSpan,
+    SourceLoss,
+    StepFlops,
+    StepObservation,
+    StepPlan,
+)
 from dflop.run.batches import QUICK, GlobalBatches, StepSpec
 from dflop.run.directory import RunDir
 from dflop.train.step_trace import Span
@@ -102,6 +112,15 @@ class Telemetry:
         if self._report_to:
             self._draw(seen, speed, idle_frac)
         return _line(seen, speed, idle_frac, self._has_own_core)
+
+    def saved(self, step: int, step_plan: StepPlan) -> None:
+        """Draw what balancing saves of a step by the simulator, next to the same batch in arrival order."""
+        if self._report_to and step_plan.arrival_step_s > 0:
+            curves = {
+                "time/predicted_arrival_step_s": step_plan.arrival_step_s,
+                "speed/predicted_saved_frac": 1 - step_plan.predicted_step_s / step_plan.arrival_step_s,
+            }
+            self._curves_from(step).add(step, curves, time.time())
 
     def norms(self, step: int, norm_of: Mapping[str, float]) -> None:
         """Tell of the gradient norms of the modules that train: rows of the store, and curves of several."""

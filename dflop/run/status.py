@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +19,18 @@ from dflop.run.batches import TRAIN
 from dflop.run.directory import RunDir
 from dflop.run.driver_lock import driver_of
 from dflop.run.queue import jobs_of
+from dflop.train.manifest import VALIDATED, read_latest
 
-RUN_COLUMNS = ("run", "state", "step", "num_steps", "jobs", "plan", "begun", "driver")
+RUN_COLUMNS = ("run", "state", "step", "num_steps", "val_loss", "best_val_loss", "jobs", "plan", "begun", "driver")
 JOB_COLUMNS = ("job", "id", "state", "reason", "attempt", "submitted", "took_s", "log")
 SCHEDULER = "scheduler"
 """Name for the log of what runs beside rank 0."""
 STEP_LINE = re.compile(r"step \d+  (\d+)/(\d+) done")
 """What a training job says of each step."""
+VALIDATION_LINE = re.compile(r"validation after step \d+: loss (\d+\.\d+) ")
+"""What it says of each validation."""
 MAX_LINES = 1000
-"""Among which the last step is looked for."""
+"""Of a log, among which the last step and the last validation are looked for."""
 
 
 def run_rows(runs: Sequence[RunDir], *, everything: bool = False) -> list[tuple[Any, ...]]:
@@ -59,6 +64,7 @@ def run_facts(run: RunDir) -> dict[str, Any]:
         "state": word,
         "step": steps_done(run),
         "num_steps": state.get("num_steps") or run.config().train.num_steps,
+        **dict(zip(("val_loss", "best_val_loss"), validation_losses(run), strict=True)),
         "jobs": ", ".join(f"{job.name} {job.state} ({job.handle.backend} {job.handle.job_id})" for job in live),
         "plan": layout_text(run.plan()) if run.has_plan() else "",
         "begun": _clock(run.config_file.stat().st_mtime),
@@ -79,12 +85,27 @@ def job_rows(run: RunDir) -> list[tuple[Any, ...]]:
 
 def steps_done(run: RunDir) -> int:
     """Optimizer steps behind a run: by its checkpoints, or by the log of the job that runs, which knows more."""
-    steps = [run.next_step()]
-    for job in jobs_of(run):
-        if job.name == TRAIN and job.state is JobState.RUNNING:
-            text, _ = last_lines(log_paths(job.handle).stderr, MAX_LINES)
-            steps += [int(match[1]) for line in text.splitlines() if (match := STEP_LINE.match(line))][-1:]
-    return max(steps)
+    found = (_said(job, STEP_LINE)[-1:] for job in _training_jobs(run) if job.state is JobState.RUNNING)
+    return max(run.next_step(), *map(int, chain(*found)), 0)
+
+
+def validation_losses(run: RunDir) -> tuple[float | None, float | None]:
+    """(loss of the last validation, lowest of all) by the logs of training jobs and the newest checkpoint."""
+    losses = [float(text) for job in _training_jobs(run) for text in _said(job, VALIDATION_LINE)]
+    kept = (read_latest(run.checkpoints) or {}).get(VALIDATED)
+    lowest = kept[:1] if isinstance(kept, list) else []
+    known = [loss for loss in (*losses, *lowest) if isinstance(loss, float) and math.isfinite(loss)]
+    return losses[-1] if losses else None, round(min(known), 4) if known else None
+
+
+def _training_jobs(run: RunDir) -> list[Noted]:
+    return [job for job in jobs_of(run) if job.name == TRAIN]
+
+
+def _said(job: Noted, pattern: re.Pattern[str]) -> list[str]:
+    """First group of the lines of a job's log that match, in order."""
+    text, _ = last_lines(log_paths(job.handle).stderr, MAX_LINES)
+    return [match[1] for line in text.splitlines() if (match := pattern.match(line))]
 
 
 def log_files(run: RunDir, job: str, rank: int) -> tuple[Noted | None, list[Path]]:

@@ -82,9 +82,9 @@ class Hooks:
     on_event: Callable[[int, str, str], None] = lambda step, kind, detail: None
     """(step, kind of `RunEvent`, detail) on every rank: `checkpoint_damaged` when an older one was loaded, `not_finite`
     when a step updated nothing because loss or norm are not finite, `stopped_early` when validation ends training."""
-    on_totals: Callable[[int, Mapping[int, float], Mapping[str, float]], None] = lambda step, losses, norm_of: None
-    """(step, summed loss of every healthy sample of its global batch, by its index, and norm of every module's gradient
-    before clipping), on every rank."""
+    on_totals: Callable[[int, StepPlan, Mapping[int, float], Mapping[str, float]], None] = lambda *totals: None
+    """(step, its plan, summed loss of every healthy sample of its global batch, by its index, and norm of every
+    module's gradient before clipping), on every rank."""
     on_validation: Callable[[int, Mapping[int, float], float], None] = lambda step, losses, elapsed_s: None
     """(step, summed loss of every sample held out of training, by its index, and how long it took), on every rank."""
 
@@ -297,7 +297,7 @@ class Trainer:
         )  # fmt: skip
         self.hooks.on_observation(seen)
         losses = by_index(ready.message.step_plan, totals.more, ready.healthy)
-        self.hooks.on_totals(step, losses, totals.norm_of)
+        self.hooks.on_totals(step, ready.message.step_plan, losses, totals.norm_of)
         if (every := self.settings.train.trace_every_steps) and step % every == 0:
             self.hooks.on_spans(step, step_spans(trace, seen, started, ready.asked_at_s))
         return must_stop, is_late

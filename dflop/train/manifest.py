@@ -25,6 +25,8 @@ INDEX = "index.json"
 """Of the tensors; see `blocks.py`."""
 BEST = "best"
 """Key in what the run says of a checkpoint: the name of an older one that stays, however many come after it."""
+VALIDATED = "validation"
+"""Key in what the run says of a checkpoint: lowest validation loss, its step, and validations since then."""
 _CHUNK_BYTES = 4 << 20
 
 FileState = tuple[int, int]

@@ -22,10 +22,9 @@ import torch.distributed as dist
 from dflop.records import StepPlan
 from dflop.train.engine import Engine
 from dflop.train.inputs import PreparedStep
-from dflop.train.manifest import BEST, name_of
+from dflop.train.manifest import BEST, VALIDATED, name_of
 from dflop.train.step_trace import Floats
 
-_KEY = "validation"
 Held = tuple[PreparedStep, torch.Tensor]
 """A batch that can run, and which of its samples are healthy."""
 
@@ -74,11 +73,11 @@ class Validation:
         if self.best_step < 0:
             return {}
         stays = {BEST: name_of(self.best_step + 1)} if self.keeps_best else {}
-        return {_KEY: [self.best_loss, self.best_step, self.num_worse], **stays}
+        return {VALIDATED: [self.best_loss, self.best_step, self.num_worse], **stays}
 
     def restore(self, kept: Mapping[str, Any], *, is_new_stage: bool) -> None:
         """Go on from what `state` returned; a new stage of training has all patience again."""
-        self.best_loss, self.best_step, self.num_worse = kept.get(_KEY, (math.inf, -1, 0))
+        self.best_loss, self.best_step, self.num_worse = kept.get(VALIDATED, (math.inf, -1, 0))
         self.num_worse = 0 if is_new_stage else self.num_worse
 
     def losses(

@@ -97,6 +97,7 @@ def test_ms_swifts_script_passes_its_arguments_on(tmp_path):
     given = as_dict(words[1:])
     assert given.pop("more") == "y"
     assert given.keys() <= KEYS["ms-swift"]["keys"].keys()
+    assert given["tuner_type"] == "full", "the plan has room for all weights"
     assert (given["sequence_parallel_size"], given["packing_length"], given["gradient_accumulation_steps"]) == (
         "8",
         "9000",

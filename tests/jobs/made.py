@@ -56,9 +56,9 @@ def add_job(
     return handle
 
 
-def save_step(run: RunDir, next_step: int) -> None:
-    """As if a checkpoint of so many steps were the newest one."""
+def save_step(run: RunDir, next_step: int, **said: Any) -> None:
+    """As if a checkpoint of so many steps were the newest one; `said`: what the run says of it."""
     temporary = run.checkpoints / f"{TMP_PREFIX}{next_step}"
     temporary.mkdir(parents=True)
     (temporary / INDEX).touch()
-    publish(temporary, {"next_step": next_step, "name": name_of(next_step)}, {INDEX: (0, 0)}, keep=2)
+    publish(temporary, {"next_step": next_step, "name": name_of(next_step), **said}, {INDEX: (0, 0)}, keep=2)

@@ -49,6 +49,17 @@ def test_utilisation_is_what_the_batch_asks_over_what_all_devices_could_do(tmp_p
     assert busy == f"{line}  compute 400.0 ms: other programs used the cores (processor time 44.4 % of wall)"
 
 
+def test_trackers_get_what_balancing_saves_by_the_simulator(tmp_path):
+    config = make_config(tmp_path, "train.report_to=[tensorboard]")
+    points = []
+    seat, spool = seat_of(make_plan({LLM: 1}), 0), SimpleNamespace(put=lambda row: None)
+    telemetry = Telemetry(RunDir(tmp_path / "small-1"), config, seat, "small-1", 2, spool)
+    telemetry.curves = SimpleNamespace(add=lambda step, values, _at_s: points.append((step, values)))
+    for step, arrival_s in ((3, 4.0), (4, 0.0)):  # the second was not simulated
+        telemetry.saved(step, SimpleNamespace(predicted_step_s=3.0, arrival_step_s=arrival_s))
+    assert points == [(3, {"time/predicted_arrival_step_s": 4.0, "speed/predicted_saved_frac": 0.25})]
+
+
 class TwoSources:
     """Samples 0 to 9 are of `a.json`, the others of `b.json`; sample n has n tokens that carry loss."""
 

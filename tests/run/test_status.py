@@ -8,6 +8,7 @@ from dflop.run import lifecycle
 from dflop.run.driver_lock import drive_alone
 from dflop.run.find import all_runs, find_run
 from dflop.run.status import RUN_COLUMNS, log_files, run_facts, run_rows
+from dflop.train.manifest import VALIDATED
 from tests.jobs.made import add_job, begun_at, make_run, save_step
 
 
@@ -41,6 +42,20 @@ def test_the_log_of_training_knows_more_than_its_checkpoints(tmp_path):
     assert run_facts(run)["state"] == "abandoned", "it is said to run, and nobody drives it"
     add_job(run, "train", JobState.RUNNING, JobState.FAILED, job_id="other")
     assert run_facts(run)["step"] == 15
+
+
+def test_a_run_has_its_last_and_its_lowest_validation_loss(tmp_path):
+    run = make_run(tmp_path, state=lifecycle.RUNNING)
+    assert (run_facts(run)["val_loss"], run_facts(run)["best_val_loss"]) == (None, None)
+    first, second = add_job(run, "train", JobState.FAILED), add_job(run, "train", JobState.RUNNING, job_id="again")
+    line = "validation after step {}: loss {:.4f} over 8 samples in 2 s\n"
+    log_paths(first).stderr.write_text(line.format(9, 2.25) + line.format(19, 2.5))
+    log_paths(second).stderr.write_text("step 29  30/40 done  loss 3\n" + line.format(29, 2.75))
+    assert (run_facts(run)["val_loss"], run_facts(run)["best_val_loss"]) == (2.75, 2.25)
+    save_step(run, 30, **{VALIDATED: [2.0, 4, 3]})
+    assert (run_facts(run)["val_loss"], run_facts(run)["best_val_loss"]) == (2.75, 2.0)
+    save_step(run, 31, **{VALIDATED: ["torn"]})
+    assert run_facts(run)["best_val_loss"] == 2.25
 
 
 def test_logs_are_those_of_the_newest_job_of_a_name(tmp_path):

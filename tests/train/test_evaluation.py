@@ -90,7 +90,7 @@ def validated_losses(rank, folder, trial):
     it = Rank(rank, trial.plan, subject.family, subject.build(), rate=0.0)
     hooks = Hooks(
         lambda _: None, lambda step, *_: bad.append(step),
-        on_totals=lambda step, losses, _: trained.append((step, losses)),
+        on_totals=lambda step, _plan, losses, _norms: trained.append((step, losses)),
         on_validation=lambda step, losses, elapsed_s: seen.append((step, losses)),
     )  # fmt: skip
     source = SyntheticSource([s for batch in subject.batches for s in batch])
