@@ -18,8 +18,9 @@ class LoraConfig(Section):
     rank: int = Field(default=16, ge=1)
     alpha: float = Field(default=32, gt=0)
     """What adapters add is scaled by `alpha / rank`."""
-    dropout: float = 0
-    """Only 0: adapters train without dropout."""
+    dropout: float = Field(default=0, ge=0, lt=1)
+    """Share of an adapter's input that is zero in training, drawn anew in every microbatch; another layout draws
+    others."""
 
     @property
     def scale(self) -> float:
@@ -28,8 +29,6 @@ class LoraConfig(Section):
 
     @model_validator(mode="after")
     def _can_be_trained(self) -> Any:
-        if self.dropout:
-            raise ValueError(f"dropout is {self.dropout:g}, and adapters train without: set it to 0")
         if empty := [module for module, targets in self.targets.items() if not targets]:
             raise ValueError(f"targets.{empty[0]} is empty: name Linears, or use all-linear")
         return self

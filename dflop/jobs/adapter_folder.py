@@ -64,7 +64,7 @@ def write_adapters(
     tensors = {f"{_PREFIX}{name}": weights[name].contiguous() for name in adapters.shapes}
     about: dict[str, Any] = {
         "peft_type": "LORA", "task_type": None, "base_model_name_or_path": str(config.model.weights),
-        "r": lora.rank, "lora_alpha": lora.alpha, "lora_dropout": 0.0, "bias": "none", "inference_mode": True,
+        "r": lora.rank, "lora_alpha": lora.alpha, "lora_dropout": lora.dropout, "bias": "none", "inference_mode": True,
         "target_modules": _targets(model, adapters.linears),
     }  # fmt: skip
     files.replace(folder / "adapter_config.json", json.dumps(about, indent=2) + "\n")

@@ -19,7 +19,6 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 from torch.autograd.function import once_differentiable
 
@@ -89,7 +88,7 @@ def _forward(linear: Any, hidden: torch.Tensor) -> torch.Tensor:
     """As the Linear's own, or as that of a `RowSplitLinear`."""
     matmuls: Float8Matmuls = getattr(linear, MATMULS)
     out = applied(_Linear, hidden, linear.weight, matmuls.recipe, matmuls.emulate)
-    out = plus_adapter(linear, out, lambda weight: F.linear(hidden, weight))
+    out = plus_adapter(linear, out, hidden)
     sum_parts = getattr(linear, "sum_parts", None)
     if sum_parts is not None:
         summed: torch.Tensor = sum_parts(out)

@@ -21,7 +21,7 @@ from torch.autograd.function import once_differentiable
 from torch.autograd.graph import get_gradient_edge
 
 from dflop.models.autograd import applied
-from dflop.models.low_rank import is_adapted, plus_low_rank
+from dflop.models.low_rank import Dropout, dropout_of, is_adapted, plus_low_rank
 from dflop.models.matmuls import MATMULS, PLAIN, Matmuls
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
@@ -110,11 +110,11 @@ def linear_of_activation(
     bias = None if sum_parts else linear.bias
     matmuls = getattr(linear, MATMULS, PLAIN)
     if is_adapted(linear):
-        a = linear.lora_A.weight
-        made: Any = applied(_LinearOfActivation, activation, wide, gate, linear.weight, bias, matmuls, a)
+        low = linear.lora_A.weight, dropout_of(linear)
+        made: Any = applied(_LinearOfActivation, activation, wide, gate, linear.weight, bias, matmuls, *low)
         out = plus_low_rank(linear, *made)
     else:
-        out = applied(_LinearOfActivation, activation, wide, gate, linear.weight, bias, matmuls, None)
+        out = applied(_LinearOfActivation, activation, wide, gate, linear.weight, bias, matmuls, None, None)
     return sum_parts(out) if sum_parts else out
 
 
@@ -158,12 +158,13 @@ class _LinearOfActivation(torch.autograd.Function):
     def forward(
         ctx: Any, activation: Activation, wide: torch.Tensor, gate: torch.Tensor | None,
         weight: torch.Tensor, bias: torch.Tensor | None, matmuls: Matmuls, low: torch.Tensor | None,
+        dropout: Dropout | None,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-        ctx.activation, ctx.matmuls = activation, matmuls
+        ctx.activation, ctx.matmuls, ctx.dropout = activation, matmuls, dropout or _unchanged
         ctx.save_for_backward(wide, gate, weight, low)
         made = activation(wide) if gate is None else activation(gate).mul_(wide)
         out = matmuls.out(made, weight, bias)
-        return out if low is None else (out, PLAIN.out(made, low))
+        return out if low is None else (out, PLAIN.out(ctx.dropout(made), low))
 
     @staticmethod
     @once_differentiable
@@ -181,17 +182,21 @@ class _LinearOfActivation(torch.autograd.Function):
         if ctx.needs_input_grad[4]:
             of_bias = grad.flatten(0, -2).sum(0)
         if ctx.needs_input_grad[6]:
-            of_low = PLAIN.of_weight(grad_low[0], active if gate is None else active * wide)
+            of_low = PLAIN.of_weight(grad_low[0], ctx.dropout(active if gate is None else active * wide))
         if not any(ctx.needs_input_grad[1:3]):
-            return None, None, None, of_weight, of_bias, None, of_low
+            return None, None, None, of_weight, of_bias, None, of_low, None
         if gate is None:
             del active
         of_made = matmuls.of_rows(grad, weight)
         if low is not None:
-            of_made += PLAIN.of_rows(grad_low[0], low)
+            of_made += ctx.dropout(PLAIN.of_rows(grad_low[0], low))
         if gate is None:
             (of_wide,) = torch.autograd.grad(edge, source, of_made)
-            return None, of_wide, None, of_weight, of_bias, None, of_low
+            return None, of_wide, None, of_weight, of_bias, None, of_low, None
         of_wide = active.mul_(of_made)
         (of_gate,) = torch.autograd.grad(edge, source, of_made.mul_(wide))
-        return None, of_wide, of_gate, of_weight, of_bias, None, of_low
+        return None, of_wide, of_gate, of_weight, of_bias, None, of_low, None
+
+
+def _unchanged(values: torch.Tensor) -> torch.Tensor:
+    return values

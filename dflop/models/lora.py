@@ -63,7 +63,8 @@ def add_adapters(model: nn.Module, family: Family, lora: LoraConfig | None) -> A
         lora: Which; None: none.
 
     Raises:
-        ConfigError: a target is no Linear that can have one, or leaves layers of the LLM without.
+        ConfigError: a target is no Linear that can have one, or leaves layers of the LLM without; or one is smaller
+            than the rank.
     """
     if lora is None:
         return NO_ADAPTERS
@@ -74,8 +75,11 @@ def add_adapters(model: nn.Module, family: Family, lora: LoraConfig | None) -> A
         chosen |= _chosen(model, family, module, targets)
     before = {name: module_of(name, model, family) for name, _ in model.named_parameters()}
     base = frozenset(name for name, module in before.items() if module in lora.targets)
-    for linear in chosen.values():
-        adapt(linear, lora.rank, lora.scale)
+    for name, linear in chosen.items():
+        if lora.rank > (most := min(linear.weight.shape)):
+            what = f"rank {lora.rank} is above the smaller side of `{name}` {list(linear.weight.shape)}"
+            raise ConfigError(what, where="train.lora.rank", hint=f"at most {most}, or targets without it")
+        adapt(linear, lora.rank, lora.scale, lora.dropout)
     shapes = {}
     for name, p in model.named_parameters():
         if name in base:

@@ -27,7 +27,7 @@ from dflop.models.autograd import opaque
 from dflop.models.build import EncoderStage, Stage
 from dflop.models.generic.llm_stage import LlmStage
 from dflop.models.loss import HeadLoss, head_loss
-from dflop.models.low_rank import is_adapted, move_adapter, plus_adapter
+from dflop.models.low_rank import INPUT_SHARE, is_adapted, move_adapter, plus_adapter
 from dflop.models.splits import cannot_split, check_split, entrances, holder_of, split_of
 from dflop.parallel.exchange import all_reduce, sum_backward
 from dflop.parallel.part import Part, even_part
@@ -140,6 +140,7 @@ def shard_layers(layers: Iterable[nn.Module], group: dist.ProcessGroup, whole_of
                 shape = row.lora_A.weight.shape
                 replaced |= keep_part(row.lora_A, "weight", even_part(shape, 1, 1, rank, degree))
                 move_adapter(row, made)
+                setattr(made, INPUT_SHARE, rank)
         for module in entrances(layer, split):
             share_tokens(module, group, whole_of)
     return replaced
@@ -213,7 +214,7 @@ class RowSplitLinear(nn.Linear):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """`[..., tokens, in / degree]` to `[..., share of the tokens, out]`."""
         part = F.linear(input, self.weight)
-        return self.sum_parts(plus_adapter(self, part, lambda weight: F.linear(input, weight)))
+        return self.sum_parts(plus_adapter(self, part, input))
 
     def sum_parts(self, part: torch.Tensor) -> torch.Tensor:
         """`[..., tokens, out]` of this rank's inputs to that of all, of this rank's share of the tokens."""

@@ -295,7 +295,9 @@ def _layer_at_work(spec: ModuleSpec, table: CostTable, params: StageParams, toke
     gathered = 2 * weight_bytes * spec.hidden_size * tokens * (tp > 1)
     # Gradients of one input by the base and by adapters of two Linears, until they are summed.
     inputs = 2 * weight_bytes * spec.hidden_size * tokens * table.trains_adapters
-    return found + gathered + inputs
+    dropped = np.maximum(inside, weight_bytes * spec.hidden_size * tokens) * table.trains_adapters
+    found += gathered + inputs + dropped * spec.has_adapter_dropout
+    return found
 
 
 def _ends_at_work(spec: ModuleSpec, table: CostTable, params: StageParams, num_lost: Floats, tp: int) -> Floats:

@@ -101,6 +101,8 @@ class ModuleSpec:
     """Layers of an encoder whose hidden states go to the LLM as deep features."""
     num_edge_adapter_params: int = 0
     """Parameters of low-rank adapters outside the layers, in an encoder's projector."""
+    has_adapter_dropout: bool = False
+    """Whether some of what adapters are given is dropped in training."""
     keeps_average: bool = False
     """Whether the optimizer keeps an average of the weights that train."""
 

@@ -242,14 +242,15 @@ def _as_trained(config: Config, family: Family) -> tuple[ModuleSpec, ...]:
 
     The model tells the sizes of adapters.
     """
-    specs = family.specs()
+    specs, drops = family.specs(), False
     if config.train.lora is not None:
         from dflop.models.adapter_specs import adapted_specs  # with torch, which plans do not need otherwise
 
-        specs = adapted_specs(family, config.train.lora, config.model.dtype)
+        specs, drops = adapted_specs(family, config.train.lora, config.model.dtype), config.train.lora.dropout > 0
     if config.train.optimizer == MUON:
         specs = tuple(replace(spec, tp_choices=(1,)) for spec in specs)
-    return tuple(replace(spec, keeps_average=config.train.ema_decay > 0) for spec in specs)
+    keeps = config.train.ema_decay > 0
+    return tuple(replace(spec, keeps_average=keeps, has_adapter_dropout=drops) for spec in specs)
 
 
 def find_plans(task: Task, config: Config, say: Say) -> Planned:

@@ -247,6 +247,10 @@ def _check_lora(config: Config, family: Family, origins: Origins) -> None:
     if max(config.plan.expert_parallel, default=1) > 1:
         what = f"plan.expert_parallel is {list(config.plan.expert_parallel)}, and adapters need experts whole"
         raise ConfigError(what, where=origins.where("plan", "expert_parallel"), hint="[1], or no train.lora")
+    if config.train.compile and config.train.lora.dropout:
+        what = f"train.lora.dropout is {config.train.lora.dropout:g}, and compiled layers draw no masks"
+        hint = "0, or train.compile: false"
+        raise ConfigError(what, where=origins.where("train", "lora", "dropout"), hint=hint)
     for module in config.train.lora.targets:
         where = origins.where("train", "lora", "targets", module)
         if module not in family.modules:

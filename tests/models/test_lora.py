@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch import nn
@@ -11,7 +13,7 @@ from dflop.errors import ConfigError
 from dflop.models.float8 import use_float8
 from dflop.models.fused import linear_of_activation
 from dflop.models.lora import WithAdapters, add_adapters, merged
-from dflop.models.low_rank import adapt
+from dflop.models.low_rank import INPUT_SHARE, adapt, dropout_of
 from dflop.models.random_weights import RandomWeights
 from dflop.models.weights import build_empty
 from dflop.records import LLM
@@ -68,6 +70,16 @@ def test_a_target_that_can_have_no_adapter_is_refused_with_those_that_can(target
     assert "train.lora.targets" in refused.value.where
 
 
+def test_a_rank_above_the_side_of_a_matrix_is_refused_with_the_largest_that_would_do():
+    with pytest.raises(ConfigError, match=r"rank 9999 is above .*q_proj` \[") as refused:
+        add_adapters(empty(), synthetic.family(), LoraConfig(targets={LLM: ("q_proj",)}, rank=9999))
+    assert refused.value.where == "train.lora.rank"
+    most = int(refused.value.hint.split()[2].rstrip(","))
+    for rank, is_refused in ((most, False), (most + 1, True)):
+        with pytest.raises(ConfigError) if is_refused else nullcontext():
+            add_adapters(empty(), synthetic.family(), LoraConfig(targets={LLM: ("q_proj",)}, rank=rank))
+
+
 def test_experts_and_their_routers_have_no_adapters():
     small = Small("qwen3_vl_moe")
     config = LoraConfig(targets={LLM: ("all-linear",)})
@@ -105,6 +117,41 @@ def test_merged_weights_make_the_logits_that_adapters_make():
     after = plain(**given).logits
     assert not torch.allclose(before, after, rtol=1e-2)
     torch.testing.assert_close(model(**given).logits, after, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("is_of_activation", [False, True])
+def test_dropout_is_on_what_the_adapter_is_given_and_its_gradients_are_those_of_the_same_mask(is_of_activation):
+    torch.manual_seed(0)
+    given, linear = torch.randn(50, 32, requires_grad=True), nn.Linear(32, 16)
+    linear.requires_grad_(False)
+    adapt(linear, 4, 0.5, 0.25)
+    a, b = linear.lora_A.weight, linear.lora_B.weight
+
+    def run():
+        return linear_of_activation(linear, torch.sigmoid, given) if is_of_activation else linear(given)
+
+    torch.manual_seed(7)
+    out = run()
+    torch.manual_seed(7)
+    dropout, rows = dropout_of(linear), torch.sigmoid(given) if is_of_activation else given
+    mask = dropout(torch.ones_like(rows))
+    assert set(mask.unique().tolist()) == {0.0, torch.tensor(1 / 0.75).item()}
+    assert (mask == 0).float().mean().item() == pytest.approx(0.25, abs=0.05)
+    want = torch.nn.functional.linear(rows, linear.weight, linear.bias) + 0.5 * (rows * mask) @ a.T @ b.T
+    torch.testing.assert_close(out, want)
+    weights = (given, a, b)
+    gradients = (torch.autograd.grad(of.square().sum(), weights) for of in (out, want))
+    for got, expected in zip(*gradients, strict=True):
+        torch.testing.assert_close(got, expected)
+    assert not torch.equal(run(), out), "the next pass drops others"
+    seeds = []
+    for share in (0, 1):
+        setattr(linear, INPUT_SHARE, share)
+        torch.manual_seed(7)
+        seeds.append(dropout_of(linear).seed)
+    assert seeds == [dropout.seed, dropout.seed + 1], "ranks with other inputs drop others"
+    linear.eval()
+    torch.testing.assert_close(run(), want - 0.5 * (rows * (mask - 1)) @ a.T @ b.T)
 
 
 def test_whatever_computes_with_a_weight_adds_what_the_adapter_adds():

@@ -115,12 +115,13 @@ def test_what_no_job_could_run_with_is_refused(tmp_path, override, what):
             "`vision.tower` is frozen, which lets the projector",
             "train.lora.targets.vision",
         ),
+        ("train.compile=true", "train.lora.dropout is 0.1, and compiled layers", "train.lora.dropout"),
         ("plan.expert_parallel=[1, 2]", r"plan.expert_parallel is \[1, 2\]", "plan.expert_parallel"),
     ],
 )
 def test_adapters_that_could_not_train_are_refused_with_the_key(tmp_path, override, what, key):
     make_dataset(tmp_path)
-    lora = "train.lora={targets: {llm: [q_proj], vision: [all-linear]}}"
+    lora = "train.lora={targets: {llm: [q_proj], vision: [all-linear]}, dropout: 0.1}"
     check(tmp_path, lora)
     check(tmp_path, lora, "plan.shard_parameters=[true]")
     check(tmp_path, lora, "stages=[{name: a, num_steps: 2, frozen: [llm]}, {name: b}]")

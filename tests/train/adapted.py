@@ -35,10 +35,11 @@ class Adapted(Omni):
 
     targets: tuple[tuple[str, tuple[str, ...]], ...] = ((LLM, ATTENTION),)
     rank: int = 3
+    dropout: float = 0.0
 
     @property
     def lora(self) -> LoraConfig:
-        return LoraConfig(targets=dict(self.targets), rank=self.rank, alpha=2 * self.rank)
+        return LoraConfig(targets=dict(self.targets), rank=self.rank, alpha=2 * self.rank, dropout=self.dropout)
 
     def bare(self) -> torch.nn.Module:
         """The same without adapters."""
@@ -90,8 +91,8 @@ def peft_reference(subject: Adapted, frozen: Collection[str] = ()) -> list[Step]
     return [(loss, norm, {n.replace(".default.", "."): g for n, g in of.items()}) for loss, norm, of in steps]
 
 
-def with_adapters(layout: Any, *targets: tuple[str, tuple[str, ...]], rank: int = 3) -> Any:
+def with_adapters(layout: Any, *targets: tuple[str, tuple[str, ...]], rank: int = 3, dropout: float = 0.0) -> Any:
     """The trial of a layout with adapters in its subject."""
     s = layout.subject
-    subject = Adapted(s.kinds, s.tied, s.kv_heads, s.num_steps, s.batch_size, s.seed, targets=targets, rank=rank)
+    subject = Adapted(s.kinds, s.tied, s.kv_heads, s.num_steps, s.batch_size, s.seed, targets, rank, dropout)
     return replace(layout.trial, subject=subject)

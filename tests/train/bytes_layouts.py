@@ -167,7 +167,7 @@ def batch_of(of: Layout) -> list[SampleShape]:
 
 def adapted(of: Layout, model: Any) -> Adapters:
     """Add the adapters of a layout to a model."""
-    lora: Any = SimpleNamespace(targets=dict(of.lora), rank=8, scale=2.0) if of.lora else None
+    lora: Any = SimpleNamespace(targets=dict(of.lora), rank=8, scale=2.0, dropout=0.0) if of.lora else None
     return add_adapters(model, family(is_tied=of.is_tied), lora)
 
 

@@ -91,6 +91,38 @@ def test_a_base_is_shared_out_in_the_models_type_and_what_trains_in_float32(tmp_
             assert torch.equal(p, before[name][first:end]) == (name in names)
 
 
+def drop(rank, folder, trial):
+    """(loss of forward passes alone, loss of a step, gradients of every A)."""
+    torch.set_num_threads(1)
+    subject, (batch, *_), (step_plan, *_) = trial.subject, trial.subject.batches, trial.step_plans
+    it, source = Rank(rank, trial.plan, subject.family, subject.build()), subject.source(batch)
+    whole = it.reducer.totals(it.step(source, batch, step_plan, is_training=False).loss)[1]
+    torch.manual_seed(5)
+    _, loss = it.reduce(it.step(source, batch, step_plan))
+    return whole, loss, {n: p.grad for n, p in it.names.items() if "lora_A" in n}
+
+
+def test_layers_that_run_again_and_tensor_parallel_ranks_drop_the_same_and_evaluation_drops_nothing(tmp_path):
+    modules, targets = ({"vision": 2, LLM: 4},), ((LLM, ("q_proj", "up_proj")), ("vision", ("q", "gate_proj")))
+    tensor = Layout(modules, tp=2)
+    trial, plain = (with_adapters(tensor, *targets, dropout=share) for share in (0.5, 0.0))
+    found = []
+    for number, layout in enumerate((Layout(modules), Layout(modules, recompute=("vision", LLM)), tensor)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        how = {"plan": layout.plan, "step_plans": layout.trial.step_plans}
+        found += run_ranks(drop, layout.plan.num_processes, folder, replace(trial, **how))
+    ((without, _, _),) = run_ranks(drop, 1, tmp_path, replace(plain, plan=Layout(modules).plan))
+    (_, loss, gradients), *others = found
+    assert loss != pytest.approx(without, rel=1e-4)
+    assert [whole for whole, *_ in found] == [pytest.approx(without, rel=1e-5)] * len(found)
+    for _, other_loss, of in others:
+        assert other_loss == pytest.approx(loss, rel=1e-5)
+        assert of.keys() == gradients.keys()
+        for name, gradient in of.items():
+            torch.testing.assert_close(gradient, gradients[name], rtol=1e-4, atol=1e-5, msg=name)
+
+
 SAVED = with_adapters(Layout(({"vision": 2, LLM: 4},), tp=2, dp=2, sharded=ALL, frozen=("vision",)), (LLM, EVERY))
 OTHER_PLAN = Layout({"vision": (1, 1), LLM: (2, 1)}).plan
 
