@@ -85,7 +85,13 @@ def test_with_emit_the_explanation_leaves_stdout_to_the_file(
     assert "likely step" in page
     document = json.loads(out)
     assert (document["schema"], document["plan_id"]) == ("dflop.plan", explained[0]["plans"][0]["plan_id"])
-    for heading in ("Candidates", "What limits the plan", "Where the step goes", "What-if analysis"):
+    for heading in (
+        "Candidates",
+        "What limits the plan",
+        "Where the step goes",
+        "What-if analysis",
+        "Costs term by term",
+    ):
         assert heading in talk
     assert "4 processes; simulated" in talk
     assert talk.splitlines()[-1].startswith(f"Simulated; costs {H100.source} (")

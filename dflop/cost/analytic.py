@@ -183,6 +183,22 @@ def analytic_link_costs(
     ]
 
 
+def with_sheet_links(
+    links: Sequence[LinkCost], device: Device | None, *, num_nodes: int, num_processes_per_node: int
+) -> list[LinkCost]:
+    """Measured links, and those of the data sheet for operations that were not measured in a node, or between nodes.
+
+    A profile of one node, or of one process, would make the messages that it could not time free.
+    """
+    if device is None:
+        return list(links)
+    known = {(link.op, link.num_nodes > 1) for link in links}
+    sheet = analytic_link_costs(
+        device, num_nodes=num_nodes, num_processes_per_node=num_processes_per_node, profile_key=""
+    )
+    return [*links, *(link for link in sheet if (link.op, link.num_nodes > 1) not in known)]
+
+
 def _doublings(most: int) -> list[int]:
     """2, 4, 8, ... below `most`, and `most` itself; nothing for one."""
     return sorted({*(2**k for k in range(1, most.bit_length()) if 2**k < most), most} - {1})

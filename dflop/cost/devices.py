@@ -95,6 +95,20 @@ B200 = replace(
 DEVICES = {"a100": A100, "a100-40": A100_40, "a800": A800, "h100": H100, "h200": H200, "b200": B200}
 
 
+SLOWER_VARIANTS = ("pcie", "nvl", "mig")
+"""In device names: other boards of the same chip, and slices of one, whose figures are others."""
+
+
+def sheet_of(hardware: str) -> Device | None:
+    """The data sheet of a device by its driver's name for it; None where none is known."""
+    if any(variant in hardware.lower() for variant in SLOWER_VARIANTS):
+        return None
+    try:
+        return find_device(hardware)
+    except ConfigError:
+        return None
+
+
 def find_device(name: str) -> Device:
     """The device whose key is in `name`, such as `NVIDIA H100 80GB HBM3`; of `a100-40` both parts are.
 

@@ -13,14 +13,11 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Sequence
 
-from dflop.cost.devices import find_device
+from dflop.cost.devices import sheet_of
 from dflop.cost.roofline import layer_work
-from dflop.errors import ConfigError
 from dflop.models.family import tower_of
 from dflop.records import LLM, ModuleLoad, ModuleSpec, SampleShape
 
-SLOWER_VARIANTS = ("pcie", "nvl", "mig")
-"""In device names: other boards of the same chip, and slices of one, whose peak is another."""
 FORWARD_ALONE = 1.0, 1.0
 
 
@@ -78,12 +75,8 @@ def peak_flops_per_s(hardware: str, dtype: str) -> float:
         hardware: Name of the device, as its driver or a person gives it.
         dtype: Of the model; data sheets here tell bfloat16 alone.
     """
-    if dtype != "bfloat16" or any(variant in hardware.lower() for variant in SLOWER_VARIANTS):
-        return math.nan
-    try:
-        return find_device(hardware).peak_bf16_flops
-    except ConfigError:
-        return math.nan
+    sheet = sheet_of(hardware) if dtype == "bfloat16" else None
+    return math.nan if sheet is None else sheet.peak_bf16_flops
 
 
 def _passes(

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from dflop import __version__, units
+from dflop.cost.terms import LENGTH, NUM_SEQUENCES, Term
 from dflop.plan.limits import BINDING_FRAC, Limit
 from dflop.records import Plan, to_dict
 from dflop.report.html_page import GLOSSARY, Drawing, Page, Section
@@ -79,6 +80,7 @@ class Explanation:
     """Best first."""
     costs: tuple[tuple[str, str], ...]
     """(module with its degree, where its cost table comes from)."""
+    terms: tuple[Term, ...]
     stages: tuple[StageUse, ...]
     time: TimeUse
     limits: tuple[Limit, ...]
@@ -108,7 +110,7 @@ def paragraph(found: Explanation) -> str:
 
 def explanation_tables(found: Explanation) -> tuple[Table, ...]:
     """The explanation for people."""
-    return _candidates(found), _limits(found), _stages(found), _variations(found)
+    return _candidates(found), _limits(found), _stages(found), _variations(found), _terms(found)
 
 
 def print_explanation(found: Explanation, source: str, console: Console) -> None:
@@ -136,7 +138,7 @@ def explanation_page(
         steps: One global batch in arrival order and balanced.
     """
     plan, kinds = found.plans[0], ("simulated",)
-    candidates, limits, stages, variations = explanation_tables(found)
+    candidates, limits, stages, variations, terms = explanation_tables(found)
     facts = (
         ("command", command),
         ("costs", ", ".join(f"{what} {origin}" for what, origin in found.costs)),
@@ -160,6 +162,7 @@ def explanation_page(
             Section("limits", limits.title, tables=(limits,)),
             Section("stages", stages.title, tables=(stages,)),
             Section("variations", variations.title, tables=(variations,)),
+            Section("terms", terms.title, tables=(terms,)),
             Section("how", "How to read this", notes=(GLOSSARY,)),
             Section("reproduce", "To reproduce", facts=facts),
         ),
@@ -175,6 +178,7 @@ def explanation_json(found: Explanation, source: str) -> str:
         "costs": dict(found.costs),
         "paragraph": paragraph(found),
         "plans": [to_dict(plan) for plan in found.plans],
+        "terms": [{name: getattr(t, name) for name in ("name", "sheet", "measured", "used")} for t in found.terms],
         "limits": [{**dataclasses.asdict(x), "is_binding": x.is_binding} for x in found.limits],
         "variations": [
             {
@@ -269,6 +273,24 @@ def _variations(found: Explanation) -> Table:
         },
         text={"", "layout", "note"},
         note="Per GPU: samples per second and GPU, over those of the plan.",
+    )
+
+
+def _terms(found: Explanation) -> Table:
+    return make_table(
+        "Costs term by term",
+        found.terms,
+        {
+            "term": lambda t: t.name,
+            "data sheet": lambda t: t.cells[0],
+            "measured": lambda t: t.cells[1],
+            "used": lambda t: t.used,
+        },
+        text={"term", "used"},
+        note=(
+            f"Of a microbatch of {NUM_SEQUENCES} sequences of {LENGTH} tokens, before corrections. Launches: a forward "
+            "pass of one token. Messages that were not profiled are those of the data sheet, where there is one."
+        ),
     )
 
 

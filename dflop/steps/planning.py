@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from dflop.config import Config
+from dflop.cost.analytic import with_sheet_links
+from dflop.cost.devices import sheet_of
 from dflop.cost.fit import fit_cost_tables, missing_probes
 from dflop.cost.link_costs import fit_link_costs
 from dflop.cost.model import CostModel
@@ -202,9 +204,12 @@ def planning_task(
     every = _as_trained(config, family)
     specs = tuple(spec for spec in every if spec.module in {used.module for used in specs})
     adapted = config.train.lora.targets if config.train.lora is not None else ()
-    cost = CostModel(
-        tables, specs=every, links=costs.links, frozen=stage.frozen, adapted=tuple(adapted), extrapolate=True
-    )
+    target = cluster or config.cluster.spec()
+    links = with_sheet_links(
+        costs.links, sheet_of(tables[0].hardware), num_nodes=target.num_nodes + 1,  # as explanations ask
+        num_processes_per_node=target.num_processes_per_node,
+    )  # fmt: skip
+    cost = CostModel(tables, specs=every, links=links, frozen=stage.frozen, adapted=tuple(adapted), extrapolate=True)
     if costs.profile_key and config.correct.enabled:
         with Reader(config.store) as reader:
             known = factors_in_force(reader, cost, costs.profile_key, config.correct.half_life_days)
@@ -212,7 +217,7 @@ def planning_task(
     problem = Problem(
         run_id=run_id,
         specs=tuple(specs),
-        cluster=cluster or config.cluster.spec(),
+        cluster=target,
         cost=cost,
         batches=scenario_batches(config, shapes, first, num_steps),
         global_batch_size=wanted.global_batch_size,

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from dflop.cost.model import Floats
+from dflop.cost.terms import cost_terms
 from dflop.errors import ConfigError, InfeasiblePlanError
 from dflop.plan.limits import plan_limits
 from dflop.plan.rank import thorough
@@ -51,6 +52,9 @@ def explain_plan(problem: Problem, plans: Sequence[Plan], say: Say, *, sensitivi
         plans=tuple(plans),
         costs=tuple(
             (f"{m.module} tp{m.parallel.tp}", problem.cost.table(m.module, m.modes[-1]).source) for m in plan.modules
+        ),
+        terms=cost_terms(
+            problem.cost, {problem.spec(m.module): m.parallel.mode for m in plan.modules}, problem.cluster
         ),
         stages=tuple(_stages(problem, plan, steps)),
         time=_time(problem, plan, steps),

@@ -30,7 +30,7 @@ from dflop.records import LLM, Plan, SampleShape
 from dflop.run.batches import GlobalBatches
 from dflop.run.plan_scope import PlanBasis, basis_of, planned_steps, scenario_batches
 from dflop.schedule.step_scheduler import schedule_step
-from dflop.steps.planning import plan_run, run_task, tables_of
+from dflop.steps.planning import plan_run, planning_task, run_task, tables_of
 from dflop.steps.reporting import plan_page
 from dflop.store.console import query
 from dflop.train.stages import pieces_of
@@ -191,6 +191,17 @@ def test_a_plan_is_made_with_what_earlier_runs_learnt_and_says_so(planned, tmp_p
     assert basis_of(run).factors == ()
     disabled = config.model_copy(update={"correct": config.correct.model_copy(update={"enabled": False})})
     assert plan_run(run, disabled, "model", lambda line: None)[0].predicted_step_s == plain.predicted_step_s
+
+
+def test_messages_that_no_profile_timed_cost_what_the_data_sheet_of_the_gpus_says(planned, tmp_path):
+    run = fresh(planned, tmp_path)
+    task = run_task(run, run.config(), "model", print)
+    assert {link.source for link in task.problem.cost.links} <= {"measured"}, "a CPU has no data sheet"
+    tables = [dataclasses.replace(t, hardware="cuda: NVIDIA H100 80GB HBM3") for t in task.costs.tables]
+    costs = dataclasses.replace(task.costs, tables=tables, links=[])
+    given = run.run_id, run.config(), task.problem.specs, costs, run.shapes(), run.shapes()[:1]
+    links = planning_task(*given).problem.cost.links
+    assert {(link.source, link.num_nodes) for link in links} == {("analytic", 1), ("analytic", 2)}
 
 
 def test_a_plan_of_adapters_has_the_memory_of_what_trains_and_nothing_that_the_engine_refuses(planned, tmp_path):

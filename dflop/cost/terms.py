@@ -1,0 +1,121 @@
+"""What a data sheet and a machine say of each term of a plan's costs, and which of the two the plan is made from."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from dflop import units
+from dflop.cost.analytic import SOFTWARE, analytic_cost_tables, analytic_link_costs
+from dflop.cost.curve import Load, evaluate
+from dflop.cost.devices import Device, sheet_of
+from dflop.cost.link_costs import P2P, LinkModel
+from dflop.cost.model import CostModel
+from dflop.models.family import tower_of
+from dflop.records import (
+    FP8_OFF,
+    TRAINS_ADAPTERS,
+    TRAINS_NONE,
+    TRAINS_PROJECTOR,
+    ClusterSpec,
+    CostTable,
+    LinkCost,
+    ModuleSpec,
+    RunMode,
+)
+
+LENGTH, NUM_SEQUENCES = 1024, 8
+LOAD: Load = NUM_SEQUENCES, NUM_SEQUENCES * LENGTH, NUM_SEQUENCES * LENGTH**2
+"""A microbatch as in `dflop cost drift`."""
+MESSAGE_BYTES = 64 << 20
+OF_MODULE: Mapping[str, tuple[Callable[[CostTable], float], Callable[[float], str]]] = {
+    "forward of a layer": (lambda table: float(evaluate(table.forward_s, LOAD, 1, False)), units.seconds),
+    "backward of a layer": (lambda table: float(evaluate(table.backward_s, LOAD, 1, False)), units.seconds),
+    "launches of a layer": (lambda table: float(evaluate(table.forward_s, (1, 1, 1), 1, False)), units.seconds),
+    "outside the layers": (
+        lambda table: sum(float(evaluate(of, LOAD, 0, True)) for of in (table.forward_s, table.backward_s)),
+        units.seconds,
+    ),
+    "kept by a layer": (lambda table: float(evaluate(table.activation_bytes, LOAD, 1, False)), units.num_bytes),
+    "optimizer, 1e9 parameters": (lambda table: 1e9 * table.optimizer_s_per_param, units.seconds),
+}
+"""Terms of a table, and how they are written; launches are the forward pass of one token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """Seconds or bytes of one term; NaN where nothing is known."""
+
+    name: str
+    sheet: float
+    measured: float
+    used: str
+    """`data sheet`, `measured` or `derived`, of what was measured."""
+    text: Callable[[float], str]
+
+    @property
+    def cells(self) -> tuple[str, str]:
+        """The sheet's number and the measured one, for people."""
+        sheet, measured = ("-" if math.isnan(x) else self.text(x) for x in (self.sheet, self.measured))
+        return sheet, measured
+
+
+def cost_terms(cost: CostModel, modes: Mapping[ModuleSpec, RunMode], cluster: ClusterSpec) -> tuple[Term, ...]:
+    """The terms of the modules and links of a plan.
+
+    Args:
+        cost: What the plan was made from.
+        modes: How the plan runs each module.
+        cluster: Whose links are listed.
+    """
+    tables = {spec: cost.table(spec.module, replace(mode, recompute=False)) for spec, mode in modes.items()}
+    sheet = sheet_of(next(iter(tables.values())).hardware)
+    of_modules = (term for spec, table in tables.items() for term in _module_terms(spec, table, sheet))
+    return *of_modules, *_link_terms(cost.links, cluster, sheet)
+
+
+def _module_terms(spec: ModuleSpec, used: CostTable, sheet: Device | None) -> Iterator[Term]:
+    own = None if sheet is None else _sheet_table(spec, used, sheet)
+    for name, (value, text) in OF_MODULE.items():
+        of_sheet = math.nan if own is None else value(own)
+        yield _term(f"{spec.module} tp{used.tp}: {name}", of_sheet, used, value(used), text)
+
+
+def _sheet_table(spec: ModuleSpec, used: CostTable, sheet: Device) -> CostTable:
+    """At the same degree, with as much that trains, in FP8 where that is used and there."""
+    module, price = spec.module, partial(
+        analytic_cost_tables, [replace(spec, tp_choices=(used.tp,))], sheet, profile_key="", recompute=[False],
+        fp8=used.fp8 if sheet.fp8_ratio else FP8_OFF,
+    )  # fmt: skip
+    held = {TRAINS_NONE: [module], TRAINS_PROJECTOR: [tower_of(module)]}.get(used.trains, [])
+    adapted = [module] if used.trains == TRAINS_ADAPTERS else []
+    tables = [*price(), *price(frozen=[module])]
+    return CostModel(tables, frozen=held, adapted=adapted, specs=[spec]).table(module, RunMode(used.tp))
+
+
+def _link_terms(links: Sequence[LinkCost], cluster: ClusterSpec, sheet: Device | None) -> Iterator[Term]:
+    """Of each operation in a node, and between nodes, the largest group."""
+    known = LinkModel(
+        () if sheet is None else analytic_link_costs(
+            sheet, num_nodes=cluster.num_nodes, num_processes_per_node=cluster.num_processes_per_node, profile_key=""
+        )
+    )  # fmt: skip
+    used = LinkModel(links)
+    wide = sorted(links, key=lambda link: (link.op != P2P, link.op, link.num_nodes > 1, link.num_ranks))
+    for (op, is_wide), group in itertools.groupby(wide, key=lambda link: (link.op, link.num_nodes > 1)):
+        link = list(group)[-1]
+        if is_wide and cluster.num_nodes == 1:
+            continue
+        asked = op, MESSAGE_BYTES, link.num_ranks, link.num_nodes
+        where = f"over {link.num_nodes} nodes" if is_wide else "in a node"
+        name = f"{op.replace('_', '-')}, 64 MiB, {link.num_ranks} ranks {where}"
+        yield _term(name, known.seconds(*asked) or math.nan, link, used.seconds(*asked), units.seconds)
+
+
+def _term(name: str, sheet: float, of: CostTable | LinkCost, used: float, text: Callable[[float], str]) -> Term:
+    if of.software == SOFTWARE:
+        return Term(name, used, math.nan, "data sheet", text)
+    return Term(name, sheet, used, of.source, text)
