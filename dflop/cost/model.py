@@ -146,7 +146,7 @@ class CostModel:
         """(forward_s, backward_s) of `num_layers` layers, plus the edge if `edge`, on each microbatch.
 
         Zero tokens cost nothing. A load does not tell which sizes it consists of: `factor`, of the load's shape, is the
-        correction of its mix, None the module's level. Ranks that share samples take a part each, and the LLM's
+        correction of its mix, None the module's level. Ranks that share samples or frames take a part each, and
         exchange keys and values; those that share experts exchange rows.
 
         Raises:
@@ -167,12 +167,16 @@ class CostModel:
             if mode.ep > 1 and (spec := self._specs.get(module)):
                 added_s = self._shared_experts_seconds(spec, share, mode.recomputing(recompute), number, times)
                 forward_s, backward_s = forward_s + added_s[0], backward_s + added_s[1]
-        if mode.cp == 1 or module != LLM:
+        spec = self._specs.get(module)
+        if mode.cp == 1 or not (module == LLM or (spec and spec.merge_tokens)):
             return forward_s, backward_s
-        # About a sample is received, of the length that a token's has on average, or what the other ranks have.
+        # About a sample is received, of the length that a token's has on average, or what the other ranks have; of an
+        # encoder's frames those that are too long for one rank.
         _, tokens, sum_sq = (np.asarray(part, dtype=np.float64) for part in load)
         length = np.divide(sum_sq, tokens, out=np.zeros_like(tokens), where=tokens > 0)
-        received = np.minimum(length, tokens * (mode.cp - 1) / mode.cp)
+        received = np.minimum(length, tokens * (mode.cp - 1) / mode.cp) * (
+            (module == LLM) | (length * mode.cp > tokens)
+        )
         exchanges_s = self.exchange_seconds(module, received, mode, num_layers=num_layers)
         return forward_s + exchanges_s[0], backward_s + exchanges_s[1]
 
@@ -181,11 +185,11 @@ class CostModel:
     ) -> tuple[Floats, Floats]:
         """(forward_s, backward_s) in which ranks get the keys and values that their tokens attend to on others.
 
-        Once per layer, gradients on the way back, and anew where a layer runs again. Nothing is sent for no token; 0
-        where spec or link are not known.
+        Once per layer, gradients on the way back, and anew where a layer runs again. Nothing is sent for no token, and
+        nothing back in a frozen encoder; 0 where spec or link are not known.
 
         Args:
-            module: With attention over samples that are cut.
+            module: With attention over samples, or frames of media, that are cut.
             num_received: Tokens of the rank that receives most.
             mode: Its tensor-parallel ranks have a part of the heads each.
             num_layers: Of the stage.
@@ -194,9 +198,11 @@ class CostModel:
         if spec is None:
             return np.zeros_like(received), np.zeros_like(received)
         latency_s, s_per_byte = self._links.line(P2P, 2, 1)
-        num_bytes = 2 * spec.key_width * bytes_per_value(self.table(module, RunMode(mode.tp)).dtype) / mode.tp
+        table = self.table(module, RunMode(mode.tp))
+        num_bytes = 2 * spec.key_width * bytes_per_value(table.dtype) / mode.tp
         once_s = num_layers * np.where(received > 0, latency_s + s_per_byte * num_bytes * received, 0.0)
-        return once_s, (1 + mode.recompute) * once_s
+        comes_back = module == LLM or table.trains_layers or table.trains_adapters
+        return once_s, comes_back * (1 + mode.recompute) * once_s
 
     def _shared_experts_seconds(
         self, spec: ModuleSpec, share: Load, mode: RunMode, num_layers: Any, times: Any

@@ -63,6 +63,7 @@ def _module(module: ModulePlan) -> dict[str, Any]:
         "zero1": module.shard_optimizer,
         "max_tokens": module.max_tokens or None,
         "cost_growth": module.cost_growth,
+        "merge_tokens": module.merge_tokens,
         "recompute_tokens": [list(limits) for limits in module.recompute_tokens],
         "stages": [_stage(module, stage) for stage in range(p.pp)],
     }

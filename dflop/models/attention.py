@@ -52,6 +52,17 @@ class Earlier:
     """`[num_given, ...]` of this rank to `[num_taken, ...]` of others; differentiable, collective in both passes."""
 
 
+@dataclass(slots=True, eq=False)
+class FrameKeys:
+    """Keys and values of whole frames, of which context-parallel ranks have a part each; no tuple, as `Earlier`."""
+
+    bounds: torch.Tensor
+    """int32 `[segments + 1]`: where the frames of a rank's segments begin and end, one behind the other."""
+    longest: int
+    exchange: Callable[[torch.Tensor], torch.Tensor]
+    """`[tokens, ...]` of this rank to `[bounds[-1], ...]`; differentiable, collective in both passes."""
+
+
 class Bounds(NamedTuple):
     """Where segments begin and end, in queries and in keys."""
 
@@ -150,6 +161,7 @@ def packed_attention(
     max_length_q: int | None = None,
     max_length_k: int | None = None,
     earlier: Earlier | None = None,
+    frame_keys: FrameKeys | None = None,
     sliding_window: int | None = None,
     kernel: str = AUTO,
     **_: Any,
@@ -172,6 +184,7 @@ def packed_attention(
         max_length_q: Tokens of the longest segment, where the caller knows it: to ask a GPU is to wait for it.
         max_length_k: The same of keys.
         earlier: Adds keys and values of other ranks in front of the first segment's, in a batch of one.
+        frame_keys: Adds those of the frames that segments are parts of, in a batch of one.
         sliding_window: Keys that a token attends to at most, itself among them; None: all before it.
         kernel: One of `resolve`; `auto` decides from the tensors.
 
@@ -200,6 +213,10 @@ def packed_attention(
     chosen = resolve(AUTO, query_BHTD.device.type, query_BHTD.dtype) if kernel == AUTO else kernel
     if earlier is not None:
         key_BGTD, value_BGTD = _with_earlier(key_BGTD, value_BGTD, earlier)
+    if frame_keys is not None:
+        whole = frame_keys.exchange(torch.cat([key_BGTD, value_BGTD], dim=1)[0].transpose(0, 1))
+        key_BGTD, value_BGTD = whole.transpose(0, 1)[None].chunk(2, dim=1)
+        cu_seq_lens_k, max_length_k = frame_keys.bounds, frame_keys.longest
     cu_keys = cu_seq_lens_q if cu_seq_lens_k is None else cu_seq_lens_k
     if cu_seq_lens_q is None or cu_keys is None or chosen == SDPA:
         lengths = _lengths(cu_seq_lens_q, length)

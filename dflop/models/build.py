@@ -21,7 +21,7 @@ from dflop.models import attention
 from dflop.models.encoders import CUT_THEMSELVES, ENCODERS, PACKERS
 from dflop.models.family import GENERIC, GENERIC_PARTS, Family, Tower
 from dflop.models.generic import arrays, items
-from dflop.models.item_arithmetic import ARITHMETIC, Arguments
+from dflop.models.item_arithmetic import ARITHMETIC, Arguments, native_parts
 from dflop.models.ways import Reruns
 from dflop.records import LLM
 
@@ -142,14 +142,19 @@ class EncoderStage(Stage):
         for parameter in self.projector.values():
             parameter.requires_grad_(True)
 
-    def arithmetic(self, sizes: torch.Tensor) -> Arguments:
-        """What the tower works out from the sizes of packed items, on the host as these are."""
+    def arithmetic(self, sizes: torch.Tensor, parts: Sequence[tuple[int, int, int]] = ()) -> Arguments:
+        """What the tower works out from the sizes of packed items, on the host as these are.
+
+        With parts of these, of a module with `ModuleSpec.merge_tokens`, it is that of `native_parts`.
+        """
+        if parts:
+            return native_parts(self.module, sizes, parts)
         make = ARITHMETIC.get(self.tower.call)
         return make(self.module, sizes) if make else {}
 
     def forward(
         self, data: torch.Tensor, sizes: torch.Tensor, arithmetic: Arguments | None = None,
-        gathered: Gathered | None = None,
+        gathered: Gathered | None = None, frame_keys: attention.FrameKeys | None = None,
     ) -> torch.Tensor:  # fmt: skip
         """Encode packed items.
 
@@ -159,6 +164,7 @@ class EncoderStage(Stage):
             arithmetic: What `arithmetic` made of the sizes; None: it is made now.
             gathered: Where tiles of items are dealt out over ranks, and the sizes are of those here, how the features
                 of whole items come to this one.
+            frame_keys: Where ranks have parts of frames, how they exchange keys and values, which all of them do then.
 
         Returns:
             `[rows, width]` in item order; `width` is the LLM's hidden size, times more where the family's decoder
@@ -169,6 +175,8 @@ class EncoderStage(Stage):
         device = next(iter(self.names.values())).device
         made = self.arithmetic(sizes) if arithmetic is None else arithmetic
         made = {n: x.to(device, non_blocking=True) if isinstance(x, torch.Tensor) else x for n, x in made.items()}
+        if frame_keys is not None:
+            made["frame_keys"] = frame_keys
         features = self._encode(self.shell, self.module, data, sizes, made)
         if gathered is not None:
             features, sizes = gathered.exchange(features), gathered.sizes

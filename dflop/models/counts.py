@@ -150,7 +150,8 @@ def qwen2_vision(c: Config) -> ModuleSpec:
     h = c["embed_dim"]
     c = {**c, "hidden_size": h, "out_hidden_size": c["hidden_size"], "intermediate_size": h * c["mlp_ratio"]}
     layer = 4 * linear(h, h) + _mlp(h, c["intermediate_size"]) + 4 * h
-    return _native(c, layer, linear(_patch_volume(c), h, bias=False), 2 * h + linears(*_merger(c)))
+    found = _native(c, layer, linear(_patch_volume(c), h, bias=False), 2 * h + linears(*_merger(c)))
+    return replace(found, merge_tokens=c["spatial_merge_size"] ** 2)
 
 
 def qwen2_5_vision(c: Config) -> ModuleSpec:
@@ -170,7 +171,10 @@ def qwen3_vision(c: Config) -> ModuleSpec:
     entry = linear(_patch_volume(c), h) + c["num_position_embeddings"] * h
     found = _native(c, layer, entry, linears(*merger) + 2 * h)
     deep = len(deep_layers) * (linears(*merger) + 2 * merger[0])
-    return replace(found, num_edge_params=found.num_edge_params + deep, num_deep_params=deep, deep_layers=deep_layers)
+    return replace(
+        found, num_edge_params=found.num_edge_params + deep, num_deep_params=deep, deep_layers=deep_layers,
+        merge_tokens=c["spatial_merge_size"] ** 2,
+    )  # fmt: skip
 
 
 def qwen2_audio(c: Config, projector: Sequence[int]) -> ModuleSpec:

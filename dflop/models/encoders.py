@@ -96,8 +96,11 @@ def packed_anyres(shell: Any, features: torch.Tensor, sizes: torch.Tensor) -> to
 
 
 def generic(shell: Any, tower: Any, data: torch.Tensor, sizes: torch.Tensor, made: Arguments) -> torch.Tensor:
-    """Any tower, by its class's own `get_image_features`; sizes are those of `items.features`."""
-    return items.features(shell, data, sizes)
+    """Any tower, by its class's own `get_image_features`; sizes are those of `items.features`.
+
+    Parts of items come with arithmetic of their own, which a tower of native resolution takes.
+    """
+    return native(shell, tower, data, sizes, made) if made else items.features(shell, data, sizes)
 
 
 def generic_parts(shell: Any, tower: Any, data: torch.Tensor, sizes: torch.Tensor, made: Arguments) -> torch.Tensor:

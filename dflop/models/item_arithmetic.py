@@ -6,7 +6,7 @@ is a dozen small kernels per item and a wait for each. Here they are made on the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -36,6 +36,22 @@ def native(tower: Any, sizes: torch.Tensor) -> Arguments:
             tower.config.spatial_merge_size,
         )  # fmt: skip
     return found
+
+
+def native_parts(tower: Any, sizes: torch.Tensor, parts: Sequence[tuple[int, int, int]]) -> Arguments:
+    """Of parts of items, where a tower of that kind attends over whole frames in every layer.
+
+    Args:
+        tower: Without windows.
+        sizes: Of whole items, in patches.
+        parts: (item, first patch, end) of each, within a frame.
+    """
+    starts = torch.cat([sizes.new_zeros(1), sizes.prod(1).cumsum(0)]).tolist()
+    where = torch.cat([torch.arange(starts[item] + first, starts[item] + end) for item, first, end in parts])
+    whole = native(tower, sizes)
+    found = {name: x[where] for name, x in whole.items() if name not in ("cu_seqlens", "max_seqlen")}
+    cu_seqlens = torch.tensor([0, *(end - first for _, first, end in parts)]).cumsum(0).to(torch.int32)
+    return found | _boundaries("cu_seqlens", "max_seqlen", cu_seqlens)
 
 
 def mel(tower: Any, sizes: torch.Tensor) -> Arguments:

@@ -74,6 +74,7 @@ def _module_plan(problem: Problem, num_microbatches: int, module: str, grid: Gri
         recomputed=again if any(again) and again != grid.layers[module] else (),
         parameter_shards=grid.parameter_shards,
         cost_growth=growth,
+        merge_tokens=problem.spec(module).merge_tokens if grid.parallel.cp > 1 else 0,
     )
 
 
@@ -214,6 +215,8 @@ def _content(module: ModulePlan) -> dict[str, Any]:
         del content["recompute_tokens"]
     if module.parallel.cp == 1:
         del content["parallel"]["cp"], content["cost_growth"]
+    if not module.merge_tokens:
+        del content["merge_tokens"]
     if module.parallel.ep == 1:
         del content["parallel"]["ep"]
     return content

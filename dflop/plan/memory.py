@@ -219,16 +219,18 @@ class StageState:
 def layer_bytes(spec: ModuleSpec, cost: CostModel, load: Floats, mode: RunMode) -> Floats:
     """`[C]`: what a layer keeps of a microbatch `[3, C]`, with context parallelism received keys and values, too.
 
-    They are of one sample, the one that was cut where a rank's tokens begin, and of other ranks' tokens. With expert
+    They are of one sample, the one that was cut where a rank's tokens begin, or of frames, which are no longer than the
+    root of their squares' sum; and of other ranks' tokens. With expert
     parallelism the rank whose experts get most rows keeps more than its own tokens'.
     """
     found = cost.activation_bytes(spec.module, load, mode, num_layers=1, edge=False)
-    if mode.cp > 1 and spec.module == LLM and not mode.recompute:
+    table = cost.table(spec.module, mode)
+    is_cut = spec.module == LLM or (spec.merge_tokens and (table.trains_layers or table.trains_adapters))
+    if mode.cp > 1 and is_cut and not mode.recompute:
         tokens = np.minimum(load[1] * (mode.cp - 1) / mode.cp, np.sqrt(load[2]))
-        found = found + 2 * bytes_per_value(cost.table(LLM, mode).dtype) * spec.key_width / mode.tp * tokens
+        found = found + 2 * bytes_per_value(table.dtype) * spec.key_width / mode.tp * tokens
     if mode.ep > 1 and not mode.recompute:
-        value_bytes = bytes_per_value(cost.table(spec.module, mode).dtype)
-        found = found + uneven_bytes_per_token(spec, value_bytes) * load[1] / (mode.cp * mode.tp)
+        found = found + uneven_bytes_per_token(spec, bytes_per_value(table.dtype)) * load[1] / (mode.cp * mode.tp)
     return found
 
 

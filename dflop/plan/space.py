@@ -145,12 +145,13 @@ class Problem:
     def uneven(self, module: str, load: Floats, cp: int) -> Floats:
         """A group's load `[3, C]` such that a cp-th of it is what the rank with most of it may have.
 
-        The LLM's tokens are cut evenly. Media are dealt out in chunks of whole tiles, the largest first: no rank has
-        more than an even part and, but for its own part of it, one chunk.
+        The LLM's tokens are cut evenly. Media are dealt out in chunks of whole tiles, the largest first, or of any size
+        where frames are cut: no rank has more than an even part and, but for its own part of it, one chunk.
         """
         if cp == 1 or module == LLM:
             return load
-        chunk = load / (NUM_CHUNKS * cp) + self.largest_tiles[module][:, np.newaxis]
+        tile = 0.0 if self.spec(module).merge_tokens else self.largest_tiles[module][:, np.newaxis]
+        chunk = load / (NUM_CHUNKS * cp) + tile
         found: Floats = np.minimum(load + (cp - 1) * chunk, cp * load)
         return found
 

@@ -109,7 +109,7 @@ def _sample_seconds(problem: Problem, specs: Sequence[ModuleSpec], mode: RunMode
         for spec in specs:
             for n, load in enumerate(problem.sample_loads[spec.module].units):
                 of_samples_s = _whole_s(problem, spec, load.astype(np.float64), mode)
-                if mode.cp > 1 and spec.module != LLM:
+                if mode.cp > 1 and spec.module != LLM and not spec.merge_tokens:
                     np.maximum(of_samples_s, _largest_tile_s(problem, spec, n, mode), out=of_samples_s)
                 seconds[n] += of_samples_s
         return tuple(np.sort(of_batch)[::-1] for of_batch in seconds)

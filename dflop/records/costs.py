@@ -105,6 +105,9 @@ class ModuleSpec:
     """Whether some of what adapters are given is dropped in training."""
     keeps_average: bool = False
     """Whether the optimizer keeps an average of the weights that train."""
+    merge_tokens: int = 0
+    """Tokens of an item that an encoder joins into one row, where it attends over whole frames and does all else row by
+    row: context-parallel ranks may cut a frame between two rows. 0: tiles and frames stay whole."""
 
     @property
     def num_layers(self) -> int:

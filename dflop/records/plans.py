@@ -49,6 +49,9 @@ class ModulePlan:
     recompute_tokens: tuple[tuple[int, ...], ...] = ()
     """Per LLM stage, ascending tokens of a microbatch of one group of `cp`: above each of them one more of
     the stage's first layers runs again. Empty: the same layers in every microbatch; otherwise `recomputed` is empty."""
+    merge_tokens: int = 0
+    """As `ModuleSpec.merge_tokens`, of an encoder whose items context-parallel ranks cut; 0: tiles and frames stay
+    whole."""
 
     def num_rerun(self, stage: int, num_tokens: Any) -> Any:
         """How many of a stage's first layers are recomputed for a microbatch.

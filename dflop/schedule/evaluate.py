@@ -172,8 +172,7 @@ class StepEvaluator:
         cell, num_cells = assignment.cells(items, part.parallel.dp), load[0].size
         if part.module == LLM:
             return piece_loads(items, cell, num_cells, cp, part.cost_growth, part.max_tokens)
-        tiles = tile_loads(items, cell, num_cells, cp, part.cost_growth, part.max_tokens)
-        return PieceLoads(tiles, np.zeros(num_cells))
+        return tile_loads(items, cell, num_cells, cp, part.cost_growth, part.max_tokens, part.merge_tokens)
 
     def _delays(self, assignment: Assignment, pipe: ModulePlan, tokens: Floats) -> Floats:
         """`[2, 3, dp, microbatches]`: (forward, backward) x (between stages, into the first stage, out of the last).

@@ -13,7 +13,7 @@ import numpy as np
 from dflop.cost.model import Floats
 from dflop.schedule.assignment import split_items
 from dflop.schedule.items import Ints, ModuleItems
-from dflop.simulate.pieces import NUM_CHUNKS, media_cost
+from dflop.simulate.pieces import NUM_CHUNKS, UNEVEN_FRAC, media_cost
 
 
 class PieceLoads(NamedTuple):
@@ -54,9 +54,10 @@ def piece_loads(
 
 
 def tile_loads(
-    items: ModuleItems, cell: Ints, num_cells: int, num_ranks: int, growth: float = 0.0, max_tokens: int = 0
-) -> Floats:
-    """`[3, cells, cp]`: loads of the ranks that an encoder's items are dealt out to.
+    items: ModuleItems, cell: Ints, num_cells: int, num_ranks: int, growth: float = 0.0, max_tokens: int = 0,
+    merge_tokens: int = 0,
+) -> PieceLoads:  # fmt: skip
+    """Loads of the ranks that an encoder's items are dealt out to.
 
     Args:
         items: Of an encoder.
@@ -65,16 +66,29 @@ def tile_loads(
         num_ranks: Of a group.
         growth: As for `pieces.media_cost`.
         max_tokens: As for `pieces.deal_tiles`.
+        merge_tokens: As for `pieces.deal_tiles`.
     """
-    costs = media_cost(items.num_tokens, items.sum_sq_tokens.astype(np.int64), growth)
-    found = _evenly(items, costs, cell, num_cells, num_ranks)
-    is_over = found[1].max(axis=1) * num_ranks > np.maximum(found[1].sum(axis=1), max_tokens)
+
+    def deal_by(weights: Ints) -> PieceLoads:
+        found = _evenly(items, weights, cell, num_cells, num_ranks)
+        loads, received = found[:3], np.zeros(num_cells)
+        is_uneven = UNEVEN_FRAC * num_ranks * found[3].max(axis=1) > (UNEVEN_FRAC + 1) * found[3].sum(axis=1)
+        if merge_tokens and is_uneven.any():
+            poured = _poured(items, weights, cell, num_cells, num_ranks, merge_tokens)
+            loads[:, is_uneven], received[is_uneven] = poured.loads[:, is_uneven], poured.received[is_uneven]
+        return PieceLoads(loads, received)
+
+    found = deal_by(media_cost(items.num_tokens, items.sum_sq_tokens.astype(np.int64), growth))
+    tokens = found.loads[1]
+    is_over = tokens.max(axis=1) * num_ranks > np.maximum(tokens.sum(axis=1), max_tokens)
     if max_tokens and is_over.any():
-        found[:, is_over] = _evenly(items, items.num_tokens, cell, num_cells, num_ranks)[:, is_over]
+        even = deal_by(items.num_tokens)
+        found.loads[:, is_over], found.received[is_over] = even.loads[:, is_over], even.received[is_over]
     return found
 
 
 def _evenly(items: ModuleItems, weights: Ints, cell: Ints, num_cells: int, num_ranks: int) -> Floats:
+    """`[4, cells, cp]`: loads of chunks of whole tiles or frames, and weights."""
     total = np.zeros(num_cells, dtype=np.int64)
     np.add.at(total, cell, weights)
     wanted = -(-NUM_CHUNKS * num_ranks * weights // np.maximum(total, 1)[cell])
@@ -86,8 +100,41 @@ def _evenly(items: ModuleItems, weights: Ints, cell: Ints, num_cells: int, num_r
     of_parts = weights[item] * parts // items.num_parts[item]
     rank = cell[item] * num_ranks + split_items(cell[item], of_parts.astype(np.float64), num_cells, num_ranks)
     share = parts / items.num_parts[item]
-    loads = [np.bincount(rank, of[item] * share, num_cells * num_ranks) for of in items.loads]
-    return np.array(loads, dtype=float).reshape(3, num_cells, num_ranks)
+    loads = [np.bincount(rank, of[item] * share, num_cells * num_ranks) for of in (*items.loads, weights)]
+    return np.array(loads, dtype=float).reshape(4, num_cells, num_ranks)
+
+
+def _poured(
+    items: ModuleItems, weights: Ints, cell: Ints, num_cells: int, num_ranks: int, merge_tokens: int
+) -> PieceLoads:  # fmt: skip
+    """Loads of ranks between which items are cut, as by `pieces._poured`."""
+    total = np.bincount(cell, weights, num_cells)
+    chunk = total[cell] / (NUM_CHUNKS * num_ranks)
+    (small,), (large,) = np.nonzero(weights <= chunk), np.nonzero(weights > chunk)
+    loads = np.zeros((4, num_cells * num_ranks))
+    ranks = cell[small] * num_ranks + split_items(cell[small], weights[small].astype(float), num_cells, num_ranks)
+    for row, of in zip(loads, (*items.loads, weights), strict=True):
+        row += np.bincount(ranks, of[small], num_cells * num_ranks)
+    rooms = np.maximum(total[:, np.newaxis] / num_ranks - loads[3].reshape(num_cells, num_ranks), 0).cumsum(axis=1)
+    large = large[np.argsort(cell[large], kind="stable")]
+    weight, tokens, frames = weights[large].astype(float), items.num_tokens[large], items.num_parts[large]
+    ends = weight.cumsum()
+    first = np.searchsorted(cell[large], np.arange(num_cells + 1))
+    before = np.concatenate([[0.0], ends])
+    rest = before[first[1:]] - before[first[:-1]]
+    start = before[:-1] - before[first[:-1]][cell[large]]
+    borders = rooms * (rest / np.maximum(rooms[:, -1], 1e-9))[:, np.newaxis]
+    grain = np.where(weight > chunk[large] * frames, merge_tokens, tokens // frames)[:, np.newaxis]
+    inside = np.clip((borders[cell[large]] - start[:, np.newaxis]) / weight[:, np.newaxis], 0, 1)
+    cuts = np.floor(inside * (tokens[:, np.newaxis] / grain) + 0.5) * grain
+    cuts = np.concatenate([np.zeros((len(large), 1)), cuts], axis=1)
+    low, high, each = cuts[:, :-1], cuts[:, 1:], (tokens // frames)[:, np.newaxis]
+    share = (high - low) / tokens[:, np.newaxis]
+    found = loads[:3].reshape(3, num_cells, num_ranks) + np.array(
+        [_summed(of[large, np.newaxis] * share, cell[large], num_cells) for of in items.loads]
+    )
+    others = np.where(high > low, np.ceil(high / each) * each - np.floor(low / each) * each - (high - low), 0.0)
+    return PieceLoads(found, _summed(others, cell[large], num_cells).max(axis=1))
 
 
 def _ends(first: Ints, tokens: Floats, costs: Floats, num_pieces: int, growth: float, max_tokens: int) -> Floats:

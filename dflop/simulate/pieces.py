@@ -3,8 +3,9 @@
 The samples of a group's microbatch are a line of tokens in packed order. It is cut into one piece per rank where the
 cost is equal: a token costs more the more tokens of its sample are before it, since it attends to them. Media are
 dealt out in chunks of tiles or frames, by what these cost: a tile of many tokens costs more per token than a small
-one. Who has an item's first tile gathers what others made of the rest. Ranks, scheduler and simulator work all of it
-out for themselves, in whole numbers: the same on every machine.
+one. Where that leaves a rank with too much, as one large picture does, and the encoder can share a frame, large items
+are cut wherever ranks have had their share. Who has the first of an item gathers what others made of the rest. Ranks,
+scheduler and simulator work all of it out for themselves, in whole numbers: the same on every machine.
 """
 
 from __future__ import annotations
@@ -22,12 +23,23 @@ _MEDIA_SCALE = 1 << 20
 """The same of media, whose squared tokens are larger."""
 NUM_CHUNKS = 4
 """Per rank, of about equal size, in which the media of a microbatch are dealt out where they can be cut."""
+UNEVEN_FRAC = 16
+"""Frames are cut where a rank has more than its share by one part in so many: cuts cost messages in every layer."""
 
 
 class TileRange(NamedTuple):
-    """Tiles or frames `[first, end)` of an encoder's item."""
+    """Parts `[first, end)` of an encoder's item, as `num_parts` counts them."""
 
     item: int
+    first: int
+    end: int
+
+
+class FramePart(NamedTuple):
+    """Tokens `[first, end)` of a tile or frame of an encoder's item."""
+
+    item: int
+    frame: int
     first: int
     end: int
 
@@ -114,8 +126,22 @@ def dealt(
     of_ranks = deal_tiles(
         [m.num_tokens for m in found], [num_parts(m) for m in found], part.parallel.cp,
         [media_cost(m.num_tokens, m.sum_sq_tokens, part.cost_growth) for m in found], part.max_tokens,
+        part.merge_tokens,
     )  # fmt: skip
     return tuple(tuple(r._replace(item=items[r.item]) for r in of) for of in of_ranks)
+
+
+def frame_parts(
+    ranges: Sequence[TileRange], merge_tokens: int, frame_tokens: Callable[[int], int]
+) -> list[FramePart]:  # fmt: skip
+    """What ranges that count runs of `merge_tokens` have of each frame; `frame_tokens` are those of an item's frame."""
+    found = []
+    for r in ranges:
+        first, end, each = r.first * merge_tokens, r.end * merge_tokens, frame_tokens(r.item)
+        for frame in range(first // each, -(-end // each)):
+            start = frame * each
+            found.append(FramePart(r.item, frame, max(first - start, 0), min(end - start, each)))
+    return found
 
 
 def owned(ranges: Sequence[TileRange]) -> tuple[int, ...]:
@@ -132,8 +158,10 @@ def deal(rows: Sequence[int], num_ranks: int) -> list[int]:
     return found
 
 
-def num_parts(item: MediaItem) -> int:
-    """Tiles or frames that an encoder sees without the others; audio is one."""
+def num_parts(item: MediaItem, merge_tokens: int = 0) -> int:
+    """Tiles or frames that an encoder sees without the others, audio is one; or runs of tokens that it joins."""
+    if merge_tokens:
+        return item.num_tokens // merge_tokens
     return 1 if item.kind == "audio" else item.grid[0]
 
 
@@ -143,26 +171,41 @@ def media_cost(num_tokens: Any, sum_sq_tokens: Any, growth: float) -> Any:
 
 
 def deal_tiles(
-    tokens: Sequence[int], parts: Sequence[int], num_ranks: int, costs: Sequence[int] = (), max_tokens: int = 0
-) -> list[list[TileRange]]:
+    tokens: Sequence[int], parts: Sequence[int], num_ranks: int, costs: Sequence[int] = (), max_tokens: int = 0,
+    merge_tokens: int = 0,
+) -> list[list[TileRange]]:  # fmt: skip
     """Per rank what it encodes of items, in their order.
 
-    Items are cut into chunks of whole parts, so many that a rank has about `NUM_CHUNKS`; the largest chunk goes first,
-    to the rank with least.
+    Items are cut into chunks of whole tiles or frames, so many that a rank has about `NUM_CHUNKS`; the largest chunk
+    goes first, to the rank with least. With `merge_tokens` ranges count runs of so many tokens, and where ranks would
+    have too uneven shares, what is larger than a chunk is cut between runs.
 
     Args:
-        tokens: Of each item, a multiple of its parts.
+        tokens: Of each item, a multiple of its parts, and of `merge_tokens` in each part.
         parts: Tiles or frames of each item.
         num_ranks: Of the group.
         costs: Of each item, whole numbers that are dealt out evenly; empty: its tokens.
         max_tokens: That all ranks together may have. Where costs give a rank more than its share of these, or of all
             tokens if they are more, tokens are dealt out evenly; 0: no limit.
+        merge_tokens: As `ModulePlan.merge_tokens`.
     """
-    found = _dealt_evenly(costs or tokens, parts, num_ranks)
+    runs = [n // merge_tokens for n in tokens] if merge_tokens else parts
+
+    def deal_by(weights: Sequence[int]) -> list[list[TileRange]]:
+        found = _dealt_evenly(weights, parts, num_ranks)
+        if not merge_tokens:
+            return found
+        most = max(sum(weights[r.item] * (r.end - r.first) // parts[r.item] for r in of) for of in found)
+        if UNEVEN_FRAC * num_ranks * most > (UNEVEN_FRAC + 1) * sum(weights):
+            return _poured(weights, parts, runs, num_ranks)
+        each = [of_item // n for of_item, n in zip(runs, parts, strict=True)]
+        return [[TileRange(r.item, r.first * each[r.item], r.end * each[r.item]) for r in of] for of in found]
+
+    found = deal_by(costs or tokens)
     if costs and max_tokens:
-        most = max(sum(tokens[r.item] // parts[r.item] * (r.end - r.first) for r in of) for of in found)
+        most = max(sum(tokens[r.item] // runs[r.item] * (r.end - r.first) for r in of) for of in found)
         if most * num_ranks > max(max_tokens, sum(tokens)):
-            return _dealt_evenly(tokens, parts, num_ranks)
+            return deal_by(tokens)
     return found
 
 
@@ -181,6 +224,38 @@ def _dealt_evenly(weights: Sequence[int], parts: Sequence[int], num_ranks: int) 
             found[rank][-1] = last._replace(end=chunk.end)
         else:
             found[rank].append(chunk)
+    return found
+
+
+def _poured(
+    weights: Sequence[int], frames: Sequence[int], runs: Sequence[int], num_ranks: int
+) -> list[list[TileRange]]:  # fmt: skip
+    """Items of at most a chunk whole; the others fill up one rank after the other, cut where it has its share.
+
+    A cut is between frames where these are no larger than a chunk, else between runs.
+    """
+    total = sum(weights)
+    small = [item for item, weight in enumerate(weights) if weight * NUM_CHUNKS * num_ranks <= total]
+    ranks, loads = dict(zip(small, deal([weights[i] for i in small], num_ranks), strict=True)), [0] * num_ranks
+    for item, rank in ranks.items():
+        loads[rank] += weights[item]
+    rooms = list(itertools.accumulate(max(0, total - num_ranks * load) for load in loads))
+    rest, start = total - sum(loads), 0
+    found: list[list[TileRange]] = [[] for _ in range(num_ranks)]
+    for item, weight in enumerate(weights):
+        if item in ranks:
+            found[ranks[item]].append(TileRange(item, 0, runs[item]))
+            continue
+        is_fine = weight * NUM_CHUNKS * num_ranks > total * frames[item]
+        grain = 1 if is_fine else runs[item] // frames[item]
+        num_grains, first = runs[item] // grain, 0
+        for rank, room in enumerate(rooms):
+            inside = min(max(rest * room // rooms[-1] - start, 0), weight)
+            end = grain * ((2 * inside * num_grains + weight) // (2 * weight))
+            if end > first:
+                found[rank].append(TileRange(item, first, end))
+            first = end
+        start += weight
     return found
 
 

@@ -89,6 +89,11 @@ def _without_experts(table: pa.Table) -> pa.Table:
     return _with_degree(table, "ep")
 
 
+def _without_cut_frames(table: pa.Table) -> pa.Table:
+    """Plans from before ranks could cut frames."""
+    return _with_places(table, merge_tokens=0)
+
+
 def _with_degree(table: pa.Table, name: str) -> pa.Table:
     """Plans whose modules have a further degree: 1."""
     modules = [
@@ -127,7 +132,7 @@ UPGRADES: dict[str, tuple[Upgrade, ...]] = {
               min_tokens=0, max_tokens=records.ALL_TOKENS, sd_frac=0.0, is_in_force=True),
     ),
     "plan": (_with(_one_way, sync_s=0.0, uniform_step_s=math.nan), _without_groups, _without_offload,
-             _without_context, _without_limits, _without_layout, _without_experts),
+             _without_context, _without_limits, _without_layout, _without_experts, _without_cut_frames),
 }  # fmt: skip
 """Per kind, the steps from schema version 1 to 2, 2 to 3, ...: each takes rows of one version to the next.
 

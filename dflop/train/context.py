@@ -7,18 +7,19 @@ last sample. Rows of an encoder go from whoever encoded the item to the ranks wi
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from dflop.models.attention import Earlier
+from dflop.models.attention import Earlier, FrameKeys
 from dflop.models.build import Gathered
 from dflop.parallel.exchange import all_to_all
-from dflop.simulate.pieces import Piece, TileRange, owned
+from dflop.simulate.pieces import FramePart, Piece, TileRange, owned
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +108,71 @@ def feature_exchange(
     order = sorted(range(len(came)), key=lambda n: (place[came[n].item], came[n].first))
     tiles = RowExchange.of(target, (sum(map(num_features, of)) for of in taken))
     return FeatureExchange(tiles, torch.cat([torch.zeros(0, dtype=torch.int64), *(rows[n] for n in order)]), sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class FrameExchange:
+    """Keys and values of parts of frames that one rank of a group gives and takes in every layer of an encoder."""
+
+    rows: torch.Tensor
+    """int64: of the tokens here those for the first rank, then those for the second, and so on."""
+    sent: tuple[int, ...]
+    received: tuple[int, ...]
+    order: torch.Tensor
+    """int64: of the tokens here and those received behind them, the whole frame of every part here."""
+    bounds: torch.Tensor
+    """int32 `[parts + 1]`: where these frames begin and end."""
+
+    def through(self, group: dist.ProcessGroup, device: torch.device) -> FrameKeys:
+        """The exchange as attention calls it."""
+        rows, order, bounds = (x.to(device, non_blocking=True) for x in (self.rows, self.order, self.bounds))
+
+        def exchange(own: torch.Tensor) -> torch.Tensor:
+            taken = all_to_all(own.index_select(0, rows), self.sent, self.received, group)
+            return torch.cat([own, taken]).index_select(0, order)
+
+        return FrameKeys(bounds, int((self.bounds[1:] - self.bounds[:-1]).max()), exchange)
+
+
+def frame_exchange(parts: Sequence[Sequence[FramePart]], cp_rank: int) -> FrameExchange | None:
+    """What ranks exchange of frames that they share; None on all of them where every frame is on one.
+
+    Args:
+        parts: Per rank what it has, in packed order.
+        cp_rank: This rank, which has some.
+    """
+    holders: dict[tuple[int, int], set[int]] = defaultdict(set)
+    for rank, of in enumerate(parts):
+        for part in of:
+            holders[part.item, part.frame].add(rank)
+    if all(len(ranks) == 1 for ranks in holders.values()):
+        return None
+    own = parts[cp_rank]
+    mine = {(part.item, part.frame) for part in own}
+    rows = list(torch.arange(sum(_length(p) for p in own)).split([_length(p) for p in own]))
+    given = [
+        [n for part, n in zip(own, rows, strict=True) if rank in holders[part.item, part.frame]]
+        for rank in range(len(parts))
+    ]
+    given[cp_rank] = []
+    taken = [[p for p in of if (p.item, p.frame) in mine] if rank != cp_rank else [] for rank, of in enumerate(parts)]
+    come = [part for of in taken for part in of]
+    start = sum(map(_length, own))
+    places = dict(zip(own, rows, strict=True))
+    places |= zip(come, (torch.arange(sum(map(_length, come))) + start).split(list(map(_length, come))), strict=True)
+    whole: dict[tuple[int, int], list[torch.Tensor]] = defaultdict(list)
+    for part in sorted(places):
+        whole[part.item, part.frame].append(places[part])
+    frames = [torch.cat(whole[part.item, part.frame]) for part in own]
+    return FrameExchange(
+        torch.cat([torch.zeros(0, dtype=torch.int64), *chain(*given)]),
+        tuple(sum(map(len, of)) for of in given), tuple(sum(map(_length, of)) for of in taken), torch.cat(frames),
+        torch.tensor([0, *map(len, frames)]).cumsum(0).to(torch.int32),
+    )  # fmt: skip
+
+
+def _length(part: FramePart) -> int:
+    return part.end - part.first
 
 
 class Line:

@@ -200,7 +200,8 @@ class Engine:
             assert gathered is not None, "a rank with an encoder has its input"
             out = gathered.exchange(self._no_rows(module))
         else:
-            out = stage(self._here(given.data), given.sizes, given.arithmetic, gathered)
+            keys = given.frames.through(context, self._device) if given.frames and context is not None else None
+            out = stage(self._here(given.data), given.sizes, given.arithmetic, gathered, keys)
         if len(out) != given.num_rows:
             raise TrainError(
                 f"`{module}` produced {len(out)} rows, the plan expects {given.num_rows}",

@@ -32,7 +32,8 @@ from dflop.models.item_arithmetic import Arguments
 from dflop.parallel.topology import Seat, peers_of
 from dflop.records import LLM, MediaItem, ModuleWork, Plan, StepPlan
 from dflop.simulate.pieces import Piece, TileRange, dealt, most_tokens, num_parts, owned, pieces
-from dflop.train.context import Line, RowExchange, feature_exchange
+from dflop.train.context import Line, RowExchange
+from dflop.train.encoder_share import EncoderShare, Part, whole_frames
 from dflop.train.inputs import EncoderInput, LlmInput, MicrobatchInput, PreparedStep, SampleSource, Transfer
 from dflop.train.liveness import Activity
 from dflop.train.prefetch import MediaError, Prefetcher, Wanted
@@ -117,43 +118,35 @@ class Feed:
         )
 
     def _encoder_input(self, step_plan: StepPlan, module: str, k: int, bad: Bad) -> EncoderInput | None:
-        work, of_ranks = step_plan.of(module), self._dealt(step_plan, module, k)
-        ranges = of_ranks[self._seat.cp_rank]
-        items = owned(ranges)
-        num_rows = sum(work.item_rows[i] for i in items)
-        sizes = torch.tensor([self._family.item_size(self._media(step_plan, work, item)[1]) for item in items])
-
-        def num_features(of: TileRange) -> int:
-            media = self._media(step_plan, work, of.item)[1]
-            return self._family.num_features(media) // num_parts(media) * (of.end - of.first)
-
-        features = feature_exchange(of_ranks, self._seat.cp_rank, num_features, sizes)
-        if not ranges or self._seat.part(module) is None:  # rows cross here, or come of an exchange
-            return EncoderInput(None, sizes, None, num_rows, (), features) if items or features else None
-        data = self._packed(step_plan, work, ranges, bad)
+        work, share = step_plan.of(module), self._share(step_plan, module, k)
+        num_rows, features = sum(work.item_rows[i] for i in share.items), share.features()
+        if share.merge_tokens and not share.ranges and self._seat.part(module):
+            filler = self._encoder_filler(step_plan, module, share)
+            if filler.frames is not None:  # of layers that others' parts of a frame are in
+                return dataclasses.replace(filler, num_rows=0, features=features)
+        if self._seat.part(module) is None or not share.ranges:  # rows cross here, or come of an exchange
+            sizes = share.sizes(share.items)
+            return EncoderInput(None, sizes, None, num_rows, (), features) if share.items or features else None
+        data = self._packed(step_plan, work, share.ranges, bad)
         self._activity.works("its data")
-        if features is not None:
-            sizes = torch.tensor([self._range_size(self._media(step_plan, work, r.item)[1], r) for r in ranges])
-        arithmetic = self._arithmetic(module, sizes)
-        return EncoderInput(data, sizes, arithmetic, num_rows, self._sends(step_plan, module, k), features)
+        sizes, parts = share.sizes_and_parts() if features is not None else (share.sizes(share.items), [])
+        arithmetic, sends = self._arithmetic(module, sizes, parts), self._sends(step_plan, module, k)
+        return EncoderInput(data, sizes, arithmetic, num_rows, sends, features, share.frames())
 
-    def _dealt(self, step_plan: StepPlan, module: str, k: int) -> tuple[tuple[TileRange, ...], ...]:
-        """Per context-parallel rank what it encodes."""
+    def _share(self, step_plan: StepPlan, module: str, k: int) -> EncoderShare:
+        """What the ranks of the group encode."""
         work = step_plan.of(module)
-        of = self._plan, step_plan, module, k, self._seat.dp_rank
-        return dealt(*of, lambda item: self._media(step_plan, work, item)[1])
+        media = lambda item: self._media(step_plan, work, item)[1]  # noqa: E731  # of this step
+        of_ranks = dealt(self._plan, step_plan, module, k, self._seat.dp_rank, media)
+        merge_tokens = self._plan.module(module).merge_tokens
+        return EncoderShare(of_ranks, self._seat.cp_rank, merge_tokens, self._family, media)
 
-    def _range_size(self, media: MediaItem, of: TileRange) -> tuple[int, ...]:
-        """`Family.item_size` of some tiles or frames of an item."""
-        whole = self._family.item_size(media)
-        return whole if num_parts(media) == 1 else (of.end - of.first, *whole[1:])
-
-    def _arithmetic(self, module: str, sizes: torch.Tensor) -> Arguments | None:
-        """What the encoder works out from the sizes; None where the rank does not hold it."""
+    def _arithmetic(self, module: str, sizes: torch.Tensor, parts: Sequence[Part] = ()) -> Arguments | None:
+        """What the encoder works out from sizes and parts of items; None where the rank does not hold it."""
         stage = self._stages.get(module)
         if not isinstance(stage, EncoderStage):
             return None
-        made = stage.arithmetic(sizes)
+        made = stage.arithmetic(sizes, parts)
         return {name: self._placed(x) if isinstance(x, torch.Tensor) else x for name, x in made.items()}
 
     def _packed(self, step_plan: StepPlan, work: ModuleWork, ranges: Sequence[TileRange], bad: Bad) -> torch.Tensor:
@@ -162,7 +155,8 @@ class Feed:
         of_items = [(item, list(of)) for item, of in itertools.groupby(ranges, key=lambda r: r.item)]
         media = [self._media(step_plan, work, item)[1] for item, _ in of_items]
         shapes = [self._family.array_shape(work.module, m.grid) for m in media]
-        sizes = [shape[axis] // num_parts(m) for shape, m in zip(shapes, media, strict=True)]
+        merge_tokens = self._plan.module(work.module).merge_tokens
+        sizes = [shape[axis] // num_parts(m, merge_tokens) for shape, m in zip(shapes, media, strict=True)]
         ends = itertools.accumulate(
             n * sum(r.end - r.first for r in of) for n, (_, of) in zip(sizes, of_items, strict=True)
         )
@@ -208,7 +202,7 @@ class Feed:
         for k in range(step_plan.num_microbatches):
             for part in (p for p in self._seat.parts if p.module != LLM):
                 work = step_plan.of(part.module)
-                for item, *_ in self._dealt(step_plan, part.module, k)[self._seat.cp_rank]:
+                for item, *_ in self._share(step_plan, part.module, k).ranges:
                     index, media = self._media(step_plan, work, item)
                     value_bytes = 1 if self._family.towers[part.module].colours else 4
                     size_bytes = value_bytes * math.prod(self._family.array_shape(part.module, media.grid))
@@ -232,7 +226,7 @@ class Feed:
     def _llm_input(self, step_plan: StepPlan, k: int) -> LlmInput:
         line = Line(pieces(self._plan, step_plan, k, self._seat.dp_rank), self._seat.cp_rank)
         encoders = [m.module for m in self._plan.grid_of(LLM)[:-1]]
-        encoded = {name: [owned(of) for of in self._dealt(step_plan, name, k)] for name in encoders}
+        encoded = {name: [owned(of) for of in self._share(step_plan, name, k).of_ranks] for name in encoders}
         concerned = [p.sample for p in line.own]
         for module, of_ranks in encoded.items():
             concerned += [step_plan.of(module).item_sample[item] for item in of_ranks[self._seat.cp_rank]]
@@ -358,7 +352,10 @@ class Feed:
         filler = self._encoder_filler(step_plan, module)
         return filler if given is None else dataclasses.replace(filler, num_rows=0, features=given.features)
 
-    def _encoder_filler(self, step_plan: StepPlan, module: str) -> EncoderInput:
+    def _encoder_filler(
+        self, step_plan: StepPlan, module: str, share: EncoderShare | None = None
+    ) -> EncoderInput:  # fmt: skip
+        """Zeros in the shape of the step's smallest item, with what ranks with parts of a frame exchange meanwhile."""
         work = step_plan.of(module)
         item = min(range(len(work.item_rows)), key=work.item_rows.__getitem__)
         _, media = self._media(step_plan, work, item)
@@ -368,7 +365,9 @@ class Feed:
             if (filler := self._family.filler(media)) is not None:
                 data.copy_(torch.from_numpy(filler))
         sizes = torch.tensor([self._family.item_size(media)])
-        return EncoderInput(data, sizes, self._arithmetic(module, sizes), work.item_rows[item], ())
+        frames = share.frames(media) if share is not None else None
+        arithmetic = self._arithmetic(module, sizes, whole_frames(media) if frames is not None else ())
+        return EncoderInput(data, sizes, arithmetic, work.item_rows[item], (), frames=frames)
 
     def _llm_filler(self) -> LlmInput:
         stage = self._stages[LLM]

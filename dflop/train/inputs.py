@@ -13,7 +13,7 @@ from dflop.data.tokens import EncodedSample
 from dflop.models.item_arithmetic import Arguments
 from dflop.parallel.topology import Peers
 from dflop.records import SampleShape, StepPlan
-from dflop.train.context import FeatureExchange, KeyExchange, RowExchange
+from dflop.train.context import FeatureExchange, FrameExchange, KeyExchange, RowExchange
 
 
 class SampleSource(Protocol):
@@ -50,7 +50,8 @@ class EncoderInput:
     data: torch.Tensor | None
     """Packed items, or tiles of them; None where the rank does not hold the encoder, or none was dealt to it."""
     sizes: torch.Tensor
-    """int64 `[items, n]`: `Family.item_size` of each, or of its tiles here; stays on the host."""
+    """int64 `[items, n]`: `Family.item_size` of each, or of its tiles here, of parts of frames the items'; stays on the
+    host."""
     arithmetic: Arguments | None
     """What the encoder works out from the sizes; None where it is not made ahead."""
     num_rows: int
@@ -59,6 +60,8 @@ class EncoderInput:
     """Where the rows go, in a split plan."""
     features: FeatureExchange | None = None
     """How tiles that were dealt out over context-parallel ranks come together; None on all of them or on none."""
+    frames: FrameExchange | None = None
+    """What ranks with parts of one frame exchange in every layer; None on all of them or on none."""
 
 
 @dataclass(frozen=True, slots=True)

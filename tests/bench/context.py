@@ -91,7 +91,7 @@ def predicted_s(plan: Plan, step_plan: StepPlan, batch: Sequence[SampleShape], c
         if m.module == LLM:
             loads = piece_loads(items, cell, num_cells, kind.mode.cp, m.cost_growth).loads
         else:
-            loads = tile_loads(items, cell, num_cells, kind.mode.cp)
+            loads = tile_loads(items, cell, num_cells, kind.mode.cp).loads
         seconds = cost.extrapolating().module_seconds(m.module, loads, **kind.of_one_rank().costs())
         found += sum(seconds).reshape(plan.num_microbatches, NUM_RANKS).sum(axis=0)
     return found.tolist()

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -196,3 +198,18 @@ def test_ranks_that_share_samples_take_their_part_and_exchange_keys_and_values()
     assert cost.activation_bytes(LLM, (80, tokens, sum_sq), RunMode(cp=4), **key) == cost.activation_bytes(
         LLM, (20, tokens / 4, sum_sq / 4), **key
     )
+
+
+@pytest.mark.parametrize("trains", ["all", "none"])
+@pytest.mark.parametrize("merge_tokens", [0, 4])
+def test_ranks_exchange_keys_and_values_of_frames_that_are_too_long_for_one(trains, merge_tokens):
+    spec = replace(with_layers(make_specs()[0], num_kv_heads=2), module="vision", merge_tokens=merge_tokens)
+    links = [make_link("p2p", 2, 1, 1e-5, 1e9)]
+    cost = CostModel([make_table("vision", trains=trains)], specs=[spec], links=links, extrapolate=True)
+    for length, once_s in ((1200, 1e-5 + 1200 * 2 * 32 * 4 / 1e9), (900, 0.0)):
+        shared, part = (
+            np.array(cost.module_seconds("vision", (n, t, t * length), RunMode(cp=cp), num_layers=3, edge=True))
+            for n, t, cp in ((4, 4000.0, 4), (1, 1000.0, 1))
+        )
+        there_s = 3 * once_s * bool(merge_tokens)  # to a frozen encoder no gradient comes back
+        assert shared - part == pytest.approx([there_s, there_s * (trains == "all")])

@@ -139,6 +139,19 @@ def test_a_rank_may_have_a_tile_more_than_its_part_of_the_media():
     assert alone - rest == in_flight * 100 * 5 * 10_000, "one tile is all on one rank"
 
 
+def test_ranks_that_cut_frames_have_no_tile_too_much_and_plans_say_what_is_cut():
+    problem = even_problem()
+    vision, llm = problem.specs
+    cutting = dataclasses.replace(problem, specs=(dataclasses.replace(vision, merge_tokens=4), llm))
+    load = np.array([[1.0], [100], [10_000]])
+    assert (problem.uneven("vision", load, 4) == 4 * load).all()
+    assert (cutting.uneven("vision", load, 4) == load * (1 + 3 / 16)).all()
+    assert [m.merge_tokens for m in inline_in_groups(cutting).modules] == [4, 0]
+    assert inline_in_groups(cutting).plan_id != inline_in_groups(problem).plan_id
+    assert [m.merge_tokens for m in inline(cutting).modules] == [0, 0]
+    assert inline(cutting).plan_id == inline(problem).plan_id
+
+
 def test_a_plan_that_does_not_fit_is_capped_at_what_it_is_charged_with():
     problem = make_problem("vision", memory_bytes=60 * M)
     plan = split(problem)

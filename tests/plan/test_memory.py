@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from dflop.cost.model import CostModel
 from dflop.cost.tables import tower_table
 from dflop.models.loss_size import loss_peak_bytes
-from dflop.plan.memory import max_stages_beyond, stage_bytes
+from dflop.plan.memory import layer_bytes, max_stages_beyond, stage_bytes
 from dflop.plan.stage_params import first_and_last, stage_params
 from dflop.records import LLM, ModuleSpec, RunMode
 from dflop.simulate.order import in_flight
@@ -231,9 +231,16 @@ def test_context_parallel_ranks_share_tokens_and_keep_the_keys_and_values_they_a
     )
     assert (again.kept - without.kept)[0, 0] == 0
     assert again.once[0, 0] - without.once[0, 0] == pytest.approx(2 * 2 * 64 * math.sqrt(40 * 40_000), abs=1)
-    # Of a vision tower no rank is sent anything.
+    # Of a vision tower no rank is sent anything, unless its frames can be cut: then of one of 200 tokens.
     vision = [bytes_of([4], module="vision", **how).kept.tolist() for how in ({"mode": RunMode(cp=4)}, {"tokens": 100})]
     assert vision[0] == vision[1]
+    problem = make_problem("vision")
+    loads = LOAD, LOAD / 4
+    kept = [
+        layer_bytes(dataclasses.replace(problem.spec("vision"), merge_tokens=4), problem.cost, load, RunMode(cp=cp))
+        for load, cp in zip(loads, (4, 1), strict=True)
+    ]
+    assert (kept[0] - kept[1]).tolist() == [keys]
     two = bytes_of([3, 1], mode=RunMode(cp=2))  # more than the other has cannot come
     assert (two.kept - bytes_of([3, 1], tokens=200).kept).tolist() == [[3 * keys, keys]]
     assert (

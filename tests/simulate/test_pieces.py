@@ -8,7 +8,20 @@ from hypothesis import strategies as st
 
 from dflop.records import LLM, MediaItem, ModulePlan, ModuleWork, ParallelSpec, StepPlan
 from dflop.schedule.assignment import split_items
-from dflop.simulate.pieces import Piece, cut, deal, deal_tiles, dealt, media_cost, owned, pieces
+from dflop.simulate.pieces import (
+    NUM_CHUNKS,
+    FramePart,
+    Piece,
+    TileRange,
+    cut,
+    deal,
+    deal_tiles,
+    dealt,
+    frame_parts,
+    media_cost,
+    owned,
+    pieces,
+)
 from tests.train.synthetic import make_plan
 
 LENGTHS = st.lists(st.integers(1, 400), min_size=1, max_size=12)
@@ -88,3 +101,39 @@ def test_media_are_dealt_out_by_cost_unless_a_rank_then_has_more_tokens_than_mem
     by_tokens = deal_tiles(tokens, parts, 2)
     assert deal_tiles(tokens, parts, 2, costs, 3599) == by_tokens
     assert [sum(tokens[r.item] for r in of) for of in by_tokens] == [1400, 1200]
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 6), st.integers(1, 400)), min_size=1, max_size=12),
+    st.integers(1, 8),
+    st.sampled_from([0.0, 0.001, 0.05]),
+)
+def test_ranks_that_cut_frames_have_equal_shares_but_for_half_a_frame_or_a_small_item(shapes, num_ranks, growth):
+    frames, tokens = [f for f, _ in shapes], [4 * f * n for f, n in shapes]
+    costs = [media_cost(t, t * t // f, growth) for t, f in zip(tokens, frames, strict=True)]
+    of_ranks = deal_tiles(tokens, frames, num_ranks, costs, 0, 4)
+    runs = sorted((r.item, run) for of in of_ranks for r in of for run in range(r.first, r.end))
+    assert runs == [(item, run) for item, n in enumerate(tokens) for run in range(n // 4)]
+    assert all([r.item for r in of] == sorted(r.item for r in of) for of in of_ranks)
+    of_run = [4 * c / t for c, t in zip(costs, tokens, strict=True)]
+    shares = [sum(of_run[r.item] * (r.end - r.first) for r in of) for of in of_ranks]
+    even = sum(costs) / num_ranks
+    assert max(shares) <= even * (1 + 1 / NUM_CHUNKS) + max(of_run)
+
+
+def test_a_frame_is_cut_only_where_whole_ones_leave_a_rank_with_more_than_its_share():
+    assert deal_tiles([400] * 8, [1] * 8, 4, (), 0, 4) == deal_runs([[0, 4], [1, 5], [2, 6], [3, 7]])
+    picture = deal_tiles([4000], [1], 4, (), 0, 4)
+    assert picture == [[TileRange(0, 250 * rank, 250 * rank + 250)] for rank in range(4)]
+    video = deal_tiles([4000], [40], 3, (), 0, 4)
+    assert all(r.first % 25 == 0 == r.end % 25 for of in video for r in of)
+
+
+def deal_runs(items: list[list[int]]) -> list[list[TileRange]]:
+    """Whole items of 100 runs."""
+    return [[TileRange(item, 0, 100) for item in of] for of in items]
+
+
+def test_parts_of_frames_are_counted_in_tokens_of_their_frame():
+    found = frame_parts([TileRange(7, 3, 12)], 4, lambda item: 16)
+    assert found == [FramePart(7, 0, 12, 16), FramePart(7, 1, 0, 16), FramePart(7, 2, 0, 16)]

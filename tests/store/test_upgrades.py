@@ -26,7 +26,7 @@ from tests.store.spooled import read_spool
 
 WAYS = (
     "recompute", "shard_optimizer", "max_tokens", "recomputed", "offloaded", "parameter_shards", "gather_s",
-    "scatter_s", "cost_growth", "recompute_tokens",
+    "scatter_s", "cost_growth", "recompute_tokens", "merge_tokens",
 )  # fmt: skip
 
 

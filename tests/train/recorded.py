@@ -82,7 +82,7 @@ class _Encoder(EncoderStage):
         torch.nn.Module.__init__(self)
         self.dtype = torch.float32
 
-    def arithmetic(self, sizes: torch.Tensor) -> dict[str, Any]:
+    def arithmetic(self, sizes: torch.Tensor, parts: Any = ()) -> dict[str, Any]:
         return {}
 
 

@@ -201,7 +201,7 @@ def test_media_of_which_a_rank_encodes_several_ranges_are_taken_once(is_broken):
     for seat in seats(plan):
         source = Counting(shapes, is_broken=is_broken)
         feed = Feed(source, family(), plan, seat, {LLM: llm_stage()})
-        num_ranges.append(len(feed._dealt(step_plan, "vision", 0)[seat.cp_rank]))
+        num_ranges.append(len(feed._share(step_plan, "vision", 0).ranges))
         prepared = feed.prepare(step_plan)
         assert len(set(source.read)) == len(source.read)
         assert num_ranges[-1] > len(source.read) > 0

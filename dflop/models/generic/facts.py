@@ -20,7 +20,7 @@ from dflop import files
 from dflop.models.generic.values import Structure
 from dflop.records import from_dict, parse_json, to_dict
 
-VERSION = 7
+VERSION = 8
 """Raise when anything is read differently: kept files then no longer match."""
 _SETTINGS = (
     "processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json", "tokenizer_config.json",
@@ -67,6 +67,8 @@ class ModelFacts:
     """Why the model is planned for and not trained; empty: it is."""
     whole_samples: str = ""
     """Why ranks cannot share a sample; empty: they can."""
+    merge_tokens: int = 0
+    """As `ModuleSpec.merge_tokens`, of the tower for pictures and clips."""
 
 
 def facts_of(hf_config: Mapping[str, Any], processor: Path, cache: Path | None = None) -> ModelFacts:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dflop.errors import ConfigError
-from dflop.models.family import Family, Grid, Processor
+from dflop.models.family import GENERIC, Family, Grid, Processor
 from dflop.models.generic import arrays
 from dflop.models.generic.facts import Medium, facts_of
 from dflop.models.generic.placing import Placer
@@ -100,7 +101,12 @@ class GenericFamily(Family):
             )  # fmt: skip
 
     def specs(self) -> tuple[ModuleSpec, ...]:
-        specs = tuple(module_specs(self.structure))
+        vision = self.towers.get("vision")
+        merge_tokens = self.facts.merge_tokens if vision is not None and vision.call == GENERIC else 0
+        specs = tuple(
+            replace(spec, merge_tokens=merge_tokens) if spec.module == "vision" else spec
+            for spec in module_specs(self.structure)
+        )
         return shallow_specs(specs, self._depths) if self._depths else specs
 
     def probe_depths(self, module: str, depths: Sequence[int]) -> tuple[int, ...]:

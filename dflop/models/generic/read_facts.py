@@ -15,6 +15,7 @@ from dflop.models.generic.classes import trained_config
 from dflop.models.generic.exact import small_model
 from dflop.models.generic.facts import Medium, ModelFacts
 from dflop.models.generic.folder import read_config, reason
+from dflop.models.generic.frame_parts import merge_tokens_of
 from dflop.models.generic.items import form_of_item
 from dflop.models.generic.lengths import encoder_lengths
 from dflop.models.generic.llm_stage import why_whole
@@ -54,17 +55,21 @@ def read_facts(key: str, hf_config: Mapping[str, Any], folder: Path) -> ModelFac
             if encoder is not None:
                 encoders = tuple(encoder if of.path == encoder.path else of for of in structure.encoders)
                 structure = replace(structure, encoders=encoders)
-        return ModelFacts(key, structure, _with_one_form(media), *_refused(hf_config, structure))
+        return ModelFacts(key, structure, _with_one_form(media), *_tried(hf_config, structure))
 
 
-def _refused(hf_config: Mapping[str, Any], structure: Structure) -> tuple[str, str]:
-    """(why the engine makes no stages of a small copy of the model, why ranks share no samples); empty: they do."""
+def _tried(hf_config: Mapping[str, Any], structure: Structure) -> tuple[str, str, int]:
+    """(why the engine makes no stages of a small copy of the model, why ranks share no samples, `merge_tokens`).
+
+    Both reasons are empty where there is none.
+    """
     try:
         model, _ = small_model(trained_config(read_config(hf_config, _WHERE)), structure)
-        why = untrained(model, decoder_of(structure), towers_of(structure).values())
-        return why, why or why_whole(model, places_of(structure))
+        why, places = untrained(model, decoder_of(structure), towers_of(structure).values()), places_of(structure)
+        merge_tokens = 0 if why else merge_tokens_of(model, places)  # before the decoder is cut
+        return why, why or why_whole(model, places), merge_tokens
     except Exception as error:  # whatever transformers raises for sizes that a class does not expect
-        return (why := f"no stage can be tried on a small copy: {reason(error)}"), why
+        return (why := f"no stage can be tried on a small copy: {reason(error)}"), why, 0
 
 
 def _medium(processor: MediaProcessor, kind: str, structure: Structure, model: Any) -> tuple[Medium, Encoder | None]:
