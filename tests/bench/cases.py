@@ -16,6 +16,7 @@ from typing import Any
 from dflop import resources
 from dflop.compare.contest import Setting
 from dflop.config import load_model
+from dflop.cost.activations import compiled
 from dflop.cost.analytic import analytic_cost_tables, analytic_link_costs
 from dflop.cost.devices import A100, Device
 from dflop.cost.model import CostModel
@@ -26,7 +27,7 @@ from dflop.data.size_table import profile_sizes, read_sizes
 from dflop.models import load_family
 from dflop.models.family import Family
 from dflop.plan.space import Problem, SearchSpace
-from dflop.records import LLM, ClusterSpec, ModuleSpec, SampleShape
+from dflop.records import FP8_OFF, LLM, ClusterSpec, ModuleSpec, SampleShape
 from tests.bench.data import shape_rules
 from tests.bench.expert_models import RELEASED, ExpertModel
 from tests.bench.mixtures import Mixture, draw_batches
@@ -79,6 +80,7 @@ def make_setting(
     space: SearchSpace | None = None,
     draw: int = 0,
     shapes: Sequence[SampleShape] = (),
+    fp8: str = FP8_OFF,
 ) -> Setting:
     """A problem and unseen batches.
 
@@ -93,6 +95,7 @@ def make_setting(
         space: What plans may choose; None: everything.
         draw: Which draw of batches, those that are planned on and the unseen ones alike.
         shapes: A dataset that batches are drawn from in place of the mixture.
+        fp8: Recipe of the LLM's Linears, of every competitor; without compiling FP8 loses, so our LLM is compiled, too.
     """
     family = suite_family(case, mixture)
     limits: dict[str, Any] = {"global_batch_size": global_batch_size}
@@ -106,7 +109,7 @@ def make_setting(
         run_id="suite",
         specs=specs,
         cluster=cluster_of(device, num_nodes),
-        cost=analytic_costs(specs, device, num_nodes, encoder_factor),
+        cost=analytic_costs(specs, device, num_nodes, encoder_factor, fp8=fp8),
         batches=planned,
         global_batch_size=global_batch_size,
         snapshot_seq=0,
@@ -115,7 +118,7 @@ def make_setting(
     unseen = tuple(batches(num_batches=num_unseen, seed=UNSEEN_SEED + NUM_SEEDS * draw))
     workload = Workload(specs, (), unseen, problem.cluster.num_processes, device.peak_bf16_flops, global_batch_size)
     data = "real sizes" if shapes else mixture.name
-    compiled = analytic_costs(specs, device, num_nodes, encoder_factor, COMPILED)
+    compiled = analytic_costs(specs, device, num_nodes, encoder_factor, COMPILED, fp8)
     return Setting(case.name, data, problem, unseen, device.source, workload, compiled)
 
 
@@ -148,13 +151,19 @@ def suite_specs(family: Family) -> tuple[ModuleSpec, ...]:
 
 
 def analytic_costs(
-    specs: Sequence[ModuleSpec], device: Device, num_nodes: int, encoder_factor: float, program: Program = EAGER
-) -> CostModel:
-    """Costs of a device's data sheet, encoders' seconds multiplied."""
+    specs: Sequence[ModuleSpec], device: Device, num_nodes: int, encoder_factor: float, program: Program = EAGER,
+    fp8: str = FP8_OFF,
+) -> CostModel:  # fmt: skip
+    """Costs of a device's data sheet, encoders' seconds multiplied; an LLM in FP8 is compiled in any case."""
     links = analytic_link_costs(
         device, num_nodes=num_nodes, num_processes_per_node=NUM_GPUS_PER_NODE, profile_key="suite"
     )
-    tables = analytic_cost_tables(specs, device, profile_key="suite", program=program)
+    price = partial(analytic_cost_tables, device=device, profile_key="suite", fp8=fp8)
+    if fp8 == FP8_OFF or program is COMPILED:
+        tables = price(specs, program=program)
+    else:
+        llm = [compiled(spec) for spec in specs if spec.module == LLM]
+        tables = price([spec for spec in specs if spec.module != LLM]) + price(llm, program=COMPILED)
     corrections = {s.module: encoder_factor for s in specs if s.module != LLM} if encoder_factor != 1.0 else {}
     return CostModel(tables, corrections, specs=specs, links=links, extrapolate=True)
 

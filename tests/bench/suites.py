@@ -1,4 +1,4 @@
-"""The settings of every suite: the paper's models, other clusters, host memory, real sizes, models with experts."""
+"""The settings of every suite: the paper's models, other clusters, host memory, real sizes, experts, FP8."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -92,6 +92,14 @@ def experts(_sizes: Path | None) -> Iterator[Row]:
                 yield Row(f"{8 * num_nodes} {H100.name[:4]}, {name}, {mixture.name}", made, with_all=False)
 
 
+def fp8(_sizes: Path | None) -> Iterator[Row]:
+    """The paper's models on 8 nodes of 8 H100 with the LLM's Linears in FP8, ours and the experts' alike."""
+    for mixture in MIXTURES.values():
+        for case in CASES:
+            made = make_setting(case, mixture, device=H100, fp8="tensorwise")
+            yield Row(f"64 H100, FP8, {case.name}, {mixture.name}", made, with_all=False)
+
+
 SUITES: Mapping[str, Callable[[Path | None], Iterator[Row]]] = {
-    "paper": paper, "settings": settings, "hosts": hosts, "real": real, "experts": experts,
+    "paper": paper, "settings": settings, "hosts": hosts, "real": real, "experts": experts, "fp8": fp8,
 }  # fmt: skip

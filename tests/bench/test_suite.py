@@ -5,8 +5,10 @@ from statistics import fmean
 import pytest
 
 from dflop.compare.contest import EXPERTS, OURS, TUNED
+from dflop.cost.devices import H100
 from dflop.data.shapes import header_of
 from dflop.plan.space import SearchSpace
+from dflop.records import LLM
 from tests.bench.cases import CASES, make_setting, suite_family
 from tests.bench.mixtures import MAIN, MIXTURES, draw_batches
 from tests.bench.suite import bounds, measured
@@ -74,3 +76,15 @@ def test_a_setting_without_experts_has_a_row_and_a_bound_asks_for_its_gain(case)
     assert all(is_met for _, is_met in bounds([case], 1.0))
     (missed,) = [name for name, is_met in bounds([case], 100.0) if not is_met]
     assert missed.endswith(f"x of {best_expert(case)}")
+
+
+def test_in_fp8_all_competitors_multiply_so_and_ours_is_compiled():
+    how = {"num_nodes": 1, "global_batch_size": 16, "num_unseen": 1, "device": H100}
+    plain, fp8 = (make_setting(LLAVA, MAIN, **how, fp8=recipe) for recipe in ("off", "tensorwise"))
+    costs = [plain.compiled, fp8.compiled, fp8.problem.cost]
+    load = (8, 16_384, 8 * 2048**2)
+    slow, theirs, ours = (float(sum(c.module_seconds(LLM, load, num_layers=1, edge=False))) for c in costs)
+    assert ours == theirs < 0.9 * slow
+    assert {table.fp8 for table in fp8.problem.cost.tables if table.module != LLM} == {"off"}
+    kept = [float(c.activation_bytes(LLM, load, num_layers=1, edge=False)) for c in (plain.problem.cost, costs[2])]
+    assert kept[1] > kept[0], "compiled layers keep a tensor of an MLP's width more"
