@@ -8,7 +8,7 @@ import pytest
 from dflop import resources
 from dflop.config import load_config, load_model
 from dflop.data.demo_content import SPECIAL_TOKENS, train_tokenizer
-from dflop.models.construct import hf_types
+from dflop.models.weights import hf_types
 from dflop.starter.starter import make_starter
 from dflop.steps.planning import batch_note
 from tests.data.helpers import chat

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import io
+import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
-from pydantic import BeforeValidator, ValidationError
+from pydantic import BaseModel, BeforeValidator, ValidationError
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from dflop.config.places import Key, Origins, Place, composed, lines_of
-from dflop.config.plain import NotPlain, check_plain, shortened
-from dflop.config.problems import config_error, config_errors
-from dflop.config.sections import Config, MixtureConfig, ModelConfig
-from dflop.errors import ConfigError
+from dflop.config.sections import Config, MixtureConfig, ModelConfig, spellings
+from dflop.errors import ConfigError, did_you_mean
 
 SECTION_FILES = ("model", "cluster", "dataset")
 """Sections that may be files of their own."""
@@ -221,3 +221,132 @@ def _apply(data: dict[str, Any], places: dict[Key, Place], override: str) -> Non
 def _forget(places: dict[Key, Place], key: Key) -> None:
     for other in [known for known in places if known[: len(key)] == key]:
         del places[other]
+
+
+MAX_DEPTH = 32
+MAX_VALUES = 100_000
+_MAX_SHOWN = 60
+_NO_TEXT = re.compile(r"[\ud800-\udfff]")
+
+
+class NotPlain(ValueError):
+    """A value that no configuration holds.
+
+    Args:
+        key: Where it is.
+        what: What is wrong with it.
+    """
+
+    def __init__(self, key: tuple[str, ...], what: str) -> None:
+        super().__init__(what)
+        self.key = key
+
+
+def check_plain(value: Any) -> None:
+    """Refuse what a configuration cannot hold, as YAML reads it.
+
+    Raises:
+        NotPlain: naming the key.
+    """
+    _check(value, (), [MAX_VALUES])
+
+
+def _check(value: Any, key: tuple[str, ...], left: list[int]) -> None:
+    left[0] -= 1
+    if left[0] < 0:
+        raise NotPlain(key, f"more than {MAX_VALUES} values, aliases counted as often as they are used")
+    if len(key) > MAX_DEPTH:
+        raise NotPlain(key[:3], f"nested more than {MAX_DEPTH} levels deep, or within itself")
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            if not isinstance(name, str):
+                raise NotPlain(key, f"a key that is not text but a {type(name).__name__}: write it in quotes")
+            if problem := _problem(name):
+                raise NotPlain(key, f"a key with {problem}")
+            _check(inner, (*key, shortened(name)), left)
+    elif isinstance(value, list):
+        for number, inner in enumerate(value):
+            _check(inner, (*key, str(number)), left)
+    elif problem := _problem(value):
+        raise NotPlain(key, problem)
+
+
+def _problem(value: Any) -> str:
+    """What is wrong with a single value; empty where nothing is."""
+    if isinstance(value, str):
+        found = _NO_TEXT.search(value)
+        return f"the character U+{ord(found[0]):04X}, which is not allowed in text" if found else ""
+    if value is None or isinstance(value, bool):
+        return ""
+    if isinstance(value, int):
+        return "" if -(2**63) <= value < 2**63 else "a number that does not fit 64 bits"
+    if isinstance(value, float):
+        return "" if math.isfinite(value) else f"{value} is no finite number"
+    return f"a {type(value).__name__}, which is not supported here: write it in quotes if it is text"
+
+
+def shortened(text: str) -> str:
+    """Text as an error shows it."""
+    return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 3]}..."
+
+
+def config_error(error: ValidationError, origins: Origins, root: type[BaseModel] = Config) -> ConfigError:
+    """The error a person reads: the first problem, and where the others are.
+
+    Args:
+        error: As pydantic raised it.
+        origins: Where the keys were written.
+        root: What was validated.
+    """
+    first, *others = config_errors(error, origins, root)
+    if not others:
+        return first
+    hint = f"{first.hint}; " if first.hint else ""
+    hint += f"and {len(others)} more: " + ", ".join(other.where for other in others)
+    return ConfigError(first.what, where=first.where, hint=hint)
+
+
+RENAMED = {"plan.layouts": "`plan.share_ranks`: [false] for split, [true] for colocated, [false, true] for both"}
+"""Keys of earlier versions, and what took their place."""
+
+
+def config_errors(error: ValidationError, origins: Origins, root: type[BaseModel] = Config) -> list[ConfigError]:
+    """An error for every problem, misspelt keys first.
+
+    Args:
+        error: As pydantic raised it.
+        origins: Where the keys were written.
+        root: What was validated.
+    """
+    # A misspelt key is often also a missing one: the first says more.
+    errors = sorted(error.errors(), key=lambda e: e["type"] != "extra_forbidden")
+    return [_describe(e, origins, root) for e in errors]
+
+
+def _describe(error: Any, origins: Origins, root: type[BaseModel]) -> ConfigError:
+    loc = [str(part) for part in error["loc"]]
+    where = origins.where(*loc)
+    if error["type"] == "extra_forbidden":
+        hint = RENAMED.get(".".join(loc)) or did_you_mean(loc[-1], _valid_keys(root, error["loc"][:-1]))
+        return ConfigError(f"unknown key `{loc[-1]}`", where=where, hint=hint)
+    if error["type"] == "missing":
+        return ConfigError(f"missing key `{loc[-1]}`", where=where)
+    message = str(error["msg"]).removeprefix("Value error, ")
+    return ConfigError(f"{message} (got {_short(error['input'])})", where=where)
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _valid_keys(section: type[BaseModel], loc: Sequence[str | int]) -> list[str]:
+    for name in loc:
+        if isinstance(name, int):
+            continue  # of a list, whose elements are one class
+        annotation = section.model_fields[name].annotation
+        annotation = next(iter(get_args(annotation)), annotation)
+        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+            break
+        section = annotation
+    return [key for name, field in section.model_fields.items() for key in spellings(name, field)]

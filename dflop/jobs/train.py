@@ -19,7 +19,7 @@ from dflop.jobs.rank import Rank
 from dflop.jobs.rank_setup import join, take_device
 from dflop.jobs.supervisor import Supervisor
 from dflop.launch.payload import note_stop
-from dflop.models.construct import hf_types
+from dflop.models.weights import hf_types
 from dflop.run.batches import COMPARE, TRAIN, job_steps, stage_of_job
 from dflop.run.directory import RunDir, family_of, open_run
 from dflop.run.messages import say

@@ -2,7 +2,7 @@
 
 Importing this room costs nothing; a family's file is loaded when asked for. `media.py` has what the data profiler
 needs of a family, `family.py` what it takes to size, cut and train one; a small file per family is in `families/`.
-Only files that cut, fill, run or export a model import torch: `build.py`, `construct.py`, `loss.py`, `slices.py`,
+Only files that cut, fill, run or export a model import torch: `build.py`, `loss.py`, `slices.py`,
 `taps.py`, `encoders.py`, `attention.py`, `ways.py`, `offload.py`, `weights.py`, `stored_names.py`,
 `random_weights.py`. The rest serves the data profiler and the planner without torch. `generic/` reads, checks and runs
 models of any other type, with torch. flash_attn is optional and imported in a function.
@@ -22,7 +22,7 @@ FAMILIES: Mapping[str, tuple[str, str]] = {
     "internvl": ("dflop.models.families.internvl", "InternVl"),
     "llava_onevision": ("dflop.models.families.llava_onevision", "LlavaOnevision"),
     "qwen2_5_omni_thinker": ("dflop.models.families.qwen2_5_omni", "Qwen25OmniThinker"),
-    "qwen2_5_vl": ("dflop.models.families.qwen2_5_vl", "Qwen25Vl"),
+    "qwen2_5_vl": ("dflop.models.families.qwen2_vl", "Qwen25Vl"),
     "qwen2_audio": ("dflop.models.families.qwen2_audio", "Qwen2Audio"),
     "qwen2_vl": ("dflop.models.families.qwen2_vl", "Qwen2Vl"),
     "qwen3_vl": ("dflop.models.families.qwen3_vl", "Qwen3Vl"),

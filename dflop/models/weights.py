@@ -18,10 +18,35 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from dflop.errors import ConfigError, TrainError
-from dflop.models.construct import construct, hf_types
+from dflop.models import attention
 from dflop.models.family import Family
+from dflop.models.generic import classes
 from dflop.models.stored_names import Stored, StoredNames
 from dflop.progress import At, counted, unseen
+
+
+def hf_types(family: Family, hf_config: Mapping[str, Any]) -> tuple[Any, Any]:
+    """(config, class of the model) of transformers.
+
+    Args:
+        family: Says the `model_type` where the config does not.
+        hf_config: Keyword arguments of the config class, token ids included.
+    """
+    config = classes.config_of({"model_type": family.name, **hf_config})
+    return config, classes.class_of(config)
+
+
+def construct(family: Family, hf_config: Mapping[str, Any], dtype: torch.dtype) -> nn.Module:
+    """The family's model in training mode, with layers that keep little; stages give it packed attention.
+
+    Args:
+        family: As for `hf_types`.
+        hf_config: As for `hf_types`.
+        dtype: Parameter type.
+    """
+    attention.register()
+    return classes.construct(hf_types(family, hf_config)[0], dtype).train()
+
 
 _NUM_NAMED = 3
 _NEVER_NEEDED = r"rotary_emb\.inv_freq|^(talker|token2wav)\."

@@ -16,10 +16,9 @@ import numpy as np
 
 from dflop.plan.candidates import NUM_SHARD_CHOICES
 from dflop.plan.chain import Chain
-from dflop.plan.drafts import draft, fits
 from dflop.plan.grid_choice import Grids
 from dflop.plan.space import Problem
-from dflop.records import Plan, RunMode
+from dflop.records import RunMode
 
 MAX_ALIKE = 2
 """Choices of one mode and pp: a few replicas less are all but the same plan, only slower."""
@@ -27,28 +26,6 @@ Degrees = tuple[RunMode, int]
 """(mode, pp)."""
 Depth = tuple[float, Chain, int]
 """(no grid takes less, chain, its stages)."""
-
-
-def inline_choices(
-    problem: Problem, num_microbatches: int, top: int | None = 16, limit_s: float = math.inf
-) -> list[tuple[float, Plan]]:
-    """Drafts of one grid that fit in memory with their formula value, best first, fewer processes first among equals.
-
-    How many tokens memory holds is not looked for yet (`drafts.charged`).
-
-    Args:
-        problem: What to plan for.
-        num_microbatches: Per step.
-        top: Drafts to return, of one mode and pp no more than two; None: all.
-        limit_s: Formula value of what is worth a look.
-    """
-    found = []
-    found_grids = grids_with_llm(whole_depths(problem, num_microbatches), top, limit_s)
-    for value_s, grids in ((one.order[0], one.grids) for one in _best([], found_grids, top)):
-        plan = draft(problem, num_microbatches, [grids.choice(0)], value_s, with_caps=False, per_microbatch=True)
-        assert fits(problem, plan), f"inline plan {plan.plan_id} does not fit although its formula predicted so"
-        found.append((value_s, plan))
-    return found
 
 
 def whole_depths(problem: Problem, num_microbatches: int) -> list[Depth]:
@@ -167,35 +144,29 @@ class _Kept(NamedTuple):
 
 
 def _narrowed(kept: Sequence[_Kept], more: Iterable[Grids], top: int, limit_s: float) -> tuple[list[_Kept], float]:
-    """(the best `top`, the formula value of what may still be among them)."""
-    found = _best(kept, more, top, limit_s)
-    return found, min(limit_s, found[-1].order[0]) if len(found) == top else limit_s
-
-
-def _best(kept: Sequence[_Kept], more: Iterable[Grids], top: int | None, limit_s: float = math.inf) -> list[_Kept]:
-    """One by one in order; with a limit, the best, of each mode, pp and way to save memory at most `MAX_ALIKE`."""
-    new = list(_one_by_one(more, None if top is None else MAX_ALIKE, limit_s))
+    """(the best `top`, `MAX_ALIKE` of each mode, pp and way to save memory; value of what may be among them)."""
+    new = list(_one_by_one(more, limit_s))
     if not new:
-        return list(kept)
+        return list(kept), limit_s
     seen: Counter[tuple[Degrees, bool, bool]] = Counter()
     found: list[_Kept] = []
     for each in sorted((*kept, *new), key=lambda one: one.order):
         if found and each.order == found[-1].order and each.grids.choice(0) == found[-1].grids.choice(0):
             continue
         seen[each.kind] += 1
-        if top is None or seen[each.kind] <= MAX_ALIKE:
+        if seen[each.kind] <= MAX_ALIKE:
             found.append(each)
-    return found[:top]
+    return found[:top], min(limit_s, found[top - 1].order[0]) if len(found) >= top else limit_s
 
 
-def _one_by_one(several: Iterable[Grids], most: int | None, limit_s: float) -> Iterator[_Kept]:
-    """Of those with all layers recomputed and of the others no more than the best `most`, up to a limit."""
+def _one_by_one(several: Iterable[Grids], limit_s: float) -> Iterator[_Kept]:
+    """Of those with all layers recomputed and of the others no more than the best `MAX_ALIKE`, up to a limit."""
     for grids in several:
         order = np.lexsort([grids.num_recomputed, grids.num_processes, grids.alone_s])
         order = order[grids.alone_s[order] <= limit_s]
         all_again = (grids.again[:, order] == grids.layers[:, order]).all(axis=(0, 2))
         for is_all in (True, False):
-            for k in order[all_again == is_all][:most].tolist():
+            for k in order[all_again == is_all][:MAX_ALIKE].tolist():
                 one = grids.select(slice(k, k + 1))
                 yield _Kept(_order(one), (_degrees(one), bool(one.shards[0] > 1), is_all), one)
 

@@ -16,7 +16,7 @@ from dflop.plan.candidates import far_apart
 from dflop.plan.columns import Columns
 from dflop.plan.drafts import draft
 from dflop.plan.grid_bytes import chain_peaks, largest_loads
-from dflop.plan.grid_search import grids_apart, inline_choices
+from dflop.plan.grid_search import grids_apart, grids_with_llm, whole_depths
 from dflop.plan.program import optimum
 from dflop.plan.space import Problem, SearchSpace
 from dflop.records import ModulePlan, Plan
@@ -68,8 +68,8 @@ def find_draft(problem: Problem) -> Plan | None:
     names, num_processes = [spec.module for spec in problem.specs], problem.cluster.num_processes
     # Many microbatches first, for they need the least memory.
     for m in far_apart(problem.microbatch_choices[::-1], COARSE):
-        for _, plan in inline_choices(problem, m, top=1):
-            return plan
+        for grids in grids_with_llm(whole_depths(problem, m), 1):
+            return draft(problem, m, [grids.choice(0)], float(grids.alone_s[0]), with_caps=False)
         columns = Columns.of(names, m, num_processes, grids_apart(problem, m, math.inf))
         found = optimum(columns, m, math.inf, 1).found
         if columns is not None and found:

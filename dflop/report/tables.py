@@ -67,11 +67,11 @@ def make_table(
 def layout_text(plan: Plan, num_gpus: int = 0) -> str:
     """`vision dp2 | llm pp2 dp1`: degrees of every module in rank order; tp, and pp of an encoder, only above 1.
 
-    `inline pp2 dp4` where one chain holds all modules. `recompute` and one of `ZeRO-1`, `FSDP2` and `HSDP8`, of a group
-    of 8, stand where they hold. A plan that leaves some of `num_gpus` idle says so: `inline pp2 dp3, uses 6 of 8 GPUs`.
+    `colocated pp2 dp4` where one chain holds all modules. `recompute` and one of `ZeRO-1`, `FSDP2` and `HSDP8`, of a
+    group of 8, stand where they hold. A plan with fewer ranks than `num_gpus` says so: `..., uses 6 of 8 GPUs`.
     """
     names = {grid[-1].module: "+".join(m.module for m in grid) for grid in plan.grids}
-    places = [(names[p.module] if len(names) > 1 else "inline", p) for p in in_rank_order(plan)]
+    places = [(names[p.module] if len(names) > 1 else "colocated", p) for p in in_rank_order(plan)]
     used = f", uses {plan.num_processes} of {num_gpus} GPUs" * (plan.num_processes < num_gpus)
     return " | ".join(_place_text(*place) for place in places) + used
 

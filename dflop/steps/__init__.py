@@ -15,7 +15,7 @@ the steps that come, which are known, for order is a function of (seed, step). S
 left, scaled by how measured steps compare with simulated ones, are held against what this run's own start took:
 queue, a checkpoint, and the time until somebody looks whether the job has stopped. It goes on under another plan when
 the gain exceeds that cost and `replan.min_gain_frac`, and `replan.mode` is `act`. Sizes that are in doubt
-(`dflop/learn/remeasure.py`) are timed again beside training (`reprofile.py`); where the probe agrees with the table,
+(`dflop/learn/remeasure.py`) are timed again beside training (`training.py`); where the probe agrees with the table,
 the cause is the machine and the online factor stays.
 
 Steps that the cluster ended (node lost, preempted, lost job) run twice more (`is_infrastructure_failure` in

@@ -7,24 +7,34 @@ doubtful are timed again.
 from __future__ import annotations
 
 import asyncio
+import json
+import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dflop.errors import ConfigError, Interrupted, LaunchError, TrainError
+from dflop.config import Config
+from dflop.correct.drift_detector import DRIFT_COST
+from dflop.errors import ConfigError, CostError, Interrupted, LaunchError, TrainError
 from dflop.launch import JobHandle, JobState, Journal, Launcher
-from dflop.records import Decision
+from dflop.learn.remeasure import Doubt, find_doubts, judge, new_doubts, read_doubts, write_doubts
+from dflop.records import Correction, CostTable, Decision, Measurement
 from dflop.run.batches import COMPARE, TRAIN
 from dflop.run.directory import RunDir
+from dflop.run.messages import Say
 from dflop.run.training_claim import POLL_S, trainer_of
-from dflop.steps import replanning, reprofile, submit
+from dflop.steps import replanning, submit
 from dflop.steps.follow import Listener, Meanwhile, follow_jobs, ingest_run, refuse_if_cancelled
 from dflop.steps.next_plan import came_to_nothing, live_job
-from dflop.steps.replanning import Advice
+from dflop.steps.planning import bound_family
+from dflop.steps.profiling import note_profile
+from dflop.steps.replanning import ADVISED, DONE, FAILED, REPROFILE, STAY, Advice, spool_decision
+from dflop.store.ingest import ingest
 from dflop.store.lease import Claim
 from dflop.store.reader import Reader
+from dflop.store.spool import spool_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +217,7 @@ class _Rounds:
         is_busy = self._probing is not None and not self._probing.done()
         if is_busy or not submit.has_place_beside(self._config, self._run.plan()):
             return
-        doubts = await asyncio.to_thread(reprofile.doubtful, self._run, self._config)
+        doubts = await asyncio.to_thread(doubtful, self._run, self._config)
         if doubts is not None:
             self._probing = asyncio.create_task(self._reprofile(doubts), name="reprofile")
 
@@ -219,4 +229,70 @@ class _Rounds:
                 await follow_jobs(self._run, self._launcher, [spec], Listener(say), keep_done=False)
             except (LaunchError, Interrupted) as error:
                 say(f"{spec.name}: {error.what}")  # that it measured nothing is judged below
-        await asyncio.to_thread(reprofile.settle, self._run, self._config, doubts, say)
+        await asyncio.to_thread(settle, self._run, self._config, doubts, say)
+
+
+def doubtful(run: RunDir, config: Config) -> Path | None:
+    """A file of what is worth timing again and was not yet; noted as asked. Rows should have been ingested just before.
+
+    Where a run may only advise, that it would be is noted as a decision, and None returned.
+    """
+    if not config.replan.reprofile or config.replan.mode == "off":
+        return None
+    with Reader(config.store) as reader:
+        corrections = reader.records(Correction, where={"run_id": run.run_id})
+        decisions = reader.decisions(run.run_id)
+    doubts = new_doubts(run, find_doubts(corrections, run.cost_tables(), decisions))
+    file = write_doubts(run, doubts) if doubts else None
+    if config.replan.mode != "advise":
+        return file
+    for doubt in doubts:
+        detail = f"{doubt.subject}: {doubt.factor:.2f}x of the prediction together with other sizes, profiling again"
+        spool_decision(run, config, _decision(decisions, doubt, ADVISED, detail, doubt.factor, 1.0))
+    return None
+
+
+def settle(run: RunDir, config: Config, file: Path, say: Say) -> list[Decision]:
+    """Judges what was timed of a file, fits tables anew where the old ones are wrong, and tells of both.
+
+    New tables are there for the next plan; a job that runs keeps those of its plan. Ingests before and after.
+    """
+    started_s, in_use = time.time(), {table.module: table for table in run.cost_tables()}
+    key = run.cost_tables()[0].profile_key
+    ingest(config.store)
+    with Reader(config.store) as reader:
+        measurements = reader.records(Measurement, where={"profile_key": key})
+        known = {t.table_id for t in reader.records(CostTable, where={"profile_key": key})}
+        decisions, before = reader.decisions(run.run_id), reader.profile(key)
+    specs = {spec.module: spec for spec in bound_family(config).specs()}
+    found, tables = [], list[CostTable]()
+    for doubt in read_doubts(file):
+        own = [m for m in measurements if m.module == doubt.module]
+        try:
+            judged = judge(doubt, in_use[doubt.module], own, specs[doubt.module])
+        except CostError as error:
+            found.append(_decision(decisions, doubt, FAILED, error.what, math.nan, math.nan))
+            continue
+        tables += [t for t in judged.tables if t.table_id not in known]
+        verdict, seconds = DONE if judged.tables else STAY, (judged.measured_s, judged.before_s)
+        found.append(_decision(decisions, doubt, verdict, judged.detail, *seconds))
+    if tables:
+        spool_rows(config.store, run.run_id, "refit", (replace(table, fitted_at_s=time.time()) for table in tables))
+        counts, inputs = [{"num_measurements": len(measurements)}], json.loads(before.inputs if before else "{}")
+        note_profile(run, key, "model", counts, time.time() - started_s, inputs)
+    for decision in found:
+        say(f"{decision.kind}: {decision.detail}")
+        spool_decision(run, config, decision)
+    ingest(config.store)
+    return found
+
+
+def _decision(
+    decisions: list[Decision], doubt: Doubt, verdict: str, detail: str, measured: float, expected: float
+) -> Decision:
+    """At the step of the drift that it answers, which changes no plan either."""
+    drift = max((d for d in decisions if d.kind == DRIFT_COST), key=lambda d: (d.attempt, d.step))
+    return replace(
+        drift, kind=REPROFILE, subject=doubt.subject, verdict=verdict, measured=measured, expected=expected,
+        detail=detail, observed_at_s=time.time(),
+    )  # fmt: skip

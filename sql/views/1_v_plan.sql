@@ -31,7 +31,7 @@ layout as (
         plan_id,
         run_id,
         string_agg(
-            format('{} tp{}', case when num_grids = 1 then 'inline' else title end, place.parallel.tp)
+            format('{} tp{}', case when num_grids = 1 then 'colocated' else title end, place.parallel.tp)
             || case when place.parallel.cp > 1 then format(' cp{}', place.parallel.cp) else '' end
             || case when place.parallel.ep > 1 then format(' ep{}', place.parallel.ep) else '' end
             || format(' pp{} dp{}', place.parallel.pp, place.parallel.dp)

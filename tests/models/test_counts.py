@@ -11,8 +11,8 @@ from ruamel.yaml import YAML
 
 from dflop.errors import ConfigError
 from dflop.models import counts, load_family
-from dflop.models.construct import hf_types
 from dflop.models.family import Family
+from dflop.models.weights import hf_types
 from dflop.records import LLM, ModuleSpec
 from tests.models.tiny_families import CASES, LLAVA, TEXT
 from tests.train.synthetic import HF_CONFIG

@@ -16,9 +16,9 @@ from dflop import resources
 from dflop.config import load_model
 from dflop.errors import ConfigError
 from dflop.models import FAMILIES, load_family
-from dflop.models.construct import hf_types
 from dflop.models.hub import TYPES, read_hub_model
 from dflop.models.unsupported import EXPERTS
+from dflop.models.weights import hf_types
 from tests.models.generic.configs import config_of
 
 MODELS = sorted((resources.path("configs") / "models").glob("*.yaml"))

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dflop.models.construct import construct
 from dflop.models.random_weights import RandomWeights
-from dflop.models.weights import build_empty
+from dflop.models.weights import build_empty, construct
 from tests.models.tiny_families import CASES
 from tests.models.whole_model import build_model
 from tests.train import synthetic

@@ -12,10 +12,10 @@ import torch
 
 from dflop.models import load_family
 from dflop.models.build import IGNORE_LABEL
-from dflop.models.construct import hf_types
 from dflop.models.family import Family
 from dflop.models.hf_inputs import hf_inputs
 from dflop.models.media import Layout, MediaHeader
+from dflop.models.weights import hf_types
 from dflop.records import MediaItem
 from tests.models.whole_model import build_model
 

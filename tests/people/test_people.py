@@ -39,7 +39,7 @@ def test_own_data_gets_a_layout_and_what_it_is_worth(tmp_path: Path) -> None:
     assert re.search(r"simulated: [\d,]+ tokens/s/GPU, MFU \d+%", plan)
     assert re.search(r"fastest of \d+ simulated plans", plan)
     assert re.search(r"dflop's plan is [\d.]+x .* as fast as the best expert baseline", compare)
-    assert re.search(r"^dflop +inline .* \d+$", compare, re.M), "with a price in the last column"
+    assert re.search(r"^dflop +colocated .* \d+$", compare, re.M), "with a price in the last column"
 
 
 def test_a_trainer_is_balanced_by_one_import(tmp_path: Path) -> None:

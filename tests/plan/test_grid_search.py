@@ -13,7 +13,6 @@ from dflop.cost.model import has_edge
 from dflop.plan.chain import Chain
 from dflop.plan.drafts import charged, fits
 from dflop.plan.grid_bytes import SLACK, chain_peaks, largest_loads
-from dflop.plan.grid_search import inline_choices
 from dflop.plan.partition import best_cuts, free_cuts, range_seconds
 from dflop.plan.runnable import check_plan
 from dflop.plan.space import Problem
@@ -22,6 +21,7 @@ from tests.bench.cases import CASES, make_setting
 from tests.bench.mixtures import MIXTURES
 from tests.builders import make_link, with_layers
 from tests.plan.problems import make_problem
+from tests.plan.whole_drafts import inline_choices
 
 
 def stage_seconds(seconds, cuts) -> list[float]:

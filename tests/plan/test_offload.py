@@ -9,7 +9,6 @@ import pytest
 from dflop.emit.mimo_rules import MimoRules
 from dflop.plan.drafts import fits
 from dflop.plan.grid_bytes import chain_peaks, largest_loads
-from dflop.plan.grid_search import inline_choices
 from dflop.plan.memory import NUM_WAITING
 from dflop.plan.offload import LOCKED_RATIO, offloaded_layers
 from dflop.plan.search import plan_problem
@@ -17,6 +16,7 @@ from dflop.plan.space import Problem
 from dflop.records import LLM, Plan, RunMode
 from dflop.simulate.order import in_flight
 from tests.plan.problems import make_problem
+from tests.plan.whole_drafts import inline_choices
 
 M = 1_000_000
 

@@ -10,7 +10,6 @@ from dflop.cost.link_costs import ALL_REDUCE, P2P
 from dflop.cost.model import CostModel
 from dflop.emit.mimo_rules import MimoRules, mimo_problems
 from dflop.errors import InfeasiblePlanError
-from dflop.plan.grid_search import inline_choices
 from dflop.plan.rank import MOVES_PER_SAMPLE, arrival_step_s
 from dflop.plan.search import optimize, plan_problem
 from dflop.plan.space import Problem, SearchSpace
@@ -21,6 +20,7 @@ from dflop.schedule.step_scheduler import schedule_step
 from tests.bench.blind import blind_plan
 from tests.builders import make_cluster, make_cost, make_link, make_sample, make_specs, random_batch, with_layers
 from tests.plan.problems import make_problem, uniform_plans
+from tests.plan.whole_drafts import inline_choices
 
 ENCODERS = ("vision", "audio")
 BATCHES = tuple(random_batch(24, seed=seed) for seed in range(2))

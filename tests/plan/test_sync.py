@@ -11,13 +11,13 @@ from dflop.cost.link_costs import ALL_REDUCE
 from dflop.cost.model import CostModel
 from dflop.cost.tables import tower_table
 from dflop.plan.candidates import shard_choices
-from dflop.plan.grid_search import inline_choices
 from dflop.plan.memory import stage_bytes
 from dflop.plan.runnable import check_plan
 from dflop.plan.sync import average_passes_s, chain_sync_s, gather_seconds
 from dflop.records import LLM, RunMode
 from tests.builders import make_link, with_layers
 from tests.plan.problems import make_problem
+from tests.plan.whole_drafts import inline_choices
 
 M = 1_000_000
 EXPERTS = {

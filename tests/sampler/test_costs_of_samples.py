@@ -12,7 +12,7 @@ from PIL import Image
 from dflop.cost.model import CostModel
 from dflop.data.demo_content import SPECIAL_TOKENS, train_tokenizer
 from dflop.errors import ConfigError, DataError
-from dflop.models.construct import hf_types
+from dflop.models.weights import hf_types
 from dflop.records import LLM, Correction, ProfileRecord, to_dict
 from dflop.sampler.costs_of_media import media_costs
 from dflop.sampler.costs_of_samples import SampleCosts, sample_costs, sample_costs_from_store, sample_costs_from_tables

@@ -21,7 +21,7 @@ from dflop.parallel.stages import build_stages
 from dflop.parallel.topology import seats
 from dflop.plan.drafts import draft
 from dflop.plan.grid_choice import GridChoice
-from dflop.plan.grid_search import grids_apart, inline_choices
+from dflop.plan.grid_search import grids_apart
 from dflop.plan.memory import stage_bytes
 from dflop.plan.runnable import check_plan
 from dflop.plan.space import Problem, SearchSpace
@@ -39,6 +39,7 @@ from tests.jobs.configs import make_config
 from tests.jobs.training import fresh, set_config
 from tests.models.tiny_families import CASES, Case
 from tests.plan.problems import uniform_plans
+from tests.plan.whole_drafts import inline_choices
 from tests.schedule.steps import with_reruns
 from tests.store.asking import fill
 

@@ -15,8 +15,8 @@ from dflop.records import ALL_TOKENS, LLM, Correction, Decision, Measurement
 from dflop.run.directory import RunDir
 from dflop.steps.planning import model_profile_key
 from dflop.steps.replanning import consider
-from dflop.steps.reprofile import doubtful, settle
 from dflop.steps.submit import reprofile_jobs
+from dflop.steps.training import doubtful, settle
 from dflop.store.ingest import ingest
 from dflop.store.reader import Reader
 from tests.builders import make_decision, make_probe, make_sample, make_specs, make_table

@@ -13,7 +13,7 @@ from dflop.records import LLM
 from dflop.run.batches import TRAIN
 from dflop.run.directory import RunDir
 from dflop.run.training_claim import TrainingClaim
-from dflop.steps import replanning, reprofile, submit, training
+from dflop.steps import replanning, submit, training
 from dflop.steps.follow import Listener
 from dflop.steps.next_plan import next_plan
 from dflop.steps.replanning import Advice
@@ -192,7 +192,7 @@ def test_the_rows_of_a_job_are_in_the_store_while_it_runs(make_run, monkeypatch)
 def doubtful(monkeypatch, tmp_path):
     """Something is, once, at two degrees."""
     doubts = [write_doubts(RunDir(tmp_path), [Doubt(LLM, tp, False, False, ((0, 9),), 2.0) for tp in (2, 1, 2)])]
-    monkeypatch.setattr(reprofile, "doubtful", lambda *_: doubts.pop() if doubts else None)
+    monkeypatch.setattr(training, "doubtful", lambda *_: doubts.pop() if doubts else None)
     monkeypatch.setattr(replanning, "consider", lambda *_: None)
 
 
@@ -224,7 +224,7 @@ def test_doubtful_sizes_are_timed_beside_the_training_and_judged(make_run, doubt
         judged.append(doubts.name)
         launcher.end_training()
 
-    monkeypatch.setattr(reprofile, "settle", settle)
+    monkeypatch.setattr(training, "settle", settle)
     assert train(run, launcher) is None
     assert launcher.names == ["small-1-train", "small-1-reprofile-1-tp1", "small-1-reprofile-1-tp2"]
     assert judged == ["1.json"]
@@ -233,7 +233,7 @@ def test_doubtful_sizes_are_timed_beside_the_training_and_judged(make_run, doubt
 def test_a_probing_job_ends_with_the_training(make_run, doubtful, monkeypatch):
     run, launcher = make_run("cluster.num_cores_per_node=4"), BusyLauncher(JobState.RUNNING)
     run.write_plan(PLANS[0], [make_table(LLM)])
-    monkeypatch.setattr(reprofile, "settle", lambda *_: pytest.fail("nothing was measured"))
+    monkeypatch.setattr(training, "settle", lambda *_: pytest.fail("nothing was measured"))
 
     def consider(*_: object) -> None:
         if len(launcher.state) == 2:

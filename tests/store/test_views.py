@@ -190,12 +190,12 @@ def test_an_inline_plan_is_one_chain_on_the_same_processes(tmp_path: Path, make)
     )
     inline = dataclasses.replace(make.plan(), modules=modules, uniform_step_s=math.nan)
     found = one(fill(tmp_path, inline), "v_plan")
-    assert found["layout_text"] == "inline tp2 pp4 dp8 recompute ZeRO-1"
+    assert found["layout_text"] == "colocated tp2 pp4 dp8 recompute ZeRO-1"
     assert (found["num_processes"], found["peak_memory_bytes"]) == (inline.num_processes, 8) == (64, 8)
     limits = (*modules[:1], dataclasses.replace(modules[1], recompute_tokens=((), (5, 9), (7,), ())))
     limited = dataclasses.replace(inline, modules=limits, run_id="limited")
     text = one(fill(tmp_path / "limited", limited), "v_plan")["layout_text"]
-    assert text == f"inline tp2 pp4 dp8 {limits[1].recomputation} ZeRO-1" == layout_text(limited)
+    assert text == f"colocated tp2 pp4 dp8 {limits[1].recomputation} ZeRO-1" == layout_text(limited)
     assert limits[1].recomputation == "recompute up to 3/6"
     assert (found["uniform_step_s"], found["planned_speedup_over_uniform"]) == (None, None)
 

@@ -11,8 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from dflop.errors import ConfigError
-from dflop.models.construct import hf_types
-from dflop.models.weights import WeightFolder, build_empty, write_folder
+from dflop.models.weights import WeightFolder, build_empty, hf_types, write_folder
 from dflop.parallel.part import even_part
 from dflop.records import LLM
 from dflop.train.checkpoint import Checkpointer

@@ -1,8 +1,9 @@
-"""Qwen2-VL: a native-resolution vision tower that attends over whole frames, feeding a Qwen2 decoder.
+"""Qwen2-VL and Qwen2.5-VL: a native-resolution vision tower feeding a Qwen2 or Qwen2.5 decoder.
 
-Media are those of Qwen2.5-VL (`native_family.py`). The tower differs from its: LayerNorm, a plain MLP, no windows, and
-`embed_dim` for its width where `hidden_size` is that of the LLM; so do positions, where every temporal patch counts one
-however long it lasts.
+Images and videos follow the Hugging Face processors exactly (tests hold them equal), for videos with
+`do_sample_frames`: two frames a second, the rate of the published models, where the processor's class has none. The
+rules themselves are in `native_family.py`. The tower of Qwen2.5-VL has windows; that of Qwen2-VL attends over whole
+frames and has LayerNorm, a plain MLP, and `embed_dim` for its width where `hidden_size` is that of the LLM.
 """
 
 from __future__ import annotations
@@ -10,8 +11,21 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dflop.models import counts
-from dflop.models.families.qwen2_5_vl import Qwen25Vl
+from dflop.models.family import Tower
+from dflop.models.native_family import NativeFamily
+from dflop.models.pixels import CLIP
 from dflop.records import LLM, ModuleSpec
+
+
+class Qwen25Vl(NativeFamily):
+    """`Qwen2_5_VLForConditionalGeneration`; media limits as in `media_defaults`."""
+
+    name = "qwen2_5_vl"
+    section_types = {"vision": "qwen2_5_vl_vision", LLM: "qwen2_5_vl_text"}
+    towers = {"vision": Tower("model.visual", "native", "blocks", projector=("merger",), colours=CLIP)}
+
+    def specs(self) -> tuple[ModuleSpec, ...]:
+        return counts.qwen2_5_vision(self.vision), counts.decoder(self._text, tied=self._is_tied)
 
 
 class Qwen2Vl(Qwen25Vl):

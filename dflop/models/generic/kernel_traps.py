@@ -60,7 +60,7 @@ def kernel_traps(
         return tuple(_found(set(uses), tuple(sorted(head_dims)), at, dtype))
 
 
-def traps_of(structure: Structure, device: str | None = None) -> tuple[Trap, ...]:
+def traps_of(structure: Structure) -> tuple[Trap, ...]:
     """The same of a model."""
     kinds = (*structure.kinds, *(kind for of in structure.encoders for kind in of.kinds))
     uses = {ATTENTION} | ({PATCHES} if any(of.medium == "vision" for of in structure.encoders) else set())
@@ -68,7 +68,7 @@ def traps_of(structure: Structure, device: str | None = None) -> tuple[Trap, ...
     uses |= {CONVOLUTION} if any(kind.mixer in ("convolution", "state space") for kind in kinds) else set()
     uses |= {EXPERTS} if any(kind.num_experts for kind in kinds) else set()
     uses |= {OWN_EXPERTS} if any(kind.num_experts and not kind.num_stacked_params for kind in kinds) else set()
-    return kernel_traps(uses, {call.head_dim for kind in kinds for call in kind.attention} or {64}, device)
+    return kernel_traps(uses, {call.head_dim for kind in kinds for call in kind.attention} or {64})
 
 
 def _found(uses: set[str], head_dims: tuple[int, ...], at: torch.device, dtype: torch.dtype) -> Iterator[Trap]:

@@ -14,10 +14,10 @@ from dflop.config import load_model
 from dflop.cost.activations import layer_bytes_per_token
 from dflop.errors import ConfigError
 from dflop.models import load_family
-from dflop.models.construct import hf_types
 from dflop.models.generic import facts
 from dflop.models.generic.facts import facts_key, facts_of
 from dflop.models.media import MediaHeader, Placement
+from dflop.models.weights import hf_types
 from dflop.records import ModuleSpec, from_dict
 from tests.models.generic.configs import config_of
 from tests.models.generic.test_media_check import MODELS, OF_FAMILY, write_processor

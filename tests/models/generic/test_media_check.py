@@ -16,7 +16,6 @@ from dflop.config import load_model
 from dflop.data.demo_content import train_tokenizer
 from dflop.errors import ConfigError
 from dflop.models import load_family
-from dflop.models.construct import hf_types
 from dflop.models.family import Family
 from dflop.models.generic import check
 from dflop.models.generic.exact import Exactness
@@ -24,6 +23,7 @@ from dflop.models.generic.media_check import check_media, grid
 from dflop.models.generic.media_processor import MediaProcessor, load_processor, parse_layout
 from dflop.models.media import Layout, MediaHeader
 from dflop.models.processor_files import processor_config, tokenizer_config
+from dflop.models.weights import hf_types
 
 MODELS = {path.stem: path for path in sorted((resources.path("configs") / "models").glob("*.yaml"))}
 OF_FAMILY = {load_model(path).family: name for name, path in MODELS.items() if not name.startswith("tiny")}

@@ -1,7 +1,7 @@
 import pytest
 
 from dflop.models.generic.classes import build, config_of, find_decoder
-from dflop.models.generic.shallow import shallow_config, turn_of
+from dflop.models.generic.family import shallow_config, turn_of
 from dflop.models.generic.specs import module_specs
 from dflop.models.generic.structure import read_structure
 from tests.models.generic.small import Small
