@@ -27,7 +27,11 @@ FAMILIES: Mapping[str, tuple[str, str]] = {
     "qwen2_vl": ("dflop.models.families.qwen2_vl", "Qwen2Vl"),
     "qwen3_vl": ("dflop.models.families.qwen3_vl", "Qwen3Vl"),
 }
-"""Family name -> (module, class). Adding a family is one file in `families/` and one line here."""
+"""Family name -> (module, class). Adding a family is one file in `families/` and one line here.
+
+A type has a file for what `generic` lacks: media rules without a processor's files, and towers that take all items of a
+microbatch in one call where companions of pixels do not follow from sizes.
+"""
 
 __all__ = ["FAMILIES", "GENERIC", "Family", "load_family"]
 

@@ -10,7 +10,7 @@ of its own. Queries are then the last of their segment, so causal masks are alig
 
 Names: transformers looks attention up by the name in a module's config, and hands a whole packed sequence only to
 implementations with `flash` in their names; the towers of Qwen would cut it into segments themselves, with a call for
-every window. `use` therefore gives modules one of several names of the same function.
+every window. So the function has two names.
 """
 
 from __future__ import annotations
@@ -73,48 +73,25 @@ class Bounds(NamedTuple):
     longest_keys: int
 
 
-_KEYS = {
-    AUTO: PACKED,
-    FLASH3: "dflop_packed_fa3",
-    FLASH: "dflop_packed_fa",
-    VARLEN: "dflop_packed_varlen",
-    SDPA: "dflop_packed_segments",
-}
-_SELF_CUTTING = "dflop_flash_"
-"""Prefix of the name for modules that would cut a packed sequence themselves."""
+CUTTING = "dflop_flash_packed"
+"""Name of the same for modules that would cut a packed sequence themselves."""
+_KERNEL = "dflop_kernel"
+"""Attribute of modules: the kernel that they use."""
 
 
 @functools.cache
 def register() -> None:
-    """Make all names known to transformers; calling it again changes nothing."""
+    """Make both names known to transformers; calling it again changes nothing."""
     from transformers import AttentionInterface
 
-    run = opaque(packed_attention)
-    for kernel, name in _KEYS.items():
-        function = run if kernel == AUTO else functools.partial(run, kernel=kernel)
-        AttentionInterface.register(name, function)
-        AttentionInterface.register(_SELF_CUTTING + name, function)
+    for name in (PACKED, CUTTING):
+        AttentionInterface.register(name, opaque(packed_attention))
 
 
-def use(module: torch.nn.Module, kernel: str, *, cuts_itself: bool = False) -> None:
-    """Let the layers of a module that was built with `PACKED` use a kernel.
-
-    Args:
-        module: Its own layers and those of all modules in it.
-        kernel: `auto`, or what `resolve` returned.
-        cuts_itself: Whether its Hugging Face code splits packed sequences unless told not to; where some of the modules
-            were told before, they stay so.
-    """
-    names: dict[int, tuple[Any, str]] = {}
+def use(module: torch.nn.Module, kernel: str) -> None:
+    """Let the layers of a module use a kernel: `auto`, or what `resolve` returned."""
     for part in module.modules():
-        config: Any = getattr(part, "config", None)
-        name = getattr(config, "_attn_implementation", None)
-        if isinstance(name, str) and name.removeprefix(_SELF_CUTTING) in _KEYS.values():
-            prefix = _SELF_CUTTING if cuts_itself or name.startswith(_SELF_CUTTING) else ""
-            names.setdefault(id(config), (config, prefix + _KEYS[kernel]))
-    # A config of several modules passes its name on to theirs, so it comes before them and all names are read first.
-    for config, name in sorted(names.values(), key=lambda found: not found[0].sub_configs):
-        config._attn_implementation = name
+        setattr(part, _KERNEL, kernel)
 
 
 def resolve(kernel: str, device_type: str, dtype: torch.dtype) -> str:
@@ -163,7 +140,7 @@ def packed_attention(
     earlier: Earlier | None = None,
     frame_keys: FrameKeys | None = None,
     sliding_window: int | None = None,
-    kernel: str = AUTO,
+    kernel: str = "",
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attention within each packed segment.
@@ -186,7 +163,7 @@ def packed_attention(
         earlier: Adds keys and values of other ranks in front of the first segment's, in a batch of one.
         frame_keys: Adds those of the frames that segments are parts of, in a batch of one.
         sliding_window: Keys that a token attends to at most, itself among them; None: all before it.
-        kernel: One of `resolve`; `auto` decides from the tensors.
+        kernel: One of `resolve`, `auto` decides from the tensors; empty: what `use` set.
 
     Returns:
         `[batch, tokens, heads, head_dim]` and no weights.
@@ -210,7 +187,9 @@ def packed_attention(
     if sliding_window is not None and not causal:
         raise ValueError(f"`{PACKED}` attention has sliding windows for causal layers only")
     window = (-1 if sliding_window is None else sliding_window - 1, 0) if causal else (-1, -1)
-    chosen = resolve(AUTO, query_BHTD.device.type, query_BHTD.dtype) if kernel == AUTO else kernel
+    chosen = kernel or getattr(module, _KERNEL, AUTO)
+    if chosen == AUTO:
+        chosen = resolve(AUTO, query_BHTD.device.type, query_BHTD.dtype)
     if earlier is not None:
         key_BGTD, value_BGTD = _with_earlier(key_BGTD, value_BGTD, earlier)
     if frame_keys is not None:

@@ -56,10 +56,6 @@ class Stage(nn.Module):
         """Those that every replica runs equally often in a microbatch."""
         return self.layers
 
-    def use_attention(self, kernel: str) -> None:
-        """Let its layers use a kernel that `attention.resolve` returned."""
-        attention.use(self, kernel)
-
     @property
     def param_bytes(self) -> int:
         return sum(p.numel() * p.element_size() for p in self.names.values())
@@ -103,8 +99,7 @@ class EncoderStage(Stage):
         self._encode, self._packed = ENCODERS[tower.call], PACKERS.get(tower.call)
         if tower.call != GENERIC_PARTS and (tower.call != GENERIC or items.form_of(shell) == arrays.GRID):
             config: Any = self.module.config
-            config._attn_implementation = attention.PACKED
-        attention.use(self.module, attention.AUTO, cuts_itself=tower.call in CUT_THEMSELVES)
+            config._attn_implementation = attention.CUTTING if tower.call in CUT_THEMSELVES else attention.PACKED
 
     @property
     def module(self) -> nn.Module:

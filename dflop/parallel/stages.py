@@ -5,7 +5,7 @@
 2. share: tensor-parallel ranks keep a part each, and expert-parallel ones some experts, so that no rank ever holds
    more than its own;
 3. fill: memory on the device, and weights, for a model that was built without;
-4. use: the attention kernel, by names that depend on what else the rank holds;
+4. use: the attention kernel;
 5. way: what is frozen, recomputed or kept on the host, of the layers as they are now; which Linears multiply in FP8;
 6. compile: the layers themselves, within what the way put around them.
 
@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from dflop.models import attention
 from dflop.models.build import EncoderStage, Stage, cut_stages
 from dflop.models.family import Family
 from dflop.models.float8 import use_float8
@@ -89,7 +90,7 @@ def build_stages(
         _fill(stages, parts, weights, device)
     for stage, piece in zip(stages, pieces, strict=True):
         stage.to(device)
-        stage.use_attention(kernel)
+        attention.use(stage, kernel)
         stage.reruns = apply_way(stage, piece.way, piece.num_recomputed, piece.num_offloaded)
         if piece.trains_projector_only:
             assert isinstance(stage, EncoderStage)

@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from dflop.errors import ConfigError
 from dflop.models import attention
+from dflop.models.build import cut_stage
+from dflop.records import LLM
 from tests.models.attention_cases import HEADS, SEGMENTS, TOLERANCE, WINDOWS, assert_equals_dense, dense, tensors
-from tests.train.synthetic import HIDDEN_SIZE, tiny_model
+from tests.train.synthetic import HIDDEN_SIZE, family, tiny_model
 
 LENGTHS = [0, 3, 3, 0, 1, 6, 0]
 
@@ -172,9 +174,8 @@ def test_a_kernel_that_cannot_run_is_refused(monkeypatch, kernel, device, dtype,
 
 @pytest.mark.parametrize("kernel", ["auto", "flash3", "flash", "varlen", "sdpa"])
 def test_layers_of_a_model_use_the_kernel_they_are_told(monkeypatch, kernel):
-    model = tiny_model()
-    attention.use(model.model.visual if hasattr(model, "model") else model.visual, "auto", cuts_itself=True)
-    attention.use(model, kernel)
+    stage = cut_stage(tiny_model(), family(), LLM, (0, 4))
+    attention.use(stage, kernel)
     used = []
     monkeypatch.setattr(attention, "resolve", lambda kernel, *_: used.append(kernel) or "sdpa")
     monkeypatch.setattr(
@@ -182,9 +183,5 @@ def test_layers_of_a_model_use_the_kernel_they_are_told(monkeypatch, kernel):
         {k: lambda q, k, v, bounds, scale, drop, window, name=k: used.append(name) or q
          for k in ("flash3", "flash", "varlen")},
     )  # fmt: skip
-    decoder = next(m for n, m in model.named_modules() if n.endswith("language_model"))
-    decoder(
-        inputs_embeds=torch.zeros(1, 4, HIDDEN_SIZE), position_ids=torch.zeros(3, 1, 4, dtype=torch.long),
-        use_cache=False, cu_seq_lens_q=torch.tensor([0, 4], dtype=torch.int32),
-    )  # fmt: skip
+    stage(torch.zeros(4, HIDDEN_SIZE), torch.zeros(3, 4, dtype=torch.long), torch.tensor([0, 4], dtype=torch.int32))
     assert set(used) == ({kernel} if kernel != "sdpa" else set())

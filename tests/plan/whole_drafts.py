@@ -18,10 +18,12 @@ def inline_choices(problem: Problem, num_microbatches: int, top: int | None = 16
     """
     found = grids_with_llm(whole_depths(problem, num_microbatches), top)
     ones = sorted((grids.select(slice(k, k + 1)) for grids in found for k in range(len(grids))), key=_order)
-    drafts = {}
-    for one in ones:
+    drafts: list[tuple[float, Plan]] = []
+    for before, one in zip([None, *ones], ones, strict=False):
+        if before is not None and _order(before) == _order(one) and before.choice(0) == one.choice(0):
+            continue
         value_s = float(one.alone_s[0])
         plan = draft(problem, num_microbatches, [one.choice(0)], value_s, with_caps=False, per_microbatch=True)
         assert fits(problem, plan), f"plan {plan.plan_id} does not fit although its formula predicted so"
-        drafts.setdefault((value_s, plan.plan_id), plan)
-    return [(value_s, plan) for (value_s, _), plan in drafts.items()]
+        drafts.append((value_s, plan))
+    return drafts

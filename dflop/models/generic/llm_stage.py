@@ -120,9 +120,6 @@ class LlmStage(Stage):
     def layers(self) -> list[nn.Module]:
         return list(self.decoder.layers[self._first : self._end])
 
-    def use_attention(self, kernel: str) -> None:
-        self._holder.kernel = kernel
-
     def embed(
         self, input_ids: torch.Tensor, rows: Sequence[torch.Tensor], positions: Sequence[torch.Tensor]
     ) -> torch.Tensor:

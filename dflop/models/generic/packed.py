@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dflop.models.attention import SDPA, Earlier, packed_attention
+from dflop.models.attention import Earlier, packed_attention
 from dflop.models.autograd import opaque
 from dflop.models.generic.reach import Reach, UnknownArgument
 
@@ -76,7 +76,6 @@ class Holder:
     """What every module of a stage's decoder knows of the forward pass at hand."""
 
     samples: Samples | None = None
-    kernel: str = SDPA
 
     def captured(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         """A forward that sees the samples of now whenever it runs: other microbatches pass before it runs again."""
@@ -148,7 +147,7 @@ def _attention(
     if samples.earlier is not None and (why := _whole(is_plain, reach, samples)):
         raise UnknownArgument(f"{_UNSHARED}: {type(module).__name__} {why}")
     if is_plain and not (reach.images and samples.has_block):
-        return _packed(module, query, key, value, holder, samples, reach, scaling, dropout)
+        return _packed(module, query, key, value, samples, reach, scaling, dropout)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     outs = []
     for index, (q, k, v) in enumerate(
@@ -173,8 +172,8 @@ def _whole(is_plain: bool, reach: Reach, samples: Samples) -> str:
 
 
 def _packed(
-    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, holder: Holder, samples: Samples,
-    reach: Reach, scaling: float | None, dropout: float,
+    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, samples: Samples, reach: Reach,
+    scaling: float | None, dropout: float,
 ) -> tuple[torch.Tensor, None]:  # fmt: skip
     bounds, longest = samples.bounds(reach.chunk)
     of_keys: dict[str, Any] = {}
@@ -185,7 +184,7 @@ def _packed(
     width, missing = value.shape[-1], query.shape[-1] - value.shape[-1]
     value = F.pad(value, (0, missing)) if missing > 0 else value  # latent attention: kernels want one width
     out, _ = packed_attention(
-        module, query, key, value, None, scaling=scaling, dropout=dropout, is_causal=True, kernel=holder.kernel,
+        module, query, key, value, None, scaling=scaling, dropout=dropout, is_causal=True,
         cu_seq_lens_q=bounds, max_length_q=longest, sliding_window=reach.window or None, **of_keys,
     )  # fmt: skip
     return out[..., :width], None
