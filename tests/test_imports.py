@@ -20,7 +20,7 @@ OF_TRAINERS = {"psutil", "jinja2", "tokenizers", "PIL", "zstandard", "av", "scip
 FILES = sorted(PACKAGE.rglob("*.py"))
 TORCH_FILES_OF_MODELS = {
     "autograd.py", "build.py", "fused.py", "fusing.py", "loss.py", "attention.py", "encoders.py",
-    "ways.py", "weights.py", "item_arithmetic.py", "random_weights.py", "pixels.py",
+    "ways.py", "weights.py", "random_weights.py", "pixels.py",
     "offload.py", "hf_inputs.py", "stored_names.py", "matmuls.py", "float8.py",
     "lora.py", "low_rank.py", "adapter_specs.py",
 }  # fmt: skip

@@ -1,26 +1,15 @@
-"""Where a cost table stops being evidence: which loads lie outside its probes, and which are refused."""
+"""Where a cost table stops being evidence: loads that are refused."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from dflop.cost.curve import Bools, Load
+from dflop.cost.curve import Load
 from dflop.errors import CostError
 from dflop.records import CostTable
 
 ROUNDING = 1.0 + 1e-12
 """A mean length is a quotient; the probe that set the limit must not lie beyond it."""
-
-
-def outside_probes(table: CostTable, load: Load) -> Bools:
-    """Which loads have fewer or more tokens, or a larger mean length, than any probe of the table.
-
-    Nothing at all is never outside; everything else is where the table does not know its range, as an analytic one.
-    """
-    tokens, sum_sq = (np.asarray(part, dtype=np.float64) for part in load[1:])
-    inside = (tokens >= table.min_tokens) & (tokens <= table.max_tokens)
-    inside = inside & (sum_sq <= table.max_mean_length * tokens * ROUNDING)
-    return (tokens > 0) & ~inside
 
 
 def refuse_far(table: CostTable, load: Load, max_extrapolation: float) -> None:

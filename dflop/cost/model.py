@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dflop.cost.curve import Bools, Floats, Load, evaluate, straightened
+from dflop.cost.curve import Floats, Load, evaluate, straightened
 from dflop.cost.expert_parallel import exchange_seconds, slower_frac
-from dflop.cost.extrapolation import outside_probes, refuse_far
+from dflop.cost.extrapolation import refuse_far
 from dflop.cost.identity import bytes_per_value
 from dflop.cost.link_costs import ALL_REDUCE, P2P, LinkModel
 from dflop.cost.tables import TableSet
@@ -53,7 +53,7 @@ class CostModel:
         specs: With the spec of a module, a tp without a table is derived from tp 1 (`tensor_parallel.py`).
         links: Message costs, at most one per (op, ranks, nodes).
         max_extrapolation: How many times the largest probed tokens and mean length may be asked for.
-        extrapolate: Answer beyond that, too; `is_extrapolated` tells.
+        extrapolate: Answer beyond that, too.
 
     Raises:
         CostError: two tables for one key, a correction of a module without a table, or not one factor per bucket.
@@ -251,10 +251,6 @@ class CostModel:
         table, share = self.table(module, mode), _share(load, mode.cp)
         self._check_range(table, share)
         return evaluate(table.activation_bytes, share, num_layers, edge)
-
-    def is_extrapolated(self, module: str, load: Load, mode: RunMode = ONE_RANK) -> Bools:
-        """Which loads lie outside the probed tokens or beyond the probed mean length; all, where nothing was probed."""
-        return outside_probes(self.table(module, mode), load)
 
     def stage_seconds(self, module_plan: ModulePlan, stage: int, load: ModuleLoad) -> tuple[float, float]:
         """(forward_s, backward_s) of one pipeline stage of a planned module on one microbatch."""

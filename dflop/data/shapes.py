@@ -21,7 +21,6 @@ from dflop.data.tokens import ChatTokenizer, EncodedSample
 from dflop.models.media import Layout, MediaHeader, MediaRules, Placement
 from dflop.records import MediaItem, QuarantinedSample, SampleShape
 
-OVERLONG_STEPS = ("shrink", "truncate")
 _SLACK_S, _SLACK_FRAC = 1.0, 0.1
 """By how much what a row says of a duration may fall short of it, as where it was rounded."""
 
@@ -46,7 +45,7 @@ class ShapeRules:
     tokenizer: ChatTokenizer
     max_llm_tokens: int
     overlong: tuple[str, ...] = ()
-    """Steps out of `OVERLONG_STEPS`; none: too long is quarantined."""
+    """Steps out of `shrink` and `truncate`; none: too long is quarantined."""
     min_side_px: int = 1
     """Pictures with a shorter side are quarantined; processors would blow up a tracking pixel to full size."""
 

@@ -6,16 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from dflop.config import Config, load_problems, load_with_origins
-from dflop.doctor import (
-    file_system,
-    flow_server,
-    installed,
-    profile_store,
-    slow_kernels,
-    slurm_cluster,
-    this_machine,
-    trial,
-)
+from dflop.doctor import file_system, flow_server, installed, profile_store, slurm_cluster, this_machine, trial
 from dflop.doctor.finding import FAIL, OK, WARN, Finding
 from dflop.errors import DflopError
 from dflop.steps.preflight import problems, remarks
@@ -57,7 +48,7 @@ def examine(
     here = config if config is not None and config.cluster.backend != "slurm" else None
     wants_gpu = here is not None and here.cluster.device == "cuda"
     yield from this_machine.machine(wants_gpu, here.model.attention if here else "auto")
-    yield from slow_kernels.slow_kernels()
+    yield from this_machine.slow_kernels()
     yield from slurm_cluster.slurm(config)
     if is_tried and config is not None:
         yield from trial.trial(config)

@@ -120,3 +120,15 @@ def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
 def _last_line(text: str) -> str:
     lines = [line for line in text.splitlines() if line.strip()]
     return lines[-1].strip() if lines else "it ended without a message"
+
+
+def slow_kernels() -> Iterator[Finding]:
+    """A finding for everything that was reported to cost a multiple; measured on a GPU if there is one."""
+    area = "kernels"
+    if any(importlib.util.find_spec(name) is None for name in ("torch", "transformers")):
+        yield Finding(area, "all", SKIP, "not measured: torch or transformers is missing", "pip install 'dflop[train]'")
+        return
+    from dflop.models.generic.kernel_traps import kernel_traps
+
+    for trap in kernel_traps():
+        yield Finding(area, trap.name, WARN if trap.is_hit else OK, str(trap), trap.remedy)

@@ -18,10 +18,9 @@ from torch import nn
 
 from dflop.errors import ConfigError
 from dflop.models import attention
-from dflop.models.encoders import CUT_THEMSELVES, ENCODERS, PACKERS
+from dflop.models.encoders import ARITHMETIC, CUT_THEMSELVES, ENCODERS, PACKERS, Arguments, native_parts
 from dflop.models.family import GENERIC, GENERIC_PARTS, Family, Tower
 from dflop.models.generic import arrays, items
-from dflop.models.item_arithmetic import ARITHMETIC, Arguments, native_parts
 from dflop.models.ways import Reruns
 from dflop.records import LLM
 

@@ -3,12 +3,16 @@
 Towers, projectors and the arithmetic between them are Hugging Face's; what stands here is which of its functions a
 family needs, and how rows of several items are put one after the other. `ENCODERS` names them for `Tower.call`, and
 `PACKERS` what makes an item's rows of the features of all its tiles, where features are not rows already.
+
+`ARITHMETIC` is what a tower works out from the sizes of its items: positions, windows, boundaries of attention.
+transformers' towers take these tensors as arguments, and make them where sizes lie if they are not given: on a GPU that
+is a dozen small kernels per item and a wait for each. Here they are made on the host, which the feed does a step ahead.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,11 +20,12 @@ from torch import nn
 
 from dflop.models.family import GENERIC, GENERIC_PARTS
 from dflop.models.generic import items
-from dflop.models.item_arithmetic import Arguments
 
+Arguments = dict[str, Any]
+"""Tensors on the host, and numbers."""
 Encoder = Callable[[Any, Any, torch.Tensor, torch.Tensor, Arguments], torch.Tensor]
-"""(model without its LLM, tower, data, sizes `[items, n]` on the host, what `item_arithmetic.py` makes of these, on the
-device) -> `[features, width]` in item order: rows, where nothing packs them."""
+"""(model without its LLM, tower, data, sizes `[items, n]` on the host, what `ARITHMETIC` makes of these, on the device)
+-> `[features, width]` in item order: rows, where nothing packs them."""
 Packer = Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor]
 """(model without its LLM, features of all items, sizes on the host) -> `[rows, width]` in item order."""
 
@@ -56,12 +61,6 @@ def windows(shell: Any, tower: Any, data: torch.Tensor, sizes: torch.Tensor, mad
     hidden = tower(input_features=data, **made).last_hidden_state
     rows: torch.Tensor = shell.multi_modal_projector(hidden.flatten(0, 1).index_select(0, kept))
     return rows
-
-
-def tiles(shell: Any, tower: Any, data: torch.Tensor, sizes: torch.Tensor, made: Arguments) -> torch.Tensor:
-    """Tiles of one size, `[tiles, channels, height, width]`, each of which gives as many rows."""
-    rows: torch.Tensor = shell.get_image_features(pixel_values=data).pooler_output
-    return rows.flatten(0, 1)
 
 
 def anyres(shell: Any, tower: Any, data: torch.Tensor, sizes: torch.Tensor, made: Arguments) -> torch.Tensor:
@@ -103,11 +102,6 @@ def generic(shell: Any, tower: Any, data: torch.Tensor, sizes: torch.Tensor, mad
     return native(shell, tower, data, sizes, made) if made else items.features(shell, data, sizes)
 
 
-def generic_parts(shell: Any, tower: Any, data: torch.Tensor, sizes: torch.Tensor, made: Arguments) -> torch.Tensor:
-    """The same, an item at a time by its kind's function."""
-    return items.features_of_parts(shell, data, sizes)
-
-
 def pooled(frames: torch.Tensor) -> torch.Tensor:
     """Rows of square frames `[frames, rows, width]` at half their height and width, `[frames * fewer rows, width]`.
 
@@ -121,9 +115,86 @@ def pooled(frames: torch.Tensor) -> torch.Tensor:
 
 
 ENCODERS: Mapping[str, Encoder] = {
-    "native": native, "mel": mel, "windows": windows, "tiles": tiles, "anyres": anyres, GENERIC: generic,
-    GENERIC_PARTS: generic_parts,
+    "native": native, "mel": mel, "windows": windows, "tiles": generic, "anyres": anyres, GENERIC: generic,
+    GENERIC_PARTS: lambda shell, _tower, data, sizes, _made: items.features_of_parts(shell, data, sizes),
 }  # fmt: skip
 PACKERS: Mapping[str, Packer] = {"anyres": packed_anyres}
 CUT_THEMSELVES = {"native", "mel", GENERIC}
 """Those whose attention splits a packed sequence where its segments meet unless it is told not to."""
+
+
+def _boundaries(name: str, longest: str, cu_seqlens: torch.Tensor) -> Arguments:
+    return {name: cu_seqlens, longest: int((cu_seqlens[1:] - cu_seqlens[:-1]).max())}
+
+
+def native_arithmetic(tower: Any, sizes: torch.Tensor) -> Arguments:
+    """Of Qwen's vision towers; sizes are (temporal, height, width) in patches."""
+    from transformers import vision_utils as hf
+
+    found: Arguments = {"position_ids": hf.get_vision_position_ids(sizes, tower.spatial_merge_size)}
+    found |= _boundaries("cu_seqlens", "max_seqlen", hf.get_vision_cu_seqlens(sizes))
+    if hasattr(tower, "window_size"):
+        found["window_index"], cu_windows = hf.get_vision_window_index(
+            sizes, tower.spatial_merge_size, tower.window_size, tower.patch_size
+        )
+        found |= _boundaries("cu_window_seqlens", "max_window_seqlen", cu_windows)
+    if hasattr(tower, "num_grid_per_side"):
+        found["interp_indices"], found["interp_weights"] = hf.get_vision_interpolation_indices_and_weights(
+            sizes, tower.num_grid_per_side, tower.interpolation_mode, tower.interpolation_align_corners,
+            tower.config.spatial_merge_size,
+        )  # fmt: skip
+    return found
+
+
+def native_parts(tower: Any, sizes: torch.Tensor, parts: Sequence[tuple[int, int, int]]) -> Arguments:
+    """Of parts of items, where a tower of that kind attends over whole frames in every layer.
+
+    Args:
+        tower: Without windows.
+        sizes: Of whole items, in patches.
+        parts: (item, first patch, end) of each, within a frame.
+    """
+    starts = torch.cat([sizes.new_zeros(1), sizes.prod(1).cumsum(0)]).tolist()
+    where = torch.cat([torch.arange(starts[item] + first, starts[item] + end) for item, first, end in parts])
+    whole = native_arithmetic(tower, sizes)
+    found = {name: x[where] for name, x in whole.items() if name not in ("cu_seqlens", "max_seqlen")}
+    cu_seqlens = torch.tensor([0, *(end - first for _, first, end in parts)]).cumsum(0).to(torch.int32)
+    return found | _boundaries("cu_seqlens", "max_seqlen", cu_seqlens)
+
+
+def mel_arithmetic(tower: Any, sizes: torch.Tensor) -> Arguments:
+    """Of Qwen2.5-Omni's audio tower, which convolves chunks of one length; the first number of a size counts frames."""
+    from transformers.models.qwen2_5_omni import modeling_qwen2_5_omni as hf
+
+    frames, most = sizes[:, 0], 2 * tower.n_window
+    lengths = [min(most, n - start) for n in frames.tolist() for start in range(0, n, most)]
+    chunks = torch.tensor(lengths)
+    return {
+        "chunk_lengths": chunks,
+        "chunks": lengths,
+        "valid_indices": (valid := hf.get_valid_indices(chunks)),
+        "num_tokens": len(valid),
+        "pool_indices": hf.get_pool_indices(frames),
+        **_boundaries("cu_seqlens", "max_seqlen", hf.get_audio_cu_seqlens(chunks)),
+    }
+
+
+def windows_arithmetic(tower: Any, sizes: torch.Tensor) -> Arguments:
+    """Of Qwen2-Audio's tower; the first number of a size counts real frames of a window.
+
+    Positions of the audio and of the padding behind it attend among themselves, which for the former is what Hugging
+    Face's mask does; rows of padding are not handed on.
+    """
+    positions, num_rows = tower._get_feat_extract_output_lengths(sizes[:, 0])
+    length = tower.max_source_positions
+    segments = [n for kept in positions.tolist() for n in (kept, length - kept) if n]
+    num_per_window = length // 2
+    kept = [torch.arange(n) + window * num_per_window for window, n in enumerate(num_rows.tolist())]
+    cu_seqlens = torch.tensor([0, *segments]).cumsum(0).to(torch.int32)
+    return _boundaries("cu_seq_lens_q", "max_length_q", cu_seqlens) | {"kept": torch.cat(kept)}
+
+
+ARITHMETIC: Mapping[str, Callable[[Any, torch.Tensor], Arguments]] = {
+    "native": native_arithmetic, "mel": mel_arithmetic, "windows": windows_arithmetic,
+}  # fmt: skip
+"""By `Tower.call`; the other towers need none."""

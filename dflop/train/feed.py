@@ -26,9 +26,9 @@ import torch
 from dflop.data.tokens import EncodedSample
 from dflop.errors import TrainError
 from dflop.models.build import IGNORE_LABEL, EncoderStage, Stage
+from dflop.models.encoders import Arguments
 from dflop.models.family import Family
 from dflop.models.generic.llm_stage import LlmStage, MediaPosition
-from dflop.models.item_arithmetic import Arguments
 from dflop.parallel.topology import Seat, peers_of
 from dflop.records import LLM, MediaItem, ModuleWork, Plan, StepPlan
 from dflop.simulate.pieces import Piece, TileRange, dealt, most_tokens, num_parts, owned, pieces

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from dflop.data.tokens import EncodedSample
-from dflop.models.item_arithmetic import Arguments
+from dflop.models.encoders import Arguments
 from dflop.parallel.topology import Peers
 from dflop.records import SampleShape, StepPlan
 from dflop.train.context import FeatureExchange, FrameExchange, KeyExchange, RowExchange

@@ -109,16 +109,10 @@ def test_up_to_twice_the_probes_is_answered():
     for cost in (CostModel([PROBED]), CostModel([PROBED], extrapolate=True)):
         seconds, _ = cost.module_seconds("llm", at_the_limit, num_layers=1, edge=True)
         assert seconds[0] > seconds[2] > seconds[1] == 0.0
-        flags = cost.with_corrections({"llm": 2.0}).is_extrapolated("llm", at_the_limit)
-        assert flags.tolist() == [True, False, True]
-    inside = CostModel([PROBED]).is_extrapolated("llm", (1, [100, 1000, 99, 1001], [100, 200000, 99, 1001]))
-    assert inside.tolist() == [False, False, True, True]
 
 
-def test_a_table_that_knows_no_range_refuses_nothing_and_vouches_for_nothing():
-    cost = make_cost()
-    cost.module_seconds("llm", (1, 10**9, 10**12), num_layers=1, edge=True)
-    assert cost.is_extrapolated("llm", (1, [0, 5], [0, 25])).tolist() == [False, True]
+def test_a_table_that_knows_no_range_refuses_nothing():
+    make_cost().module_seconds("llm", (1, 10**9, 10**12), num_layers=1, edge=True)
 
 
 def test_recomputation_has_tables_of_its_own():

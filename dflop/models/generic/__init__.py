@@ -1,6 +1,6 @@
 """Any multimodal model of transformers without a file per family: read from its classes, proven on a shrunk copy.
 
-`structure.py` and `towers.py` say what a model is made of, `tokens.py` and `lengths.py` what its media become;
+`structure.py` says what a model is made of, `tokens.py` and `lengths.py` what its media become;
 `facts.py` keeps both, so that `family.py` plans the model without torch. `llm_stage.py` and `items.py` train it;
 `exact.py` says whether they train a shrunk copy as transformers does, `check.py` all of it for `dflop model check`.
 """
