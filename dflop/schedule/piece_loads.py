@@ -78,11 +78,16 @@ def tile_loads(
             loads[:, is_uneven], received[is_uneven] = poured.loads[:, is_uneven], poured.received[is_uneven]
         return PieceLoads(loads, received)
 
-    found = deal_by(media_cost(items.num_tokens, items.sum_sq_tokens.astype(np.int64), growth))
+    costs = media_cost(items.num_tokens, items.sum_sq_tokens.astype(np.int64), growth)
+    found = deal_by(costs)
     tokens = found.loads[1]
-    is_over = tokens.max(axis=1) * num_ranks > np.maximum(tokens.sum(axis=1), max_tokens)
+    is_over = np.rint(tokens.max(axis=1)) * num_ranks > np.rint(np.maximum(tokens.sum(axis=1), max_tokens))
     if max_tokens and is_over.any():
-        even = deal_by(items.num_tokens)
+        even = (
+            _poured(items, costs, cell, num_cells, num_ranks, merge_tokens, has_even_tokens=True)
+            if merge_tokens
+            else deal_by(items.num_tokens)
+        )
         found.loads[:, is_over], found.received[is_over] = even.loads[:, is_over], even.received[is_over]
     return found
 
@@ -105,14 +110,16 @@ def _evenly(items: ModuleItems, weights: Ints, cell: Ints, num_cells: int, num_r
 
 
 def _poured(
-    items: ModuleItems, weights: Ints, cell: Ints, num_cells: int, num_ranks: int, merge_tokens: int
+    items: ModuleItems, weights: Ints, cell: Ints, num_cells: int, num_ranks: int, merge_tokens: int, *,
+    has_even_tokens: bool = False,
 ) -> PieceLoads:  # fmt: skip
-    """Loads of ranks between which items are cut, as by `pieces._poured`."""
+    """Loads of ranks between which items are cut, as by `pieces._poured`; `has_even_tokens`: it is given tokens."""
     total = np.bincount(cell, weights, num_cells)
     chunk = total[cell] / (NUM_CHUNKS * num_ranks)
     (small,), (large,) = np.nonzero(weights <= chunk), np.nonzero(weights > chunk)
     loads = np.zeros((4, num_cells * num_ranks))
-    ranks = cell[small] * num_ranks + split_items(cell[small], weights[small].astype(float), num_cells, num_ranks)
+    dealt_by = (items.num_tokens if has_even_tokens else weights)[small].astype(float)
+    ranks = cell[small] * num_ranks + split_items(cell[small], dealt_by, num_cells, num_ranks)
     for row, of in zip(loads, (*items.loads, weights), strict=True):
         row += np.bincount(ranks, of[small], num_cells * num_ranks)
     rooms = np.maximum(total[:, np.newaxis] / num_ranks - loads[3].reshape(num_cells, num_ranks), 0).cumsum(axis=1)
@@ -126,6 +133,8 @@ def _poured(
     borders = rooms * (rest / np.maximum(rooms[:, -1], 1e-9))[:, np.newaxis]
     grain = np.where(weight > chunk[large] * frames, merge_tokens, tokens // frames)[:, np.newaxis]
     inside = np.clip((borders[cell[large]] - start[:, np.newaxis]) / weight[:, np.newaxis], 0, 1)
+    if has_even_tokens:
+        inside = np.tile(np.arange(1, num_ranks + 1) / num_ranks, (len(large), 1))
     cuts = np.floor(inside * (tokens[:, np.newaxis] / grain) + 0.5) * grain
     cuts = np.concatenate([np.zeros((len(large), 1)), cuts], axis=1)
     low, high, each = cuts[:, :-1], cuts[:, 1:], (tokens // frames)[:, np.newaxis]

@@ -186,7 +186,8 @@ def deal_tiles(
         num_ranks: Of the group.
         costs: Of each item, whole numbers that are dealt out evenly; empty: its tokens.
         max_tokens: That all ranks together may have. Where costs give a rank more than its share of these, or of all
-            tokens if they are more, tokens are dealt out evenly; 0: no limit.
+            tokens if they are more, tokens are dealt out evenly, of large items that can be cut a part to every rank;
+            0: no limit.
         merge_tokens: As `ModulePlan.merge_tokens`.
     """
     runs = [n // merge_tokens for n in tokens] if merge_tokens else parts
@@ -205,7 +206,7 @@ def deal_tiles(
     if costs and max_tokens:
         most = max(sum(tokens[r.item] // runs[r.item] * (r.end - r.first) for r in of) for of in found)
         if most * num_ranks > max(max_tokens, sum(tokens)):
-            return deal_by(tokens)
+            return _poured(costs, parts, runs, num_ranks, tokens) if merge_tokens else deal_by(tokens)
     return found
 
 
@@ -228,15 +229,17 @@ def _dealt_evenly(weights: Sequence[int], parts: Sequence[int], num_ranks: int) 
 
 
 def _poured(
-    weights: Sequence[int], frames: Sequence[int], runs: Sequence[int], num_ranks: int
-) -> list[list[TileRange]]:  # fmt: skip
+    weights: Sequence[int], frames: Sequence[int], runs: Sequence[int], num_ranks: int, tokens: Sequence[int] = ()
+) -> list[list[TileRange]]:
     """Items of at most a chunk whole; the others fill up one rank after the other, cut where it has its share.
 
-    A cut is between frames where these are no larger than a chunk, else between runs.
+    A cut is between frames where these are no larger than a chunk, else between runs. With `tokens` all ranks have the
+    same number of these: each of the others is cut into as many equal parts as there are ranks.
     """
     total = sum(weights)
     small = [item for item, weight in enumerate(weights) if weight * NUM_CHUNKS * num_ranks <= total]
-    ranks, loads = dict(zip(small, deal([weights[i] for i in small], num_ranks), strict=True)), [0] * num_ranks
+    dealt_by = tokens or weights
+    ranks, loads = dict(zip(small, deal([dealt_by[i] for i in small], num_ranks), strict=True)), [0] * num_ranks
     for item, rank in ranks.items():
         loads[rank] += weights[item]
     rooms = list(itertools.accumulate(max(0, total - num_ranks * load) for load in loads))
@@ -250,7 +253,8 @@ def _poured(
         grain = 1 if is_fine else runs[item] // frames[item]
         num_grains, first = runs[item] // grain, 0
         for rank, room in enumerate(rooms):
-            inside = min(max(rest * room // rooms[-1] - start, 0), weight)
+            border = weight * (rank + 1) // num_ranks if tokens else rest * room // rooms[-1] - start
+            inside = min(max(border, 0), weight)
             end = grain * ((2 * inside * num_grains + weight) // (2 * weight))
             if end > first:
                 found[rank].append(TileRange(item, first, end))

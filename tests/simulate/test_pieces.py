@@ -137,3 +137,15 @@ def deal_runs(items: list[list[int]]) -> list[list[TileRange]]:
 def test_parts_of_frames_are_counted_in_tokens_of_their_frame():
     found = frame_parts([TileRange(7, 3, 12)], 4, lambda item: 16)
     assert found == [FramePart(7, 0, 12, 16), FramePart(7, 1, 0, 16), FramePart(7, 2, 0, 16)]
+
+
+def test_under_a_cap_on_tokens_every_rank_has_a_part_of_each_large_item():
+    """By cost one rank has all small pictures, which are more tokens than its share of what memory holds."""
+    tokens, parts = [4000, *[200] * 9], [1] * 10
+    costs = [media_cost(n, n * n, 0.01) for n in tokens]
+    by_cost = deal_tiles(tokens, parts, 2, costs, 0, 4)
+    most = max(sum(4 * (r.end - r.first) for r in of) for of in by_cost)
+    assert deal_tiles(tokens, parts, 2, costs, 2 * most, 4) == by_cost
+    capped = deal_tiles(tokens, parts, 2, costs, 2 * most - 1, 4)
+    assert [of[0] for of in capped] == [TileRange(0, 0, 500), TileRange(0, 500, 1000)]
+    assert [sum(4 * (r.end - r.first) for r in of) for of in capped] == [3000, 2800]

@@ -58,6 +58,7 @@ class Cut:
     recompute: tuple[str, ...] = ()
     frozen: tuple[str, ...] = ()
     bad: tuple[int, ...] = ()
+    max_tokens: int = 0
 
     @property
     def subject(self) -> Pictures:
@@ -68,7 +69,10 @@ class Cut:
         depth = {s.module: s.num_layers for s in self.subject.family.specs()}
         stages = [depth] if not self.in_two else [{**depth, LLM: 2}, {LLM: depth[LLM] - 2}]
         plan = make_inline_plan(stages, dp=self.dp, cp=self.cp, num_microbatches=4)
-        modules = (replace(m, recompute=m.module in self.recompute) for m in sharing(plan, self.sharded).modules)
+        modules = (
+            replace(m, recompute=m.module in self.recompute, max_tokens=self.max_tokens if m.module != LLM else 0)
+            for m in sharing(plan, self.sharded).modules
+        )
         return cutting(replace(plan, modules=tuple(modules)), self.subject.family.specs()[0].merge_tokens)
 
     @property
@@ -91,10 +95,11 @@ HEART = {
     "cp2, half of the llm behind it": Cut(in_two=True, recompute=("vision",), bad=(3,)),
     "cp4, sharded, recomputed": Cut(cp=4, sharded=ALL, recompute=("vision", LLM)),
     "cp2, tower frozen": Cut(frozen=("vision.tower",)),
-    "cp3, Qwen2-VL": Cut("Qwen2-VL", cp=3),
+    "cp3, Qwen2-VL, tokens dealt out evenly": Cut("Qwen2-VL", cp=3, max_tokens=1),
 }
 OTHERS = {
     "cp4": Cut(cp=4),
+    "cp3, tokens dealt out evenly, sharded": Cut(cp=3, max_tokens=1, sharded=ALL),
     "cp2 dp2, sharded": Cut(dp=2, sharded=ALL),
     "cp2 dp2, sharded in twos, tower frozen": Cut(dp=2, sharded=2, frozen=("vision.tower",)),
     "cp4, llm frozen": Cut(cp=4, frozen=(LLM,)),
