@@ -3,7 +3,8 @@
 The seconds of a token are linear in what is fitted: matmuls and attention of each class of devices, moved bytes of
 eager and of compiled programs, and the gathers and scatters of sharded weights. The rest is as the planner has it:
 cross entropy, optimizer, and messages of tensor parallelism, exposed in full at the rate of collectives. A pipeline
-runs one forward, one backward; its last stage has the head. No encoder has been published this way. Printed are
+runs one forward, one backward; its last stage has the head. Rows may have a vision tower, adapters, experts, and ranks
+that share sequences or experts, priced as plans are; none of the tables' has, for none was published. Printed are
 predicted and measured tokens/s/GPU, how far they are apart by kind of run and by laboratory, by a fit that saw none of
 the laboratory's runs, too, and as choices between layouts.
 """
@@ -19,10 +20,11 @@ from scipy.optimize import least_squares
 from dflop.cost.analytic import LINK_FRAC, OPTIMIZER_FRAC
 from dflop.cost.curve import Floats
 from dflop.cost.devices import A100, H100, Device
+from dflop.cost.expert_parallel import exchange_seconds, slower_frac
 from dflop.cost.float8 import RECIPES, Passes, float8_seconds
 from dflop.cost.link_costs import ALL_GATHER, ALL_REDUCE, moved_frac
 from dflop.cost.roofline import BYTES_PER_VALUE, COMPILED, EAGER, LOGIT_BYTES, layer_work
-from dflop.records import FP8_OFF
+from dflop.records import FP8_OFF, ModuleSpec
 from dflop.report.rows import print_rows
 from dflop.simulate.step import EXPOSED_FRAC
 from tests.bench.published_checks import check_lines
@@ -74,38 +76,80 @@ class Parts(NamedTuple):
 def parts_of(run: PublicRun) -> Parts:
     """What one token of a run takes."""
     sheet, spec, exchange, again = run.sheet, run.spec, EXCHANGES[run.tp_exchange], RECOMPUTED[run.recompute]
-    num_tokens = run.micro_batch * run.seq_len
+    num_tokens, passes = (
+        run.micro_batch * run.seq_len / run.cp,
+        Passes(1.0 + again.matmul, 1.0, float(not run.lora_rank)),
+    )
     once = layer_work(spec, run.tp)
-    work = once + once.times(2.0 + again.matmul, 2.5 + again.attention, 2.0 + again.moved)
+    work = once + once.times(
+        passes.of_rows + passes.of_weights + again.matmul, 2.5 + again.attention, 2.0 + again.moved
+    )
+    slower = 1 + slower_frac(spec) * (run.ep > 1)
     # A stage waits for the first microbatch and after its last; only the last stage has the head.
     layers = spec.num_layers * run.tp * (1 + (run.pp - 1) / run.grad_accum)
     heads, whole = run.pp, 1.0
     if not exchange.has_sequence_parallelism:
         heads, whole = run.pp * run.tp, float(run.tp)
-    halves = exchange.forward + exchange.backward + exchange.again.get(run.recompute, 0)
-    message_bytes = exchange.exposed_frac * halves * moved_frac(ALL_GATHER, run.tp) * BYTES_PER_VALUE * run.hidden
-    message_s = message_bytes / (LINK_FRAC * _node_rate(run, run.tp))
+    message_s = _messages_s(run, spec)
+    num_trained = run.num_adapter_params or spec.num_params
+    if run.vision is not None and run.vision_trains == "yes":
+        num_trained += run.vision.num_params
     shares = run.gpus // (run.tp * run.pp) if run.sharding in SHARED_OPTIMIZER + SHARDED else 1
-    optimizer_s = OPTIMIZER_BYTES[run.optimizer] * spec.num_params / shares
+    optimizer_s = OPTIMIZER_BYTES[run.optimizer] * num_trained / shares
     optimizer_s /= OPTIMIZER_FRAC * sheet.memory_bytes_per_s * num_tokens * run.grad_accum
     if run.fp8 != FP8_OFF:
-        passes = Passes(1.0 + again.matmul, 1.0, 1.0)
         token_s, microbatch_s = float8_seconds(spec, run.tp, sheet, run.program, RECIPES[run.fp8], passes)
         message_s += token_s + microbatch_s / num_tokens
+    of_head = (2.0 + passes.of_rows * 2 + passes.of_weights * 2) * spec.vocab_size * run.hidden
+    of_adapters = 6.0 * run.num_adapter_params * spec.mean(lambda kind: kind.num_used_params / kind.num_params)
+    matmul, attention, hidden = _vision_work(run)
     return Parts(
-        matmul_s=(layers * work.matmul_flops + heads * 6.0 * spec.vocab_size * run.hidden) / sheet.peak_bf16_flops,
-        attention_s=layers * work.attention_flops * run.seq_len / sheet.peak_bf16_flops,
-        hidden_s=whole * layers * work.hidden_bytes / sheet.memory_bytes_per_s,
-        sharding_s=_sharding_s(run, spec.num_params) / num_tokens,
+        matmul_s=(layers * slower * work.matmul_flops + heads * of_head + of_adapters + matmul) / sheet.peak_bf16_flops,
+        attention_s=(layers * work.attention_flops * run.seq_len + attention) / sheet.peak_bf16_flops,
+        hidden_s=(whole * layers * work.hidden_bytes + hidden) / sheet.memory_bytes_per_s,
+        sharding_s=_sharding_s(run, spec, num_trained) / num_tokens,
         rest_s=heads * LOGIT_BYTES * run.vocab / sheet.memory_bytes_per_s + layers * message_s + optimizer_s,
     )
 
 
-def _sharding_s(run: PublicRun, num_params: int) -> float:
+def _messages_s(run: PublicRun, spec: ModuleSpec) -> float:
+    """Seconds of a layer and token in messages of tensor, context and expert parallelism."""
+    exchange, num_again = EXCHANGES[run.tp_exchange], float(run.recompute == "full")
+    halves = exchange.forward + exchange.backward + exchange.again.get(run.recompute, 0)
+    num_bytes = exchange.exposed_frac * halves * moved_frac(ALL_GATHER, run.tp) * BYTES_PER_VALUE * run.hidden
+    found = num_bytes / (LINK_FRAC * _node_rate(run, run.tp))
+    # A rank is sent keys and values of what the others have of its sequence, and sends gradients back.
+    of_sequence = (2 + num_again) * 2 * BYTES_PER_VALUE * spec.key_width / run.tp * (run.cp - 1)
+    found += of_sequence / (LINK_FRAC * _node_rate(run, run.cp))
+    line = 0.0, 1 / (LINK_FRAC * _node_rate(run, run.ep))
+    return found + (2 + num_again) * float(exchange_seconds(spec, run.ep, np.ones(()), line, BYTES_PER_VALUE)) / run.tp
+
+
+def _vision_work(run: PublicRun) -> tuple[float, float, float]:
+    """(matmul FLOPs, attention FLOPs, hidden bytes) of a tower per token of the LLM, on all ranks of a replica."""
+    if run.vision is None:
+        return 0.0, 0.0, 0.0
+    once, trains = layer_work(run.vision), float(run.vision_trains == "yes")
+    work = once + once.times(2.0 * trains, 2.5 * trains, 2.0 * trains)
+    # The other stages wait for it, and tensor-parallel ranks all run it.
+    tokens = run.vision_tokens / run.seq_len * run.vision.num_layers * run.tp * run.pp
+    return (
+        tokens * work.matmul_flops,
+        tokens * work.attention_flops * run.vision_item_tokens,
+        tokens * work.hidden_bytes,
+    )
+
+
+def _sharding_s(run: PublicRun, spec: ModuleSpec, num_trained: int) -> float:
     """GPU-seconds of the messages of replicas per microbatch, at the sheet's rates.
 
-    Under a pipeline every microbatch of a stage gathers, too, and stages wait for one another.
+    Under a pipeline every microbatch of a stage gathers, too, and stages wait for one another. All of the model is
+    gathered, but for experts of other ranks, and gradients are those of what trains.
     """
+    num_experts = sum(n * kind.num_expert_params for kind, n in spec.layers)
+    of_vision = 0 if run.vision is None else run.vision.num_params
+    num_params = spec.num_params - num_experts * (1 - 1 / run.ep) + of_vision
+    share = num_trained / (spec.num_params + of_vision)
     replicas, passes = run.gpus // (run.tp * run.pp), 1 + (run.pp - 1) / run.grad_accum
     gathers, scatters = 2 * BYTES_PER_VALUE * passes, SCATTER_BYTES * passes
     group, rate, summed_s = replicas, _replica_rate(run), 0.0
@@ -118,7 +162,9 @@ def _sharding_s(run: PublicRun, num_params: int) -> float:
         gathers, scatters = BYTES_PER_VALUE / run.grad_accum, SCATTER_BYTES / run.grad_accum
         if run.sharding not in SHARED_OPTIMIZER:
             gathers = SCATTER_BYTES / run.grad_accum
-    return num_params * ((gathers + scatters) * moved_frac(ALL_GATHER, group) / rate + summed_s / run.grad_accum)
+    gathers *= 1.0 if run.sharding in SHARDED else share
+    sent_s = (gathers + share * scatters) * moved_frac(ALL_GATHER, group) / rate
+    return num_params * (sent_s + share * summed_s / run.grad_accum)
 
 
 def _node_rate(run: PublicRun, num_ranks: int) -> float:

@@ -1,6 +1,7 @@
-"""Published trainings of language models: a row of `published.csv` or `published_2026.csv` is what its authors ran.
+"""Published trainings: a row of `published.csv` or `published_2026.csv` is what its authors ran.
 
-What a source does not say is in the column as the source's code has it, or as its name says it was inferred.
+What a source does not say is in the column as the source's code has it, or as its name says it was inferred. Columns
+with a default (of context and expert parallelism, experts, adapters and a vision tower) may be left out.
 """
 
 import csv
@@ -88,6 +89,8 @@ WORDS: dict[str, Collection[str]] = {
     "optimizer": OPTIMIZER_BYTES,
     "kernels": ("flash-1", "flash-2"),
     "fp8": (FP8_OFF, *RECIPES),
+    "vision_mlp": MATRICES,
+    "vision_trains": ("yes", "no"),
 }
 """Values of the columns that hold words."""
 
@@ -127,7 +130,27 @@ class PublicRun:
     """Of attention."""
     tokens_per_s_per_gpu: float
     fp8: str = FP8_OFF
-    """Recipe of the Linears in layers; a table may leave it out."""
+    """Recipe of the Linears in layers."""
+    cp: int = 1
+    """Ranks that share a sequence."""
+    ep: int = 1
+    """Of the ranks that share out parameters, those that share experts."""
+    experts: int = 0
+    """Of a layer, each `intermediate` wide; 0: an MLP in their place."""
+    active_experts: int = 0
+    lora_rank: int = 0
+    """Of adapters of every Linear in the LLM's layers, which train in place of its weights; 0: none."""
+    vision_layers: int = 0
+    """Of a tower in front of the LLM, whole on every rank of its first stage; 0: none."""
+    vision_hidden: int = 0
+    vision_heads: int = 0
+    vision_intermediate: int = 0
+    vision_mlp: str = "gelu-2-matrices"
+    vision_tokens: int = 0
+    """Of the tower, per sequence of `seq_len` tokens of the LLM, media among them."""
+    vision_item_tokens: int = 0
+    """Tokens of the tower that see each other: a picture, a tile, a frame."""
+    vision_trains: str = "yes"
 
     @property
     def laboratory(self) -> str:
@@ -148,18 +171,16 @@ class PublicRun:
     def spec(self) -> ModuleSpec:
         """The model as the planner sees it; norms and biases are noise here."""
         is_tied = self.embeddings == "tied"
-        query, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        layer = 2 * self.hidden * (query + keys) + MATRICES[self.mlp] * self.hidden * self.intermediate
-        kind = LayerKind(
-            "attention",
-            num_params=layer,
-            num_heads=self.heads,
-            num_kv_heads=self.kv_heads,
-            head_dim=self.head_dim,
-            mlp_width=self.intermediate,
-            num_mlp_tensors=2 if self.mlp == "swiglu" else 1,
-            is_gated_mlp=self.mlp == "swiglu",
-            num_norm_values=4 * self.hidden,
+        one_mlp = MATRICES[self.mlp] * self.hidden * self.intermediate
+        attention = 2 * self.hidden * (self.heads + self.kv_heads) * self.head_dim
+        used = attention + max(self.active_experts, 1) * one_mlp
+        kind = replace(
+            _kind(self.hidden, self.heads, self.kv_heads, self.head_dim, self.intermediate, self.mlp),
+            num_params=attention + max(self.experts, 1) * one_mlp,
+            num_active_params=used if self.experts else 0,
+            num_experts=self.experts,
+            num_active_experts=self.active_experts,
+            num_expert_params=self.experts * one_mlp,
         )
         return ModuleSpec(
             module=LLM,
@@ -171,6 +192,36 @@ class PublicRun:
             vocab_size=self.vocab,
             is_tied=is_tied,
         )
+
+    @property
+    def vision(self) -> ModuleSpec | None:
+        """The tower without its patch embedding and projector; None: there is none."""
+        if not self.vision_layers:
+            return None
+        heads, hidden = self.vision_heads, self.vision_hidden
+        kind = _kind(hidden, heads, heads, hidden // heads, self.vision_intermediate, self.vision_mlp)
+        return ModuleSpec(
+            module="vision", layers=((kind, self.vision_layers),), hidden_size=hidden, num_edge_params=0, max_pp=1,
+            tp_choices=(1,),
+        )  # fmt: skip
+
+    @property
+    def num_adapter_params(self) -> int:
+        """Of all layers of the LLM."""
+        keys, query = self.kv_heads * self.head_dim, self.heads * self.head_dim
+        ends = 2 * (self.hidden + query) + 2 * (self.hidden + keys)
+        ends += max(self.experts, 1) * MATRICES[self.mlp] * (self.hidden + self.intermediate)
+        return self.layers * self.lora_rank * ends
+
+
+def _kind(hidden: int, heads: int, kv_heads: int, head_dim: int, width: int, mlp: str) -> LayerKind:
+    """A layer with one MLP; norms and biases are noise here."""
+    matrices = 2 * hidden * (heads + kv_heads) * head_dim + MATRICES[mlp] * hidden * width
+    is_gated = mlp == "swiglu"
+    return LayerKind(
+        "attention", num_params=matrices, num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim, mlp_width=width,
+        num_mlp_tensors=1 + is_gated, is_gated_mlp=is_gated, num_norm_values=4 * hidden,
+    )  # fmt: skip
 
 
 def read_runs(path: Path = TABLE) -> list[PublicRun]:
@@ -202,10 +253,19 @@ def _check(run: PublicRun, where: str) -> None:
     for name, valid in WORDS.items():
         if (word := getattr(run, name)) not in valid:
             raise CostError(f"{name} `{word}`", where=where, hint=did_you_mean(word, valid))
-    numbers = {f.name: getattr(run, f.name) for f in fields(run) if f.type is not str}
-    if wrong := [f"{name} {value:g}" for name, value in numbers.items() if not 0 < value < math.inf]:
+    numbers = {f.name: (getattr(run, f.name), f.default) for f in fields(run) if f.type is not str}
+    if wrong := [
+        f"{name} {of:g}" for name, (of, default) in numbers.items() if not (0 < of < math.inf or of == default)
+    ]:
         raise CostError(f"{', '.join(wrong)}: must be positive", where=where)
-    if run.gpus % (run.tp * run.pp):
-        raise CostError(f"{run.gpus} gpus are not whole replicas of tp {run.tp} pp {run.pp}", where=where)
+    vision = {name: of for name, (of, _) in numbers.items() if name.startswith("vision_")}
+    if missing := sorted(name for name, of in vision.items() if not of) if any(vision.values()) else []:
+        raise CostError(f"a vision tower without {', '.join(missing)}", where=where)
+    if not run.active_experts <= run.experts or bool(run.experts) != bool(run.active_experts) or run.experts % run.ep:
+        what = f"{run.active_experts} active of {run.experts} experts on {run.ep} ranks"
+        raise CostError(what, where=where, hint="ranks share experts evenly, and a token goes to some of them")
+    if run.gpus % (run.tp * run.pp * run.cp) or run.gpus // (run.tp * run.pp) % run.ep:
+        what = f"{run.gpus} gpus are not whole replicas of tp {run.tp} pp {run.pp} cp {run.cp} ep {run.ep}"
+        raise CostError(what, where=where)
     if (run.tp > 1) != (run.tp_exchange != "none"):
         raise CostError(f"tp {run.tp} with tp_exchange `{run.tp_exchange}`", where=where)

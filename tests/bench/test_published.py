@@ -4,8 +4,11 @@ import numpy as np
 import pytest
 
 from dflop.cost import published
-from dflop.cost.devices import A100, H100
+from dflop.cost.analytic import analytic_cost_tables
+from dflop.cost.curve import evaluate
+from dflop.cost.devices import A100, H100, H200
 from dflop.cost.link_costs import ALL_REDUCE, moved_frac
+from dflop.cost.roofline import COMPILED
 from dflop.errors import CostError
 from dflop.records import FP8_OFF
 from tests.bench.published import (
@@ -192,6 +195,88 @@ def test_what_plans_are_told_of_published_runs_is_so(unseen):
     for kind, (num_runs, frac) in published.RANGES.items():
         off = np.abs([e for run, e in zip(RUNS, unseen, strict=True) if published.kind_of(run) == kind])
         assert (len(off), round(float(np.quantile(off, 0.9)), 3)) == (num_runs, frac)
+
+
+FLAT = dataclasses.replace(
+    next(r for r in RUNS if r.model == "llama-3-8b" and r.sheet is H200 and r.tp == 1), sharding="fsdp2", gpus=8,
+    gpus_per_node=8, recompute="none", compile="yes", seq_len=8192, micro_batch=1, grad_accum=1, scatter="microbatch",
+)  # fmt: skip
+TOWER = {
+    "vision_layers": 24, "vision_hidden": 1024, "vision_heads": 16, "vision_intermediate": 4096,
+    "vision_tokens": 16_384, "vision_item_tokens": 4096,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("trains", ["yes", "no"])
+def test_a_tower_takes_what_the_planner_says_of_its_layers(trains):
+    run = dataclasses.replace(FLAT, **TOWER, vision_trains=trains)
+    frozen = ["vision"] if trains == "no" else []
+    more_s = seconds_of(run) - seconds_of(FLAT)
+    tables = analytic_cost_tables(
+        [run.vision], H200, profile_key="", program=COMPILED, recompute=[False], frozen=frozen
+    )
+    load, kept = (4, 16_384, 4 * 4096**2), FLAT.seq_len
+    layer = float(evaluate(tables[0].forward_s, load, 1, False))
+    if trains == "yes":
+        layer += float(evaluate(tables[0].backward_s, load, 1, False))
+    sharding = known_sharding(run) - known_sharding(FLAT)
+    assert (more_s - sharding) * kept == pytest.approx(24 * layer, rel=0.02)
+
+
+def known_sharding(run):
+    """Seconds of a token in gathers, scatters and the optimizer, which a layer's table has not."""
+    parts = parts_of(run)
+    return package_constants()["exposed"] * parts.sharding_s + parts.rest_s
+
+
+def test_adapters_leave_out_the_gradients_of_weights_and_their_messages():
+    run = dataclasses.replace(FLAT, lora_rank=16)
+    spec = FLAT.spec
+    matmuls = parts_of(FLAT).matmul_s - parts_of(run).matmul_s
+    of_adapters = 6 * run.num_adapter_params / H200.peak_bf16_flops
+    assert matmuls + of_adapters == pytest.approx(2 * (spec.num_params - spec.vocab_size * spec.hidden_size)
+                                                  / H200.peak_bf16_flops, rel=1e-6)  # fmt: skip
+    assert parts_of(run).sharding_s == pytest.approx(parts_of(FLAT).sharding_s / 2, rel=0.02), "4 of 8 bytes"
+    assert parts_of(run).rest_s < parts_of(FLAT).rest_s
+
+
+def test_experts_are_gathered_whole_and_used_in_part_and_ranks_that_share_them_exchange_rows():
+    dense = dataclasses.replace(FLAT, intermediate=2048)
+    moe = dataclasses.replace(dense, experts=64, active_experts=4)
+    same = dataclasses.replace(dense, intermediate=4 * 2048)
+    assert parts_of(moe).matmul_s == pytest.approx(parts_of(same).matmul_s)
+    assert parts_of(moe).sharding_s > 5 * parts_of(same).sharding_s
+    shared = dataclasses.replace(moe, ep=8)
+    assert parts_of(shared).sharding_s < parts_of(moe).sharding_s / 4
+    assert 1 < parts_of(shared).matmul_s / parts_of(moe).matmul_s < 1.2
+    assert parts_of(shared).rest_s > parts_of(moe).rest_s
+
+
+def test_ranks_that_share_a_sequence_gather_for_fewer_tokens_each():
+    whole, cut = FLAT, dataclasses.replace(FLAT, cp=4)
+    assert parts_of(cut).sharding_s == pytest.approx(4 * parts_of(whole).sharding_s)
+    assert parts_of(cut)[:3] == pytest.approx(parts_of(whole)[:3])
+    assert parts_of(cut).rest_s > parts_of(whole).rest_s
+
+
+@pytest.mark.parametrize(
+    ("column", "said"),
+    [
+        ({"vision_layers": 2}, "a vision tower without vision_heads"),
+        ({"experts": 8}, "0 active of 8 experts"),
+        ({"experts": 8, "active_experts": 2, "ep": 3}, "2 active of 8 experts on 3 ranks"),
+        ({"cp": 3}, "cp 3"),
+        ({"lora_rank": -1}, "lora_rank -1: must be positive"),
+    ],
+)
+def test_columns_that_contradict_each_other_are_refused_with_the_line(tmp_path, column, said):
+    row = dataclasses.asdict(dataclasses.replace(FLAT, **column))
+    path = tmp_path / "runs.csv"
+    path.write_text(",".join(row) + "\n" + ",".join(str(value).replace(",", ";") for value in row.values()) + "\n")
+    with pytest.raises(CostError) as error:
+        read_runs(path)
+    assert said in str(error.value)
+    assert "runs.csv:2" in str(error.value)
 
 
 def test_trainings_in_fp8_are_predicted_and_gain_what_they_have_gained():
