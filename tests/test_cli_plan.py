@@ -100,7 +100,10 @@ def test_with_emit_the_explanation_leaves_stdout_to_the_file(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--emit", "megatron"), ("cannot emit `megatron`", "megatron-mimo, ms-swift, torchrun, torchtitan, veomni")),
+        (
+            ("--emit", "megatron"),
+            ("cannot emit `megatron`", "megatron-bridge, megatron-mimo, ms-swift, torchrun, torchtitan, veomni"),
+        ),
         (("--explain", "--format", "csv"), ("an explanation is several tables", "--format table or json")),
         (("--batch", "8,x"), ("`8,x` is no list of global batch sizes", "--batch 128,256,512")),
     ],

@@ -51,7 +51,8 @@ def plan(
     emit: Annotated[
         str,
         Parameter(
-            help="Print the plan for another program: megatron-mimo, ms-swift, torchtitan, veomni, torchrun, json."
+            help="Print the plan for another program: megatron-bridge, megatron-mimo, ms-swift, torchtitan, veomni, "
+            "torchrun, json."
         ),
     ] = "",
     picture: Annotated[
@@ -216,7 +217,8 @@ def _emitted(problem: Problem, plan: Plan, target: str, say: Say) -> Plan:
     from dflop.report.tables import layout_text
 
     if target in TRAINERS:
-        best, emitted, how = plan, trainer_plan(problem, target), "in packs"
+        how = "in arrival order" if TRAINERS[target].has_stages else "in packs"
+        best, emitted = plan, trainer_plan(problem, target)
     elif target in RULES:
         best, emitted, how = plan_problem(problem, at=Meter(say))[0], plan, "in arrival order"
     else:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from dflop.emit.json_plan import emit_json
+from dflop.emit.megatron_bridge import emit_megatron_bridge
 from dflop.emit.megatron_mimo import emit_megatron_mimo
 from dflop.emit.mimo_rules import MimoRules
 from dflop.emit.packing_trainers import emit_ms_swift, emit_torchtitan, emit_veomni
@@ -21,6 +22,7 @@ Emitter = Callable[[Plan, ClusterSpec], str]
 
 EMITTERS: Mapping[str, Emitter] = {
     "json": emit_json,
+    "megatron-bridge": emit_megatron_bridge,
     "megatron-mimo": emit_megatron_mimo,
     "ms-swift": emit_ms_swift,
     "torchrun": emit_torchrun,

@@ -25,6 +25,7 @@ from dflop.compare.experts.sharded import (
 from dflop.compare.experts.shared_samples import CONTEXT, SEQUENCE, shared_costs
 from dflop.cost.link_costs import ALL_REDUCE, P2P
 from dflop.cost.model import CostModel
+from dflop.emit.megatron_bridge import bridge_problems
 from dflop.errors import InfeasiblePlanError
 from dflop.plan.candidates import shard_choices
 from dflop.plan.drafts import draft, fits
@@ -251,7 +252,7 @@ def test_an_expert_of_megatron_has_none_of_our_context_parallelism():
     assert expert_plan(task).plan.module(LLM).parallel.cp == 1
 
 
-@pytest.mark.parametrize("name", TRAINERS)
+@pytest.mark.parametrize("name", [name for name, of in TRAINERS.items() if not of.has_stages])
 def test_what_is_emitted_for_a_trainer_is_the_fastest_that_its_keys_can_say(name):
     problem = baseline_problem(links=LINKS)
     plan, trainer = trainer_plan(problem, name), TRAINERS[name]
@@ -267,6 +268,21 @@ def test_what_is_emitted_for_a_trainer_is_the_fastest_that_its_keys_can_say(name
     num_packs = plan.num_microbatches * parallel.dp
     assert plan.module(LLM).max_tokens >= max(tokens)
     assert num_packs * plan.module(LLM).max_tokens >= problem.global_batch_size * sum(tokens) / len(tokens) * 0.99
+
+
+def test_what_is_emitted_for_a_trainer_with_pipelines_is_the_fastest_that_its_keys_can_say():
+    problem = baseline_problem(links=LINKS)
+    plan = trainer_plan(problem, "megatron-bridge")
+    assert not bridge_problems(plan, problem.cluster)
+    space = dataclasses.replace(problem.space, share_ranks=(True,), shard_parameters=(False,))
+    free = plan_problem(dataclasses.replace(problem, space=space), policy="arrival")
+    fine = [other.predicted_step_s for other in free if not bridge_problems(other, problem.cluster)]
+    assert plan.predicted_step_s == pytest.approx(min(fine), rel=1e-6)
+    odd = dataclasses.replace(problem, global_batch_size=problem.global_batch_size - 1)
+    with pytest.raises(InfeasiblePlanError, match="no keys for any of the"):
+        trainer_plan(
+            dataclasses.replace(odd, space=dataclasses.replace(odd.space, microbatches=(2,))), "megatron-bridge"
+        )
 
 
 def test_a_trainer_for_which_nothing_fits_is_said():

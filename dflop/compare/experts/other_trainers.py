@@ -1,8 +1,9 @@
 """The best plan that the configuration of another trainer can say, for `--emit`.
 
 Searched like the baselines, in the part of their space that the trainer has keys for: no pipelines, all layers or none
-recomputed, samples packed up to a number of tokens. Versions that were read: VeOmni 0.1.12, ms-swift 4.6.0 and
-torchtitan 0.3.0, whose multimodal model refuses context parallelism and has tensor parallelism.
+recomputed, samples packed up to a number of tokens. Megatron-Bridge has pipelines, and takes samples as they come.
+Versions that were read: VeOmni 0.1.12, ms-swift 4.6.0, Megatron-Bridge 0.7.0 and torchtitan 0.3.0, whose multimodal
+model refuses context parallelism and has tensor parallelism.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from dataclasses import dataclass
 from dflop.compare.experts.expert_plan import ExpertPlan
 from dflop.compare.experts.sharded import EIGHTHS, best_sharded, grids, node_divisors
 from dflop.compare.experts.shared_samples import SEQUENCE
+from dflop.emit.megatron_bridge import bridge_problems
 from dflop.errors import InfeasiblePlanError
+from dflop.plan.search import plan_problem
 from dflop.plan.space import Problem
 from dflop.records import LLM, ParallelSpec, Plan
 
@@ -27,9 +30,12 @@ class Trainer:
     has_hsdp: bool = False
     has_tp: bool = False
     has_ep: bool = False
+    has_stages: bool = False
+    """Pipelines of all modules on the same ranks, whole weights, and ep that tp and ZeRO-1 go with."""
 
 
 TRAINERS: Mapping[str, Trainer] = {
+    "megatron-bridge": Trainer(has_stages=True),
     "ms-swift": Trainer(has_ulysses=True),
     "torchtitan": Trainer(has_hsdp=True, has_tp=True, has_ep=True),
     "veomni": Trainer(has_ulysses=True, has_hsdp=True, has_ep=True),
@@ -49,6 +55,8 @@ def trainer_plan(problem: Problem, name: str) -> Plan:
         InfeasiblePlanError: no plan that the trainer can run fits in memory.
     """
     trainer, num_processes = TRAINERS[name], problem.cluster.num_processes
+    if trainer.has_stages:
+        return _in_stages(problem, name)
     among = [
         dataclasses.replace(grid, gathers_experts=ep > 1)
         for ep in (problem.spec(LLM).ep_choices if trainer.has_ep else (1,))
@@ -66,6 +74,24 @@ def trainer_plan(problem: Problem, name: str) -> Plan:
             else "it shares out weights, for which it needs two GPUs at least",
         )
     return _in_packs(problem, found)
+
+
+def _in_stages(problem: Problem, name: str) -> Plan:
+    """The best plan of one pipeline that Megatron-Bridge has keys for, in arrival order."""
+    space = dataclasses.replace(
+        problem.space, share_ranks=(True,), shard_parameters=(False,), rules=None, eps=problem.spec(LLM).ep_choices,
+        folds_experts=True,
+    )  # fmt: skip
+    plans = plan_problem(dataclasses.replace(problem, space=space), policy="arrival")
+    found = next((plan for plan in plans if not bridge_problems(plan, problem.cluster)), None)
+    if found is None:
+        why = bridge_problems(plans[0], problem.cluster)[0]
+        raise InfeasiblePlanError(
+            f"{name} has no keys for any of the {len(plans)} best plans of one pipeline: {why}",
+            where=f"--emit {name}",
+            hint="give a global batch size and plan.microbatch_choices that replicas divide",
+        )
+    return found
 
 
 def _in_packs(problem: Problem, expert: ExpertPlan) -> Plan:
