@@ -108,7 +108,7 @@ def _comments(plan: Plan) -> list[str]:
     llm = plan.module(LLM)
     p, most = llm.parallel, f" of up to {llm.max_tokens} tokens" if llm.max_tokens else ""
     return [
-        f"{plan.num_processes} GPUs: tp {p.tp}, pp {p.pp}, cp {p.cp}, ep {p.ep}, {p.dp} replicas.",
+        f"{plan.num_processes} GPUs: tp {p.tp}, pp {p.pp}, cp {p.cp}, ep {p.ep}, dp {p.dp}.",
         f"{plan.num_microbatches} microbatches{most} per replica and step.",
         "What a plan of dflop's trainer has and this file cannot say:",
         "- microbatches balanced by cost: samples are packed as they come, so ranks wait for the slowest",

@@ -66,6 +66,8 @@ class SearchSpace:
     """Host memory per process that activations may fill; 0: they stay on the device."""
     host_bytes_per_s: float = 0.0
     """Rate of copies between device and host, in each direction while the other one is busy, too."""
+    dps: tuple[int, ...] = ()
+    """Data-parallel degrees; empty: any."""
     microbatches: tuple[int, ...] = ()
     """Numbers of microbatches; empty: 1 to 16, then in ever larger steps up to the global batch size."""
     rules: PlanRules | None = None
@@ -269,7 +271,8 @@ class Problem:
         num_processes = self.cluster.num_processes
         return [
             dp
-            for dp in range(1, most + 1)
+            for dp in self.space.dps or range(1, most + 1)
+            if dp <= most
             if num_processes <= EVERY_DP_UP_TO
             or dp <= 16
             or dp & (dp - 1) == 0

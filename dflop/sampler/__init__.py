@@ -24,20 +24,10 @@ if TYPE_CHECKING:
     from dflop.sampler.rank_plans import BatchPlan
 
 __all__ = [
-    "BalancedBatchSampler",
-    "BatchPlan",
-    "LossCheck",
-    "SampleCosts",
-    "Step",
-    "check_loss_scaling",
-    "lengths_of",
-    "loss_scale",
-    "media_costs",
-    "sample_costs",
-    "sample_costs_from_store",
-    "sample_costs_from_tables",
+    "BalancedBatchSampler", "BatchPlan", "LossCheck", "SampleCosts", "Step", "check_loss_scaling", "lengths_of",
+    "loss_scale", "media_costs", "sample_costs", "sample_costs_from_store", "sample_costs_from_tables",
     "sum_over_ranks",
-]
+]  # fmt: skip
 _MODULES = {
     "accumulation": ("Step", "loss_scale", "sum_over_ranks"),
     "batch_sampler": ("BalancedBatchSampler",),

@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 
+from dflop.compare.experts import other_trainers
 from dflop.compare.experts.expert_plan import in_groups, peak_bytes, with_all_degrees
 from dflop.compare.experts.megatron import expert_parallel_plan as megatron_parallel_plan
 from dflop.compare.experts.megatron import expert_plan
@@ -270,7 +271,7 @@ def test_what_is_emitted_for_a_trainer_is_the_fastest_that_its_keys_can_say(name
     assert num_packs * plan.module(LLM).max_tokens >= problem.global_batch_size * sum(tokens) / len(tokens) * 0.99
 
 
-def test_what_is_emitted_for_a_trainer_with_pipelines_is_the_fastest_that_its_keys_can_say():
+def test_what_is_emitted_for_a_trainer_with_pipelines_is_the_fastest_that_its_keys_can_say(monkeypatch):
     problem = baseline_problem(links=LINKS)
     plan = trainer_plan(problem, "megatron-bridge")
     assert not bridge_problems(plan, problem.cluster)
@@ -278,11 +279,12 @@ def test_what_is_emitted_for_a_trainer_with_pipelines_is_the_fastest_that_its_ke
     free = plan_problem(dataclasses.replace(problem, space=space), policy="arrival")
     fine = [other.predicted_step_s for other in free if not bridge_problems(other, problem.cluster)]
     assert plan.predicted_step_s == pytest.approx(min(fine), rel=1e-6)
-    odd = dataclasses.replace(problem, global_batch_size=problem.global_batch_size - 1)
-    with pytest.raises(InfeasiblePlanError, match="no keys for any of the"):
-        trainer_plan(
-            dataclasses.replace(odd, space=dataclasses.replace(odd.space, microbatches=(2,))), "megatron-bridge"
-        )
+    odd = dataclasses.replace(problem, global_batch_size=45)
+    plan = trainer_plan(odd, "megatron-bridge")  # microbatches and replicas of equal size
+    assert 45 % (plan.num_microbatches * plan.module(LLM).parallel.dp) == 0
+    monkeypatch.setattr(other_trainers, "bridge_problems", lambda *_: ["the reason"])
+    with pytest.raises(InfeasiblePlanError, match=r"no keys for any of the .* best plans of one pipeline: the reason"):
+        trainer_plan(problem, "megatron-bridge")
 
 
 def test_a_trainer_for_which_nothing_fits_is_said():

@@ -78,8 +78,11 @@ def trainer_plan(problem: Problem, name: str) -> Plan:
 
 def _in_stages(problem: Problem, name: str) -> Plan:
     """The best plan of one pipeline that Megatron-Bridge has keys for, in arrival order."""
+    size, wanted = problem.global_batch_size, problem.space.microbatches
+    divisors = tuple(n for n in range(1, size + 1) if not size % n)
     space = dataclasses.replace(
-        problem.space, share_ranks=(True,), shard_parameters=(False,), rules=None, eps=problem.spec(LLM).ep_choices,
+        problem.space, dps=divisors, microbatches=tuple(n for n in wanted if n in divisors) or divisors,
+        share_ranks=(True,), shard_parameters=(False,), rules=None, eps=problem.spec(LLM).ep_choices,
         folds_experts=True,
     )  # fmt: skip
     plans = plan_problem(dataclasses.replace(problem, space=space), policy="arrival")
@@ -89,7 +92,7 @@ def _in_stages(problem: Problem, name: str) -> Plan:
         raise InfeasiblePlanError(
             f"{name} has no keys for any of the {len(plans)} best plans of one pipeline: {why}",
             where=f"--emit {name}",
-            hint="give a global batch size and plan.microbatch_choices that replicas divide",
+            hint="give a global batch size with more divisors, or emit dflop's own plan with --emit torchrun",
         )
     return found
 
