@@ -20,6 +20,12 @@ from dflop.errors import ConfigError, did_you_mean
 
 SECTION_FILES = ("model", "cluster", "dataset")
 """Sections that may be files of their own."""
+MAX_DEPTH = 32
+MAX_VALUES = 100_000
+_MAX_SHOWN = 60
+_NO_TEXT = re.compile(r"[\ud800-\udfff]")
+RENAMED = {"plan.layouts": "`plan.share_ranks`: [false] for split, [true] for colocated, [false, true] for both"}
+"""Keys of earlier versions, and what took their place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,12 +229,6 @@ def _forget(places: dict[Key, Place], key: Key) -> None:
         del places[other]
 
 
-MAX_DEPTH = 32
-MAX_VALUES = 100_000
-_MAX_SHOWN = 60
-_NO_TEXT = re.compile(r"[\ud800-\udfff]")
-
-
 class NotPlain(ValueError):
     """A value that no configuration holds.
 
@@ -304,10 +304,6 @@ def config_error(error: ValidationError, origins: Origins, root: type[BaseModel]
     hint = f"{first.hint}; " if first.hint else ""
     hint += f"and {len(others)} more: " + ", ".join(other.where for other in others)
     return ConfigError(first.what, where=first.where, hint=hint)
-
-
-RENAMED = {"plan.layouts": "`plan.share_ranks`: [false] for split, [true] for colocated, [false, true] for both"}
-"""Keys of earlier versions, and what took their place."""
 
 
 def config_errors(error: ValidationError, origins: Origins, root: type[BaseModel] = Config) -> list[ConfigError]:

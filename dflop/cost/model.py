@@ -16,7 +16,6 @@ import numpy.typing as npt
 
 from dflop.cost.curve import Floats, Load, evaluate, straightened
 from dflop.cost.expert_parallel import exchange_seconds, slower_frac
-from dflop.cost.extrapolation import refuse_far
 from dflop.cost.identity import bytes_per_value
 from dflop.cost.link_costs import ALL_REDUCE, P2P, LinkModel
 from dflop.cost.tables import TableSet
@@ -38,6 +37,8 @@ from dflop.records import (
 __all__ = ["CostModel", "Floats", "has_edge"]
 
 MAX_EXTRAPOLATION = 2.0
+ROUNDING = 1.0 + 1e-12
+"""A mean length is a quotient; the probe that set the limit must not lie beyond it."""
 
 
 class CostModel:
@@ -327,3 +328,26 @@ def _share(load: Load, cp: int) -> Load:
 def has_edge(layers_per_stage: tuple[int, ...], stage: int) -> bool:
     """Whether a stage pays the edge time: the last one with layers does (head and loss dwarf the embedding lookup)."""
     return layers_per_stage[stage] > 0 and not any(layers_per_stage[stage + 1 :])
+
+
+def refuse_far(table: CostTable, load: Load, max_extrapolation: float) -> None:
+    """Nothing, unless a load lies beyond `max_extrapolation` times the largest probe, where the table knows that.
+
+    Raises:
+        CostError: what was asked, what was probed, and what to do.
+    """
+    tokens, sum_sq = (np.asarray(part, dtype=np.float64) for part in load[1:])
+    max_length = max_extrapolation * table.max_mean_length * ROUNDING
+    if table.max_tokens and np.any(tokens > max_extrapolation * table.max_tokens):
+        asked, probed = f"{int(tokens.max())} tokens", f"{table.min_tokens} to {table.max_tokens} tokens"
+    elif max_length and np.any(sum_sq > max_length * tokens):
+        length = float(np.max(np.where(tokens > 0, sum_sq, 0.0) / np.maximum(tokens, 1.0)))
+        asked, probed = f"a mean length of {length:.0f} tokens", f"mean lengths up to {table.max_mean_length:.0f}"
+    else:
+        return
+    raise CostError(
+        f"cost of module `{table.module}` asked for {asked}; probed: {probed}, and at most {max_extrapolation:g} "
+        "times that is predicted",
+        where=f"cost table {table.table_id} at tp {table.tp} on {table.hardware}",
+        hint="profile the module on larger groups of samples, or use CostModel(..., extrapolate=True)",
+    )

@@ -13,11 +13,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from dflop.errors import ConfigError
+from dflop.errors import ConfigError, did_you_mean
 from dflop.models import counts
 from dflop.models.media import MediaRules, check_like
 from dflop.models.pixels import Colours
-from dflop.models.unsupported import EXPERTS, decoder_problem
+from dflop.models.unsupported import EXPERTS
 from dflop.records import LLM, MediaItem, ModuleSpec
 
 Grid = tuple[int, int, int]
@@ -227,8 +227,11 @@ class Family(MediaRules):
     def _text(self) -> Mapping[str, Any]:
         """The language model's section, of a kind whose layers are known."""
         text = self.configs[LLM]
-        if text["model_type"] not in counts.DECODERS:
-            raise decoder_problem(text, "model.hf_config.text_config.model_type")
+        if (kind := str(text["model_type"])) not in counts.DECODERS:
+            raise ConfigError(
+                f"the family has no language model of type `{kind}`", where="model.hf_config.text_config.model_type",
+                hint=f"{did_you_mean(kind, counts.DECODERS)}; any other: `model.family: generic`",
+            )  # fmt: skip
         return text
 
     @property

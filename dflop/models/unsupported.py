@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from dflop.errors import ConfigError, did_you_mean
-from dflop.models import counts
 from dflop.models.processor_settings import read_object
 
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
@@ -125,17 +124,3 @@ def has_files(folder: Path) -> bool:
 def is_of_another_type(error: ConfigError) -> bool:
     """Whether a family refuses a config for the type of a section or for experts, which `generic` may take."""
     return error.where.rpartition(".")[2] in ("model_type", *EXPERTS)
-
-
-def decoder_problem(text: Mapping[str, Any], where: str) -> ConfigError:
-    """Why a family with a file does not take a language model.
-
-    Args:
-        text: Its section of a config, of a kind whose layers are not known.
-        where: Key of the kind, for the error.
-    """
-    kind = str(text.get("model_type"))
-    return ConfigError(
-        f"the family has no language model of type `{kind}`", where=where,
-        hint=f"{did_you_mean(kind, counts.DECODERS)}; any other: `model.family: generic`",
-    )  # fmt: skip

@@ -44,6 +44,12 @@ TOO_LONG = "narrow it with WHERE or LIMIT, or raise --timeout-s"
 READ_ERRORS = (duckdb.Error, OSError, pa.ArrowException, MemoryError)
 
 Params = Mapping[str, Any] | Sequence[Any]
+READING = "use SELECT, DESCRIBE, SHOW or EXPLAIN; to add rows, write them to the spool from a job"
+NOTHING_ELSE = "the console reads this store and nothing else: no files, network, extensions or settings"
+_READ_ONLY = "the store is read-only here"
+# duckdb 1.5 lets a SELECT switch these in spite of the locked configuration, and a log file that it may not write
+# then ends the process, with every other connection in it.
+_SWITCH = re.compile(r"\b(?:enable|disable)_(?:logging|profiling)\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,15 +270,6 @@ def _end(timeout_s: float) -> None:
     error = StoreError(f"the query was stopped after {timeout_s:g} s and did not end by itself", hint=TOO_LONG)
     print(f"dflop: {error}", file=sys.stderr, flush=True)
     os._exit(error.exit_code)
-
-
-READING = "use SELECT, DESCRIBE, SHOW or EXPLAIN; to add rows, write them to the spool from a job"
-NOTHING_ELSE = "the console reads this store and nothing else: no files, network, extensions or settings"
-_READ_ONLY = "the store is read-only here"
-
-# duckdb 1.5 lets a SELECT switch these in spite of the locked configuration, and a log file that it may not write
-# then ends the process, with every other connection in it.
-_SWITCH = re.compile(r"\b(?:enable|disable)_(?:logging|profiling)\b", re.IGNORECASE)
 
 
 def reading_statement(con: duckdb.DuckDBPyConnection, sql: str) -> duckdb.Statement:

@@ -54,61 +54,19 @@ def _stating_what_trains(table: pa.Table) -> pa.Table:
     return table.drop_columns(["is_frozen"]).append_column("trains", trains)
 
 
-def _one_way(table: pa.Table) -> pa.Table:
-    """Plans from before modules had a choice: activations kept, optimizer whole, no cap on tokens."""
-    return _with_places(table, recompute=False, shard_optimizer=False, max_tokens=0)
+def _with_places(*degrees: str, **constants: object) -> Upgrade:
+    """Plans whose modules get further degrees of 1, and fields; what today's modules have and these do not is null."""
 
+    def step(table: pa.Table) -> pa.Table:
+        of_1 = dict.fromkeys(degrees, 1)
+        modules = [
+            [{**place, **constants, "parallel": {**place["parallel"], **of_1}} for place in places]
+            for places in table.column("modules").to_pylist()
+        ]
+        column = pa.array(modules, pa.list_(_arrow_type(records.ModulePlan)))
+        return table.set_column(table.schema.get_field_index("modules"), "modules", column)
 
-def _without_groups(table: pa.Table) -> pa.Table:
-    """Plans from before replicas could share out parameters, and some layers recompute."""
-    return _with_places(table, recomputed=[], parameter_shards=1, gather_s=[], scatter_s=[])
-
-
-def _without_offload(table: pa.Table) -> pa.Table:
-    """Plans from before activations could be on the host."""
-    return _with_places(table, offloaded=[])
-
-
-def _without_context(table: pa.Table) -> pa.Table:
-    """Plans from before ranks could share samples."""
-    return _with_degree(_with_places(table, cost_growth=0.0), "cp")
-
-
-def _without_limits(table: pa.Table) -> pa.Table:
-    """Plans from before microbatches could differ in what runs again."""
-    return _with_places(table, recompute_tokens=[])
-
-
-def _without_layout(table: pa.Table) -> pa.Table:
-    """Plans from before their grids alone said it."""
-    return table.drop_columns(["layout"])
-
-
-def _without_experts(table: pa.Table) -> pa.Table:
-    """Plans from before replicas could share experts."""
-    return _with_degree(table, "ep")
-
-
-def _without_cut_frames(table: pa.Table) -> pa.Table:
-    """Plans from before ranks could cut frames."""
-    return _with_places(table, merge_tokens=0)
-
-
-def _with_degree(table: pa.Table, name: str) -> pa.Table:
-    """Plans whose modules have a further degree: 1."""
-    modules = [
-        [{**place, "parallel": {**place["parallel"], name: 1}} for place in places]
-        for places in table.column("modules").to_pylist()
-    ]
-    column = pa.array(modules, pa.list_(_arrow_type(records.ModulePlan)))
-    return table.set_column(table.schema.get_field_index("modules"), "modules", column)
-
-
-def _with_places(table: pa.Table, **constants: object) -> pa.Table:
-    """Plans whose modules get further fields; what today's modules have and these do not is null."""
-    modules = [[{**place, **constants} for place in places] for places in table.column("modules").to_pylist()]
-    column = pa.array(modules, pa.list_(_arrow_type(records.ModulePlan)))
-    return table.set_column(table.schema.get_field_index("modules"), "modules", column)
+    return step
 
 
 UPGRADES: dict[str, tuple[Upgrade, ...]] = {
@@ -131,8 +89,16 @@ UPGRADES: dict[str, tuple[Upgrade, ...]] = {
         _with(lambda table: table.append_column("level", table.column("factor")),
               min_tokens=0, max_tokens=records.ALL_TOKENS, sd_frac=0.0, is_in_force=True),
     ),
-    "plan": (_with(_one_way, sync_s=0.0, uniform_step_s=math.nan), _without_groups, _without_offload,
-             _without_context, _without_limits, _without_layout, _without_experts, _without_cut_frames),
+    "plan": (
+        _with(_with_places(recompute=False, shard_optimizer=False, max_tokens=0), sync_s=0.0, uniform_step_s=math.nan),
+        _with_places(recomputed=[], parameter_shards=1, gather_s=[], scatter_s=[]),
+        _with_places(offloaded=[]),
+        _with_places("cp", cost_growth=0.0),
+        _with_places(recompute_tokens=[]),
+        lambda table: table.drop_columns(["layout"]),
+        _with_places("ep"),
+        _with_places(merge_tokens=0),
+    ),
 }  # fmt: skip
 """Per kind, the steps from schema version 1 to 2, 2 to 3, ...: each takes rows of one version to the next.
 

@@ -1,7 +1,7 @@
 -- noqa: disable=LT02,RF02,RF04
 -- Seconds and bytes of a whole module (all its layers and its edge) on one microbatch, correction included: the formula
 -- of dflop/cost/curve.py. cost_estimate answers anything and says whether it had to extrapolate beyond the probes, as
--- dflop/cost/extrapolation.py does; cost_at answers only inside the probed tokens and mean lengths and raises an error
+-- dflop/cost/model.py does; cost_at answers only inside the probed tokens and mean lengths and raises an error
 -- outside, for a table it does not know and for a null. An error's text is concatenated with concat(), for which null
 -- is empty: error(null) raises nothing.
 create or replace macro cost_estimate(wanted_table_id, num_items, num_tokens, sum_sq_tokens) as table

@@ -27,6 +27,9 @@ from dflop.records import LLM, MediaItem, ModuleSpec
 if TYPE_CHECKING:
     from dflop.models.generic.media_processor import MediaProcessor
 
+_MAX_TURN = 16
+_DEPTHS = ("depth", "num_hidden_layers", "encoder_layers", "num_layers")
+
 
 class GenericFamily(Family):
     """Any multimodal model type of transformers, bound to a whole config and to the folder of its processor.
@@ -145,7 +148,11 @@ class GenericFamily(Family):
         media = [of for of in self.facts.media if not of.problem and (of.kind == "audio") == (module == "audio")]
         medium = next((of for of in media if of.form), None)
         if medium is None:
-            raise self._untrained(module, "; ".join(of.untrained for of in media))
+            why = "; ".join(of.untrained for of in media)
+            raise ConfigError(
+                f"items for `{module}` of a `{self.structure.model_type}` are planned for and not trained on: {why}",
+                where="model.family", hint="leave them out of the data, or use a model of a family: README.md",
+            )  # fmt: skip
         return arrays.array_shape(medium.form, medium.patch, grid)
 
     def token_ids(self, token_id: Mapping[str, int]) -> dict[str, int]:
@@ -169,16 +176,6 @@ class GenericFamily(Family):
     def _of(self, item: MediaItem) -> tuple[MediaHeader, Medium]:
         header = MediaHeader(item.kind, item.width_px, item.height_px, item.num_frames, item.duration_s)
         return header, next(of for of in self.facts.media if of.kind == item.kind)
-
-    def _untrained(self, module: str, why: str) -> ConfigError:
-        return ConfigError(
-            f"items for `{module}` of a `{self.structure.model_type}` are planned for and not trained on: {why}",
-            where="model.family", hint="leave them out of the data, or use a model of a family: README.md",
-        )  # fmt: skip
-
-
-_MAX_TURN = 16
-_DEPTHS = ("depth", "num_hidden_layers", "encoder_layers", "num_layers")
 
 
 def turn_of(kinds: Sequence[str]) -> tuple[int, int]:

@@ -37,6 +37,8 @@ from dflop.models.splits import degrees_of
 from dflop.models.unsupported import refuse_missing_files
 
 _WHERE = "model.hf_config"
+_HEADS = ("num_heads", "num_attention_heads", "n_heads", "nhead")
+"""Attributes of modules that count an attention's heads."""
 
 
 def read_facts(key: str, hf_config: Mapping[str, Any], folder: Path) -> ModelFacts:
@@ -131,10 +133,6 @@ def _two(kind: str) -> tuple[MediaHeader, MediaHeader]:
     """Two items of a kind, one larger than the other."""
     first = PROBES[kind]
     return first, replace(first, width_px=2 * first.width_px, duration_s=2 * first.duration_s)
-
-
-_HEADS = ("num_heads", "num_attention_heads", "n_heads", "nhead")
-"""Attributes of modules that count an attention's heads."""
 
 
 def traced_encoder(model: Any, encoder: Encoder, kind: str, items: Sequence[Mapping[str, Any]]) -> Encoder:

@@ -33,6 +33,10 @@ from dflop.models.unsupported import EXPERTS
 
 LENGTHS = (512, 1024)
 DEGREES = (1, 2, 4, 8, 16)
+_NO_MLP = ("attn", "attention", "norm", "router", "mixer")
+"""Parts of names of parameters that are no MLP's."""
+_FUSED = ("gate_up", "gate_and_up", "w13", "fc1_gated")
+"""Parts of names of parameters that are a gate and what it multiplies."""
 
 
 class _Alike(NamedTuple):
@@ -200,12 +204,6 @@ def _degrees(layer: nn.Module, calls: Iterable[AttentionCall], plan: Mapping[str
         if p.ndim > 1 and how and "rep" not in how:
             sizes.append(p.shape[-2] if how.startswith(("colwise", "packed_colwise")) else p.shape[-1])
     return tuple(tp for tp in DEGREES if all(size % tp == 0 for size in sizes)) if rules else (1,)
-
-
-_NO_MLP = ("attn", "attention", "norm", "router", "mixer")
-"""Parts of names of parameters that are no MLP's."""
-_FUSED = ("gate_up", "gate_and_up", "w13", "fc1_gated")
-"""Parts of names of parameters that are a gate and what it multiplies."""
 
 
 def mlp_of(layer: nn.Module, hidden_size: int, experts: tuple[int, int] = (0, 0)) -> tuple[int, bool]:
