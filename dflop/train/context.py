@@ -2,7 +2,8 @@
 
 The samples of a group lie in a line of tokens, of which each rank has a range (`dflop/simulate/pieces.py`). So a rank
 needs keys and values of others for its first sample only, in front of its own, and others need at most those of its
-last sample. Rows of an encoder go from whoever encoded the item to the ranks with its placeholders.
+last sample. In an encoder ranks with parts of one frame give one another the keys and values of these parts. Rows go
+from whoever has the first part of an item to the ranks with its placeholders.
 """
 
 from __future__ import annotations

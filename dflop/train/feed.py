@@ -6,7 +6,7 @@ known to every rank in time: its rows become zeros, its sample carries no loss, 
 A rank reads what its own stages take and nothing else. The ranks of a tensor-parallel group take the same input, and
 each reads it for itself: sharing it would tie their feeds together by one more collective per step. Context-parallel
 ranks tokenize the samples that they have a piece of, and those whose media they encode. One without a token decodes a
-filler, since the exchanges of its group are in the layers.
+filler, and one without media encodes one if others share a frame: the exchanges of its group are in the layers.
 
 Where replicas share out parameters (`fsdp.py`) they gather a module's weights and sum its gradients together, so all of
 them must run it or none. Who has nothing encodes zeros in the shape of the step's smallest item, or decodes one token,
