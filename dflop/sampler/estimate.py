@@ -70,8 +70,8 @@ class Setting:
 
     def __post_init__(self) -> None:
         for name in ("num_ranks", "num_microbatches", "batch_size", "window"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise ConfigError(f"{name} is {value}", hint="a number of 1 or more")
+            if (value := getattr(self, name)) is not None:
+                check_positive(name, value, "estimate")
 
 
 def waiting_of(order: str, steps: Sequence[Dealt], costs: SampleCosts, setting: Setting) -> Waiting:
@@ -150,9 +150,7 @@ def deals_of(costs: SampleCosts, setting: Setting, *, max_steps: int, seed: int 
     """
     ranks, slots, size = setting.num_ranks, setting.num_microbatches, setting.batch_size
     window = setting.window or max(2, round(_megabatch(len(costs), setting) / size))
-    numbers = {"ranks": ranks, "batch": size, "microbatches": slots, "window": window, "max_steps": max_steps}
-    for name, number in numbers.items():
-        check_positive(name, number, "estimate")
+    check_positive("max_steps", max_steps, "estimate")
     if len(costs) < size:
         raise ConfigError(
             f"{len(costs)} samples do not fill one global batch of {size}",

@@ -71,3 +71,4 @@ def test_a_person_reads_and_tensorboard_shows_every_step(trained):
         expected = [getattr(seen[step, 0], field) for step in range(NUM_STEPS)]
         assert [e.value for e in events.Scalars(name)] == pytest.approx(expected, rel=1e-6)
     assert "speed/mfu_frac" not in events.Tags()["scalars"]
+    assert len(events.Scalars("speed/predicted_saved_frac")) == NUM_STEPS
