@@ -6,7 +6,7 @@ optimizer (ZeRO-1, arXiv 1910.02054) each owns whole parameters, so the fullest 
 they share out parameters (FSDP2), a replica has its part of weights, gradients and optimizer in float32, and whole
 what it has gathered and the gradients of one layer, and from the first pass of a step to the last weights and
 gradients of its experts where it shares experts. A frozen parameter is a weight in the type of the model and nothing
-else, the base of adapters as well; where anything of its module trains, it is shared out like the others.
+else, the base of adapters as well; but for a frozen encoder's, it is shared out like the others.
 Which parameters a stage holds is in `stage_params.py`.
 
 Activations are those of the largest microbatch the scheduler may build times the microbatches in flight under 1F1B,
@@ -211,8 +211,9 @@ class StageState:
         # Meanwhile what the next microbatch or gradient brings from a neighbour comes in.
         comes = message * (holds.sum(axis=1, keepdims=True) > 1)
         ends = _ends_at_work(spec, table, params, load.num_lost, tp) + waiting * heaviest
-        # Behind the layers of a frozen base nothing is gathered but what is counted as held.
-        once = np.maximum(np.maximum(work, entry) + self.passing, ends + self.passing * (not table.trains_adapters))
+        # Behind frozen layers nothing is gathered but what is counted as held.
+        behind = ends + self.passing * (params.trained_ends(table) > 0)
+        once = np.maximum(np.maximum(work, entry) + self.passing, behind)
         return StageBytes(*self.held, kept=kept, once=np.ceil(holds * (comes + once)))
 
 

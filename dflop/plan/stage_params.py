@@ -17,7 +17,7 @@ import numpy as np
 from dflop.cost.activations import kind_bytes_per_token
 from dflop.cost.model import Floats
 from dflop.plan.candidates import Bools
-from dflop.records import CostTable, LayerKind, ModuleSpec
+from dflop.records import LLM, CostTable, LayerKind, ModuleSpec
 from dflop.schedule.items import Ints
 
 GATHERED_LAYERS = 2
@@ -87,12 +87,12 @@ class StageParams:
         return found
 
     def shared(self, table: CostTable) -> Ints:
-        """Those that FSDP2 shares out: all of a module of which anything trains."""
-        return self.total * (not table.is_frozen)
+        """Those that FSDP2 shares out: all but a frozen encoder's."""
+        return self.total * _is_shared(table)
 
     def ends(self, table: CostTable) -> Ints:
         """Of those, the ones outside the layers."""
-        return (self.entry + self.behind + self.edge_adapters) * (not table.is_frozen)
+        return (self.entry + self.behind + self.edge_adapters) * _is_shared(table)
 
     def trained_ends(self, table: CostTable) -> Ints:
         """Those outside the layers that train."""
@@ -101,7 +101,7 @@ class StageParams:
 
     def passing(self, table: CostTable) -> tuple[Floats, Floats]:
         """Of shared parameters (those of layers gathered at once, those of the unit whose gradients are summed)."""
-        layer = self.largest_layers * (not table.is_frozen) / np.maximum(self.num_layers, 1)
+        layer = self.largest_layers * _is_shared(table) / np.maximum(self.num_layers, 1)
         experts = self.largest_experts * table.trains_layers / self.ep
         gathered = np.minimum(self.num_layers, GATHERED_LAYERS) * (layer + self.most_adapters) + experts
         trained = layer * table.trains_layers + self.most_adapters * table.trains_adapters
@@ -183,6 +183,10 @@ def stage_params(spec: ModuleSpec, layers: Ints, tp: int, ep: int = 1) -> StageP
         most_adapters=_most(held, lambda kind: sum(adapters(kind))),
         largest_adapter=_most(held, lambda kind: max(adapters(kind), default=0)),
     )
+
+
+def _is_shared(table: CostTable) -> bool:
+    return table.module == LLM or not table.is_frozen
 
 
 def _kinds_held(spec: ModuleSpec, layers: Ints) -> list[tuple[LayerKind, Ints]]:

@@ -7,8 +7,8 @@ optimizer steps. Groups that share out parameters (`train/fsdp.py`) gather weigh
 and sum gradients in its backward pass, layer by layer (`with_messages` in `simulate/step.py` says how much is exposed;
 what is outside the layers is gathered once, and charged twice, as in the fit of that share); copies of such groups
 all-reduce what each holds. Experts that replicas share are gathered in the first forward pass of a step and summed in
-its last backward pass alone. Frozen modules have none of it. What is frozen in others, the base of adapters or a tower
-below a projector, is gathered, and has no gradients.
+its last backward pass alone. What is frozen, an LLM, the base of adapters or a tower below a projector, is gathered and
+has no gradients; a frozen encoder has none of it.
 
 Sums begin in the last backward pass, bucket by bucket (`train/buckets.py`), and owners' weights come back under the
 first forward pass, so only what passes do not hide is charged (`_left_s`). Both passes are those of an average
@@ -33,7 +33,7 @@ from dflop.plan.candidates import Bools
 from dflop.plan.memory import FLOAT32_BYTES
 from dflop.plan.space import Problem
 from dflop.plan.stage_params import StageParams, first_and_last, stage_params
-from dflop.records import CostTable, ModulePlan, ModuleSpec, RunMode, grids_of
+from dflop.records import LLM, CostTable, ModulePlan, ModuleSpec, RunMode, grids_of
 from dflop.schedule.items import Ints
 
 BUCKET_BYTES = 64 << 20
@@ -105,7 +105,7 @@ def gather_seconds(
         return np.zeros(layers.shape), np.zeros(layers.shape)
     table, params = problem.cost.table(spec.module, RunMode(tp)), stage_params(spec, layers, tp, mode.ep)
     experts, group = params.experts * table.trains_layers, shards[:, np.newaxis]
-    runs_back = table.trains_layers or table.trains_adapters
+    runs_back = table.trains_layers or table.trains_adapters or table.module == LLM
     gathered = params.shared(table) - experts - (params.layers / 2 if not runs_back else 0)
     weights = gathered, layers * (1 if runs_back else 0.5) + (params.ends(table) > 0), bytes_per_value(table.dtype)
     gradients = params.trained(table) - experts, layers * runs_back + (params.trained_ends(table) > 0), FLOAT32_BYTES

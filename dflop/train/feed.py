@@ -18,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -330,8 +330,7 @@ class Feed:
     def _filled(self, step_plan: StepPlan, k: int, given: MicrobatchInput | None) -> MicrobatchInput | None:
         """The microbatch with work for every module of the seat's grid that any replica has some for."""
         # In the order of the plan everywhere: it decides in which order gradients are summed.
-        names = [m.module for m in self._plan.grid_of(self._seat.module)]
-        names = [name for name in names if any(step_plan.of(name).owner[k])]
+        names = [m.module for m in self._plan.grid_of(self._seat.module) if any(step_plan.of(m.module).owner[k])]
         if not names:
             return None
         known = given.encoders if given is not None else {}
@@ -341,9 +340,16 @@ class Feed:
             nothing = torch.zeros(0, dtype=torch.int64)
             llm = dataclasses.replace(
                 llm, own_rows={n: llm.own_rows.get(n, nothing) for n in encoders},
+                transfers=(*llm.transfers, *self._no_rows(step_plan, k, {t.module for t in llm.transfers})),
                 num_tokens=most_tokens(self._plan, step_plan, k, self._seat.replica),
             )  # fmt: skip
         return MicrobatchInput(encoders, llm)
+
+    def _no_rows(self, step_plan: StepPlan, k: int, others: Collection[str]) -> Iterator[Transfer]:
+        """Of encoders on other ranks that send to other replicas alone: as behind theirs, embeddings get a gradient."""
+        tp, nothing = self._plan.module(LLM).parallel.tp, torch.zeros(0, dtype=torch.int64)
+        for m in (m for m in self._plan.apart if m.module not in others and any(step_plan.of(m.module).owner[k])):
+            yield Transfer(m.module, peers_of(self._seat, tp, m, m.parallel.pp - 1, 0), nothing)
 
     def _filled_encoder(self, step_plan: StepPlan, module: str, given: EncoderInput | None) -> EncoderInput:
         """An encoder's part with something to run, where the rank holds layers of it."""
@@ -384,10 +390,8 @@ def _placeholders(
     work: ModuleWork, items: Sequence[int], packed: Mapping[int, tuple[int, EncodedSample]]
 ) -> torch.Tensor:
     """Positions in the packed tokens of the rows of some items, in their order."""
-    positions = []
-    for item in items:
-        start, sample = packed[work.item_sample[item]]
-        positions.append(start + sample.media_positions[work.item_rank_in_sample[item]])
+    found = [(item, *packed[work.item_sample[item]]) for item in items]
+    positions = [start + of.media_positions[work.item_rank_in_sample[item]] for item, start, of in found]
     return torch.from_numpy(np.concatenate(positions))
 
 

@@ -14,8 +14,9 @@ ones. They are gathered once per step and their gradients summed in its last bac
 1/ep of the experts are whole meanwhile, and no microbatch waits for messages of the largest part of the parameters.
 
 To the rest of training such a stage looks like one of which every replica holds a part: `Stage.names` maps global names
-to this rank's rows, plain tensors that share their memory with FSDP's. A stage of which nothing trains stays whole: a
-frozen LLM runs a backward pass only where there are media.
+to this rank's rows, plain tensors that share their memory with FSDP's. A frozen encoder stays whole: it has no backward
+pass, behind which FSDP2 forgets what ran. A frozen LLM that is shared out has one where any replica has media
+(`feed.py`), as all must have it or none.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def shard_parameters(stages: Sequence[Stage], groups: Groups, cut: Mapping[str, 
         # An LLM stage returns the only row of its batch; nothing writes into it.
         warnings.filterwarnings("ignore", r"FSDP2-wrapped module \(.*\) returned a view")
         for stage in stages:
-            if any(p.requires_grad for p in stage.names.values()):
+            if isinstance(stage, LlmStage) or any(p.requires_grad for p in stage.names.values()):
                 found |= _shard(stage, groups.shards, groups.expert_shards or groups.shards, cut)
     return found
 
@@ -101,7 +102,7 @@ def _shard(
 
 def _in_float32(parameters: Collection[nn.Parameter]) -> MixedPrecisionPolicy:
     """Turn parameters to float32; the policy that computes with them in the type they had."""
-    dtype = next(iter(parameters)).dtype
+    dtype = next((p.dtype for p in parameters), torch.float32)
     if dtype == torch.float32:
         return MixedPrecisionPolicy(cast_forward_inputs=False)
     for p in parameters:

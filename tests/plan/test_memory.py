@@ -97,7 +97,8 @@ def test_an_average_of_the_weights_is_one_more_state():
 
 
 def test_frozen_modules_keep_weights_alone():
-    assert bytes_of([4], module="vision", frozen=True).state.tolist() == [[2 * 6 * M]]
+    for how in ({}, {"dp": np.array([4]), "shards": 4}):
+        assert bytes_of([4], module="vision", frozen=True, **how).state.tolist() == [[2 * 6 * M]]
 
 
 def test_of_a_frozen_tower_the_edge_alone_has_gradients_and_an_optimizer():

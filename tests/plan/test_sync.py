@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -86,22 +87,23 @@ def test_weights_and_gradients_of_a_ranks_experts_are_whole_and_their_state_is_s
     assert found[0].kept.item() < found[1].kept.item(), "the rank with most rows keeps more"
 
 
-@pytest.mark.parametrize("what", ["all", "projector", "adapters"])
+@pytest.mark.parametrize("what", ["all", "projector", "adapters", "nothing of an LLM"])
 def test_frozen_weights_are_gathered_and_have_no_gradients(what):
     """4M in four layers, an end of 1M on each side, and adapters of 20,000 per layer: two passes, a tower has one."""
-    problem = problem_with("vision", num_nodes=1)
-    spec = with_layers(problem.spec("vision"), adapters=((0, 20_000),) if what == "adapters" else ())
-    tables = [t for t in problem.cost.tables if t.module == "vision"]
+    problem, module = problem_with("vision", num_nodes=1, experts={}), LLM if "LLM" in what else "vision"
+    spec = with_layers(problem.spec(module), adapters=((0, 20_000),) if what == "adapters" else ())
+    tables = [replace(t, trains="none") if "LLM" in what else t for t in problem.cost.tables if t.module == module]
     tables = [tower_table(t) for t in tables] if what == "projector" else tables
-    trains = {"frozen": ("vision.tower",) * (what == "projector"), "adapted": ("vision",) * (what == "adapters")}
+    frozen = {"projector": ("vision.tower",), "nothing of an LLM": (LLM,)}.get(what, ())
+    trains = {"frozen": frozen, "adapted": ("vision",) * (what == "adapters")}
     cost = CostModel(tables, specs=[spec], links=problem.cost.links, extrapolate=True, **trains)
-    problem = dataclasses.replace(problem, cost=cost)
+    problem = replace(problem, cost=cost)
     gather_s, scatter_s = gather_seconds(problem, spec, LAYERS, RunMode(), replicas=DP, shards=DP)
     once_s, nothing_s = (cost.sync_seconds(size, 4, 1) for size in (M, 1e-9))
     of_value = (once_s - nothing_s) / M / 2
-    num, gathered = {"all": (5, 6 * M), "projector": (3, 4 * M), "adapters": (5, 6 * M + 80_000)}[what]
+    num, gathered = {"projector": (3, 4 * M), "adapters": (5, 6 * M + 80_000)}.get(what, (5, 6 * M))
     assert gather_s.item() == pytest.approx(num * nothing_s + 2 * gathered * of_value)
-    num, summed = {"all": (5, 6 * M), "projector": (1, M), "adapters": (4, 80_000)}[what]
+    num, summed = {"all": (5, 6 * M), "projector": (1, M), "adapters": (4, 80_000)}.get(what, (0, 0))
     assert scatter_s.item() == pytest.approx(num * nothing_s + 4 * summed * of_value)
 
 

@@ -132,6 +132,9 @@ def layouts() -> dict[str, Layout]:
         "split pp 4, FP8": eight_bit(split({LLM: (4, 1)})),
         "split pp 4, FP8, recomputed": eight_bit(split({LLM: (4, 1)}), recompute=True),
         "inline tp 2 dp 2, FP8": eight_bit(inline([{"vision": 4, LLM: 4}], dp=2, tp=2)),
+        "split dp 2 and dp 2, FSDP2, frozen LLM": layout(
+            split({"vision": (1, 2), LLM: (1, 2)}), shards=2, frozen=(LLM,)
+        ),
         "split pp 4, ten chunks of loss tokens": layout(split({LLM: (4, 1)}), chunk_tokens=8),
     }
 

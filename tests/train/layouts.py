@@ -140,6 +140,9 @@ OTHERS = {
         MIXED, dp=2, sharded=ALL, frozen=("vision.tower", "audio.tower", LLM)
     ),
     "inline pp2 dp2, sharded, mixed stages": Layout(MIXED, dp=2, sharded=ALL),
+    "vision dp2 + llm dp2, sharded, llm frozen and recomputed": Layout(
+        {"vision": (1, 2), LLM: (1, 2)}, sharded=ALL, recompute=(LLM,), frozen=(LLM,)
+    ),
     "vision dp2 + llm dp2, sharded": Layout({"vision": (1, 2), LLM: (1, 2)}, sharded=ALL),
 }
 """Of a lane."""

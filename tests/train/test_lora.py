@@ -35,6 +35,7 @@ OTHER_CASES = {
     ),
     "inline pp2 dp2, sharded, tied ends": (Layout(ENDS, dp=2, sharded=ALL, tied=True), ((LLM, EVERY),)),
     "inline dp4, sharded in twos": (Layout(ONE, dp=4, sharded=2), ((LLM, EVERY),)),
+    "vision dp2 + llm dp2, sharded": (Layout({"vision": (1, 2), LLM: (1, 2)}, sharded=ALL), ((LLM, ATTENTION),)),
     "inline dp2 cp2, sharded": (
         Layout(({"vision": 2, LLM: 4},), dp=2, cp=2, sharded=ALL), ((LLM, EVERY), ("vision", EVERY))
     ),
