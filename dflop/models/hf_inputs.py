@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from dflop.errors import ConfigError
 from dflop.models.family import Family, Tower
 from dflop.records import MediaItem
 
@@ -31,10 +32,16 @@ def hf_inputs(
         items: In the order of the sample.
         arrays: Encoder input of each, see `Family.array_of`.
         positions: int64, the positions of the rows of each in the tokens.
+
+    Raises:
+        ConfigError: a family without a file of its own, whose inputs only its processor makes.
     """
     inputs: Inputs = {"input_ids": input_ids[None], "attention_mask": torch.ones_like(input_ids)[None]}
     for module, tower in family.towers.items():
         group = [(item, _values(tower, a)) for item, a in zip(items, arrays, strict=True) if item.module == module]
+        if group and tower.call not in _OF_TOWERS:
+            hint = "ask without media, or export the model and use transformers' processor"
+            raise ConfigError(f"a `{family.name}` answers to text alone here", where="model.family", hint=hint)
         if group:
             inputs |= _OF_TOWERS[tower.call](family, group)
     if family.name.endswith("_vl"):

@@ -11,6 +11,7 @@ from dflop.models.generic import stage_rules
 from dflop.models.generic.arrays import PARTS
 from dflop.models.generic.items import form_of_item
 from dflop.models.generic.reach import Reach, read_reaches
+from dflop.models.hf_inputs import hf_inputs
 from dflop.records import LLM
 from tests.models.generic.configs import config_of
 from tests.models.generic.small import Small
@@ -118,3 +119,10 @@ def test_the_auxiliary_loss_of_routers_is_refused():
     assert "router's auxiliary loss is not computed" in stage_rules.untrained(model, *of)
     model.config.text_config.router_aux_loss_coef = 0.0
     assert not stage_rules.untrained(model, *of)
+
+
+def test_media_in_a_question_to_a_model_without_a_family_are_refused():
+    family, item = Small("smolvlm").family, SimpleNamespace(module="vision", kind="image")
+    family.name = "smolvlm"
+    with pytest.raises(ConfigError, match="a `smolvlm` answers to text alone here"):
+        hf_inputs(family, torch.arange(4), [item], [torch.zeros(1)], [torch.arange(1)])
