@@ -1,7 +1,7 @@
 import pytest
 
-from dflop.data.skipped import hint_for, skipped_text
 from dflop.records import QuarantinedSample
+from dflop.steps.profiling import hint_for, skipped_text
 
 
 def bad(index: int, reason: str) -> QuarantinedSample:
