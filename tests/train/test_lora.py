@@ -104,7 +104,8 @@ def drop(rank, folder, trial):
 
 
 def test_layers_that_run_again_and_tensor_parallel_ranks_drop_the_same_and_evaluation_drops_nothing(tmp_path):
-    modules, targets = ({"vision": 2, LLM: 4},), ((LLM, ("q_proj", "up_proj")), ("vision", ("q", "gate_proj")))
+    modules = ({"vision": 2, LLM: 4},)
+    targets = ((LLM, ("v_proj", "gate_proj", "up_proj")), ("vision", ("q", "gate_proj")))
     tensor = Layout(modules, tp=2)
     trial, plain = (with_adapters(tensor, *targets, dropout=share) for share in (0.5, 0.0))
     found = []
