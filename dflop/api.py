@@ -35,7 +35,7 @@ class Planned:
 
     plans: tuple[Plan, ...]
     speed: Throughput
-    """Of the best one, simulated."""
+    """Throughput of the best plan, simulated."""
     costs: str
     """Where the costs come from."""
     config: Config

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from pathlib import PurePath
 
 _MAX_PATH_BYTES, _MAX_NAME_BYTES = 4095, 255
-"""Of Linux and of nearly every file system."""
+"""Limits of Linux and of nearly every file system."""
 
 _DISK_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE}
 _HUNG_UP = re.compile(

@@ -31,12 +31,12 @@ MAX_SHOWN_JOBS = 50
 EVERY_S = 5.0
 """Least time between two changes of the bar."""
 TIMEOUT_S = 15.0
-"""Of a request: a server that accepts and does not answer is away."""
+"""Timeout of a request: a server that accepts and does not answer is away."""
 RETRY_S = 5.0
 END_S, SHORT_END_S = 60.0, 5.0
 """How long the end of a flow waits for a server that is away; the short one where somebody has stopped it."""
 _RETRIED = (401, 403, 408, 429)
-"""Of the answers 4xx, those that another time may not be given."""
+"""4xx answers that a retry may not get."""
 
 Send = Callable[[], Coroutine[Any, Any, Any]]
 T = TypeVar("T")
@@ -104,7 +104,7 @@ def _is_away(error: Exception) -> bool:
 
 
 OUTBOX: ContextVar[Outbox] = ContextVar("outbox")
-"""That of the flow run in whose context this is."""
+"""Outbox of the flow run in whose context this is."""
 
 
 class Page(Listener):

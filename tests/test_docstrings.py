@@ -1,6 +1,7 @@
-"""Docstrings of public functions name the errors that their own code raises."""
+"""Docstrings of public functions name the errors that their own code raises; all name their subject."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -66,3 +67,15 @@ def test_docstrings_name_the_errors_raised():
         f"{path.relative_to(ROOT)}: {name}": unnamed(node) for path in FILES for name, node in public_functions(path)
     }
     assert {where: names for where, names in missing.items() if names} == {}
+
+
+def test_docstrings_say_what_they_are_about():
+    """`Of the cluster.` behind `num_gpus` leaves the subject to the reader."""
+    headless = re.compile(r'\s*"""(Of|Those|That|Its|Whoever) ')
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in FILES
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if headless.match(line)
+    ]
+    assert found == []

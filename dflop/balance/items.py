@@ -24,7 +24,7 @@ from dflop.schedule.data_parallel import balance_ranks
 from dflop.schedule.items import Ints
 
 Size = tuple[int, ...]
-"""Of an item, as the encoder takes it next to its data, e.g. (frames, height, width) in patches; may be empty."""
+"""Size of an item as the encoder takes it next to the data, e.g. (frames, height, width) in patches; may be empty."""
 Encode = Callable[[torch.Tensor, list[Size]], Sequence[torch.Tensor]]
 """(data of some items one after the other, their sizes) -> rows `[rows, width]` of each item."""
 MIN_GAIN = 1.05
@@ -36,7 +36,7 @@ class Items(NamedTuple):
     data: torch.Tensor
     """`[parts, ...]` of all items one after the other: patches or tiles."""
     num_parts: list[int]
-    """Of each item."""
+    """Number of parts of each item."""
     sizes: list[Size]
     costs: list[float]
     """In any unit that all ranks share."""
@@ -64,7 +64,7 @@ class DealtItems:
     sizes: list[Size]
     cheapest: int
     shape: tuple[int, ...]
-    """Of a part."""
+    """Shape of a part."""
     dtype: torch.dtype
 
 

@@ -12,7 +12,7 @@ from dflop.errors import ConfigError
 from dflop.records import CostTable
 
 MediaCost = Callable[[tuple[int, ...]], float]
-"""Of an item's size: (frames, height, width) in patches, (height, width) in pixels, or nothing for a tile."""
+"""Cost of an item's size: (frames, height, width) in patches, (height, width) in pixels, or nothing for a tile."""
 
 
 def patches(size: tuple[int, ...]) -> float:

@@ -34,15 +34,15 @@ from dflop.cost.tensor_parallel import all_reduces
 from dflop.records import FP8_OFF, LLM, TRAINS_ALL, TRAINS_NONE, CostTable, CostTerms, LinkCost, ModuleSpec
 
 LINK_FRAC = 0.8
-"""Of the data sheet's rate that long messages reach."""
+"""Share of the data sheet's rate that long messages reach."""
 OPTIMIZER_FRAC = 0.25
-"""Of the memory's rate that AdamW reaches; measured on one H200 (docs/measured.md)."""
+"""Share of the memory's rate that AdamW reaches; measured on one H200 (docs/measured.md)."""
 OPTIMIZER_BYTES_PER_PARAM = 28
 """AdamW: gradient 2 read; float32 weight and two moments read and written, 24; 16-bit weight 2 written."""
 AVERAGE_FRAC = 12 / OPTIMIZER_BYTES_PER_PARAM
-"""Of AdamW's seconds, what an average of the weights adds: it is read and written, the float32 weight read."""
+"""Share of AdamW's seconds that an average of the weights adds: it is read and written, the float32 weight read."""
 NVLINK_LATENCY_S, NETWORK_LATENCY_S = 10e-6, 20e-6
-"""Of a message between two ranks; collectives take it once per doubling of the ranks."""
+"""Latency of a message between two ranks; collectives take it once per doubling of the ranks."""
 SOFTWARE = "analytic"
 
 

@@ -25,7 +25,7 @@ class Accuracy:
     median_frac: float
     p95_frac: float
     hardware: str = ""
-    """That the runs are on."""
+    """Hardware of the runs."""
 
 
 # Each run predicted by a fit that saw no run of its laboratory; the tests fit again and compare.
@@ -50,9 +50,9 @@ class Device:
     network_bytes_per_s: float
     """To other nodes."""
     matmul_frac: float
-    """Of the peak, in the matmuls of a training."""
+    """Share of the peak that matmuls of a training reach."""
     attention_frac: float
-    """Of the peak, in the attention of a training (FlashAttention-2 and kernels of its time)."""
+    """Share of the peak that attention of a training reaches (FlashAttention-2 and kernels of its time)."""
     accuracy: Accuracy
     """For language models."""
     num_per_node: int = 8

@@ -28,7 +28,7 @@ class Recipe:
 
     name: str
     kernel_frac: float
-    """Of the sheet's FP8 rate over its bfloat16 rate, what products gain over those in bfloat16."""
+    """Share of the sheet's FP8 rate over its bfloat16 rate that products gain."""
 
 
 RECIPES = {recipe.name: recipe for recipe in (Recipe("tensorwise", 1.0), Recipe("rowwise", 0.77))}
@@ -36,7 +36,7 @@ RECIPES = {recipe.name: recipe for recipe in (Recipe("tensorwise", 1.0), Recipe(
 
 @dataclass(frozen=True, slots=True)
 class Linears:
-    """Of one layer on one rank, those that multiply in FP8."""
+    """Linears of one layer on one rank that multiply in FP8."""
 
     num_params: float
     num_in: float

@@ -297,7 +297,7 @@ class StageKind(NamedTuple):
     edge: bool
     mode: RunMode
     limits: tuple[int, ...] = ()
-    """Of `ModulePlan.recompute_tokens`."""
+    """Limits as in `ModulePlan.recompute_tokens`."""
 
     def costs(self, num_rerun: Any = 0) -> dict[str, Any]:
         """What `CostModel` is asked with; under limits `num_rerun` layers run again, or an array of so many."""

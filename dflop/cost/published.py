@@ -17,7 +17,7 @@ from dflop.records import ModuleSpec, ParallelSpec
 
 
 class Degrees(Protocol):
-    """Of a layout."""
+    """Degrees of a layout."""
 
     @property
     def tp(self) -> int: ...
@@ -31,7 +31,7 @@ class PublishedRun(NamedTuple):
     model: str
     num_params: float
     device: str
-    """Of a name that begins so."""
+    """Beginning of the device's name."""
     num_gpus: int
     tp: int
     pp: int
@@ -78,11 +78,11 @@ RANGES: Mapping[str, tuple[int, float]] = {
 }
 """By kind of layout: runs, and the error that nine of ten keep to."""
 NEAR_RATIO = 2.0
-"""Of parameters; a run of another kind of layout or device is not near."""
+"""Most ratio of parameters; a run of another kind of layout or device is not near."""
 
 
 def kind_of(parallel: Degrees) -> str:
-    """Of a layout, as in `RANGES`."""
+    """Kind of a layout, as in `RANGES`."""
     if parallel.pp > 1:
         return "pipelines"
     return "tensor parallelism" if parallel.tp > 1 else "replicas"

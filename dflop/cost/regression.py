@@ -16,7 +16,7 @@ import numpy.typing as npt
 from dflop.cost.curve import Bools, Floats
 
 HUBER = 1.345
-"""Of the residuals' standard deviation: 95 % as efficient as least squares where errors are normal."""
+"""Threshold in standard deviations of residuals: 95 % as efficient as least squares where errors are normal."""
 NUM_REWEIGHTINGS = 2
 MAX_FOLDS = 8
 

@@ -35,7 +35,7 @@ class Program:
     moves: float
     """Times that a layer and pass move the 2 h bytes of a token's hidden state."""
     launch_frac: float
-    """Of the launches of an eager layer."""
+    """Share of an eager layer's launches."""
     cast_bytes: float
     """Moved per value that is cast to 8 bit."""
 

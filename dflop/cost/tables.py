@@ -69,7 +69,7 @@ class TableSet:
 
     @property
     def all(self) -> tuple[CostTable, ...]:
-        """Those given and chosen, ordered by (module, tp, recompute)."""
+        """Tables given and chosen, ordered by (module, tp, recompute)."""
         return tuple(self._tables[key] for key in sorted(self._tables))
 
     def table(self, module: str, tp: int, recompute: float) -> CostTable:

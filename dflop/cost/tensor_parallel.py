@@ -22,7 +22,7 @@ DERIVED = "derived"
 LAYER_ALL_REDUCES = 2
 """Per pass, of the hidden states; two all-gathers are one."""
 EDGE_ALL_REDUCES = (2, 1)
-"""Of an LLM's head: forward, of 3 float32 numbers per token; backward, of the hidden states. In every module comes an
+"""All-reduces of an LLM's head: forward, of 3 float32 numbers per token; backward, of hidden states. Modules have an
 all-gather on top where shares of tokens are put together, half of one."""
 
 

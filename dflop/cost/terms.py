@@ -97,7 +97,7 @@ def _sheet_table(spec: ModuleSpec, used: CostTable, sheet: Device) -> CostTable:
 
 
 def _link_terms(links: Sequence[LinkCost], cluster: ClusterSpec, sheet: Device | None) -> Iterator[Term]:
-    """Of each operation in a node, and between nodes, the largest group."""
+    """Terms of each operation's largest group, in a node and between nodes."""
     known = LinkModel(
         () if sheet is None else analytic_link_costs(
             sheet, num_nodes=cluster.num_nodes, num_processes_per_node=cluster.num_processes_per_node, profile_key=""

@@ -16,7 +16,7 @@ from dflop.records import ModuleSpec, Plan, SampleShape
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """Of steps of one length; simulated where the length is."""
+    """Throughput of steps of one length; simulated where the length is."""
 
     tokens_per_s_per_gpu: float
     """Tokens of the LLM, media among them; every GPU that is paid for counts."""
@@ -36,11 +36,11 @@ class Workload:
     """Modules whose weights take no gradients, or `<encoder>.tower`s."""
     batches: Sequence[Sequence[SampleShape]]
     num_gpus: int
-    """Of the cluster, whether a plan uses all of them or not."""
+    """GPUs of the cluster, whether a plan uses all of them or not."""
     peak_flops_per_s: float
-    """Of one GPU; NaN where it is not known."""
+    """Peak of one GPU; NaN where it is not known."""
     num_samples: int
-    """Of an epoch."""
+    """Samples of an epoch."""
     adapted: Sequence[str] = ()
     """Modules of which low-rank adapters train."""
 

@@ -30,7 +30,7 @@ EMITTERS: Mapping[str, Emitter] = {
     "veomni": emit_veomni,
 }
 RULES: Mapping[str, MimoRules] = {"megatron-mimo": MimoRules()}
-"""Of the targets that do not accept every plan."""
+"""Rules of targets that do not accept every plan."""
 
 
 def emitter(target: str) -> Emitter:

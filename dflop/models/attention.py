@@ -45,7 +45,7 @@ class Earlier:
     """
 
     num_given: int
-    """Of this rank's last tokens, how many later ranks need."""
+    """How many of this rank's last tokens later ranks need."""
     num_taken: int
     """Tokens of the first segment that earlier ranks have."""
     exchange: Callable[[torch.Tensor], torch.Tensor]

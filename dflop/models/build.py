@@ -52,7 +52,7 @@ class Stage(nn.Module):
 
     @property
     def run_alike(self) -> list[nn.Module]:
-        """Those that every replica runs equally often in a microbatch."""
+        """Modules that every replica runs equally often in a microbatch."""
         return self.layers
 
     @property

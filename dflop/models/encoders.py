@@ -120,7 +120,7 @@ ENCODERS: Mapping[str, Encoder] = {
 }  # fmt: skip
 PACKERS: Mapping[str, Packer] = {"anyres": packed_anyres}
 CUT_THEMSELVES = {"native", "mel", GENERIC}
-"""Those whose attention splits a packed sequence where its segments meet unless it is told not to."""
+"""Encoders whose attention splits a packed sequence at its segments unless it is told not to."""
 
 
 def _boundaries(name: str, longest: str, cu_seqlens: torch.Tensor) -> Arguments:
@@ -128,7 +128,7 @@ def _boundaries(name: str, longest: str, cu_seqlens: torch.Tensor) -> Arguments:
 
 
 def native_arithmetic(tower: Any, sizes: torch.Tensor) -> Arguments:
-    """Of Qwen's vision towers; sizes are (temporal, height, width) in patches."""
+    """Arguments of Qwen's vision towers; sizes are (temporal, height, width) in patches."""
     from transformers import vision_utils as hf
 
     found: Arguments = {"position_ids": hf.get_vision_position_ids(sizes, tower.spatial_merge_size)}
@@ -147,7 +147,7 @@ def native_arithmetic(tower: Any, sizes: torch.Tensor) -> Arguments:
 
 
 def native_parts(tower: Any, sizes: torch.Tensor, parts: Sequence[tuple[int, int, int]]) -> Arguments:
-    """Of parts of items, where a tower of that kind attends over whole frames in every layer.
+    """Arguments for parts of items, where a tower of that kind attends over whole frames in every layer.
 
     Args:
         tower: Without windows.
@@ -163,7 +163,7 @@ def native_parts(tower: Any, sizes: torch.Tensor, parts: Sequence[tuple[int, int
 
 
 def mel_arithmetic(tower: Any, sizes: torch.Tensor) -> Arguments:
-    """Of Qwen2.5-Omni's audio tower, which convolves chunks of one length; the first number of a size counts frames."""
+    """Arguments of Qwen2.5-Omni's audio tower, which convolves chunks of one length; a size begins with its frames."""
     from transformers.models.qwen2_5_omni import modeling_qwen2_5_omni as hf
 
     frames, most = sizes[:, 0], 2 * tower.n_window
@@ -180,7 +180,7 @@ def mel_arithmetic(tower: Any, sizes: torch.Tensor) -> Arguments:
 
 
 def windows_arithmetic(tower: Any, sizes: torch.Tensor) -> Arguments:
-    """Of Qwen2-Audio's tower; the first number of a size counts real frames of a window.
+    """Arguments of Qwen2-Audio's tower; the first number of a size counts real frames of a window.
 
     Positions of the audio and of the padding behind it attend among themselves, which for the former is what Hugging
     Face's mask does; rows of padding are not handed on.

@@ -29,7 +29,7 @@ GENERIC = "generic"
 GENERIC_PARTS = "generic parts"
 """How it calls towers that take one item at a time."""
 MAX_LAYERS = 10_000
-"""Of a module; what lists its layers, ours and transformers, would fill memory with more."""
+"""Most layers of a module; what lists them, ours and transformers', would fill memory with more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Tower:
     projector: tuple[str, ...] = ()
     """Submodules of the tower that are its projector, where that is not among the extras."""
     colours: Colours | None = None
-    """Of a tower that takes pixels."""
+    """Colours of a tower that takes pixels."""
     data_axis: int = 0
     """Items' arrays are concatenated along this axis."""
 

@@ -31,7 +31,7 @@ from dflop.models.splits import is_column_or_row
 ALIGNMENT = 16
 """Both sizes of a weight are multiples of it, as the kernels ask for; rows are padded to it."""
 MIN_CAPABILITY = 8, 9
-"""Of a CUDA device that multiplies in 8 bit: Ada, Hopper and later."""
+"""Least capability of a CUDA device that multiplies in 8 bit: Ada, Hopper and later."""
 
 
 def use_float8(layers: Iterable[nn.Module], recipe: str, device: torch.device) -> None:

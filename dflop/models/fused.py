@@ -26,7 +26,7 @@ from dflop.models.matmuls import MATMULS, PLAIN, Matmuls
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
 Forward = Callable[[Any, torch.Tensor], torch.Tensor]
-"""Of a module, by its parameters and attributes."""
+"""Forward pass of a module, by its parameters and attributes."""
 
 
 def unfuse(layers: Iterable[nn.Module]) -> None:
@@ -74,7 +74,7 @@ def _rms_norm(epsilon: str, offset: float, rounds_last: bool) -> Forward:
 
 
 def mlp_forward(gate: str, up: str, down: str, activation: str) -> Forward:
-    """Of an MLP with these children; `gate` is empty where it has none."""
+    """Forward pass of an MLP with these children; `gate` is empty where it has none."""
 
     def forward(mlp: Any, hidden: torch.Tensor) -> torch.Tensor:
         wide = getattr(mlp, up)(hidden)
@@ -85,7 +85,7 @@ def mlp_forward(gate: str, up: str, down: str, activation: str) -> Forward:
 
 
 def packed_mlp_forward(into: str, down: str, activation: str, gate: int) -> Forward:
-    """Of an MLP whose first Linear makes the gate and what it multiplies; `gate`: which half it is."""
+    """Forward pass of an MLP whose first Linear makes the gate and what it multiplies; `gate`: which half it is."""
 
     def forward(mlp: Any, hidden: torch.Tensor) -> torch.Tensor:
         halves = getattr(mlp, into)(hidden).chunk(2, dim=-1)

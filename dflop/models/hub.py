@@ -48,7 +48,7 @@ class HubModel:
 
     @property
     def num_active_params(self) -> int:
-        """Those that a token passes through; all of them without experts."""
+        """Parameters that a token passes through; all of them without experts."""
         unused = (num * (kind.num_params - kind.num_used_params) for s in self.family.specs() for kind, num in s.layers)
         return self.num_params - sum(unused)
 

@@ -39,7 +39,7 @@ class Adapters:
     """What was added to a model."""
 
     shapes: Mapping[str, tuple[int, ...]]
-    """Of the adapters' parameters, by global name."""
+    """Shapes of the adapters' parameters, by global name."""
     base: frozenset[str]
     """Parameters that never train, by global name: the others of the modules that have adapters."""
     scale: float

@@ -106,7 +106,7 @@ class _HeadLoss(torch.autograd.Function):
 def _cross_entropies(
     logits: torch.Tensor, targets: torch.Tensor, num_tokens: int, reduce: Reduce, *, needs_error: bool
 ) -> torch.Tensor:
-    """Those of one chunk, `[tokens]`; the gradient of the logits takes their place if it is needed.
+    """Cross-entropies of one chunk, `[tokens]`; the logits' gradient takes their place if it is needed.
 
     Args:
         logits: `[tokens, rows]`.

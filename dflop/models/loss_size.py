@@ -8,9 +8,9 @@ import numpy.typing as npt
 CHUNK_TOKENS = 4096
 """Whose logits exist at once. Fewer cost time: each chunk passes over the head's gradient once more."""
 BLOCK_BYTES = 16 << 20
-"""Of float32 numbers that softmax works on at a time: they stay in the cache of a GPU, or of a CPU."""
+"""Bytes of float32 numbers that softmax works on at a time: they stay in the cache of a GPU, or of a CPU."""
 PART_BYTES = 32 << 20
-"""Of a product of the head's gradient in half precision, before it is added up in float32."""
+"""Bytes of a product of the head's gradient in half precision, before it is added up in float32."""
 
 
 def loss_peak_bytes(

@@ -70,7 +70,7 @@ class Placement:
     num_rows: int
     """Rows (placeholder tokens) handed to the LLM."""
     layout: Layout
-    """Its numbers add up to `num_rows`."""
+    """Layout of rows; the numbers add up to `num_rows`."""
 
 
 @dataclass(frozen=True, slots=True)

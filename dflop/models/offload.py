@@ -20,7 +20,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves
 
 LEAST_BYTES = 256 << 10
-"""Of a tensor that goes: a smaller one is copied before its copy is launched."""
+"""Least bytes of a tensor that goes: a smaller one is copied before its copy is launched."""
 
 
 def spread(num_layers: int, num_sent: int) -> list[int]:

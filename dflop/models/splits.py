@@ -47,7 +47,7 @@ class TensorSplit:
     row: tuple[str, ...]
     """Linears whose inputs are split; their outputs are summed over the ranks, their bias is added once."""
     fused: Mapping[str, int]
-    """Of `column`: Linears that hold so many matrices one above the other (3 for query, key, value), split alike."""
+    """Linears of `column` that stack so many matrices (3 for query, key, value), split alike."""
     heads: tuple[str, ...]
     """Integer attributes to divide by the degree, such as `self_attn.num_heads`."""
 

@@ -19,7 +19,7 @@ class Stored:
     """Where a tensor of a folder belongs."""
 
     name: str
-    """Of the model's parameter; of several that are made of it, the first."""
+    """Name of the model's parameter; of several that are made of it, the first."""
     pattern: str | None
     """By which transformers knows how it is converted; None: it is the parameter."""
 

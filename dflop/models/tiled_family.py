@@ -87,7 +87,7 @@ class TiledFamily(Family):
 
 
 def best_resolution(size_px: Size, resolutions_px: Sequence[Size]) -> Size:
-    """Of the resolutions, the one in which an image keeps most of its pixels, then the one that pads least.
+    """The resolution in which an image keeps most of its pixels, then the one that pads least.
 
     The image is scaled to fit inside a resolution with its aspect ratio kept; pixels gained by enlarging do not count.
     The first of equals wins.

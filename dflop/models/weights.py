@@ -144,7 +144,7 @@ class WeightFolder:
         self._expected = expected = {name: tuple(p.shape) for name, p in model.named_parameters()}
         self._stored = StoredNames(model, {*expected, *model.state_dict()})
         self._made_of: dict[str, list[tuple[Stored, tuple[Path, str]]]] = {}
-        """Of a parameter that is computed when it is read, what from."""
+        """What a parameter that is computed when read is made from."""
         self._made: dict[str, torch.Tensor] = {}
         """What was computed last."""
         self._place = self._places(model)

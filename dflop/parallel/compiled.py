@@ -28,7 +28,7 @@ INDUCTOR = "inductor"
 """torch's compiler. It needs a C++ compiler on a CPU, Triton on a GPU."""
 EAGER = ""
 MAX_PROGRAMS = 64
-"""Of one function: with and without gradients, of one token, of views, of every kind of layer."""
+"""Most programs of one function: with and without gradients, of one token, of views, of every kind of layer."""
 
 
 def check_compilable(layers: Sequence[nn.Module]) -> None:

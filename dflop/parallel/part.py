@@ -13,7 +13,7 @@ class Part:
     """Ranges of a parameter along one axis; the rank holds them one behind the other."""
 
     shape: tuple[int, ...]
-    """Of the whole parameter."""
+    """Shape of the whole parameter."""
     axis: int
     ranges: tuple[tuple[int, int], ...]
     """`[first, end)` in the whole; one per fused matrix."""

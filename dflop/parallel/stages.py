@@ -44,13 +44,13 @@ class Piece:
     """`[first, end)`."""
     way: Way = TRAIN
     num_recomputed: int | None = None
-    """Of the layers, where the way recomputes; None: all."""
+    """Recomputed layers, where the way recomputes; None: all."""
     num_offloaded: int = 0
-    """Of the layers, those that keep what they save on the host."""
+    """Layers that keep what they save on the host."""
     trains_projector_only: bool = False
-    """Of an encoder."""
+    """Whether an encoder's projector trains alone."""
     compiler: str = EAGER
-    """Of its layers: a backend of `torch.compile`."""
+    """Compiler of its layers: a backend of `torch.compile`."""
     fp8: str = FP8_OFF
     """Recipe of its layers' Linears, as of `use_float8`."""
 

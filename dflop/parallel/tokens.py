@@ -60,7 +60,7 @@ def _of_share(module: Any, hidden_states: torch.Tensor, *args: Any, **kwargs: An
 
 
 def packed_tokens(whole: torch.Tensor, called_with: Mapping[str, Any]) -> torch.Tensor:
-    """Of layers that take one sequence, `[..., tokens, width]`.
+    """Gather the tokens of layers that take one sequence, `[..., tokens, width]`.
 
     Attention is called with positions or the number of tokens; an MLP may keep the padding.
     """

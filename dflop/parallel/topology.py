@@ -56,7 +56,7 @@ class Seat:
     """What it runs, in the order of the plan's modules."""
     cp_rank: int
     replica: int
-    """Its number among the ranks that hold the same weights."""
+    """Index among the ranks that hold the same weights."""
 
     def part(self, module: str) -> SeatPart | None:
         """The seat's layers of a module, if it has any."""

@@ -38,9 +38,9 @@ class Chain:
 
     problem: Problem
     specs: tuple[ModuleSpec, ...]
-    """Of the modules that it holds."""
+    """Specs of the chain's modules."""
     most_processes: int
-    """That other modules leave it."""
+    """Processes that other modules leave free."""
     mode: RunMode
     ways: tuple[bool, ...]
     """Whether layers may keep their activations, and whether they may run again."""

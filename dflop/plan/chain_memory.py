@@ -24,7 +24,7 @@ from dflop.simulate.order import in_flight
 
 @dataclass(frozen=True)
 class ChainMemory:
-    """Of chains of one mode and one number of microbatches."""
+    """Memory of chains of one mode and one number of microbatches."""
 
     problem: Problem
     specs: tuple[ModuleSpec, ...]
@@ -174,7 +174,7 @@ class ChainMemory:
     def held(
         self, states: Sequence[StageState], layers: Ints, again: Ints, dp: Ints, *, usual: bool = False
     ) -> StageBytes:
-        """Of C chains: `layers` and `again` are `[modules, C, P]`; `usual`: the LLM has an average microbatch."""
+        """Bytes of C chains: `layers` and `again` are `[modules, C, P]`; `usual`: the LLM has an average microbatch."""
         offloaded, which = self.offloaded(layers, again, self.depth(layers.shape[2]), dp), self.which(dp)
         left, pairs = again - offloaded, self._loads(usual)
         parts = (

@@ -104,7 +104,7 @@ class Columns:
         return len(self.sync_s)
 
     def select(self, rows: Ints | Bools) -> Columns:
-        """Those at indices or under a mask, in that order."""
+        """The columns at indices or under a mask, in that order."""
         names = ("holds", "degrees", "tau_s", "fill_s", "sync_s", "max_llm_pp", "place")
         return dataclasses.replace(self, **{name: getattr(self, name)[..., rows] for name in names})
 
@@ -119,7 +119,7 @@ class Columns:
 
     @property
     def num_layers(self) -> Ints:
-        """That each holds."""
+        """Layers of each column."""
         return np.array([int(self.grids[k].layers[:, row].sum()) for k, row in self.place.T.tolist()], dtype=np.int64)
 
     @cached_property

@@ -20,7 +20,7 @@ class GridChoice:
     layers: Mapping[str, tuple[int, ...]]
     """Per module and stage, in the order of the modules."""
     recomputed: Mapping[str, tuple[int, ...]]
-    """Of these, those that run again in the backward pass or have their activations on the host."""
+    """Layers of these that are recomputed or keep their activations on the host."""
     shard_optimizer: bool = False
     parameter_shards: int = 1
 
@@ -86,7 +86,7 @@ class Grids:
         return found
 
     def select(self, rows: Ints | Bools | slice) -> Grids:
-        """Those at indices or under a mask, in that order."""
+        """The grids at indices or under a mask, in that order."""
         changed = {name: getattr(self, name)[:, rows] for name in ("layers", "again")}
         of_last = ("dp", "shards", "tau_s", "fill_s", "sync_s", "alone_s", "max_llm_pp")
         return dataclasses.replace(self, **changed, **{name: getattr(self, name)[..., rows] for name in of_last})

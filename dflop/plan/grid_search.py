@@ -160,7 +160,7 @@ def _narrowed(kept: Sequence[_Kept], more: Iterable[Grids], top: int, limit_s: f
 
 
 def _one_by_one(several: Iterable[Grids], limit_s: float) -> Iterator[_Kept]:
-    """Of those with all layers recomputed and of the others no more than the best `MAX_ALIKE`, up to a limit."""
+    """The best `MAX_ALIKE` grids with all layers recomputed, and of the others, up to a limit."""
     for grids in several:
         order = np.lexsort([grids.num_recomputed, grids.num_processes, grids.alone_s])
         order = order[grids.alone_s[order] <= limit_s]

@@ -26,7 +26,7 @@ MAX_MEMORY_GROWTH = 2**12
 MAX_GROWTH = 4
 """Times the processes there are, as an advice."""
 TOLERANCE = 1.01
-"""Of the least memory that would do."""
+"""Precision of the least memory that would do."""
 COARSE = 1.5
 """Numbers of microbatches nearer to each other than this need hardly different memory."""
 

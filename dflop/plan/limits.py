@@ -13,7 +13,7 @@ from dflop.plan.worst import samples_beyond
 from dflop.records import LLM, ModulePlan, Plan
 
 BINDING_FRAC = 0.9
-"""Of a limit: from here on it is called binding, for the next larger choice rarely fits into the rest."""
+"""Share of a limit from which it is called binding: the next larger choice rarely fits into the rest."""
 
 
 @dataclass(frozen=True, slots=True)

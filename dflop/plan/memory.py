@@ -33,9 +33,9 @@ from dflop.records import FP8_OFF, LLM, ONE_RANK, CostTable, ModuleSpec, RunMode
 from dflop.schedule.items import Ints
 
 FLOAT32_BYTES = 4
-"""Of a gradient, a master weight, a moment."""
+"""Bytes of a gradient, a master weight, a moment."""
 CAST_BYTES = 9
-"""Of a value while it is cast to 8 bit: scaled and clamped in float32, and the 8 bit; compiled layers take less."""
+"""Bytes of a value while it is cast to 8 bit: scaled and clamped in float32, and the 8 bit; less if compiled."""
 NUM_WAITING = 2
 """Layers whose activations wait on the device for their copy to the host."""
 
@@ -49,7 +49,7 @@ class StageBytes:
     mean_optimizer: Floats
     """Were it shared out evenly where it is shared out."""
     least_optimizer: Floats
-    """That one replica has in any case, because parameters are not cut for it."""
+    """Parameters that one replica owns in any case, because none is cut for the optimizer."""
     kept: Floats
     """Activations of one microbatch in flight."""
     once: Floats
@@ -122,13 +122,13 @@ def stage_bytes(
 
 @dataclass(frozen=True, slots=True)
 class LoadBytes:
-    """Of the largest microbatch of C groups, whatever stages run it; arrays are `[C, 1]`."""
+    """Bytes of the largest microbatch of C groups, whatever stages run it; arrays are `[C, 1]`."""
 
     spec: ModuleSpec
     table: CostTable
     tp: int
     tokens: Floats
-    """Of a rank."""
+    """Tokens of a rank."""
     num_lost: Floats
     """Tokens of a rank that may carry loss."""
     edge: Floats
@@ -139,7 +139,7 @@ class LoadBytes:
 
     @classmethod
     def of(cls, spec: ModuleSpec, cost: CostModel, load: Floats, mode: RunMode) -> LoadBytes:
-        """Of loads `[3, C]` of groups; the mode recomputes where any layer may run again."""
+        """Bytes of loads `[3, C]` of groups; the mode recomputes where any layer may be recomputed."""
         edge = cost.activation_bytes(spec.module, load, mode, num_layers=0, edge=True)
         plain = layer_bytes(spec, cost, load, mode.recomputing(False))
         again = layer_bytes(spec, cost, load, mode) if mode.recompute else np.zeros_like(plain)
@@ -149,7 +149,7 @@ class LoadBytes:
         return cls(spec, cost.table(spec.module, mode), mode.tp, *columns)
 
     def select(self, which: Ints) -> LoadBytes:
-        """Those of groups at indices."""
+        """The bytes of groups at indices."""
         columns = (x[which] for x in (self.tokens, self.num_lost, self.edge, self.plain, self.again))
         return LoadBytes(self.spec, self.table, self.tp, *columns)
 
@@ -178,7 +178,7 @@ class StageState:
         shard_optimizer: npt.ArrayLike,
         shards: npt.ArrayLike,
     ) -> StageState:
-        """Of `[C, P]` layers; the others are `[C]` or one for all."""
+        """State of `[C, P]` layers; the other arguments are `[C]` or one for all."""
         params, (first, last) = stage_params(spec, layers, mode.tp, mode.ep), first_and_last(layers)
         columns = tuple(np.reshape(x, (-1, 1)) for x in (replicas, shard_optimizer, shards))
         passing: Floats = np.zeros(layers.shape)
@@ -236,7 +236,7 @@ def layer_bytes(spec: ModuleSpec, cost: CostModel, load: Floats, mode: RunMode) 
 
 
 def passing_bytes(params: StageParams, table: CostTable) -> Floats:
-    """Of shared parameters, what a replica holds whole for a while: gathered weights, and gradients of one layer."""
+    """Bytes of sharded parameters that a replica holds whole for a while: gathered weights, gradients of one layer."""
     weights, gradients = params.passing(table)
     found: Floats = bytes_per_value(table.dtype) * weights + _gradient_bytes(table) * gradients
     return found

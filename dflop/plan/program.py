@@ -22,7 +22,7 @@ from dflop.plan.columns import MAX_COMBINED, Columns, Cover, Found, combined
 from dflop.records import PlanProgram
 
 MAX_NODES = 2_000
-"""Of one program."""
+"""Most nodes of one program."""
 CUTOFF_RATIO = 1.15
 """Times the best known value of the formula: plans beyond it are not looked for."""
 GAP = 1e-9
@@ -114,7 +114,7 @@ def _value_s(columns: Columns, cover: Cover) -> float:
 
 
 def _first_of_equals(columns: Columns, cover: Cover) -> Found:
-    """Of all covers as good as the best one, that with the fewest processes and then the smallest degrees."""
+    """The cover with the fewest processes, then the smallest degrees, among those as good as the best one."""
     value_s = _value_s(columns, cover)
     near = columns.near(value_s * (1 + GAP))
     found = [(value_s, cover)]
@@ -136,7 +136,7 @@ class _Model:
 
         c, with_llm, num_scenarios = columns, columns.with_llm, len(columns.tau_s)
         self.bound = -math.inf
-        """Of the last criterion."""
+        """Bound of the last criterion."""
         self.x: Any = cp.Variable(len(c), nonneg=is_relaxed, boolean=not is_relaxed)
         tau: Any = cp.Variable(num_scenarios, nonneg=True)
         fill: Any = cp.Variable(num_scenarios, nonneg=True)

@@ -37,7 +37,7 @@ MAX_ALIKE = 3
 MANY_MICROBATCHES = 12
 MIN_OF_GRIDS = 4
 MOVES_PER_SAMPLE = 40
-"""Of the scheduler in the last round: half as many as it has for 512 samples of a training step. With a hundredth of
+"""The scheduler's moves in the last round: half as many as for 512 samples of a training step. With a hundredth of
 them plans came out up to 8 % slower than they run, those whose replicas meet in every microbatch the most."""
 
 
@@ -115,7 +115,7 @@ def rank(problem: Problem, nominees: Sequence[Plan], policy: str = "balanced", a
 
 
 def _final(problem: Problem, chosen: Sequence[_Timed], policy: str, at: At) -> list[_Timed]:
-    """Of plans those that the long search schedules on all batches, best first.
+    """The plans that the long search schedules on all batches, best first.
 
     Batch by batch its times take the place of the quick search's, and plans that are then too slow go.
     """

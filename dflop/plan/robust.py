@@ -16,7 +16,7 @@ from dflop.progress import At, unseen
 from dflop.records import LLM, Plan
 
 FACTORS = (0.5, 2.0)
-"""Of the encoders' seconds."""
+"""Factors on the encoders' seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +24,9 @@ class Regret:
     """Under costs that differ from those a plan was made for."""
 
     factor: float
-    """Of the encoders' seconds."""
+    """Factor on the encoders' seconds."""
     step_s: float
-    """Of the plan, simulated."""
+    """Seconds of the plan's step, simulated."""
     best: Plan
     """The one that would have been made."""
 

@@ -19,7 +19,7 @@ from dflop.simulate.pieces import NUM_CHUNKS
 T = TypeVar("T")
 
 USABLE_MEMORY_FRAC = 0.9
-"""Of a device, at most: the rest is for workspaces, communication buffers and fragmentation."""
+"""Most of a device's memory: the rest is for workspaces, communication buffers and fragmentation."""
 CUDA_RESERVED_BYTES, FRAGMENTED_FRAC = 2 << 30, 0.05
 """On a GPU both at least: half a GiB for CUDA's context, one for NCCL's buffers, half for libraries' workspaces, and
 what torch's allocator cannot give out again. Rules of thumb, not measured here."""
@@ -71,7 +71,7 @@ class SearchSpace:
     microbatches: tuple[int, ...] = ()
     """Numbers of microbatches; empty: 1 to 16, then in ever larger steps up to the global batch size."""
     rules: PlanRules | None = None
-    """Of the trainer the plan is for, if it is not this one; then plans are split, and run in arrival order."""
+    """Rules of another trainer the plan is for; then modules have ranks of their own, in arrival order."""
 
     def microbatch_choices(self, global_batch_size: int) -> tuple[int, ...]:
         """Numbers of microbatches to try, ascending.

@@ -49,17 +49,17 @@ class StageParams:
     ep: int = 1
     """Expert-parallel degree in replicas, tensor-parallel ranks not counted."""
     experts: Ints | int = 0
-    """Of `layers`, those of experts that `ep` replicas share, all together; `largest_layers` are without them."""
+    """Share of `layers` in experts that `ep` replicas share, all together; `largest_layers` are without them."""
     largest_experts: Ints | int = 0
     """The same of the layer that has most."""
     num_averages: int = 0
     """Per parameter that trains, kept by the optimizer."""
     adapters: Ints | int = 0
-    """Of low-rank adapters, which are no part of the others."""
+    """Parameters of low-rank adapters, which the others do not include."""
     edge_adapters: Ints | int = 0
-    """Of those, outside the layers."""
+    """Adapter parameters outside the layers."""
     most_adapters: Ints | int = 0
-    """Of the layer that has most."""
+    """Adapter parameters of the layer that has most."""
     largest_adapter: Ints | int = 0
     """Both of its matrices."""
 
@@ -68,7 +68,7 @@ class StageParams:
         return self.layers + self.entry + self.behind + self.adapters
 
     def trained(self, table: CostTable) -> Ints:
-        """Those that train: all or none, adapters, or of an encoder with a frozen tower what is behind it."""
+        """Parameters that train: all or none, adapters, or what follows the frozen tower of an encoder."""
         if table.is_frozen:
             return np.zeros_like(self.layers)
         if table.trains_adapters:
@@ -87,20 +87,20 @@ class StageParams:
         return found
 
     def shared(self, table: CostTable) -> Ints:
-        """Those that FSDP2 shares out: all but a frozen encoder's."""
+        """Parameters that FSDP2 shards: all but a frozen encoder's."""
         return self.total * _is_shared(table)
 
     def ends(self, table: CostTable) -> Ints:
-        """Of those, the ones outside the layers."""
+        """Parameters that FSDP2 shards outside the layers."""
         return (self.entry + self.behind + self.edge_adapters) * _is_shared(table)
 
     def trained_ends(self, table: CostTable) -> Ints:
-        """Those outside the layers that train."""
+        """Parameters outside the layers that train."""
         of_layers = (self.adapters - self.edge_adapters) * table.trains_adapters
         return self.trained(table) - self.layers * table.trains_layers - of_layers
 
     def passing(self, table: CostTable) -> tuple[Floats, Floats]:
-        """Of shared parameters (those of layers gathered at once, those of the unit whose gradients are summed)."""
+        """Sharded parameters (of layers gathered at once, of the unit whose gradients are summed)."""
         layer = self.largest_layers * _is_shared(table) / np.maximum(self.num_layers, 1)
         experts = self.largest_experts * table.trains_layers / self.ep
         gathered = np.minimum(self.num_layers, GATHERED_LAYERS) * (layer + self.most_adapters) + experts
@@ -108,12 +108,12 @@ class StageParams:
         return gathered, np.maximum(np.maximum(trained, experts), self.trained_ends(table))
 
     def whole_experts(self, table: CostTable) -> Floats:
-        """Of a rank's experts, gathered from the first pass of a step to the last."""
+        """Parameters of a rank's experts, gathered from the first pass of a step to the last."""
         found: Floats = np.asarray(self.experts * table.trains_layers / self.ep)
         return found
 
     def least_owned(self, table: CostTable, replicas: Ints) -> Ints:
-        """Those that some replica owns of a shared optimizer, however well `train/zero.py` deals them out.
+        """Parameters that some replica owns of a shared optimizer, however well `train/zero.py` deals them out.
 
         With more matrices than replicas one of them has two, whatever the mean is.
         """

@@ -37,11 +37,11 @@ from dflop.records import LLM, CostTable, ModulePlan, ModuleSpec, RunMode, grids
 from dflop.schedule.items import Ints
 
 BUCKET_BYTES = 64 << 20
-"""Of `train/buckets.py`'s buffers; where owners get the sums, each has its own."""
+"""Bytes of `train/buckets.py`'s buffers; where owners get the sums, each has its own."""
 
 
 def plan_sync_s(problem: Problem, modules: Sequence[ModulePlan], num_microbatches: int) -> float:
-    """Of the slowest stage of any module; modules on the same ranks share their stages."""
+    """Seconds of the slowest stage of any module; modules on the same ranks share their stages."""
     return max(
         float(
             chain_sync_s(
@@ -62,7 +62,7 @@ def plan_sync_s(problem: Problem, modules: Sequence[ModulePlan], num_microbatche
 
 
 def _always_rerun(m: ModulePlan) -> tuple[int, ...]:
-    """Of each stage, layers that run again even in a small microbatch, which the last one may be."""
+    """Layers per stage that are recomputed even in a small microbatch, which the last one may be."""
     return (0,) * m.parallel.pp if m.recompute_tokens else m.num_recomputed
 
 

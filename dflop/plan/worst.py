@@ -30,7 +30,7 @@ class Beyond:
     max_tokens: int
     """A microbatch of one group may have."""
     need_bytes: int
-    """Of the fullest stage, with the sample in a microbatch."""
+    """Bytes of the fullest stage with the sample in a microbatch."""
 
     def __str__(self) -> str:
         over = f", where a microbatch holds {units.count(self.max_tokens)}" * (0 < self.max_tokens < self.num_tokens)

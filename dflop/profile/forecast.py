@@ -31,7 +31,7 @@ class PlannedProbe:
     num_samples: int
     load: ModuleLoad
     seconds: float | None
-    """Of all its repeats and the warm-ups, forward and backward; None where no table says."""
+    """Seconds of all repeats and warm-ups, forward and backward; None where no table says."""
 
 
 def plan_probes(
@@ -95,7 +95,7 @@ def _swept(
     probes: Sequence[Sequence[PlannedProbe]], sizes: Sequence[int], share_s: float, num_repeats: int,
     table: CostTable | None, memory_bytes: int | None,
 ) -> list[PlannedProbe]:  # fmt: skip
-    """Those that would be taken of one module in one way, given those of every group and the groups' tokens."""
+    """Probes that would be taken of one module in one way, given those of every group and the groups' tokens."""
     num_runs: dict[int, int] = {}
 
     def visit(index: int, num_timed: int) -> float | None:
@@ -120,7 +120,7 @@ def _bytes(table: CostTable, probe: PlannedProbe) -> float:
 
 
 def _seconds(table: CostTable, probe: PlannedProbe) -> float:
-    """Of one run, forward and backward."""
+    """Seconds of one run, forward and backward."""
     return _cost(table.forward_s, probe) + _cost(table.backward_s, probe)
 
 

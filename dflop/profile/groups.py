@@ -25,7 +25,7 @@ KINDS = ("random", "length_sorted", "tile_sorted", "single")
 POOL_FACTOR = 4
 """Groups to choose from per group of the grid."""
 SIZE_WEIGHT, LENGTH_WEIGHT, ITEMS_WEIGHT = 2.0, 1.0, 0.6
-"""Of the distance between groups; the whole range of each counts as one."""
+"""Weights of the distance between groups; the whole range of each counts as one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,9 +51,9 @@ class ProbeSettings:
     attention: str = attention.AUTO
     """As `model.attention`."""
     compiler: str = EAGER
-    """Of the LLM's layers, as of `Piece`."""
+    """Compiler of the LLM's layers, as of `Piece`."""
     fp8: str = FP8_OFF
-    """Of the LLM's layers, as of `Piece`."""
+    """FP8 of the LLM's layers, as of `Piece`."""
 
 
 class ModuleProbe:

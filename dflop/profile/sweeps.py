@@ -16,7 +16,7 @@ import numpy as np
 
 MIN_GROUPS = 6
 LARGEST_SHARE = 0.5
-"""Of the time that is left: what one group may take while a fit lacks others. Costs of microbatches beyond the largest
+"""Share of the time left that one group may take while a fit lacks others. Costs of microbatches beyond the largest
 group are extrapolated, so it gets more than the sixth that would be fair."""
 Visit = Callable[[int, int], float | None]
 """(index of a group, timed runs behind one that is not) -> the seconds of all these, None where it does not fit."""
@@ -73,7 +73,7 @@ def next_group(seconds: Sequence[float], sizes: Sequence[int], done: Collection[
 
 
 def _expected_s(sizes: Sequence[int], took_s: dict[int, float], most_s: float) -> list[float]:
-    """Of groups of these sizes: between what other sizes took, and by the tokens beyond the largest of them.
+    """Expected seconds of groups of these sizes: between what other sizes took, and by tokens beyond the largest.
 
     None takes longer than the largest does, `most_s`: where all sizes so far took what launching kernels takes, tokens
     say too much.

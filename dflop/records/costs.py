@@ -130,12 +130,12 @@ class ModuleSpec:
 
     @property
     def query_width(self) -> float:
-        """Of a mean layer."""
+        """Query width of a mean layer."""
         return self.mean(lambda kind: kind.query_width)
 
     @property
     def key_width(self) -> float:
-        """Of a mean layer."""
+        """Key width of a mean layer."""
         return self.mean(lambda kind: kind.key_width)
 
     def mean(self, of: Callable[[LayerKind], float]) -> float:

@@ -78,7 +78,7 @@ class SampleShape:
     sum_sq_llm_tokens: int = 0
     """Squared attention length in the LLM, averaged over its layers; 0: the square of `num_llm_tokens`."""
     content_hash: int = 0
-    """Of its texts and media, signed 64 bits: equal ones teach the same. 0: unknown, as for a table of sizes."""
+    """Hash of texts and media, signed 64 bits: equal ones teach the same. 0: unknown, as for a table of sizes."""
 
     def load(self, module: str) -> ModuleLoad:
         """Work this sample brings to `module`; zero when it has no item for it."""

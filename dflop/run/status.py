@@ -30,7 +30,7 @@ STEP_LINE = re.compile(r"step \d+  (\d+)/(\d+) done")
 VALIDATION_LINE = re.compile(r"validation after step \d+: loss (\d+\.\d+) ")
 """What it says of each validation."""
 MAX_LINES = 1000
-"""Of a log, among which the last step and the last validation are looked for."""
+"""Last lines of a log that the last step and the last validation are looked for in."""
 
 
 def run_rows(runs: Sequence[RunDir], *, everything: bool = False) -> list[tuple[Any, ...]]:

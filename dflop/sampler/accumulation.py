@@ -47,7 +47,7 @@ class Step:
 
     @property
     def num_microbatches(self) -> int:
-        """Of this rank and of every other one."""
+        """Microbatches of this rank and of every other one."""
         return len(self.indices)
 
     @property

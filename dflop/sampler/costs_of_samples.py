@@ -35,7 +35,7 @@ _FIELDS = {
     "seconds": finite_numbers, "tokens": whole_numbers, "supervised": whole_numbers, "index": whole_numbers,
     "weights": finite_numbers,
 }  # fmt: skip
-"""Of `SampleCosts`, one number per sample each."""
+"""Fields of `SampleCosts`, one number per sample each."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -56,7 +56,7 @@ class Start:
     end: int
     """The step after the last."""
     plans: Callable[[int, int], Iterator[BatchPlan]]
-    """Of the steps from one to another."""
+    """Plans of the steps from one to another."""
     num_skipped: int = 0
     """Microbatches that are drawn and thrown away before the first, by a trainer that skips what was trained."""
 

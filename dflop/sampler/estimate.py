@@ -30,7 +30,7 @@ RANDOM, GROUPED, BY_TOKENS, BY_COST, OURS, WINDOW = (
     "random order", "length-grouped", "Karmarkar-Karp, tokens", "Karmarkar-Karp, cost", "dflop", "dflop, window",
 )  # fmt: skip
 KK_UNITS = 2**40
-"""Of the dearest sample: Karmarkar-Karp counts in integers."""
+"""Units of the dearest sample: Karmarkar-Karp counts in integers."""
 MAX_MEGABATCH = 50
 """Batches of a rank that transformers sorts together, at most."""
 WORTHWHILE = 1.02
@@ -49,7 +49,7 @@ class Waiting:
     waiting_frac: float
     """1 - mean / longest of the ranks' times, mean over steps."""
     padding_frac: float
-    """Of all work, what is done on padding."""
+    """Share of all work that is done on padding."""
     step_cost: float
     """Mean over steps, in the unit of the costs."""
     num_steps: int
@@ -75,7 +75,7 @@ class Setting:
 
 
 def waiting_of(order: str, steps: Sequence[Dealt], costs: SampleCosts, setting: Setting) -> Waiting:
-    """Of the steps of an order."""
+    """Waiting of the steps of an order."""
     fracs, longest, work, useful = [], [], 0.0, 0.0
     for rows, slot, rank, num_slots in steps:
         seconds = costs.seconds[rows]
@@ -240,7 +240,7 @@ class Gain:
         self._plans.append(plan)
 
     def since_last(self) -> dict[str, float]:
-        """Of the steps added since the last time, for a trainer's log; nothing where there are none."""
+        """Figures of the steps added since the last call, for a trainer's log; empty where there are none."""
         if not self._plans:
             return {}
         found = self._of(self._plans)

@@ -24,9 +24,9 @@ class LossCheck:
     """How far gradients of a step are from those of its samples one at a time, relative to their norm."""
 
     error_frac: float
-    """Of the sampler's microbatches, scaled."""
+    """Error of the sampler's microbatches, scaled."""
     naive_error_frac: float
-    """Of the same microbatches as most loops would add them up: the mean of their means."""
+    """Error of the same microbatches as most loops would add them up: the mean of their means."""
     worst_parameter: str
     """The one that is furthest off, relative to its own norm."""
 

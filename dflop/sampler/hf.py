@@ -46,7 +46,7 @@ _KEPT = (
     "collate_fn", "num_workers", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context",
     "prefetch_factor", "persistent_workers",
 )  # fmt: skip
-"""Of a trainer's own loader."""
+"""Arguments of a trainer's own loader."""
 _UNPADDED = {"DataCollatorWithFlattening"}
 _log = logging.getLogger(__name__)
 

@@ -93,7 +93,7 @@ class LoaderContext:
     num_prefetched: int = 0
     """Batches that a loader's workers have drawn before the first is handed out."""
     dataset: Any = None
-    """Of the loader; None: no loader, or its dataset has no length."""
+    """Dataset of the loader; None: no loader, or its dataset has no length."""
     num_skipped: int = 0
     """Batches that Accelerate's `skip_first_batches` draws and throws away."""
     is_dispatched: bool = False

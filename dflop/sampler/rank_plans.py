@@ -42,7 +42,7 @@ class Cut:
     window: int = 1
     """Global batches whose samples are sorted together; 1: none are."""
     num_pieces: int = 1
-    """Of different size ranges in a global batch of a window."""
+    """Number of different size ranges in a global batch of a window."""
 
 
 class Order(Protocol):
@@ -130,7 +130,7 @@ class Origin:
     offset: int = 0
     """Samples of the epoch that were trained before."""
     cut: Cut | None = None
-    """Of what the epoch's order is; None: the same as afterwards."""
+    """How the order of this epoch is cut; None: the same as afterwards."""
 
 
 @dataclass(eq=False)
@@ -179,7 +179,7 @@ class Planner:
         return self._num_steps(self.order.num_drawn)
 
     def first_step(self, epoch: int) -> int:
-        """Of an epoch; where it was begun before the origin, the first one after it."""
+        """First step of an epoch; where it was begun before the origin, the first one after it."""
         start = self.origin
         if epoch <= start.epoch:
             return start.step

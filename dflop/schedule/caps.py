@@ -24,11 +24,11 @@ class Caps:
     """Tokens that an assignment of one batch may not exceed."""
 
     bucket_tokens: int
-    """Of the LLM, in one microbatch of one rank."""
+    """LLM tokens in one microbatch of one rank."""
     window: int
     """Consecutive microbatches that the LLM's first stage holds at once."""
     in_flight_tokens: int
-    """Of the LLM, in any such window of a rank. Below `window` full buckets where the batch is longer than planned."""
+    """LLM tokens in any such window of a rank. Below `window` full buckets where the batch is longer than planned."""
     media_tokens: Mapping[str, int]
     """Per encoder, in one microbatch of one rank; those that memory does not bind are left out."""
 
@@ -55,7 +55,7 @@ class Fill:
     num_tokens: int
     cap_tokens: int
     num_microbatches: int
-    """That hold these tokens together on one rank."""
+    """Microbatches that hold these tokens together on one rank."""
 
     @property
     def frac(self) -> float:
@@ -71,7 +71,7 @@ class Fill:
 
 
 def fullest(caps: Caps, plan: Plan, items: Mapping[str, ModuleItems], assignment: Assignment) -> Fill:
-    """Of all caps the one that an assignment fills most."""
+    """The cap that an assignment fills most."""
     num_slots = plan.num_microbatches
     tokens = bucket_tokens(items[LLM], assignment, num_slots, plan.module(LLM).parallel.dp)
     in_flight = np.lib.stride_tricks.sliding_window_view(tokens, caps.window, axis=0).sum(axis=-1)

@@ -41,7 +41,7 @@ class Rerun:
     seconds_s: Floats
     """`[samples]` that each adds to such a layer."""
     fixed_s: float
-    """Of a microbatch, for each such layer."""
+    """Seconds of a microbatch for each such layer."""
     limits: tuple[int, ...]
     """Tokens of a microbatch, ascending, above each of which there is one more."""
 

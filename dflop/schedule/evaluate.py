@@ -141,7 +141,7 @@ class StepEvaluator:
         pieces: PieceLoads | None,
         assignment: Assignment,
     ) -> tuple[Floats, Floats]:
-        """Of a stage's microbatches; under limits `num_rerun` layers of each run again."""
+        """Seconds of a stage's microbatches; under limits `num_rerun` layers of each are recomputed."""
         if not kind.num_layers:
             return np.zeros(load.shape[1:]), np.zeros(load.shape[1:])
         key, items = (part.module, kind), self.items[part.module]

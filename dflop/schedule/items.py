@@ -85,7 +85,7 @@ class StageMix:
     corrected_s: Floats
     """`[items]` that times the item's factor."""
     level: float
-    """Of microbatches in which nothing counts."""
+    """Factor of microbatches in which nothing counts."""
 
     def factors(self, cell: Ints, num_cells: int) -> Floats:
         """`[cells]` from the cell of every item."""

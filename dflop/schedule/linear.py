@@ -25,17 +25,17 @@ from dflop.simulate.step import Node, meeting
 
 
 class Part(NamedTuple):
-    """Of a stage's seconds those that its ranks spend without waiting for one another."""
+    """Seconds of a stage that its ranks spend without waiting for one another."""
 
     row: int
-    """Of `chain_s` (the chain's) or of `slot_s`."""
+    """Row of `chain_s` (the chain's) or of `slot_s`."""
     fixed_s: float
-    """Of every microbatch."""
+    """Seconds of every microbatch."""
     forward_frac: float
     group: int = 1
     """Neighbouring ranks that meet before and behind it; 1: none."""
     gather_s: float = 0.0
-    """Of a forward pass's messages; those of its backward pass take `gather_s + scatter_s`."""
+    """Seconds of a forward pass's messages; the backward pass's take `gather_s + scatter_s`."""
     scatter_s: float = 0.0
     limits: tuple[int, ...] = ()
     """Tokens of a bucket above each of which one more layer runs again in its backward pass."""
@@ -66,11 +66,11 @@ class LinearStep:
     num_after: Ints
     """Per stage of all pipes, stages between it and the loss."""
     cap_tokens: int
-    """Of one bucket."""
+    """Tokens of one bucket."""
     window: int
     """Consecutive slots that a rank of the first chain stage holds at once."""
     cap_in_flight_tokens: int
-    """Of a rank's buckets in any such window."""
+    """Tokens of a rank's buckets in any such window."""
     media_tokens: Ints
     """`[encoders, samples]` tokens of the encoders, those on the chain too."""
     cap_media_tokens: Ints
@@ -80,7 +80,7 @@ class LinearStep:
     rerun_s: Floats = field(default_factory=lambda: np.zeros(0))
     """`[samples]` seconds in which one layer of the LLM runs again; empty where the same layers always do."""
     rerun_fixed_s: float = 0.0
-    """Of every microbatch, for each such layer."""
+    """Seconds of every microbatch, for each such layer."""
 
     @property
     def num_ops(self) -> int:

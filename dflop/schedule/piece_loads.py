@@ -176,7 +176,7 @@ def _place(first: Ints, target: Floats, costs: Floats, tokens: Floats, growth: f
 
 
 def _cost(num_tokens: Floats, growth: float) -> Floats:
-    """Of the first tokens of samples, in those of a sample's first."""
+    """Cost of the first tokens of samples, in units of a sample's first token."""
     found: Floats = num_tokens + growth / 2 * num_tokens * (num_tokens - 1)
     return found
 

@@ -243,7 +243,7 @@ class StepJob:
         return token_lpt(self.items[LLM].num_tokens, self.num_buckets)
 
     def _balanced(self) -> Ints:
-        """Of the two that deal out longest first, whose worst module of the worst bucket is the shortest."""
+        """The better of two longest-first assignments, by the worst module of the worst bucket."""
         weights_s = sample_weights(self.linear)
         return min(
             self._seconds_lpt, self._token_lpt, key=lambda bucket: bottleneck(weights_s, bucket, self.num_buckets)

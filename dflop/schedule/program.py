@@ -16,7 +16,7 @@ from dflop.schedule.items import Ints
 from dflop.schedule.linear import LinearStep, sample_weights
 
 TIME_LIMIT_S = 5.0
-"""Of the solver; building the program comes on top."""
+"""Time limit of the solver; building the program comes on top."""
 REL_GAP = 1e-6
 """What counts as no difference between two values of T."""
 

@@ -48,7 +48,7 @@ class Task(NamedTuple):
     limits: Ints
     """Tokens of a bucket above each of which one more layer of a part reruns."""
     rerun_fixed_s: float
-    """Of every bucket, for each such layer."""
+    """Seconds of every bucket, for each such layer."""
     entry_at: Ints
     """Per encoder, first row of gates of what the chain waits for."""
     num_encoder_kinds: int

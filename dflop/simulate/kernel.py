@@ -250,7 +250,7 @@ def step_program(pipes: tuple[Pipe, ...], num_slots: int, *, is_shared: bool) ->
 
 
 def _sequence(orders: Ints, waits: Sequence[Sequence[int]], m: int) -> tuple[Ints, Ints]:
-    """Of every operation its place in an order in which none comes before what it waits for, and the row before it."""
+    """Each operation's place in an order in which none precedes what it waits for, and the row before it."""
     before, turns = (np.zeros(2 * m * len(orders), dtype=np.int64) for _ in range(2))
     before[orders[:, 1:]] = 1 + orders[:, :-1]
     most = max(map(len, waits))

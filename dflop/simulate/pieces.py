@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from dflop.records import LLM, MediaItem, Plan, StepPlan
 
 _SCALE = 1 << 24
-"""Of costs as whole numbers."""
+"""Scale of costs as whole numbers."""
 _MEDIA_SCALE = 1 << 20
 """The same of media, whose squared tokens are larger."""
 NUM_CHUNKS = 4
@@ -98,7 +98,7 @@ def pieces(plan: Plan, step_plan: StepPlan, microbatch: int, dp_rank: int) -> tu
 
 
 def most_tokens(plan: Plan, step_plan: StepPlan, microbatch: int, replica: int) -> int:
-    """Of the LLM's microbatch, tokens of the group of `cp` with the most, of those that share experts with a replica.
+    """LLM tokens of a microbatch in the fullest `cp` group among those that share experts with a replica.
 
     Layers run again by it: what experts exchange, all ranks that share them exchange again or none.
     """
@@ -145,7 +145,7 @@ def frame_parts(
 
 
 def owned(ranges: Sequence[TileRange]) -> tuple[int, ...]:
-    """Of what a rank encodes, the items that it hands on: those of which it has the first tile."""
+    """Items that a rank hands on: those whose first tile it encodes."""
     return tuple(r.item for r in ranges if not r.first)
 
 
@@ -166,7 +166,7 @@ def num_parts(item: MediaItem, merge_tokens: int = 0) -> int:
 
 
 def media_cost(num_tokens: Any, sum_sq_tokens: Any, growth: float) -> Any:
-    """Of an item, or of arrays of items, in twice `_MEDIA_SCALE`-ths of that of a token; `growth` is as for `cut`."""
+    """Cost of an item, or of arrays of items, in twice `_MEDIA_SCALE`-ths of a token's; `growth` is as for `cut`."""
     return 2 * _MEDIA_SCALE * num_tokens + round(growth * _MEDIA_SCALE) * sum_sq_tokens
 
 
@@ -264,7 +264,7 @@ def _poured(
 
 
 def _cost(num_tokens: int, growth: float) -> int:
-    """Of the first tokens of a sample, in twice `_SCALE`-ths of that of its first."""
+    """Cost of the first tokens of a sample, in twice `_SCALE`-ths of its first token's."""
     return 2 * _SCALE * num_tokens + round(growth * _SCALE) * num_tokens * (num_tokens - 1)
 
 

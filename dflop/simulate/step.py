@@ -17,7 +17,7 @@ Floats = npt.NDArray[np.float64]
 Node = tuple[str, int, int]
 """(module, stage, dp_rank)."""
 EXPOSED_FRAC = 0.808
-"""Of the seconds of FSDP2's gathers and scatters, what computing does not hide: fitted to 88 published trainings
+"""Share of FSDP2's gather and scatter seconds that computing does not hide: fitted to 88 published trainings
 (`python -m tests.bench.published` prints the fit at a data sheet's rate, 1.01, of which links reach 0.8)."""
 
 

@@ -29,7 +29,7 @@ class Base:
     folder: Path | None = None
     """With their weights; None: they are random."""
     seed: int = 0
-    """Of random ones."""
+    """Seed of random weights."""
 
     def digests(self, share: slice = slice(None)) -> dict[str, str]:
         """SHA-256 of every piece of the weights' files, by file and number, or of some of them.

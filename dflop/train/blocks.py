@@ -43,7 +43,7 @@ class Block:
     name: str
     offsets: tuple[int, ...]
     shape: tuple[int, ...]
-    """Of the whole tensor."""
+    """Shape of the whole tensor."""
     tensor: torch.Tensor
     """The content; a view of what the rank holds."""
 

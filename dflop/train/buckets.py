@@ -19,7 +19,7 @@ from torch import nn
 Owners = Mapping[str, int]
 """Data-parallel rank that updates a parameter; a name that is missing is updated by all replicas alike."""
 BUCKET_BYTES = 64 << 20
-"""Of a buffer, unless one parameter is larger: enough to hide latency, small enough to begin early."""
+"""Bytes of a buffer, unless one parameter is larger: enough to hide latency, small enough to begin early."""
 
 
 @dataclass(slots=True, eq=False)
@@ -73,7 +73,7 @@ class GradientBuckets:
 
     @property
     def late(self) -> list[torch.Tensor]:
-        """Those of parameters that something else changes."""
+        """Buffers of parameters that something else changes."""
         return self.flats[len(self._buckets) - self._num_late :]
 
     def expect_last(self) -> None:

@@ -197,7 +197,7 @@ class Line:
 
     @property
     def num_tokens(self) -> int:
-        """Of all ranks."""
+        """Tokens of all ranks."""
         return self._ends[-1]
 
     @property

@@ -23,7 +23,7 @@ Part = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class EncoderShare:
-    """Of one module in one microbatch, as one rank of the group sees it."""
+    """One module's items in one microbatch, as one rank of the group sees them."""
 
     of_ranks: tuple[tuple[TileRange, ...], ...]
     cp_rank: int
@@ -40,7 +40,7 @@ class EncoderShare:
 
     @property
     def items(self) -> tuple[int, ...]:
-        """Those that it hands on."""
+        """Items that the rank hands on."""
         return owned(self.ranges)
 
     def features(self) -> FeatureExchange | None:

@@ -243,7 +243,7 @@ class Engine:
         return exchange.run(self._no_rows(module) if rows is None else rows, context)
 
     def _no_rows(self, module: str) -> torch.Tensor:
-        """Of a rank that encodes nothing, and is part of the others' exchanges, those of gradients among them."""
+        """Empty rows of a rank that encodes nothing and takes part in the others' exchanges, also of gradients."""
         grad = self._rows_need_grad[module]
         return torch.empty((0, self._row_width), dtype=self._dtype, device=self._device, requires_grad=grad)
 

@@ -346,7 +346,7 @@ class Feed:
         return MicrobatchInput(encoders, llm)
 
     def _no_rows(self, step_plan: StepPlan, k: int, others: Collection[str]) -> Iterator[Transfer]:
-        """Of encoders on other ranks that send to other replicas alone: as behind theirs, embeddings get a gradient."""
+        """Empty rows for encoders that send to other replicas alone, so that embeddings get a gradient."""
         tp, nothing = self._plan.module(LLM).parallel.tp, torch.zeros(0, dtype=torch.int64)
         for m in (m for m in self._plan.apart if m.module not in others and any(step_plan.of(m.module).owner[k])):
             yield Transfer(m.module, peers_of(self._seat, tp, m, m.parallel.pp - 1, 0), nothing)

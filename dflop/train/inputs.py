@@ -55,7 +55,7 @@ class EncoderInput:
     arithmetic: Arguments | None
     """What the encoder works out from the sizes; None where it is not made ahead."""
     num_rows: int
-    """That this rank hands on to the LLM."""
+    """Rows this rank hands on to the LLM."""
     transfers: tuple[Transfer, ...]
     """Where the rows go, in a split plan."""
     features: FeatureExchange | None = None
@@ -76,7 +76,7 @@ class LlmInput:
     own_rows: Mapping[str, torch.Tensor]
     """Per encoder, positions of the rows that this replica makes itself, or its group does, in an inline plan."""
     row_exchanges: Mapping[str, RowExchange]
-    """Of those encoders, how context-parallel ranks exchange the rows first; the same ones on all of them."""
+    """How context-parallel ranks exchange rows of those encoders first; the same on all of them."""
     keys: KeyExchange | None
     """What they exchange in every layer; None on all of them or on none."""
     loss_where: torch.Tensor
@@ -85,7 +85,7 @@ class LlmInput:
     loss_sample: torch.Tensor
     """For each of them, the position of its sample in the global batch."""
     num_tokens: int = 0
-    """Of the whole context-parallel group, fillers left out, or of the one with most of those that share experts: by it
+    """Tokens of the whole context-parallel group without fillers, or of the fullest that shares experts: by them
     layers run again in the backward pass."""
 
 

@@ -83,7 +83,7 @@ class Activity:
 
 @dataclass(frozen=True, slots=True)
 class Activities:
-    """Of the two threads of a rank that ranks wait for."""
+    """Activities of the two threads of a rank that other ranks wait for."""
 
     main: Activity = field(default_factory=Activity)
     """The one that computes."""

@@ -49,17 +49,17 @@ class LoopSettings:
     """What the loop of one start of a job runs."""
 
     train: TrainConfig
-    """Of the whole run; number of steps and learning rate of what this job trains stand here."""
+    """Configuration of the whole run; steps and learning rate of this job stand here."""
     run_id: str
     attempt: int
     num_steps: int
     """Behind the last step to run, counted from the first of training."""
     learning_rate: float
     first_step: int = 0
-    """Of the stage of training whose last step is `num_steps`: the learning rate begins there anew."""
+    """First step of the stage of training that ends at `num_steps`: the learning rate starts anew there."""
 
     def learning_rate_of(self, step: int) -> float:
-        """Of a step of this stage."""
+        """Learning rate of a step of this stage."""
         num_steps = self.num_steps - self.first_step
         return learning_rate(step - self.first_step, num_steps, self.learning_rate, self.train)
 

@@ -22,7 +22,7 @@ from dflop.records import parse_json
 
 MANIFEST = "manifest.json"
 INDEX = "index.json"
-"""Of the tensors; see `blocks.py`."""
+"""Index of the tensors; see `blocks.py`."""
 BEST = "best"
 """Key in what the run says of a checkpoint: the name of an older one that stays, however many come after it."""
 VALIDATED = "validation"

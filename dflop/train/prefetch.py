@@ -60,7 +60,7 @@ class Wanted:
     level: int
     """The sample's `media_level`."""
     size_bytes: int
-    """Of the decoded array."""
+    """Bytes of the decoded array."""
 
 
 class Prefetcher:
@@ -79,7 +79,7 @@ class Prefetcher:
         self._ahead_bytes: dict[int, int] = {}
         self._threads = ThreadPoolExecutor(num_workers, thread_name_prefix="decode")
         self._own = threading.local()
-        """Of each of the threads, `worker`, once it was needed."""
+        """Each thread's `worker`, once it was needed."""
         self._alive: set[_Worker] = set()
         self._closing = threading.Lock()
         self._is_closed = False
@@ -188,7 +188,7 @@ class _Worker:
             )  # fmt: skip
 
     def ask(self, message: Any, within_s: float) -> Any:
-        """Its answer.
+        """Answer of the worker.
 
         Raises:
             subprocess.CalledProcessError: it has ended, or was made to after so many seconds.

@@ -27,7 +27,7 @@ class Totals(NamedTuple):
     """What all ranks learn of a step."""
 
     norm: float
-    """Of the gradient of the whole model."""
+    """Norm of the gradient of the whole model."""
     loss: float
     """Global mean."""
     flags: tuple[bool, ...]

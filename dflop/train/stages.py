@@ -41,9 +41,9 @@ class RankModel:
     trains: Trains
     """Which modules train on which stages, the same on every rank."""
     hidden_size: int
-    """Of the LLM."""
+    """Hidden size of the LLM."""
     row_width: int
-    """Of the rows that encoders hand to the LLM; the hidden size unless deep features stand beside it."""
+    """Width of rows that encoders hand to the LLM; the hidden size unless deep features come with it."""
     optimizer: Optimizer
     reducer: GradientReducer
 

@@ -32,7 +32,7 @@ class Reading(NamedTuple):
 
     wall_s: float
     compute_s: float
-    """Of this thread, where processes share cores; on a GPU as `wall_s`."""
+    """Processor seconds of this thread, where processes share cores; on a GPU as `wall_s`."""
 
 
 Mark = Reading | torch.cuda.Event

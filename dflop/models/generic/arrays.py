@@ -25,7 +25,7 @@ PIXELS = {"image": "pixel_values", "video": "pixel_values_videos"}
 Grid = tuple[int, int, int]
 _OF_TEXT = ("input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids")
 NUM_BYTES = 4
-"""Of a whole number, and of the length of the header of `parts`; each byte is a number of the array."""
+"""Bytes of a whole number, and of the length of the header of `parts`; each byte is a number of the array."""
 
 
 def form_of(kind: str, made: Mapping[str, Any]) -> str:

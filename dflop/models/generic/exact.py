@@ -49,7 +49,7 @@ _FIRST_ID, _SPREAD, _RATE = 10, 0.05, 0.01
 _BEFORE = 5
 """Tokens in front of the item."""
 _FLOOR = 1e-6
-"""Of the largest gradient's norm: a module with less has no gradient but rounding."""
+"""Share of the largest gradient's norm below which a module has no gradient but rounding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +79,11 @@ class MediumCheck:
 
 @dataclass(frozen=True, slots=True)
 class Exactness:
-    """Of a model: a check of text, and of every medium that it takes."""
+    """Exactness of a model: a check of text, and of every medium that it takes."""
 
     checks: tuple[MediumCheck, ...]
     num_params: int
-    """Of the shrunk copy."""
+    """Parameters of the shrunk copy."""
 
     @property
     def is_exact(self) -> bool:
@@ -272,7 +272,7 @@ class _Trained:
         return llm if self._encoder is None else [self._encoder, *llm]
 
     def gradients(self, samples: Sequence[_Sample]) -> dict[str, torch.Tensor]:
-        """Of all stages, summed where several have a parameter; tensors travel between them as messages would."""
+        """Gradients of all stages, summed where several share a parameter; tensors travel as messages would."""
         for stage in self.stages:
             stage.zero_grad()
         lengths = [len(of.ids) for of in samples]

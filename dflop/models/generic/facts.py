@@ -48,7 +48,7 @@ class Medium:
     several: str = ""
     """How two items in a sample differ from each alone; empty: they do not."""
     form: str = ""
-    """Of the arrays of its items, see `arrays.py`; empty: none that training knows."""
+    """Form of its items' arrays, see `arrays.py`; empty: none that training knows."""
     patch: tuple[int, ...] = ()
     """Shape of a patch, where items are grids of these."""
     untrained: str = ""

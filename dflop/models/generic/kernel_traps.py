@@ -103,7 +103,7 @@ def _package(module: str, how: str, of: str, at: torch.device, factor: float | N
 
 
 def _delta_factor(dtype: torch.dtype) -> float | None:
-    """Of transformers' gated delta rule in torch, against attention of as many heads; None: it has another name."""
+    """Factor of transformers' gated delta rule in torch over attention of as many heads; None: it has another name."""
     try:
         from transformers.models.qwen3_5.modeling_qwen3_5 import torch_chunk_gated_delta_rule as rule
     except ImportError:

@@ -29,7 +29,7 @@ class Lengths:
 
     num_tokens: int
     sum_sq_tokens: int
-    """Of the sequences that attend among themselves."""
+    """Sum of squared lengths of the sequences that attend among themselves."""
     num_sequences: int
     hidden_size: int
 

@@ -37,7 +37,7 @@ KINDS = ("image", "video", "audio")
 _SECONDS = ("second_per_grid_ts", "second_per_grids")
 """What classes call the seconds per temporal patch of clips."""
 _TEXT_IDS = range(10, 26)
-"""Of a shrunk model, some that stand for no medium."""
+"""Token ids of a shrunk model that stand for no medium."""
 
 
 class MediaPosition(NamedTuple):
@@ -48,7 +48,7 @@ class MediaPosition(NamedTuple):
     seconds_per_grid: float
     """Seconds per temporal patch of a video; 0 otherwise."""
     num_rows: int
-    """Its placeholders."""
+    """Number of placeholders."""
 
     @classmethod
     def of(cls, item: MediaItem) -> MediaPosition:
@@ -103,7 +103,7 @@ class LlmStage(Stage):
         self.head_loss: HeadLoss = head_loss
         """Tensor parallelism puts its own here."""
         self.num_rows: Callable[[int], int] = lambda num_tokens: num_tokens
-        """Of hidden states that one rank hands to the next stage, where tensor-parallel ranks share the tokens."""
+        """Rows of hidden states a rank hands to the next stage, where tensor-parallel ranks share the tokens."""
         self.enter: Callable[[torch.Tensor], torch.Tensor] = lambda whole: whole
         self.leave: Callable[[torch.Tensor, int], torch.Tensor] = lambda hidden, _: hidden
         """From all tokens to this rank's share, in front of the first stage's layers; and back, behind the last's."""
@@ -289,7 +289,7 @@ def why_whole(model: nn.Module, family: Places) -> str:
 
 
 def _kinds(config: Any, input_ids: torch.Tensor, items: Sequence[MediaPosition]) -> torch.Tensor:
-    """Of each token, int64 `[tokens]`: 0 for text, else the number of the medium whose placeholder it is.
+    """Kind of each token, int64 `[tokens]`: 0 for text, else the number of the medium whose placeholder it is.
 
     Raises:
         TrainError: items have other numbers of rows than the sample has placeholders.
@@ -306,7 +306,7 @@ def _kinds(config: Any, input_ids: torch.Tensor, items: Sequence[MediaPosition])
 
 
 def _num_axes(config: Any) -> int:
-    """Of rope positions of text, as many as of media."""
+    """Axes of rope positions of text, as many as of media."""
     section = (entry_of(config, "rope_parameters") or {}).get("mrope_section")
     return max(3, len(section or ()))
 

@@ -200,7 +200,7 @@ class MediaProcessor:
         return self.frame_indices(header.num_frames, header.num_frames / header.duration_s) if is_video else ()
 
     def _arguments(self, kind: str, items: Sequence[_Item], options: Mapping[str, Any]) -> dict[str, Any]:
-        """Of a call with one prompt."""
+        """Arguments of a call with one prompt."""
         name, _ = KINDS[kind]
         options = {**self.options.get(kind, {}), **options}
         if kind == "video":

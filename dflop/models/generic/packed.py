@@ -21,7 +21,7 @@ from dflop.models.autograd import opaque
 from dflop.models.generic.reach import Reach, UnknownArgument
 
 NAME = "dflop_packed_generic"
-"""Of the attention that stages use."""
+"""Name of the attention that stages use."""
 _HOLDER, _REACH = "dflop_holder", "dflop_reach"
 _UNSHARED = "ranks cannot share a sample (cp)"
 _HEEDED = {"softcap", "s_aux", "is_causal"}

@@ -26,7 +26,7 @@ _PADDED = {"image_position_ids", "video_position_ids", "spatial_shapes"}
 _MASKS = ("feature_attention_mask", "input_features_mask")
 _MELS = ("num_mel_bins", "input_dim", "feature_size", "input_feat_size")
 _FRAMES = (400, 128)
-"""Of sounds; windows of some classes have 100."""
+"""Frames of sounds; windows of some classes have 100."""
 _SECONDS_PER_GRID = 0.5
 _HOP = 160
 """Samples of a sound per frame."""
@@ -48,7 +48,7 @@ class Item:
     made: dict[str, torch.Tensor]
     """What a processor would make of it."""
     token: int
-    """Its placeholder."""
+    """Placeholder token."""
     num_rows: int
     seconds_per_grid: float
 

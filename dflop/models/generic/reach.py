@@ -18,7 +18,7 @@ from torch import nn
 from dflop.models.generic.classes import Recorder, entry_of, extra_inputs, in_place
 
 _NAME = "dflop_asked"
-"""Of the masks that are asked for."""
+"""Name of the masks that are asked for."""
 _BEFORE = 5
 """Tokens in front of the image in the sample that a model's masks are asked about."""
 

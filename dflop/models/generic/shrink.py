@@ -48,7 +48,7 @@ _WHOLE: Mapping[str, Any] = {
     "projection_hidden_size": HIDDEN, "hidden_size": HIDDEN, "vocab_size": VOCAB, "adapter_intermediate_dim": 128,
 }  # fmt: skip
 _PATCHES = 4
-"""Of a picture's side; two rows and two columns are left where a projector joins four patches to one."""
+"""Patches of a picture's side; two rows and two columns are left where a projector joins four patches to one."""
 
 
 def shrunk(config: Any, structure: Structure) -> Any:
@@ -211,7 +211,7 @@ def _tower(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _few(key: str, value: Any, depth: int) -> Any:
-    """Of a list with an entry per layer the first two different ones; of indices of layers those that are left."""
+    """The first two different entries of a list with one per layer; of layers' indices those that are left."""
     if not isinstance(value, list) or not depth:
         return value
     if len(value) == depth > 2:

@@ -110,7 +110,7 @@ class Runs(NamedTuple):
     """Tokens of each; where they are the same, nothing is kept beside what is kept per token."""
     traces: tuple[watch.Trace, watch.Trace]
     flops: float
-    """Of the first one."""
+    """FLOPs of the first one."""
     chunk: int = 0
     """Tokens attend inside chunks of this length; 0: no chunks."""
 

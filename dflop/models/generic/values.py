@@ -52,9 +52,9 @@ class LayerKind:
     layers: tuple[int, ...]
     """Indices in the decoder."""
     num_params: int
-    """Of one layer, all experts included."""
+    """Parameters of one layer, all experts included."""
     num_active_params: int
-    """Of one layer, those that a token passes through."""
+    """Parameters of one layer that a token passes through."""
     flops_per_token: float
     """Forward FLOPs of matrix products outside attention, per token and layer."""
     kept_bytes_per_token: float
@@ -68,12 +68,12 @@ class LayerKind:
     """Tensor-parallel degrees, up to 16, that the class's own plan and the heads allow; of towers, those at which the
     engine has a rule to cut the layer."""
     mlp_width: int = 0
-    """Of the experts that a token passes through, all together; 0: no MLP."""
+    """Width of the MLP; of experts, of all that a token passes through together; 0: no MLP."""
     is_gated_mlp: bool = False
     num_matrix_params: int = 0
-    """Of the largest parameter."""
+    """Size of the largest parameter."""
     num_stacked_params: int = 0
-    """Of all experts, where one module has them along the first axis and is called with a routing; 0: none does."""
+    """Parameters of all experts, where one module stacks them and is called with a routing; 0: none does."""
 
     @property
     def name(self) -> str:
@@ -97,22 +97,22 @@ class Encoder:
     """Path of its longest list of layers, relative to the tower; empty where it has none."""
     num_layers: int
     num_params: int
-    """Of the tower."""
+    """Parameters of the tower."""
     projector: tuple[str, ...]
     """Paths of its projector's modules; none where the tower ends in the decoder's width."""
     num_projector_params: int
     num_entry_params: int = 0
-    """Of `num_params`, those before the layers."""
+    """Share of `num_params` before the layers."""
     num_matrix_params: int = 0
-    """Of the largest matrix behind the layers."""
+    """Size of the largest matrix after the layers."""
     deep_layers: tuple[int, ...] = ()
     """Layers whose hidden states the decoder is given as well."""
     num_deep_params: int = 0
-    """Of `num_params`, those that make features of these."""
+    """Share of `num_params` that makes features of these."""
     hidden_size: int = 0
-    """Of its layers, as they are run; 0: they were not."""
+    """Hidden size of its layers as they run; 0: they were not run."""
     num_input_values: float = 0.0
-    """That what comes before the layers keeps per token."""
+    """Values kept per token before the layers."""
     kinds: tuple[LayerKind, ...] = ()
     """Kinds of its layers, as they are run."""
 
@@ -132,7 +132,7 @@ class Structure:
     hidden_size: int
     vocab_size: int
     num_params: int
-    """Of the model as transformers builds it; a tied weight counts once."""
+    """Parameters of the model as transformers builds it; a tied weight counts once."""
     num_entry_params: int
     """The decoder's embeddings."""
     num_exit_params: int

@@ -23,9 +23,9 @@ from dflop.models.generic.classes import tensors_in
 from dflop.models.generic.values import AttentionCall
 
 NAME = "dflop_watched"
-"""Of the attention, mask and experts functions below."""
+"""Name of the attention, mask and experts functions below."""
 PACKED = "dflop_flash_watched"
-"""Of the same attention for towers that would cut packed items apart themselves."""
+"""Name of the same attention for towers that would cut packed items apart themselves."""
 _DELTA_RULE = "torch_chunk_gated_delta_rule"
 _DELTA_WIDTH = 64
 _TRACE = "dflop_trace"
