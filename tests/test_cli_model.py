@@ -5,6 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from dflop.models import cache_of_models
+from dflop.models.generic.exactness import KeptCheck, check_file
+from dflop.models.generic.facts import kept
+from dflop.profile.hardware import software_name
 from tests.models.generic.configs import config_of
 from tests.test_cli import dflop
 
@@ -17,7 +21,11 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_model_that_no_family_knows_is_described_and_exact(folder):
+def kept_in(store: Path, folder: Path) -> KeptCheck | None:
+    return kept(KeptCheck, check_file(cache_of_models(store), json.loads((folder / "config.json").read_text()), folder))
+
+
+def test_a_model_that_no_family_knows_is_described_and_exact_and_the_result_is_kept(folder):
     done = dflop("model", "check", str(folder), "--json", cwd=folder)
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in done.stdout.splitlines()]
@@ -35,14 +43,22 @@ def test_a_model_that_no_family_knows_is_described_and_exact(folder):
     assert set(factors) == {"3D convolution of patches", "fla", "causal_conv1d", "attention", "flash_attn"}
     assert factors["3D convolution of patches"] > 0
     assert by_part["tokens"][0]["detail"].startswith("no processor")  # its files are empty
+    result = kept_in(folder / ".dflop" / "store", folder)
+    errors = {row["name"]: row["error"] for row in by_part["exactness"]}
+    assert {of.medium: of.error for of in result.exactness.checks} == errors
+    assert result.software == software_name()
+    assert result.refused == (("every medium", by_part["tokens"][0]["detail"]),)
+    assert "kept for reports: .dflop/store/cache/models/check-" in done.stderr
 
 
-def test_tables_say_what_is_not_checked(folder):
-    done = dflop("model", "check", str(folder), cwd=folder, COLUMNS="200")
+def test_tables_say_what_is_not_checked_also_where_the_result_cannot_be_kept(folder):
+    no_store = folder / "config.json" / "store"
+    done = dflop("model", "check", str(folder), "--store", str(no_store), cwd=folder, COLUMNS="200")
     assert done.returncode == 0, done.stderr
     assert "3x gated delta" in done.stdout
     assert "not checked" in done.stdout
     assert "not checked: no processor" in done.stdout
+    assert f"reports will not have this result: cannot write into `{no_store}`: " in done.stderr
 
 
 def test_a_folder_without_such_a_model_ends_with_2_and_says_what_to_do(folder):
@@ -62,6 +78,7 @@ def test_stages_that_differ_end_with_1(folder, monkeypatch, capsys):
 
     monkeypatch.setattr(packed, "per_sample", lambda forward, lengths, *args, **kwargs: forward(*args, **kwargs))
     with pytest.raises(SystemExit, match="1"):
-        model.check(folder, as_json=True)
+        model.check(folder, as_json=True, store=folder / "store")
+    assert not kept_in(folder / "store", folder).exactness.is_exact
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert next(row["error"] for row in rows if (row["part"], row["name"]) == ("exactness", "text")) > 0.01

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
-from dflop.cli.common import Form, Json, Quiet, form_of, talk
+from dflop.cli.common import DEFAULT_STORE, Form, Json, Quiet, Store, form_of, talk
 
 if TYPE_CHECKING:
     from dflop.models.generic.check import ModelCheck
-    from dflop.models.generic.exact import MediumCheck
     from dflop.models.generic.values import LayerKind, Structure
     from dflop.report.tables import Table
 
@@ -30,29 +29,38 @@ def check(
     *,
     form: Form = "table",
     as_json: Json = False,
+    store: Store = DEFAULT_STORE,
     quiet: Quiet = False,
 ) -> None:
     """Check a multimodal model without its weights: kinds of layers, sizes, token counts, gradients of a shrunk copy.
 
     The copy (two layers of each kind) takes two steps on packed, uneven samples in two pipeline stages; gradients are
     compared with plain transformers, sample by sample, on the CPU. Exit code 1 where they differ or stages do not run.
-    `dflop plan` takes every type that is read here.
+    `dflop plan` takes every type that is read here. The store keeps the result for the reports of this model's runs.
 
     Example: dflop model check Qwen3.5-9B
     """
     from rich.console import Console
 
-    from dflop.models.generic.check import check_model
+    from dflop.models import cache_of_models
+    from dflop.models.generic.check import check_model, keep_check
+    from dflop.profile.hardware import software_name
     from dflop.report.rows import print_rows
     from dflop.report.table_text import print_table
+    from dflop.run.lifecycle import code_revision
 
-    talk(quiet)
+    say = talk(quiet)
     found = check_model(folder)
     if (shown := form_of(form, as_json)) != "table":
         print_rows(_COLUMNS, (row + (None,) * (len(_COLUMNS) - len(row)) for row in rows_of(found)), shown)
     else:
         for table in tables_of(found):
             print_table(table, Console())
+    try:
+        file = keep_check(found, folder, cache_of_models(store), software_name(), code_revision())
+        say(f"kept for reports: {file}")
+    except OSError as error:
+        say(f"reports will not have this result: cannot write into `{store}`: {error.strerror or error}")
     if not found.exactness.is_exact:
         sys.exit(1)
 
@@ -87,6 +95,7 @@ def rows_of(found: ModelCheck) -> Iterator[tuple[Any, ...]]:
 
 def tables_of(found: ModelCheck) -> Iterator[Table]:
     """The same for people."""
+    from dflop.report.model_check import exactness_table
     from dflop.report.tables import make_table
     from dflop.units import count, num_bytes
 
@@ -117,19 +126,7 @@ def tables_of(found: ModelCheck) -> Iterator[Table]:
         {"medium": lambda row: row[0], "verdict": lambda row: row[1]},
         {"medium", "verdict"},
     )
-    yield make_table(
-        "Gradients of two steps of training, a shrunk random copy in two stages against plain transformers",
-        found.exactness.checks,
-        {
-            "samples": lambda of: of.medium,
-            "verdict": _verdict,
-            "error": lambda of: "" if of.error is None else f"{of.error:.1e}",
-            "in float64": lambda of: "" if of.float64_error is None else f"{of.float64_error:.1e}",
-            "worst module, or the reason": lambda of: of.problem or of.errors[0][0],
-        },
-        {"samples", "verdict", "worst module, or the reason"},
-        "Relative error of a module's gradients in float32; exact: up to 1e-5, or rounding alone by float64.",
-    )
+    yield exactness_table(found.exactness.checks)
     yield make_table(
         "What may be several times slower than it need be, measured on this device",
         found.traps,
@@ -141,12 +138,6 @@ def tables_of(found: ModelCheck) -> Iterator[Table]:
         },
         {"part", "verdict", "measured", "remedy"},
     )
-
-
-def _verdict(of: MediumCheck) -> str:
-    if of.is_exact:
-        return "exact"
-    return "differs" if of.errors else "fails" if of.medium == "text" else "not checked"
 
 
 def _outside(structure: Structure) -> Iterator[tuple[str, str, int]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dflop.report import run_plots, run_tables
 from dflop.report.history_table import history_table
 from dflop.report.html_page import Drawing, Page, Pairs, Section, drawings, render_page
+from dflop.report.model_check import check_section
 from dflop.report.stage_stats import error_table, timed_spans
 from dflop.report.summary import RunSummary
 from dflop.report.tables import layout_text, plan_table, stage_layers, stages_of_plan
@@ -48,6 +49,7 @@ def run_page(summary: RunSummary) -> Page:
             ),
             Section("history", "History", tables=(history_table(summary.history),)),
             _memory(summary),
+            check_section(*summary.model_check, run.software),
             Section("quarantine", "Skipped samples", tables=(run_tables.quarantine_table(summary.quarantined),)),
             Section("worth", "Savings", tables=(worth_table(summary),)),
             _reproduce(summary),

@@ -16,6 +16,7 @@ alone, without DuckDB.
     <store>/publishes/<seq>.parquet                          which files each snapshot was the first to hold
     <store>/current.duckdb                                   the newest snapshot, as a link for people
     <store>/cache/headers/                                   sizes of media files, for the next profile; may be deleted
+    <store>/cache/models/                                    what was read and checked of models; may be deleted
 
 Two limits. Publishing copies the whole database file and reads it once for its hash: seconds per gigabyte, so minutes
 of staleness at a hundred gigabytes. On a mount whose locks do not reach across nodes, a holder that sleeps longer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,9 @@ from pathlib import Path
 from dflop import files
 from dflop.config import Config, shown_config
 from dflop.errors import ConfigError, StoreError, did_you_mean
+from dflop.models import GENERIC, cache_of_models
+from dflop.models.generic.exactness import KeptCheck, check_file
+from dflop.models.generic.facts import kept
 from dflop.records import (
     Correction,
     JobRecord,
@@ -75,6 +79,7 @@ def load_summary(run: RunDir) -> RunSummary:
             history=history,
             facts=_facts(config, run),
             cost_sources=_cost_sources(run, chosen),
+            model_check=_model_check(config, run),
             num_steps_planned=config.train.num_steps,
             epoch_steps=profile.num_rows / config.plan.global_batch_size if profile else math.nan,
             config_text=shown_config(config),
@@ -119,6 +124,17 @@ def _facts(config: Config, run: RunDir) -> tuple[tuple[str, str], ...]:
         )
         facts.append(("stages", stages))
     return (*facts, ("run directory", str(run.path)))
+
+
+def _model_check(config: Config, run: RunDir) -> tuple[KeptCheck | None, str]:
+    """(newest check of the model in the store, what the report says without one)."""
+    model = config.model
+    if model.family != GENERIC or model.processor is None:
+        tests = f"dflop's tests compare gradients of a tiny {model.family}, trained in stages"
+        return None, f"{tests}, with those of plain transformers (float32, CPU)."
+    check = kept(KeptCheck, check_file(cache_of_models(config.store), model.hf_config, model.processor))
+    command = shlex.join(["dflop", "model", "check", str(model.processor), "--store", str(config.store)])
+    return check, f"Not checked. To check it: {command}; then: dflop report {shlex.quote(str(run.path))}"
 
 
 def _quarantined(reader: Reader, run: RunDir) -> list[QuarantinedSample]:

@@ -23,7 +23,8 @@ from typing import Any
 from dflop.errors import ConfigError
 from dflop.models.generic.check import structure_of
 from dflop.models.generic.classes import trained_config
-from dflop.models.generic.exact import LIMIT, Exactness, check_exactness
+from dflop.models.generic.exact import check_exactness
+from dflop.models.generic.exactness import LIMIT, Exactness
 from dflop.models.generic.folder import read_folder, reason
 from dflop.models.generic.values import Structure
 from dflop.models.unsupported import media_types

@@ -2,16 +2,24 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dflop import units
+from dflop.config import dump_config
+from dflop.models import GENERIC, cache_of_models
+from dflop.models.generic.exactness import Exactness, KeptCheck, MediumCheck, check_file
+from dflop.models.generic.facts import keep
+from dflop.models.processor_settings import read_object
 from dflop.report.run_tables import key_numbers
+from dflop.report.summary import RunSummary
 from dflop.report.terminal import markdown_summary
 from dflop.report.timeline import batch_steps
 from dflop.run.directory import RunDir
 from dflop.store.console import query
 from dflop.views.run_results import load_summary, write_report
+from tests.models.generic.configs import config_of
 
 
 def test_everything_that_a_page_shows_is_there(finished: RunDir) -> None:
@@ -27,6 +35,31 @@ def test_everything_that_a_page_shows_is_there(finished: RunDir) -> None:
     assert summary.num_steps_planned == 6
     assert "num_steps: 6" in summary.config_text
     assert summary.history
+    check, note = summary.model_check
+    assert check is None
+    assert "a tiny qwen2_5_omni_thinker" in note
+
+
+def test_the_check_of_a_models_folder_is_found_by_runs_of_that_config_and_no_other(
+    finished: RunDir, tmp_path: Path
+) -> None:
+    folder, run, config = tmp_path / "a model", RunDir(tmp_path / finished.run_id), finished.config()
+    config_of("qwen3_5").save_pretrained(folder)
+    stated = read_object(folder / "config.json", "")
+    shutil.copytree(finished.path, run.path)
+
+    def summary(hf_config: dict[str, Any]) -> RunSummary:
+        model = config.model.model_copy(update={"family": GENERIC, "hf_config": hf_config, "processor": folder})
+        run.config_file.write_text(dump_config(config.model_copy(update={"model": model})))
+        return load_summary(run)
+
+    check, note = summary(stated).model_check
+    assert check is None
+    assert f"dflop model check '{folder}' --store {config.store}" in note
+    check = KeptCheck("torch 2", "abc", 0.0, Exactness((MediumCheck("text", (("model.norm", 2e-7),)),), 9), ())
+    keep(check_file(cache_of_models(config.store), stated, folder), check)
+    assert summary(stated).model_check == (check, note)
+    assert summary(stated | {"image_token_id": 7}).model_check == (None, note)
 
 
 def test_the_report_is_written_with_all_of_it_that_can_be_read(finished: RunDir, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,12 +12,15 @@ from typing import Any
 import torch
 
 from dflop.errors import ConfigError
-from dflop.models.generic.exact import Exactness, check_exactness
+from dflop.models.generic.exact import check_exactness
+from dflop.models.generic.exactness import Exactness, KeptCheck, check_file
+from dflop.models.generic.facts import keep
 from dflop.models.generic.folder import is_of_model, read_folder, reason
 from dflop.models.generic.kernel_traps import Trap, traps_of
 from dflop.models.generic.media_check import MediaCheck, media_mismatches
 from dflop.models.generic.structure import read_structure
 from dflop.models.generic.values import Structure
+from dflop.models.processor_settings import read_object
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +54,28 @@ def check_model(folder: Path) -> ModelCheck:
     return ModelCheck(structure, exactness, media, problem, traps_of(structure))
 
 
+def keep_check(found: ModelCheck, folder: Path, cache: Path, software: str, code_rev: str) -> Path:
+    """Write what was found of a folder to a file of the cache, for the reports of runs of its model.
+
+    Raises:
+        ConfigError: the folder's `config.json` is gone.
+    """
+    refused = tuple((of.kind, of.problem) for of in found.media if of.problem)
+    refused = (("every medium", found.media_problem),) if found.media_problem else refused
+    folder = _folder(folder)
+    path = check_file(cache, read_object(folder / "config.json", "a model's config"), folder)
+    keep(path, KeptCheck(software, code_rev, time.time(), found.exactness, refused))
+    return path
+
+
+def _folder(path: Path) -> Path:
+    return path.parent if path.is_file() else path
+
+
 def _media(folder: Path) -> tuple[tuple[MediaCheck, ...], str]:
     """(checks, why there are none): structure and exactness hold without a processor that loads."""
     try:
-        return tuple(media_mismatches(folder.parent if folder.is_file() else folder).values()), ""
+        return tuple(media_mismatches(_folder(folder)).values()), ""
     except ConfigError as error:
         return (), f"{error.what}; {error.hint}" if error.hint else error.what
 

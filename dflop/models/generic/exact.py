@@ -29,6 +29,7 @@ from dflop.models.build import EncoderStage, Stage
 from dflop.models.fusing import Float64
 from dflop.models.generic import arrays, items
 from dflop.models.generic.classes import MARKS, build, construct, find_decoder, takes
+from dflop.models.generic.exactness import LIMIT, Exactness, MediumCheck
 from dflop.models.generic.folder import reason
 from dflop.models.generic.llm_stage import KINDS, LlmStage, MediaPosition
 from dflop.models.generic.random_items import Item, NotMade, item_of, media_of
@@ -39,9 +40,6 @@ from dflop.models.generic.stage_rules import last_cut
 from dflop.models.generic.structure import read_structure
 from dflop.models.generic.values import Structure
 
-LIMIT = 1e-5
-"""Relative error of a module's gradients up to which it counts as exact."""
-FLOAT64_LIMIT = 1e-9
 LENGTHS = ((21, 34), (40, 13))
 """Tokens of each step's samples."""
 MAX_PARAMS = 80_000_000
@@ -50,45 +48,6 @@ _BEFORE = 5
 """Tokens in front of the item."""
 _FLOOR = 1e-6
 """Share of the largest gradient's norm below which a module has no gradient but rounding."""
-
-
-@dataclass(frozen=True, slots=True)
-class MediumCheck:
-    """What a check of samples of one kind found."""
-
-    medium: str
-    """`text`, or the medium that every sample has an item of."""
-    errors: tuple[tuple[str, float], ...]
-    """(module, relative error of its gradients), the larger one of both steps, worst first; empty: not checked."""
-    problem: str = ""
-    """Why it was not checked, or what was refused."""
-    float64_error: float | None = None
-    """The largest error in float64; None where float32 was within the limit."""
-
-    @property
-    def error(self) -> float | None:
-        """The largest error in float32."""
-        return self.errors[0][1] if self.errors else None
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether stages compute what transformers does: within `LIMIT`, or apart by rounding alone."""
-        is_rounding = self.float64_error is not None and self.float64_error <= FLOAT64_LIMIT
-        return self.error is not None and (self.error <= LIMIT or is_rounding)
-
-
-@dataclass(frozen=True, slots=True)
-class Exactness:
-    """Exactness of a model: a check of text, and of every medium that it takes."""
-
-    checks: tuple[MediumCheck, ...]
-    num_params: int
-    """Parameters of the shrunk copy."""
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether text is exact and nothing that was checked differs."""
-        return self.checks[0].is_exact and all(check.is_exact for check in self.checks if check.errors)
 
 
 def check_exactness(config: Any, structure: Structure) -> Exactness:

@@ -14,11 +14,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from dflop import files
 from dflop.models.generic.values import Structure
 from dflop.records import from_dict, parse_json, to_dict
+
+T = TypeVar("T")
 
 VERSION = 8
 """Raise when anything is read differently: kept files then no longer match."""
@@ -92,6 +94,11 @@ def facts_key(hf_config: Mapping[str, Any], processor: Path) -> str:
         library = version("transformers")
     except PackageNotFoundError:
         library = ""
+    return model_key(hf_config, processor, library)
+
+
+def model_key(hf_config: Mapping[str, Any], processor: Path, library: str = "") -> str:
+    """Hash of a model's config, its processor's settings, this code's version and that of transformers (empty: any)."""
     digest = hashlib.sha256(f"{VERSION} {library}\n".encode())
     digest.update(json.dumps(hf_config, sort_keys=True, default=str).encode())
     for name in _SETTINGS:
@@ -103,21 +110,26 @@ def facts_key(hf_config: Mapping[str, Any], processor: Path) -> str:
 @lru_cache(maxsize=32)
 def _facts(key: str, hf_config: str, processor: Path, cache: Path | None) -> ModelFacts:
     path = cache / f"{key}.json" if cache else None
-    if path is not None and (kept := _kept(path)) is not None:
-        return kept
+    if path is not None and (known := kept(ModelFacts, path)) is not None:
+        return known
     from dflop.models.generic.read_facts import read_facts
 
     found = read_facts(key, json.loads(hf_config), processor)
     if path is not None:
         with contextlib.suppress(OSError):  # it is read again
-            path.parent.mkdir(parents=True, exist_ok=True)
-            files.replace(path, json.dumps(to_dict(found)))
+            keep(path, found)
     return found
 
 
-def _kept(path: Path) -> ModelFacts | None:
-    """What a file holds; None where there is none, or a damaged one."""
+def keep(path: Path, record: Any) -> None:
+    """Write a record to a file of the cache; the folder is made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    files.replace(path, json.dumps(to_dict(record)))
+
+
+def kept(of: type[T], path: Path) -> T | None:
+    """The record in a file of the cache; None where there is no file, or a damaged one."""
     try:
-        return from_dict(ModelFacts, parse_json(path.read_bytes()))
+        return from_dict(of, parse_json(path.read_bytes()))
     except (OSError, ValueError, TypeError):
         return None

@@ -8,7 +8,8 @@ from dflop.errors import ConfigError
 from dflop.models.build import cut_stage
 from dflop.models.generic import exact, llm_stage, packed
 from dflop.models.generic.classes import find_decoder
-from dflop.models.generic.exact import LIMIT, check_exactness, compare
+from dflop.models.generic.exact import check_exactness, compare
+from dflop.models.generic.exactness import LIMIT
 from dflop.models.generic.llm_stage import LlmStage
 from dflop.models.generic.reach import Pattern, UnknownArgument
 from dflop.models.generic.stage_rules import last_cut

@@ -15,7 +15,7 @@ from dflop.cost.activations import layer_bytes_per_token
 from dflop.errors import ConfigError
 from dflop.models import load_family
 from dflop.models.generic import facts
-from dflop.models.generic.facts import facts_key, facts_of
+from dflop.models.generic.facts import facts_key, facts_of, model_key
 from dflop.models.media import MediaHeader, Placement
 from dflop.models.weights import hf_types
 from dflop.records import ModuleSpec, from_dict
@@ -76,6 +76,15 @@ def test_facts_are_of_config_and_settings(tmp_path):
     assert facts_key(json.loads(json.dumps(config)), tmp_path) == second
 
 
+def test_facts_are_of_a_version_of_transformers_and_a_models_key_is_of_any(tmp_path, monkeypatch):
+    config = config_of("qwen3_5").to_dict()
+    before = facts_key(config, tmp_path), model_key(config, tmp_path)
+    monkeypatch.setattr(facts, "version", lambda library: "5.99")
+    assert facts_key(config, tmp_path) != before[0]
+    assert model_key(config, tmp_path) == before[1]
+    assert model_key(config | {"image_token_id": 7}, tmp_path) != before[1]
+
+
 def test_what_was_read_once_is_kept_and_a_damaged_file_is_read_again(tmp_path, monkeypatch):
     from dflop.models.generic import read_facts
 
@@ -98,8 +107,9 @@ def test_what_was_read_once_is_kept_and_a_damaged_file_is_read_again(tmp_path, m
     assert calls == [found.key] * 2
 
 
-def test_facts_are_named_without_torch_or_transformers():
-    code = "import dflop.models.generic.family, sys; print({'torch', 'transformers'} & set(sys.modules))"
+def test_facts_and_kept_checks_are_read_without_torch_or_transformers():
+    modules = "dflop.models.generic.family, dflop.models.generic.exactness"
+    code = f"import {modules}, sys; print({{'torch', 'transformers'}} & set(sys.modules))"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert said.strip() == "set()"
 

@@ -18,7 +18,7 @@ from dflop.errors import ConfigError
 from dflop.models import load_family
 from dflop.models.family import Family
 from dflop.models.generic import check
-from dflop.models.generic.exact import Exactness
+from dflop.models.generic.exactness import Exactness
 from dflop.models.generic.media_check import check_media, grid
 from dflop.models.generic.media_processor import MediaProcessor, load_processor, parse_layout
 from dflop.models.media import Layout, MediaHeader
