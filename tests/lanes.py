@@ -13,7 +13,7 @@ LANES = {
     "instances": "ten thousand random instances and files; examples planned at real size",
     "served": "flows on a real Prefect server",
     "browser": "pages in Chromium at every width",
-    "people": "four people's tasks from beginning to end, as scripts",
+    "people": "people's tasks from beginning to end, as scripts",
     "slurm": "a real Slurm of four nodes (root; tests/slurm/cluster.sh)",
     "slurm-heart": "what .ci/run plays of the Slurm lane",
 }
