@@ -48,9 +48,7 @@ def test_heads_without_a_fused_kernel_are_named(found, monkeypatch):
 
 def test_what_a_model_uses_is_looked_at_and_experts_of_its_own_are_named(monkeypatch):
     asked = {}
-    monkeypatch.setattr(
-        kernel_traps, "kernel_traps", lambda uses, dims, device: asked.update(uses=uses, dims=dims) or ()
-    )
+    monkeypatch.setattr(kernel_traps, "kernel_traps", lambda uses, dims: asked.update(uses=uses, dims=dims) or ())
     structure = read_structure(config_of("qwen3_vl_moe"))
     traps_of(structure)
     assert asked == {"uses": {PATCHES, EXPERTS, ATTENTION}, "dims": {16}}
