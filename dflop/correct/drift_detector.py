@@ -127,7 +127,7 @@ class Usual:
     share_sds: Floats
     """`[buckets]`, from batch to batch."""
     num_batches: int
-    """Batches behind this estimate."""
+    """Number of batches this estimate comes from."""
 
 
 def usual_of(seconds: Floats, shares: Floats) -> Usual:

@@ -57,7 +57,7 @@ class FrameKeys:
     """Keys and values of whole frames, of which context-parallel ranks have a part each; no tuple, as `Earlier`."""
 
     bounds: torch.Tensor
-    """int32 `[segments + 1]`: where the frames of a rank's segments begin and end, one behind the other."""
+    """int32 `[segments + 1]`: where the frames of a rank's segments begin and end, one after the other."""
     longest: int
     exchange: Callable[[torch.Tensor], torch.Tensor]
     """`[tokens, ...]` of this rank to `[bounds[-1], ...]`; differentiable, collective in both passes."""

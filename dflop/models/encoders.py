@@ -120,7 +120,7 @@ ENCODERS: Mapping[str, Encoder] = {
 }  # fmt: skip
 PACKERS: Mapping[str, Packer] = {"anyres": packed_anyres}
 CUT_THEMSELVES = {"native", "mel", GENERIC}
-"""Encoders whose attention splits a packed sequence at its segments unless it is told not to."""
+"""Encoders whose attention splits a packed sequence at its segments unless told otherwise."""
 
 
 def _boundaries(name: str, longest: str, cu_seqlens: torch.Tensor) -> Arguments:
@@ -182,7 +182,7 @@ def mel_arithmetic(tower: Any, sizes: torch.Tensor) -> Arguments:
 def windows_arithmetic(tower: Any, sizes: torch.Tensor) -> Arguments:
     """Arguments of Qwen2-Audio's tower; the first number of a size counts real frames of a window.
 
-    Positions of the audio and of the padding behind it attend among themselves, which for the former is what Hugging
+    Positions of the audio and of the padding after it attend among themselves, which for the former is what Hugging
     Face's mask does; rows of padding are not handed on.
     """
     positions, num_rows = tower._get_feat_extract_output_lengths(sizes[:, 0])

@@ -179,7 +179,7 @@ class GenericFamily(Family):
 
 
 def turn_of(kinds: Sequence[str]) -> tuple[int, int]:
-    """(first layer, length) of the pattern in which kinds of layers alternate, behind a leading run of another kind.
+    """(first layer, length) of the pattern in which kinds of layers alternate, after a leading run of another kind.
 
     A probe has whole turns of it: the difference of two depths is then the mean over kinds.
 
@@ -218,7 +218,7 @@ def shallow_config(hf_config: Mapping[str, Any], structure: Structure, depths: M
         if isinstance(tower := cut.get(key), dict):
             cut[key] = _tower(tower, encoder.num_layers, depths[encoder.medium])
     taken = cut.get("vision_feature_layer", -1)
-    if taken != -1:  # behind the last layer, or the probe would run layers that nothing is taken from
+    if taken != -1:  # after the last layer, or the probe would run layers that nothing is taken from
         cut["vision_feature_layer"] = [-1] * len(taken) if isinstance(taken, list | tuple) else -1
     return cut
 

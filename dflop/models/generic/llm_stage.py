@@ -67,7 +67,7 @@ class LlmStage(Stage):
 
     Raises:
         ConfigError: the class has something that stages do not know, or cannot be cut there, or the first stage lacks
-            layers behind which deep features are added.
+            layers after which deep features are added.
     """
 
     def __init__(self, model: nn.Module, family: Places, layers: tuple[int, int]) -> None:
@@ -106,7 +106,7 @@ class LlmStage(Stage):
         """Rows of hidden states a rank hands to the next stage, where tensor-parallel ranks share the tokens."""
         self.enter: Callable[[torch.Tensor], torch.Tensor] = lambda whole: whole
         self.leave: Callable[[torch.Tensor, int], torch.Tensor] = lambda hidden, _: hidden
-        """From all tokens to this rank's share, in front of the first stage's layers; and back, behind the last's."""
+        """From all tokens to this rank's share, before the first stage's layers; and back, after the last's."""
         self._has_blocks = any(reach is not None and reach.images for reach in reaches)
         self._per_layer = decoder.config.num_hidden_layers, entry_of(decoder.config, PER_LAYER) or 0
         self._holder = Holder()
@@ -190,7 +190,7 @@ class LlmStage(Stage):
         return self.leave(result, position_ids.shape[1]) if self.is_last else result
 
     def _beside(self, hidden: torch.Tensor) -> dict[str, Any]:
-        """Arguments of the decoder for what stands beside the embeddings: deep features and per-layer embeddings."""
+        """Arguments of the decoder for what comes with the embeddings: deep features and per-layer embeddings."""
         found: dict[str, Any] = {}
         if width := math.prod(self._per_layer):
             hidden, per_layer = hidden.split([hidden.shape[1] - width, width], dim=1)

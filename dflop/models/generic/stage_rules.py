@@ -130,7 +130,7 @@ def check_cut(decoder: Any, layers: tuple[int, int], num_deep: int) -> None:
     Args:
         decoder: Of the model.
         layers: Of the stage.
-        num_deep: Of its first layers, how many deep features are added behind.
+        num_deep: First layers after which deep features are added.
 
     Raises:
         ConfigError: they do.
