@@ -1,6 +1,6 @@
 """Who sits where: global rank <-> (module, stage, dp rank, cp rank, tp rank), and the process groups training needs.
 
-Every module of a split `Plan` has its own block of ranks, an inline plan has one; inside a block
+Every module of a split `Plan` has its own block of ranks, a colocated plan has one; inside a block
 rank = first_rank + ((stage * dp + dp_rank) * cp + cp_rank) * tp + tp_rank. The first half of this file is plain
 arithmetic and is shared with tests, reports and emitted plans; `make_groups` and `connect` talk to torch.distributed,
 and every rank must call them with one plan.
@@ -48,7 +48,7 @@ class Seat:
 
     rank: int
     module: str
-    """Whose grid it is; of an inline plan, whose stages hold layers of several modules, the LLM's."""
+    """Whose grid it is; of a colocated plan, whose stages hold layers of several modules, the LLM's."""
     stage: int
     dp_rank: int
     tp_rank: int

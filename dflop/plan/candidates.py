@@ -17,7 +17,7 @@ Bools = npt.NDArray[np.bool_]
 NUM_SHARD_CHOICES = 3
 """Ways to share out parameters: not, over a node, over all replicas."""
 MAX_PP = 16
-"""Deepest pipeline that is tried, of one module or an inline chain: by then bubbles have outgrown the rest."""
+"""Deepest pipeline that is tried, of one module or of all in one chain: by then bubbles have outgrown the rest."""
 
 
 def check_processes(modules: Sequence[str], num_processes: int) -> None:

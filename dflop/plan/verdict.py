@@ -23,7 +23,7 @@ WORTH_IT = 1.05
 def prefer_simple(ranked: Sequence[Ranked]) -> list[Ranked]:
     """The same plans, a simpler one in front that is not much slower than the fastest.
 
-    That is the fastest inline one within `SIMPLICITY_FRAC`, then the fastest of these without context parallelism
+    That is the fastest colocated one within `SIMPLICITY_FRAC`, then the fastest of these without context parallelism
     within `SHARING_FRAC`.
     """
     found = list(ranked)

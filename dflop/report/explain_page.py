@@ -29,7 +29,7 @@ class StageUse:
     """One stage of the plan; seconds are means over its data-parallel ranks and the sampled batches."""
 
     stage: str
-    """`vision pp0`; in an inline plan `stage 0`."""
+    """`vision pp0`; in a colocated plan `stage 0`."""
     layers: str
     """`vision 21 + llm 3`."""
     num_gpus: int

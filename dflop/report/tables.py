@@ -89,7 +89,7 @@ def stages_of_plan(plan: Plan) -> Iterator[tuple[ModulePlan, int, str]]:
 
 
 def stage_name(plan: Plan, module: str, stage: int) -> str:
-    """`llm pp1`; `stage 1` of an inline plan, whose stages are the LLM's by name but may hold layers of any module."""
+    """`llm pp1`; `stage 1` of a colocated plan, whose stages have the LLM's name and may hold layers of any module."""
     return f"stage {stage}" if len(plan.grids) == 1 else f"{module} pp{stage}"
 
 

@@ -1,7 +1,7 @@
 """Who owns what in one step, as arrays: quick to change and to add up. Owners as tuples are made once, at the end.
 
 A sample has a slot (microbatch) and a data-parallel rank of the LLM; a media item has its sample's slot and a rank of
-its encoder. In an inline plan items are where their sample is.
+its encoder. In a colocated plan items are where their sample is.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ class BucketSeconds:
     """Uncorrected forward and backward seconds of every microbatch on every node, by size of item."""
 
     nodes: tuple[Node, ...]
-    """As ranks measure them: of an inline plan the LLM's."""
+    """As ranks measure them: of a colocated plan the LLM's."""
     seconds: Mapping[str, Floats]
     """Per module `[nodes, microbatches, buckets]`; zeros where it has no work."""
 

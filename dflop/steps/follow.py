@@ -79,12 +79,12 @@ async def follow_jobs(
             ended.
     """
     refuse_if_cancelled(run)
-    told = _Announcer(run, specs, to)
+    announcer = _Announcer(run, specs, to)
     rounds: list[asyncio.Task[None]] = []
     has_ended = asyncio.Event()
 
     def on_changes(changes: Sequence[Change]) -> None:
-        told.changes(changes)
+        announcer.changes(changes)
         handle, status = changes[0]
         if meanwhile is not None and not rounds and not status.state.is_final:
             work = _repeat(functools.partial(meanwhile, handle), every_s, has_ended, to.say)
@@ -94,7 +94,7 @@ async def follow_jobs(
     try:
         return await run_jobs_async(
             launcher, specs, Journal(run.path, run.run_id), keep_done=keep_done, on_changes=on_changes,
-            on_log_line=told.line, poll_interval_s=look_every_s,
+            on_log_line=announcer.line, poll_interval_s=look_every_s,
         )  # fmt: skip
     except asyncio.CancelledError:
         for task in rounds:

@@ -122,8 +122,8 @@ async def driver_session(run: RunDir, say: Say) -> AsyncIterator[None]:
             ended = error
             if run.is_cancelled() and not isinstance(error, Cancelled):  # a job that ended of it has not failed
                 ended = as_cancelled(run, error.what.splitlines()[0])
-            state = lifecycle.INTERRUPTED if isinstance(ended, Interrupted) else lifecycle.FAILED
-            note_end(lifecycle.CANCELLED if isinstance(ended, Cancelled) else state)
+            states = ((Cancelled, lifecycle.CANCELLED), (Interrupted, lifecycle.INTERRUPTED))
+            note_end(next((state for kind, state in states if isinstance(ended, kind)), lifecycle.FAILED))
             if not isinstance(error, StoreError):
                 _record(run, config)
             if ended is error:

@@ -138,14 +138,14 @@ async def _follow(
         Interrupted, LaunchError: as `follow_jobs`.
     """
     spec = submit.train_job(run, run.config(), mode, run.plan().num_processes)
-    is_to_stop = False
+    was_announced = False
     while True:
         holder = await asyncio.to_thread(trainer_of, run, mode)
         if holder is not None and await asyncio.to_thread(live_job, run, launcher, mode) is None:
             refuse_if_cancelled(run)  # processes that no launcher knows: only their claim says that they live
-            if not is_to_stop:
+            if not was_announced:
                 to.say(f"run {run.run_id} is being trained by {holder}; waiting for it")
-            is_to_stop = True
+            was_announced = True
             await asyncio.sleep(POLL_S)
             continue
         try:

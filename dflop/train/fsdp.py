@@ -15,8 +15,8 @@ ones. They are gathered once per step and their gradients summed in its last bac
 
 To the rest of training such a stage looks like one of which every replica holds a part: `Stage.names` maps global names
 to this rank's rows, plain tensors that share their memory with FSDP's. A frozen encoder stays whole: it has no backward
-pass, behind which FSDP2 forgets what ran. A frozen LLM that is shared out has one where any replica has media
-(`feed.py`), as all must have it or none.
+pass, after which FSDP2 forgets what ran. A frozen LLM that is shared out has one where any replica has media
+(`feed.py`), as all replicas must, or none.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ class LlmInput:
     transfers: tuple[Transfer, ...]
     """Where rows come from, in a split plan."""
     own_rows: Mapping[str, torch.Tensor]
-    """Per encoder, positions of the rows that this replica makes itself, or its group does, in an inline plan."""
+    """Per encoder, positions of the rows that this replica makes itself, or its group does, in a colocated plan."""
     row_exchanges: Mapping[str, RowExchange]
     """How context-parallel ranks exchange rows of those encoders first; the same on all of them."""
     keys: KeyExchange | None

@@ -78,7 +78,7 @@ def _dividing(spec: ModuleSpec) -> Iterator[int]:
 
 
 def in_groups(plan: Plan, num_sharing: int) -> Plan:
-    """An inline plan of one stage whose replicas are groups of so many; its token caps are left out."""
+    """A colocated plan of one stage whose replicas are groups of so many; its token caps are left out."""
     modules = []
     for m in plan.modules if num_sharing > 1 else ():
         of = ParallelSpec(m.parallel.tp * num_sharing, 1, m.parallel.dp // num_sharing)
