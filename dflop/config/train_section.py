@@ -58,6 +58,10 @@ class TrainConfig(Section):
     """Parameters with another learning rate or weight decay; where several name one, the last that gives a number."""
     lora: LoraConfig | None = None
     """Low-rank adapters that train in place of weights; none: weights train."""
+    router_loss: float | None = Field(default=None, ge=0)
+    """Coefficient of the load balancing loss of layers with experts, which is 1 where experts are used evenly. Default:
+    `router_aux_loss_coef` of the model's config, times the experts of a token, where that has `output_router_logits:
+    true`; else 0, none."""
     max_grad_norm: float = Field(default=1.0, gt=0)
     checkpoint_every: int = Field(default=10, ge=1)
     """Steps between two checkpoints."""

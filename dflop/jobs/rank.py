@@ -43,6 +43,7 @@ from dflop.train.loop import Hooks, LoopSettings, Trainer
 from dflop.train.optim import OptimizerSettings
 from dflop.train.parameter_groups import check_targets
 from dflop.train.plan_source import Guard, Patience, PlanSource
+from dflop.train.router_loss import RouterLoss, router_loss_of
 from dflop.train.signals import StopRequest
 from dflop.train.stages import apply_plan
 from dflop.train.validation import Validation
@@ -69,6 +70,7 @@ class Rank:
         self.shapes = run.shapes()
         self.batches = GlobalBatches(config, self.shapes)
         self.bad_held_out: set[int] = set()
+        self.router_loss = RouterLoss()
         self.has_stopped_early = False
         """Whether the scheduler waits for steps that will not come."""
         self.steps = job_steps(config, mode, stage)
@@ -130,6 +132,9 @@ class Rank:
             say(f"attention: {kernel}" + ("; decoder layers are compiled" if config.train.compile else ""))
         model, weights, _, base = first_weights(config, family, tokenizer)
         train = config.train
+        self.router_loss = router_loss_of(model, family, train.router_loss, self.stage.frozen)
+        if seat.rank == 0 and self.router_loss.note:
+            say(self.router_loss.note)
         check_targets(train.groups, family.modules, [name for name, _ in model.named_parameters()])
         rates = OptimizerSettings(
             train.learning_rate,
@@ -144,10 +149,12 @@ class Rank:
             model, family, plan, seat, groups, device, kernel=kernel, rates=rates, frozen=self.stage.frozen,
             weights=weights, compiler=INDUCTOR if train.compile else EAGER, fp8=train.fp8,
         )  # fmt: skip
-        if (part := seat.part(LLM)) is not None and seat.tp_rank == 0:
-            (layers,) = (stage.layers for stage in made.stages if isinstance(stage, LlmStage))
-            ep = plan.module(LLM).parallel.ep
-            self.telemetry.routed = RoutedTokens(dict(enumerate(layers, part.layers[0])), ep)
+        if (part := seat.part(LLM)) is not None:
+            (stage,) = (stage for stage in made.stages if isinstance(stage, LlmStage))
+            layers = dict(enumerate(stage.layers, part.layers[0]))
+            self.router_loss.watch(layers)
+            if seat.tp_rank == 0:
+                self.telemetry.routed = RoutedTokens(layers, plan.module(LLM).parallel.ep)
         source = DatasetSource(dataset_ref(config), family, self.shapes)
         stage_of = {part.module: stage for part, stage in zip(seat.parts, made.stages, strict=True)}
         checkpointer = None
@@ -183,6 +190,7 @@ class Rank:
             checkpointer=checkpointer,
             activities=self.activities,
             validation=self._validation(),
+            router_loss=self.router_loss,
         )
 
     def _validation(self) -> Validation | None:
@@ -203,6 +211,7 @@ class Rank:
         if self.seat.rank == 0 and self.mode == TRAIN:
             self.telemetry.saved(step, step_plan)
             self.telemetry.norms(step, norm_of)
+            self.telemetry.routers(step, self.router_loss)
             if source.num_sources > 1:
                 self.telemetry.losses(step, TRAIN, losses, source)
 

@@ -22,6 +22,8 @@ from dflop.parallel.topology import Seat
 from dflop.profile.hardware import hardware_name
 from dflop.records import (
     BUSY_RATIO,
+    LLM,
+    ROUTERS,
     ExpertLoad,
     GradNorm,
     RankMemory,
@@ -33,6 +35,7 @@ from dflop.records import (
 )
 from dflop.run.batches import QUICK, GlobalBatches, StepSpec
 from dflop.run.directory import RunDir
+from dflop.train.router_loss import RouterLoss
 from dflop.train.step_trace import Span
 from dflop.units import count, percent, seconds
 
@@ -130,6 +133,14 @@ class Telemetry:
         if self._report_to and len(trained) > 1:
             curves = {f"train/grad_norm/{module}": norm for module, norm in trained.items()}
             self._curves_from(step).add(step, curves, time.time())
+
+    def routers(self, step: int, of: RouterLoss) -> None:
+        """Report the load balancing loss of the routers, if there is one: a row of the store and a curve."""
+        if of and of.num_tokens:
+            now_s, counts = time.time(), (of.num_tokens, of.num_samples)
+            self._spool.put(SourceLoss(self._run_id, self._attempt, step, ROUTERS, LLM, of.value, *counts, now_s))
+            if self._report_to:
+                self._curves_from(step).add(step, {"train/router_loss": of.value}, now_s)
 
     def losses(self, step: int, split: str, losses: Mapping[int, float], source: DatasetSource) -> list[SourceLoss]:
         """Tell of the summed losses of samples by source: rows of the store, and curves where there are several."""

@@ -36,6 +36,7 @@ from dflop.records.costs import (
 from dflop.records.mapping import from_dict, parse_json, to_dict
 from dflop.records.observations import (
     BUSY_RATIO,
+    ROUTERS,
     ExpertLoad,
     GradNorm,
     JobRecord,
@@ -58,6 +59,7 @@ __all__ = [
     "FP8_OFF",
     "LLM",
     "ONE_RANK",
+    "ROUTERS",
     "TRAINS_ADAPTERS",
     "TRAINS_ALL",
     "TRAINS_NONE",

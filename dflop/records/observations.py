@@ -142,6 +142,10 @@ class GradNorm:
     """NaN or infinite in a step that updated nothing."""
 
 
+ROUTERS = "routers"
+"""Split of a `SourceLoss`."""
+
+
 @dataclass(frozen=True, slots=True)
 class SourceLoss:
     """Loss of samples of one source, the same for any layout of the run."""
@@ -151,13 +155,14 @@ class SourceLoss:
     step: int
     """After which it was measured."""
     split: str
-    """`validation`: samples held out of training; `train`: those of the step, where the dataset has several sources."""
+    """`validation`: samples held out of training; `train`: those of the step, where the dataset has several sources;
+    `ROUTERS`: the load balancing loss of layers with experts in the step."""
     source: str
-    """Entry of a mixture, or the name of the annotation file."""
+    """Entry of a mixture, or the name of the annotation file; of routers their module."""
     loss: float
-    """Mean over tokens."""
+    """Mean over tokens; of routers over layers, 1 where experts are used evenly, without a coefficient."""
     num_tokens: int
-    """Tokens that carry loss."""
+    """Tokens that carry loss; of routers all tokens."""
     num_samples: int
     observed_at_s: float
 

@@ -72,6 +72,7 @@ def problems(config: Config, config_file: Path | Origins) -> Iterator[Problem]:
         yield from _found(_check_groups, config, family, origins)
         yield from _found(_check_lora, config, family, origins)
         yield from _found(_check_muon, config, origins)
+        yield from _found(_check_router_loss, config, family, origins)
     yield from _found(_check_validation, config, origins)
     yield from _found(_check_weights, config, origins)
     dataset = list(_found(_check_dataset, config, origins))
@@ -265,6 +266,20 @@ def _check_lora(config: Config, family: Family, origins: Origins) -> None:
                 f"`{tower_of(module)}` is frozen, which lets the projector train, and `{module}` has adapters",
                 where=where, hint="one of them: where a module has adapters nothing else of it trains",
             )  # fmt: skip
+
+
+def _check_router_loss(config: Config, family: Family, origins: Origins) -> None:
+    """What a coefficient of one's own cannot do; one in the model's config is judged with its class."""
+    if not (wanted := config.train.router_loss):
+        return
+    where, adapted = origins.where("train", "router_loss"), config.train.lora.targets if config.train.lora else ()
+    if LLM in adapted or all(LLM in stage.frozen for stage in stages_of(config)):
+        what = f"train.router_loss is {wanted:g}, and `{LLM}` {'has adapters' if LLM in adapted else 'is frozen'}"
+        raise ConfigError(f"{what}: no router trains", where=where, hint="0")
+    from dflop.train.router_loss import check_router_loss  # with torch, which checks do not need otherwise
+
+    with _at(where):
+        check_router_loss(family, wanted)
 
 
 def _check_validation(config: Config, origins: Origins) -> None:

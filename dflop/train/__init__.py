@@ -10,6 +10,7 @@ yields another number of rows than planned stops the job with both numbers.
   names whatever stage holds them; reduction, checkpoints and export speak only those.
 - Loss: the last stage sums cross entropy and divides by the supervised tokens of the healthy samples of the *global*
   batch. Gradients of microbatches and replicas just add: a SUM in float32, never a mean.
+- Routers' loss (`router_loss.py`): every microbatch adds its part, by the shares of experts of the step before.
 - A received tensor is a leaf; its gradient goes back on a second process group, so tags of both directions stay apart.
 - Memory: recomputation (`dflop/models/ways.py`), ZeRO-1 (`zero.py`), FSDP2 (`fsdp.py`). What AdamW updates is float32.
 - Input: `feed.py` prepares the next step in a thread, `prefetch.py` decodes media in processes, steps ahead. All

@@ -222,7 +222,7 @@ class Engine:
         context = self._groups.context
         earlier = given.keys.through(context) if given.keys is not None and context is not None else None
         stage.reruns.num_layers = self._plan.module(LLM).num_rerun(self._seat.stage, given.num_tokens)
-        hidden = stage(hidden, self._here(given.position_ids), given.cu_seqlens, earlier)
+        hidden = stage(hidden, self._here(given.position_ids), given.cu_seqlens, earlier, given.counted)
         if not part.is_last:
             result: torch.Tensor = hidden
             return result

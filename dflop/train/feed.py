@@ -265,6 +265,7 @@ class Feed:
             own_rows={},
             row_exchanges={},
             keys=None,
+            samples=tuple(p.sample for p in own),
         )
 
     def _tokens(self, sample_index: int) -> EncodedSample:

@@ -84,6 +84,10 @@ class LlmInput:
     loss_targets: torch.Tensor
     loss_sample: torch.Tensor
     """For each of them, the position of its sample in the global batch."""
+    samples: tuple[int, ...] = ()
+    """Positions in the global batch of the samples that `cu_seqlens` is of; none of a filler."""
+    counted: torch.Tensor | None = None
+    """bool `[tokens]`, those of healthy samples; None until it is known which are."""
     num_tokens: int = 0
     """Tokens of the whole context-parallel group without fillers, or of the fullest that shares experts: by them
     layers run again in the backward pass."""
@@ -111,7 +115,10 @@ class MicrobatchInput:
             return self
         kept = healthy[self.llm.loss_sample]
         where, targets = placed(self.llm.loss_where[kept]), placed(self.llm.loss_targets[kept])
-        llm = replace(self.llm, loss_where=where, loss_targets=targets, loss_sample=self.llm.loss_sample[kept])
+        of = healthy[list(self.llm.samples)] if self.llm.samples else torch.zeros(1, dtype=torch.bool)
+        counted = placed(of.repeat_interleave(self.llm.cu_seqlens.diff()))
+        sample = self.llm.loss_sample[kept]
+        llm = replace(self.llm, loss_where=where, loss_targets=targets, loss_sample=sample, counted=counted)
         return replace(self, llm=llm)
 
 

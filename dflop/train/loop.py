@@ -31,6 +31,7 @@ from dflop.train.inputs import PreparedStep, SampleSource
 from dflop.train.learning_rate import learning_rate
 from dflop.train.liveness import Activities
 from dflop.train.plan_source import PlanSource
+from dflop.train.router_loss import RouterLoss
 from dflop.train.stages import RankModel
 from dflop.train.step_trace import WHOLE_STEP, Span, StepTrace, step_spans
 from dflop.train.validation import Held, Validation, by_index, padded
@@ -117,6 +118,7 @@ class Trainer:
     checkpointer: Checkpointer | None = None
     activities: Activities = field(default_factory=Activities)
     validation: Validation | None = None
+    router_loss: RouterLoss = field(default_factory=RouterLoss)
 
     def run(self) -> int:
         """Train to the last step, resuming from the newest checkpoint; returns the first step that was run.
@@ -136,6 +138,7 @@ class Trainer:
             self.checkpointer.take_back(latest)
             raise Interrupted(f"step {first} belongs to an earlier stage of training")
         self._saved_at_s, self._skipped = time.monotonic(), SkippedSteps(latest or {})
+        self.router_loss.restore(latest or {})
         if self.validation is not None:
             self.validation.restore(latest or {}, is_new_stage=first == self.settings.first_step)
         (is_told,) = self.model.reducer.totals(0.0, (self.hooks.is_told_to_stop(),)).flags
@@ -192,7 +195,7 @@ class Trainer:
             return
         self.activities.main.may_last("checkpoint")
         began = time.perf_counter()
-        of_run = self._skipped.state() | (self.validation.state() if self.validation else {})
+        of_run = self._skipped.state() | self.router_loss.state() | (self.validation.state() if self.validation else {})
         meta = {"plan_id": self.model.plan.plan_id, **of_run, **self.hooks.before_checkpoint()}
         self.checkpointer.save(next_step, meta)
         if is_on_disk:
@@ -273,6 +276,7 @@ class Trainer:
         """Run a step; whether any rank was told to stop, and whether a checkpoint is due by the clock."""
         # Ranks of a tensor-parallel group must draw the same random numbers.
         _reseed(self.settings.train.seed, step, self.model.seat.rank - self.model.seat.tp_rank)
+        self.router_loss.begin(ready.message.step_plan, ready.healthy, self.source)
         started = self._started_at_s = time.perf_counter()
         trace = self.engine.run(
             ready.prepared.microbatches,
@@ -283,8 +287,8 @@ class Trainer:
         self.activities.main.waits("sum of gradients")
         self.model.reducer.reduce()
         flags = (self.hooks.is_told_to_stop(), self._is_late())
-        of_samples = padded(trace.sample_losses, len(ready.healthy))
-        totals = self.model.reducer.totals(trace.loss, flags, of_samples.tolist())
+        self.router_loss.end(self.model.groups.control)
+        totals = self.model.reducer.totals(trace.loss, flags, padded(trace.sample_losses, len(ready.healthy)).tolist())
         norm, loss, (must_stop, is_late) = totals.norm, totals.loss, totals.flags
         reduced = time.perf_counter()
         self._update(step, ready, trace, loss, norm)

@@ -7,10 +7,12 @@ from types import SimpleNamespace
 
 from dflop.cost.flops import FlopCounter
 from dflop.jobs.telemetry import MEMORY_EVERY_STEPS, SpeedCounter, Telemetry
+from dflop.models.generic.routers import Router, softmax
 from dflop.parallel.topology import seat_of
 from dflop.records import LLM, ExpertLoad, MicrobatchSpan, StepFlops, StepObservation
 from dflop.run.batches import TRAIN, GlobalBatches, job_steps
 from dflop.run.directory import RunDir, family_of
+from dflop.train.router_loss import RouterLoss
 from dflop.units import count
 from tests.builders import make_plan, random_batch
 from tests.jobs.configs import make_config
@@ -94,3 +96,15 @@ def test_what_layers_routed_is_told_with_the_steps_that_it_is_of():
     assert loads == [
         ExpertLoad("run", 2, 0, 1, 0, 1, 1, 3, (4, 0)), ExpertLoad("run", 2, 20, 1, 0, 1, 20, 3, (70, 10))
     ]  # fmt: skip
+
+
+def test_the_loss_of_routers_is_a_row_of_its_own():
+    put, run = [], SimpleNamespace(path=None)
+    train = SimpleNamespace(train=SimpleNamespace(report_to=()))
+    of = Telemetry(run, train, SimpleNamespace(rank=0), "run", 2, SimpleNamespace(put=put.append))
+    of.routers(3, RouterLoss())
+    routers = RouterLoss({0: Router("mlp.gate", 4, 2, softmax)}, {0: 0.1})
+    routers.value, routers.num_tokens, routers.num_samples = 1.5, 70, 6
+    of.routers(4, routers)
+    (row,) = put
+    assert (row.step, row.split, row.source, row.loss, row.num_tokens) == (4, "routers", "llm", 1.5, 70)

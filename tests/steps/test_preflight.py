@@ -131,6 +131,22 @@ def test_adapters_that_could_not_train_are_refused_with_the_key(tmp_path, overri
 
 
 @pytest.mark.parametrize(
+    ("more", "what"),
+    [
+        ("train.seed=0", "no layer of Qwen2_5OmniThinkerTextModel has experts"),
+        ("model.frozen=[llm]", "`llm` is frozen: no router trains"),
+        ("train.lora={targets: {llm: [q_proj]}}", "`llm` has adapters: no router trains"),
+    ],
+)
+def test_a_loss_of_routers_is_refused_where_no_router_trains(tmp_path, more, what):
+    make_dataset(tmp_path)
+    check(tmp_path, more, "train.router_loss=0")
+    with pytest.raises(ConfigError, match=f"train.router_loss is 0.01, and {what}") as caught:
+        check(tmp_path, more, "train.router_loss=0.01")
+    assert caught.value.where.endswith("train.router_loss")
+
+
+@pytest.mark.parametrize(
     ("override", "key"), [("plan.shard_parameters=[true]", "plan.shard_parameters"),
                           ("model_profile.tp=[2]", "model_profile.tp")],
 )  # fmt: skip

@@ -155,6 +155,14 @@ def test_source_losses_takes_steps_together(tmp_path: Path) -> None:
     assert found == [("a", 0, 1.5, 20, 4), ("a", 2, 3.5, 20, 4), ("b", 0, 1.5, 20, 4), ("b", 2, 3.0, 10, 2)]
 
 
+def test_the_loss_of_routers_is_a_mean_over_steps(tmp_path: Path) -> None:
+    steps = {(0, 0): 2.0, (1, 0): 9.0, (1, 1): 1.0, (2, 1): 1.25}
+    rows = [SourceLoss("run", a, step, "routers", "llm", value, 10, 2, 1e9) for (step, a), value in steps.items()]
+    query = console.named_query("router_loss")
+    found = console.query(fill(tmp_path, *rows), query.sql, {"run_id": "run", "every": 2})[1]
+    assert found == [(0, 1.5, 2.0, 20), (2, 1.25, 1.25, 10)]
+
+
 def test_shares_of_gradient_norms_are_those_of_their_squares(tmp_path: Path) -> None:
     rows = [GradNorm("run", 1, 2, "llm", 3.0), GradNorm("run", 1, 2, "vision", 4.0), GradNorm("run", 0, 2, "llm", 9.0)]
     query = console.named_query("grad_norms")

@@ -29,6 +29,7 @@ from tests.train.synthetic import SyntheticSource, make_shapes
 
 LEARNING_RATE = 0.05
 TOLERANCE = 1e-5
+ROUTER_LOSS = "router loss"
 Step = tuple[float, float, dict[str, Any]]
 """Loss, gradient norm, gradients by name; of what tensor-parallel ranks share, the list of parts."""
 
@@ -86,6 +87,8 @@ class Trial:
     dtype: torch.dtype = torch.float32
     compiler: str = ""
     fp8: str = "off"
+    router_loss: float | None = None
+    """Coefficient; its value then stands among the gradients, under `ROUTER_LOSS`."""
 
 
 def reference(
@@ -164,7 +167,7 @@ def train(rank: int, folder: Path, trial: Trial) -> list[Step]:
     subject = trial.subject
     it = Rank(
         rank, trial.plan, subject.family, subject.build().to(trial.dtype), frozen=trial.frozen, device=trial.device,
-        compiler=trial.compiler, fp8=trial.fp8,
+        compiler=trial.compiler, fp8=trial.fp8, router_loss=trial.router_loss,
     )  # fmt: skip
     trained = {n: p for n, p in it.names.items() if p.requires_grad}
     steps = []
@@ -174,6 +177,8 @@ def train(rank: int, folder: Path, trial: Trial) -> list[Step]:
             norm, loss = it.reduce(it.step(subject.source(batch), batch, step_plan, trial.bad_positions))
         assert seen is None or math.isclose(seen, loss, rel_tol=TOLERANCE), "loss of forward passes"
         steps.append((loss, norm, {n: _whole(n, p, it) for n, p in trained.items()}))
+        if it.router_loss:
+            steps[-1][2][ROUTER_LOSS] = torch.tensor(it.router_loss.value)
         descend(trained.values(), subject)
         it.reducer.zero()
     return steps

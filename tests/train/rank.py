@@ -14,13 +14,14 @@ from dflop.models import attention
 from dflop.models.family import Family
 from dflop.models.weights import Weights
 from dflop.parallel.topology import Groups, connect, make_groups, seat_of
-from dflop.records import Plan, SampleShape, StepPlan
+from dflop.records import LLM, Plan, SampleShape, StepPlan
 from dflop.train import zero
 from dflop.train.engine import Engine
 from dflop.train.feed import Feed
 from dflop.train.inputs import MicrobatchInput, PreparedStep, SampleSource
 from dflop.train.loop import Hooks, LoopSettings, Trainer
 from dflop.train.optim import OptimizerSettings
+from dflop.train.router_loss import router_loss_of
 from dflop.train.stages import apply_plan
 from dflop.train.step_trace import StepTrace
 
@@ -46,7 +47,7 @@ class Rank:
         self, rank: int, plan: Plan, family: Family, model: torch.nn.Module, *, frozen: Collection[str] = (),
         device: str = "cpu", is_alone: bool = False, rate: float = 0.01, weight_decay: float = 0.0,
         weights: Weights | None = None, compiler: str = "", fp8: str = "off",
-        rules: Sequence[Any] = (), optimizer: str = "adamw",
+        rules: Sequence[Any] = (), optimizer: str = "adamw", router_loss: float | None = None,
     ) -> None:  # fmt: skip
         self.plan, self.family, self.seat = plan, family, seat_of(plan, rank)
         self.dtype = next(model.parameters()).dtype
@@ -54,6 +55,7 @@ class Rank:
         self.groups: Any = NO_GROUPS if is_alone else make_groups(plan, rank, timeout_s=TIMEOUT_S, is_tied=is_tied)
         if not is_alone and dist.get_backend() == "nccl":
             connect(self.groups, plan, torch.device(device))
+        self.router_loss = router_loss_of(model, family, router_loss, frozen)
         self.model = made = apply_plan(
             model, family, plan, self.seat, self.groups, torch.device(device), frozen=frozen, weights=weights,
             compiler=compiler, fp8=fp8, kernel=attention.resolve(attention.AUTO, device, self.dtype),
@@ -66,6 +68,8 @@ class Rank:
             assert sum(flags) == m.num_recomputed[self.seat.stage] + num_offloaded
         self.stage_of = {part.module: stage for part, stage in zip(self.seat.parts, self.stages, strict=True)}
         self.engine = Engine(made)
+        if (part := self.seat.part(LLM)) is not None:
+            self.router_loss.watch(dict(enumerate(self.stage_of[LLM].layers, part.layers[0])))
 
     @property
     def names(self) -> dict[str, torch.nn.Parameter]:
@@ -86,6 +90,8 @@ class Rank:
         is_training: bool = True,
     ) -> StepTrace:  # fmt: skip
         """The passes of a global batch; samples at the positions in `bad` carry no loss."""
+        healthy = torch.tensor([position not in bad for position in range(len(batch))])
+        self.router_loss.begin(step_plan, healthy, source)
         return self.run(self.prepare(source, step_plan).microbatches, batch, bad, is_training)
 
     def run(
@@ -102,6 +108,7 @@ class Rank:
     def reduce(self, trace: StepTrace) -> tuple[float, float]:
         """Sums of gradients, left in `.grad`; their norm and the loss of the global batch."""
         self.reducer.reduce()
+        self.router_loss.end(self.groups.control)
         return self.reducer.totals(trace.loss)[:2]
 
     def update(self, trace: StepTrace, rate: float, max_norm: float) -> tuple[float, float]:
@@ -117,7 +124,7 @@ class Rank:
     ) -> Trainer:  # fmt: skip
         return Trainer(
             settings=settings, model=self.model, engine=self.engine, feed=self.feed(source), source=source, plans=plans,
-            hooks=hooks, **options,
+            hooks=hooks, router_loss=self.router_loss, **options,
         )  # fmt: skip
 
 

@@ -75,6 +75,8 @@ class LlmStage(Stage):
         of = replace(family.decoder, path=located(model, family.decoder.path))
         decoder: Any = model.get_submodule(of.path)
         reaches, self_final = read_class(model, of, towers)
+        if entry_of(decoder.config, "output_router_logits"):
+            decoder.config.output_router_logits = False  # else every forward pass would keep them
         check_cut(decoder, layers, of.num_deep_features)
         self_is_first, self_is_last = layers[0] == 0, layers[1] == len(decoder.layers)
         head: Any = model.get_submodule(of.head)
@@ -157,7 +159,7 @@ class LlmStage(Stage):
 
     def forward(
         self, hidden: torch.Tensor, position_ids: torch.Tensor, cu_seqlens: torch.Tensor,
-        earlier: Earlier | None = None,
+        earlier: Earlier | None = None, counted: torch.Tensor | None = None,
     ) -> torch.Tensor:  # fmt: skip
         """Run the stage's layers.
 
@@ -166,6 +168,7 @@ class LlmStage(Stage):
             position_ids: int64 `[axes, tokens]`, those of `positions`.
             cu_seqlens: int32 `[samples + 1]`; on the host, so that nothing waits for the device.
             earlier: How context-parallel ranks that share samples exchange keys and values, which all of them do then.
+            counted: bool `[tokens]`, those that the routers' loss counts.
 
         Returns:
             `[num_rows(tokens), hidden]`; on the last stage `[tokens, hidden]`, normalised.
@@ -178,6 +181,8 @@ class LlmStage(Stage):
         lengths = (cu_seqlens[1:] - cu_seqlens[:-1]).tolist()
         embeds = hidden[None, :, : self.hidden_size]
         self._holder.samples = samples = Samples(lengths, hidden.device, earlier=earlier, received=embeds)
+        if counted is not None:
+            samples.counted = self.enter(counted[:, None].to(hidden.device, torch.float32, non_blocking=True))[:, 0]
         if self._has_blocks:
             position_ids, samples.blocks = position_ids[:-1], position_ids[-1]
             samples.has_block = bool(samples.blocks.any())

@@ -46,6 +46,8 @@ class Samples:
     """How context-parallel ranks exchange keys and values."""
     received: torch.Tensor | None = None
     """What enters the first layer of the stage."""
+    counted: torch.Tensor | None = None
+    """1 for tokens of healthy samples, 0 for others, `[tokens]`; of tensor-parallel ranks for each its share."""
     _bounds: dict[int, tuple[torch.Tensor, int]] = field(default_factory=dict)
     _masks: dict[tuple[int, Reach], torch.Tensor] = field(default_factory=dict)
 
@@ -110,6 +112,12 @@ def prepare(layers: dict[int, nn.Module], reaches: tuple[Reach | None, ...], con
             setattr(module, _REACH, reaches[index] or Reach())
             if has_state(module):
                 module.forward = functools.partial(_per_sample, module.forward, holder)
+
+
+def samples_of(module: nn.Module) -> Samples | None:
+    """What a module of a stage's layers knows of the forward pass at hand."""
+    holder: Holder | None = getattr(module, _HOLDER, None)
+    return holder.samples if holder is not None else None
 
 
 def has_state(module: nn.Module) -> bool:

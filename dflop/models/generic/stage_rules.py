@@ -17,6 +17,7 @@ from dflop.errors import ConfigError
 from dflop.models.family import Decoder, Tower
 from dflop.models.generic.classes import MARKS, PER_LAYER, SHARED, Output, entry_of, in_place
 from dflop.models.generic.reach import Reach, UnknownArgument, read_reaches
+from dflop.models.generic.routers import routers_of
 
 _ROPE = ("input_ids", "mm_token_type_ids", "image_grid_thw", "video_grid_thw")
 """Required arguments of `get_rope_index` that are known."""
@@ -103,6 +104,12 @@ class _Given(nn.Module):
         return Output(self._hidden)
 
 
+def router_loss_asked(config: Any) -> float:
+    """Coefficient of the routers' load balancing loss that a decoder's config asks for; 0: none."""
+    asked = entry_of(config, "output_router_logits") and entry_of(config, "router_aux_loss_coef")
+    return float(asked or 0.0)
+
+
 def last_cut(decoder: Any) -> int:
     """The last layer that may be the first of a stage: what layers share stays in their stage."""
     if entry_of(decoder.config, PER_LAYER):  # made of the token ids, which the first stage has
@@ -163,8 +170,8 @@ def _check(model: Any, of: Decoder, towers: Iterable[Tower], shell: Any, decoder
         raise refuse(f"`{others[0]}` is part of no module")
     if entry_of(decoder.config, PER_LAYER) and not hasattr(decoder, "get_per_layer_inputs"):
         raise refuse(f"layers of {kind} take per-layer embeddings")
-    if entry_of(decoder.config, "output_router_logits") and entry_of(decoder.config, "router_aux_loss_coef") != 0:
-        raise refuse("the router's auxiliary loss is not computed: set `output_router_logits` to false")
+    if router_loss_asked(decoder.config) and not routers_of(decoder.layers, int(decoder.config.hidden_size)):
+        raise refuse(f"the routers' loss of {kind} is not computed: set `output_router_logits` to false")
     if of.num_deep_features and not hasattr(decoder, "_deepstack_process"):
         raise refuse(f"{kind} takes deep features in a way that is not known")
     if hasattr(shell, "get_rope_index"):

@@ -111,12 +111,14 @@ def test_a_part_of_no_module_is_refused():
         cut_stage(model, subject.family, LLM, (0, 4))
 
 
-def test_the_auxiliary_loss_of_routers_is_refused():
+def test_a_loss_of_routers_that_cannot_be_read_is_refused_where_the_config_asks_for_it(monkeypatch):
     subject = Small("qwen3_vl_moe")
     model = subject.build()
     of = subject.family.decoder, subject.family.towers.values()
     model.config.text_config.output_router_logits = True
-    assert "router's auxiliary loss is not computed" in stage_rules.untrained(model, *of)
+    assert not stage_rules.untrained(model, *of)
+    monkeypatch.setattr(type(model.model.language_model.layers[0].mlp.gate), "forward", lambda self, hidden: hidden)
+    assert "probabilities of Qwen3VLMoeTextTopKRouter cannot be read" in stage_rules.untrained(model, *of)
     model.config.text_config.router_aux_loss_coef = 0.0
     assert not stage_rules.untrained(model, *of)
 
