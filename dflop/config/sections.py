@@ -78,7 +78,8 @@ class DatasetConfig(Section):
     seed: int = Field(default=0, ge=0)
     """Seed of a mixture's `random:` strategies."""
     overlong: tuple[Literal["shrink", "truncate"], ...] = ()
-    """What to do, in this order, with longer samples; empty: skip them."""
+    """What to do, in this order, with longer samples; empty: skip them. `shrink` halves limits of `model.media`; models
+    of the family `generic` have none, as their processor's files decide."""
     shuffle_window: int = Field(default=0, ge=0)
     """Samples are shuffled within windows of this many rows of the annotation file, and windows come in the file's
     order:

@@ -35,7 +35,7 @@ def native(shell: Any, tower: Any, data: torch.Tensor, sizes: torch.Tensor, made
 
     Deepstack features, where the tower has them, stand beside a row: `[rows, (1 + features) * hidden]`.
     """
-    out = tower(hidden_states=data, grid_thw=sizes, **made)
+    out = tower(hidden_states=data, **{"grid_thw": sizes, **made})
     rows: torch.Tensor = out.pooler_output
     mergers = getattr(tower, "deepstack_merger_list", ())
     if not len(mergers):
@@ -159,6 +159,7 @@ def native_parts(tower: Any, sizes: torch.Tensor, parts: Sequence[tuple[int, int
     whole = native_arithmetic(tower, sizes)
     found = {name: x[where] for name, x in whole.items() if name not in ("cu_seqlens", "max_seqlen")}
     cu_seqlens = torch.tensor([0, *(end - first for _, first, end in parts)]).cumsum(0).to(torch.int32)
+    found["grid_thw"] = sizes[[item for item, _, _ in parts]]  # GLM looks a segment's up
     return found | _boundaries("cu_seqlens", "max_seqlen", cu_seqlens)
 
 

@@ -50,7 +50,7 @@ def config_of(kind: str) -> Any:
 
     config = transformers.AutoConfig.for_model(kind)
     for key, section in config.sub_configs.items():  # those that a default leaves out, as Gemma 4 its tower
-        if key in ("vision_config", "text_config") and getattr(config, key, None) is None:
+        if key in ("vision_config", "text_config", "audio_config") and getattr(config, key, None) is None:
             setattr(config, key, section())
     for path, value in CORRECTED.get(kind, {}).items():
         _put(config, path.split("."), value)

@@ -2,7 +2,8 @@
 
 A class says by the arguments of its `get_image_features` what it takes besides pixels. Where every such companion
 follows from sizes, as grids of patches and sizes of pictures do, all items go in one call, and clips of towers that
-take grids go as pictures do. Otherwise each item goes by its own kind's function, with all that the processor made.
+take grids go as pictures do, unless the class does more with them (GLM-4.xV, Ernie 4.5). Otherwise each item goes by
+its own kind's function, with all that the processor made.
 """
 
 from __future__ import annotations
@@ -73,12 +74,37 @@ def features(shell: Any, data: torch.Tensor, sizes: torch.Tensor) -> torch.Tenso
     """
     form = form_of(shell)
     if form == GRID:
-        given = {"pixel_values": data, "image_grid_thw": sizes.to(data.device)}
-    elif form == SIZED:
-        given = _padded(data, sizes[:, 1:])
-    else:
-        given = {"pixel_values": data[None] if form == LISTED else data}
+        return _of_grids(shell, data, sizes)
+    pixels = {"pixel_values": data[None] if form == LISTED else data}
+    given = _padded(data, sizes[:, 1:]) if form == SIZED else pixels
     return rows_of(shell.get_image_features(**given, return_dict=True))
+
+
+def _of_grids(shell: Any, data: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
+    """Rows of grids of patches; clips have a call of their own where they are no pictures to the class."""
+    alike = _are_alike(shell)
+    kinds = ["video" if frames > 1 and not alike else "image" for frames in sizes[:, 0].tolist()]
+    if len(set(kinds)) < 2:
+        return _of_kind(shell, max(kinds, default="image"), data, sizes)
+    patches, rows = data.split(sizes.prod(1).tolist()), dict[int, torch.Tensor]()
+    for kind in ("image", "video"):
+        chosen = [n for n, of in enumerate(kinds) if of == kind]
+        found = _of_kind(shell, kind, torch.cat([patches[n] for n in chosen]), sizes[chosen])
+        num = sizes[chosen].prod(1)
+        rows |= zip(chosen, found.split((num * len(found) // num.sum()).tolist()), strict=True)
+    return torch.cat([rows[n] for n in range(len(kinds))])
+
+
+def _of_kind(shell: Any, kind: str, patches: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
+    given = {arrays.PIXELS[kind]: patches, f"{kind}_grid_thw": sizes.to(patches.device)}
+    return rows_of(getattr(shell, f"get_{kind}_features")(**given, return_dict=True))
+
+
+def _are_alike(shell: Any) -> bool:
+    """Whether a class does nothing with the patches of clips but what it does with those of pictures."""
+    encode = [getattr(shell, f"get_{kind}_features", None) for kind in ("image", "video")]
+    pictures, clips = (set(inspect.unwrap(f).__code__.co_names) if f else set() for f in encode)
+    return clips <= pictures | {"get_image_features"}
 
 
 def features_of_parts(shell: Any, data: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:

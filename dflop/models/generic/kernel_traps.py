@@ -2,6 +2,8 @@
 
 Each was reported to cost a multiple, without an error or a word: vision patches in a 3D convolution, a linear attention
 or a short convolution without its kernels, experts in a Python loop, attention by torch's unfused fallback.
+
+On CPUs the delta rule and stacked experts are not timed: nothing follows there, and importing their classes takes 4 s.
 """
 
 from __future__ import annotations
@@ -72,14 +74,15 @@ def traps_of(structure: Structure) -> tuple[Trap, ...]:
 
 
 def _found(uses: set[str], head_dims: tuple[int, ...], at: torch.device, dtype: torch.dtype) -> Iterator[Trap]:
+    is_gpu = at.type != "cpu"
     if PATCHES in uses:
         yield _patches(dtype)
     if DELTA in uses:
-        yield _package("fla", "pip install flash-linear-attention", DELTA, at, _delta_factor(dtype))
+        yield _package("fla", "pip install flash-linear-attention", DELTA, at, _delta_factor(dtype) if is_gpu else None)
     if uses & {DELTA, CONVOLUTION}:
         yield _package("causal_conv1d", "pip install causal-conv1d", CONVOLUTION, at, None)
     if EXPERTS in uses:
-        yield _experts(dtype, is_own=OWN_EXPERTS in uses)
+        yield _experts(dtype, is_own=OWN_EXPERTS in uses, is_timed=is_gpu or OWN_EXPERTS in uses)
     if ATTENTION in uses:
         yield _attention(head_dims, dtype)
         yield _package("flash_attn", "pip install 'dflop[flash]'", ATTENTION, at, None)
@@ -114,8 +117,11 @@ def _delta_factor(dtype: torch.dtype) -> float | None:
     return _factor(lambda: rule(q, k, v, -gate, beta), lambda: F.scaled_dot_product_attention(*heads, None, 0.0, True))
 
 
-def _experts(dtype: torch.dtype, *, is_own: bool) -> Trap:
+def _experts(dtype: torch.dtype, *, is_own: bool, is_timed: bool) -> Trap:
     """Transformers' loop over experts against its grouped product."""
+    grouped = "one grouped product in place of a loop in Python"
+    if not is_timed:
+        return Trap(EXPERTS, False, None, grouped)
     from transformers import Qwen3MoeConfig
     from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
@@ -142,7 +148,7 @@ def _experts(dtype: torch.dtype, *, is_own: bool) -> Trap:
             "the class has custom code; compared are a Python loop and a grouped product",
             remedy,
         )
-    return Trap(EXPERTS, False, factor, "one grouped product in place of a loop in Python")
+    return Trap(EXPERTS, False, factor, grouped)
 
 
 def _attention(head_dims: tuple[int, ...], dtype: torch.dtype) -> Trap:

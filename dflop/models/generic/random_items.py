@@ -17,14 +17,9 @@ from dflop.models.generic.folder import reason
 from dflop.models.generic.items import rows_of
 
 _MEDIA = {"image": "get_image_features", "video": "get_video_features", "audio": "get_audio_features"}
-_OPTIONAL = {
-    "vision_feature_layer", "vision_feature_select_strategy", "return_dict", "kwargs", "args", "output_hidden_states",
-    "pixel_mask", "pixel_attention_mask", "vision_aspect_ratio", "batch_num_images", "interpolate_pos_encoding",
-    "image_merge_sizes", "video_merge_sizes", "audio_feature_lengths", "video_compression_mask",
-}  # fmt: skip
 _PADDED = {"image_position_ids", "video_position_ids", "spatial_shapes"}
 _MASKS = ("feature_attention_mask", "input_features_mask")
-_MELS = ("num_mel_bins", "input_dim", "feature_size", "input_feat_size")
+_MELS = ("num_mel_bins", "input_dim", "feature_size", "input_feat_size", "audio_embed_dim")
 _FRAMES = (400, 128)
 """Frames of sounds; windows of some classes have 100."""
 _SECONDS_PER_GRID = 0.5
@@ -69,10 +64,7 @@ def item_of(model: Any, kind: str, generator: torch.Generator) -> Item:
     Raises:
         NotMade: the model takes items of this kind in a form that is not known.
     """
-    names = (f"{kind}_token_id", f"{kind}_token_index")
-    token = next((t for name in names if isinstance(t := entry_of(model.config, name), int)), None)
-    if token is None:
-        raise NotMade(f"its config names no `{names[0]}`")
+    token = _token(model, kind)
     encode: Any = feature_function(model, _MEDIA[kind])
     inner = inspect.signature(getattr(model.base_model, _MEDIA[kind], encode)).parameters
     needed = {p.name for p in inner.values() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD}
@@ -83,19 +75,53 @@ def item_of(model: Any, kind: str, generator: torch.Generator) -> Item:
     for shape, more in _forms(model, kind, known):
         made = {floats: torch.randn(shape, generator=generator)}
         made |= {name: value for name, value in more.items() if name in known}
-        if missing := known - set(made) - _OPTIONAL:
-            raise NotMade(f"`{_MEDIA[kind]}` takes {', '.join(sorted(missing))}, for which no values are known")
+        if missing := needed - set(made):
+            problem = f"`{_MEDIA[kind]}` takes {', '.join(sorted(missing))}, for which no values are known"
+            continue
         given = {name: value for name, value in made.items() if name in wanted}
         try:
             with torch.no_grad():
                 num_rows = len(rows_of(encode(**given, return_dict=True)))
         except Exception as error:  # whatever a tower makes of values in another form
-            problem = reason(error)
+            problem = problem or reason(error)
             continue
         seconds = [name for name in _SECONDS if kind == "video" and takes(model, name)]
         made |= {name: torch.tensor([_SECONDS_PER_GRID]) for name in seconds}
         return Item(kind, made, token, num_rows, _SECONDS_PER_GRID if seconds else 0.0)
     raise NotMade(f"its encoder runs no random {kind}: {problem}")
+
+
+def _token(model: Any, kind: str) -> int:
+    """The placeholder of a kind by the config; that of pictures where the class puts clips in its place.
+
+    Raises:
+        NotMade: the config names none.
+    """
+    own, of_pictures = (_named(model.config, of) for of in (kind, "image"))
+    if own is None:
+        raise NotMade(f"its config names no `{kind}_token_id`")
+    if kind != "video" or of_pictures is None or _is_placeholder(model, own):
+        return own
+    return of_pictures if _is_placeholder(model, of_pictures) else own
+
+
+def _named(config: Any, kind: str) -> int | None:
+    names = (f"{kind}_token_id", f"{kind}_token_index")
+    return next((token for name in names if isinstance(token := entry_of(config, name), int)), None)
+
+
+def _is_placeholder(model: Any, token: int) -> bool:
+    """Whether a class takes a row of a clip for a token, by its own mask; so it does where it has none."""
+    look = feature_function(model, "get_placeholder_mask")
+    if look is None or "video_features" not in inspect.signature(look).parameters:
+        return True
+    ids = torch.tensor([[token]])
+    embeds = model.get_input_embeddings()(ids)
+    try:
+        look(ids, inputs_embeds=embeds, video_features=embeds[0])
+    except ValueError:
+        return False
+    return True
 
 
 def _forms(model: Any, kind: str, known: set[str]) -> Iterator[Form]:
@@ -108,7 +134,11 @@ def _forms(model: Any, kind: str, known: set[str]) -> Iterator[Form]:
     frames = 2 if kind == "video" else 1
     if f"{kind}_grid_thw" in known:
         return _native(model, section, kind, frames)
-    return _padded(section, frames) if known & _PADDED else _square(section, kind)
+    if known & _PADDED:
+        return _padded(section, frames)
+    fine = entry_of(model.config, "high_res_vision_config")
+    more = {"high_res_pixel_values": torch.ones(1, 3, fine.image_size, fine.image_size)} if fine else {}
+    return ((shape, {**of, **more}) for shape, of in _square(section, kind))
 
 
 def _native(model: Any, vision: Any, kind: str, frames: int) -> Iterator[Form]:
@@ -128,14 +158,14 @@ def _padded(vision: Any, frames: int) -> Iterator[Form]:
     """The same of patches in a row per picture, with their places or the picture's shape; no padding is needed."""
     side = 2 * (entry_of(vision, "pooling_kernel_size") or 2)
     channels, num = entry_of(vision, "num_channels") or 3, side**2
+    patch = entry_of(vision, "model_patch_size") or vision.patch_size
     places = torch.cartesian_prod(torch.arange(side), torch.arange(side)).flip(1)[None]
     more = {
-        "image_position_ids": places, "video_position_ids": places.expand(1, frames, -1, -1),
+        "image_position_ids": places, "video_position_ids": places.expand(frames, -1, -1),
         "num_frames_per_video": torch.tensor([frames]), "spatial_shapes": torch.tensor([[side, side]]),
         "pixel_attention_mask": torch.ones(1, num, dtype=torch.long),
     }  # fmt: skip
-    lead = (1,) if frames == 1 else (1, frames)
-    return iter((((*lead, num, channels * vision.patch_size**2), more),))
+    return iter((((frames, num, channels * patch**2), more),))
 
 
 def _square(vision: Any, kind: str) -> Iterator[Form]:
@@ -145,14 +175,15 @@ def _square(vision: Any, kind: str) -> Iterator[Form]:
     if kind == "video":
         return (((1, frames, 3, side, side), {}) for frames in (2, 8))
     whole, wide = ({"image_sizes": torch.tensor([[side, width]])} for width in (side, 2 * side))
-    return iter((((1, 3, side, side), whole), ((1, 1, 3, side, side), whole), ((1, 3, 3, side, side), wide)))
+    tile, marked = (1, 1, 3, side, side), {"pixel_attention_mask": torch.ones(1, 1, dtype=torch.bool)}
+    return iter((((1, 3, side, side), whole), (tile, whole), (tile, marked), ((1, 3, 3, side, side), wide)))
 
 
 def _sounds(section: Any) -> Iterator[Form]:
     """Frames of a spectrogram, as many as a class states or some; bins first, or last."""
-    mels = next((n for name in _MELS if isinstance(n := entry_of(section, name), int)), 80)
+    bins = [n for name in _MELS if isinstance(n := entry_of(section, name), int)][:1] or (80, 128)
     stated = entry_of(section, "max_source_positions")
     for frames in (*_FRAMES, 2 * stated) if isinstance(stated, int) else _FRAMES:
         mask = torch.ones(1, frames, dtype=torch.bool)
-        for shape in ((1, mels, frames), (1, frames, mels)):
+        for shape in (shape for mels in bins for shape in ((1, mels, frames), (1, frames, mels))):
             yield shape, dict.fromkeys(_MASKS, mask) | {"padding_mask": mask.repeat(1, _HOP)}

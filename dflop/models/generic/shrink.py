@@ -111,6 +111,8 @@ def _section(config: Any, text: Any, old: int, layers: Sequence[int], ids: dict[
             content[key] = ids.setdefault(value, len(ids) + 3) if value >= 0 else value
         elif key.endswith("_token_id") and isinstance(value, list):
             content[key] = [ids.setdefault(each, len(ids) + 3) for each in value]
+        elif key == "projector_patch_to_query_dict":  # rows of a picture by its patches
+            content[key] = {_PATCHES**2: 4}
         elif key.startswith("vision_feature_layer"):  # towers have two layers
             content[key] = _last_layers(value)
     content |= {key: _section(section, text, old, layers, ids) for key, section in inner.items()}

@@ -18,6 +18,7 @@ CASES = {
     "qwen3_vl_moe": (PARTS["qwen3_vl_moe"], 4), "qwen3_5_moe": (MORE["qwen3_5_moe"], 4),
     "glm4v_moe": (MORE["glm4v_moe"], 4), "qwen2_5_vl": (WINDOWS, 0), "gemma3": (PARTS["gemma3"], 0),
     "mistral3": (PARTS["mistral3"], 0), "lfm2_vl": (MORE["lfm2_vl"], 0),
+    "ernie4_5_vl_moe": ({}, 0),
 }  # fmt: skip
 """(config, tokens of a row; 0 where frames stay whole) by model type."""
 

@@ -21,11 +21,14 @@ def found(monkeypatch):
     return lambda *args, **kwargs: {trap.name: trap for trap in kernel_traps.kernel_traps(*args, **kwargs)}
 
 
-def test_every_pair_is_run_and_compared(found):
+def test_every_pair_is_run_and_compared_on_a_gpu_and_on_a_cpu_what_needs_no_model_of_transformers(found):
     traps = found(device="cpu")
-    assert [name for name, trap in traps.items() if trap.factor == 3.0] == [PATCHES, "fla", EXPERTS, ATTENTION]
+    assert [name for name, trap in traps.items() if trap.factor == 3.0] == [PATCHES, ATTENTION]
     assert not any(trap.is_hit for trap in traps.values())
     assert str(traps[PATCHES]) == "training uses a Linear in its place (x3.0 here)"
+    with torch.no_grad():
+        on_gpu = list(kernel_traps._found(set(EVERYTHING), (64,), torch.device("cuda"), torch.float32))
+    assert [trap.name for trap in on_gpu if trap.factor == 3.0] == [PATCHES, "fla", EXPERTS, ATTENTION]
 
 
 def test_a_package_that_is_missing_on_a_gpu_is_named_with_its_installation(monkeypatch):
