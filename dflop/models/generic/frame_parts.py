@@ -72,8 +72,8 @@ def _merged(stage: EncoderStage, data: torch.Tensor, sizes: torch.Tensor, num_ro
     plain = stage(data, sizes)
     found = [rows([(0, 0, num_tokens), (1, 0, num_tokens)], keep)]
     layers = iter(kept), iter(kept)
-    found.append(rows([(0, 0, middle)], lambda _: next(layers[0])[:num_tokens]))
-    found.append(rows([(0, middle, num_tokens), (1, 0, num_tokens)], lambda _: next(layers[1])))
+    found.append(rows([(0, 0, num_tokens), (1, 0, middle)], lambda _: next(layers[0])))
+    found.append(rows([(1, middle, num_tokens)], lambda _: next(layers[1])[num_tokens:]))
     is_every_layer = len(kept) == len(stage.layers) and all(next(of, None) is None for of in layers)
     error = max(float((x - plain).abs().max()) for x in (found[0], torch.cat(found[1:])))
     return each if middle and is_every_layer and error <= _LIMIT * float(plain.abs().max()) else 0
