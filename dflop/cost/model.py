@@ -39,6 +39,8 @@ __all__ = ["CostModel", "Floats", "has_edge"]
 MAX_EXTRAPOLATION = 2.0
 ROUNDING = 1.0 + 1e-12
 """A mean length is a quotient; the probe that set the limit must not lie beyond it."""
+_NUM_STATE_MESSAGES = 4
+"""A layer with a state sends tokens for its convolution, what enters the scan in two types and what leaves it."""
 
 
 class CostModel:
@@ -178,20 +180,22 @@ class CostModel:
         received = np.minimum(length, tokens * (mode.cp - 1) / mode.cp) * (
             (module == LLM) | (length * mode.cp > tokens)
         )
-        exchanges_s = self.exchange_seconds(module, received, mode, num_layers=num_layers)
+        exchanges_s = self.exchange_seconds(module, received, share[1], mode, num_layers=num_layers)
         return forward_s + exchanges_s[0], backward_s + exchanges_s[1]
 
     def exchange_seconds(
-        self, module: str, num_received: npt.ArrayLike, mode: RunMode, *, num_layers: int
+        self, module: str, num_received: npt.ArrayLike, num_tokens: npt.ArrayLike, mode: RunMode, *, num_layers: int
     ) -> tuple[Floats, Floats]:
         """(forward_s, backward_s) in which ranks get the keys and values that their tokens attend to on others.
 
-        Once per layer, gradients on the way back, and anew where a layer runs again. Nothing is sent for no token, and
-        nothing back in a frozen encoder; 0 where spec or link are not known.
+        Once per layer, gradients on the way back, and anew where a layer runs again. For layers with a state a rank
+        sends what it has of shared samples: about as many tokens as it receives elsewhere, and its own at most.
+        Nothing is sent for no token, and nothing back in a frozen encoder; 0 where spec or link are not known.
 
         Args:
             module: With attention over samples, or frames of media, that are cut.
             num_received: Tokens of the rank that receives most.
+            num_tokens: Of a rank.
             mode: Its tensor-parallel ranks have a part of the heads each.
             num_layers: Of the stage.
         """
@@ -200,8 +204,11 @@ class CostModel:
             return np.zeros_like(received), np.zeros_like(received)
         latency_s, s_per_byte = self._links.line(P2P, 2, 1)
         table = self.table(module, RunMode(mode.tp))
-        num_bytes = 2 * spec.key_width * bytes_per_value(table.dtype) / mode.tp
-        once_s = num_layers * np.where(received > 0, latency_s + s_per_byte * num_bytes * received, 0.0)
+        num_values = 2 * spec.key_width / mode.tp * received
+        num_values += spec.state_width * (mode.cp - 1) / mode.cp * np.minimum(received, num_tokens)
+        num_messages = spec.mean(lambda kind: _NUM_STATE_MESSAGES if kind.num_state_values else 1)
+        once_s = num_messages * latency_s + s_per_byte * bytes_per_value(table.dtype) * num_values
+        once_s = num_layers * np.where(received > 0, once_s, 0.0)
         comes_back = module == LLM or table.trains_layers or table.trains_adapters
         return once_s, comes_back * (1 + mode.recompute) * once_s
 

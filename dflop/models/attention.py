@@ -38,8 +38,25 @@ Window = tuple[int, int]
 
 
 @dataclass(slots=True, eq=False)
+class ByHeads:
+    """How ranks that share samples come to have all tokens of these in a part of the heads, and back."""
+
+    num_first: int
+    """Tokens of the first sample of this rank, where others have of it, too; else 0."""
+    num_last: int
+    """The same of the last sample, unless it is the first."""
+    lengths: list[int]
+    """Of the samples that ranks share, whole."""
+    num_ranks: int
+    to_heads: Callable[[tuple[torch.Tensor, ...]], tuple[torch.Tensor, ...]]
+    """`[num_first + num_last, heads, ...]` to `[sum(lengths), heads / num_ranks, ...]`; collective in both passes."""
+    to_tokens: Callable[[tuple[torch.Tensor, ...]], tuple[torch.Tensor, ...]]
+    """The way back."""
+
+
+@dataclass(slots=True, eq=False)
 class Earlier:
-    """Keys and values that context-parallel ranks give one another in every layer.
+    """What context-parallel ranks give one another of samples that they share, in every layer.
 
     No tuple: compilers look into those, and would compile anew for every microbatch's.
     """
@@ -50,6 +67,9 @@ class Earlier:
     """Tokens of the first segment that earlier ranks have."""
     exchange: Callable[[torch.Tensor], torch.Tensor]
     """`[num_given, ...]` of this rank to `[num_taken, ...]` of others; differentiable, collective in both passes."""
+    last: Callable[[torch.Tensor, int], torch.Tensor]
+    """The same of all tokens of this rank, but no more than so many of those that stand right in front of it."""
+    by_heads: ByHeads
 
 
 @dataclass(slots=True, eq=False)

@@ -20,7 +20,7 @@ from dflop.errors import ConfigError, did_you_mean
 from dflop.models.build import located
 from dflop.models.family import Family
 from dflop.models.generic.experts import experts_of
-from dflop.models.generic.packed import has_state
+from dflop.models.generic.states import has_state
 from dflop.models.low_rank import adapt
 from dflop.models.splits import LORA_A, LORA_B
 from dflop.models.weights import Weights

@@ -22,7 +22,7 @@ from torch import nn
 from dflop.errors import ConfigError
 from dflop.models.autograd import WHOLE
 from dflop.models.generic.experts import experts_of
-from dflop.models.generic.packed import has_state
+from dflop.models.generic.states import has_state
 
 INDUCTOR = "inductor"
 """torch's compiler. It needs a C++ compiler on a CPU, Triton on a GPU."""

@@ -63,6 +63,17 @@ def all_to_all(
     )
 
 
+def all_to_alls(
+    tensors: tuple[torch.Tensor, ...], sent: Sequence[int], received: Sequence[int], group: dist.ProcessGroup
+) -> tuple[torch.Tensor, ...]:
+    """`all_to_all` of several tensors, one after the other in both passes, whichever gradient is there first."""
+    found: tuple[torch.Tensor, ...] = _ExchangedTogether.apply(  # type: ignore[no-untyped-call]  # torch's is not typed
+        lambda own: _all_to_all(own, sent, received, group), lambda grad: _all_to_all(grad, received, sent, group),
+        *tensors,
+    )  # fmt: skip
+    return found
+
+
 def _all_to_all(
     rows: torch.Tensor, sent: Sequence[int], received: Sequence[int], group: dist.ProcessGroup
 ) -> torch.Tensor:
@@ -81,3 +92,14 @@ class _Exchanged(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         return ctx.back(grad), None, None
+
+
+class _ExchangedTogether(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, there: Exchange, back: Exchange, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.back = back
+        return tuple(map(there, tensors))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
+        return None, None, *map(ctx.back, grads)

@@ -229,7 +229,8 @@ def layer_bytes(spec: ModuleSpec, cost: CostModel, load: Floats, mode: RunMode) 
     is_cut = spec.module == LLM or (spec.merge_tokens and (table.trains_layers or table.trains_adapters))
     if mode.cp > 1 and is_cut and not mode.recompute:
         tokens = np.minimum(load[1] * (mode.cp - 1) / mode.cp, np.sqrt(load[2]))
-        found = found + 2 * bytes_per_value(table.dtype) * spec.key_width / mode.tp * tokens
+        received = 2 * spec.key_width / mode.tp * tokens + spec.state_width * np.minimum(tokens, load[1] / mode.cp)
+        found = found + bytes_per_value(table.dtype) * received
     if mode.ep > 1 and not mode.recompute:
         found = found + uneven_bytes_per_token(spec, bytes_per_value(table.dtype)) * load[1] / (mode.cp * mode.tp)
     return found

@@ -46,6 +46,8 @@ class LayerKind:
     """Experts a token goes to."""
     num_expert_params: int = 0
     """Parameters of all experts."""
+    num_state_values: int = 0
+    """Values per token that ranks which share a sample send each other for a layer with a state per head."""
     adapters: tuple[tuple[int, int], ...] = ()
     """Per low-rank adapter of a layer (parameters cut over tensor-parallel ranks, parameters that each has whole)."""
     num_adapter_values: int = 0
@@ -137,6 +139,11 @@ class ModuleSpec:
     def key_width(self) -> float:
         """Key width of a mean layer."""
         return self.mean(lambda kind: kind.key_width)
+
+    @property
+    def state_width(self) -> float:
+        """`num_state_values` of a mean layer."""
+        return self.mean(lambda kind: kind.num_state_values)
 
     def mean(self, of: Callable[[LayerKind], float]) -> float:
         """Mean over the layers; of one kind exactly its value."""

@@ -156,8 +156,9 @@ class StepEvaluator:
         # All ranks of a group wait for who has most.
         loads, received = pieces
         exchanges_s = self.cost.exchange_seconds(
-            part.module, received.reshape(shape), costs["mode"], num_layers=kind.num_layers
-        )
+            part.module, received.reshape(shape), loads[1].max(axis=-1).reshape(shape), costs["mode"],
+            num_layers=kind.num_layers,
+        )  # fmt: skip
         seconds = self.cost.module_seconds(
             part.module, loads.reshape(3, *shape, kind.mode.cp),
             **kind.of_one_rank().costs(np.expand_dims(num_rerun, -1)),

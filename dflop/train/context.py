@@ -2,45 +2,79 @@
 
 The samples of a group lie in a line of tokens, of which each rank has a range (`dflop/simulate/pieces.py`). So a rank
 needs keys and values of others for its first sample only, in front of its own, and others need at most those of its
-last sample. In an encoder ranks with parts of one frame give one another the keys and values of these parts. Rows go
-from whoever has the first part of an item to the ranks with its placeholders.
+last sample. Layers with a state per head have these samples whole on every rank, in a part of the heads. In an encoder
+ranks with parts of one frame give one another the keys and values of these parts. Rows go from whoever has the first
+part of an item to the ranks with its placeholders.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, chain
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from dflop.models.attention import Earlier, FrameKeys
+from dflop.models.attention import ByHeads, Earlier, FrameKeys
 from dflop.models.build import Gathered
-from dflop.parallel.exchange import all_to_all
+from dflop.parallel.exchange import all_to_all, all_to_alls
 from dflop.simulate.pieces import FramePart, Piece, TileRange, owned
 
 
 @dataclass(frozen=True, slots=True)
 class KeyExchange:
-    """Keys and values that one rank of a group gives and takes in every layer of the LLM."""
+    """What one rank of a group gives and takes of samples that are on several, in every layer of the LLM."""
 
+    rank: int
+    """This one, in the group."""
     sent: tuple[int, ...]
-    """Per rank, of how many of the last tokens it needs them: of all of the last sample here, or of none."""
+    """Per rank, how many of the last tokens here it has to know: all of the last sample here, or none."""
     received: tuple[int, ...]
     """Per rank, how many tokens it has of the first sample here that come before this rank's."""
+    between: tuple[int, ...]
+    """Per rank, how many tokens of the same sample ranks between this one and it have."""
+    shared: tuple[tuple[int, int], ...]
+    """Per rank, tokens of the first sample there and, if it is another one, of the last, where others have of these."""
+    lengths: tuple[int, ...]
+    """Of the samples that several ranks have, in the order of the line."""
 
     def through(self, group: dist.ProcessGroup) -> Earlier:
-        """The exchange as attention calls it."""
-        num_copies = sum(n > 0 for n in self.sent)
+        """The exchange as layers call it."""
+        return Earlier(
+            max(self.sent), sum(self.received), lambda given: self._run(given, group),
+            lambda own, most: self.limited(most)._run(own, group), self._by_heads(group),
+        )  # fmt: skip
 
-        def exchange(given: torch.Tensor) -> torch.Tensor:
-            copies = given if num_copies < 2 else given.repeat(num_copies, 1, 1)
-            return all_to_all(copies, self.sent, self.received, group)
+    def limited(self, most: int) -> KeyExchange:
+        """The same of no more than so many of the tokens in front of a rank's own."""
+        behind = [*accumulate(reversed(self.received), initial=0)][-2::-1]
+        return replace(
+            self,
+            sent=tuple(max(0, min(num, most - n)) for num, n in zip(self.sent, self.between, strict=True)),
+            received=tuple(max(0, min(num, most - n)) for num, n in zip(self.received, behind, strict=True)),
+        )
 
-        return Earlier(max(self.sent), sum(self.received), exchange)
+    def _run(self, own: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        copies = [own[len(own) - num :] for num in self.sent if num]
+        given = torch.cat(copies) if len(copies) > 1 else copies[0] if copies else own[:0]
+        return all_to_all(given, self.sent, self.received, group)
+
+    def _by_heads(self, group: dist.ProcessGroup) -> ByHeads:
+        nums, num_ranks = [sum(of) for of in self.shared], len(self.shared)
+        mine = [nums[self.rank]] * num_ranks
+
+        def to_heads(tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+            given = (x.unflatten(1, (num_ranks, -1)).transpose(0, 1).flatten(0, 1) for x in tensors)
+            return all_to_alls(tuple(given), mine, nums, group)
+
+        def to_tokens(tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+            taken = all_to_alls(tensors, nums, mine, group)
+            return tuple(x.unflatten(0, (num_ranks, mine[0])).transpose(0, 1).flatten(1, 2) for x in taken)
+
+        return ByHeads(*self.shared[self.rank], list(self.lengths), num_ranks, to_heads, to_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,8 +221,8 @@ class Line:
     def __init__(self, pieces: Sequence[Sequence[Piece]], cp_rank: int) -> None:
         self._pieces, self._cp_rank = pieces, cp_rank
         self._ends = list(accumulate(sum(p.end - p.first for p in of) for of in pieces))
-        lengths = {p.sample: p.end for of in pieces for p in of}
-        self._starts = dict(zip(lengths, accumulate(lengths.values(), initial=0), strict=False))
+        self._lengths = {p.sample: p.end for of in pieces for p in of}
+        self._starts = dict(zip(self._lengths, accumulate(self._lengths.values(), initial=0), strict=False))
 
     @property
     def own(self) -> Sequence[Piece]:
@@ -205,9 +239,23 @@ class Line:
         """None where no sample is on two ranks, so that no rank of the group exchanges anything."""
         if not any(p.first for of in self._pieces for p in of):
             return None
-        ranks = range(len(self._pieces))
-        sent = tuple(self._needed(self._cp_rank, rank) for rank in ranks)
-        return KeyExchange(sent, received=tuple(self._needed(rank, self._cp_rank) for rank in ranks))
+        me, ranks = self._cp_rank, range(len(self._pieces))
+        holders = Counter(p.sample for of in self._pieces for p in of)
+        ends = [(of[:1], of[1:][-1:]) for of in self._pieces]
+        return KeyExchange(
+            rank=me,
+            sent=tuple(self._needed(me, rank) for rank in ranks),
+            received=tuple(self._needed(rank, me) for rank in ranks),
+            between=tuple(sum(self._needed(other, rank) for other in range(me + 1, rank)) for rank in ranks),
+            shared=tuple(
+                (
+                    sum(p.end - p.first for p in first if holders[p.sample] > 1),
+                    sum(p.end - p.first for p in last if holders[p.sample] > 1),
+                )
+                for first, last in ends
+            ),
+            lengths=tuple(length for sample, length in self._lengths.items() if holders[sample] > 1),
+        )
 
     def _needed(self, source: int, target: int) -> int:
         """Tokens of one rank that later ones on another attend to."""

@@ -194,6 +194,21 @@ def test_ranks_that_share_samples_take_their_part_and_exchange_keys_and_values()
     )
 
 
+def test_ranks_that_share_samples_send_what_enters_and_leaves_a_state():
+    spec = make_specs()[0]
+    kind = spec.kinds[0]
+    state = replace(kind, num_heads=0, num_kv_heads=0, num_state_values=96)
+    spec, links = replace(spec, layers=((kind, 1), (state, 1))), [make_link("p2p", 2, 1, 1e-5, 1e9)]
+    cost = CostModel([make_table(LLM)], specs=[spec], links=links, extrapolate=True)
+    once_s, again_s = cost.exchange_seconds(LLM, [0, 600, 3000], 1000, RunMode(cp=4, recompute=True), num_layers=2)
+    keys = 2 * kind.key_width
+    latency_s = 1e-5 + 4e-5
+    # A quarter of what a rank sends stays there, and it sends its own 1000 tokens at most.
+    expected = [0, latency_s + (600 * keys + 450 * 96) * 4 / 1e9, latency_s + (3000 * keys + 750 * 96) * 4 / 1e9]
+    assert once_s == pytest.approx(expected)
+    assert again_s == pytest.approx([2 * s for s in expected])
+
+
 @pytest.mark.parametrize("trains", ["all", "none"])
 @pytest.mark.parametrize("merge_tokens", [0, 4])
 def test_ranks_exchange_keys_and_values_of_frames_that_are_too_long_for_one(trains, merge_tokens):

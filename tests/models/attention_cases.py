@@ -17,6 +17,9 @@ WINDOWS = st.sampled_from([(False, None), (True, None), (True, 1), (True, 3), (T
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5, torch.bfloat16: 0.04}
 
 
+NOTHING = attention.ByHeads(0, 0, [], 1, lambda given: given, lambda given: given)
+
+
 def tensors(lengths, heads, head_dim=8, seed=0, dtype=torch.float32, device="cpu"):
     """Query, key, value `[1, heads, tokens, head_dim]` and segment boundaries."""
     generator = torch.Generator().manual_seed(seed)
@@ -55,7 +58,10 @@ def assert_equals_dense(
     of_keys = {}
     if num_elsewhere:
         there = [x[0, :, :num_elsewhere].transpose(0, 1) for x in inputs[1:]]
-        earlier = attention.Earlier(0, num_elsewhere, lambda given: torch.cat([given, torch.cat(there, 1)]))
+        there = torch.cat(there, dim=1)
+        earlier = attention.Earlier(
+            0, num_elsewhere, lambda given: torch.cat([given, there]), lambda _, most: there[-most:], NOTHING
+        )
         of_keys = {"cu_seq_lens_k": cu_seqlens, "earlier": earlier}
     own = [x[:, :, num_elsewhere:] for x in inputs]
     got, weights = attention.packed_attention(

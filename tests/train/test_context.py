@@ -55,6 +55,37 @@ def test_keys_stand_in_front_of_the_first_sample_as_it_has_them(lengths, num_ran
         assert taken == [(of[0].sample, t) for t in range(of[0].first)] if of else not taken
 
 
+@given(SAMPLES, st.integers(1, 6), st.floats(0, 0.1), st.integers(0, 9))
+def test_a_convolution_is_given_the_last_tokens_in_front_of_a_rank(lengths, num_ranks, growth, most):
+    of_ranks = cut_line(lengths, num_ranks, growth)
+    exchanges = [Line(of_ranks, rank).keys for rank in range(num_ranks)]
+    if None in exchanges:
+        return
+    limited = [exchange.limited(most) for exchange in exchanges]
+    tokens = [[(p.sample, t) for p in of for t in range(p.first, p.end)] for of in of_ranks]
+    sent = [
+        [t for num in of.sent if num for t in own[len(own) - num :]] for of, own in zip(limited, tokens, strict=True)
+    ]
+    for of, taken in zip(of_ranks, delivered(limited, sent), strict=True):
+        first = of[0].first if of else 0
+        assert taken == [(of[0].sample, t) for t in range(max(0, first - most), first)]
+
+
+@given(SAMPLES, st.integers(1, 6), st.floats(0, 0.1))
+def test_samples_that_ranks_share_are_whole_in_the_line_of_what_they_send(lengths, num_ranks, growth):
+    of_ranks = cut_line(lengths, num_ranks, growth)
+    line = Line(of_ranks, 0).keys
+    if line is None:
+        return
+    sent = []
+    for (first, last), of in zip(line.shared, of_ranks, strict=True):
+        own = [(p.sample, t) for p in of for t in range(p.first, p.end)]
+        sent += own[:first] + own[len(own) - last :]
+    holders = [s for s in range(len(lengths)) if sum(p.sample == s for of in of_ranks for p in of) > 1]
+    assert sent == [(s, t) for s in holders for t in range(lengths[s])]
+    assert list(line.lengths) == [lengths[s] for s in holders]
+
+
 @given(SAMPLES, st.integers(1, 6), st.floats(0, 0.1), st.data())
 def test_every_row_comes_to_its_placeholder(lengths, num_ranks, growth, data):
     of_ranks = cut_line(lengths, num_ranks, growth)

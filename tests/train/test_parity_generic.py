@@ -29,14 +29,13 @@ SHARE_EXPERTS = (
     "pp2 dp2 ep2, sharded, recomputed", "cp2 ep2, sharded",
 )  # fmt: skip
 CARRY_STATE = ("qwen3_5", "qwen3_5_moe")
+SHARE_STATES = ("cp3, recomputed", "pp2 cp2, sharded")
+"""Three ranks do not divide the heads."""
 ROUNDING = 3e-5
-"""Of the former: the delta rule amplifies rounding."""
+"""Of those that carry a state: the delta rule amplifies rounding."""
 IMAGE_BLOCKS = ("gemma3",)
 CONVOLUTIONS = ("lfm2_vl",)
-REFUSED = {(kind, "tp2") for kind in (*CARRY_STATE, *CONVOLUTIONS)} | {
-    (kind, "cp2") for kind in (*CARRY_STATE, *CONVOLUTIONS, *IMAGE_BLOCKS)
-}
-REFUSED |= {(kind, "cp2 ep2, sharded") for kind in CARRY_STATE}
+REFUSED = {(kind, "tp2") for kind in (*CARRY_STATE, *CONVOLUTIONS)} | {(kind, "cp2") for kind in IMAGE_BLOCKS}
 REFUSED |= {(kind, "tp2 cp2") for kind, _ in REFUSED}
 
 
@@ -64,6 +63,7 @@ QUICK = {
     ("glm4v_moe", "pp2 dp2 ep2, sharded, recomputed"), ("glm4v_moe", "dp2"), ("glm4v_moe", "tp2"), ("internvl", "cp2"),
     ("smolvlm", "tp2"), ("mistral3", "one"),
     ("qwen3_5_moe", "vision tp2 + llm dp2, sharded"), ("qwen3_vl_moe", "tp2 cp2"),
+    ("qwen3_5", "cp3, recomputed"), ("lfm2_vl", "pp2 cp2, sharded"),
     ("lfm2_vl", "vision + llm pp2"), ("lfm2_vl", "dp2, sharded, recomputed"),
 }  # fmt: skip
 """Not in a lane: every type, and every layout, at least once."""
@@ -73,7 +73,11 @@ QUICK = {
     ("kind", "layout"),
     [
         pytest.param(*pair, marks=() if pair in QUICK else pytest.mark.lane("layouts"))
-        for pair in (*itertools.product(PARTS | MORE, LAYOUTS), *itertools.product(EXPERTS, SHARE_EXPERTS))
+        for pair in itertools.chain(
+            itertools.product(PARTS | MORE, LAYOUTS),
+            itertools.product(EXPERTS, SHARE_EXPERTS),
+            itertools.product((*CARRY_STATE, *CONVOLUTIONS), SHARE_STATES),
+        )
         if pair not in REFUSED
     ],
 )

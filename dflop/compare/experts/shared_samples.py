@@ -41,14 +41,16 @@ class Sharing:
 
 
 def _all_to_alls_s(spec: ModuleSpec, table: CostTable, num_ranks: int, links: LinkModel) -> tuple[float, float]:
-    """Each moves what half an all-reduce of the same buffer does."""
-    held_bytes = bytes_per_value(table.dtype) * spec.query_width / (table.tp * num_ranks)
+    """Each moves half of what an all-reduce does. Layers with a state send what enters the state and leaves it."""
+    num_values = NUM_ALL_TO_ALLS * spec.query_width + spec.state_width
+    held_bytes = bytes_per_value(table.dtype) * num_values / (table.tp * num_ranks)
     latency_s, s_per_byte = links.line(ALL_REDUCE, num_ranks, 1)
-    return NUM_ALL_TO_ALLS * latency_s, NUM_ALL_TO_ALLS * s_per_byte * held_bytes / 2
+    return NUM_ALL_TO_ALLS * latency_s, s_per_byte * held_bytes / 2
 
 
 def _ring_s(spec: ModuleSpec, table: CostTable, num_ranks: int, links: LinkModel) -> tuple[float, float]:
-    held_bytes = bytes_per_value(table.dtype) * 2 * spec.key_width / (table.tp * num_ranks)
+    num_values = 2 * spec.key_width + spec.state_width / num_ranks  # states go by heads, as in Ulysses
+    held_bytes = bytes_per_value(table.dtype) * num_values / (table.tp * num_ranks)
     latency_s, s_per_byte = links.line(P2P, 2, 1)
     return (num_ranks - 1) * latency_s, (num_ranks - 1) * s_per_byte * held_bytes
 

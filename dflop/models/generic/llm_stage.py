@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 from dflop.errors import ConfigError, TrainError
 from dflop.models import loss_size
-from dflop.models.attention import Earlier
+from dflop.models.attention import ByHeads, Earlier
 from dflop.models.build import Stage, located
 from dflop.models.family import Places
 from dflop.models.generic.classes import PER_LAYER, PassThrough, entry_of
@@ -284,7 +284,8 @@ def why_whole(model: nn.Module, family: Places) -> str:
     positions = stage.positions(ids, [])
     if stage._has_blocks:
         positions[-1] = 1  # as tokens of one image
-    alone = Earlier(0, 0, lambda tensor: tensor)
+    by_heads = ByHeads(len(ids), 0, [len(ids)], 1, lambda tensors: tensors, lambda tensors: tensors)
+    alone = Earlier(0, 0, lambda tensor: tensor, lambda tensor, _: tensor[:0], by_heads)
     try:
         with torch.no_grad():
             stage(stage.embed(ids, [], []), positions, torch.tensor([0, len(ids)], dtype=torch.int32), alone)

@@ -19,6 +19,7 @@ from torch import nn
 from dflop.models.attention import Earlier, packed_attention
 from dflop.models.autograd import opaque
 from dflop.models.generic.reach import Reach, UnknownArgument
+from dflop.models.generic.states import across_ranks, has_state
 
 NAME = "dflop_packed_generic"
 """Name of the attention that stages use."""
@@ -111,7 +112,7 @@ def prepare(layers: dict[int, nn.Module], reaches: tuple[Reach | None, ...], con
             setattr(module, _HOLDER, holder)
             setattr(module, _REACH, reaches[index] or Reach())
             if has_state(module):
-                module.forward = functools.partial(_per_sample, module.forward, holder)
+                module.forward = functools.partial(_per_sample, module.forward, across_ranks(module, holder), holder)
 
 
 def samples_of(module: nn.Module) -> Samples | None:
@@ -120,18 +121,17 @@ def samples_of(module: nn.Module) -> Samples | None:
     return holder.samples if holder is not None else None
 
 
-def has_state(module: nn.Module) -> bool:
-    """Whether a part of a layer carries a state along the tokens: it holds a convolution."""
-    return any(isinstance(child, nn.Conv1d) for child in module.children())
-
-
-def _per_sample(forward: Callable[..., Any], holder: Holder, *args: Any, **kwargs: Any) -> Any:
+def _per_sample(
+    forward: Callable[..., Any], across: Callable[..., Any] | None, holder: Holder, *args: Any, **kwargs: Any
+) -> Any:
     samples = holder.samples
     if samples is None:  # not packed
         return forward(*args, **kwargs)
-    if samples.earlier is not None:
+    if samples.earlier is None:
+        return per_sample(forward, samples.lengths, *args, **kwargs)
+    if across is None:
         raise UnknownArgument(f"{_UNSHARED}: a layer carries a state along the tokens")
-    return per_sample(forward, samples.lengths, *args, **kwargs)
+    return across(*args, **kwargs)
 
 
 def _attention(

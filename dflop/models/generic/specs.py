@@ -114,9 +114,10 @@ def _kind(kind: LayerKind) -> Kind:
     heads = (call.num_heads, call.num_kv_heads, call.head_dim) if call else (0, 0, 0)
     attention = 4 * (heads[0] + heads[1]) * heads[2] + 4 * heads[0]
     beside = kind.kept_bytes_per_token - attention - 2 * num_mlp_tensors * kind.mlp_width
+    stacks = bool(kind.num_stacked_params)
     return Kind(
         kind.name, kind.num_params, *heads, kind.mlp_width, max(0, round(beside / 2)), num_mlp_tensors,
         kind.is_gated_mlp, kind.num_active_params if kind.num_experts else 0, kind.num_matrix_params,
-        kind.kept_bytes_per_token,
-        *((kind.num_experts, kind.num_active_experts, kind.num_stacked_params) if kind.num_stacked_params else ()),
+        kind.kept_bytes_per_token, stacks * kind.num_experts, stacks * kind.num_active_experts,
+        kind.num_stacked_params, kind.num_state_values,
     )  # fmt: skip

@@ -97,7 +97,7 @@ def alike(layers: Iterable[nn.Module], types: Sequence[str] = ()) -> Mapping[_Al
 
 def _kind(decoder: Any, of: _Alike, layers: tuple[int, ...]) -> LayerKind:
     short, long = (_run(decoder, layers[0], length) for length in LENGTHS)
-    flops = short.flops if not short.has_delta_rule else _run(decoder, layers[0], LENGTHS[0], delta_rule=False).flops
+    flops = short.flops if not short.num_state_values else _run(decoder, layers[0], LENGTHS[0], delta_rule=False).flops
     chunk = int(entry_of(decoder.config, "attention_chunk_size") or 0) if "chunked" in of.layer_type else 0
     runs = Runs(LENGTHS, (short, long), flops, chunk)
     return kind_of(decoder.layers[layers[0]], layers, runs, decoder.config, decoder.config.hidden_size)
@@ -140,6 +140,7 @@ def kind_of(layer: nn.Module, layers: tuple[int, ...], runs: Runs, config: Any, 
         degrees=_degrees(layer, calls, entry_of(config, "base_model_tp_plan") or {}),
         mlp_width=mlp_width, is_gated_mlp=is_gated, num_matrix_params=max(p.numel() for p in layer.parameters()),
         num_stacked_params=sum(p.numel() for experts in experts_of(layer) for p in experts.parameters()),
+        num_state_values=short.num_state_values,
     )  # fmt: skip
 
 
@@ -170,7 +171,7 @@ def _mixer(layer: nn.Module, trace: watch.Trace, chunk: int) -> str:
         if chunk:
             return "chunked attention"
         return "sliding attention" if all(call.window for call in trace.calls) else "full attention"
-    if trace.has_delta_rule:
+    if trace.num_state_values:
         return "gated delta"
     if "A_log" in names:
         return "state space"

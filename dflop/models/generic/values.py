@@ -74,6 +74,8 @@ class LayerKind:
     """Size of the largest parameter."""
     num_stacked_params: int = 0
     """Parameters of all experts, where one module stacks them and is called with a routing; 0: none does."""
+    num_state_values: int = 0
+    """Values per token that go into a gated delta rule and come out of it."""
 
     @property
     def name(self) -> str:

@@ -20,13 +20,13 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
 from dflop.models.generic.classes import tensors_in
+from dflop.models.generic.states import DELTA_RULE
 from dflop.models.generic.values import AttentionCall
 
 NAME = "dflop_watched"
 """Name of the attention, mask and experts functions below."""
 PACKED = "dflop_flash_watched"
 """Name of the same attention for towers that would cut packed items apart themselves."""
-_DELTA_RULE = "torch_chunk_gated_delta_rule"
 _DELTA_WIDTH = 64
 _TRACE = "dflop_trace"
 
@@ -40,7 +40,8 @@ class Trace:
     calls: list[AttentionCall] = field(default_factory=list)
     experts: tuple[int, int] = (0, 0)
     """(all, those of a token)."""
-    has_delta_rule: bool = False
+    num_state_values: int = 0
+    """Values per token that go into a gated delta rule and come out of it; 0: the layer has none."""
     storages: dict[int, torch.Tensor] = field(default_factory=dict)
 
 
@@ -152,15 +153,15 @@ def _replaced_delta_rule(layer: nn.Module, trace: Trace) -> Iterator[None]:
     """Within it linear attention keeps what its kernels keep, not what transformers' fallback in torch does."""
 
     def rule(query: torch.Tensor, key: Any, value: Any, g: Any, beta: Any, **_: Any) -> tuple[torch.Tensor, None]:
-        trace.has_delta_rule = True
+        trace.num_state_values = sum(x.numel() for x in (query, key, value, g, beta, value)) // query.shape[1]
         return _DeltaRule.apply(query, key, value, g, beta), None  # type: ignore[no-untyped-call]  # as above
 
     files = {sys.modules[type(module).__module__] for module in layer.modules()}
-    old = [(file, getattr(file, _DELTA_RULE)) for file in files if hasattr(file, _DELTA_RULE)]
+    old = [(file, getattr(file, DELTA_RULE)) for file in files if hasattr(file, DELTA_RULE)]
     for file, _ in old:
-        setattr(file, _DELTA_RULE, rule)
+        setattr(file, DELTA_RULE, rule)
     try:
         yield
     finally:
         for file, function in old:
-            setattr(file, _DELTA_RULE, function)
+            setattr(file, DELTA_RULE, function)

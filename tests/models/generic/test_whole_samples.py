@@ -21,8 +21,8 @@ CASES = {
     "full, deep features, experts": ("qwen3_vl_moe", PARTS["qwen3_vl_moe"], ""),
     "sliding": ("cohere2_vision", MORE["cohere2_vision"], ""),
     "latent": ("internvl", TILED | {"text_config": TEXT | EXPERTS | LATENT | ROUTED}, ""),
-    "gated delta": ("qwen3_5_moe", MORE["qwen3_5_moe"], "a layer carries a state along the tokens"),
-    "convolution": ("lfm2_vl", MORE["lfm2_vl"], "a layer carries a state along the tokens"),
+    "gated delta": ("qwen3_5_moe", MORE["qwen3_5_moe"], ""),
+    "convolution": ("lfm2_vl", MORE["lfm2_vl"], ""),
     "images": ("gemma3", PARTS["gemma3"], "Gemma3Attention lets tokens of an image see each other"),
     "cap": (
         "internvl", TILED | {"text_config": TEXT | {"model_type": "gemma2"}},
