@@ -46,7 +46,7 @@ class ByHeads:
     num_last: int
     """The same of the last sample, unless it is the first."""
     lengths: list[int]
-    """Of the samples that ranks share, whole."""
+    """Tokens of every sample that ranks share, whole."""
     num_ranks: int
     to_heads: Callable[[tuple[torch.Tensor, ...]], tuple[torch.Tensor, ...]]
     """`[num_first + num_last, heads, ...]` to `[sum(lengths), heads / num_ranks, ...]`; collective in both passes."""

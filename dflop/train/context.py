@@ -39,7 +39,7 @@ class KeyExchange:
     shared: tuple[tuple[int, int], ...]
     """Per rank, tokens of the first sample there and, if it is another one, of the last, where others have of these."""
     lengths: tuple[int, ...]
-    """Of the samples that several ranks have, in the order of the line."""
+    """Tokens of every sample that several ranks have, in the order of the line."""
 
     def through(self, group: dist.ProcessGroup) -> Earlier:
         """The exchange as layers call it."""
