@@ -51,6 +51,10 @@ def key_numbers(summary: RunSummary) -> tuple[tuple[str, str, str], ...]:
     if seen := summary.validation:
         best, (last, loss) = min(seen, key=lambda step: seen[step]), max(seen.items())
         numbers.append(("validation loss", f"{loss:.4f}", f"after step {last}; lowest {seen[best]:.4f} after {best}"))
+    if seen := summary.router_loss:
+        (first, began), (last, loss) = min(seen.items()), max(seen.items())
+        what = f"after step {last}; {began:.4f} after {first}; 1: experts are used evenly"
+        numbers.append(("load balancing loss", f"{loss:.4f}", what))
     if not math.isnan(wall := summary.wall_to_compute):
         numbers.append(("processor time / wall time", units.percent(1 / wall), "of forward and backward in training"))
     if not math.isnan(mfu := summary.mfu):

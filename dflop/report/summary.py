@@ -16,6 +16,7 @@ from functools import cached_property
 from dflop.models.generic.exactness import KeptCheck
 from dflop.records import (
     BUSY_RATIO,
+    ROUTERS,
     ClusterSpec,
     Correction,
     JobRecord,
@@ -114,8 +115,16 @@ class RunSummary:
     @cached_property
     def validation(self) -> dict[int, float]:
         """Loss of the samples held out of training, by the step after which it was measured; of the last attempt."""
+        return self._losses_of("validation")
+
+    @cached_property
+    def router_loss(self) -> dict[int, float]:
+        """Load balancing loss of layers with experts, by step; of the last attempt."""
+        return self._losses_of(ROUTERS)
+
+    def _losses_of(self, split: str) -> dict[int, float]:
         found: dict[int, dict[str, SourceLoss]] = {}
-        for row in sorted((r for r in self.losses if r.split == "validation"), key=lambda r: (r.step, r.attempt)):
+        for row in sorted((r for r in self.losses if r.split == split), key=lambda r: (r.step, r.attempt)):
             found.setdefault(row.step, {})[row.source] = row
         return {
             step: sum(r.loss * r.num_tokens for r in rows.values()) / sum(r.num_tokens for r in rows.values())

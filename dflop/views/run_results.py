@@ -16,6 +16,7 @@ from dflop.models import GENERIC, cache_of_models
 from dflop.models.generic.exactness import KeptCheck, check_file
 from dflop.models.generic.facts import kept
 from dflop.records import (
+    ROUTERS,
     Correction,
     JobRecord,
     Plan,
@@ -73,7 +74,7 @@ def load_summary(run: RunDir) -> RunSummary:
             rank_factors=reader.records(RankFactor, where=own),
             peaks=reader.records(RankMemory, where=own),
             flops=reader.records(StepFlops, where=own),
-            losses=reader.records(SourceLoss, where={**own, "split": "validation"}),
+            losses=reader.records(SourceLoss, where={**own, "split": ["validation", ROUTERS]}),
             jobs=reader.records(JobRecord, where=own),
             inputs=_last_inputs(reader.records(RunInput, where={"run_id": [run.run_id, compared["run_id"]]})),
             history=history,

@@ -87,6 +87,14 @@ def test_validation_loss_is_over_tokens_of_all_sources_and_of_the_last_attempt()
     assert "validation loss" not in [label for label, *_ in key_numbers(summary_of())]
 
 
+def test_the_load_balancing_loss_is_that_of_the_first_and_the_last_step() -> None:
+    rows = [SourceLoss("run", 0, step, "routers", "llm", 2.0 - step / 10, 10, 1, 1e9) for step in range(5)]
+    numbers = key_numbers(summary_of(losses=rows))
+    said = "after step 4; 2.0000 after 0; 1: experts are used evenly"
+    assert ("load balancing loss", "1.6000", said) in numbers
+    assert "validation loss" not in [label for label, *_ in numbers]
+
+
 def test_a_diverged_loss_is_not_hidden() -> None:
     train = [observe(t, loss=5.0 if t < 4 else math.nan) for t in range(6)]
     found = summary_of(train)
