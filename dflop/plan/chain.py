@@ -19,9 +19,9 @@ from dflop.plan.candidates import MAX_PP, Bools, nearest_power, recompute_ways, 
 from dflop.plan.chain_memory import ChainMemory
 from dflop.plan.grid_choice import Grids
 from dflop.plan.memory import StageBytes, max_stages_beyond
-from dflop.plan.partition import ROUNDING, best_cuts, free_cuts, range_seconds
+from dflop.plan.partition import ROUNDING, best_cuts, free_cuts, range_seconds, unit_layers_of
 from dflop.plan.space import Problem
-from dflop.plan.stage_params import first_and_last
+from dflop.plan.stage_params import StageParams, chain_params, first_and_last
 from dflop.plan.sync import chain_sync_s, gather_seconds
 from dflop.plan.unit_seconds import together_s, unit_seconds
 from dflop.records import LLM, ModuleSpec, RunMode
@@ -73,7 +73,7 @@ class Chain:
         specs = tuple(spec for spec in problem.specs if not modules or spec.module in modules)
         most_processes = most_processes or problem.cluster.num_processes - len(problem.specs) + len(specs)
         ways = set.intersection(*(set(recompute_ways(problem, spec.module, tp)) for spec in specs))
-        unit_layers, with_llm = _unit_layers(specs, len(problem.specs)), specs[-1].module == LLM
+        unit_layers, with_llm = unit_layers_of(specs, len(problem.specs)), specs[-1].module == LLM
         max_dp = problem.global_batch_size // (num_microbatches if with_llm else 1)
         dp, mode = problem.dps(min(max_dp, most_processes // (tp * cp))), RunMode(tp, cp, ep=ep)
         powers = np.arange(int(nearest_power(num_microbatches * max(dp, default=1))) + 1)
@@ -166,13 +166,15 @@ class Chain:
         shards = shard_choices(self.problem, self.mode, dp)[kind]
         worth = (shards > 0) & ~np.isin(dp, list(without)) & (self._at_least_s(pp, dp) <= limit_s)
         worth &= self.memory.whole_bytes[kind, : len(dp)] <= pp * self.problem.usable_bytes
-        plain = self._cut_by_time(pp, dp[worth], shards[worth], limit_s)
-        if plain is None:
+        cut = self._cut_by_time(pp, dp[worth], shards[worth], limit_s)
+        if cut is None:
             return [], None
+        plain, params = cut
         # Layers that run again only make it slower.
-        again, fit = self.memory.recomputed(plain.layers, plain.dp, plain.shards)
+        states = self.memory.states(params, plain.dp, plain.shards)
+        again, fit = self.memory.recomputed(plain.layers, states, plain.dp)
         does: Bools = np.asarray(again.any(axis=(0, 2)))
-        found = plain.put(does, self._again(plain, again, does)) if does.any() else plain
+        found = plain.put(does, self._again(plain, params, again, does)) if does.any() else plain
         if not fit.any():
             return [], found.select(slice(-1, None))
         uneven = plain.select(slice(-1, None)) if pp > 1 and does[-1] else None
@@ -183,10 +185,10 @@ class Chain:
         if some.any():
             # Where memory is full the scheduler has no choice left, so the same with all layers recomputed are kept.
             own, dp = plain.layers[:, some], plain.dp[some]
-            states = self.memory.states(own, dp, plain.shards[some])
+            states = self.memory.states([of.select(some) for of in params], dp, plain.shards[some])
             some[some] = ~self.memory.is_over(self.memory.held(states, own, own, dp)).any(axis=1)
         if some.any():
-            fitting.append(self._again(plain, plain.layers, some))
+            fitting.append(self._again(plain, params, plain.layers, some))
         return fitting, uneven
 
     def in_front(self, pp: int, limit_s: float = math.inf) -> list[Grids]:
@@ -199,11 +201,12 @@ class Chain:
         deepest = {way: np.zeros(len(dp)) for way in (False, True)}
         for shards in shard_choices(self.problem, self.mode, dp):
             rows = np.flatnonzero(shards > 0)
-            plain = self._cut_by_time(pp, dp[rows], shards[rows], limit_s)
-            if plain is None:
+            cut = self._cut_by_time(pp, dp[rows], shards[rows], limit_s)
+            if cut is None:
                 continue
+            plain, params = cut
             rows = rows[np.isin(dp[rows], plain.dp)]
-            states = self.memory.states(plain.layers, plain.dp, plain.shards)
+            states = self.memory.states(params, plain.dp, plain.shards)
             for way in self.ways:
                 held = self.memory.held(states, plain.layers, plain.layers * way, plain.dp)
                 depths = np.full(len(plain), pp)
@@ -214,37 +217,82 @@ class Chain:
                 if not way:
                     deepest[True][rows] = np.maximum(deepest[True][rows], depth)
                 if needed.any():
-                    of_way = self._again(plain, plain.layers * way, needed)
+                    of_way = self._again(plain, params, plain.layers * way, needed)
                     found.append(dataclasses.replace(of_way, max_llm_pp=depth[needed]))
         return found
 
-    def _cut_by_time(self, pp: int, dp: Ints, shards: Ints, limit_s: float) -> Grids | None:
-        """Grids that recompute nothing and take no longer than a limit by themselves; None where there are none."""
+    def _cut_by_time(self, pp: int, dp: Ints, shards: Ints, limit_s: float) -> tuple[Grids, list[StageParams]] | None:
+        """Grids that recompute nothing and take no longer than a limit by themselves, with what their stages have.
+
+        None where there are none. What is behind the pipeline is worked out only where the pipeline keeps to the limit.
+        """
         if not len(dp):
             return None
         powers = nearest_power(self.num_microbatches * dp)
         layers = self._layers(np.array([free_cuts(self.unit_s[k], pp) for k in powers]))
-        found = self._grids(layers, np.zeros_like(layers), dp, shards)
+        none, params = np.zeros_like(layers), chain_params(self.specs, layers, self.mode)
+        tau_s, fill_s = self._pass_terms(params, none, none, dp, shards)
+        near = self._passes_s(tau_s, fill_s) <= limit_s
+        if not near.any():
+            return None
+        params = [of.select(near) for of in params]
+        layers, none, dp, shards = layers[:, near], none[:, near], dp[near], shards[near]
+        found = self._with_sync(params, layers, none, none, dp, shards, tau_s[:, near], fill_s[:, near])
         near = found.alone_s <= limit_s
-        return found.select(near) if near.any() else None
+        return (found.select(near), [of.select(near) for of in params]) if near.any() else None
 
-    def _again(self, plain: Grids, again: Ints, which: Bools) -> Grids:
+    def _again(self, plain: Grids, params: Sequence[StageParams], again: Ints, which: Bools) -> Grids:
         """Some of grids, with layers that run again."""
-        return self._grids(plain.layers[:, which], again[:, which], plain.dp[which], plain.shards[which])
+        own = [of.select(which) for of in params]
+        return self._grids(own, plain.layers[:, which], again[:, which], plain.dp[which], plain.shards[which])
 
-    def _grids(self, layers: Ints, again: Ints, dp: Ints, shards: Ints) -> Grids:
-        tau_s, fill_s, sync_s = self.terms(layers, again, dp, shards)
-        alone_s = mean_s(fill_s + (self.num_microbatches - 1) * tau_s) + sync_s
-        shares, beyond = self.problem.space.shard_optimizer, np.full(len(dp), np.inf)
+    def _grids(self, params: Sequence[StageParams], layers: Ints, again: Ints, dp: Ints, shards: Ints) -> Grids:
+        """C grids; an average microbatch asks for no more layers to run again than it needs itself."""
+        usual = self.memory.usual(params, layers, again, dp, shards)
+        computed = again - self.memory.offloaded(layers, again, self.memory.depth(layers.shape[2]), dp)
+        usual = computed if self.problem.space.host_bytes else usual
+        terms = self._pass_terms(params, usual, computed, dp, shards)
+        return self._with_sync(params, layers, again, usual, dp, shards, *terms)
+
+    def _with_sync(
+        self,
+        params: Sequence[StageParams],
+        layers: Ints,
+        again: Ints,
+        usual: Ints,
+        dp: Ints,
+        shards: Ints,
+        tau_s: Floats,
+        fill_s: Floats,
+    ) -> Grids:
+        """Grids of known passes; `usual` layers of an average microbatch run again."""
+        shares = self.memory.shares_optimizer(dp)
+        sync_s = chain_sync_s(
+            self.problem,
+            self.specs,
+            params,
+            usual,
+            self.num_microbatches,
+            self.mode,
+            dp=dp,
+            shard_optimizer=shares,
+            shards=shards,
+        )
+        alone_s, beyond = self._passes_s(tau_s, fill_s) + sync_s, np.full(len(dp), np.inf)
         made = layers, again, dp, shards, tau_s, fill_s, sync_s, alone_s, beyond
-        return Grids(self.specs, self.mode, shares, *made)
+        return Grids(self.specs, self.mode, self.problem.space.shard_optimizer, *made)
+
+    def _passes_s(self, tau_s: Floats, fill_s: Floats) -> Floats:
+        """`[C]`: a step without what is behind the pipeline."""
+        return mean_s(fill_s + (self.num_microbatches - 1) * tau_s)
 
     def within_memory(self, choice: Grids) -> Grids | None:
         """The fastest cuts of one grid with the LLM of which every stage fits; None when there are none."""
         pp, dp, shards = choice.pp, choice.dp, choice.shards
         (start, end), around, kind = self._ranges
         num_units, num_kinds = self.unit_layers.shape[1], around.shape[1]
-        held = self.memory.held(self.memory.states(around, dp, shards), around, np.zeros_like(around), dp)
+        states = self.memory.states(chain_params(self.specs, around, self.mode), dp, shards)
+        held = self.memory.held(states, around, np.zeros_like(around), dp)
         between = StageBytes(*(getattr(held, field.name)[:, 1:2] for field in fields(held)))
         own = np.broadcast_to(around[:, :, 1:2], (len(self.specs), num_kinds, pp))
         depth = self.memory.depth(pp)
@@ -263,8 +311,9 @@ class Chain:
         if cuts is None:
             return None
         layers = self._layers(np.array([cuts]))
-        again, fit = self.memory.recomputed(layers, dp, shards)
-        return self._grids(layers, again, dp, shards) if fit[0] else None
+        params = chain_params(self.specs, layers, self.mode)
+        again, fit = self.memory.recomputed(layers, self.memory.states(params, dp, shards), dp)
+        return self._grids(params, layers, again, dp, shards) if fit[0] else None
 
     @functools.cached_property
     def _ranges(self) -> tuple[tuple[Ints, Ints], Ints, Ints]:
@@ -274,7 +323,7 @@ class Chain:
         alike.
         """
         start, end = np.triu_indices(self.unit_layers.shape[1] + 1, k=1)
-        before = self._layers_before()
+        before = self._layers_before
         around = np.stack([before[:, start], before[:, end] - before[:, start], before[:, -1:] - before[:, end]])
         for m, spec in enumerate(self.specs):
             if not spec.deep_layers and len(spec.kinds) == 1:
@@ -287,82 +336,50 @@ class Chain:
 
     def _layers(self, cuts: Ints) -> Ints:
         """`[modules, C, pp]` layers per stage of cuts `[C, pp + 1]`."""
-        return np.diff(self._layers_before()[:, cuts], axis=2)
+        return np.diff(self._layers_before[:, cuts], axis=2)
 
+    @functools.cached_property
     def _layers_before(self) -> Ints:
         """`[modules, units + 1]`."""
         return np.pad(np.cumsum(self.unit_layers, axis=1), ((0, 0), (1, 0)))
 
-    def terms(self, layers: Ints, again: Ints, dp: Ints, shards: Ints) -> tuple[Floats, Floats, Floats]:
-        """(tau, fill) `[S, C]` and sync `[C]` of C chains, see `columns.py`.
+    def _pass_terms(
+        self, params: Sequence[StageParams], usual: Ints, again: Ints, dp: Ints, shards: Ints
+    ) -> tuple[Floats, Floats]:
+        """(tau, fill) `[S, C]` of C chains, see `columns.py`.
 
-        Gathers and scatters of shared weights are charged as `with_messages` does. An average microbatch asks for no
-        more layers to run again than it needs itself.
+        Gathers and scatters of shared weights are charged as `with_messages` does. Layers that run again are `usual` in
+        an average microbatch, `again` in the heaviest.
         """
         average_s: Floats = np.zeros(())
         heaviest_s: Floats = np.zeros(())
         gathers_s: Floats = np.zeros(())
         plain_s: Floats = np.zeros(())
-        which, pp, num = self.memory.which(dp), layers.shape[2], self.num_microbatches
-        usual = self.memory.usual(layers, again, dp, shards)
-        again = again - self.memory.offloaded(layers, again, self.memory.depth(pp), dp)
-        usual = again if self.problem.space.host_bytes else usual
-        for m, spec in enumerate(self.specs):
+        which, num = self.memory.which(dp), self.num_microbatches
+        for m, (spec, own) in enumerate(zip(self.specs, params, strict=True)):
+            layers, edge = own.num_layers, own.is_last
             layer_s, edge_s, again_s = (part[which].T[:, :, np.newaxis] for part in self.average_s[m])
-            _, edge = first_and_last(layers[m])
-            average_s = average_s + layers[m] * layer_s + edge * edge_s + usual[m] * again_s
+            average_s = average_s + layers * layer_s + edge * edge_s + usual[m] * again_s
             heavy_s, heavy_edge_s, heavy_again_s = (part[:, :, np.newaxis] for part in self.heaviest_s[m])
-            heaviest_s = heaviest_s + layers[m] * heavy_s + edge * heavy_edge_s + again[m] * heavy_again_s
+            heaviest_s = heaviest_s + layers * heavy_s + edge * heavy_edge_s + again[m] * heavy_again_s
             gather_s, scatter_s = gather_seconds(
-                self.problem, spec, layers[m], self.mode, replicas=dp * self.mode.cp, shards=shards
+                self.problem, spec, own, self.mode.tp, replicas=dp * self.mode.cp, shards=shards
             )
             gathers_s = gathers_s + 2 * gather_s + scatter_s
-            plain_s = plain_s + layers[m] * layer_s + edge * edge_s
+            plain_s = plain_s + layers * layer_s + edge * edge_s
         compute_s = average_s
         average_s, heaviest_s = with_messages(average_s, gathers_s), with_messages(heaviest_s, gathers_s)
         tau_s, fill_s = average_s.max(axis=2), np.maximum(average_s, heaviest_s).sum(axis=2)
-        if pp == 1 and self.with_llm:  # the scheduler packs less with the heaviest sample
+        if params[0].num_layers.shape[1] == 1 and self.with_llm:  # the scheduler packs less with the heaviest sample
             step_s = np.maximum(num * average_s, heaviest_s)[:, :, 0]
             for c in np.flatnonzero(shards > 1):
                 of_c = self.mode, num, int(dp[c]), compute_s[:, c, 0], plain_s[:, c, 0], float(gathers_s[c, 0])
                 step_s[:, c] = together_s(self.problem, self.specs, *of_c)
             fill_s = step_s - (num - 1) * tau_s
-        sync_s = chain_sync_s(
-            self.problem,
-            self.specs,
-            layers,
-            usual,
-            num,
-            self.mode,
-            dp=dp,
-            shard_optimizer=self.memory.shares_optimizer(dp),
-            shards=shards,
-        )
-        return tau_s, fill_s, sync_s
+        return tau_s, fill_s
 
 
 def mean_s(of_scenario: Floats) -> Floats:
     """Mean over the scenarios of `[S, ...]`, added up in their order: sums of any other would round otherwise."""
     total_s: Floats = functools.reduce(operator.add, of_scenario)
     return total_s / len(of_scenario)
-
-
-def _unit_layers(specs: Sequence[ModuleSpec], num_modules: int) -> Ints:
-    """`[modules, units]`: layers of each module in each unit that can be cut off.
-
-    Rows of encoders on other ranks go to the first stage, so the LLM begins there if some of the modules are not here.
-    """
-    sizes = [_unit_sizes(spec) for spec in specs]
-    owner = np.repeat(np.arange(len(sizes)), [len(part) for part in sizes])
-    units: Ints = (owner == np.arange(len(sizes))[:, np.newaxis]) * np.concatenate(sizes)
-    if specs[-1].module == LLM and 1 < len(specs) < num_modules:
-        end = len(owner) - len(sizes[-1]) + 1
-        units = np.concatenate([units[:, :end].sum(axis=1, keepdims=True), units[:, end:]], axis=1)
-    return units
-
-
-def _unit_sizes(spec: ModuleSpec) -> list[int]:
-    """Layers of each unit of a module."""
-    if spec.max_pp == 1:
-        return [spec.num_layers]
-    return [spec.num_entry_layers, *[1] * (spec.num_layers - spec.num_entry_layers)]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +17,7 @@ from dflop.plan.candidates import NUM_SHARD_CHOICES, Bools, shard_choices
 from dflop.plan.memory import NUM_WAITING, LoadBytes, StageBytes, StageState
 from dflop.plan.offload import offloaded_layers
 from dflop.plan.space import Problem
+from dflop.plan.stage_params import StageParams, chain_params
 from dflop.records import LLM, ModuleSpec, RunMode
 from dflop.schedule.items import Ints
 from dflop.simulate.order import in_flight
@@ -46,7 +47,8 @@ class ChainMemory:
         shards = np.maximum(np.concatenate(shard_choices(self.problem, self.mode, dp)), 1)
         dp = np.tile(dp, NUM_SHARD_CHOICES)
         layers = np.repeat(self.num_layers[:, np.newaxis, np.newaxis], len(dp), axis=1)
-        held = self.held(self.states(layers, dp, shards), layers, layers * (True in self.ways), dp)
+        params = chain_params(self.specs, layers, self.mode)
+        held = self.held(self.states(params, dp, shards), layers, layers * (True in self.ways), dp)
         found: Floats = (held.state + held.kept)[:, 0].reshape(NUM_SHARD_CHOICES, -1)
         return found
 
@@ -80,10 +82,10 @@ class ChainMemory:
         """`[P]` microbatches in flight."""
         return in_flight(self.num_microbatches, np.arange(pp)[::-1])
 
-    def recomputed(self, layers: Ints, dp: Ints, shards: Ints) -> tuple[Ints, Bools]:
+    def recomputed(self, layers: Ints, states: Sequence[StageState], dp: Ints) -> tuple[Ints, Bools]:
         """(`[modules, C, P]` fewest layers that run again, `[C]` whether all stages of a chain fit so)."""
         depth, none = self.depth(layers.shape[2]), np.zeros_like(layers)
-        again, states = none if False in self.ways else layers, self.states(layers, dp, shards)
+        again = none if False in self.ways else layers
         held = self.held(states, layers, again, dp)
         is_over = self.is_over(held)
         if self.ways == (False, True) and is_over.any():
@@ -104,11 +106,11 @@ class ChainMemory:
     def with_llm(self) -> bool:
         return self.specs[-1].module == LLM
 
-    def usual(self, layers: Ints, again: Ints, dp: Ints, shards: Ints) -> Ints:
+    def usual(self, params: Sequence[StageParams], layers: Ints, again: Ints, dp: Ints, shards: Ints) -> Ints:
         """`again`, but the LLM's as an average microbatch asks for."""
         if not (self.per_microbatch and again[-1].any()):
             return again
-        held = self.held(self.states(layers, dp, shards), layers, np.zeros_like(layers), dp, usual=True)
+        held = self.held(self.states(params, dp, shards), layers, np.zeros_like(layers), dp, usual=True)
         least, _ = self.least(held, layers, self.depth(layers.shape[2]), dp, usual=True)
         return np.concatenate([again[:-1], np.minimum(again[-1:], least[-1:])])
 
@@ -155,20 +157,12 @@ class ChainMemory:
         found[-1] = offloaded_layers(self.problem, *of_llm, self.num_microbatches, depth, self.mode, dp=dp)
         return found
 
-    def states(self, layers: Ints, dp: Ints, shards: Ints) -> list[StageState]:
-        """Per module what stages of C chains hold whatever they run; `layers` are `[modules, C, P]`."""
+    def states(self, params: Iterable[StageParams], dp: Ints, shards: Ints) -> list[StageState]:
+        """Per module what stages of C chains hold whatever they run; `params` are `[C, P]` per module."""
         shares, replicas, of = self.shares_optimizer(dp), dp * self.mode.cp, self.problem.cost.table
         return [
-            StageState.of(
-                spec,
-                of(spec.module, self.mode),
-                own,
-                self.mode,
-                replicas=replicas,
-                shard_optimizer=shares,
-                shards=shards,
-            )
-            for spec, own in zip(self.specs, layers, strict=True)
+            StageState.of(own, of(spec.module, self.mode), replicas=replicas, shard_optimizer=shares, shards=shards)
+            for spec, own in zip(self.specs, params, strict=True)
         ]
 
     def held(

@@ -28,7 +28,7 @@ from dflop.cost.identity import bytes_per_value
 from dflop.cost.model import CostModel, Floats
 from dflop.models.loss_size import loss_peak_bytes
 from dflop.plan.candidates import Bools
-from dflop.plan.stage_params import StageParams, first_and_last, stage_params
+from dflop.plan.stage_params import StageParams, stage_params
 from dflop.records import FP8_OFF, LLM, ONE_RANK, CostTable, ModuleSpec, RunMode
 from dflop.schedule.items import Ints
 
@@ -115,8 +115,10 @@ def stage_bytes(
     """
     again = layers * recompute if isinstance(recompute, bool) else recompute
     load_bytes = LoadBytes.of(spec, cost, load, mode.recomputing(bool(again.any())))
-    state = StageState.of(spec, load_bytes.table, layers, mode, replicas=np.asarray(dp) * mode.cp,
-                          shard_optimizer=shard_optimizer, shards=shards)  # fmt: skip
+    params = stage_params(spec, layers, mode.tp, mode.ep)
+    state = StageState.of(
+        params, load_bytes.table, replicas=np.asarray(dp) * mode.cp, shard_optimizer=shard_optimizer, shards=shards
+    )
     return state.holding(load_bytes, again, offloaded)
 
 
@@ -163,33 +165,35 @@ class StageState:
     """The first four fields of `StageBytes`."""
     passing: Floats
     """For a while, of shared parameters."""
-    first: Bools
-    last: Bools
 
     @classmethod
     def of(
         cls,
-        spec: ModuleSpec,
+        params: StageParams,
         table: CostTable,
-        layers: Ints,
-        mode: RunMode,
         *,
         replicas: Ints,
         shard_optimizer: npt.ArrayLike,
         shards: npt.ArrayLike,
     ) -> StageState:
-        """State of `[C, P]` layers; the other arguments are `[C]` or one for all."""
-        params, (first, last) = stage_params(spec, layers, mode.tp, mode.ep), first_and_last(layers)
+        """State of parameters `[C, P]`; the other arguments are `[C]` or one for all."""
         columns = tuple(np.reshape(x, (-1, 1)) for x in (replicas, shard_optimizer, shards))
-        passing: Floats = np.zeros(layers.shape)
+        passing: Floats = np.zeros(params.num_layers.shape)
         if (columns[2] > 1).any():
             passing = (columns[2] > 1) * passing_bytes(params, table)
-        return cls(params, _state(params, table, *columns), passing, first, last)
+        return cls(params, _state(params, table, *columns), passing)
 
     def holding(self, load: LoadBytes, again: Ints, offloaded: Ints | int = 0) -> StageBytes:
         """With the largest microbatch in flight; `again` and `offloaded` are as for `stage_bytes`."""
-        spec, table, tp, params, first, last = load.spec, load.table, load.tp, self.params, self.first, self.last
-        layers, tokens, edge, plain = params.num_layers, load.tokens, load.edge, load.plain
+        spec, table, tp, params = load.spec, load.table, load.tp, self.params
+        first, last, layers, tokens, edge, plain = (
+            params.is_first,
+            params.is_last,
+            params.num_layers,
+            load.tokens,
+            load.edge,
+            load.plain,
+        )
         weight_bytes, holds = bytes_per_value(table.dtype), layers > 0
         inputs = np.minimum(edge, weight_bytes * spec.num_input_values * tokens)
         # What a stage received is the input of its first layer, which a layer that recomputes keeps anyway.

@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dflop.cost.model import Floats
-from dflop.records import ModuleSpec
+from dflop.records import LLM, ModuleSpec
+from dflop.schedule.items import Ints
 
 Cuts = tuple[int, ...]
 """`cuts[stage]` = first unit of a stage, and at the end the number of units."""
@@ -90,3 +91,24 @@ def even_chain(specs: Sequence[ModuleSpec], pp: int) -> dict[str, tuple[int, ...
     rest = even_layers(llm.num_layers - on_first, pp - 1) if pp > 1 else ()
     whole = {spec.module: (spec.num_layers, *[0] * (pp - 1)) for spec in encoders}
     return {**whole, llm.module: (on_first, *rest)}
+
+
+def unit_layers_of(specs: Sequence[ModuleSpec], num_modules: int) -> Ints:
+    """`[modules, units]`: layers of each module in each unit that can be cut off.
+
+    Rows of encoders on other ranks go to the first stage, so the LLM begins there if some of the modules are not here.
+    """
+    sizes = [_unit_sizes(spec) for spec in specs]
+    owner = np.repeat(np.arange(len(sizes)), [len(part) for part in sizes])
+    units: Ints = (owner == np.arange(len(sizes))[:, np.newaxis]) * np.concatenate(sizes)
+    if specs[-1].module == LLM and 1 < len(specs) < num_modules:
+        end = len(owner) - len(sizes[-1]) + 1
+        units = np.concatenate([units[:, :end].sum(axis=1, keepdims=True), units[:, end:]], axis=1)
+    return units
+
+
+def _unit_sizes(spec: ModuleSpec) -> list[int]:
+    """Layers of each unit of a module."""
+    if spec.max_pp == 1:
+        return [spec.num_layers]
+    return [spec.num_entry_layers, *[1] * (spec.num_layers - spec.num_entry_layers)]

@@ -6,9 +6,10 @@ more; an encoder's first stage holds what is before its layers, its last what is
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ import numpy as np
 from dflop.cost.activations import kind_bytes_per_token
 from dflop.cost.model import Floats
 from dflop.plan.candidates import Bools
-from dflop.records import LLM, CostTable, LayerKind, ModuleSpec
+from dflop.records import LLM, CostTable, LayerKind, ModuleSpec, RunMode
 from dflop.schedule.items import Ints
 
 GATHERED_LAYERS = 2
@@ -33,6 +34,8 @@ class StageParams:
     """What a stage's layers keep, in mean layers of the module."""
     most_kept: Floats
     """The same of the one that keeps most."""
+    is_first: Bools
+    """Whether a stage holds the module's first layer."""
     is_last: Bools
     layers: Ints
     largest_layers: Ints
@@ -62,6 +65,12 @@ class StageParams:
     """Adapter parameters of the layer that has most."""
     largest_adapter: Ints | int = 0
     """Both of its matrices."""
+
+    def select(self, rows: Ints | Bools) -> StageParams:
+        """Parameters of the layouts at indices or under a mask, from `[C, P]`."""
+        arrays = ((name, getattr(self, name)) for name in _FIELDS)
+        changed: dict[str, Any] = {name: of[rows] for name, of in arrays if isinstance(of, np.ndarray)}
+        return dataclasses.replace(self, **changed)
 
     @property
     def total(self) -> Ints:
@@ -122,6 +131,9 @@ class StageParams:
         return found
 
 
+_FIELDS = [field.name for field in dataclasses.fields(StageParams)]
+
+
 def first_and_last(layers: Ints) -> tuple[Bools, Bools]:
     """For layers `[..., P]`: the stage that holds the first layer of the module, and the one that holds the last."""
     holds = layers > 0
@@ -166,6 +178,7 @@ def stage_params(spec: ModuleSpec, layers: Ints, tp: int, ep: int = 1) -> StageP
         num_layers=layers,
         kept=_total(held, share),
         most_kept=_most(held, share),
+        is_first=first,
         is_last=last,
         layers=-(-_total(held, lambda kind: kind.num_params) // tp),
         largest_layers=-(-layers * _most(held, lambda kind: kind.num_params - shared(kind)) // tp),
@@ -183,6 +196,11 @@ def stage_params(spec: ModuleSpec, layers: Ints, tp: int, ep: int = 1) -> StageP
         most_adapters=_most(held, lambda kind: sum(adapters(kind))),
         largest_adapter=_most(held, lambda kind: max(adapters(kind), default=0)),
     )
+
+
+def chain_params(specs: Sequence[ModuleSpec], layers: Iterable[Ints], mode: RunMode) -> list[StageParams]:
+    """What stages have of each module of a chain; `layers` are `[..., P]` per module."""
+    return [stage_params(spec, own, mode.tp, mode.ep) for spec, own in zip(specs, layers, strict=True)]
 
 
 def _is_shared(table: CostTable) -> bool:

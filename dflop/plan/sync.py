@@ -32,7 +32,7 @@ from dflop.cost.model import Floats
 from dflop.plan.candidates import Bools
 from dflop.plan.memory import FLOAT32_BYTES
 from dflop.plan.space import Problem
-from dflop.plan.stage_params import StageParams, first_and_last, stage_params
+from dflop.plan.stage_params import StageParams, chain_params, stage_params
 from dflop.records import LLM, CostTable, ModulePlan, ModuleSpec, RunMode, grids_of
 from dflop.schedule.items import Ints
 
@@ -42,23 +42,24 @@ BUCKET_BYTES = 64 << 20
 
 def plan_sync_s(problem: Problem, modules: Sequence[ModulePlan], num_microbatches: int) -> float:
     """Seconds of the slowest stage of any module; modules on the same ranks share their stages."""
-    return max(
-        float(
+    found = []
+    for chain in grids_of(modules):
+        specs, mode = [problem.spec(m.module) for m in chain], chain[0].parallel.mode
+        found.append(
             chain_sync_s(
                 problem,
-                [problem.spec(m.module) for m in chain],
-                np.array([[m.layers_per_stage] for m in chain]),
+                specs,
+                chain_params(specs, np.array([[m.layers_per_stage] for m in chain]), mode),
                 np.array([[_always_rerun(m)] for m in chain]),
                 num_microbatches,
-                mode=chain[0].parallel.mode,
+                mode,
                 dp=np.array([chain[0].parallel.dp]),
                 shard_optimizer=np.array([chain[0].shard_optimizer]),
                 shards=np.array([chain[0].parameter_shards]),
                 first_rank=chain[0].first_rank,
-            )[0]
+            )
         )
-        for chain in grids_of(modules)
-    )
+    return float(np.max(found))
 
 
 def _always_rerun(m: ModulePlan) -> tuple[int, ...]:
@@ -71,11 +72,12 @@ def with_gathers(problem: Problem, modules: Sequence[ModulePlan]) -> tuple[Modul
     found = []
     for m in modules:
         if m.parameter_shards > 1:
+            spec, mode = problem.spec(m.module), m.parallel.mode
             gather_s, scatter_s = gather_seconds(
                 problem,
-                problem.spec(m.module),
-                np.array([m.layers_per_stage]),
-                m.parallel.mode,
+                spec,
+                stage_params(spec, np.array([m.layers_per_stage]), mode.tp, mode.ep),
+                mode.tp,
                 replicas=np.array([m.parallel.num_replicas]),
                 shards=np.array([m.parameter_shards]),
                 first_rank=m.first_rank,
@@ -88,8 +90,8 @@ def with_gathers(problem: Problem, modules: Sequence[ModulePlan]) -> tuple[Modul
 def gather_seconds(
     problem: Problem,
     spec: ModuleSpec,
-    layers: Ints,
-    mode: RunMode,
+    params: StageParams,
+    tp: int,
     *,
     replicas: Ints,
     shards: Ints,
@@ -100,10 +102,10 @@ def gather_seconds(
     Each is half of an all-reduce per layer; 0 where no group shares out parameters. Shared experts are not among them.
     Two passes gather, but the layers of a frozen tower run one, and are half of each.
     """
-    tp = mode.tp
+    layers = params.num_layers
     if not (shards > 1).any():
         return np.zeros(layers.shape), np.zeros(layers.shape)
-    table, params = problem.cost.table(spec.module, RunMode(tp)), stage_params(spec, layers, tp, mode.ep)
+    table = problem.cost.table(spec.module, RunMode(tp))
     experts, group = params.experts * table.trains_layers, shards[:, np.newaxis]
     runs_back = table.trains_layers or table.trains_adapters or table.module == LLM
     gathered = params.shared(table) - experts - (params.layers / 2 if not runs_back else 0)
@@ -133,7 +135,7 @@ def experts_gather_seconds(problem: Problem, m: ModulePlan) -> tuple[Floats, Flo
 def chain_sync_s(
     problem: Problem,
     specs: Sequence[ModuleSpec],
-    layers: Ints,
+    params: Sequence[StageParams],
     again: Ints,
     num_microbatches: int | Ints,
     mode: RunMode,
@@ -148,8 +150,8 @@ def chain_sync_s(
     Args:
         problem: Costs and cluster.
         specs: The modules.
-        layers: `[modules, C, P]` layers per stage.
-        again: As `layers`, those that run again in the backward pass.
+        params: What stages have of each, `[C, P]`.
+        again: `[modules, C, P]` layers that run again in the backward pass.
         num_microbatches: Per step; one for all or `[C]`.
         mode: Degrees.
         dp: `[C]`.
@@ -161,40 +163,39 @@ def chain_sync_s(
     replicas, group = dp[:, np.newaxis] * cp, shards[:, np.newaxis]
     is_sharded, is_shared = group > 1, shard_optimizer[:, np.newaxis] & (group == 1)
     # A group is no wider than a node, so the replicas of a stage leave no node out from their first to their last.
-    first_of = first_rank + np.arange(layers.shape[2]) * replicas * tp
+    first_of = first_rank + np.arange(again.shape[2]) * replicas * tp
     each, num_nodes = problem.cluster.num_processes_per_node, _num_nodes(problem, first_of, tp, replicas)
     latency_s, s_per_byte = _lines(problem, dp * cp // shards, num_nodes)
     half = np.where(is_shared, 0.5, 1.0)
     sum_s = half * s_per_byte * FLOAT32_BYTES / group  # of a parameter's gradient
     at_once = BUCKET_BYTES / FLOAT32_BYTES * np.where(is_shared, replicas, 1)
-    left_s, forward_s, sent_s, tied_bytes, optimizer_s, late, summed = (np.zeros(layers.shape[1:]) for _ in range(7))
-    experts_s: Floats = np.zeros(layers.shape[1:])
-    for spec, of_module, of_again in reversed(list(zip(specs, layers, again, strict=True))):  # as a backward pass runs
-        table, params = problem.cost.table(spec.module, mode), stage_params(spec, of_module, tp, mode.ep)
-        trained, owned = params.trained(table), params.least_owned(table, replicas)
-        first, last = first_and_last(of_module)
-        tied = (first ^ last) * spec.is_tied * table.trains_layers * spec.num_entry_params
-        norms = 2 * spec.hidden_size * of_module * table.trains_layers * (tp > 1)
-        entry = (params.entry - first * tied) * table.trains_layers
-        experts = params.experts * table.trains_layers if mode.ep > 1 else 0
+    left_s, forward_s, sent_s, tied_bytes, optimizer_s, late, summed = (np.zeros(again.shape[1:]) for _ in range(7))
+    experts_s: Floats = np.zeros(again.shape[1:])
+    for spec, own, of_again in reversed(list(zip(specs, params, again, strict=True))):  # as a backward pass runs
+        table, first = problem.cost.table(spec.module, mode), own.is_first
+        trained, owned = own.trained(table), own.least_owned(table, replicas)
+        tied = (first ^ own.is_last) * spec.is_tied * table.trains_layers * spec.num_entry_params
+        norms = 2 * spec.hidden_size * own.num_layers * table.trains_layers * (tp > 1)
+        entry = (own.entry - first * tied) * table.trains_layers
+        experts = own.experts * table.trains_layers if mode.ep > 1 else 0
         early = trained - tied - norms - entry - experts * ~is_sharded
-        passes_s = _passes_s(problem, spec, of_module, of_again, num_microbatches * dp, mode) * ~is_sharded
+        passes_s = _passes_s(problem, spec, own, of_again, num_microbatches * dp, mode) * ~is_sharded
         # What is in front of the layers, an embedding most of all, gets its gradient when the module's pass ends.
         left_s = _left_s(left_s, sum_s * early, passes_s[1], early / at_once) + sum_s * entry
         forward_s += passes_s[0]
         sent_s += is_shared * s_per_byte / 2 * (trained - experts) * bytes_per_value(table.dtype)
         tied_bytes += tied * FLOAT32_BYTES / group
         updated: Floats = np.where(is_shared, np.maximum(trained / replicas, owned), trained)
-        averaging = 1 + AVERAGE_FRAC * params.num_averages
+        averaging = 1 + AVERAGE_FRAC * own.num_averages
         optimizer_s += averaging * table.optimizer_s_per_param * np.where(is_sharded, trained / group, updated)
         late, summed = late + norms, summed + early + entry
         if mode.ep > 1:
             sharing = np.where(shards > 1, shards, dp * cp)
             spread = _num_nodes(problem, first_of, tp, sharing[:, np.newaxis])
-            whole_s = _expert_seconds(problem, params, table, sharing, spread)
-            of_passes_s = _passes_s(problem, spec, of_module, of_again, num_microbatches * dp, mode)
+            whole_s = _expert_seconds(problem, own, table, sharing, spread)
+            of_passes_s = _passes_s(problem, spec, own, of_again, num_microbatches * dp, mode)
             for message_s, pass_s in zip(whole_s, of_passes_s, strict=True):
-                experts_s += _left_s(np.zeros(()), message_s, pass_s, of_module)
+                experts_s += _left_s(np.zeros(()), message_s, pass_s, own.num_layers)
     seconds = np.maximum(left_s, sum_s * np.minimum(summed, at_once)) + sum_s * late
     seconds += half * latency_s * (1.0 * (summed > 0) + (late > 0)) + optimizer_s + experts_s
     # Weights come in the order in which the first forward pass wants them: as the last backward pass, reversed.
@@ -239,12 +240,12 @@ def _left_s(before_s: Floats, messages_s: Floats, pass_s: Floats, num_rounds: Fl
 
 
 def _passes_s(
-    problem: Problem, spec: ModuleSpec, layers: Ints, again: Ints, num_buckets: Ints, mode: RunMode
+    problem: Problem, spec: ModuleSpec, params: StageParams, again: Ints, num_buckets: Ints, mode: RunMode
 ) -> Floats:
     """`[2, C, P]`: forward and backward pass of stages on the average of `[C]` buckets."""
-    which, (_, last) = np.minimum(num_buckets, problem.global_batch_size) - 1, first_and_last(layers)
+    which = np.minimum(num_buckets, problem.global_batch_size) - 1
     layer_s, edge_s = (part[:, which, np.newaxis] for part in _known_passes(problem, spec, mode))
-    found: Floats = layers * layer_s + last * edge_s
+    found: Floats = params.num_layers * layer_s + params.is_last * edge_s
     if again.any():
         again_s, _ = _known_passes(problem, spec, mode.recomputing(True))
         found += again * (again_s[:, which, np.newaxis] - layer_s)

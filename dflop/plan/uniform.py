@@ -24,7 +24,7 @@ from dflop.plan.memory import stage_bytes
 from dflop.plan.partition import even_chain
 from dflop.plan.runnable import can_cut
 from dflop.plan.space import Problem
-from dflop.plan.stage_params import first_and_last
+from dflop.plan.stage_params import chain_params
 from dflop.plan.sync import chain_sync_s
 from dflop.records import ParallelSpec, Plan
 from dflop.schedule.items import Ints
@@ -174,16 +174,16 @@ def _formula_s(problem: Problem, parallel: ParallelSpec, recompute: bool, counts
     """`[C]`: the formula of `dflop/plan/columns.py` for the even cut under C numbers of microbatches."""
     chain = even_chain(problem.specs, parallel.pp)
     layers = np.array([chain[spec.module] for spec in problem.specs])
+    params = chain_params(problem.specs, layers[:, np.newaxis], parallel.mode)
 
     def stage_seconds(loads: Mapping[str, Floats]) -> Floats:
         """`[C, S, P]`, all modules together, of loads `[3, C, S]` per module."""
         total_s: Floats = np.zeros(parallel.pp)
-        for spec, of_module in zip(problem.specs, layers, strict=True):
+        for spec, own in zip(problem.specs, params, strict=True):
             layer_s, edge_s = layer_and_edge_seconds(
                 problem.cost, spec.module, loads[spec.module], parallel.mode.recomputing(recompute)
             )
-            _, edge = first_and_last(of_module)
-            total_s = total_s + of_module * layer_s[..., np.newaxis] + edge * edge_s[..., np.newaxis]
+            total_s = total_s + own.num_layers * layer_s[..., np.newaxis] + own.is_last * edge_s[..., np.newaxis]
         return total_s
 
     average_s = stage_seconds(
@@ -194,12 +194,11 @@ def _formula_s(problem: Problem, parallel: ParallelSpec, recompute: bool, counts
     )
     fill_s = np.maximum(average_s, heaviest_s).sum(axis=2)
     steps_s: Floats = (fill_s + (counts[:, np.newaxis] - 1) * average_s.max(axis=2)).mean(axis=1)
-    every = np.repeat(layers[:, np.newaxis], len(counts), axis=1)
     return steps_s + chain_sync_s(
         problem,
         problem.specs,
-        every,
-        every * recompute,
+        params,
+        np.repeat(layers[:, np.newaxis] * recompute, len(counts), axis=1),
         counts,
         parallel.mode,
         dp=np.full(len(counts), parallel.dp),

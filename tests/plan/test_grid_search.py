@@ -16,6 +16,7 @@ from dflop.plan.grid_bytes import SLACK, chain_peaks, largest_loads
 from dflop.plan.partition import best_cuts, free_cuts, range_seconds
 from dflop.plan.runnable import check_plan
 from dflop.plan.space import Problem
+from dflop.plan.stage_params import chain_params
 from dflop.records import LLM, ParallelSpec, Plan
 from tests.bench.cases import CASES, make_setting
 from tests.bench.mixtures import MIXTURES
@@ -204,8 +205,9 @@ def test_chains_are_cut_for_the_layers_that_run_again(memory_mb, pp):
     chain = Chain.of(problem, 1, 8)
     layers = chain._layers(np.array(list(every_cut(chain.unit_layers.shape[1], pp))))
     dp, shards = np.full(layers.shape[1], 4 // pp), np.ones(layers.shape[1], dtype=int)
-    again, fit = chain.memory.recomputed(layers, dp, shards)
-    least_s = chain._grids(layers, again, dp, shards).alone_s[fit].min()
+    params = chain_params(chain.specs, layers, chain.mode)
+    again, fit = chain.memory.recomputed(layers, chain.memory.states(params, dp, shards), dp)
+    least_s = chain._grids(params, layers, again, dp, shards).alone_s[fit].min()
     of_grid = [
         v for v, p in inline_choices(problem, 8, top=None) if p.module(LLM).parallel == ParallelSpec(1, pp, dp[0])
     ]

@@ -14,6 +14,7 @@ from dflop.cost.tables import tower_table
 from dflop.plan.candidates import shard_choices
 from dflop.plan.memory import stage_bytes
 from dflop.plan.runnable import check_plan
+from dflop.plan.stage_params import stage_params
 from dflop.plan.sync import average_passes_s, chain_sync_s, gather_seconds
 from dflop.records import LLM, RunMode
 from tests.builders import make_link, with_layers
@@ -98,7 +99,7 @@ def test_frozen_weights_are_gathered_and_have_no_gradients(what):
     trains = {"frozen": frozen, "adapted": ("vision",) * (what == "adapters")}
     cost = CostModel(tables, specs=[spec], links=problem.cost.links, extrapolate=True, **trains)
     problem = replace(problem, cost=cost)
-    gather_s, scatter_s = gather_seconds(problem, spec, LAYERS, RunMode(), replicas=DP, shards=DP)
+    gather_s, scatter_s = gather_seconds(problem, spec, stage_params(spec, LAYERS, 1), 1, replicas=DP, shards=DP)
     once_s, nothing_s = (cost.sync_seconds(size, 4, 1) for size in (M, 1e-9))
     of_value = (once_s - nothing_s) / M / 2
     num, gathered = {"projector": (3, 4 * M), "adapters": (5, 6 * M + 80_000)}.get(what, (5, 6 * M))
@@ -113,13 +114,13 @@ def test_experts_travel_once_a_step_between_the_ranks_with_the_same(ep, num_node
     spec, num = problem.spec(LLM), np.array([4 * num_nodes])
     bare = dataclasses.replace(problem, specs=problem_with(experts={"num_params": M}).specs)
     shared, without = (
-        gather_seconds(of, of.spec(LLM), LAYERS, RunMode(ep=n), replicas=num, shards=num)
-        for of, n in ((problem, ep), (bare, 1))
+        gather_seconds(of, llm, stage_params(llm, LAYERS, 1, n), 1, replicas=num, shards=num)
+        for of, llm, n in ((problem, spec, ep), (bare, bare.spec(LLM), 1))
     )
     assert [x.tolist() for x in shared] == [x.tolist() for x in without]
     with_ep, plain = (
         chain_sync_s(
-            problem, [spec], LAYERS[np.newaxis], 0 * LAYERS[np.newaxis], 2, RunMode(ep=n), dp=num,
+            problem, [spec], [stage_params(spec, LAYERS, 1, n)], 0 * LAYERS[np.newaxis], 2, RunMode(ep=n), dp=num,
             shard_optimizer=np.array([True]), shards=num,
         ).item()
         for n in (ep, 1)
@@ -140,7 +141,7 @@ def test_an_average_of_the_weights_takes_twelve_bytes_more_than_an_optimizer_of_
     problem = make_problem("vision", optimizer_s_per_param=1e-8)
     how = {"dp": DP, "shard_optimizer": np.array([False]), "shards": np.array([1])}
     plain, kept = (
-        chain_sync_s(problem, [spec], LAYERS[np.newaxis], 0 * LAYERS[np.newaxis], 2, RunMode(), **how)[0]
+        chain_sync_s(problem, [spec], [stage_params(spec, LAYERS, 1)], 0 * LAYERS[np.newaxis], 2, RunMode(), **how)[0]
         for spec in (problem.spec(LLM), dataclasses.replace(problem.spec(LLM), keeps_average=True))
     )
     assert kept == pytest.approx(plain * 40 / 28)
