@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from dflop import units
 from dflop.cli import app
 from dflop.cost.devices import H200
+from dflop.cost.published import RUNS
 from dflop.records import ProfileRecord
 from tests.builders import make_table
 from tests.jobs.configs import write_demo_config
@@ -50,6 +52,19 @@ def test_a_plan_from_a_data_sheet_needs_no_hardware(folder: Path) -> None:
     assert H200.source in talk
     assert "GPU-hours" in talk
     assert "if encoders took 2 times as long" in talk
+
+
+def test_terms_by_a_data_sheet_stand_above_published_trainings(folder: Path) -> None:
+    rows, talk = run(folder, "cost", "published", "run.yaml", "--device", "h200", "--json")
+    terms = [json.loads(line) for line in rows]
+    assert H200.source in talk
+    assert {(t["used"], t["measured"]) for t in terms} == {("data sheet", None)}
+    layer = next(t for t in terms if t["name"] == "llm tp1: forward of a layer")
+    shown, _ = run(folder, "cost", "published", "run.yaml", "--device", "h200")
+    (line,) = (line for line in shown if line.startswith(layer["name"]))
+    assert units.seconds(layer["sheet"]) in line
+    published = [r for r in RUNS if r.device == "H200"]
+    assert [r.model for r in published] == [x.split()[0] for x in shown if x.startswith(tuple(r.model for r in RUNS))]
 
 
 def test_costs_in_the_store_are_shown_and_drawn(folder: Path, tmp_path: Path) -> None:

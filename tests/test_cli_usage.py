@@ -177,7 +177,8 @@ WRONG = """
     4 cost drift a b
     2 cost drift a
     2 cost drift a b --threshold -1 | 0 or more
-    2 cost published | no command
+    2 cost published no.yaml
+    2 cost published empty.yaml
     2 data card no
     2 data card folder
     2 data profile run.yaml

@@ -22,7 +22,8 @@ from dflop.cli.common import (
     form_of,
     talk,
 )
-from dflop.cli.configured import Split
+from dflop.cli.configured import ConfigOrModel, Data, Split
+from dflop.cli.plan import Device
 from dflop.errors import printable
 from dflop.run.messages import Say
 
@@ -122,6 +123,52 @@ def show_cost(
     print_rows(plots.COLUMNS, plots.table_rows(pairs), shown)
     if shown == "table":
         print_rows(plots.RESIDUAL_COLUMNS, [row for pair in pairs for row in plots.residual_rows(pair)], shown)
+
+
+@cost.command(name="published")
+def published_cost(
+    config: ConfigOrModel,
+    data: Data = (),
+    *,
+    device: Device = "",
+    overrides: Overrides = (),
+    form: Form = "table",
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Show what each term of a model's costs is by a data sheet, by measurement, and in plans; and published trainings.
+
+    Terms are of every tensor-parallel degree that has costs, and of messages. JSON and CSV have the terms alone, in
+    seconds and bytes.
+
+    Example: dflop cost published my.yaml; dflop cost published my.yaml --device h100
+    """
+    from rich.console import Console
+
+    from dflop.cli.configured import Given
+    from dflop.cost.devices import sheet_of
+    from dflop.cost.terms import cost_terms
+    from dflop.records import RunMode
+    from dflop.report.rows import print_rows
+    from dflop.report.table_text import print_table
+    from dflop.report.terms_table import published_table, terms_table
+
+    say, shown = talk(quiet), form_of(form, as_json)
+    outlook = Given(config, data, device=device, overrides=overrides).looked_at(say).outlook
+    problem, source = outlook.problem, outlook.source
+    degrees = sorted({(table.module, table.tp) for table in problem.cost.tables})
+    modes = [(spec, RunMode(tp)) for spec in problem.specs for module, tp in degrees if module == spec.module]
+    terms = cost_terms(problem.cost, modes, problem.cluster)
+    say(f"costs {source}")
+    if shown != "table":
+        names = "name", "unit", "sheet", "measured", "used"
+        print_rows(names, [tuple(getattr(term, name) for name in names) for term in terms], shown)
+        return
+    print_table(terms_table(terms), Console())
+    if sheet := sheet_of(problem.cost.tables[0].hardware):
+        print_table(published_table(sheet), Console())
+    else:
+        say(f"{problem.cost.tables[0].hardware} has no data sheet; --device h100 shows one")
 
 
 @cost.command(name="drift")

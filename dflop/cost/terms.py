@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from dflop import units
 from dflop.cost.analytic import SOFTWARE, analytic_cost_tables, analytic_link_costs
 from dflop.cost.curve import Load, evaluate
 from dflop.cost.devices import Device, sheet_of
@@ -31,18 +30,19 @@ LENGTH, NUM_SEQUENCES = 1024, 8
 LOAD: Load = NUM_SEQUENCES, NUM_SEQUENCES * LENGTH, NUM_SEQUENCES * LENGTH**2
 """A microbatch as in `dflop cost drift`."""
 MESSAGE_BYTES = 64 << 20
-OF_MODULE: Mapping[str, tuple[Callable[[CostTable], float], Callable[[float], str]]] = {
-    "forward of a layer": (lambda table: float(evaluate(table.forward_s, LOAD, 1, False)), units.seconds),
-    "backward of a layer": (lambda table: float(evaluate(table.backward_s, LOAD, 1, False)), units.seconds),
-    "launches of a layer": (lambda table: float(evaluate(table.forward_s, (1, 1, 1), 1, False)), units.seconds),
+SECONDS, BYTES = "s", "bytes"
+OF_MODULE: Mapping[str, tuple[Callable[[CostTable], float], str]] = {
+    "forward of a layer": (lambda table: float(evaluate(table.forward_s, LOAD, 1, False)), SECONDS),
+    "backward of a layer": (lambda table: float(evaluate(table.backward_s, LOAD, 1, False)), SECONDS),
+    "launches of a layer": (lambda table: float(evaluate(table.forward_s, (1, 1, 1), 1, False)), SECONDS),
     "outside the layers": (
         lambda table: sum(float(evaluate(of, LOAD, 0, True)) for of in (table.forward_s, table.backward_s)),
-        units.seconds,
+        SECONDS,
     ),
-    "kept by a layer": (lambda table: float(evaluate(table.activation_bytes, LOAD, 1, False)), units.num_bytes),
-    "optimizer, 1e9 parameters": (lambda table: 1e9 * table.optimizer_s_per_param, units.seconds),
+    "kept by a layer": (lambda table: float(evaluate(table.activation_bytes, LOAD, 1, False)), BYTES),
+    "optimizer, 1e9 parameters": (lambda table: 1e9 * table.optimizer_s_per_param, SECONDS),
 }
-"""Terms of a table, and how they are written; launches are the forward pass of one token."""
+"""Terms of a table and their units; launches are the forward pass of one token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,34 +54,31 @@ class Term:
     measured: float
     used: str
     """`data sheet`, `measured` or `derived`, of what was measured."""
-    text: Callable[[float], str]
-
-    @property
-    def cells(self) -> tuple[str, str]:
-        """The sheet's number and the measured one, for people."""
-        sheet, measured = ("-" if math.isnan(x) else self.text(x) for x in (self.sheet, self.measured))
-        return sheet, measured
+    unit: str
+    """`s` or `bytes`."""
 
 
-def cost_terms(cost: CostModel, modes: Mapping[ModuleSpec, RunMode], cluster: ClusterSpec) -> tuple[Term, ...]:
-    """The terms of the modules and links of a plan.
+def cost_terms(
+    cost: CostModel, modes: Collection[tuple[ModuleSpec, RunMode]], cluster: ClusterSpec
+) -> tuple[Term, ...]:
+    """The terms of modules and links.
 
     Args:
-        cost: What the plan was made from.
-        modes: How the plan runs each module.
+        cost: What plans are made from.
+        modes: Modules, at least one, and how each runs.
         cluster: Whose links are listed.
     """
-    tables = {spec: cost.table(spec.module, replace(mode, recompute=False)) for spec, mode in modes.items()}
-    sheet = sheet_of(next(iter(tables.values())).hardware)
-    of_modules = (term for spec, table in tables.items() for term in _module_terms(spec, table, sheet))
+    tables = [(spec, cost.table(spec.module, replace(mode, recompute=False))) for spec, mode in modes]
+    sheet = sheet_of(tables[0][1].hardware)
+    of_modules = (term for spec, table in tables for term in _module_terms(spec, table, sheet))
     return *of_modules, *_link_terms(cost.links, cluster, sheet)
 
 
 def _module_terms(spec: ModuleSpec, used: CostTable, sheet: Device | None) -> Iterator[Term]:
     own = None if sheet is None else _sheet_table(spec, used, sheet)
-    for name, (value, text) in OF_MODULE.items():
+    for name, (value, unit) in OF_MODULE.items():
         of_sheet = math.nan if own is None else value(own)
-        yield _term(f"{spec.module} tp{used.tp}: {name}", of_sheet, used, value(used), text)
+        yield _term(f"{spec.module} tp{used.tp}: {name}", of_sheet, used, value(used), unit)
 
 
 def _sheet_table(spec: ModuleSpec, used: CostTable, sheet: Device) -> CostTable:
@@ -112,10 +109,10 @@ def _link_terms(links: Sequence[LinkCost], cluster: ClusterSpec, sheet: Device |
         asked = op, MESSAGE_BYTES, link.num_ranks, link.num_nodes
         where = f"over {link.num_nodes} nodes" if is_wide else "in a node"
         name = f"{op.replace('_', '-')}, 64 MiB, {link.num_ranks} ranks {where}"
-        yield _term(name, known.seconds(*asked) or math.nan, link, used.seconds(*asked), units.seconds)
+        yield _term(name, known.seconds(*asked) or math.nan, link, used.seconds(*asked), SECONDS)
 
 
-def _term(name: str, sheet: float, of: CostTable | LinkCost, used: float, text: Callable[[float], str]) -> Term:
+def _term(name: str, sheet: float, of: CostTable | LinkCost, used: float, unit: str) -> Term:
     if of.software == SOFTWARE:
-        return Term(name, used, math.nan, "data sheet", text)
-    return Term(name, sheet, used, of.source, text)
+        return Term(name, used, math.nan, "data sheet", unit)
+    return Term(name, sheet, used, of.source, unit)

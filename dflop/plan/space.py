@@ -10,9 +10,10 @@ from typing import Any, Protocol, Self, TypeVar
 import numpy as np
 
 from dflop.cost.model import CostModel, Floats
+from dflop.cost.terms import Term, cost_terms
 from dflop.errors import InfeasiblePlanError
 from dflop.plan.scenarios import ScenarioLoads, scenario_loads
-from dflop.records import LLM, ClusterSpec, ModuleSpec, RunMode, SampleShape
+from dflop.records import LLM, ClusterSpec, ModuleSpec, Plan, RunMode, SampleShape
 from dflop.schedule.items import Ints, ModuleItems, levelled, module_items
 from dflop.simulate.pieces import NUM_CHUNKS
 
@@ -224,6 +225,10 @@ class Problem:
 
     def spec(self, module: str) -> ModuleSpec:
         return next(s for s in self.specs if s.module == module)
+
+    def terms(self, plan: Plan) -> tuple[Term, ...]:
+        """What a plan's modules and messages cost, term by term."""
+        return cost_terms(self.cost, [(self.spec(m.module), m.parallel.mode) for m in plan.modules], self.cluster)
 
     def tps(self, spec: ModuleSpec) -> list[int]:
         """Tensor-parallel degrees of a module: it can be cut so, has costs, and the ranks fit evenly on a node.

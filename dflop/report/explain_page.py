@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from dflop import __version__, units
-from dflop.cost.terms import LENGTH, NUM_SEQUENCES, Term
+from dflop.cost.terms import Term
 from dflop.plan.limits import BINDING_FRAC, Limit
 from dflop.records import Plan, to_dict
 from dflop.report.html_page import GLOSSARY, Drawing, Page, Section
@@ -18,6 +18,7 @@ from dflop.report.plots import Picture
 from dflop.report.rows import json_text
 from dflop.report.table_text import print_table
 from dflop.report.tables import Table, layout_text, make_table
+from dflop.report.terms_table import terms_table
 
 MAX_CANDIDATES = 8
 """Plans shown to people; programs get all."""
@@ -110,7 +111,7 @@ def paragraph(found: Explanation) -> str:
 
 def explanation_tables(found: Explanation) -> tuple[Table, ...]:
     """The explanation for people."""
-    return _candidates(found), _limits(found), _stages(found), _variations(found), _terms(found)
+    return _candidates(found), _limits(found), _stages(found), _variations(found), terms_table(found.terms)
 
 
 def print_explanation(found: Explanation, source: str, console: Console) -> None:
@@ -178,7 +179,6 @@ def explanation_json(found: Explanation, source: str) -> str:
         "costs": dict(found.costs),
         "paragraph": paragraph(found),
         "plans": [to_dict(plan) for plan in found.plans],
-        "terms": [{name: getattr(t, name) for name in ("name", "sheet", "measured", "used")} for t in found.terms],
         "limits": [{**dataclasses.asdict(x), "is_binding": x.is_binding} for x in found.limits],
         "variations": [
             {
@@ -273,24 +273,6 @@ def _variations(found: Explanation) -> Table:
         },
         text={"", "layout", "note"},
         note="Per GPU: samples per second and GPU, over those of the plan.",
-    )
-
-
-def _terms(found: Explanation) -> Table:
-    return make_table(
-        "Costs term by term",
-        found.terms,
-        {
-            "term": lambda t: t.name,
-            "data sheet": lambda t: t.cells[0],
-            "measured": lambda t: t.cells[1],
-            "used": lambda t: t.used,
-        },
-        text={"term", "used"},
-        note=(
-            f"Of a microbatch of {NUM_SEQUENCES} sequences of {LENGTH} tokens, before corrections. Launches: a forward "
-            "pass of one token. Messages that were not profiled are those of the data sheet, where there is one."
-        ),
     )
 
 

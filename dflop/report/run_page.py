@@ -9,6 +9,7 @@ from dflop.report.model_check import check_section
 from dflop.report.stage_stats import error_table, timed_spans
 from dflop.report.summary import RunSummary
 from dflop.report.tables import layout_text, plan_table, stage_layers, stages_of_plan
+from dflop.report.terms_table import terms_table
 from dflop.report.timeline import batch_gantt
 from dflop.report.worth import worth_table
 
@@ -94,9 +95,8 @@ def _plan(summary: RunSummary) -> Section:
     if sources:
         facts.append(("costs", ", ".join(f"{module} {source}" for module, source in sources)))
     kinds = (SIMULATED, *["analytic"] * any(source == "analytic" for _, source in sources))
-    return Section(
-        "plan", "The plan and why", kinds, facts=tuple(facts), tables=(plan_table(summary.candidates or (plan,)),)
-    )
+    tables = plan_table(summary.candidates or (plan,)), terms_table(summary.terms)
+    return Section("plan", "The plan and why", kinds, facts=tuple(facts), tables=tables)
 
 
 def _comparison(summary: RunSummary) -> Section:

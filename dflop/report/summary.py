@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from dflop.cost.terms import Term
 from dflop.models.generic.exactness import KeptCheck
 from dflop.records import (
     BUSY_RATIO,
@@ -76,6 +77,8 @@ class RunSummary:
     """(name, value) of what ran: model, dataset, stages."""
     cost_sources: Sequence[tuple[str, str]] = ()
     """(module with its degree, `measured`, `derived` or `analytic`)."""
+    terms: Sequence[Term] = ()
+    """Costs that the plan was made from."""
     model_check: tuple[KeptCheck | None, str] = (None, "No check of the model is recorded.")
     """(newest check of the model's stages, what the page says without one)."""
     num_steps_planned: int | None = None

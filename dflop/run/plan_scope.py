@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from dflop import files
 from dflop.config import Config
+from dflop.cost.terms import Term
 from dflop.data.distribution import sample_batches
 from dflop.records import ModuleFactors, SampleShape, from_dict, parse_json, to_dict
 from dflop.run.batches import GlobalBatches, stage_at
@@ -31,6 +32,8 @@ class PlanBasis:
     frozen: tuple[str, ...]
     factors: tuple[ModuleFactors, ...]
     """Corrections that its costs were multiplied with."""
+    terms: tuple[Term, ...] = ()
+    """What its modules and messages cost, before corrections; empty in files from before they were kept."""
 
 
 def basis_of(run: RunDir) -> PlanBasis:

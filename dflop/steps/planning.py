@@ -292,7 +292,7 @@ def keep_plans(
     """Write the best plan into the run directory, and all candidates and what is proven into the spool."""
     used, snapshot = tables_of(plans[0], task.problem.cost), task.costs.snapshot
     assert snapshot is not None, "a run trains on measured costs"
-    write_basis(run, replace(task.basis, plan_id=plans[0].plan_id))
+    write_basis(run, replace(task.basis, plan_id=plans[0].plan_id, terms=task.problem.terms(plans[0])))
     run.write_plan(plans[0], used)
     proven = (replace(program, plan_id=plans[0].plan_id) for program in programs)
     spool_plans(config, task, plans, *proven, run_input(run.run_id, "plan", 0, snapshot, run.profile_key(), used))

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from dflop.cost.model import Floats
-from dflop.cost.terms import cost_terms
 from dflop.errors import ConfigError, InfeasiblePlanError
 from dflop.plan.limits import plan_limits
 from dflop.plan.rank import thorough
@@ -53,9 +52,7 @@ def explain_plan(problem: Problem, plans: Sequence[Plan], say: Say, *, sensitivi
         costs=tuple(
             (f"{m.module} tp{m.parallel.tp}", problem.cost.table(m.module, m.modes[-1]).source) for m in plan.modules
         ),
-        terms=cost_terms(
-            problem.cost, {problem.spec(m.module): m.parallel.mode for m in plan.modules}, problem.cluster
-        ),
+        terms=problem.terms(plan),
         stages=tuple(_stages(problem, plan, steps)),
         time=_time(problem, plan, steps),
         limits=plan_limits(problem, plan, _largest_tokens(plan, steps)),

@@ -34,6 +34,7 @@ from dflop.report.history_table import COLUMNS, HistoryEntry
 from dflop.report.summary import RunSummary
 from dflop.run.batches import COMPARE, stages_of
 from dflop.run.directory import RunDir
+from dflop.run.plan_scope import basis_of
 from dflop.store import console
 from dflop.store.reader import Reader
 
@@ -80,6 +81,7 @@ def load_summary(run: RunDir) -> RunSummary:
             history=history,
             facts=_facts(config, run),
             cost_sources=_cost_sources(run, chosen),
+            terms=basis_of(run).terms,
             model_check=_model_check(config, run),
             num_steps_planned=config.train.num_steps,
             epoch_steps=profile.num_rows / config.plan.global_batch_size if profile else math.nan,

@@ -15,7 +15,7 @@ from tests.builders import make_cluster, make_link, make_specs
 
 CLUSTER = dataclasses.replace(make_cluster(8), num_nodes=2)
 SPECS = make_specs("vision")
-MODES = {spec: RunMode() for spec in SPECS}
+MODES = [(spec, RunMode()) for spec in SPECS]
 
 
 def terms_of(*, slower: float = 1.0, links=(), **how):
@@ -50,9 +50,6 @@ def test_what_was_measured_stands_next_to_what_the_sheet_says_of_the_same(frozen
     off = {name: t.measured / t.sheet for name, t in found.items() if t.sheet > 0}
     assert off == pytest.approx({name: 1.25 if "optimizer" in name else 1.0 for name in off})
     assert f"{LLM} tp1: optimizer, 1e9 parameters" in off
-    sheet, measured = found[f"{LLM} tp1: optimizer, 1e9 parameters"].cells
-    assert sheet != measured
-    assert "-" not in (sheet, measured)
 
 
 def test_messages_that_were_not_profiled_are_the_sheets():

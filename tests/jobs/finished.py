@@ -9,6 +9,7 @@ from typing import Any
 from dflop.records import Plan, RankSpan, RunRecord, StepObservation, StepPlan
 from dflop.report.summary import RunSummary
 from dflop.run.directory import RunDir
+from dflop.run.plan_scope import PlanBasis, write_basis
 from dflop.store.ingest import ingest
 from dflop.store.spool import SpoolWriter
 from tests.builders import make_table
@@ -26,6 +27,7 @@ def finished_run(folder: Path, *, num_steps: int = 6) -> RunDir:
     run = run_of(folder / "runs" / "small-1", config)
     summary = detailed(SPLIT, num_steps=1, num_batches=3, run_id=run.run_id)
     chosen = replace(summary.plan, run_id=run.run_id)
+    write_basis(run, PlanBasis(chosen.plan_id, 0, 0, (), (), tuple(summary.terms)))
     run.write_plan(chosen, [make_table(m.module) for m in SPLIT.modules])
     shapes = [shape for number in range(6) for shape in batch_of(number)]
     run.write_shapes(shapes)

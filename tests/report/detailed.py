@@ -4,12 +4,14 @@ What ranks measured is the simulation under noisy seconds, so starts, waits and 
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 import numpy as np
 
 from dflop.cost.model import CostModel
+from dflop.cost.terms import BYTES, SECONDS, Term
 from dflop.records import (
     LLM,
     JobRecord,
@@ -198,6 +200,10 @@ def detailed(plan: Plan = SPLIT, *, num_steps: int = 24, num_batches: int = 4, r
             JobRecord(run_id, f"{run_id}-train", f"{run_id}/train", "local", "2", "done", "", "/j", 4, 0, 90.0),
         ),
         inputs=(RunInput(run_id, "train", 1, 3, "rev", "data", "model", ("llm-tp1",), 1000.0),),
+        terms=(
+            Term("llm tp1: forward of a layer", 1.5e-3, 2.5e-3, "measured", SECONDS),
+            Term("llm tp1: kept by a layer", math.nan, 3 << 20, "measured", BYTES),
+        ),
         cost_sources=tuple((f"{m.module} tp1", "measured") for m in plan.modules),
         num_steps_planned=num_steps,
         config_text="name: demo  # </pre><script>alert(1)</script>\n",

@@ -77,6 +77,9 @@ def test_hostile_shapes_decisions_and_configurations_are_text(full: str, run: Ru
         "hours of processes", "read by train", "snapshot 3, revision rev", "1:02:05",
     )  # fmt: skip
     assert [text for text in (*hostile, *sections) if text not in page.text] == []
+    lines = " | ".join(page.text.split("\n"))
+    assert "llm tp1: forward of a layer | 1.5 ms | 2.5 ms | measured" in re.sub(r"[ |]* \| ", " | ", lines)
+    assert "llm tp1: kept by a layer | - | 3.0 MiB | measured" in re.sub(r"[ |]* \| ", " | ", lines)
     assert {section.id for section in run_page(run).sections} <= set(page.ids)
     assert page.text.index("Cost corrections") < page.text.index("0:01:15") < page.text.index("30 % slower")
 

@@ -173,7 +173,9 @@ def test_a_plan_is_made_with_what_earlier_runs_learnt_and_says_so(planned, tmp_p
     assert proofs == [(4, "optimal", pytest.approx(0.0, abs=1e-8), True)]
     (line,) = (each for each in lines if each.startswith("proven for the planning formula, not for simulated steps"))
     assert line in shown
-    assert basis_of(run) == PlanBasis(plain.plan_id, 0, 0, (), ())
+    basis = basis_of(run)
+    assert basis == PlanBasis(plain.plan_id, 0, 0, (), (), basis.terms)
+    assert {term.name.partition(" ")[0] for term in basis.terms} >= {m.module for m in plain.modules}
     sizes = sorted(s.num_llm_tokens for s in run.shapes())
     middle = sizes[len(sizes) // 2]
     rows = make_corrections(

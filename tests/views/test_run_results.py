@@ -31,6 +31,9 @@ def test_everything_that_a_page_shows_is_there(finished: RunDir) -> None:
     assert all(lane.thin for step in steps for lane in step.lanes)
     assert dict(summary.facts)["model"] == "qwen2_5_omni_thinker, float32"
     assert summary.cost_sources == (("vision tp1", "analytic"), ("audio tp1", "analytic"), ("llm tp1", "analytic"))
+    assert [(term.name, term.used) for term in summary.terms] == [
+        ("llm tp1: forward of a layer", "measured"), ("llm tp1: kept by a layer", "measured"),
+    ]  # fmt: skip
     assert summary.cluster.memory_per_process_bytes == 2**30
     assert summary.num_steps_planned == 6
     assert "num_steps: 6" in summary.config_text
