@@ -201,8 +201,9 @@ class PlanConfig(Section):
     offload_gib_per_process: float = Field(default=0, ge=0)
     """Page-locked host memory that the LLM's activations may take until their backward pass, where copies overlap with
     computing; 0: none. For GPUs; not requested from Slurm."""
-    offload_gb_per_s: float = Field(default=20, gt=0)
-    """Rate of these copies per process, in both directions at once and next to messages between nodes."""
+    offload_gb_per_s: float | None = Field(default=None, gt=0)
+    """Rate of these copies per process, in each direction while the other is busy, too; unset: as profiled, or else of
+    the GPU's data sheet."""
     num_scenarios: int = Field(default=6, ge=1)
     """Global batches sampled from the data distribution."""
     horizon_steps: int = Field(default=0, ge=0)

@@ -17,7 +17,7 @@ from dflop.cost.activations import edge_bytes, layer_bytes_per_token
 from dflop.cost.devices import ENCODERS, Device
 from dflop.cost.float8 import RECIPES, Passes, float8_seconds
 from dflop.cost.identity import with_table_id
-from dflop.cost.link_costs import ALL_GATHER, ALL_REDUCE, P2P, LinkModel, moved_frac
+from dflop.cost.link_costs import ALL_GATHER, ALL_REDUCE, HOST_COPY, P2P, LinkModel, moved_frac
 from dflop.cost.roofline import (
     BYTES_PER_VALUE,
     DECODER_LAUNCH_S,
@@ -35,6 +35,9 @@ from dflop.records import FP8_OFF, LLM, TRAINS_ALL, TRAINS_NONE, CostTable, Cost
 
 LINK_FRAC = 0.8
 """Share of the data sheet's rate that long messages reach."""
+HOST_FRAC = 0.7
+"""Share of PCIe's rate that copies of page-locked memory reach in each direction while the other is busy, too. An
+output of nvbandwidth has 11.3 and 11.5 of gen 3's 16 GB/s; GPUs behind one switch share its link, as a profile sees."""
 OPTIMIZER_FRAC = 0.25
 """Share of the memory's rate that AdamW reaches; measured on one H200 (docs/measured.md)."""
 OPTIMIZER_BYTES_PER_PARAM = 28
@@ -171,6 +174,7 @@ def analytic_link_costs(
 ) -> list[LinkCost]:
     """Messages and collectives over 2, 4, 8, ... ranks of a node, and over 2, 4, 8, ... nodes, 1, 2, 4, ... ranks each.
 
+    Copies to and from the host are at the PCIe link's rate.
     A ring moves data as fast as its slowest link: NVLink inside a node, between nodes the adapters of the ranks that
     take part, which share the work. Rates are those of the buffer, as `LinkCost` wants them.
     """
@@ -178,6 +182,7 @@ def analytic_link_costs(
     for nodes in _doublings(num_nodes):
         groups += [(nodes * ranks, nodes) for ranks in (1, *_doublings(num_processes_per_node))]
     found = [_link(device, P2P, 2, nodes, profile_key) for nodes in (1, 2) if nodes <= num_nodes]
+    found.append(_link(device, HOST_COPY, num_processes_per_node, 1, profile_key))
     return found + [
         _link(device, op, ranks, nodes, profile_key) for op in (ALL_REDUCE, ALL_GATHER) for ranks, nodes in groups
     ]
@@ -208,7 +213,10 @@ def _link(device: Device, op: str, num_ranks: int, num_nodes: int, profile_key: 
     rate = device.nvlink_bytes_per_s
     if num_nodes > 1:
         rate = min(rate, device.network_bytes_per_s * max(1, num_ranks // num_nodes))
-    latency_s = NVLINK_LATENCY_S if num_nodes == 1 else NETWORK_LATENCY_S
+    latency_s = (NVLINK_LATENCY_S if num_nodes == 1 else NETWORK_LATENCY_S) * (num_ranks.bit_length() - 1)
+    reached = LINK_FRAC * rate / moved_frac(op, num_ranks)
+    if op == HOST_COPY:
+        latency_s, reached = NVLINK_LATENCY_S, HOST_FRAC * device.host_bytes_per_s
     return LinkCost(
         profile_key=profile_key,
         hardware=device.name,
@@ -216,8 +224,8 @@ def _link(device: Device, op: str, num_ranks: int, num_nodes: int, profile_key: 
         op=op,
         num_ranks=num_ranks,
         num_nodes=num_nodes,
-        latency_s=latency_s * (num_ranks.bit_length() - 1),
-        bytes_per_s=LINK_FRAC * rate / moved_frac(op, num_ranks),
+        latency_s=latency_s,
+        bytes_per_s=reached,
         source="analytic",
         num_measurements=0,
         median_error_frac=0.0,

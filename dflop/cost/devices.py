@@ -55,6 +55,8 @@ class Device:
     """Share of the peak that attention of a training reaches (FlashAttention-2 and kernels of its time)."""
     accuracy: Accuracy
     """For language models."""
+    host_bytes_per_s: float
+    """Rate of its PCIe link to the host, in each direction."""
     num_per_node: int = 8
     """As in NVIDIA's DGX and HGX systems."""
     fp8_ratio: float = 0.0
@@ -72,13 +74,13 @@ class Device:
 
 
 # NVIDIA A100 Tensor Core GPU data sheet (SXM, 80 GB): 312 TFLOP/s bf16, 2,039 GB/s, NVLink 600 GB/s both directions
-# together. DGX A100 data sheet: eight ConnectX-6 adapters of 200 Gb/s. The board of 40 GB has 1,555 GB/s.
-A100 = Device("A100-80G SXM", 312e12, 2.039e12, 80_000_000_000, 300e9, 25e9, 0.895, 0.475, A100_RUNS)
+# together, PCIe gen 4. DGX A100 data sheet: eight ConnectX-6 adapters of 200 Gb/s. The board of 40 GB has 1,555 GB/s.
+A100 = Device("A100-80G SXM", 312e12, 2.039e12, 80_000_000_000, 300e9, 25e9, 0.895, 0.475, A100_RUNS, 32e9)
 A800 = replace(A100, name="A800-80G SXM", nvlink_bytes_per_s=200e9)
 A100_40 = replace(A100, name="A100-40G SXM", memory_bytes_per_s=1.555e12, memory_bytes=40_000_000_000)
 # NVIDIA H100 Tensor Core GPU data sheet (SXM): 1,979 TFLOP/s bf16 with sparsity, 3.35 TB/s, NVLink 900 GB/s both
-# directions together; FP8 twice bf16. DGX H100 data sheet: eight ConnectX-7 adapters of 400 Gb/s.
-H100 = Device("H100 SXM", 989.5e12, 3.35e12, 80_000_000_000, 450e9, 50e9, 0.771, 0.336, HOPPER_RUNS, fp8_ratio=2.0)
+# directions together, PCIe gen 5; FP8 twice bf16. DGX H100 data sheet: eight ConnectX-7 adapters of 400 Gb/s.
+H100 = Device("H100 SXM", 989.5e12, 3.35e12, 80_000_000_000, 450e9, 50e9, 0.771, 0.336, HOPPER_RUNS, 64e9, 8, 2.0)
 # NVIDIA H200 Tensor Core GPU data sheet (SXM): as H100 with 141 GB at 4.8 TB/s. DGX H200 data sheet: as DGX H100.
 H200 = replace(H100, name="H200 SXM", memory_bytes_per_s=4.8e12, memory_bytes=141_000_000_000)
 # NVIDIA DGX B200 data sheet, an eighth of it: 2.25 PFLOP/s bf16 dense, FP8 twice that, 180 GB at 8 TB/s, NVLink 1.8

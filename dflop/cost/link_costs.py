@@ -18,6 +18,8 @@ from dflop.errors import CostError
 from dflop.records import LinkCost, LinkMeasurement
 
 P2P, ALL_REDUCE, ALL_GATHER = "p2p", "all_reduce", "all_gather"
+HOST_COPY = "host_copy"
+"""All devices of a node copy so many bytes to the host and as many back, at once."""
 MIN_SHARE_OF_RATE = 0.01
 """A fit whose rate came out infinite is told from the latency no better than this at its largest message."""
 
@@ -92,12 +94,12 @@ class LinkModel:
     def seconds(self, op: str, num_bytes: float, num_ranks: int, num_nodes: int) -> float:
         """Seconds of one `op` on a buffer of `num_bytes` per rank.
 
-        0.0 for a single rank, for no bytes, and where no link of that operation is known: what was not measured is
-        left out of a prediction, not guessed. Where only the other class of links (one node, several nodes) is known,
-        that one answers.
+        0.0 for a single rank, which only copies to the host, for no bytes, and where no link of that operation is
+        known: what was not measured is left out of a prediction, not guessed. Where only the other class of links (one
+        node, several nodes) is known, that one answers.
         """
         known = [link for link in self._links.values() if link.op == op]
-        if num_ranks < 2 or num_bytes <= 0 or not known:
+        if (num_ranks < 2 and op != HOST_COPY) or num_bytes <= 0 or not known:
             return 0.0
         nearest = min(
             known,
@@ -108,7 +110,9 @@ class LinkModel:
                 link.num_ranks,
             ),
         )
-        latency_s = nearest.latency_s * math.log2(num_ranks) / math.log2(max(nearest.num_ranks, 2))
+        latency_s = nearest.latency_s
+        if op != HOST_COPY:
+            latency_s *= math.log2(num_ranks) / math.log2(max(nearest.num_ranks, 2))
         moved = moved_frac(op, num_ranks) / moved_frac(op, max(nearest.num_ranks, 2))
         return latency_s + moved * num_bytes / nearest.bytes_per_s
 
@@ -120,6 +124,6 @@ class LinkModel:
 
 def moved_frac(op: str, num_ranks: int) -> float:
     """Part of its buffer that every rank of a ring sends."""
-    if op == P2P:
+    if op in (P2P, HOST_COPY):
         return 1.0
     return (2.0 if op == ALL_REDUCE else 1.0) * (num_ranks - 1) / num_ranks

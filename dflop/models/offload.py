@@ -123,6 +123,19 @@ def host_like(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
 
 
+def both_ways(num_bytes: int, device: torch.device) -> Callable[[], None]:
+    """Begins a copy of so many bytes to the host and one of as many back, as layers do at once."""
+    sent, fetched = (torch.zeros(num_bytes, dtype=torch.uint8, device=device) for _ in range(2))
+    on_host = host_like(sent), host_like(fetched)
+    out, back = _lanes(device)
+
+    def begin() -> None:
+        _copy(sent, on_host[0], out)
+        _copy(on_host[1], fetched, back)
+
+    return begin
+
+
 @functools.cache
 def _lanes(device: torch.device) -> tuple[torch.cuda.Stream | None, torch.cuda.Stream | None]:
     """Streams for copies to the host and back."""

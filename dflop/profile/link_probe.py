@@ -1,7 +1,8 @@
-"""What a message or a collective between processes costs, by size, ranks and nodes.
+"""What a message or a collective between processes costs, by size, ranks and nodes; and copies to and from the host.
 
 Every operation is timed in groups of the first 2, 4, 8, ... ranks and all of them, so that a group within a node and
 one over several are both seen; messages go from the first rank to its neighbour and to the first rank of another node.
+Devices of the first rank's node copy to and from the host at once, as they share what leads there.
 All ranks run the same sequence; the first one times it behind a barrier, decides when the budget is spent, and has the
 rows.
 """
@@ -18,7 +19,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dflop.cost.link_costs import ALL_GATHER, ALL_REDUCE, P2P
+from dflop.cost.link_costs import ALL_GATHER, ALL_REDUCE, HOST_COPY, P2P
+from dflop.models.offload import both_ways
 from dflop.parallel.exchange import message_device
 from dflop.profile.timing import half_iqr, of_first_rank
 from dflop.records import LinkMeasurement
@@ -50,26 +52,27 @@ def profile_links(
         profile_key: Identity of the profile.
         hardware: Label of the device in every row.
         software: Versions.
-        device: Of this process; messages over gloo lie in host memory, whatever it is.
+        device: Of this process; messages over gloo lie in host memory, whatever it is. A GPU has copies timed, too.
         budget_s: Time for everything together, spread evenly over operations and groups; small sizes come first.
-        sizes_bytes: Ascending.
+        sizes_bytes: Ascending. Of copies the last `MIN_SIZES` are timed: what layers keep is large.
 
     Yields:
         Rows on rank 0, nothing elsewhere.
     """
-    cases, device = _cases(), message_device(device)
+    cases = _cases(device.type == "cuda")
     share_s = budget_s / max(len(cases), 1)
     for op, members in cases:
         if dist.get_rank() not in members.ranks:
             continue
         leads = dist.get_rank() == members.ranks[0]
         started = time.perf_counter()
-        for done, num_bytes in enumerate(sizes_bytes):
+        at = device if op == HOST_COPY else message_device(device)
+        for done, num_bytes in enumerate(sizes_bytes[-MIN_SIZES:] if op == HOST_COPY else sizes_bytes):
             left_s = share_s - (time.perf_counter() - started)
             if not of_first_rank(done < MIN_SIZES or left_s > 0, members.group):
                 break
-            exchange = _operation(op, members, num_bytes, device)
-            seconds = _time(exchange, members, device, left_s / len(sizes_bytes))
+            exchange = _operation(op, members, num_bytes, at)
+            seconds = _time(exchange, members, at, left_s / len(sizes_bytes))
             if op == P2P:
                 seconds = [s / 2 for s in seconds]
             if leads:
@@ -81,7 +84,7 @@ def profile_links(
     dist.barrier()
 
 
-def _cases() -> list[tuple[str, _Members]]:
+def _cases(has_host: bool) -> list[tuple[str, _Members]]:
     """Operations and who takes part, the same list on every rank; makes a process group for each set of ranks."""
     hosts: list[str] = [""] * dist.get_world_size()
     dist.all_gather_object(hosts, socket.gethostname())
@@ -91,12 +94,13 @@ def _cases() -> list[tuple[str, _Members]]:
     together = [tuple(range(n)) for n in prefixes]
     strangers = [r for r, host in enumerate(hosts) if host != hosts[0]]
     pairs = list(dict.fromkeys([(0, 1), *((0, r) for r in strangers[:1])]))
+    local = [tuple(r for r, host in enumerate(hosts) if host == hosts[0])] * has_host
     members = {
         ranks: _Members(ranks, len({hosts[r] for r in ranks}), dist.new_group(list(ranks)))
-        for ranks in dict.fromkeys([*together, *pairs])
+        for ranks in dict.fromkeys([*together, *pairs, *local])
     }
     collectives = [(op, members[ranks]) for op in (ALL_REDUCE, ALL_GATHER) for ranks in together]
-    return [(P2P, members[ranks]) for ranks in pairs] + collectives
+    return [(P2P, members[r]) for r in pairs] + collectives + [(HOST_COPY, members[r]) for r in local]
 
 
 def _operation(op: str, members: _Members, num_bytes: int, device: torch.device) -> Callable[[], None]:
@@ -109,6 +113,8 @@ def _operation(op: str, members: _Members, num_bytes: int, device: torch.device)
         part = torch.zeros(max(num_bytes // (len(ranks) - 1), 1), dtype=torch.uint8, device=device)
         parts = [torch.empty_like(part) for _ in ranks]
         return lambda: _wait(dist.all_gather(parts, part, group=group, async_op=True))
+    if op == HOST_COPY:
+        return both_ways(num_bytes, device)
     message = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
     first, second = ranks
     if dist.get_rank() == first:

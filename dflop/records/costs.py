@@ -276,17 +276,17 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class LinkMeasurement:
-    """One timed message or collective between processes."""
+    """One timed message or collective between processes, or copy of a node's devices to and from the host."""
 
     profile_key: str
     hardware: str
     software: str
     op: str
-    """`p2p`, `all_reduce` or `all_gather`."""
+    """`p2p`, `all_reduce`, `all_gather` or `host_copy`."""
     num_ranks: int
     num_nodes: int
     num_bytes: int
-    """Bytes of one rank's buffer: what it sends, reduces, or gathers from the others in all."""
+    """Bytes of one rank's buffer: what it sends, reduces, copies each way, or gathers from the others in all."""
     seconds: float
     spread_s: float
     """Half the interquartile range over repeats."""

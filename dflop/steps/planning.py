@@ -12,10 +12,10 @@ from dflop.config import Config
 from dflop.cost.analytic import with_sheet_links
 from dflop.cost.devices import sheet_of
 from dflop.cost.fit import fit_cost_tables, missing_probes
-from dflop.cost.link_costs import fit_link_costs
+from dflop.cost.link_costs import HOST_COPY, LinkModel, fit_link_costs
 from dflop.cost.model import CostModel
 from dflop.cost.tensor_parallel import DERIVED
-from dflop.errors import StoreError
+from dflop.errors import ConfigError, StoreError
 from dflop.learn.cost_inputs import factors_in_force, run_input
 from dflop.models.family import Family
 from dflop.plan.drafts import holding
@@ -231,7 +231,7 @@ def planning_task(
             shard_optimizer=wanted.shard_optimizer,
             shard_parameters=(False,) if is_muon else wanted.shard_parameters,
             host_bytes=wanted.offload_gib_per_process * 2**30,
-            host_bytes_per_s=wanted.offload_gb_per_s * 1e9,
+            host_bytes_per_s=_host_bytes_per_s(config, cost, target),
             microbatches=wanted.microbatch_choices,
         ),
         worst_samples=tuple(worst),
@@ -240,6 +240,28 @@ def planning_task(
     left = stage.end_step - first
     later = scenario_batches(config, shapes, first, left) if 0 < num_steps < left else ()
     return Task(problem, PlanBasis("", first, num_steps, stage.frozen, factors), costs, later)
+
+
+def _host_bytes_per_s(config: Config, cost: CostModel, cluster: ClusterSpec) -> float:
+    """Rate of copies between a device and the host: configured, profiled, or of the data sheet; 0 where none are made.
+
+    Raises:
+        ConfigError: none of the three is known.
+    """
+    wanted = config.plan
+    if not wanted.offload_gib_per_process:
+        return 0.0
+    if wanted.offload_gb_per_s is not None:
+        return wanted.offload_gb_per_s * 1e9
+    _, s_per_byte = LinkModel(cost.links).line(HOST_COPY, cluster.num_processes_per_node, 1)
+    if not s_per_byte:
+        raise ConfigError(
+            f"plan.offload_gib_per_process is {wanted.offload_gib_per_process:g}, but the rate of copies is not known: "
+            f"`{cost.tables[0].hardware}` has no data sheet, and no profile timed them",
+            where="plan.offload_gb_per_s",
+            hint="set it, or profile the GPUs of a node: dflop profile CONFIG",
+        )
+    return 1 / s_per_byte
 
 
 def _as_trained(config: Config, family: Family) -> tuple[ModuleSpec, ...]:

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from dflop.cost.link_costs import LinkModel, fit_link_costs
+from dflop.cost.link_costs import HOST_COPY, LinkModel, fit_link_costs
 from dflop.errors import CostError
 from dflop.records import LinkMeasurement
 from tests.builders import make_link
@@ -49,6 +49,13 @@ def test_other_group_sizes_scale_as_a_ring_and_a_tree():
     assert links.seconds("all_reduce", 1e6, 4, 1) == pytest.approx(1e-5 + 1e-4)
     assert links.seconds("all_reduce", 1e6, 16, 1) == pytest.approx(2e-5 + 1e-4 * (15 / 16) / (3 / 4))
     assert links.seconds("all_reduce", 1e6, 2, 1) == pytest.approx(0.5e-5 + 1e-4 * (1 / 2) / (3 / 4))
+
+
+def test_copies_to_the_host_are_known_of_a_device_alone_and_do_not_scale():
+    links = LinkModel([make_link(HOST_COPY, 8, 1, 1e-5, 2e10)])
+    for num_ranks in (1, 8):
+        assert links.seconds(HOST_COPY, 2e6, num_ranks, 1) == pytest.approx(1e-5 + 1e-4)
+    assert links.seconds("p2p", 2e6, 2, 1) == 0.0
 
 
 def test_the_class_of_links_comes_before_the_size_of_the_group():

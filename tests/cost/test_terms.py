@@ -7,7 +7,7 @@ import pytest
 
 from dflop.cost.analytic import analytic_cost_tables, analytic_link_costs, with_sheet_links
 from dflop.cost.devices import H100, sheet_of
-from dflop.cost.link_costs import ALL_GATHER, ALL_REDUCE, P2P
+from dflop.cost.link_costs import ALL_GATHER, ALL_REDUCE, HOST_COPY, P2P
 from dflop.cost.model import CostModel
 from dflop.cost.terms import OF_MODULE, cost_terms
 from dflop.records import LLM, RunMode
@@ -38,7 +38,7 @@ def test_by_a_data_sheet_every_term_is_the_sheets():
     found = terms_of(links=links)
     assert {t.used for t in found.values()} == {"data sheet"}
     assert all(math.isnan(t.measured) and t.sheet > 0 for t in found.values())
-    assert len(found) == 2 * len(OF_MODULE) + 6, "three operations in a node and between nodes"
+    assert len(found) == 2 * len(OF_MODULE) + 7, "three operations in a node and between nodes, copies to the host"
 
 
 @pytest.mark.parametrize("frozen", [(), ("vision",), ("vision.tower",)])
@@ -53,10 +53,10 @@ def test_what_was_measured_stands_next_to_what_the_sheet_says_of_the_same(frozen
 
 
 def test_messages_that_were_not_profiled_are_the_sheets():
-    measured = [make_link(op, 8, 1, 1e-5, 1e11) for op in (P2P, ALL_REDUCE, ALL_GATHER)]
+    measured = [make_link(op, 8, 1, 1e-5, 1e11) for op in (P2P, ALL_REDUCE, ALL_GATHER, HOST_COPY)]
     links = with_sheet_links(measured, sheet_of("cuda: NVIDIA H100 80GB HBM3"), num_nodes=2, num_processes_per_node=8)
-    assert links[:3] == measured
-    assert {(link.num_nodes, link.source) for link in links[3:]} == {(2, "analytic")}
+    assert links[:4] == measured
+    assert {(link.num_nodes, link.source) for link in links[4:]} == {(2, "analytic")}
     found = {name: t for name, t in terms_of(slower=1.25, links=links).items() if "MiB" in name}
     assert {(("a node" in name), t.used) for name, t in found.items()} == {(True, "measured"), (False, "data sheet")}
     # Without a data sheet nothing is guessed, nor where everything was measured.

@@ -5,7 +5,9 @@ import socket
 import torch
 import torch.distributed as dist
 
-from dflop.cost.link_costs import fit_link_costs
+from dflop.cost.link_costs import HOST_COPY, fit_link_costs
+from dflop.models import offload
+from dflop.profile import link_probe
 from dflop.profile.link_probe import MAX_REPEATS, MIN_REPEATS, MIN_SIZES, profile_links
 from tests.train.ranks import run_ranks
 
@@ -30,6 +32,36 @@ def test_a_spent_budget_leaves_what_a_fit_needs_of_four_processes_on_two_nodes(t
     }  # fmt: skip
     assert [r.num_bytes for r in rows] == list(SIZES[:MIN_SIZES]) * len(cases)
     assert {r.num_repeats for r in rows} == {MIN_REPEATS}
+
+
+class Gpu:
+    """Stands in for a GPU: what is made on it lies in host memory, and there is nothing to wait for."""
+
+    type = "cuda"
+
+
+def measure_copies(rank, folder, num_nodes):
+    made = []
+
+    def both_ways(num_bytes, device):
+        made.append((num_bytes, device.type))
+        return offload.both_ways(num_bytes, torch.device("cpu"))
+
+    link_probe.both_ways, torch.cuda.synchronize = both_ways, lambda device: None
+    ranks_per_node = dist.get_world_size() // num_nodes
+    socket.gethostname = lambda: f"node{rank // ranks_per_node}"
+    options = dict(profile_key="key", hardware="cuda: test", software="torch test", device=Gpu())
+    return [r for r in profile_links(**options, budget_s=0.0, sizes_bytes=SIZES) if r.op == HOST_COPY], made
+
+
+def test_devices_of_one_node_copy_to_the_host_at_once(tmp_path):
+    (rows, made), *others = run_ranks(measure_copies, 4, tmp_path, 2)
+    assert [(r.num_ranks, r.num_nodes, r.num_bytes) for r in rows] == [(2, 1, n) for n in SIZES[-MIN_SIZES:]]
+    assert [found for found, _ in others] == [[], [], []]
+    assert [of for _, of in others] == [made, [], []], "the second rank of that node takes part"
+    assert made == [(n, "cuda") for n in SIZES[-MIN_SIZES:]]
+    (link,) = fit_link_costs(rows)
+    assert link.bytes_per_s > 0
 
 
 def test_one_process_has_no_links(tmp_path):

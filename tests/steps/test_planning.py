@@ -11,11 +11,13 @@ import pytest
 import torch
 
 from dflop.config.sections import StageConfig
-from dflop.cost.analytic import analytic_cost_tables
-from dflop.cost.devices import A100
+from dflop.cost.analytic import HOST_FRAC, analytic_cost_tables
+from dflop.cost.devices import A100, H100
 from dflop.cost.identity import bytes_per_value
+from dflop.cost.link_costs import HOST_COPY
 from dflop.cost.model import CostModel
 from dflop.data.distribution import sample_batches
+from dflop.errors import ConfigError
 from dflop.models import attention
 from dflop.parallel.stages import build_stages
 from dflop.parallel.topology import seats
@@ -34,7 +36,15 @@ from dflop.steps.planning import plan_run, planning_task, run_task, tables_of
 from dflop.steps.reporting import plan_page
 from dflop.store.console import query
 from dflop.train.stages import pieces_of
-from tests.builders import make_cluster, make_corrections, make_cost, make_inline_plan, make_sample, random_batch
+from tests.builders import (
+    make_cluster,
+    make_corrections,
+    make_cost,
+    make_inline_plan,
+    make_link,
+    make_sample,
+    random_batch,
+)
 from tests.jobs.configs import make_config
 from tests.jobs.training import fresh, set_config
 from tests.models.tiny_families import CASES, Case
@@ -205,6 +215,26 @@ def test_messages_that_no_profile_timed_cost_what_the_data_sheet_of_the_gpus_say
     given = run.run_id, run.config(), task.problem.specs, costs, run.shapes(), run.shapes()[:1]
     links = planning_task(*given).problem.cost.links
     assert {(link.source, link.num_nodes) for link in links} == {("analytic", 1), ("analytic", 2)}
+
+
+def test_copies_to_the_host_are_as_fast_as_set_profiled_or_by_the_data_sheet(planned, tmp_path):
+    run = fresh(planned, tmp_path)
+    task = run_task(run, run.config(), "model", print)
+    assert task.problem.space.host_bytes_per_s == 0.0
+    set_config(run, "plan.offload_gib_per_process=2")
+    with pytest.raises(ConfigError, match=r"offload_gib_per_process is 2, but .* `.*` has no data sheet"):
+        run_task(run, run.config(), "model", print)
+
+    def rate(*links):
+        tables = [dataclasses.replace(t, hardware="cuda: NVIDIA H100 80GB HBM3") for t in task.costs.tables]
+        costs = dataclasses.replace(task.costs, tables=tables, links=list(links))
+        given = run.run_id, run.config(), task.problem.specs, costs, run.shapes(), run.shapes()[:1]
+        return planning_task(*given).problem.space.host_bytes_per_s
+
+    assert rate() == pytest.approx(HOST_FRAC * H100.host_bytes_per_s)
+    assert rate(make_link(HOST_COPY, 2, 1, 1e-5, 3e10)) == pytest.approx(3e10)
+    set_config(run, "plan.offload_gib_per_process=2", "plan.offload_gb_per_s=7")
+    assert rate(make_link(HOST_COPY, 2, 1, 1e-5, 3e10)) == pytest.approx(7e9)
 
 
 def test_a_plan_of_adapters_has_the_memory_of_what_trains_and_nothing_that_the_engine_refuses(planned, tmp_path):
