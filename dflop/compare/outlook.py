@@ -200,7 +200,10 @@ def _costs(
 
 
 def _sheet_costs(config: Config, device: str, cluster: ClusterSpec, program: Program | None = None) -> planning.Costs:
-    """Costs by data sheet of one program for all layers; None: as the configuration trains."""
+    """Costs by data sheet of one program for all layers; None: as the configuration trains.
+
+    An LLM that the configuration compiles keeps as much in either, so that plans by both are held to the same memory.
+    """
     sheet, num_nodes = find_device(device), cluster.num_nodes + 1  # an explanation asks what one more would do
     each, family = cluster.num_processes_per_node, planning.bound_family(config)
     links = analytic_link_costs(sheet, num_nodes=num_nodes, num_processes_per_node=each, profile_key="")
@@ -209,11 +212,11 @@ def _sheet_costs(config: Config, device: str, cluster: ClusterSpec, program: Pro
     price = partial(analytic_cost_tables, device=sheet, profile_key="", fp8=config.train.fp8)
 
     def tables(specs: Sequence[ModuleSpec], frozen: Sequence[str]) -> list[CostTable]:
-        if program is not None or not config.train.compile:
+        if not config.train.compile:
             return price(specs, frozen=frozen, program=program or EAGER)
         encoders = [spec for spec in specs if spec.module != LLM]
         llm = [compiled(spec, is_frozen=LLM in frozen) for spec in specs if spec.module == LLM]
-        return price(encoders, frozen=frozen) + price(llm, frozen=frozen, program=COMPILED)
+        return price(encoders, frozen=frozen, program=program or EAGER) + price(llm, frozen=frozen, program=COMPILED)
 
     # What adapters cost follows from the tables of the trained and of the frozen module.
     both = [spec for spec in family.specs() if spec.module in adapted and spec.module not in frozen]

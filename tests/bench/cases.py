@@ -154,16 +154,16 @@ def analytic_costs(
     specs: Sequence[ModuleSpec], device: Device, num_nodes: int, encoder_factor: float, program: Program = EAGER,
     fp8: str = FP8_OFF,
 ) -> CostModel:  # fmt: skip
-    """Costs of a device's data sheet, encoders' seconds multiplied; an LLM in FP8 is compiled in any case."""
+    """Costs of a device's data sheet, encoders' seconds multiplied; an LLM in FP8 is compiled, and keeps as much."""
     links = analytic_link_costs(
         device, num_nodes=num_nodes, num_processes_per_node=NUM_GPUS_PER_NODE, profile_key="suite"
     )
     price = partial(analytic_cost_tables, device=device, profile_key="suite", fp8=fp8)
-    if fp8 == FP8_OFF or program is COMPILED:
+    if fp8 == FP8_OFF:
         tables = price(specs, program=program)
     else:
         llm = [compiled(spec) for spec in specs if spec.module == LLM]
-        tables = price([spec for spec in specs if spec.module != LLM]) + price(llm, program=COMPILED)
+        tables = price([spec for spec in specs if spec.module != LLM], program=program) + price(llm, program=COMPILED)
     corrections = {s.module: encoder_factor for s in specs if s.module != LLM} if encoder_factor != 1.0 else {}
     return CostModel(tables, corrections, specs=specs, links=links, extrapolate=True)
 

@@ -83,7 +83,9 @@ def test_by_a_data_sheet_fp8_is_in_the_costs_of_both_sides_or_refused(run):
     assert "tensorwise FP8 in its layers" in found.source
     plain = asyncio.run(look_ahead(run.config(), "h100", config.cluster.spec(), lambda _: None))
     assert plain.source in found.source != plain.source
-    assert [cost.table(LLM).fp8 for cost in (found.problem.cost, found.compiled)] == ["tensorwise", "tensorwise"]
+    ours, theirs = (cost.table(LLM) for cost in (found.problem.cost, found.compiled))
+    assert (ours.fp8, theirs.fp8) == ("tensorwise", "tensorwise")
+    assert ours.activation_bytes == theirs.activation_bytes, "experts are planned in the memory that they are judged by"
     with pytest.raises(ConfigError, match="A100-80G SXM has no FP8 matmuls"):
         asyncio.run(look_ahead(config, "a100", config.cluster.spec(), lambda _: None))
 
