@@ -52,7 +52,7 @@ layout as (
             end
             || case
                 when place.parameter_shards = 1 then case when place.shard_optimizer then ' ZeRO-1' else '' end
-                when place.parameter_shards < place.parallel.dp * place.parallel.cp
+                when place.parameter_shards < place.parallel.dp::hugeint * place.parallel.cp
                     then ' HSDP' || place.parameter_shards
                 else ' FSDP2'
             end,

@@ -162,10 +162,12 @@ def test_nonsense_comes_back_as_it_was_and_keeps_no_view_from_answering(
     tmp_path_factory: pytest.TempPathFactory, make, num_examples: int
 ) -> None:
     """Rows of every kind at once, extremes in every field."""
+    many = {"parallel": r.ParallelSpec(1, 1, dp=-2, cp=2**63 - 1), "parameter_shards": 2}
 
     @settings(max_examples=num_examples)
     @given(nonsense(make))
     @example([make.observation(spans=(dataclasses.replace(make.observation().spans[0], num_tokens=2**63 - 1),) * 2)])
+    @example([dataclasses.replace(make.plan(), modules=(dataclasses.replace(make.plan().modules[0], **many),))])
     def check(found: list[Any]) -> None:
         root = fill(tmp_path_factory.mktemp("nonsense"), *found)
         with Reader(root) as reader:
