@@ -153,8 +153,7 @@ class Rank:
             (stage,) = (stage for stage in made.stages if isinstance(stage, LlmStage))
             layers = dict(enumerate(stage.layers, part.layers[0]))
             self.router_loss.watch(layers)
-            if seat.tp_rank == 0:
-                self.telemetry.routed = RoutedTokens(layers, plan.module(LLM).parallel.ep)
+            self.telemetry.routed = RoutedTokens(layers, plan.module(LLM).parallel.ep)
         source = DatasetSource(dataset_ref(config), family, self.shapes)
         stage_of = {part.module: stage for part, stage in zip(seat.parts, made.stages, strict=True)}
         checkpointer = None

@@ -114,7 +114,7 @@ class StepFlops:
 
 @dataclass(frozen=True, slots=True)
 class ExpertLoad:
-    """Tokens of a rank that one layer sent to each of its experts in some steps."""
+    """Tokens of a rank, a part of its replica's under tensor parallelism, that one layer sent to each of its experts."""
 
     run_id: str
     attempt: int

@@ -23,6 +23,7 @@ SHOWN = (
     ("data", XEON, "tests.bench.data"), ("suite", EPYC, "tests.bench.suite_tables"),
     ("settings", EPYC, "tests.bench.suite_tables"), ("hosts", EPYC, "tests.bench.suite_tables"),
     ("real", EPYC, "tests.bench.suite_tables"), ("experts", EPYC, "tests.bench.suite_tables"),
+    ("fp8", EPYC, "tests.bench.suite_tables"),
     ("correct", EPYC, "tests.bench.correct"), ("trainer", EPYC, "tests.bench.trainer"),
     ("verdicts", EPYC, "tests.bench.verdicts"), ("endtoend", EPYC, "tests.bench.endtoend"),
     ("dealt", EPYC, "tests.bench.dealt"), ("packed", EPYC, "tests.bench.packing"),
