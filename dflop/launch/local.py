@@ -25,7 +25,7 @@ from submitit.local.local import LocalExecutor, LocalJob
 from dflop import files
 from dflop.launch.job import JobHandle, JobSpec, JobState, JobStatus, Launcher, make_folder
 from dflop.launch.payload import Payload, task_environment
-from dflop.launch.process import JOB_VARIABLE, kill_all, processes_of_job, tell, wait_for_end
+from dflop.launch.process import JOB_VARIABLE, environment_of, kill_all, processes_of_job, tell, wait_for_end
 from dflop.launch.results import DeadTask, collect_values, handle_of, has_all_results, status_from_results
 
 _PROCESS, _EXIT, _CANCELLED = "process.json", "exit.json", "cancelled"
@@ -115,7 +115,7 @@ def _controller_of(handle: JobHandle) -> list[psutil.Process]:
     with contextlib.suppress(psutil.Error):
         if record := handle.read(_PROCESS):
             process = psutil.Process(json.loads(record)["pid"])
-            return [process] if process.environ().get(JOB_VARIABLE) == handle.job_id else []
+            return [process] if environment_of(process).get(JOB_VARIABLE) == handle.job_id else []
     return []
 
 

@@ -15,6 +15,8 @@ import psutil
 
 JOB_VARIABLE = "SUBMITIT_LOCAL_JOB_ID"
 """In the environment of whatever runs in a local job, the job's id; read by submitit, too."""
+_EXEC_S = 1.0
+"""How long a program may take to begin."""
 
 
 def processes_where(is_wanted: Callable[[psutil.Process], bool]) -> set[psutil.Process]:
@@ -31,6 +33,17 @@ def processes_where(is_wanted: Callable[[psutil.Process], bool]) -> set[psutil.P
 def processes_of_job(job_id: str) -> set[psutil.Process]:
     """A local job's controller, tasks, and all that they started."""
     return processes_where(lambda process: process.environ().get(JOB_VARIABLE) == job_id)
+
+
+def environment_of(process: psutil.Process) -> dict[str, str]:
+    """Environment of a live process; Linux shows none while its program is being loaded, which is waited for.
+
+    Raises:
+        psutil.Error: it is somebody else's, gone, or a zombie.
+    """
+    wait_until(lambda: bool(process.environ()) or not is_alive(process), _EXEC_S)
+    found: dict[str, str] = process.environ()
+    return found
 
 
 def is_alive(process: psutil.Process) -> bool:

@@ -114,7 +114,7 @@ class StepFlops:
 
 @dataclass(frozen=True, slots=True)
 class ExpertLoad:
-    """Tokens of a rank, a part of its replica's under tensor parallelism, that one layer sent to each of its experts."""
+    """Tokens of a rank, under tensor parallelism a part of its replica's, that a layer sent to each of its experts."""
 
     run_id: str
     attempt: int
