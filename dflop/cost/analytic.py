@@ -37,7 +37,7 @@ LINK_FRAC = 0.8
 """Share of the data sheet's rate that long messages reach."""
 HOST_FRAC = 0.7
 """Share of PCIe's rate that copies of page-locked memory reach in each direction while the other is busy, too. An
-output of nvbandwidth has 11.3 and 11.5 of gen 3's 16 GB/s; GPUs behind one switch share its link, as a profile sees."""
+output of nvbandwidth has 11.3 and 11.5 of gen 3's 16 GB/s. GPUs behind one switch share its link: profile these."""
 OPTIMIZER_FRAC = 0.25
 """Share of the memory's rate that AdamW reaches; measured on one H200 (docs/measured.md)."""
 OPTIMIZER_BYTES_PER_PARAM = 28

@@ -224,7 +224,7 @@ class Chain:
     def _cut_by_time(self, pp: int, dp: Ints, shards: Ints, limit_s: float) -> tuple[Grids, list[StageParams]] | None:
         """Grids that recompute nothing and take no longer than a limit by themselves, with what their stages have.
 
-        None where there are none. What is behind the pipeline is worked out only where the pipeline keeps to the limit.
+        None where there are none. Gathers, sums and the optimizer are computed only where passes keep to the limit.
         """
         if not len(dp):
             return None
@@ -283,7 +283,7 @@ class Chain:
         return Grids(self.specs, self.mode, self.problem.space.shard_optimizer, *made)
 
     def _passes_s(self, tau_s: Floats, fill_s: Floats) -> Floats:
-        """`[C]`: a step without what is behind the pipeline."""
+        """`[C]`: seconds of the passes of a step, without gathers, sums and the optimizer."""
         return mean_s(fill_s + (self.num_microbatches - 1) * tau_s)
 
     def within_memory(self, choice: Grids) -> Grids | None:

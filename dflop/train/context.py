@@ -50,11 +50,11 @@ class KeyExchange:
 
     def limited(self, most: int) -> KeyExchange:
         """The same of no more than so many of the tokens in front of a rank's own."""
-        behind = [*accumulate(reversed(self.received), initial=0)][-2::-1]
+        nearer = [*accumulate(reversed(self.received), initial=0)][-2::-1]
         return replace(
             self,
             sent=tuple(max(0, min(num, most - n)) for num, n in zip(self.sent, self.between, strict=True)),
-            received=tuple(max(0, min(num, most - n)) for num, n in zip(self.received, behind, strict=True)),
+            received=tuple(max(0, min(num, most - n)) for num, n in zip(self.received, nearer, strict=True)),
         )
 
     def _run(self, own: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:

@@ -49,7 +49,7 @@ class RouterLoss:
     ) -> None:
         self._routers, self._coefficients = dict(routers or {}), dict(coefficients or {})
         self.note = ""
-        """What a job's log says of the loss; empty: nobody asks for it."""
+        """What a job's log says of the loss; empty: it is off."""
         self._pairs = {index: [1] * router.num_experts for index, router in self._routers.items()}
         """Tokens that went to each expert in the step before, by layer."""
         self._seen: dict[int, torch.Tensor] = {}

@@ -40,8 +40,8 @@ def across_ranks(module: nn.Module, holder: Holder) -> Callable[..., Any] | None
         holder: Knows the samples of the forward pass at hand.
 
     Returns:
-        None where a state passes through something else than the two functions, as parameters of the module's own
-        (decays) beside no delta rule say.
+        None if the state passes through other functions: the module has parameters of its own (decays) and its
+        forward calls no delta rule.
     """
     whole = inspect.unwrap(type(module).forward)
     names = whole.__code__.co_names
