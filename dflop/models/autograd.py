@@ -11,6 +11,14 @@ WHOLE = "dflop_whole_forward"
 """Attribute of a module that is called with a share of the tokens: its forward with all of them."""
 
 
+_NO_BACKWARD = -1
+
+
+def in_backward() -> bool:
+    """Whether a backward pass is running: a layer that runs forward in it runs again."""
+    return bool(torch._C._current_graph_task_id() != _NO_BACKWARD)
+
+
 def applied(function: Any, *given: Any) -> torch.Tensor:
     """What a `torch.autograd.Function` that makes one tensor makes of its arguments."""
     made: torch.Tensor = function.apply(*given)

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import nn
 
 from dflop.errors import ConfigError, TrainError
-from dflop.models.autograd import applied
+from dflop.models.autograd import applied, in_backward
 from dflop.models.build import located
 from dflop.models.family import Family
 from dflop.models.generic.packed import samples_of
@@ -33,7 +33,6 @@ from dflop.train.inputs import SampleSource
 
 SHARES = "expert_tokens"
 """Key in what a checkpoint keeps."""
-_NO_BACKWARD = -1
 
 
 class RouterLoss:
@@ -136,7 +135,7 @@ class RouterLoss:
                     where="train.router_loss", hint="0: this class routes in a way that is not known",
                 )  # fmt: skip
             scores = router.scores(logits)
-            if torch._C._current_graph_task_id() == _NO_BACKWARD:  # a layer that runs again has been counted
+            if not in_backward():  # a layer that runs again has been counted
                 self._count(index, chosen, counted, scores.detach())
             factor = self._coefficients[index] * router.num_experts / (len(self._routers) * max(self.num_tokens, 1))
             share = self._share[index].to(scores)

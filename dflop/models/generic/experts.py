@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from dflop.models.autograd import in_backward
+
 _TAKES = {"hidden_states", "top_k_index", "top_k_weights"}
-_NO_BACKWARD = -1
 
 
 def experts_of(layer: nn.Module) -> Iterator[Any]:
@@ -48,7 +49,7 @@ class RoutedTokens:
 
     def _counting(self, index: int) -> Any:
         def count(_module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-            if torch._C._current_graph_task_id() != _NO_BACKWARD or not torch.is_grad_enabled():
+            if in_backward() or not torch.is_grad_enabled():
                 return
             chosen = (kwargs["top_k_index"] if "top_k_index" in kwargs else args[1]).reshape(-1)
             counts = self._counts[index] = self._counts[index].to(chosen.device)
