@@ -299,12 +299,13 @@ def _layer_at_work(spec: ModuleSpec, table: CostTable, params: StageParams, toke
         made = (1 + is_gated * table.trains_layers) * inside
         cast = CAST_BYTES * np.maximum(tokens * max(wide, spec.hidden_size), params.matrix)
         found = np.maximum(found, made + cast + spec.hidden_size * tokens)
-    # What enters an attention or MLP, gathered, and the gradient of what leaves it.
-    gathered = 2 * weight_bytes * spec.hidden_size * tokens * (tp > 1)
+    hidden = weight_bytes * spec.hidden_size * tokens
+    # The gradient of what leaves the layer; what enters an attention or MLP, and the gradient of what leaves it, gathered.
+    passed = hidden / tp + 2 * hidden * (tp > 1)
     # Gradients of one input by the base and by adapters of two Linears, until they are summed.
-    inputs = 2 * weight_bytes * spec.hidden_size * tokens * table.trains_adapters
-    dropped = np.maximum(inside, weight_bytes * spec.hidden_size * tokens) * table.trains_adapters
-    found += gathered + inputs + dropped * spec.has_adapter_dropout
+    inputs = 2 * hidden * table.trains_adapters
+    dropped = np.maximum(inside, hidden) * table.trains_adapters
+    found += passed + inputs + dropped * spec.has_adapter_dropout
     return found
 
 

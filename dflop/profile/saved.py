@@ -28,7 +28,8 @@ def saved_bytes(forward: Callable[[], torch.Tensor], parameters: Iterable[torch.
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         output = forward()
-    return sum(storage.nbytes() for storage in storages.values()), output  # some have been let go of
+    kept = storages.values() if output.requires_grad else ()  # without a backward pass to come nothing is kept
+    return sum(storage.nbytes() for storage in kept), output  # some have been let go of
 
 
 def _identity(tensor: torch.Tensor) -> int:
