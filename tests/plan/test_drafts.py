@@ -52,7 +52,8 @@ def test_memory_of_a_split_draft_by_hand():
     vision = (6 + 12 / 2) * 6 * M + in_flight * 5 * vision_tokens * 10_000 + 6 * M  # a matrix of the edge in the making
     assert plan.module("vision").stage_memory_bytes == (vision,)
     assert all(isinstance(peak, int) for m in plan.modules for peak in m.stage_memory_bytes)
-    once, crossing = llm_tokens * (10_000 + 2 * 2 * 256) + 2 * 64 * 256, llm_tokens * 2 * 64
+    crossing = llm_tokens * 2 * 64  # as much as the gradient that comes into a layer
+    once = llm_tokens * (10_000 + 2 * 2 * 256) + 2 * 64 * 256 + crossing
     first = 18 * 3 * M + 2 * (2 * llm_tokens * 1_000 + crossing) + once
     loss = loss_peak_bytes(1.25 * 24 * 10 / 2, 15_625, 64, 2, trains=True)  # more than a layer
     last = 18 * 3 * M + 1 * llm_tokens * (2 * 1_000 + 10_000) + loss
@@ -64,7 +65,7 @@ def test_memory_of_an_inline_draft_by_hand():
     plan = inline(even_problem())
     vision_tokens, llm_tokens = 1.25 * 24 * 100 / 4, math.ceil(1.25 * 24 * 125 / 4)
     per_param = 6 + 12 / 2
-    crossing, mlp = llm_tokens * 2 * 64, llm_tokens * 2 * 2 * 256 + 2 * 64 * 256
+    crossing, mlp = llm_tokens * 2 * 64, llm_tokens * (2 * 2 * 256 + 2 * 64) + 2 * 64 * 256
     first = per_param * (6 + 2) * M + 2 * ((5 * vision_tokens + llm_tokens) * 10_000 + crossing) + mlp
     loss = loss_peak_bytes(1.25 * 24 * 10 / 4, 15_625, 64, 2, trains=True)
     last = per_param * 4 * M + 1 * (4 * llm_tokens * 10_000 + crossing) + loss

@@ -18,7 +18,7 @@ from tests.plan.problems import make_problem
 LOAD = np.array([[4.0], [400.0], [40_000.0]])
 M = 1_000_000
 CROSSING = 2 * 64 * 400
-"""Hidden states that a stage of 400 tokens hands over."""
+"""Hidden states that a stage of 400 tokens hands over, and the gradient that comes into a layer."""
 LOSS = int(loss_peak_bytes(LOAD[0], 15_625, 64, 2, trains=True)[0])  # of four tokens
 MATRIX = 2 * 64 * 256
 """Gradient of an MLP's last matrix in 16 bit."""
@@ -40,10 +40,9 @@ def test_state_and_activations_of_a_stage():
     assert found.state.tolist() == [[18 * 4 * M, 18 * 2 * M]]  # the embedding on the first, the head on the last
     assert found.kept.tolist() == [[3 * 400 * 10_000 + CROSSING, 2 * 400 * 10_000 + CROSSING]]  # the last runs the edge
     # Gradients inside an MLP, more than an embedding's when nothing else is kept; that of a head in 16 and in 32 bit.
-    assert found.once.tolist() == [
-        [400 * 2 * 2 * 256 + MATRIX + CROSSING, LOSS + CROSSING]
-    ]  # and a message that comes in
-    first = 96 * M + 3 * CROSSING + 409_600 + MATRIX
+    layer = 400 * 2 * 2 * 256 + MATRIX + CROSSING
+    assert found.once.tolist() == [[layer + CROSSING, LOSS + CROSSING]]  # and a message that comes in
+    first = 96 * M + 3 * CROSSING + layer
     assert found.peaks(np.array([[2, 1]])).tolist() == [[first, 44 * M + LOSS + 2 * CROSSING]]
     assert bytes_of([3, 1], tokens=10).once[0, 0] == 6 * M - 3 * 10 * 10_000
 
@@ -56,7 +55,7 @@ def test_the_loss_is_charged_with_a_chunk_of_logits_and_the_gradient_of_the_head
         found = stage_bytes(problem.spec(LLM), problem.cost, np.array([[3, 1]]), load, RunMode(tp), **how)
         logits = 2 * num_rows * min(num_tokens, 4096) + 2 * (16 << 20)  # and two blocks in float32
         layer, loss = (
-            (409_600 + MATRIX) / tp + 2 * CROSSING * (tp > 1),
+            (409_600 + MATRIX + CROSSING) / tp + 2 * CROSSING * (tp > 1),
             logits + 4 * 64 * num_rows + 2 * 64 * num_tokens,
         )
         assert found.once.tolist() == [[layer + CROSSING / tp, loss + CROSSING / tp]]
@@ -70,7 +69,7 @@ def test_casts_to_8_bit_take_nine_bytes_a_value_on_top_of_what_a_layer_has_made(
     for tokens, cast in ((400, 400 * 256), (40, 64 * 256)):  # an MLP's input, or its matrix
         load = LOAD * tokens / 400
         found = stage_bytes(problem.spec(LLM), cost, np.array([[400, 1]]), load, **how)  # keeps more than an embedding
-        assert found.once[0, 0] == tokens * (2 * 256 + 64) + 9 * cast + 2 * 64 * tokens
+        assert found.once[0, 0] == tokens * (2 * 256 + 64) + 9 * cast + 2 * 2 * 64 * tokens
 
 
 def test_replicas_share_the_optimizers_part_of_the_state():
@@ -115,7 +114,7 @@ def test_of_a_frozen_tower_the_edge_alone_has_gradients_and_an_optimizer():
 def test_recomputation_keeps_inputs_and_one_whole_layer():
     found = bytes_of([3, 1], recompute=True)
     assert found.kept.tolist() == [[3 * 400 * 1_000 + CROSSING, 400 * 1_000 + 400 * 10_000]]
-    layer = 4_000 * (10_000 + 2 * 2 * 256) + MATRIX
+    layer = 4_000 * (10_000 + 2 * 2 * 256) + MATRIX + 10 * CROSSING
     loss = loss_peak_bytes(10 * LOAD[0], 15_625, 64, 2, trains=True)[0]
     assert bytes_of([3, 1], recompute=True, tokens=4_000).once.tolist() == [
         [layer + 10 * CROSSING, loss + 10 * CROSSING]
