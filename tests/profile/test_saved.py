@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from dflop.models.ways import Way
 from dflop.profile.groups import make_group
 from dflop.profile.probe import ModuleProbe
 from dflop.profile.saved import saved_bytes
@@ -44,3 +45,13 @@ def test_activation_bytes_are_what_autograd_saves_once_per_storage():
 def test_a_view_keeps_all_of_its_storage():
     x, part = torch.randn(100, requires_grad=True), torch.randn(1000)[:100]
     assert saved_bytes(lambda: (x * part).sum(), [])[0] == 4 * 1000
+
+
+def test_without_a_backward_pass_to_come_nothing_is_kept():
+    case = CASES["Qwen2-VL"]
+    source, ids = CaseSource(case), case.family.token_ids(case.token_id)
+    group = make_group("random", [source.shape(n) for n in range(len(case.samples))], "vision")
+    for is_frozen in (False, True):
+        way = Way(is_frozen, recompute=True)
+        probe = ModuleProbe(case.family, ids, "vision", 2, SETTINGS, torch.device("cpu"), way=way)
+        assert (measure(probe, group, num_repeats=1).activation_bytes == 0) == is_frozen
