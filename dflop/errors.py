@@ -1,6 +1,6 @@
 """Errors a user can act on: what happened (with values), where, what to do next, and the exit code.
 
-`cli.py` prints exactly these three lines and exits with `exit_code`; anything else is a bug and shows a traceback.
+`dflop/cli` prints exactly these three lines and exits with `exit_code`; anything else is a bug and shows a traceback.
 Values come from file names, datasets and other programs: no error shows a secret or a terminal's control characters.
 """
 

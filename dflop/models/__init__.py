@@ -2,10 +2,9 @@
 
 Importing this room costs nothing; a family's file is loaded when asked for. `media.py` has what the data profiler
 needs of a family, `family.py` what it takes to size, cut and train one; a small file per family is in `families/`.
-Only files that cut, fill, run or export a model import torch: `build.py`, `loss.py`, `slices.py`,
-`taps.py`, `encoders.py`, `attention.py`, `ways.py`, `offload.py`, `weights.py`, `stored_names.py`,
-`random_weights.py`. The rest serves the data profiler and the planner without torch. `generic/` reads, checks and runs
-models of any other type, with torch. flash_attn is optional and imported in a function.
+Only files that cut, fill, run or export a model import torch (`tests/test_imports.py` lists them). The rest serves
+the data profiler and the planner without torch. `generic/` reads, checks and runs models of any other type, with torch.
+flash_attn is optional and imported in a function.
 """
 
 from __future__ import annotations

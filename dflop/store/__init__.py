@@ -1,4 +1,4 @@
-"""The team's memory: every value of `records.py` as rows in DuckDB, written by many jobs, read by everyone.
+"""The team's memory: every value of `dflop/records` as rows in DuckDB, written by many jobs, read by everyone.
 
 Jobs write immutable Parquet files (`spool`), one ingester at a time turns them into rows of the live database
 (`lease`, `live`, `migrate`, `ingest`) and publishes read-only copies (`snapshot`, `retention`); programs read those
