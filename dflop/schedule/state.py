@@ -213,9 +213,13 @@ def fill(task, state):  # type: ignore[no-untyped-def]  # numba infers them
 @inlined
 def rerun_s(sums, parts, p, limits, fixed_s, column, bucket):  # type: ignore[no-untyped-def]  # numba infers them
     """Seconds in which layers of a part run again, of a bucket."""
-    above = parts[p, 2]
-    while above < parts[p, 3] and sums[bucket, column[1] + 1] > limits[above]:
-        above += 1
+    above, end, tokens = parts[p, 2], parts[p, 3], sums[bucket, column[1] + 1]
+    while above < end:  # halves what is left of ascending limits
+        middle = (above + end) // 2
+        if tokens > limits[middle]:
+            above = middle + 1
+        else:
+            end = middle
     return (above - parts[p, 2]) * (sums[bucket, column[4]] + fixed_s) if above > parts[p, 2] else 0.0
 
 
@@ -250,7 +254,7 @@ def refresh(task, state, a, b, width):  # type: ignore[no-untyped-def]  # numba 
     kinds, sums, lanes, seconds, gates = task.kinds, state.bucket_sum, task.num_lanes, state.seconds, state.gates
     num_encoder, parts, part_s, limits = task.num_encoder_kinds, task.parts, task.part_s, task.limits
     slowness = task.slowness
-    for begin in (a, b):
+    for turn, begin in enumerate((a, b)):
         for bucket in range(begin, begin + width):
             k, r = bucket // lanes, bucket % lanes
             is_active = sums[bucket, task.first[1]] > 0
@@ -267,6 +271,8 @@ def refresh(task, state, a, b, width):  # type: ignore[no-untyped-def]  # numba 
             for e in range(len(task.entry_at)):
                 gates[task.entry_at[e] + k, r] = 0.0 if sums[bucket, task.first[2] + e] > 0 else -np.inf
         k = begin // lanes
+        if turn and k == a // lanes:
+            continue
         for c in range(num_encoder):
             p, q = kinds[c, 1], parts[kinds[c, 1], 0]
             is_active, took = state.slot_sum[k, task.first[2] + kinds[c, 0]] > 0, state.slot_sum[k, q]
