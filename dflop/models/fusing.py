@@ -12,7 +12,6 @@ import contextlib
 import copy
 import inspect
 import itertools
-import math
 import types
 from collections.abc import Hashable, Iterator, Mapping
 from typing import Any
@@ -111,7 +110,8 @@ def _error(module: nn.Module, forward: Forward, dtype: torch.dtype) -> float:
     generator = torch.Generator().manual_seed(0)
     small, width = _small(module, generator)
     small.to(dtype)
-    sizes = torch.logspace(0, -4, _NUM_ROWS).double()[:, None]  # small rows show what is added to a variance
+    # Large rows show where a class clamps, small ones what is added to a variance.
+    sizes = torch.logspace(2, -4, _NUM_ROWS).double()[:, None]
     hidden = (torch.randn(1, _NUM_ROWS, width, generator=generator, dtype=torch.float64) * sizes).to(dtype)
     given, grad = [hidden.requires_grad_(), *small.parameters()], None
     made: list[tuple[torch.Tensor, ...]] = []
@@ -126,24 +126,29 @@ def _error(module: nn.Module, forward: Forward, dtype: torch.dtype) -> float:
 
 
 def _small(module: Any, generator: torch.Generator) -> tuple[nn.Module, int]:
-    """(a copy on the CPU with random weights, its Linears narrowed in proportion; the width that it takes)."""
-    widths = [n for part in module.children() if isinstance(part, nn.Linear) for n in part.weight.shape]
-    unit = max(1, math.gcd(*widths) // 4)
-    small = _with_weights(module, 1, generator)
+    """(a copy on the CPU with random weights, its Linears narrow; the width that it takes).
+
+    Widths that are equal, or one twice the other, stay so.
+    """
+    narrow: dict[int, int] = {}
+    for n in sorted({n for part in module.children() if isinstance(part, nn.Linear) for n in part.weight.shape}):
+        half = narrow.get(n // 2) if n % 2 == 0 else None
+        narrow[n] = 2 * half if half else 24 + 8 * len(narrow)
+    small = _with_weights(module, {}, generator)
     small._modules = {
-        name: _with_weights(part, unit, generator) if isinstance(part, nn.Linear) else part
+        name: _with_weights(part, narrow, generator) if isinstance(part, nn.Linear) else part
         for name, part in module._modules.items()
     }
     first = next((part for part in small.children() if isinstance(part, nn.Linear)), None)
     return small, len(small.weight) if first is None else first.in_features
 
 
-def _with_weights(module: Any, unit: int, generator: torch.Generator) -> Any:
+def _with_weights(module: Any, narrow: Mapping[int, int], generator: torch.Generator) -> Any:
     made = copy.copy(module)
-    made._parameters = {
-        name: p if p is None else nn.Parameter(torch.randn([n // unit for n in p.shape], generator=generator).double())
-        for name, p in module._parameters.items()
-    }
+    made._parameters = {}
+    for name, p in module._parameters.items():
+        shape = [narrow.get(n, n) for n in p.shape] if p is not None else []
+        made._parameters[name] = None if p is None else nn.Parameter(torch.randn(shape, generator=generator).double())
     if isinstance(made, nn.Linear):
         made.out_features, made.in_features = made.weight.shape
     return made

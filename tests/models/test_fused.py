@@ -97,11 +97,20 @@ class Scaled(nn.Module):
         return 0.5 * self.down_proj(self.act_fn(self.gate_proj(hidden)) * self.up_proj(hidden))
 
 
+class Clamped(Scaled):
+    """As the MLPs of GLM-5 and gpt-oss, which differ from others where inputs are large."""
+
+    def forward(self, hidden):
+        gate, up = self.gate_proj(hidden).clamp(max=50.0), self.up_proj(hidden).clamp(-50.0, 50.0)
+        return self.down_proj(self.act_fn(gate) * up)
+
+
 def test_what_computes_something_else_keeps_its_forward():
     from transformers.models.cohere2.modeling_cohere2 import Cohere2LayerNorm
     from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5RMSNormGated
 
-    model = nn.ModuleList([Scaled(), Qwen3_5RMSNormGated(HIDDEN), Cohere2LayerNorm(HIDDEN), nn.LayerNorm(HIDDEN)])
+    norms = Qwen3_5RMSNormGated(HIDDEN), Cohere2LayerNorm(HIDDEN), nn.LayerNorm(HIDDEN)
+    model = nn.ModuleList([Scaled(), Clamped(), *norms])
     fuse(model)
     assert not any("forward" in vars(module) for module in model.modules())
 
