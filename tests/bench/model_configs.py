@@ -49,8 +49,9 @@ def config_of(kind: str) -> Any:
     import transformers
 
     config = transformers.AutoConfig.for_model(kind)
-    for key, section in config.sub_configs.items():  # those that a default leaves out, as Gemma 4 its tower
-        if key in ("vision_config", "text_config", "audio_config") and getattr(config, key, None) is None:
+    for key in ("vision_config", "text_config", "audio_config"):  # those that a default leaves out, as Gemma 4 its tower
+        section = config.sub_configs.get(key, transformers.AutoConfig)
+        if section is not transformers.AutoConfig and getattr(config, key, None) is None:
             setattr(config, key, section())
     for path, value in CORRECTED.get(kind, {}).items():
         _put(config, path.split("."), value)
