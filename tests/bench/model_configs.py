@@ -49,7 +49,8 @@ def config_of(kind: str) -> Any:
     import transformers
 
     config = transformers.AutoConfig.for_model(kind)
-    for key in ("vision_config", "text_config", "audio_config"):  # those that a default leaves out, as Gemma 4 its tower
+    # Sections that a default leaves out, as Gemma 4 its tower.
+    for key in ("vision_config", "text_config", "audio_config"):
         section = config.sub_configs.get(key, transformers.AutoConfig)
         if section is not transformers.AutoConfig and getattr(config, key, None) is None:
             setattr(config, key, section())
