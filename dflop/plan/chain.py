@@ -15,10 +15,10 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from dflop.cost.model import Floats
-from dflop.plan.candidates import MAX_PP, Bools, nearest_power, recompute_ways, shard_choices
+from dflop.plan.candidates import MAX_PP, NUM_SHARD_CHOICES, Bools, nearest_power, recompute_ways, shard_choices
 from dflop.plan.chain_memory import ChainMemory
 from dflop.plan.grid_choice import Grids
-from dflop.plan.memory import StageBytes, max_stages_beyond
+from dflop.plan.memory import StageBytes, StageState, max_stages_beyond
 from dflop.plan.partition import ROUNDING, best_cuts, free_cuts, range_seconds, unit_layers_of
 from dflop.plan.space import Problem
 from dflop.plan.stage_params import StageParams, chain_params, first_and_last
@@ -27,6 +27,9 @@ from dflop.plan.unit_seconds import together_s, unit_seconds
 from dflop.records import LLM, ModuleSpec, RunMode
 from dflop.schedule.items import Ints
 from dflop.simulate.step import with_messages
+
+Cut = tuple[Grids, list[StageState]]
+"""Grids that recompute nothing, and what their stages hold of each module."""
 
 
 @dataclass(frozen=True)
@@ -147,14 +150,20 @@ class Chain:
         may_fit = (self.memory.whole_bytes[:, : len(dp)] <= pp * self.problem.usable_bytes).any(axis=0)
         return float(self._at_least_s(pp, dp[may_fit]).min(initial=math.inf))
 
+    def cuts(self, pp: int, limit_s: float = math.inf) -> list[Cut]:
+        """Grids of `pp` stages with the LLM, cut by time, that recompute nothing: per way to share out parameters."""
+        dp = self._dps(pp)
+        worth = self._at_least_s(pp, dp) <= limit_s
+        worth = worth & (self.memory.whole_bytes[:, : len(dp)] <= pp * self.problem.usable_bytes)
+        return self._cut_by_time(pp, dp, worth, limit_s)
+
     def choices(
-        self, pp: int, kind: int = 0, *, without: Collection[int] = (), limit_s: float = math.inf
+        self, cut: Cut, *, without: Collection[int] = (), limit_s: float = math.inf
     ) -> tuple[list[Grids], Grids | None]:
-        """Grids of `pp` stages with the LLM, cut by time.
+        """Grids of one of `cuts` that fit, with layers that run again where it takes them.
 
         Args:
-            pp: Stages.
-            kind: How parameters are shared out, an index into `shard_choices`.
+            cut: One way to share out parameters.
             without: Numbers of groups to leave out.
             limit_s: Formula value of what is worth a look.
 
@@ -162,22 +171,16 @@ class Chain:
             Those that fit, and, where that with the most groups fits only with layers that run again, or does not fit,
             that one: other cuts may be faster. Its formula value is without such layers if it fits with.
         """
-        dp = self._dps(pp)
-        shards = shard_choices(self.problem, self.mode, dp)[kind]
-        worth = (shards > 0) & ~np.isin(dp, list(without)) & (self._at_least_s(pp, dp) <= limit_s)
-        worth &= self.memory.whole_bytes[kind, : len(dp)] <= pp * self.problem.usable_bytes
-        cut = self._cut_by_time(pp, dp[worth], shards[worth], limit_s)
-        if cut is None:
+        plain, states = _select(cut, ~np.isin(cut[0].dp, list(without)) & (cut[0].alone_s <= limit_s))
+        if not len(plain):
             return [], None
-        plain, params = cut
         # Layers that run again only make it slower.
-        states = self.memory.states(params, plain.dp, plain.shards)
         again, fit = self.memory.recomputed(plain.layers, states, plain.dp)
         does: Bools = np.asarray(again.any(axis=(0, 2)))
-        found = plain.put(does, self._again(plain, params, again, does)) if does.any() else plain
+        found = plain.put(does, self._again(plain, states, again, does)) if does.any() else plain
         if not fit.any():
             return [], found.select(slice(-1, None))
-        uneven = plain.select(slice(-1, None)) if pp > 1 and does[-1] else None
+        uneven = plain.select(slice(-1, None)) if plain.pp > 1 and does[-1] else None
         fitting = [found.select(fit)]
         some = fit & does & (again < plain.layers).any(axis=(0, 2))
         if self.memory.per_microbatch:
@@ -185,10 +188,10 @@ class Chain:
         if some.any():
             # Where memory is full the scheduler has no choice left, so the same with all layers recomputed are kept.
             own, dp = plain.layers[:, some], plain.dp[some]
-            states = self.memory.states([of.select(some) for of in params], dp, plain.shards[some])
-            some[some] = ~self.memory.is_over(self.memory.held(states, own, own, dp)).any(axis=1)
+            held = self.memory.held([of.select(some) for of in states], own, own, dp)
+            some[some] = ~self.memory.is_over(held).any(axis=1)
         if some.any():
-            fitting.append(self._again(plain, params, plain.layers, some))
+            fitting.append(self._again(plain, states, plain.layers, some))
         return fitting, uneven
 
     def in_front(self, pp: int, limit_s: float = math.inf) -> list[Grids]:
@@ -199,14 +202,8 @@ class Chain:
         """
         dp, found = self._dps(pp), []
         deepest = {way: np.zeros(len(dp)) for way in (False, True)}
-        for shards in shard_choices(self.problem, self.mode, dp):
-            rows = np.flatnonzero(shards > 0)
-            cut = self._cut_by_time(pp, dp[rows], shards[rows], limit_s)
-            if cut is None:
-                continue
-            plain, params = cut
-            rows = rows[np.isin(dp[rows], plain.dp)]
-            states = self.memory.states(params, plain.dp, plain.shards)
+        for plain, states in self._cut_by_time(pp, dp, np.ones((NUM_SHARD_CHOICES, len(dp)), dtype=np.bool_), limit_s):
+            rows = np.searchsorted(dp, plain.dp)
             for way in self.ways:
                 held = self.memory.held(states, plain.layers, plain.layers * way, plain.dp)
                 depths = np.full(len(plain), pp)
@@ -217,38 +214,42 @@ class Chain:
                 if not way:
                     deepest[True][rows] = np.maximum(deepest[True][rows], depth)
                 if needed.any():
-                    of_way = self._again(plain, params, plain.layers * way, needed)
+                    of_way = self._again(plain, states, plain.layers * way, needed)
                     found.append(dataclasses.replace(of_way, max_llm_pp=depth[needed]))
         return found
 
-    def _cut_by_time(self, pp: int, dp: Ints, shards: Ints, limit_s: float) -> tuple[Grids, list[StageParams]] | None:
-        """Grids that recompute nothing and take no longer than a limit by themselves, with what their stages have.
+    def _cut_by_time(self, pp: int, dp: Ints, worth: Bools, limit_s: float) -> list[Cut]:
+        """Per way to share out parameters grids that recompute nothing and take no longer than a limit by themselves.
 
-        None where there are none. Gathers, sums and the optimizer are computed only where passes keep to the limit.
+        Gathers, sums and the optimizer are computed only where passes keep to the limit; `worth` `[ways, dp]` says what
+        is looked at.
         """
-        if not len(dp):
-            return None
+        shards = np.array(shard_choices(self.problem, self.mode, dp))
+        kind, which = np.nonzero(worth & (shards > 0))
+        if not len(kind):
+            return []
+        dp, shards = dp[which], shards[kind, which]
         powers = nearest_power(self.num_microbatches * dp)
         layers = self._layers(np.array([free_cuts(self.unit_s[k], pp) for k in powers]))
         none, params = np.zeros_like(layers), chain_params(self.specs, layers, self.mode)
         tau_s, fill_s = self._pass_terms(params, none, none, dp, shards)
         near = self._passes_s(tau_s, fill_s) <= limit_s
         if not near.any():
-            return None
+            return []
         params = [of.select(near) for of in params]
-        layers, none, dp, shards = layers[:, near], none[:, near], dp[near], shards[near]
+        layers, none, dp, shards, kind = layers[:, near], none[:, near], dp[near], shards[near], kind[near]
         found = self._with_sync(params, layers, none, none, dp, shards, tau_s[:, near], fill_s[:, near])
-        near = found.alone_s <= limit_s
-        return (found.select(near), [of.select(near) for of in params]) if near.any() else None
+        kind, states = np.where(found.alone_s <= limit_s, kind, -1), self.memory.states(params, dp, shards)
+        return [_select((found, states), kind == k) for k in range(NUM_SHARD_CHOICES) if k in kind]
 
-    def _again(self, plain: Grids, params: Sequence[StageParams], again: Ints, which: Bools) -> Grids:
+    def _again(self, plain: Grids, states: list[StageState], again: Ints, which: Bools) -> Grids:
         """Some of grids, with layers that run again."""
-        own = [of.select(which) for of in params]
-        return self._grids(own, plain.layers[:, which], again[:, which], plain.dp[which], plain.shards[which])
+        some, own = _select((plain, states), which)
+        return self._grids(own, some.layers, again[:, which], some.dp, some.shards)
 
-    def _grids(self, params: Sequence[StageParams], layers: Ints, again: Ints, dp: Ints, shards: Ints) -> Grids:
+    def _grids(self, states: Sequence[StageState], layers: Ints, again: Ints, dp: Ints, shards: Ints) -> Grids:
         """C grids; an average microbatch asks for no more layers to run again than it needs itself."""
-        usual = self.memory.usual(params, layers, again, dp, shards)
+        params, usual = [of.params for of in states], self.memory.usual(states, layers, again, dp)
         computed = again - self.memory.offloaded(layers, again, self.memory.depth(layers.shape[2]), dp)
         usual = computed if self.problem.space.host_bytes else usual
         terms = self._pass_terms(params, usual, computed, dp, shards)
@@ -311,9 +312,9 @@ class Chain:
         if cuts is None:
             return None
         layers = self._layers(np.array([cuts]))
-        params = chain_params(self.specs, layers, self.mode)
-        again, fit = self.memory.recomputed(layers, self.memory.states(params, dp, shards), dp)
-        return self._grids(params, layers, again, dp, shards) if fit[0] else None
+        states = self.memory.states(chain_params(self.specs, layers, self.mode), dp, shards)
+        again, fit = self.memory.recomputed(layers, states, dp)
+        return self._grids(states, layers, again, dp, shards) if fit[0] else None
 
     @functools.cached_property
     def _ranges(self) -> tuple[tuple[Ints, Ints], Ints, Ints]:
@@ -377,6 +378,12 @@ class Chain:
                 step_s[:, c] = together_s(self.problem, self.specs, *of_c)
             fill_s = step_s - (num - 1) * tau_s
         return tau_s, fill_s
+
+
+def _select(cut: Cut, rows: Bools) -> Cut:
+    """Some grids of a cut."""
+    grids, states = cut
+    return cut if rows.all() else (grids.select(rows), [of.select(rows) for of in states])
 
 
 def mean_s(of_scenario: Floats) -> Floats:

@@ -43,12 +43,22 @@ class ChainMemory:
     @functools.cached_property
     def whole_bytes(self) -> Floats:
         """`[NUM_SHARD_CHOICES, D]`: the least that all stages keep together, by number of groups as in `dps`."""
-        dp = np.array(list(self.dps), dtype=np.int64)
-        shards = np.maximum(np.concatenate(shard_choices(self.problem, self.mode, dp)), 1)
-        dp = np.tile(dp, NUM_SHARD_CHOICES)
-        layers = np.repeat(self.num_layers[:, np.newaxis, np.newaxis], len(dp), axis=1)
-        params = chain_params(self.specs, layers, self.mode)
-        held = self.held(self.states(params, dp, shards), layers, layers * (True in self.ways), dp)
+        problem, mode = self.problem, self.mode
+        most = min(problem.global_batch_size, problem.cluster.num_processes // (mode.tp * mode.cp))
+        every = np.array(problem.dps(most), dtype=np.int64)
+
+        def layers(num: int) -> Ints:
+            return np.repeat(self.num_layers[:, np.newaxis, np.newaxis], num, axis=1)
+
+        def states() -> list[StageState]:
+            shards = np.maximum(np.concatenate(shard_choices(problem, mode, every)), 1)
+            params = chain_params(self.specs, layers(len(shards)), mode)
+            return self.states(params, np.tile(every, NUM_SHARD_CHOICES), shards)
+
+        known = problem.once(("whole states", *(spec.module for spec in self.specs), mode), states)
+        own = np.flatnonzero(np.tile(np.isin(every, self.dps), NUM_SHARD_CHOICES))
+        again, dp = layers(len(own)), np.tile(self.dps, NUM_SHARD_CHOICES)
+        held = self.held([of.select(own) for of in known], again, again * (True in self.ways), dp)
         found: Floats = (held.state + held.kept)[:, 0].reshape(NUM_SHARD_CHOICES, -1)
         return found
 
@@ -106,11 +116,11 @@ class ChainMemory:
     def with_llm(self) -> bool:
         return self.specs[-1].module == LLM
 
-    def usual(self, params: Sequence[StageParams], layers: Ints, again: Ints, dp: Ints, shards: Ints) -> Ints:
+    def usual(self, states: Sequence[StageState], layers: Ints, again: Ints, dp: Ints) -> Ints:
         """`again`, but the LLM's as an average microbatch asks for."""
         if not (self.per_microbatch and again[-1].any()):
             return again
-        held = self.held(self.states(params, dp, shards), layers, np.zeros_like(layers), dp, usual=True)
+        held = self.held(states, layers, np.zeros_like(layers), dp, usual=True)
         least, _ = self.least(held, layers, self.depth(layers.shape[2]), dp, usual=True)
         return np.concatenate([again[:-1], np.minimum(again[-1:], least[-1:])])
 

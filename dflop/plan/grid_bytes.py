@@ -45,7 +45,7 @@ def largest_loads(problem: Problem, plan: Plan, chain: Sequence[ModulePlan]) -> 
 def chain_bytes(
     problem: Problem, plan: Plan, chain: Sequence[ModulePlan], loads: Sequence[Floats], again: Ints | None = None
 ) -> StageBytes:
-    """`[C, pp]`: what stages of modules that share ranks keep, under C loads of each module.
+    """`[C, pp]`: what stages of modules that share ranks keep, under C loads of each module; their state is one row.
 
     Args:
         problem: Costs and sizes.
@@ -64,13 +64,13 @@ def chain_bytes(
             stage_bytes(
                 problem.spec(m.module),
                 problem.cost,
-                np.broadcast_to(np.array(m.layers_per_stage), (columns.shape[1], m.parallel.pp)),
+                np.array([m.layers_per_stage]),
                 columns,
                 m.parallel.mode,
-                dp=np.full(columns.shape[1], m.parallel.dp),
+                dp=np.array([m.parallel.dp]),
                 recompute=own,
                 offloaded=np.array([m.offloaded]) if m.offloaded else 0,
-                shard_optimizer=np.full(columns.shape[1], m.shard_optimizer),
+                shard_optimizer=np.array([m.shard_optimizer]),
                 shards=m.parameter_shards,
             )
         )
@@ -169,10 +169,11 @@ def _limits(
     stage = np.repeat(np.arange(len(layers)), layers)
     level = np.concatenate([np.arange(num) for num in layers])
     again, own = np.minimum(level[:, np.newaxis], layers), (np.arange(len(stage)), stage)
-    others = [np.outer(load, np.ones(len(stage))) for load in loads[:-1]]
+    encoders = [chain_bytes(problem, plan, chain[:-1], loads[:-1])] if loads[:-1] else []
 
     def is_held(tokens: Ints) -> Bools:
-        found = chain_bytes(problem, plan, chain, [*others, scaled(largest, tokens)], again)
+        llm = chain_bytes(problem, plan, chain[-1:], [scaled(largest, tokens)], again)
+        found = functools.reduce(operator.add, [*encoders, llm])
         alone = found.kept[own] + found.once[own] <= spare[stage]
         return np.asarray(np.where(depth[stage] == 1, alone, found.kept[own] <= share[stage]))
 

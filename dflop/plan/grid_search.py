@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dflop.plan.candidates import NUM_SHARD_CHOICES
 from dflop.plan.chain import Chain
 from dflop.plan.grid_choice import Grids
 from dflop.plan.space import Problem
@@ -80,8 +79,8 @@ def grids_with_llm(of_depths: Iterable[Depth], top: int | None = None, limit_s: 
             break
         without: set[int] = set()  # groups that fit as they are: saving more memory than that would be slower
         fits_so = False
-        for kind in range(NUM_SHARD_CHOICES):
-            fitting, uneven = chain.choices(pp, kind, without=without, limit_s=limit_s)
+        for cut in chain.cuts(pp, limit_s):
+            fitting, uneven = chain.choices(cut, without=without, limit_s=limit_s)
             if top is None:
                 every += fitting
             else:

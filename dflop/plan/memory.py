@@ -110,7 +110,7 @@ def stage_bytes(
         dp: `[C]`, groups that take samples of their own.
         recompute: Whether layers keep their inputs only, or `[C, P]`, how many of a stage's first ones do.
         offloaded: `[C, P]`, how many of a stage's layers keep nothing, because it goes to the host.
-        shard_optimizer: `[C]`, whether the replicas share out the optimizer's states. Like `load` and `dp`, C may be 1.
+        shard_optimizer: `[C]`, whether replicas share out the optimizer's states. C may be 1 of any of these.
         shards: `[C]` or one for all, replicas that share out parameters, too; 1: none.
     """
     again = layers * recompute if isinstance(recompute, bool) else recompute
@@ -182,6 +182,11 @@ class StageState:
         if (columns[2] > 1).any():
             passing = (columns[2] > 1) * passing_bytes(params, table)
         return cls(params, _state(params, table, *columns), passing)
+
+    def select(self, rows: Ints | Bools) -> StageState:
+        """The state of layouts at indices or under a mask."""
+        weights, gradients, mean, least = (of[rows] for of in self.held)
+        return StageState(self.params.select(rows), (weights, gradients, mean, least), self.passing[rows])
 
     def holding(self, load: LoadBytes, again: Ints, offloaded: Ints | int = 0) -> StageBytes:
         """With the largest microbatch in flight; `again` and `offloaded` are as for `stage_bytes`."""

@@ -68,9 +68,9 @@ class StageParams:
 
     def select(self, rows: Ints | Bools) -> StageParams:
         """Parameters of the layouts at indices or under a mask, from `[C, P]`."""
-        arrays = ((name, getattr(self, name)) for name in _FIELDS)
-        changed: dict[str, Any] = {name: of[rows] for name, of in arrays if isinstance(of, np.ndarray)}
-        return dataclasses.replace(self, **changed)
+        fields = (getattr(self, name) for name in _FIELDS)
+        changed: Iterable[Any] = (of[rows] if isinstance(of, np.ndarray) else of for of in fields)
+        return StageParams(*changed)
 
     @property
     def total(self) -> Ints:

@@ -292,10 +292,9 @@ def _sync_seconds(
 def _lines(problem: Problem, dp: Ints, num_nodes: Ints) -> Floats:
     """`[2, C, P]`: latency and seconds per byte of an all-reduce over `[C]` replicas on `[C, P]` nodes."""
     base = int(num_nodes.max()) + 1
-    groups, which = np.unique(dp[:, np.newaxis] * base + num_nodes, return_inverse=True)
-    lines = np.array([_line(problem, *divmod(group, base)) for group in groups.tolist()])
-    found: Floats = lines.T[:, which.reshape(num_nodes.shape)]
-    return found
+    groups = (dp[:, np.newaxis] * base + num_nodes).ravel().tolist()
+    lines = {group: _line(problem, *divmod(group, base)) for group in set(groups)}
+    return np.array([lines[group] for group in groups]).T.reshape(2, *num_nodes.shape)
 
 
 def _line(problem: Problem, dp: int, num_nodes: int) -> tuple[float, float]:

@@ -151,7 +151,7 @@ def _may_fit(problem: Problem, parallel: ParallelSpec, recompute: bool, counts: 
         stage_bytes(
             spec,
             problem.cost,
-            np.tile(np.array(chain[spec.module]), (len(counts), 1)),
+            np.array([chain[spec.module]]),
             problem.sample_loads[spec.module].largest(counts * parallel.dp),
             parallel.mode,
             dp=np.array([parallel.dp]),

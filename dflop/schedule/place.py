@@ -35,8 +35,17 @@ def place(task: Task, sizes: Floats, order: Ints | None = None) -> Ints:
     if order is None:
         order = np.argsort(-(weights.max(axis=1, initial=0.0) + 0.25 * weights.sum(axis=1)), kind="stable")
     state = make_state(task, np.zeros(len(weights), dtype=np.int64))
-    _place(task, state, order, sizes)
+    _place(task, state, order, sizes, _leading(weights[:, :num_chain], task.slowness))
     return state.content_of
+
+
+def _leading(seconds: Floats, slowness: Floats) -> Ints:
+    """Columns of `[samples, Q]` seconds that decide: no other is as large in every sample and on every rank."""
+    kept: list[int] = []
+    for q in np.argsort(-seconds.sum(axis=0), kind="stable").tolist():
+        if not any((seconds[:, p] >= seconds[:, q]).all() and (slowness[p] >= slowness[q]).all() for p in kept):
+            kept.append(q)
+    return np.array(kept, dtype=np.int64)
 
 
 def by_shares(step: LinearStep) -> Iterator[Ints]:
@@ -65,7 +74,7 @@ def by_shares(step: LinearStep) -> Iterator[Ints]:
 
 
 @kernel
-def _place(task, state, order, sizes):  # type: ignore[no-untyped-def]  # numba infers them
+def _place(task, state, order, sizes, chain):  # type: ignore[no-untyped-def]  # numba infers them
     lanes, num_chain, num_seconds, samples = task.num_lanes, task.first[0], task.first[1], task.samples
     bucket_sum, slot_sum, slowness = state.bucket_sum, state.slot_sum, task.slowness
     fastest = np.array([slowness[q].min() for q in range(num_chain)])
@@ -83,13 +92,13 @@ def _place(task, state, order, sizes):  # type: ignore[no-untyped-def]  # numba 
                     shared = max(shared, max(own, slot_sum[k, q] + samples[i, q]))
                 for block in range(num_blocks):
                     bound = 0.0
-                    for q in range(num_chain):
+                    for q in chain:
                         bound = max(bound, (least[k, block, q] + samples[i, q]) * fastest[q])
                     if (max(shared, bound) + 1e-3 * (shared + bound)) / sizes[k] >= best_score:
                         continue
                     for r in range(block * BLOCK, min((block + 1) * BLOCK, lanes)):
                         own, b = 0.0, k * lanes + r
-                        for q in range(num_chain):
+                        for q in chain:
                             own = max(own, (bucket_sum[b, q] + samples[i, q]) * slowness[q, r])
                         score = (max(shared, own) + 1e-3 * (shared + own)) / sizes[k]
                         if score < best_score and (not is_checked or fits(task, state, b, i)):
@@ -102,7 +111,7 @@ def _place(task, state, order, sizes):  # type: ignore[no-untyped-def]  # numba 
         k, block = best // lanes, best % lanes // BLOCK
         for q in range(num_seconds - num_chain):
             largest[k, q] = max(largest[k, q], task.largest_s[i, q])
-        for q in range(num_chain):
+        for q in chain:
             least[k, block, q] = np.inf
             for b in range(k * lanes + block * BLOCK, k * lanes + min((block + 1) * BLOCK, lanes)):
                 least[k, block, q] = min(least[k, block, q], bucket_sum[b, q])

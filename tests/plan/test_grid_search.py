@@ -205,9 +205,9 @@ def test_chains_are_cut_for_the_layers_that_run_again(memory_mb, pp):
     chain = Chain.of(problem, 1, 8)
     layers = chain._layers(np.array(list(every_cut(chain.unit_layers.shape[1], pp))))
     dp, shards = np.full(layers.shape[1], 4 // pp), np.ones(layers.shape[1], dtype=int)
-    params = chain_params(chain.specs, layers, chain.mode)
-    again, fit = chain.memory.recomputed(layers, chain.memory.states(params, dp, shards), dp)
-    least_s = chain._grids(params, layers, again, dp, shards).alone_s[fit].min()
+    states = chain.memory.states(chain_params(chain.specs, layers, chain.mode), dp, shards)
+    again, fit = chain.memory.recomputed(layers, states, dp)
+    least_s = chain._grids(states, layers, again, dp, shards).alone_s[fit].min()
     of_grid = [
         v for v, p in inline_choices(problem, 8, top=None) if p.module(LLM).parallel == ParallelSpec(1, pp, dp[0])
     ]
