@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from dflop.models.attention import ByHeads, Earlier, FrameKeys
 from dflop.models.build import Gathered
-from dflop.parallel.exchange import all_to_all, all_to_alls
+from dflop.parallel.exchange import all_to_all, all_to_alls, exchanged
 from dflop.simulate.pieces import FramePart, Piece, TileRange, owned
 
 
@@ -154,17 +154,23 @@ class FrameExchange:
     sent: tuple[int, ...]
     received: tuple[int, ...]
     order: torch.Tensor
-    """int64: of the tokens here and those received behind them, the whole frame of every part here."""
+    """int64: of the tokens here and those received behind them, each once, the whole frame of every part here."""
     bounds: torch.Tensor
     """int32 `[parts + 1]`: where these frames begin and end."""
 
     def through(self, group: dist.ProcessGroup, device: torch.device) -> FrameKeys:
         """The exchange as attention calls it."""
-        rows, order, bounds = (x.to(device, non_blocking=True) for x in (self.rows, self.order, self.bounds))
+        rows, order, back, bounds = (
+            x.to(device, non_blocking=True) for x in (self.rows, self.order, self.order.argsort(), self.bounds)
+        )
 
         def exchange(own: torch.Tensor) -> torch.Tensor:
-            taken = all_to_all(own.index_select(0, rows), self.sent, self.received, group)
-            return torch.cat([own, taken]).index_select(0, order)
+            # As an expression: names would hold on to what is received, and to it beside its own.
+            return exchanged(
+                torch.cat([own, all_to_all(own.index_select(0, rows), self.sent, self.received, group)]),
+                lambda found: found.index_select(0, order),
+                lambda grad: grad.index_select(0, back),
+            )
 
         return FrameKeys(bounds, int((self.bounds[1:] - self.bounds[:-1]).max()), exchange)
 
