@@ -56,9 +56,10 @@ def _compiled(kind: LayerKind) -> LayerKind:
 def edge_bytes(spec: ModuleSpec, *, is_frozen: bool = False) -> tuple[float, float]:
     """Bytes that every rank keeps of everything outside the layers, (per token, per item).
 
-    Of an LLM that is the norm before the head and, of an item, a token that carries loss, the gradient of its hidden
-    state, which the loss has made. An encoder's edge keeps its input, and about as much for its projector as a norm.
+    Of an LLM that is the norm before the head, deep features before the layers and, of an item, a token that carries
+    loss, the gradient of its hidden state, which the loss has made. An encoder's edge keeps its input, and about as
+    much for its projector as a norm.
     """
     if spec.module != LLM:
         return (0.0, 0.0) if is_frozen else (2.0 * spec.num_input_values + 8.0 * spec.hidden_size, 0.0)
-    return (4.0 if is_frozen else 6.0) * spec.hidden_size, 2.0 * spec.hidden_size
+    return (4.0 if is_frozen else 6.0) * spec.hidden_size + 2.0 * spec.num_input_values, 2.0 * spec.hidden_size

@@ -81,13 +81,13 @@ _NORM, _QK_NORM = 2, 1
 """16-bit values kept of each that a norm is given: it and what comes out, which of query and key counts as these."""
 
 
-def decoder(c: Config, *, tied: bool, num_entry_layers: int = 1) -> ModuleSpec:
+def decoder(c: Config, *, tied: bool, num_deep_features: int = 0) -> ModuleSpec:
     """The language model with its head.
 
     Args:
         c: Complete section with its `model_type`, one of `DECODERS`.
         tied: Whether the head is the embedding.
-        num_entry_layers: First layers that must be on one stage.
+        num_deep_features: Of media, which are added behind as many first layers.
     """
     kind, h, mlp, heads = c["model_type"], c["hidden_size"], c["intermediate_size"], c["num_attention_heads"]
     kv_heads = c["num_key_value_heads"] or heads
@@ -100,12 +100,13 @@ def decoder(c: Config, *, tied: bool, num_entry_layers: int = 1) -> ModuleSpec:
     layer += h * bias + (2 * mlp + h) * bool(c.get("mlp_bias")) + 2 * head_dim * (kind in _NORMS_QK)
     edge = c["vocab_size"] * h * (1 if tied else 2) + h
     depth, degrees = c["num_hidden_layers"], _degrees(heads, kv_heads, mlp)
+    num_entry_layers = num_deep_features or 1
     max_pp = max(1, depth // num_entry_layers)  # of stages as even as they go, the first has so many layers
     norms = 2 * _NORM * h + _QK_NORM * (q + kv) * (kind in _NORMS_QK)
     alike = LayerKind("attention", layer, heads, kv_heads, head_dim, mlp, norms, num_mlp_tensors=2, is_gated_mlp=True)
     return ModuleSpec(
         LLM, ((alike, depth),), h, edge, max_pp, degrees, num_entry_layers, vocab_size=c["vocab_size"], is_tied=tied,
-        num_entry_params=c["vocab_size"] * h,
+        num_entry_params=c["vocab_size"] * h, num_input_values=num_deep_features * h,
     )  # fmt: skip
 
 

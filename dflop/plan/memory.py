@@ -200,14 +200,15 @@ class StageState:
             load.plain,
         )
         weight_bytes, holds = bytes_per_value(table.dtype), layers > 0
-        inputs = np.minimum(edge, weight_bytes * spec.num_input_values * tokens)
+        share = tp if spec.module == LLM else 1
+        inputs = np.minimum(edge, weight_bytes * spec.num_input_values / share * tokens)
         # What a stage received is the input of its first layer, which a layer that recomputes keeps anyway.
         is_received = holds & ~first & ((again == 0) | (np.asarray(offloaded) > 0))
         crossings = 1.0 * (holds & ~last) + is_received
         heaviest = params.most_kept * plain
         of_layers = np.minimum((layers - again - offloaded) * heaviest, params.kept * plain) + again * load.again
-        kept = of_layers + last * (edge - inputs) + first * inputs * table.trains_layers
-        message = weight_bytes * spec.hidden_size / (tp if spec.module == LLM else 1) * tokens
+        kept = of_layers + last * (edge - inputs) + first * inputs * (table.trains_layers or spec.module == LLM)
+        message = weight_bytes * spec.hidden_size / share * tokens
         kept = np.ceil(kept + crossings * message)
         # Of layers behind those that keep nothing one is let go of by then, with as much as one of these has anew. Of
         # the host's the next one is there, too; until their copies are over, the last ones still are.
@@ -230,15 +231,17 @@ def layer_bytes(spec: ModuleSpec, cost: CostModel, load: Floats, mode: RunMode) 
     """`[C]`: what a layer keeps of a microbatch `[3, C]`, with context parallelism received keys and values, too.
 
     They are of one sample, the one that was cut where a rank's tokens begin, or of frames, which are no longer than the
-    root of their squares' sum; and of other ranks' tokens. With expert
-    parallelism the rank whose experts get most rows keeps more than its own tokens'.
+    root of their squares' sum; and of other ranks' tokens. Of a layer with a state ranks keep an even part each of what
+    samples have that are cut, in place of their own tokens': most has a rank whose own are of whole samples. With
+    expert parallelism the rank whose experts get most rows keeps more than its own tokens'.
     """
     found = cost.activation_bytes(spec.module, load, mode, num_layers=1, edge=False)
     table = cost.table(spec.module, mode)
     is_cut = spec.module == LLM or (spec.merge_tokens and (table.trains_layers or table.trains_adapters))
     if mode.cp > 1 and is_cut and not mode.recompute:
         tokens = np.minimum(load[1] * (mode.cp - 1) / mode.cp, np.sqrt(load[2]))
-        received = 2 * spec.key_width / mode.tp * tokens + spec.state_width * np.minimum(tokens, load[1] / mode.cp)
+        others = (mode.cp - 1) / mode.cp * np.minimum(tokens, load[1] / mode.cp)
+        received = 2 * spec.key_width / mode.tp * tokens + spec.state_width * others
         found = found + bytes_per_value(table.dtype) * received
     if mode.ep > 1 and not mode.recompute:
         found = found + uneven_bytes_per_token(spec, bytes_per_value(table.dtype)) * load[1] / (mode.cp * mode.tp)

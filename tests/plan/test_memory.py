@@ -249,6 +249,26 @@ def test_context_parallel_ranks_share_tokens_and_keep_the_keys_and_values_they_a
     )
 
 
+def test_deep_features_stay_on_the_first_stage_of_an_llm():
+    problem, how = (
+        make_problem("vision"),
+        {"dp": np.array([1]), "recompute": True, "shard_optimizer": np.array([False])},
+    )
+    for mode, kept in ((RunMode(), 2 * 5 * 400), (RunMode(2), 5 * 400)):
+        without, found = (
+            stage_bytes(
+                dataclasses.replace(problem.spec(LLM), num_input_values=n),
+                problem.cost,
+                np.array([[3, 1]]),
+                LOAD,
+                mode,
+                **how,
+            )
+            for n in (0, 5)
+        )
+        assert (found.kept - without.kept).tolist() == [[kept, -kept]], "which tables count with the edge"
+
+
 def test_one_context_parallel_rank_may_have_all_tokens_with_loss():
     load = np.array([[90.0], [400.0], [40_000.0]])
     problem, how = make_problem("vision"), {"dp": np.array([1]), "recompute": False}

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
-from dflop.models import load_family, loss_size
+from dflop.models import loss_size
 from dflop.models.family import Family
 from dflop.models.lora import Adapters, add_adapters
 from dflop.models.media import MediaHeader
-from dflop.records import FP8_OFF, LLM, MediaItem, Plan, SampleShape
-from tests.train import synthetic
+from dflop.records import FP8_OFF, LLM, Plan, SampleShape
+from tests.train.bytes_families import CUTS_FRAMES, OMNI, family
 from tests.train.synthetic import halves, make_inline_plan, make_plan, on_host, sharing
 
 NUM_RANKS, NUM_MICROBATCHES = 4, 6
-WIDTH, ENCODER_WIDTH = 128, 96
+PICTURE, SOUND = MediaHeader("image", 140, 84, 1, 0.0), MediaHeader("audio", 140, 84, 1, 1.0)
+LARGE_PICTURE, CLIP = MediaHeader("image", 448, 448, 1, 0.0), MediaHeader("video", 112, 56, 8, 4.0)
 CHAIN = [{"vision": 4}, {"audio": 2, LLM: 4}]
 
 
@@ -26,14 +26,23 @@ class Layout:
     """One of the layouts that the engine is measured in."""
 
     plan: Plan
+    model: str = OMNI
+    """Of `bytes_families`."""
     is_tied: bool = False
     frozen: tuple[str, ...] = ()
     lora: tuple[tuple[str, tuple[str, ...]], ...] = ()
     """Targets of adapters by module."""
     fp8: str = FP8_OFF
     chunk_tokens: int = loss_size.CHUNK_TOKENS
+    media: tuple[MediaHeader, ...] = (PICTURE, SOUND)
+    """Of a sample, those that the plan has encoders for."""
+    num_text_tokens: int = 90
     sizes: tuple[int, ...] = (2,) * NUM_MICROBATCHES
     """Samples per microbatch of a replica; context-parallel ranks cut one."""
+
+    @property
+    def family(self) -> Family:
+        return family(self.model, is_tied=self.is_tied)
 
     @property
     def num_samples(self) -> list[int]:
@@ -47,6 +56,18 @@ def layout(
 ) -> Layout:
     modules = (replace(m, recompute=recompute, shard_optimizer=shard_optimizer) for m in sharing(plan, shards).modules)
     return Layout(replace(plan, modules=tuple(modules)), **how)
+
+
+def cutting(plan: Plan, **how: Any) -> Layout:
+    """Context-parallel ranks have a part each of a picture, and of text."""
+    modules = tuple(m if m.module == LLM else replace(m, merge_tokens=4) for m in plan.modules)
+    plan = replace(plan, modules=modules)
+    return layout(plan, model=CUTS_FRAMES, media=(LARGE_PICTURE,), num_text_tokens=256, **how)
+
+
+def without_family(model: str, plan: Plan, *, recompute: bool = False) -> Layout:
+    """Ranks share samples of text whose layers carry a state."""
+    return layout(plan, recompute=recompute, model=model, num_text_tokens=384)
 
 
 def half_recomputed(plan: Plan) -> Layout:
@@ -114,6 +135,17 @@ def layouts() -> dict[str, Layout]:
         "text cp 2 dp 2": layout(inline([{LLM: 4}], dp=2, cp=2)),
         "text cp 4, FSDP2, recomputed": layout(inline([{LLM: 4}], dp=1, cp=4), shards=4, recompute=True),
         "text pp 2 cp 2, half recomputed": half_recomputed(inline([{LLM: 2}, {LLM: 2}], dp=1, cp=2)),
+        "clips cp 2 dp 2": layout(inline([both], dp=2, cp=2), media=(CLIP,), num_text_tokens=320),
+        "pictures cp 4": cutting(inline([both], dp=1, cp=4)),
+        "pictures cp 4, recomputed": cutting(inline([both], dp=1, cp=4), recompute=True),
+        "pictures tp 2 cp 2": cutting(inline([both], dp=1, tp=2, cp=2)),
+        "pictures pp 2 cp 2": cutting(inline([{"vision": 4, LLM: 2}, {LLM: 2}], dp=1, cp=2)),
+        "pictures cp 2 dp 2, FSDP2": cutting(inline([both], dp=2, cp=2), shards=4),
+        "states cp 2 dp 2": without_family("qwen3_5", inline([{LLM: 4}], dp=2, cp=2)),
+        "states pp 2 cp 2, recomputed": without_family(
+            "qwen3_5", inline([{LLM: 2}, {LLM: 2}], dp=1, cp=2), recompute=True
+        ),
+        "convolutions cp 4": without_family("lfm2_vl", inline([{LLM: 4}], dp=1, cp=4)),
         "inline dp 4, ZeRO-1, adapters": layout(
             inline([both], dp=4), shard_optimizer=True, frozen=("vision",), lora=((LLM, ("q_proj", "v_proj")),)
         ),
@@ -139,31 +171,13 @@ def layouts() -> dict[str, Layout]:
     }
 
 
-def family(*, is_tied: bool = False) -> Family:
-    """The tiny Omni, wide enough for matrices to weigh more than norms."""
-    config = copy.deepcopy(synthetic.HF_CONFIG) | {"tie_word_embeddings": is_tied}
-    config["vision_config"] |= {
-        "depth": 4, "hidden_size": ENCODER_WIDTH, "intermediate_size": 2 * ENCODER_WIDTH, "out_hidden_size": WIDTH,
-        "num_heads": 6, "fullatt_block_indexes": [0, 1, 2, 3],
-    }  # fmt: skip
-    config["audio_config"] |= {"d_model": ENCODER_WIDTH, "encoder_ffn_dim": 4 * ENCODER_WIDTH, "output_dim": WIDTH}
-    config["audio_config"]["encoder_attention_heads"] = 6
-    config["text_config"] |= {
-        "vocab_size": 1024, "hidden_size": WIDTH, "intermediate_size": 3 * WIDTH, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "tie_word_embeddings": is_tied,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 6, 6]},
-    }  # fmt: skip
-    return load_family("qwen2_5_omni_thinker", config, synthetic.family().media)
-
-
 def batch_of(of: Layout) -> list[SampleShape]:
     """Equal samples; replicas of the LLM have as many in each microbatch."""
-    plan = of.plan
-    kinds = (("image", "vision"), ("audio", "audio"))
-    items = tuple(_item(kind) for kind, module in kinds if module in names(plan))
+    taken = [header for header in of.media if ("audio" if header.kind == "audio" else "vision") in names(of.plan)]
+    items = [header.item("", of.family.place(header)) for header in taken]
     sample = SampleShape(
-        profile_key="", sample_index=0, sample_id="", num_text_tokens=90, num_supervised_tokens=40, items=items,
-        num_llm_tokens=90 + sum(i.num_rows for i in items),
+        profile_key="", sample_index=0, sample_id="", num_text_tokens=of.num_text_tokens, num_supervised_tokens=40,
+        items=tuple(items), num_llm_tokens=of.num_text_tokens + sum(i.num_rows for i in items),
     )  # fmt: skip
     return [replace(sample, sample_index=index) for index in range(sum(of.num_samples))]
 
@@ -171,13 +185,8 @@ def batch_of(of: Layout) -> list[SampleShape]:
 def adapted(of: Layout, model: Any) -> Adapters:
     """Add the adapters of a layout to a model."""
     lora: Any = SimpleNamespace(targets=dict(of.lora), rank=8, scale=2.0, dropout=0.0) if of.lora else None
-    return add_adapters(model, family(is_tied=of.is_tied), lora)
+    return add_adapters(model, of.family, lora)
 
 
 def names(plan: Plan) -> list[str]:
     return [m.module for m in plan.modules]
-
-
-def _item(kind: str) -> MediaItem:
-    header = MediaHeader(kind, 140, 84, 1, 1.0 if kind == "audio" else 0.0)
-    return header.item("", synthetic.family().place(header))

@@ -19,6 +19,8 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
+import torch.distributed as dist
+from transformers.models.qwen3_5 import modeling_qwen3_5
 
 from dflop.cost import curve
 from dflop.cost.analytic import analytic_cost_tables
@@ -27,6 +29,7 @@ from dflop.cost.model import CostModel
 from dflop.models import attention, float8, loss_size, offload
 from dflop.models.adapter_specs import with_adapters
 from dflop.models.family import Family
+from dflop.models.generic.states import DELTA_RULE
 from dflop.models.ways import Way
 from dflop.models.weights import build_empty
 from dflop.parallel import tokens
@@ -40,9 +43,9 @@ from dflop.simulate.order import in_flight, num_stages_after
 from dflop.train.fsdp import sharded_modules
 from tests.models.whole_model import build_model
 from tests.profile.measuring import measure
-from tests.train import synthetic
-from tests.train.bytes_layouts import NUM_RANKS, Layout, adapted, batch_of, family, layouts, names
-from tests.train.maskless import maskless
+from tests.train.bytes_families import token_ids
+from tests.train.bytes_layouts import NUM_RANKS, Layout, adapted, batch_of, layouts, names
+from tests.train.maskless import delta_rule, maskless
 from tests.train.rank import Rank
 from tests.train.ranks import run_ranks
 from tests.train.synthetic import SyntheticSource, assign
@@ -52,8 +55,8 @@ PARTS = ("weights", "gradients", "optimizer", "kept", "peak")
 
 def predicted(of: Layout) -> list[dict[str, float]]:
     """What the planner charges each rank with, by `PARTS`."""
-    plan, used = of.plan, family(is_tied=of.is_tied)
-    model = build_empty(used, used.hf_config | used.token_ids(synthetic.TOKEN_IDS), torch.bfloat16)
+    plan, used = of.plan, of.family
+    model = build_empty(used, used.hf_config | token_ids(used), torch.bfloat16)
     specs = with_adapters(used.specs(), model, used, adapted(of, model))
     modules = [module for module, _ in of.lora]
     cost = CostModel(cost_tables(of), frozen=of.frozen, adapted=modules, specs=specs, extrapolate=True)
@@ -76,7 +79,7 @@ def predicted(of: Layout) -> list[dict[str, float]]:
 
 def cost_tables(of: Layout) -> list[CostTable]:
     """Of the data sheet, but with the activations that two shallow probes of each module keep, as in a profile."""
-    used = family(is_tied=of.is_tied)
+    used = of.family
     tables = analytic_cost_tables(used.specs(), H100, profile_key="", frozen=of.frozen, fp8=of.fp8)
     adapting = [spec for spec in used.specs() if spec.module in dict(of.lora)]
     tables += analytic_cost_tables(adapting, H100, profile_key="", frozen=list(dict(of.lora)))
@@ -89,14 +92,16 @@ def cost_tables(of: Layout) -> list[CostTable]:
 
 def _kept(used: Family, module: str, of: Layout, way: Way) -> CostTerms:
     group = make_group("random", batch_of(of)[:2], module)
-    ids = used.token_ids(synthetic.TOKEN_IDS)
+    ids = token_ids(used)
     settings, cpu = ProbeSettings("", "", "", "bfloat16", num_repeats=1, fp8=of.fp8), torch.device("cpu")
+    few, more = used.probe_depths(module, (1, 2))
     one, two = (
         measure(ModuleProbe(used, ids, module, depth, settings, cpu, way=way), group, num_repeats=1).activation_bytes
         / group.load.num_tokens
-        for depth in (1, 2)
+        for depth in (few, more)
     )
-    return replace(curve.ZERO, layer_per_token=two - one, edge_per_token=2 * one - two)
+    each = (two - one) / (more - few)
+    return replace(curve.ZERO, layer_per_token=each, edge_per_token=one - few * each)
 
 
 def _stage_bytes(cost: CostModel, spec: Any, stage: int, of: Layout, num_samples: int) -> StageBytes:
@@ -126,8 +131,10 @@ def _in_chunks(find: Callable[[Layout], Any], of: Layout) -> Any:
         patch.object(attention.F, "scaled_dot_product_attention", maskless),
         patch.object(float8, "_check_device", lambda *_: False),
         patch.object(torch, "_scaled_mm", _zeros),
+        patch.object(modeling_qwen3_5, DELTA_RULE, delta_rule),
         patch.object(tokens, "_all_gather", _settled(tokens._all_gather)),
         patch.object(tokens, "_reduce_scatter", _settled(tokens._reduce_scatter)),
+        patch.object(dist, "all_to_all_single", _settled(dist.all_to_all_single)),
     ):
         return find(of)
 
@@ -155,8 +162,8 @@ def _host_like(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _measure(rank: int, of: Layout) -> dict[str, float]:
-    used, plan = family(is_tied=of.is_tied), of.plan
-    model = build_model(used, used.hf_config | used.token_ids(synthetic.TOKEN_IDS), seed=0, dtype=torch.bfloat16)
+    used, plan = of.family, of.plan
+    model = build_model(used, used.hf_config | token_ids(used), seed=0, dtype=torch.bfloat16)
     adapted(of, model)
     it = Rank(rank, plan, used, model, frozen=of.frozen, rate=1e-3, fp8=of.fp8)
     del model
@@ -164,7 +171,7 @@ def _measure(rank: int, of: Layout) -> dict[str, float]:
     slots = [k for k, num in enumerate(of.num_samples) for _ in range(num)]
     step_plan = assign(plan, batch, 0, slots=slots, replica=lambda dp: next(turns) % dp, shuffled=range)
     it.dtype = torch.float32  # so that the engine's own copies are counted
-    microbatches = it.prepare(SyntheticSource(batch), step_plan).microbatches
+    microbatches = it.prepare(SyntheticSource(batch, used), step_plan).microbatches
     weights = _distinct([*it.names.values(), *(s for stage in it.stages for s in stage.shards.values())])
     watch = Watch(it, weights)
 

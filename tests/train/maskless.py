@@ -1,4 +1,4 @@
-"""SDPA that keeps for its backward pass what kernels on a GPU keep of segments with more keys than queries."""
+"""SDPA, and the gated delta rule, that keep for their backward pass what kernels on a GPU keep."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ from typing import Any
 
 import torch
 
+from dflop.models.generic import watch
+
 SDPA = torch.nn.functional.scaled_dot_product_attention
 
 
 def maskless(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **given: Any) -> torch.Tensor:
-    """SDPA that keeps no mask, as kernels do that align segments of queries and keys at their ends."""
+    """SDPA that keeps no mask and no more than the tensors given, as kernels that align segments at their ends."""
+    q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v))
     if given.get("attn_mask") is None:
         return SDPA(q, k, v, **given)
     return _EndAligned.apply(q, k, v, given)
@@ -32,3 +35,20 @@ class _EndAligned(torch.autograd.Function):
         with torch.enable_grad():
             out = SDPA(q, k, v, attn_mask=band, **ctx.given)
         return *torch.autograd.grad(out, (q, k, v), grad), None
+
+
+def delta_rule(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, g: torch.Tensor, beta: torch.Tensor, **_: Any
+) -> tuple[torch.Tensor, None]:
+    """Zeros of the right shape."""
+    return _DeltaRule.apply(query, key, value, g, beta), None
+
+
+class _DeltaRule(watch._DeltaRule):
+    @staticmethod
+    def forward(ctx: Any, *given: torch.Tensor) -> torch.Tensor:
+        return watch._DeltaRule.forward(ctx, *given).zero_()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(torch.zeros_like(x) for x in ctx.saved_tensors[:5])

@@ -107,8 +107,8 @@ def _make_item(kind: str, rng: np.random.Generator) -> MediaItem:
 class SyntheticSource:
     """Tokens and encoder inputs that are a pure function of (sample, item)."""
 
-    def __init__(self, shapes: Sequence[SampleShape]) -> None:
-        self._shapes = {s.sample_index: s for s in shapes}
+    def __init__(self, shapes: Sequence[SampleShape], of: Family | None = None) -> None:
+        self._shapes, self._family = {s.sample_index: s for s in shapes}, of or family()
 
     def shape(self, sample_index: int) -> SampleShape:
         return self._shapes[sample_index]
@@ -129,7 +129,7 @@ class SyntheticSource:
     def array(self, sample_index: int, item: int) -> np.ndarray:
         media = self._shapes[sample_index].items[item]
         rng = np.random.default_rng([sample_index, item])
-        return rng.standard_normal(family().array_shape(media.module, media.grid), dtype=np.float32)
+        return rng.standard_normal(self._family.array_shape(media.module, media.grid), dtype=np.float32)
 
 
 def hf_inputs(source: SyntheticSource, shape: SampleShape, sample: EncodedSample) -> dict[str, object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -9,8 +10,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dflop.plan.memory import layer_bytes
+from dflop.records import LLM, RunMode
 from dflop.simulate.pieces import Piece, cut
 from dflop.train.context import Line
+from tests.plan.problems import make_problem
 
 
 def cut_line(lengths, num_ranks, growth):
@@ -84,6 +88,34 @@ def test_samples_that_ranks_share_are_whole_in_the_line_of_what_they_send(length
     holders = [s for s in range(len(lengths)) if sum(p.sample == s for of in of_ranks for p in of) > 1]
     assert sent == [(s, t) for s in holders for t in range(lengths[s])]
     assert list(line.lengths) == [lengths[s] for s in holders]
+
+
+PROBLEM = make_problem("vision")
+
+
+def state_values_charged(lengths, num_ranks):
+    """What a rank is charged for a layer with one value of a state per token, on top of its own tokens'."""
+    spec, load = PROBLEM.spec(LLM), np.array([[1.0], [sum(lengths)], [sum(n * n for n in lengths)]])
+    layers = tuple((dataclasses.replace(kind, num_state_values=1), num) for kind, num in spec.layers)
+    (with_state,), (without,) = (
+        layer_bytes(of, PROBLEM.cost, load, RunMode(cp=num_ranks))
+        for of in (dataclasses.replace(spec, layers=layers), spec)
+    )
+    return (with_state - without) / 2
+
+
+@given(SAMPLES, st.integers(2, 6))
+def test_no_rank_keeps_more_of_a_state_than_it_is_charged_with(lengths, num_ranks):
+    of_ranks, charged = cut_line(lengths, num_ranks, 0.0), state_values_charged(lengths, num_ranks)
+    for rank in range(num_ranks):
+        if (keys := Line(of_ranks, rank).keys) is not None:
+            more = sum(keys.lengths) / num_ranks - sum(keys.shared[rank])
+            assert more <= charged + 1, "in place of its own tokens an even part of samples that are cut"
+
+
+def test_a_rank_with_whole_samples_keeps_that_much():
+    keys = Line(cut_line([28, 30], 2, 0.0), 0).keys
+    assert (sum(keys.lengths) / 2 - sum(keys.shared[0]), state_values_charged([28, 30], 2)) == (14, 14.5)
 
 
 @given(SAMPLES, st.integers(1, 6), st.floats(0, 0.1), st.data())

@@ -72,9 +72,8 @@ class Qwen3Vl(NativeFamily):
 
     def specs(self) -> tuple[ModuleSpec, ...]:
         # The layers that add deepstack features must all be on the first stage.
-        entry = max(1, self.num_deep)
         tied = bool(self.hf_config.get("tie_word_embeddings", False))
-        return counts.qwen3_vision(self.vision), counts.decoder(self._text, tied=tied, num_entry_layers=entry)
+        return counts.qwen3_vision(self.vision), counts.decoder(self._text, tied=tied, num_deep_features=self.num_deep)
 
     def shallow_entries(self, module: str, num_layers: int) -> dict[str, Any]:
         entries = super().shallow_entries(module, num_layers)

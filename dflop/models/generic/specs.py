@@ -61,13 +61,15 @@ def places_of(structure: Structure, apart: Collection[str] = ()) -> Places:
 
 
 def _decoder(structure: Structure) -> ModuleSpec:
-    num_entry_layers = max((len(of.deep_layers) for of in structure.encoders), default=0) or 1
+    num_deep = max((len(of.deep_layers) for of in structure.encoders), default=0)
+    num_entry_layers = num_deep or 1
     other = 0 if any(of.kinds for of in structure.main_encoders) else structure.num_other_params
     return ModuleSpec(
         LLM, _runs(structure.kinds), structure.hidden_size,
         structure.num_entry_params + structure.num_exit_params + other,
         1 if structure.is_whole else max(1, structure.num_layers // num_entry_layers), _tp_choices(structure),
         num_entry_layers, structure.vocab_size, structure.is_tied, structure.num_entry_params,
+        num_input_values=num_deep * structure.hidden_size,
     )  # fmt: skip
 
 

@@ -33,8 +33,8 @@ class SmallFamily(Family):
     media_defaults: Mapping[str, Any] = {}
     media_tokens: Mapping[str, Any] = {}
 
-    def __init__(self, kind: str) -> None:
-        super().__init__({"model_type": kind, **(PARTS | MORE)[kind]}, {})
+    def __init__(self, kind: str, config: Mapping[str, Any] | None = None) -> None:
+        super().__init__({"model_type": kind, **(config or (PARTS | MORE)[kind])}, {})
         self.configs = {LLM: {"hidden_size": 64}}
         model = classes.build(classes.config_of(self.hf_config), attention="eager")
         path, decoder = classes.find_decoder(model)
