@@ -7,7 +7,8 @@ the same layers cost the same), and the compiled simulator says when the last st
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -87,16 +88,19 @@ class StepEvaluator:
 
     def part_seconds(self, part: ModulePlan, load: Floats, assignment: Assignment) -> list[Floats]:
         """Per stage of a module `[2, microbatches, dp]` seconds of forward and backward on nodes that are not slow."""
-        known: dict[StageKind, Floats] = {}
-        found = []
+        kinds = [stage_kind(part, stage) for stage in range(part.parallel.pp)]
+        by_size = self.cost.is_by_size(part.module)
         pieces = self._pieces(part, load, assignment) if part.parallel.cp > 1 else None
-        for stage in range(part.parallel.pp):
-            kind = stage_kind(part, stage)
-            if kind not in known:
-                num_rerun = part.num_rerun(stage, load[1])
-                known[kind] = np.stack(self._seconds(part, kind, load, num_rerun, pieces, assignment))
-            found.append(known[kind])
-        return found
+        known: dict[StageKind, Floats] = {}
+        alike: dict[Hashable, dict[StageKind, int]] = {}  # a stage of each kind, by what all of an array call share
+        for stage, kind in enumerate(kinds):
+            shared = kind.edge, kind.mode, kind.num_layers > 0, bool(kind.limits)
+            alike.setdefault(kind if by_size else shared, {}).setdefault(kind, stage)
+        for stages in alike.values():
+            num_rerun = np.array([part.num_rerun(stage, load[1]) for stage in stages.values()])
+            of_kinds = self._seconds(part, list(stages), load, num_rerun, pieces, assignment)
+            known |= zip(stages, np.stack(of_kinds, axis=1), strict=True)
+        return [known[kind] for kind in kinds]
 
     def step_s(self, assignment: Assignment) -> float:
         """Simulated seconds of forward and backward; `Plan.sync_s` comes on top. Remembered: candidates repeat."""
@@ -135,33 +139,35 @@ class StepEvaluator:
     def _seconds(
         self,
         part: ModulePlan,
-        kind: StageKind,
+        kinds: Sequence[StageKind],
         load: Floats,
-        num_rerun: Ints | int,
+        num_rerun: Ints,
         pieces: PieceLoads | None,
         assignment: Assignment,
     ) -> tuple[Floats, Floats]:
-        """Seconds of a stage's microbatches; under limits `num_rerun` layers of each are recomputed."""
+        """`[kinds, microbatches, dp]` each: under limits `num_rerun` layers are recomputed; several kinds are alike."""
+        kind = kinds[0]
         if not kind.num_layers:
-            return np.zeros(load.shape[1:]), np.zeros(load.shape[1:])
+            return np.zeros((len(kinds), *load.shape[1:])), np.zeros((len(kinds), *load.shape[1:]))
         key, items = (part.module, kind), self.items[part.module]
         if key not in self._mixes:
             self._mixes[key] = stage_mix(part, kind, items, self.cost)
         mix, factor, shape = self._mixes[key], None, load.shape[1:]
         if mix:
             factor = mix.factors(assignment.cells(items, part.parallel.dp), load[0].size).reshape(shape)
-        costs = kind.costs(num_rerun)
+        num_layers: Any = np.array([kind.num_layers for kind in kinds]).reshape(-1, 1, 1)
         if pieces is None:
+            costs = kind._replace(num_layers=num_layers).costs(num_rerun)
             return self.cost.module_seconds(part.module, load, **costs, factor=factor)
         # All ranks of a group wait for who has most.
         loads, received = pieces
         exchanges_s = self.cost.exchange_seconds(
-            part.module, received.reshape(shape), loads[1].max(axis=-1).reshape(shape), costs["mode"],
-            num_layers=kind.num_layers,
+            part.module, received.reshape(shape), loads[1].max(axis=-1).reshape(shape),
+            kind._replace(num_layers=num_layers).costs(num_rerun)["mode"], num_layers=num_layers,
         )  # fmt: skip
         seconds = self.cost.module_seconds(
             part.module, loads.reshape(3, *shape, kind.mode.cp),
-            **kind.of_one_rank().costs(np.expand_dims(num_rerun, -1)),
+            **kind.of_one_rank()._replace(num_layers=num_layers[..., np.newaxis]).costs(np.expand_dims(num_rerun, -1)),
             factor=None if factor is None else factor[..., np.newaxis],
         )  # fmt: skip
         forward_s, backward_s = (of.max(axis=-1) + more for of, more in zip(seconds, exchanges_s, strict=True))
