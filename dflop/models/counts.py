@@ -87,7 +87,7 @@ def decoder(c: Config, *, tied: bool, num_deep_features: int = 0) -> ModuleSpec:
     Args:
         c: Complete section with its `model_type`, one of `DECODERS`.
         tied: Whether the head is the embedding.
-        num_deep_features: Of media, which are added behind as many first layers.
+        num_deep_features: Deep features of media; each of as many first layers adds one to its output.
     """
     kind, h, mlp, heads = c["model_type"], c["hidden_size"], c["intermediate_size"], c["num_attention_heads"]
     kv_heads = c["num_key_value_heads"] or heads

@@ -308,7 +308,7 @@ def _layer_at_work(spec: ModuleSpec, table: CostTable, params: StageParams, toke
         cast = CAST_BYTES * np.maximum(tokens * max(wide, spec.hidden_size), params.matrix)
         found = np.maximum(found, made + cast + spec.hidden_size * tokens)
     hidden = weight_bytes * spec.hidden_size * tokens
-    # The gradient of what leaves the layer, and gathered what enters an attention or MLP and the gradient behind it.
+    # The gradient of the layer's output; and, gathered, the input of attention or MLP and the gradient of its output.
     passed = hidden / tp + 2 * hidden * (tp > 1)
     # Gradients of one input by the base and by adapters of two Linears, until they are summed.
     inputs = 2 * hidden * table.trains_adapters

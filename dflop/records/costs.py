@@ -98,8 +98,8 @@ class ModuleSpec:
     num_projector_matrix_params: int = 0
     """Size of the largest matrix after an encoder's layers; 0: not known, all of them count as one."""
     num_input_values: int = 0
-    """Values kept per token before an encoder's layers: pixels of a patch, frames of a spectrum; of an LLM beside what
-    enters its layers: the deep features of media, zeros for text."""
+    """Values kept per token before the layers. An encoder keeps pixels of a patch or frames of a spectrum; an LLM keeps
+    the deep features of media, which are zeros for text, next to the input of its first layer."""
     deep_layers: tuple[int, ...] = ()
     """Layers of an encoder whose hidden states go to the LLM as deep features."""
     num_edge_adapter_params: int = 0

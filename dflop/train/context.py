@@ -165,7 +165,7 @@ class FrameExchange:
         )
 
         def exchange(own: torch.Tensor) -> torch.Tensor:
-            # As an expression: names would hold on to what is received, and to it beside its own.
+            # One expression: a name would keep the received rows in memory next to the joined ones.
             return exchanged(
                 torch.cat([own, all_to_all(own.index_select(0, rows), self.sent, self.received, group)]),
                 lambda found: found.index_select(0, order),
