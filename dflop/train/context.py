@@ -154,7 +154,7 @@ class FrameExchange:
     sent: tuple[int, ...]
     received: tuple[int, ...]
     order: torch.Tensor
-    """int64: of the tokens here and those received behind them, each once, the whole frame of every part here."""
+    """int64: indices into own tokens and received ones behind them, each once; they order the frames of all parts."""
     bounds: torch.Tensor
     """int32 `[parts + 1]`: where these frames begin and end."""
 

@@ -250,22 +250,11 @@ def test_context_parallel_ranks_share_tokens_and_keep_the_keys_and_values_they_a
 
 
 def test_deep_features_stay_on_the_first_stage_of_an_llm():
-    problem, how = (
-        make_problem("vision"),
-        {"dp": np.array([1]), "recompute": True, "shard_optimizer": np.array([False])},
-    )
+    problem, layers = make_problem("vision"), np.array([[3, 1]])
+    specs = [dataclasses.replace(problem.spec(LLM), num_input_values=n) for n in (0, 5)]
+    how = {"dp": np.array([1]), "recompute": True, "shard_optimizer": np.array([False])}
     for mode, kept in ((RunMode(), 2 * 5 * 400), (RunMode(2), 5 * 400)):
-        without, found = (
-            stage_bytes(
-                dataclasses.replace(problem.spec(LLM), num_input_values=n),
-                problem.cost,
-                np.array([[3, 1]]),
-                LOAD,
-                mode,
-                **how,
-            )
-            for n in (0, 5)
-        )
+        without, found = (stage_bytes(spec, problem.cost, layers, LOAD, mode, **how) for spec in specs)
         assert (found.kept - without.kept).tolist() == [[kept, -kept]], "which tables count with the edge"
 
 
