@@ -36,6 +36,8 @@ from dflop.plan.stage_params import StageParams, chain_params, stage_params
 from dflop.records import LLM, CostTable, ModulePlan, ModuleSpec, RunMode, grids_of
 from dflop.schedule.items import Ints
 
+MOST_NODES = 1 << 20
+"""Above any number of nodes."""
 BUCKET_BYTES = 64 << 20
 """Bytes of `train/buckets.py`'s buffers; where owners get the sums, each has its own."""
 
@@ -291,19 +293,16 @@ def _sync_seconds(
 
 def _lines(problem: Problem, dp: Ints, num_nodes: Ints) -> Floats:
     """`[2, C, P]`: latency and seconds per byte of an all-reduce over `[C]` replicas on `[C, P]` nodes."""
-    base = int(num_nodes.max()) + 1
-    groups = (dp[:, np.newaxis] * base + num_nodes).ravel().tolist()
-    lines = {group: _line(problem, *divmod(group, base)) for group in set(groups)}
-    return np.array([lines[group] for group in groups]).T.reshape(2, *num_nodes.shape)
+    known: dict[int, tuple[float, float]] = problem.once(("sync lines",), dict)
+    groups = (dp[:, np.newaxis] * MOST_NODES + num_nodes).ravel().tolist()
+    for group in set(groups) - known.keys():
+        known[group] = _line(problem, *divmod(group, MOST_NODES))
+    return np.array([known[group] for group in groups]).T.reshape(2, *num_nodes.shape)
 
 
 def _line(problem: Problem, dp: int, num_nodes: int) -> tuple[float, float]:
-    """(latency, seconds per byte) of a synchronisation: linear in bytes, so asked for twice, and once per group."""
-
-    def line() -> tuple[float, float]:
-        few, many = 1e3, 1e9
-        few_s, many_s = (problem.cost.sync_seconds(size, dp, num_nodes) for size in (few, many))
-        s_per_byte = (many_s - few_s) / (many - few)
-        return few_s - s_per_byte * few, s_per_byte
-
-    return problem.once(("sync line", dp, num_nodes), line)
+    """(latency, seconds per byte) of a synchronisation: linear in bytes, so asked for twice."""
+    few, many = 1e3, 1e9
+    few_s, many_s = (problem.cost.sync_seconds(size, dp, num_nodes) for size in (few, many))
+    s_per_byte = (many_s - few_s) / (many - few)
+    return few_s - s_per_byte * few, s_per_byte

@@ -80,17 +80,21 @@ def _place(task, state, order, sizes, chain):  # type: ignore[no-untyped-def]  #
     fastest = np.array([slowness[q].min() for q in range(num_chain)])
     num_blocks = (lanes + BLOCK - 1) // BLOCK
     least = np.zeros((task.num_slots, num_blocks, num_chain))  # of a block's buckets
+    load = np.zeros((task.num_slots, num_blocks))  # of a block's emptiest bucket
     largest = np.zeros((task.num_slots, num_seconds - num_chain))
     for i in order:
-        best = -1
+        first, best = divmod(np.argmin(load), num_blocks), -1
         for is_checked in (False, True):  # caps of all buckets only where the best of them breaks one
             best, best_score = -1, np.inf
-            for k in range(task.num_slots):
+            for turn in range(-1, task.num_slots):
+                k, begin, end = (first[0], first[1], first[1] + 1) if turn < 0 else (turn, 0, num_blocks)
+                if turn == 0:  # what the emptiest has found passes most others over; of equals the first wins
+                    best_score = np.nextafter(best_score, np.inf)
                 shared = 0.0
                 for q in range(num_chain, num_seconds):
                     own = max(largest[k, q - num_chain], task.largest_s[i, q - num_chain])
                     shared = max(shared, max(own, slot_sum[k, q] + samples[i, q]))
-                for block in range(num_blocks):
+                for block in range(begin, end):
                     bound = 0.0
                     for q in chain:
                         bound = max(bound, (least[k, block, q] + samples[i, q]) * fastest[q])
@@ -115,3 +119,4 @@ def _place(task, state, order, sizes, chain):  # type: ignore[no-untyped-def]  #
             least[k, block, q] = np.inf
             for b in range(k * lanes + block * BLOCK, k * lanes + min((block + 1) * BLOCK, lanes)):
                 least[k, block, q] = min(least[k, block, q], bucket_sum[b, q])
+        load[k, block] = (least[k, block] * fastest).max() / sizes[k]
