@@ -40,6 +40,7 @@ CORRECTED: Mapping[str, Mapping[str, Any]] = {
         }.items()
     },
     "qwen3_omni_moe_thinker": SPEECH | {"text_config.head_dim": 128, "text_config.num_attention_heads": 32},
+    "smolvlm": {"vision_config.image_size": 364, "vision_config.patch_size": 14},
     "step3p7": {"text_config.sliding_window": 512},
 }  # fmt: skip
 

@@ -3,14 +3,17 @@
 A case has a `folder` with a processor's files, or a `class` of `stand_in_processors.py` and its model `types`;
 `options` of the processor; and `items` (kind, width, height, frames, seconds). The answer has `checks` by kind (way,
 items, mismatches, reason, several), and per item `layout` and `frames`, or `error`. With a `config` in the folder's
-place of a model it is the family `generic` that answers: `specs`, `media`, and per item its placement.
+place of a model it is the family `generic` that answers: `specs`, `media`, and per item its placement. With a `medium`
+of a model type `exact` the answer is the check of its stages, with the function `broken` returning False in it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from pathlib import Path
+from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
@@ -18,23 +21,41 @@ from tests.models.with_torchvision import import_torchvision
 
 
 def answer(case):
-    from dflop.models.generic.media_check import check_media, media_mismatches
+    from dflop.models.generic.media_check import check_media
     from dflop.models.generic.media_processor import MediaProcessor, load_processor
     from dflop.models.media import MediaHeader
 
     options = case.get("options")
     if "config" in case:
         return family_answer(case)
+    if "medium" in case:
+        return exactness_answer(**case)
     if "folder" in case:
-        checks = media_mismatches(Path(case["folder"]), options)
         processor = MediaProcessor(load_processor(Path(case["folder"])), options)
     else:
         from tests.models.stand_in_processors import make_processor
 
         processor = MediaProcessor(make_processor(case["class"], case["types"]), options)
-        checks = check_media(processor)
+    checks = check_media(processor)
     items = [item_answer(processor, checks, MediaHeader(*item)) for item in case.get("items", ())]
     return {"checks": {kind: check_answer(check) for kind, check in checks.items()}, "items": items}
+
+
+def exactness_answer(exact, medium, broken=None):
+    from dflop.models.generic import exact as check
+    from dflop.models.generic.media_processor import MediaProcessor
+    from dflop.models.generic.processed_items import small_processor
+    from dflop.models.generic.structure import read_structure
+    from tests.bench.model_configs import config_of
+    from tests.bench.models import fitted
+
+    config = config_of(exact)
+    processor = MediaProcessor(fitted(exact, config))
+    model, _ = check.small_model(config, read_structure(config))
+    processor = small_processor(processor, config, model.config)
+    with mock.patch(broken, return_value=False) if broken else contextlib.nullcontext():
+        found = check._checked(model, medium, processor)
+    return {"problem": found.problem, "is_exact": found.is_exact, "error": found.error}
 
 
 def family_answer(case):

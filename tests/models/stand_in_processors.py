@@ -17,7 +17,12 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPI
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES as PROCESSORS
 from transformers.models.auto.video_processing_auto import VIDEO_PROCESSOR_MAPPING_NAMES as WATCHERS
 
+_OF_GLM = (
+    "{{ '<|begin_of_video|><video_token><|end_of_video|>' if messages[0].content[0].type == 'video'"
+    " else '<image_token>' }}"
+)
 TEMPLATES = {
+    **dict.fromkeys(("Glm4vProcessor", "Glm46VProcessor"), _OF_GLM),
     "QianfanOCRProcessor": "<image>",
     "HunYuanVLProcessor": "<image_start_token><image_token><image_end_token>",
 }

@@ -17,7 +17,8 @@ from dflop.models.generic.exactness import Exactness, KeptCheck, check_file
 from dflop.models.generic.facts import keep
 from dflop.models.generic.folder import is_of_model, read_folder, reason
 from dflop.models.generic.kernel_traps import Trap, traps_of
-from dflop.models.generic.media_check import MediaCheck, media_mismatches
+from dflop.models.generic.media_check import MediaCheck, check_media
+from dflop.models.generic.media_processor import MediaProcessor, load_processor
 from dflop.models.generic.structure import read_structure
 from dflop.models.generic.values import Structure
 from dflop.models.processor_settings import read_object
@@ -49,8 +50,9 @@ def check_model(folder: Path) -> ModelCheck:
     with quiet_transformers():
         config = read_folder(folder)
         structure = structure_of(config, str(folder))
-        media, problem = _media(folder)
-        exactness = check_exactness(config, structure)
+        processor, problem = _processor(folder)
+        media = tuple(check_media(processor).values()) if processor else ()
+        exactness = check_exactness(config, structure, processor)
     return ModelCheck(structure, exactness, media, problem, traps_of(structure))
 
 
@@ -72,12 +74,12 @@ def _folder(path: Path) -> Path:
     return path.parent if path.is_file() else path
 
 
-def _media(folder: Path) -> tuple[tuple[MediaCheck, ...], str]:
-    """(checks, why there are none): structure and exactness hold without a processor that loads."""
+def _processor(folder: Path) -> tuple[MediaProcessor | None, str]:
+    """(processor, why there is none): structure and exactness hold without one that loads."""
     try:
-        return tuple(media_mismatches(_folder(folder)).values()), ""
+        return MediaProcessor(load_processor(_folder(folder))), ""
     except ConfigError as error:
-        return (), f"{error.what}; {error.hint}" if error.hint else error.what
+        return None, f"{error.what}; {error.hint}" if error.hint else error.what
 
 
 @contextlib.contextmanager

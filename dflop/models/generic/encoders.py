@@ -15,7 +15,7 @@ from torch import nn
 from dflop.models.generic.classes import entry_of, feature_function
 from dflop.models.generic.values import Encoder, medium_of
 
-_PROJECTORS = ("project", "connector", "merger", "aligner", "adapt")
+PROJECTORS = ("project", "connector", "merger", "aligner", "adapt")
 """Parts of names of branches that project though they have layers."""
 _DEEP = "deepstack_visual_indexes"
 """Entry of towers' configs: layers whose hidden states the decoder is given as well."""
@@ -41,7 +41,7 @@ class _Branch(NamedTuple):
 
     @property
     def is_projector(self) -> bool:
-        return any(word in self.path.rpartition(".")[2] for word in _PROJECTORS)
+        return any(word in self.path.rpartition(".")[2] for word in PROJECTORS)
 
 
 def parts_of(model: Any, path: str, decoder: Any) -> Parts:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -32,6 +32,8 @@ from dflop.models.generic.classes import MARKS, build, construct, find_decoder, 
 from dflop.models.generic.exactness import LIMIT, Exactness, MediumCheck
 from dflop.models.generic.folder import reason
 from dflop.models.generic.llm_stage import KINDS, LlmStage, MediaPosition
+from dflop.models.generic.media_processor import MediaProcessor
+from dflop.models.generic.processed_items import processed_item, small_processor
 from dflop.models.generic.random_items import Item, NotMade, item_of, media_of
 from dflop.models.generic.reach import UnknownArgument
 from dflop.models.generic.shrink import VOCAB, shrunk
@@ -50,35 +52,42 @@ _FLOOR = 1e-6
 """Share of the largest gradient's norm below which a module has no gradient but rounding."""
 
 
-def check_exactness(config: Any, structure: Structure) -> Exactness:
+def check_exactness(config: Any, structure: Structure, processor: MediaProcessor | None = None) -> Exactness:
     """Compare stages with transformers on a shrunk copy.
 
     Args:
         config: The trained part of a model's; weights are not needed.
         structure: Of `config`.
+        processor: Of the model; None, or where the copy does not take what it makes: random tensors.
     """
     try:
         model, num_params = small_model(config, structure)
+        processor = small_processor(processor, config, model.config) if processor else None
     except Exception as error:  # whatever transformers raises for sizes that a class does not expect
         return Exactness((MediumCheck("text", (), f"cannot shrink it: {reason(error)}"),), 0)
-    checks = [_checked(model, "text")]
-    checks += [_checked(model, medium) for medium in media_of(model)]
+    checks = [_checked(model, medium, processor) for medium in ("text", *media_of(model))]
     return Exactness(tuple(checks), num_params)
 
 
-def _checked(model: nn.Module, medium: str) -> MediumCheck:
-    check = _tried(model, medium, num_runs=1)
-    if medium != "video" or check.errors:
-        return check
-    apart = _tried(model, medium, num_runs=2)  # frames whose timestamps stand between them
-    return apart if apart.errors else check
+def _checked(model: nn.Module, medium: str, processor: MediaProcessor | None = None) -> MediumCheck:
+    refused = ""
+    if processor and medium != "text":
+        try:
+            processed_item(model, medium, processor, torch.Generator())
+        except Exception as error:  # whatever comes of a processor whose sizes do not shrink as the model's
+            processor, refused = None, f"; of its processor's: {reason(error)}"
+    check = _tried(model, medium, 1, processor)
+    if medium == "video" and not check.errors:  # frames whose timestamps stand between them
+        apart = _tried(model, medium, 2, processor)
+        check = apart if apart.errors else check
+    return check if check.errors else replace(check, problem=check.problem + refused)
 
 
-def _tried(model: nn.Module, medium: str, num_runs: int) -> MediumCheck:
+def _tried(model: nn.Module, medium: str, num_runs: int, processor: MediaProcessor | None) -> MediumCheck:
     try:
-        errors, float64_error = compare(model, medium, num_runs=num_runs), None
+        errors, float64_error = compare(model, medium, None, num_runs, processor), None
         if errors[0][1] > LIMIT:
-            float64_error = compare(copy.deepcopy(model).double(), medium, num_runs=num_runs)[0][1]
+            float64_error = compare(copy.deepcopy(model).double(), medium, None, num_runs, processor)[0][1]
         return MediumCheck(medium, errors, float64_error=float64_error)
     except ConfigError as error:
         return MediumCheck(medium, (), error.what)
@@ -89,8 +98,9 @@ def _tried(model: nn.Module, medium: str, num_runs: int) -> MediumCheck:
 
 
 def compare(
-    model: nn.Module, medium: str = "text", middle: int | None = None, num_runs: int = 1
-) -> tuple[tuple[str, float], ...]:
+    model: nn.Module, medium: str = "text", middle: int | None = None, num_runs: int = 1,
+    processor: MediaProcessor | None = None,
+) -> tuple[tuple[str, float], ...]:  # fmt: skip
     """(module, relative error of its gradients), worst first, of two steps of training.
 
     Args:
@@ -98,10 +108,11 @@ def compare(
         medium: Of an item in every sample; `text`: none.
         middle: First layer of the second stage; None: half of the layers each, if the decoder can be cut there.
         num_runs: In which an item's placeholders stand.
+        processor: That makes items, of the small model; None: they are random tensors.
     """
     plain = copy.deepcopy(model)
     made = [
-        [_sample(plain, length, medium, num_runs, seed=10 * step + index) for index, length in enumerate(lengths)]
+        [_sample(plain, n, medium, num_runs, processor, seed=10 * step + index) for index, n in enumerate(lengths)]
         for step, lengths in enumerate(LENGTHS)
     ]
     is_double = next(plain.parameters()).dtype == torch.float64
@@ -158,12 +169,14 @@ class _Sample:
         return torch.nonzero(self.ids == self.item.token).flatten()
 
 
-def _sample(model: nn.Module, length: int, medium: str, num_runs: int, seed: int) -> _Sample:
+def _sample(
+    model: nn.Module, length: int, medium: str, num_runs: int, processor: MediaProcessor | None, seed: int
+) -> _Sample:
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(_FIRST_ID, VOCAB - 10, (length,), generator=generator)
     if medium == "text":
         return _Sample(ids, None)
-    item = item_of(model, medium, generator)
+    item = processed_item(model, medium, processor, generator) if processor else item_of(model, medium, generator)
     runs = torch.full((item.num_rows,), item.token).chunk(num_runs)
     parts = [part for n, run in enumerate(runs) for part in (ids[:_BEFORE] if n == 0 else ids[:1], run)]
     return _Sample(torch.cat([*parts, ids[_BEFORE:]]), item)
@@ -180,7 +193,7 @@ def _plain_gradients(model: Any, samples: Sequence[_Sample]) -> dict[str, torch.
     for of in samples:
         ids, given = of.ids[None], {}
         if of.item is not None:
-            mark = (ids == of.item.token).long() * (KINDS.index(of.item.kind) + 1)
+            mark = (ids == of.item.token).long() * (of.item.mark or KINDS.index(of.item.kind) + 1)
             made = {n: x.to(dtype) if x.is_floating_point() else x for n, x in of.item.made.items()}
             given = {**made, **{name: mark for name in MARKS if takes(model, name)}}
         logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, **given).logits
@@ -221,8 +234,9 @@ class _Trained:
         cuts = [(0, middle), (middle, num_layers)] if 0 < middle < num_layers else [(0, num_layers)]
         self._first = LlmStage(model, places, cuts[0])
         self._last = LlmStage(_as_trained(plain), places, cuts[1]) if cuts[1:] else self._first
-        for stage in self.stages:
-            stage.to(next(plain.parameters()).dtype)
+        if (dtype := next(plain.parameters()).dtype) == torch.float64:
+            for stage in self.stages:
+                stage.double().dtype = dtype  # `to` would make rotary frequencies real that are complex
 
     @property
     def stages(self) -> list[Stage]:

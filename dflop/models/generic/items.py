@@ -19,6 +19,7 @@ import torch
 from dflop.errors import ConfigError
 from dflop.models.generic import arrays
 from dflop.models.generic.arrays import GRID, LISTED, NUM_BYTES, PARTS, SIZED, TILES
+from dflop.models.generic.encoders import PROJECTORS
 
 _OPTIONAL = {
     "pixel_values", "vision_feature_layer", "vision_feature_select_strategy", "return_dict", "output_hidden_states",
@@ -77,7 +78,7 @@ def features(shell: Any, data: torch.Tensor, sizes: torch.Tensor) -> torch.Tenso
         return _of_grids(shell, data, sizes)
     pixels = {"pixel_values": data[None] if form == LISTED else data}
     given = _padded(data, sizes[:, 1:]) if form == SIZED else pixels
-    return rows_of(shell.get_image_features(**given, return_dict=True))
+    return rows_of(shell, shell.get_image_features(**given, return_dict=True))
 
 
 def _of_grids(shell: Any, data: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
@@ -97,7 +98,7 @@ def _of_grids(shell: Any, data: torch.Tensor, sizes: torch.Tensor) -> torch.Tens
 
 def _of_kind(shell: Any, kind: str, patches: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
     given = {arrays.PIXELS[kind]: patches, f"{kind}_grid_thw": sizes.to(patches.device)}
-    return rows_of(getattr(shell, f"get_{kind}_features")(**given, return_dict=True))
+    return rows_of(shell, getattr(shell, f"get_{kind}_features")(**given, return_dict=True))
 
 
 def _are_alike(shell: Any) -> bool:
@@ -115,7 +116,7 @@ def features_of_parts(shell: Any, data: torch.Tensor, sizes: torch.Tensor) -> to
         encode = getattr(shell, f"get_{kind}_features")
         takes = inspect.signature(encode).parameters
         given = {name: value for name, value in made.items() if name in takes}
-        rows.append(rows_of(encode(**given, return_dict=True)))
+        rows.append(rows_of(shell, encode(**given, return_dict=True)))
     return torch.cat(rows)
 
 
@@ -135,9 +136,18 @@ def _bytes(numbers: torch.Tensor) -> bytes:
     return bytes(numbers.to(torch.uint8).tolist())
 
 
-def rows_of(out: Any) -> torch.Tensor:
-    """Rows of an encoder's output, without those of padding."""
-    rows = _joined(out.pooler_output)
+def rows_of(shell: Any, out: Any) -> torch.Tensor:
+    """Rows of an encoder's output, without those of padding.
+
+    Args:
+        shell: The model whose function returned it; it projects hidden states where the function does not (Llama 4).
+        out: What it returned.
+    """
+    if out.pooler_output is None:
+        parts = (part for name, part in shell.named_children() if any(word in name for word in PROJECTORS))
+        rows = next(parts)(out.last_hidden_state.flatten(0, -2))
+    else:
+        rows = _joined(out.pooler_output)
     if (mask := getattr(out, "attention_mask", None)) is not None:
         rows = rows[mask.flatten().bool()]
     deep = [_joined(each) for each in getattr(out, "deepstack_features", None) or ()]

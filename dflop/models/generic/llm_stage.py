@@ -28,7 +28,7 @@ from dflop.models.family import Places
 from dflop.models.generic.classes import PER_LAYER, PassThrough, entry_of
 from dflop.models.generic.packed import Holder, Samples, prepare
 from dflop.models.generic.reach import UnknownArgument
-from dflop.models.generic.stage_rules import check_cut, read_class
+from dflop.models.generic.stage_rules import adds_rows, check_cut, read_class
 from dflop.models.loss import HeadLoss, head_loss
 from dflop.records import MediaItem
 
@@ -93,6 +93,7 @@ class LlmStage(Stage):
             decoder._deepstack_process = lambda hidden, _mask, features: hidden + features
         # In a tuple, so that the shell's parameters are not registered a second time.
         self._shell = (model.get_submodule(of.path.rpartition(".")[0]),)
+        self._adds = adds_rows(self._shell[0])
         self._first, self._end = layers
         self._final = self_final
         self.tied = tied
@@ -110,6 +111,7 @@ class LlmStage(Stage):
         self.leave: Callable[[torch.Tensor, int], torch.Tensor] = lambda hidden, _: hidden
         """From all tokens to this rank's share, before the first stage's layers; and back, after the last's."""
         self._has_blocks = any(reach is not None and reach.images for reach in reaches)
+        self._has_one_block = any(reach is not None and reach.is_joined for reach in reaches)
         self._per_layer = decoder.config.num_hidden_layers, entry_of(decoder.config, PER_LAYER) or 0
         self._holder = Holder()
         self.captured = self._holder.captured
@@ -134,7 +136,8 @@ class LlmStage(Stage):
         width = max((group.shape[1] for group in rows), default=hidden.shape[1])
         hidden = F.pad(hidden, (0, width - hidden.shape[1]))
         for group, where in zip(rows, positions, strict=True):
-            hidden = hidden.index_copy(0, where, group.to(hidden.dtype))
+            put = hidden.index_add if self._adds else hidden.index_copy
+            hidden = put(0, where, group.to(hidden.dtype))
         if not self._per_layer[1]:
             return hidden
         for where in positions:
@@ -154,6 +157,8 @@ class LlmStage(Stage):
         if not self._has_blocks:
             return found
         inside = (kinds > 0).long()
+        if self._has_one_block:
+            return torch.cat([found, inside[None]])
         starts = inside - F.pad(inside[:-1], (1, 0))
         return torch.cat([found, (starts.clamp(min=0).cumsum(0) * inside)[None]])
 

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-from dflop.models.generic.media_processor import MediaProcessor, Options, load_processor, one_line
+from dflop.models.generic.media_processor import MediaProcessor, one_line
 from dflop.models.generic.tokens import PROBES, WAYS, MediaRule, find_pad, rule_of
 from dflop.models.media import MediaHeader
 
@@ -80,21 +79,8 @@ class MediaCheck:
         return "; ".join([self.reason, *map(str, self.mismatches)] if self.reason else [])
 
 
-def media_mismatches(folder: Path, options: Options | None = None) -> Mapping[str, MediaCheck]:
-    """Holds every medium of a model's processor against real calls on a grid of sizes.
-
-    Args:
-        folder: With the processor's and the tokenizer's files; nothing is downloaded.
-        options: What differs from the processor's settings, by media kind.
-
-    Raises:
-        ConfigError: the folder has no processor.
-    """
-    return check_media(MediaProcessor(load_processor(folder), options))
-
-
 def check_media(processor: MediaProcessor) -> Mapping[str, MediaCheck]:
-    """`media_mismatches` of a processor that is loaded."""
+    """Holds every medium of a model's processor against real calls on a grid of sizes."""
     return {kind: check_medium(processor, kind, grid(kind)) for kind in processor.kinds}
 
 

@@ -25,7 +25,7 @@ _FRAMES = (400, 128)
 _SECONDS_PER_GRID = 0.5
 _HOP = 160
 """Samples of a sound per frame."""
-_SECONDS = ("second_per_grid_ts", "video_second_per_grid")
+SECONDS = ("second_per_grid_ts", "video_second_per_grid")
 """Arguments of forward passes: seconds per temporal patch."""
 Form = tuple[tuple[int, ...], Mapping[str, torch.Tensor]]
 """Shape of the floats of an item, other arguments."""
@@ -46,6 +46,8 @@ class Item:
     """Placeholder token."""
     num_rows: int
     seconds_per_grid: float
+    mark: int = 0
+    """Number by which the processor marks its tokens; 0: that of its kind."""
 
 
 def media_of(model: Any) -> Iterator[str]:
@@ -64,34 +66,56 @@ def item_of(model: Any, kind: str, generator: torch.Generator) -> Item:
     Raises:
         NotMade: the model takes items of this kind in a form that is not known.
     """
-    token = _token(model, kind)
-    encode: Any = feature_function(model, _MEDIA[kind])
-    inner = inspect.signature(getattr(model.base_model, _MEDIA[kind], encode)).parameters
-    needed = {p.name for p in inner.values() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD}
-    if not needed <= set(wanted := inspect.signature(encode).parameters):  # it hands all on, without names
-        encode, wanted = getattr(model.base_model, _MEDIA[kind]), inner
-    floats, known = next(iter(wanted)), {*wanted, "image_merge_sizes", "video_merge_sizes"}
+    token, call = token_of(model, kind), call_of(model, kind)
+    floats, known = call.parameters[0], {*call.parameters, "image_merge_sizes", "video_merge_sizes"}
     problem = ""
     for shape, more in _forms(model, kind, known):
         made = {floats: torch.randn(shape, generator=generator)}
         made |= {name: value for name, value in more.items() if name in known}
-        if missing := needed - set(made):
+        if missing := call.needed - set(made):
             problem = f"`{_MEDIA[kind]}` takes {', '.join(sorted(missing))}, for which no values are known"
             continue
-        given = {name: value for name, value in made.items() if name in wanted}
         try:
-            with torch.no_grad():
-                num_rows = len(rows_of(encode(**given, return_dict=True)))
+            num_rows = call.num_rows(made)
         except Exception as error:  # whatever a tower makes of values in another form
             problem = problem or reason(error)
             continue
-        seconds = [name for name in _SECONDS if kind == "video" and takes(model, name)]
+        seconds = [name for name in SECONDS if kind == "video" and takes(model, name)]
         made |= {name: torch.tensor([_SECONDS_PER_GRID]) for name in seconds}
         return Item(kind, made, token, num_rows, _SECONDS_PER_GRID if seconds else 0.0)
     raise NotMade(f"its encoder runs no random {kind}: {problem}")
 
 
-def _token(model: Any, kind: str) -> int:
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A model's function for items of a kind."""
+
+    encode: Any
+    parameters: tuple[str, ...]
+    """Names, that of the floats first."""
+    needed: frozenset[str]
+    """Parameters without a default."""
+
+    def num_rows(self, made: Mapping[str, torch.Tensor]) -> int:
+        """Rows of an item; whatever else a processor makes is left out."""
+        model = self.encode.__self__
+        dtype = next(model.parameters()).dtype
+        given = {n: x.to(dtype) if x.is_floating_point() else x for n, x in made.items() if n in self.parameters}
+        with torch.no_grad():
+            return len(rows_of(model, self.encode(**given, return_dict=True)))
+
+
+def call_of(model: Any, kind: str) -> Call:
+    """The function of a model with an encoder for a kind; that of the model inside where it names no arguments."""
+    encode: Any = feature_function(model, _MEDIA[kind])
+    inner = inspect.signature(getattr(model.base_model, _MEDIA[kind], encode)).parameters
+    needed = frozenset(p.name for p in inner.values() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD)
+    if not needed <= set(wanted := inspect.signature(encode).parameters):  # it hands all on, without names
+        encode, wanted = getattr(model.base_model, _MEDIA[kind]), inner
+    return Call(encode, tuple(wanted), needed)
+
+
+def token_of(model: Any, kind: str) -> int:
     """The placeholder of a kind by the config; that of pictures where the class puts clips in its place.
 
     Raises:
@@ -118,7 +142,7 @@ def _is_placeholder(model: Any, token: int) -> bool:
     ids = torch.tensor([[token]])
     embeds = model.get_input_embeddings()(ids)
     try:
-        look(ids, inputs_embeds=embeds, video_features=embeds[0])
+        look(ids, inputs_embeds=embeds, video_features=embeds)
     except ValueError:
         return False
     return True

@@ -69,6 +69,8 @@ class Reach:
     """Tokens see keys of their own chunk of this length; 0: no chunks."""
     images: str = ""
     """Tokens of an image see each other: `near`, within the limits, or `all`; empty: they are like text."""
+    is_joined: bool = False
+    """Whether all images of a sample are as one."""
 
     def sees(self, queries: torch.Tensor, keys: torch.Tensor, block: torch.Tensor | None = None) -> torch.Tensor:
         """Which keys are seen, bool `[queries, keys]`, of indices in a sample.
@@ -109,6 +111,7 @@ def read_reaches(above: Any, name: str, mark: str) -> tuple[Reach | None, ...]:
     block = (is_image[queries, None] & is_image[None]).bool()
     found: list[Reach | None] = []
     of_images = _masks_with_image(above, name, mark, is_image) if mark else {}
+    of_two = _masks_with_image(above, name, mark, is_image | (keys == keys[-1])) if of_images else {}
     for index, mask in enumerate(_masks_of_layers(decoder, len(keys))):
         if mask is None:
             found.append(None)
@@ -119,6 +122,8 @@ def read_reaches(above: Any, name: str, mark: str) -> tuple[Reach | None, ...]:
             seen = with_image.at(queries, keys)
             rules = [replace(r, images=how) for r in rules for how in ("", "near", "all")]
             rules = [r for r in rules if torch.equal(seen, r.sees(queries, keys, block))]
+            is_joined = bool(of_two[index].at(keys[_BEFORE, None], keys[-1:]))
+            rules = [replace(r, is_joined=is_joined) for r in rules]
         if not rules:
             raise UnknownArgument(f"layer {index} of {type(decoder).__name__} attends by a rule that is not known")
         found.append(rules[0])

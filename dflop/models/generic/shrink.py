@@ -41,12 +41,16 @@ _TOWER: Mapping[str, Any] = {
     "output_hidden_size": HIDDEN, "encoder_hidden_size": HIDDEN,
     "num_experts": 4, "moe_intermediate_size": 32, "intermediate_dim": 128, "num_conv_pos_embeddings": 16,
     "vision_output_dim": HIDDEN, "projector_input_dim": HIDDEN, "projector_output_dim": HIDDEN,
+    "downsample_channels": HIDDEN,
 }  # fmt: skip
 _WHOLE: Mapping[str, Any] = {
     "mm_tokens_per_image": 4, "image_seq_length": 4, "alignment_intermediate_size": 128,
     "projector_hidden_size": HIDDEN, "projection_dim": HIDDEN, "projector_intermediate_size": 128,
     "projection_hidden_size": HIDDEN, "hidden_size": HIDDEN, "vocab_size": VOCAB, "adapter_intermediate_dim": 128,
 }  # fmt: skip
+_IDS = ("_token_id", "_token_index")
+"""Ends of entries that are ids of tokens."""
+_PLACEHOLDERS = ("image_token_id", "video_token_id", "audio_token_id")
 _PATCHES = 4
 """Patches of a picture's side; two rows and two columns are left where a projector joins four patches to one."""
 
@@ -87,7 +91,7 @@ def _shrunk(config: Any, structure: Structure, layers: Sequence[int]) -> Any:
     return small
 
 
-def _section(config: Any, text: Any, old: int, layers: Sequence[int], ids: dict[int, int]) -> dict[str, Any]:
+def _section(config: Any, text: Any, old: int, layers: Sequence[int], ids: dict[Any, int]) -> dict[str, Any]:
     """A section of a config and all inside it, as a mapping that its class reads.
 
     Args:
@@ -95,7 +99,7 @@ def _section(config: Any, text: Any, old: int, layers: Sequence[int], ids: dict[
         text: The section of the text model.
         old: Layers of the text model.
         layers: Those that are kept.
-        ids: Small token ids of large ones; grows.
+        ids: Small token ids of large ones, of placeholders without one by their name; grows.
     """
     from transformers import PreTrainedConfig
 
@@ -106,9 +110,12 @@ def _section(config: Any, text: Any, old: int, layers: Sequence[int], ids: dict[
     else:
         has_text = any(section is text for section in inner.values())
         content = _named(content, _WHOLE) if has_text else _tower(content)
+    tokens = [name for alias, name in config.attribute_map.items() if alias.endswith(_IDS)]
     for key, value in content.items():
-        if key.endswith(("_token_id", "_token_index")) and isinstance(value, int):
+        if (key.endswith(_IDS) or key in tokens) and isinstance(value, int):
             content[key] = ids.setdefault(value, len(ids) + 3) if value >= 0 else value
+        elif key in _PLACEHOLDERS and value is None:  # a default that leaves it to the release
+            content[key] = ids.setdefault(key, len(ids) + 3)
         elif key.endswith("_token_id") and isinstance(value, list):
             content[key] = [ids.setdefault(each, len(ids) + 3) for each in value]
         elif key == "projector_patch_to_query_dict":  # rows of a picture by its patches
@@ -116,6 +123,8 @@ def _section(config: Any, text: Any, old: int, layers: Sequence[int], ids: dict[
         elif key.startswith("vision_feature_layer"):  # towers have two layers
             content[key] = _last_layers(value)
     content |= {key: _section(section, text, old, layers, ids) for key, section in inner.items()}
+    if (joined := content.get("out_hidden_size")) and "vision_config" in inner:  # of patches that are joined to one
+        content["out_hidden_size"] = joined * HIDDEN // config.vision_config.hidden_size
     if points := content.get("image_grid_pinpoints"):
         side, small = config.vision_config.image_size, content["vision_config"]["image_size"]
         content["image_grid_pinpoints"] = [[n * small // side for n in point] for point in points]
@@ -206,7 +215,9 @@ def _tower(content: Mapping[str, Any]) -> dict[str, Any]:
     depth = next((content[key] for key in ("num_hidden_layers", "depth", "encoder_layers", "num_layers")
                   if isinstance(content.get(key), int)), 0)  # fmt: skip
     found = _named({key: _few(key, value, depth) for key, value in content.items()}, _TOWER)
-    patch = content.get("patch_size")
+    patch, sides = content.get("patch_size"), content.get("image_size")
+    if isinstance(sides, list) and content.get("num_position_embeddings"):  # a position per patch of these sides
+        found["num_position_embeddings"] = content["num_position_embeddings"]
     if isinstance(content.get("image_size"), int):
         found["image_size"] = _PATCHES * (patch if isinstance(patch, int) else 14)
     return found

@@ -7,6 +7,7 @@ stage would leave something out is refused by name.
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -108,6 +109,12 @@ def router_loss_asked(config: Any) -> float:
     """Coefficient of the routers' load balancing loss that a decoder's config asks for; 0: none."""
     asked = entry_of(config, "output_router_logits") and entry_of(config, "router_aux_loss_coef")
     return float(asked or 0.0)
+
+
+def adds_rows(shell: Any) -> bool:
+    """Whether a class adds media rows to the embeddings of placeholders instead of replacing them, by its source."""
+    source = inspect.getsource(type(shell).forward)
+    return re.search(r"masked_scatter\(\s*\w+,\s*inputs_embeds\[", source) is not None
 
 
 def last_cut(decoder: Any) -> int:

@@ -43,7 +43,8 @@ def test_two_packed_steps_in_two_stages_train_as_transformers_does(kind):
 ITEMS = [
     ("glmasr", "audio"), ("qwen2_5_omni_thinker", "audio"), ("lfm2_vl", "image"), ("llava_onevision", "video"),
     ("glm46v", "video"), ("ernie4_5_vl_moe", "video"), ("gemma4", "video"), ("gemma4", "audio"), ("aria", "image"),
-    ("granite_docling", "image"), ("deepseek_vl_hybrid", "image"),
+    ("granite_docling", "image"), ("deepseek_vl_hybrid", "image"), ("llama4", "image"), ("voxtral", "audio"),
+    ("llava_next_video", "video"), ("video_llava", "video"),
 ]  # fmt: skip
 """Of towers that take one item at a time, or take clips in another way than pictures."""
 

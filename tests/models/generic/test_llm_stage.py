@@ -9,10 +9,15 @@ from dflop.models import loss_size
 from dflop.models.build import cut_stage
 from dflop.models.generic import stage_rules
 from dflop.models.generic.arrays import PARTS
+from dflop.models.generic.exact import small_model
 from dflop.models.generic.items import form_of_item
+from dflop.models.generic.llm_stage import LlmStage, MediaPosition
 from dflop.models.generic.reach import Reach, read_reaches
+from dflop.models.generic.specs import places_of
+from dflop.models.generic.structure import read_structure
 from dflop.models.hf_inputs import hf_inputs
 from dflop.records import LLM
+from tests.bench.model_configs import config_of as default_config
 from tests.models.generic.configs import config_of
 from tests.models.generic.small import Small
 
@@ -82,6 +87,19 @@ def test_windows_reach_over_images_as_the_class_has_it():
     assert near[3].tolist() == [False, False, True, True, True, True]
     assert everywhere[3].tolist() == [False, True, True, True, True, True]
     assert Reach(chunk=2).sees(tokens, tokens)[3].tolist() == [False, False, True, True, False, False]
+
+
+def test_pictures_that_are_as_one_to_a_class_are_one_block():
+    """Those of Molmo 2 see each other; Gemma 3's do not, as the test above has it."""
+    config = default_config("molmo2")
+    model, _ = small_model(config, structure := read_structure(config))
+    assert set(read_reaches(model.model, "language_model", "mm_token_type_ids")) == {
+        Reach(images="near", is_joined=True)
+    }
+    stage, pad = LlmStage(model, places_of(structure), (0, 1)), model.config.image_token_id
+    pictures = [MediaPosition("image", (1, 1, 2), 0.0, 2)] * 2
+    positions = stage.positions(torch.tensor([9, pad, pad, 9, pad, pad, 9]), pictures)
+    assert positions[-1].tolist() == [0, 1, 1, 0, 1, 1, 0]
 
 
 def test_items_whose_companions_do_not_follow_from_sizes_travel_with_them():

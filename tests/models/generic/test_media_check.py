@@ -184,7 +184,7 @@ def test_a_model_is_checked_with_its_media_and_without_a_processor_that_loads(tm
     def missing(folder: Path) -> Any:
         raise ConfigError("a package is missing", hint="pip install torchvision")
 
-    monkeypatch.setattr(check, "media_mismatches", missing)
+    monkeypatch.setattr(check, "load_processor", missing)
     refused = "a package is missing; pip install torchvision"
     assert _media_rows(check.check_model(tmp_path / "config.json")) == [("", None, refused)]
 
