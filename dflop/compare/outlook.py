@@ -27,7 +27,7 @@ from dflop.models.ways import WAYS
 from dflop.plan.space import Problem
 from dflop.profile.forecast import PlannedProbe, plan_probes
 from dflop.profile.groups import used_modules
-from dflop.records import FP8_OFF, LLM, ClusterSpec, CostTable, ModuleSpec, ProfileRecord, SampleShape
+from dflop.records import FP8_OFF, ClusterSpec, CostTable, ModuleSpec, ProfileRecord, SampleShape
 from dflop.run.batches import profiled_ways, stages_of
 from dflop.run.directory import RunDir
 from dflop.run.messages import Say
@@ -202,7 +202,7 @@ def _costs(
 def _sheet_costs(config: Config, device: str, cluster: ClusterSpec, program: Program | None = None) -> planning.Costs:
     """Costs by data sheet of one program for all layers; None: as the configuration trains.
 
-    An LLM that the configuration compiles keeps as much in either, so that plans by both are held to the same memory.
+    What the configuration compiles keeps as much in either, so that plans by both are held to the same memory.
     """
     sheet, num_nodes = find_device(device), cluster.num_nodes + 1  # an explanation asks what one more would do
     each, family = cluster.num_processes_per_node, planning.bound_family(config)
@@ -214,9 +214,8 @@ def _sheet_costs(config: Config, device: str, cluster: ClusterSpec, program: Pro
     def tables(specs: Sequence[ModuleSpec], frozen: Sequence[str]) -> list[CostTable]:
         if not config.train.compile:
             return price(specs, frozen=frozen, program=program or EAGER)
-        encoders = [spec for spec in specs if spec.module != LLM]
-        llm = [compiled(spec, is_frozen=LLM in frozen) for spec in specs if spec.module == LLM]
-        return price(encoders, frozen=frozen, program=program or EAGER) + price(llm, frozen=frozen, program=COMPILED)
+        specs = [compiled(spec, is_frozen=spec.module in frozen) for spec in specs]
+        return price(specs, frozen=frozen, program=COMPILED)
 
     # What adapters cost follows from the tables of the trained and of the frozen module.
     both = [spec for spec in family.specs() if spec.module in adapted and spec.module not in frozen]

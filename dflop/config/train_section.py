@@ -94,8 +94,8 @@ class TrainConfig(Section):
     """Whether the same StepPlans on the same hardware give the same bits, more slowly: deterministic attention and
     `torch.use_deterministic_algorithms`. An operation that has no deterministic form ends the job and is named."""
     compile: bool = False
-    """Whether the LLM's layers are compiled (`torch.compile`), in training and in the model profile, which tells what
-    it gains; not with experts or states along the tokens."""
+    """Whether the layers of encoders and LLM are compiled (`torch.compile`), in training and in the model profile,
+    which tells what it gains; not with experts or states along the tokens."""
     fp8: Literal["off", "tensorwise", "rowwise"] = "off"
     """Recipe of torchao by which the Linears of the LLM's layers multiply in FP8, in training and in the model profile:
     one scale per tensor is faster, one per row closer to bfloat16. Needs `pip install 'dflop[fp8]'` and GPUs of compute

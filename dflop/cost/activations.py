@@ -41,16 +41,19 @@ def kind_bytes_per_token(kind: LayerKind) -> float:
 
 
 def compiled(spec: ModuleSpec, *, is_frozen: bool = False) -> ModuleSpec:
-    """The LLM with compiled layers: with weights that train they keep what goes into the MLP's last Linear, too.
+    """A module with compiled layers: with weights that train they keep what goes into the MLP's last Linear, too.
 
-    So do kinds that are counted on their classes.
+    So do kinds that are counted on their classes; Whisper's layers keep it eager as well.
     """
     return spec if is_frozen else dataclasses.replace(spec, layers=tuple((_compiled(of), n) for of, n in spec.layers))
 
 
 def _compiled(kind: LayerKind) -> LayerKind:
     counted = kind.kept_bytes_per_token and kind.kept_bytes_per_token + 2.0 * kind.mlp_width
-    return dataclasses.replace(kind, num_mlp_tensors=kind.num_mlp_tensors + 1, kept_bytes_per_token=counted)
+    return dataclasses.replace(
+        kind, num_mlp_tensors=2 + kind.is_gated_mlp, num_norm_values=kind.num_norm_values - kind.num_remade_values,
+        kept_bytes_per_token=counted,
+    )  # fmt: skip
 
 
 def edge_bytes(spec: ModuleSpec, *, is_frozen: bool = False) -> tuple[float, float]:

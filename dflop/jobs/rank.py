@@ -129,7 +129,7 @@ class Rank:
         dtype = getattr(torch, config.model.dtype)
         kernel = attention.resolve(config.model.attention, device.type, dtype)
         if seat.rank == 0:
-            say(f"attention: {kernel}" + ("; decoder layers are compiled" if config.train.compile else ""))
+            say(f"attention: {kernel}" + ("; layers of encoders and LLM are compiled" if config.train.compile else ""))
         model, weights, _, base = first_weights(config, family, tokenizer)
         train = config.train
         self.router_loss = router_loss_of(model, family, train.router_loss, self.stage.frozen)

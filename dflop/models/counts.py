@@ -142,7 +142,7 @@ def internvit(c: Config, projector: Sequence[int]) -> ModuleSpec:
     kept = 2 * h * (_NORM + 1 + _QK_NORM * c["use_qk_norm"])  # and two layer scales
     entry = h + _patches(c) + positions * h * c["use_absolute_position_embeddings"] + h * c["use_mask_token"]
     behind = 2 * projector[0] + linears(*projector) + (0 if c["use_mean_pooling"] else 2 * h)
-    found = _tower(c, layer, entry, behind, _largest(*projector), num_norm_values=kept)
+    found = _tower(c, layer, entry, behind, _largest(*projector), num_norm_values=kept, num_remade_values=h)
     return replace(found, tp_choices=(1,)) if c["use_qk_norm"] else found
 
 

@@ -1,4 +1,4 @@
-"""Decoder layers compiled one by one (`torch.compile`), so that operations between matmuls share kernels.
+"""Layers compiled one by one (`torch.compile`), so that operations between matmuls share kernels.
 
 A layer's own forward is compiled: hooks of FSDP2, recomputation and copies to the host stay around it, as they are
 around an eager one (the order of torchtitan: tensor parallelism, compiling, FSDP2). Attention over packed samples and
@@ -22,7 +22,7 @@ from torch import nn
 from dflop.errors import ConfigError
 from dflop.models.autograd import WHOLE
 from dflop.models.generic.experts import experts_of
-from dflop.models.generic.states import has_state
+from dflop.models.generic.packed import runs_per_sample
 
 INDUCTOR = "inductor"
 """torch's compiler. It needs a C++ compiler on a CPU, Triton on a GPU."""
@@ -39,7 +39,7 @@ def check_compilable(layers: Sequence[nn.Module]) -> None:
     """
     for layer in layers:
         has_experts = any(True for _ in experts_of(layer))
-        if has_experts or any(has_state(module) for module in layer.modules()):
+        if has_experts or any(runs_per_sample(module) for module in layer.modules()):
             what = "has experts" if has_experts else "carries a state along the tokens"
             raise ConfigError(
                 f"{type(layer).__name__} {what}, and such layers are not compiled", where="train.compile",
@@ -66,10 +66,10 @@ def compile_layers(layers: Sequence[Any], backend: str) -> None:
 def _compiled(layer: Any, backend: str) -> Any:
     """The compiled forward of a layer, which runs as its way says where that is asked in transformers' forward.
 
-    Older releases ask in `__call__`, around it.
+    Older releases ask in `__call__`, around it, and layers that cannot run again nowhere.
     """
-    (base,) = (base for base in type(layer).__mro__ if base.__name__ == "GradientCheckpointingLayer")
-    if "__call__" in vars(base):
+    base = next((base for base in type(layer).__mro__ if base.__name__ == "GradientCheckpointingLayer"), None)
+    if base is None or "__call__" in vars(base):
         return torch.compile(layer.forward, dynamic=True, backend=backend)
     plain = types.MethodType(layer.forward.__func__.__wrapped__, layer)
     return functools.partial(_run, layer, torch.compile(plain, dynamic=True, backend=backend))

@@ -51,7 +51,7 @@ class ProbeSettings:
     attention: str = attention.AUTO
     """As `model.attention`."""
     compiler: str = EAGER
-    """Compiler of the LLM's layers, as of `Piece`."""
+    """Compiler of every module's layers, as of `Piece`."""
     fp8: str = FP8_OFF
     """FP8 of the LLM's layers, as of `Piece`."""
 
@@ -84,7 +84,7 @@ class ModuleProbe:
         self._family = family.cut_to(module, num_layers)
         dtype, full = getattr(torch, settings.dtype), {**self._family.hf_config, **token_config}
         weights = RandomWeights(build_empty(self._family, full, dtype), settings.seed)
-        compiler, fp8 = (settings.compiler, settings.fp8) if module == LLM else (EAGER, FP8_OFF)
+        compiler, fp8 = settings.compiler, settings.fp8 if module == LLM else FP8_OFF
         piece = Piece(module, (0, num_layers), way, compiler=compiler, fp8=fp8)
         (self._stage,), _ = build_stages(
             build_empty(self._family, full, dtype), self._family, [piece], device,

@@ -31,8 +31,7 @@ class LayerKind:
     num_norm_values: int
     """16-bit values that norms and scales of a layer keep per token for backward; one of 32 bit counts twice."""
     num_mlp_tensors: int = 1
-    """Tensors of the MLP's width a layer keeps per token: the activation's input, and what is multiplied by it; 2
-    where a plain MLP keeps what comes out, too."""
+    """Tensors of its width that an MLP keeps: the activation's input, its factor; 2 if a plain one keeps its output."""
     is_gated_mlp: bool = False
     num_active_params: int = 0
     """Parameters that a token passes through; 0: all of them."""
@@ -55,6 +54,8 @@ class LayerKind:
     negative where Linears have none, and keep no input."""
     num_adapter_inputs: int = 0
     """The same on top of what it keeps where it is frozen."""
+    num_remade_values: int = 0
+    """Norm values that a compiled layer makes again, those that enter a norm behind a layer scale."""
 
     @property
     def query_width(self) -> int:

@@ -69,7 +69,7 @@ def model_profile_key(config: Config) -> tuple[str, str, dict[str, object]]:
         "hardware": hardware,
         "software": software_name(),
         "probes": PROBES_VERSION,
-        **({"compile": True} if config.train.compile else {}),
+        **({"compile": "every module"} if config.train.compile else {}),
         **({"fp8": config.train.fp8} if config.train.fp8 != FP8_OFF else {}),
         "settings": config.model_profile.model_dump(mode="json") | {"ways": list(profiled_ways(config))},
     }

@@ -70,7 +70,7 @@ def apply_plan(
         frozen: Modules whose weights do not train, or `<encoder>.tower`s; those that the plan lacks are passed over, as
             the data may have nothing for an encoder.
         weights: Of a model that has no memory yet.
-        compiler: Of the LLM's layers: a backend of `torch.compile`.
+        compiler: Of the layers of all modules: a backend of `torch.compile`.
         fp8: Recipe of the Linears in the LLM's layers, as of `use_float8`.
 
     Raises:
@@ -118,7 +118,7 @@ def pieces_of(
             num_recomputed=None if (n := module.num_recomputed) == module.layers_per_stage else n[seat.stage],
             num_offloaded=module.offloaded[seat.stage] if module.offloaded else 0,
             trains_projector_only=not is_frozen and tower_of(part.module) in frozen,
-            compiler=compiler if part.module == LLM else EAGER,
+            compiler=compiler,
             fp8=fp8 if part.module == LLM else FP8_OFF,
         )
         pieces.append(piece)

@@ -95,7 +95,7 @@ def make_setting(
         space: What plans may choose; None: everything.
         draw: Which draw of batches, those that are planned on and the unseen ones alike.
         shapes: A dataset that batches are drawn from in place of the mixture.
-        fp8: Recipe of the LLM's Linears, of every competitor; without compiling FP8 loses, so our LLM is compiled, too.
+        fp8: Recipe of the LLM's Linears, of every competitor; without compiling FP8 loses, so ours compiles, too.
     """
     family = suite_family(case, mixture)
     limits: dict[str, Any] = {"global_batch_size": global_batch_size}
@@ -154,7 +154,7 @@ def analytic_costs(
     specs: Sequence[ModuleSpec], device: Device, num_nodes: int, encoder_factor: float, program: Program = EAGER,
     fp8: str = FP8_OFF,
 ) -> CostModel:  # fmt: skip
-    """Costs of a device's data sheet, encoders' seconds multiplied; an LLM in FP8 is compiled, and keeps as much."""
+    """Costs of a device's data sheet, encoders' seconds multiplied; with FP8 all is compiled, and keeps as much."""
     links = analytic_link_costs(
         device, num_nodes=num_nodes, num_processes_per_node=NUM_GPUS_PER_NODE, profile_key="suite"
     )
@@ -162,8 +162,7 @@ def analytic_costs(
     if fp8 == FP8_OFF:
         tables = price(specs, program=program)
     else:
-        llm = [compiled(spec) for spec in specs if spec.module == LLM]
-        tables = price([spec for spec in specs if spec.module != LLM], program=program) + price(llm, program=COMPILED)
+        tables = price([compiled(spec) for spec in specs], program=COMPILED)
     corrections = {s.module: encoder_factor for s in specs if s.module != LLM} if encoder_factor != 1.0 else {}
     return CostModel(tables, corrections, specs=specs, links=links, extrapolate=True)
 

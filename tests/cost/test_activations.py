@@ -1,19 +1,22 @@
 """The closed form against the tensors that real layers keep, counted on the CPU."""
 
+import importlib
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from dflop.cost.activations import compiled, layer_bytes_per_token
-from dflop.models import counts
-from dflop.models.attention import PACKED, register
+from dflop.models import attention, counts
+from dflop.models.attention import CUTTING, PACKED, register
 from dflop.models.fusing import fuse
 from dflop.parallel.compiled import compile_layers
 from dflop.records import LLM, ModuleSpec
+from tests.train.maskless import maskless
 
 NUM_TOKENS = 512
 TOLERANCE = 0.03
@@ -54,9 +57,10 @@ def kept_bytes_per_token(layer: torch.nn.Module, hidden: int, *, is_frozen: bool
             kept[storage._cdata] = storage.nbytes()
         return tensor
 
-    hidden_states = torch.randn(1, NUM_TOKENS, hidden, dtype=torch.bfloat16, requires_grad=True)
+    shape = (NUM_TOKENS, hidden) if "cu_seqlens" in arguments else (1, NUM_TOKENS, hidden)
+    hidden_states = torch.randn(shape, dtype=torch.bfloat16, requires_grad=True)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        layer(hidden_states, attention_mask=None, **arguments)
+        layer(hidden_states, **arguments)
     return sum(kept.values()) / NUM_TOKENS
 
 
@@ -85,6 +89,16 @@ def test_an_llm_layer_keeps_what_the_closed_form_says(hidden, heads, kv_heads, w
     assert layer_bytes_per_token(spec, is_frozen=is_frozen) == pytest.approx(counted, rel=TOLERANCE)
 
 
+def compiled_bytes_per_token(
+    layer: torch.nn.Module, hidden: int, *, is_frozen: bool = False, **arguments: Any
+) -> float:
+    """As `kept_bytes_per_token`, with the partition of torch's compiler, less a CPU's copy of attention's result."""
+    torch._dynamo.reset()
+    compile_layers([layer], "aot_eager_decomp_partition")
+    counted = kept_bytes_per_token(layer, hidden, is_frozen=is_frozen, **arguments)
+    return counted - (0 if is_frozen else 2 * hidden)
+
+
 @pytest.mark.budget(60, "a layer is traced and differentiated as torch's compiler does")
 @pytest.mark.parametrize("is_frozen", [False, True])
 def test_a_compiled_llm_layer_keeps_what_the_closed_form_says(is_frozen):
@@ -98,11 +112,51 @@ def test_a_compiled_llm_layer_keeps_what_the_closed_form_says(is_frozen):
     )  # fmt: skip
     layer, positions = in_half(lambda: Qwen2DecoderLayer(config, 0)), torch.arange(NUM_TOKENS)[None]
     rotary = Qwen2RotaryEmbedding(config)(torch.zeros(1, 1, 512, dtype=torch.bfloat16), positions)
-    compile_layers([layer], "aot_eager")
-    counted = kept_bytes_per_token(layer, 512, is_frozen=is_frozen, position_embeddings=rotary)
+    counted = compiled_bytes_per_token(layer, 512, is_frozen=is_frozen, position_embeddings=rotary)
     spec = compiled(spec_of(LLM, 512, 8, 4, 1376), is_frozen=is_frozen)
-    contiguous = 0 if is_frozen else 2 * 512  # a copy of attention's result, on a CPU
-    assert layer_bytes_per_token(spec, is_frozen=is_frozen) + contiguous == pytest.approx(counted, rel=TOLERANCE)
+    assert layer_bytes_per_token(spec, is_frozen=is_frozen) == pytest.approx(counted, rel=TOLERANCE)
+
+
+TOWERS: dict[str, tuple[str, str, str, dict[str, Any]]] = {
+    "SigLIP": ("siglip", "Siglip", "SiglipEncoderLayer", {}),
+    "InternViT-300M": ("internvl", "InternVL", "InternVLVisionLayer", {"attention_bias": True}),
+    "InternViT-6B": ("internvl", "InternVL", "InternVLVisionLayer", {"use_qk_norm": True, "norm_type": "rms_norm"}),
+    "Qwen2.5-VL": ("qwen2_5_vl", "Qwen2_5_VL", "Qwen2_5_VLVisionBlock", {"num_heads": 4}),
+    "Qwen3-VL": ("qwen3_vl", "Qwen3VL", "Qwen3VLVisionBlock", {"num_heads": 4}),
+}
+"""(transformers' module, prefix of its config, class of a layer, entries of the config)."""
+WIDTHS = {"hidden_size": 256, "intermediate_size": 1024, "num_attention_heads": 4}
+
+
+def tower_spec(name: str) -> ModuleSpec:
+    kind, given = TOWERS[name][0], WIDTHS | TOWERS[name][3]
+    if kind == "siglip":
+        return spec_of("vision", 256, 4, 4, 1024)
+    if kind == "internvl":
+        return counts.internvit(counts.DEFAULTS["internvl_vision"] | given, (256, 8))
+    if kind == "qwen3_vl":
+        return counts.qwen3_vision(counts.DEFAULTS["qwen3_vl_vision"] | given)
+    return counts.qwen2_5_vision(counts.DEFAULTS["qwen2_5_vl_vision"] | given)
+
+
+@pytest.mark.budget(60, "a layer is traced and differentiated as torch's compiler does")
+@pytest.mark.parametrize("name", TOWERS)
+def test_a_compiled_encoder_layer_keeps_what_the_closed_form_says(name):
+    import transformers
+
+    register()
+    kind, prefix, layer_class, more = TOWERS[name]
+    config = getattr(transformers, f"{prefix}VisionConfig")(**WIDTHS | more)
+    config._attn_implementation = CUTTING if kind.startswith("qwen") else PACKED
+    file = importlib.import_module(f"transformers.models.{kind}.modeling_{kind}")
+    layer = in_half(lambda: getattr(file, layer_class)(config))
+    rotary = tuple(torch.randn(NUM_TOKENS, 64, dtype=torch.bfloat16) for _ in range(2))
+    bounds = torch.tensor([0, NUM_TOKENS], dtype=torch.int32)
+    packed = {"cu_seqlens": bounds, "max_seqlen": NUM_TOKENS, "position_embeddings": rotary}
+    given: dict[str, dict[str, Any]] = {"siglip": {"attention_mask": None}, "internvl": {}}
+    with patch.object(attention.F, "scaled_dot_product_attention", maskless):
+        counted = compiled_bytes_per_token(layer, 256, **given.get(kind, packed))
+    assert layer_bytes_per_token(compiled(tower_spec(name))) == pytest.approx(counted, rel=TOLERANCE)
 
 
 def test_an_encoder_layer_keeps_what_the_closed_form_says():
@@ -115,7 +169,7 @@ def test_an_encoder_layer_keeps_what_the_closed_form_says():
     spec = spec_of("vision", 288, 4, 4, 1076)
     layer = in_half(lambda: SiglipEncoderLayer(config))
     fuse(layer)
-    counted = kept_bytes_per_token(layer, 288, is_frozen=False)
+    counted = kept_bytes_per_token(layer, 288, is_frozen=False, attention_mask=None)
     assert layer_bytes_per_token(spec) == pytest.approx(counted, rel=TOLERANCE)
     assert layer_bytes_per_token(spec, is_frozen=True) == 0, "nothing behind it wants a gradient"
 

@@ -115,6 +115,11 @@ def prepare(layers: dict[int, nn.Module], reaches: tuple[Reach | None, ...], con
                 module.forward = functools.partial(_per_sample, module.forward, across_ranks(module, holder), holder)
 
 
+def runs_per_sample(module: nn.Module) -> bool:
+    """Whether a part of a stage's layers carries a state, so that it is called once per sample."""
+    return hasattr(module, _HOLDER) and has_state(module)
+
+
 def samples_of(module: nn.Module) -> Samples | None:
     """What a module of a stage's layers knows of the forward pass at hand."""
     holder: Holder | None = getattr(module, _HOLDER, None)
