@@ -3,8 +3,9 @@
 A case has a `folder` with a processor's files, or a `class` of `stand_in_processors.py` and its model `types`;
 `options` of the processor; and `items` (kind, width, height, frames, seconds). The answer has `checks` by kind (way,
 items, mismatches, reason, several), and per item `layout` and `frames`, or `error`. With a `config` in the folder's
-place of a model it is the family `generic` that answers: `specs`, `media`, and per item its placement. With a `medium`
-of a model type `exact` the answer is the check of its stages, with the function `broken` returning False in it.
+place of a model it is the family `generic` that answers: `specs`, `media`, per item its placement, and per `large` item
+its encoder tokens at `levels`. With a `medium` of a model type `exact` the answer is the check of its stages, with the
+function `broken` returning False in it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import json
 import sys
 from pathlib import Path
 from unittest import mock
+
+import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
@@ -72,7 +75,23 @@ def family_answer(case):
         except ValueError as error:
             placed.append(str(error))
     media = {of.kind: of.problem for of in family.facts.media}
-    return {"specs": [to_dict(spec) for spec in family.specs()], "media": media, "placed": placed}
+    shrunk = [tokens_by_level(family, MediaHeader(*item), case["levels"]) for item in case.get("large", ())]
+    return {"specs": [to_dict(spec) for spec in family.specs()], "media": media, "placed": placed, "shrunk": shrunk}
+
+
+def tokens_by_level(family, header, levels):
+    """Encoder tokens of an item at levels of shrinking; what its frames become has the shape that was planned."""
+    found, is_trained = [], next(of.form for of in family.facts.media if of.kind == header.kind)
+    for level in levels:
+        placed = family.place(header, level=level)
+        found.append(placed.num_tokens)
+        if not is_trained:
+            continue
+        item = header.item("", placed)
+        indices = family.frame_indices(item.num_frames, item.duration_s, level) if header.kind == "video" else (0,)
+        frames = [np.zeros((len(indices), *size, 3), np.uint8) for size in family.frame_sizes_px(item, level)]
+        assert family.array_of(item, frames).shape == family.array_shape(placed.module, item.grid), (header, level)
+    return found
 
 
 def check_answer(check):

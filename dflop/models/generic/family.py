@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from dflop.models.generic.media_processor import MediaProcessor
 
 _MAX_TURN = 16
+_MAX_LEVEL, _LEAST_SIDE_PX = 8, 56
+"""Times that the area of a picture is halved at most, and the shorter side that it keeps."""
 _DEPTHS = ("depth", "num_hidden_layers", "encoder_layers", "num_layers")
 
 
@@ -87,6 +89,10 @@ class GenericFamily(Family):
         """The model's processor, loaded from its folder when it is first asked for."""
         return self._placer.processor
 
+    @property
+    def max_level(self) -> int:
+        return _MAX_LEVEL
+
     def fixed_settings(self, kind: str) -> Mapping[str, Any]:
         """None: whatever the processor's files state holds."""
         return {}
@@ -133,7 +139,7 @@ class GenericFamily(Family):
         medium = next(of for of in self.facts.media if of.kind == header.kind)
         if num_images > 1 and medium.several and header.kind == "image":
             raise ValueError(medium.several)
-        return self._placer.place(header)
+        return self._placer.place(shrunk(header, level))
 
     def sum_sq_llm_tokens(self, num_tokens: int) -> int:
         return self.structure.sum_sq_tokens(num_tokens)
@@ -142,7 +148,8 @@ class GenericFamily(Family):
         return self.media_processor.frame_indices(num_frames, num_frames / duration_s)
 
     def frame_sizes_px(self, item: MediaItem, level: int = 0) -> tuple[tuple[int, int], ...]:
-        return ((item.height_px, item.width_px),)  # the processor resizes
+        given = shrunk(MediaHeader(item.kind, item.width_px, item.height_px, item.num_frames, item.duration_s), level)
+        return ((given.height_px, given.width_px),)  # the processor resizes these
 
     def array_shape(self, module: str, grid: Grid) -> tuple[int, ...]:
         media = [of for of in self.facts.media if not of.problem and (of.kind == "audio") == (module == "audio")]
@@ -161,7 +168,9 @@ class GenericFamily(Family):
     def array_of(self, item: MediaItem, versions: Sequence[np.ndarray]) -> np.ndarray:
         header, medium = self._of(item)
         media = versions[0]
-        if item.kind == "audio":  # headers are a little off
+        if item.kind != "audio":
+            header = replace(header, height_px=media.shape[1], width_px=media.shape[2])
+        else:  # headers are a little off
             num = self.media_processor.num_samples(header)
             media = np.pad(media[:num], (0, max(0, num - len(media))))
         return arrays.array_of(medium.form, item.kind, self.media_processor.inputs_of(header, media))
@@ -170,12 +179,23 @@ class GenericFamily(Family):
         header, medium = self._of(item)
         if medium.form != arrays.PARTS:
             return None
-        _, made = self.media_processor.made(header, medium.pad, has_values=True)
+        for level in range(self.max_level + 1):
+            _, made = self.media_processor.made(shrunk(header, level), medium.pad, has_values=True)
+            if arrays.grid_of(medium.form, item.kind, made) == tuple(item.grid):
+                break
         return arrays.array_of(medium.form, item.kind, made)
 
     def _of(self, item: MediaItem) -> tuple[MediaHeader, Medium]:
         header = MediaHeader(item.kind, item.width_px, item.height_px, item.num_frames, item.duration_s)
         return header, next(of for of in self.facts.media if of.kind == item.kind)
+
+
+def shrunk(header: MediaHeader, level: int) -> MediaHeader:
+    """An item as its processor is given it: pictures and frames of half the area per level, sounds as they are."""
+    if level == 0 or header.kind == "audio":
+        return header
+    scale = max(0.5 ** (level / 2), min(1.0, _LEAST_SIDE_PX / min(header.width_px, header.height_px)))
+    return replace(header, width_px=round(header.width_px * scale), height_px=round(header.height_px * scale))
 
 
 def turn_of(kinds: Sequence[str]) -> tuple[int, int]:

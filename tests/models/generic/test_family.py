@@ -28,6 +28,9 @@ SIZES = {
     "audio": [(0, 0, 0, 0.6), (0, 0, 0, 7.3), (0, 0, 0, 31.0)],
 }
 """Width, height, frames and seconds of items."""
+LARGE = {
+    "image": [(1400, 1000, 1, 0.0), (4000, 60, 1, 0.0)], "video": [(900, 700, 8, 4.0)], "audio": [],
+}  # fmt: skip
 ALIKE = ("num_params", "num_heads", "num_kv_heads", "head_dim", "mlp_width", "is_gated_mlp", "num_used_params")
 OF_MODULE = (
     "module", "num_layers", "hidden_size", "num_params", "num_edge_params", "max_pp", "num_entry_layers", "vocab_size",
@@ -45,7 +48,11 @@ def test_what_is_read_of_a_model_equals_its_familys_file(ask_media, tmp_path, na
     ids = Tokenizer.from_file(str(tmp_path / "tokenizer.json")).get_vocab()
     config |= family.token_ids(defaultdict(int, ids))
     items = [[kind, *size] for kind in family.media_tokens for size in SIZES[kind]]
-    given = {"folder": str(tmp_path), "config": json.loads(json.dumps(config, default=str)), "items": items}
+    large = [[kind, *size] for kind in family.media_tokens for size in LARGE[kind]]
+    given = {
+        "folder": str(tmp_path), "config": json.loads(json.dumps(config, default=str)), "items": items, "large": large,
+        "levels": [0, 2, 5, 8],
+    }  # fmt: skip
     said = ask_media(given)
     assert said["media"] == dict.fromkeys(family.media_tokens, "")
     for own, read in zip(family.specs(), (from_dict(ModuleSpec, spec) for spec in said["specs"]), strict=True):
@@ -59,6 +66,10 @@ def test_what_is_read_of_a_model_equals_its_familys_file(ask_media, tmp_path, na
         assert (placed["num_tokens"], placed["num_rows"]) == (mine.num_tokens, mine.num_rows), item
         if name != "qwen2_audio":  # whose file cuts a sound's padding off, which transformers masks
             assert placed["sum_sq_tokens"] == mine.sum_sq_tokens, item
+    for item, tokens in zip(large, said["shrunk"], strict=True):
+        if name == "qwen2_5_vl" and item != large[1]:  # a thin strip, and frames that become tiles, keep their size
+            assert tokens == sorted(tokens, reverse=True), item
+            assert tokens[2] < tokens[0] / 4, item
 
 
 def test_a_generic_model_without_a_processor_is_refused_with_the_key():
