@@ -78,8 +78,8 @@ class DatasetConfig(Section):
     seed: int = Field(default=0, ge=0)
     """Seed of a mixture's `random:` strategies."""
     overlong: tuple[Literal["shrink", "truncate"], ...] = ()
-    """What to do, in this order, with longer samples; empty: skip them. `shrink` halves limits of `model.media`; models
-    of the family `generic` have none, as their processor's files decide."""
+    """What to do, in this order, with longer samples; empty: skip them. `shrink` halves limits of `model.media`, for
+    models of the family `generic` the area of pictures and frames that their processor is given."""
     shuffle_window: int = Field(default=0, ge=0)
     """Samples are shuffled within windows of this many rows of the annotation file, and windows come in the file's
     order:
@@ -190,7 +190,7 @@ class PlanConfig(Section):
     keys and values of those that are cut; empty: powers of two on GPUs, 1 on CPUs."""
     expert_parallel: tuple[Annotated[int, Field(ge=1)], ...] = ()
     """Expert-parallel degrees of such plans: so many neighbouring ranks of a node share the experts of every layer and
-    send each other tokens, next to sharded parameters; empty: 1, 2, 4, 8 on GPUs, 1 on CPUs."""
+    send each other tokens, next to ZeRO-1 or sharded parameters; empty: 1, 2, 4, 8 on GPUs, 1 on CPUs."""
     recompute: tuple[bool, ...] = Field(default=(False, True), min_length=1)
     """Activation recomputation in the backward pass, to save memory; `[false, true]`: where it pays off."""
     shard_optimizer: bool = True

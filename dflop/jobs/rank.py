@@ -164,7 +164,7 @@ class Rank:
             )  # fmt: skip
         feed = Feed(
             source, family, plan, seat, stage_of, prefetcher=make_prefetcher(config, source, device.type),
-            activity=self.activities.feed, dtype=dtype, pins=device.type == "cuda", fills=groups.shards is not None,
+            activity=self.activities.feed, dtype=dtype, pins=device.type == "cuda", fills=groups.runs_alike,
         )  # fmt: skip
         first_step = self.stage.first_step if self.mode == TRAIN else 0
         return Trainer(

@@ -40,6 +40,8 @@ class Stage(nn.Module):
         """Where replicas share out the parameters: the tensors of which `names` then holds this rank's rows."""
         self.partial: frozenset[str] = frozenset()
         """Parameters whole on every tensor-parallel rank, the sum of whose gradients is the gradient."""
+        self.of_experts: frozenset[str] = frozenset()
+        """Parameters of experts that replicas share: each holds a part, which not all others hold, too."""
         self.reruns = Reruns(0)
         """Which layers run again in the backward passes of forward passes that come next."""
         self.captured: Capture = lambda forward: forward

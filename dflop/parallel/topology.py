@@ -151,13 +151,18 @@ class Groups:
     """Ranks of `replicas` with the same shard (HSDP); None: this rank is the only one."""
     experts: dist.ProcessGroup | None = None
     """Expert-parallel group, within `replicas`, in the order of the experts; None: ep is 1."""
-    expert_shards: dist.ProcessGroup | None = None
-    """FSDP2 group of this rank's experts, within `shards`; None: ep is 1."""
+    same_experts: dist.ProcessGroup | None = None
+    """Ranks with the experts of this one, within `shards`, or `replicas` where these are whole; None: ep is 1."""
     context: dist.ProcessGroup | None = None
     """Context-parallel ranks of this rank's stage, dp rank and tp rank; None: it has its samples for itself."""
     tied: dist.ProcessGroup | None = None
     """First and last LLM stage, where a tied embedding lives on both: all replicas of one tp rank, or under FSDP2 the
     two ranks of the same rows; None elsewhere."""
+
+    @property
+    def runs_alike(self) -> bool:
+        """Whether this rank must run what others run: layers gather parameters, or send tokens to experts."""
+        return self.shards is not None or self.experts is not None
 
 
 def make_groups(plan: Plan, rank: int, *, timeout_s: float, is_tied: bool = False) -> Groups:
@@ -207,7 +212,8 @@ def _sharing(plan: Plan, *, is_tied: bool) -> Iterator[tuple[str, Sequence[int]]
                 yield from (("copies", ranks) for ranks in zip(*shards, strict=True))
             if p.ep > 1:
                 yield from (("experts", ranks) for ranks in _neighbours(replicas, p.ep))
-                yield from (("expert_shards", ranks[k :: p.ep]) for ranks in shards for k in range(p.ep))
+                alike = shards if num_shards > 1 else [replicas]
+                yield from (("same_experts", ranks[k :: p.ep]) for ranks in alike for k in range(p.ep))
             if p.cp > 1:
                 yield from (("context", ranks) for ranks in _neighbours(replicas, p.cp))
         for stage, replica in itertools.product(range(p.pp), range(p.num_replicas)):
@@ -272,7 +278,7 @@ def connect(groups: Groups, plan: Plan, device: torch.device) -> None:
             elif rank == high:
                 dist.recv(token, low, group=group)
     sharing = (groups.replicas, groups.shards, groups.copies, groups.tensor, groups.context, groups.tied)
-    for shared in (*sharing, groups.experts, groups.expert_shards):
+    for shared in (*sharing, groups.experts, groups.same_experts):
         if shared is not None and shared.size() > 1:
             dist.all_reduce(token, group=shared)
     if token.is_cuda:

@@ -38,9 +38,8 @@ def check_processes(modules: Sequence[str], num_processes: int) -> None:
 def shard_choices(problem: Problem, mode: RunMode, dp: Ints) -> list[Ints]:
     """Per way to share out parameters `[C]`, replicas of a group: none do, those of a node, all; 0: not possible.
 
-    Only whole nodes form groups, and only where there are several: else the groups are all replicas or none. Replicas
-    that share experts share out parameters, too, in groups that hold all experts equally often, unless a trainer folds
-    experts (`SearchSpace`).
+    Only whole nodes form groups, and only where there are several: else the groups are all replicas or none. Groups,
+    and all replicas, hold all experts equally often.
     """
     replicas, ep = dp * mode.cp, mode.ep
     wanted, each = problem.space.shard_parameters, max(1, problem.cluster.num_processes_per_node // mode.tp)
@@ -49,7 +48,7 @@ def shard_choices(problem: Problem, mode: RunMode, dp: Ints) -> list[Ints]:
     found = [none, node, np.where((True in wanted) & (replicas > 1), replicas, 0)]
     if ep == 1:
         return found
-    none = np.where(problem.space.folds_experts & (replicas * mode.tp % ep == 0), none, 0)
+    none = np.where(replicas * mode.tp % ep == 0, none, 0)
     return [none, *(np.where(of % ep == 0, of, 0) for of in found[1:])]
 
 

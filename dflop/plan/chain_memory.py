@@ -120,9 +120,12 @@ class ChainMemory:
         """`again`, but the LLM's as an average microbatch asks for."""
         if not (self.per_microbatch and again[-1].any()):
             return again
-        held = self.held(states, layers, np.zeros_like(layers), dp, usual=True)
-        least, _ = self.least(held, layers, self.depth(layers.shape[2]), dp, usual=True)
-        return np.concatenate([again[:-1], np.minimum(again[-1:], least[-1:])])
+        depth, none = self.depth(layers.shape[2]), np.zeros_like(again[-1:])
+        held = self.held(states, layers, np.concatenate([again[:-1], none]), dp, usual=True)
+        over = held.state + depth * held.kept + held.once - self.problem.usable_bytes
+        saved = depth * self._saved_bytes(dp, usual=True)[0][-1][:, np.newaxis]
+        wanted = np.ceil(np.maximum(over, 0.0) / np.maximum(saved, 1.0)).astype(np.int64)
+        return np.concatenate([again[:-1], np.minimum(again[-1:], np.where(saved > 0, wanted, 0)[np.newaxis])])
 
     def is_over(self, held: StageBytes) -> Bools:
         """`[C, P]`: whether stages go beyond the memory."""

@@ -63,11 +63,9 @@ def _expert_problems(m: ModulePlan, spec: ModuleSpec) -> Iterator[str]:
         return
     if p.ep not in spec.ep_choices:
         yield f"`{m.module}` cannot share its experts over ep {p.ep} ranks, only over {list(spec.ep_choices)}"
-    if p.tp > 1 or p.num_replicas % p.ep or shards % p.ep:
-        yield (
-            f"ep {p.ep} of `{m.module}` needs tp 1, and must divide its {p.num_replicas} replicas and the {shards} "
-            "that share out parameters (FSDP2)"
-        )
+    if p.tp > 1 or p.num_replicas % p.ep or (shards > 1 and shards % p.ep):
+        among = f" and the {shards} that share out parameters (FSDP2)" if shards > 1 else ""
+        yield f"ep {p.ep} of `{m.module}` needs tp 1, and must divide its {p.num_replicas} replicas{among}"
 
 
 def _limit_problems(m: ModulePlan) -> Iterator[str]:

@@ -57,7 +57,7 @@ class SearchSpace:
     eps: tuple[int, ...] | None = None
     """Expert-parallel degrees of such plans; None: 1, 2, 4, 8 on GPUs, as far as they divide experts and nodes."""
     folds_experts: bool = False
-    """Whether ep may be combined with tp and ZeRO-1 (Megatron-LM's parallel folding); the engine refuses both."""
+    """Whether ep may be combined with tp (Megatron-LM's parallel folding); the engine refuses it."""
     recompute: tuple[bool, ...] = (False, True)
     shard_optimizer: bool = True
     """Whether data-parallel replicas may share out the optimizer's states (ZeRO-1)."""

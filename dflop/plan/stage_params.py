@@ -124,9 +124,10 @@ class StageParams:
     def least_owned(self, table: CostTable, replicas: Ints) -> Ints:
         """Parameters that some replica owns of a shared optimizer, however well `train/zero.py` deals them out.
 
-        With more matrices than replicas one of them has two, whatever the mean is.
+        With more matrices than replicas one of them has two, whatever the mean is. A part of experts that `ep` replicas
+        share is owned by one of those that have it.
         """
-        several = self.matrix * -(-self.num_matrices // replicas) * table.trains_layers
+        several = self.matrix * -(-self.num_matrices // np.maximum(replicas // self.ep, 1)) * table.trains_layers
         found: Ints = np.maximum(self.largest(table), several)
         return found
 
@@ -171,6 +172,9 @@ def stage_params(spec: ModuleSpec, layers: Ints, tp: int, ep: int = 1) -> StageP
     def shared(kind: LayerKind) -> int:
         return kind.num_expert_params if ep > 1 else 0
 
+    def own(kind: LayerKind) -> int:
+        return shared(kind) // replicas or kind.num_params
+
     def adapters(kind: LayerKind) -> list[int]:
         return [-(-shared // tp) + whole for shared, whole in kind.adapters]
 
@@ -186,7 +190,7 @@ def stage_params(spec: ModuleSpec, layers: Ints, tp: int, ep: int = 1) -> StageP
         behind=behind,
         behind_matrix=np.minimum(behind, spec.num_projector_matrix_params or behind),
         matrix=-(-_most(held, matrix) // tp),
-        num_matrices=_total(held, lambda kind: min(2 + kind.is_gated_mlp, kind.num_params // matrix(kind))),
+        num_matrices=_total(held, lambda kind: min(2 + kind.is_gated_mlp, own(kind) // matrix(kind))),
         ep=replicas,
         experts=-(-_total(held, shared) // tp),
         num_averages=int(spec.keeps_average),

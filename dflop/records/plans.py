@@ -105,6 +105,11 @@ class ModulePlan:
             return "FSDP2" if self.parameter_shards == self.parallel.num_replicas else f"HSDP{self.parameter_shards}"
         return "ZeRO-1" if self.shard_optimizer else ""
 
+    @property
+    def num_meeting(self) -> int:
+        """Neighbouring replicas that wait for one another in every pass: they share out parameters, or experts."""
+        return max(self.parameter_shards, self.parallel.ep if self.module == LLM else 1)
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:

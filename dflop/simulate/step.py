@@ -52,7 +52,7 @@ def step_nodes(plan: Plan) -> tuple[Node, ...]:
 
 
 def meeting(module: ModulePlan, stage: int) -> tuple[int, float, float]:
-    """(neighbours that share out parameters, 1: none; seconds to gather weights, to share out gradients).
+    """(neighbours that wait for one another, 1: none; seconds to gather weights, to share out gradients).
 
     Neighbours are replicas, or the groups of them that share samples: a group is one node.
     """
@@ -66,14 +66,15 @@ def meeting_ranks(plan: Plan, module: str) -> int:
 
 
 def _neighbours(module: ModulePlan) -> int:
-    return max(1, module.parameter_shards // module.parallel.cp)
+    return max(1, module.num_meeting // module.parallel.cp)
 
 
 def together(plan: Plan, module: str, stage: int, forward_s: Floats, backward_s: Floats) -> tuple[Floats, Floats]:
     """Seconds `[..., dp]` of a module's microbatches as its replicas see them.
 
-    Those that share out parameters gather weights for each pass layer by layer, so all of a group take as long as the
-    slowest, and what is exposed of their messages; who has nothing to do runs along.
+    Those that share out parameters gather weights for each pass layer by layer, those that share experts send tokens
+    there, so all of a group take as long as the slowest, and what is exposed of their messages; who has nothing to do
+    runs along.
     """
     group, gather_s, scatter_s = meeting(plan.module(module), stage)
     if group == 1 and not gather_s:

@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 Owners = Mapping[str, int]
-"""Data-parallel rank that updates a parameter; a name that is missing is updated by all replicas alike."""
+"""Replica that updates a parameter, in the order of those that have it; what is missing, all update alike."""
 BUCKET_BYTES = 64 << 20
 """Bytes of a buffer, unless one parameter is larger: enough to hide latency, small enough to begin early."""
 
@@ -28,7 +29,9 @@ class Bucket:
 
     flat: torch.Tensor
     owner: int | None
-    """Data-parallel rank that updates the parameters; None: all do."""
+    """Rank that updates the parameters; None: all do."""
+    among: dist.ProcessGroup | None = None
+    """Who has them, in whose order the owner is numbered; None: this rank alone."""
     num_parameters: int = 0
     num_missing: int = 0
     """Parameters without their last gradient of the step."""
@@ -49,11 +52,12 @@ class GradientBuckets:
         owners: Replica that alone needs a parameter's gradient; where none is named, all do.
         replicas: Who sums; None: this rank is alone.
         late: Names of those that something else changes behind the last backward pass: summed when all else is.
+        apart: Names of those that fewer ranks have, and these: experts that replicas share.
     """
 
     def __init__(
         self, parameters: Mapping[str, nn.Parameter], owners: Owners, replicas: dist.ProcessGroup | None,
-        *, late: Collection[str] = (),
+        *, late: Collection[str] = (), apart: Mapping[str, dist.ProcessGroup] = MappingProxyType({}),
     ) -> None:  # fmt: skip
         self._replicas = replicas if replicas is not None and replicas.size() > 1 else None
         self._buckets: list[Bucket] = []
@@ -62,8 +66,8 @@ class GradientBuckets:
         backward = list(reversed(list(parameters)))
         early = [name for name in backward if name not in late]
         for names in (early, [name for name in backward if name in late]):
-            for owner, members in grouped({name: parameters[name] for name in names}, owners):
-                self._buckets.append(self._bucket(members, owner, is_late=names is not early))
+            for (among, owner), members in grouped({name: parameters[name] for name in names}, owners, apart):
+                self._buckets.append(self._bucket(members, owner, among or self._replicas, is_late=names is not early))
                 self._num_late += names is not early
 
     @property
@@ -95,11 +99,13 @@ class GradientBuckets:
         for flat in self.flats:
             flat.zero_()
 
-    def _bucket(self, members: list[nn.Parameter], owner: int | None, *, is_late: bool) -> Bucket:
+    def _bucket(
+        self, members: list[nn.Parameter], owner: int | None, among: dist.ProcessGroup | None, *, is_late: bool
+    ) -> Bucket:
         sizes = [p.numel() for p in members]
         flat = torch.zeros(sum(sizes), dtype=torch.float32, device=members[0].device)
         # A late one lacks a parameter that never arrives, so it begins in `finish`.
-        bucket = Bucket(flat, owner, len(members) + is_late, len(members) + is_late)
+        bucket = Bucket(flat, owner, among, len(members) + is_late, len(members) + is_late)
         for p, part in zip(members, flat.split(sizes), strict=True):
             p.grad = part.view(p.shape)
             if self._replicas is not None and not is_late:
@@ -115,25 +121,31 @@ class GradientBuckets:
 
     def _begin(self, bucket: Bucket) -> None:
         self._num_begun += 1
-        if self._replicas is None:
+        if bucket.among is None or bucket.among.size() == 1:
             return
         if bucket.owner is None:
-            bucket.work = dist.all_reduce(bucket.flat, group=self._replicas, async_op=True)
+            bucket.work = dist.all_reduce(bucket.flat, group=bucket.among, async_op=True)
         else:
-            bucket.work = dist.reduce(bucket.flat, group=self._replicas, group_dst=bucket.owner, async_op=True)
+            bucket.work = dist.reduce(bucket.flat, group=bucket.among, group_dst=bucket.owner, async_op=True)
 
 
-def grouped(parameters: Mapping[str, nn.Parameter], owners: Owners) -> list[tuple[int | None, list[nn.Parameter]]]:
-    """(owner, parameters of one type) of each bucket, ordered by where its last parameter stands."""
-    found: list[tuple[int | None, list[nn.Parameter]]] = []
-    open_of: dict[tuple[int | None, torch.dtype], list[nn.Parameter]] = {}
+Place = tuple[dist.ProcessGroup | None, int | None]
+"""(group where that is not all replicas, owner) of a parameter."""
+
+
+def grouped(
+    parameters: Mapping[str, nn.Parameter], owners: Owners, apart: Mapping[str, dist.ProcessGroup]
+) -> list[tuple[Place, list[nn.Parameter]]]:
+    """(place, parameters of one type) of each bucket, ordered by where its last parameter stands."""
+    found: list[tuple[Place, list[nn.Parameter]]] = []
+    open_of: dict[tuple[Place, torch.dtype], list[nn.Parameter]] = {}
     for name, p in parameters.items():
-        owner, key = owners.get(name), (owners.get(name), p.dtype)
-        members = open_of.setdefault(key, [])
+        place = apart.get(name), owners.get(name)
+        members = open_of.setdefault((place, p.dtype), [])
         if members and 4 * (sum(m.numel() for m in members) + p.numel()) > BUCKET_BYTES:
-            found.append((owner, members))
-            members = open_of[key] = []
+            found.append((place, members))
+            members = open_of[place, p.dtype] = []
         members.append(p)
     position = {p: n for n, p in enumerate(parameters.values())}
-    found += [(owner, members) for (owner, _), members in open_of.items()]
+    found += [(place, members) for (place, _), members in open_of.items()]
     return sorted(found, key=lambda each: position[each[1][-1]])

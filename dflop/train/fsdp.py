@@ -57,7 +57,7 @@ def shard_parameters(stages: Sequence[Stage], groups: Groups, cut: Mapping[str, 
         warnings.filterwarnings("ignore", r"FSDP2-wrapped module \(.*\) returned a view")
         for stage in stages:
             if isinstance(stage, LlmStage) or any(p.requires_grad for p in stage.names.values()):
-                found |= _shard(stage, groups.shards, groups.expert_shards or groups.shards, cut)
+                found |= _shard(stage, groups.shards, groups.same_experts or groups.shards, cut)
     return found
 
 

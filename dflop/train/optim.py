@@ -21,7 +21,7 @@ from dflop.parallel.topology import Groups, Seat
 from dflop.records import Plan
 from dflop.train.buckets import Owners
 from dflop.train.parameter_groups import MUON, is_hidden_matrix, numbers_of
-from dflop.train.zero import SharedWeights, owners_of
+from dflop.train.zero import SharedWeights, owners_of, those_apart
 
 if TYPE_CHECKING:
     from dflop.config import GroupConfig  # the engine is measured on machines without pydantic
@@ -77,7 +77,7 @@ def make_optimizer(
             hint="adamw, or plan again: with muon the planner keeps matrices whole",
         )  # fmt: skip
     owners = owners_of(plan, seat, stages)
-    shared = SharedWeights(stages, owners, groups.replicas) if owners else None
+    shared = SharedWeights(stages, owners, groups.replicas, those_apart(stages, groups)) if owners else None
     return Optimizer(trained, settings, shared, modules)
 
 
@@ -100,7 +100,7 @@ class Optimizer:
         self._updated: dict[str, torch.Tensor] = {
             name: p if p.dtype == torch.float32 else p.detach().float()
             for name, p in self.parameters.items()
-            if shared is None or self.owners.get(name, shared.rank) == shared.rank
+            if shared is None or shared.updates(name)
         }
         self._of_torch = _of_torch(self._updated, settings, modules or {})
         self._ema_decay = settings.ema_decay

@@ -21,6 +21,7 @@ from dflop.parallel.topology import Groups, Seat
 from dflop.records import Plan
 from dflop.train.buckets import GradientBuckets, Owners
 from dflop.train.fsdp import set_last_pass, take_gradients
+from dflop.train.zero import those_apart
 
 
 class Totals(NamedTuple):
@@ -66,10 +67,13 @@ class GradientReducer:
         others = {n: p for n, p in names.items() if n != tied_name}
         partial = {name for stage in stages for name in stage.partial}
         are_rows = groups.shards is not None
-        self._buckets = GradientBuckets({} if are_rows else others, self._owners, groups.replicas, late=partial)
+        apart = those_apart(stages, groups)
+        self._buckets = GradientBuckets(
+            {} if are_rows else others, self._owners, groups.replicas, late=partial, apart=apart
+        )
         self._summed = list(others.values()) if are_rows else []
         self._partial = [p for n, p in names.items() if n in partial and are_rows]
-        num_shards = plan.module(seat.module).parameter_shards
+        num_shards, ep = plan.module(seat.module).parameter_shards, plan.module(seat.module).parallel.ep
         skipped = tied_name if llm is not None and not llm.is_first else ""
         self._modules = tuple(m.module for m in plan.modules)
         module_of = {n: part.module for part, stage in zip(seat.parts, stages, strict=True) for n in stage.names}
@@ -77,7 +81,11 @@ class GradientReducer:
             (self._modules.index(module_of[n]), p)
             for n, p in names.items()
             if n != skipped
-            and (seat.replica < num_shards if are_rows else self._owners.get(n, 0) == seat.replica)
+            and (
+                seat.replica < num_shards
+                if are_rows
+                else self._owners.get(n, 0) == seat.replica // (ep if n in apart else 1)
+            )
             and (seat.tp_rank == 0 or n in sharded)
         ]
 

@@ -11,7 +11,8 @@ waits for its own; what is not hidden by then counts as that layer's time. Who r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 import torch
 import torch.distributed as dist
@@ -19,7 +20,7 @@ from torch import nn
 
 from dflop.models.build import EncoderStage, Stage
 from dflop.models.generic.llm_stage import LlmStage
-from dflop.parallel.topology import Seat
+from dflop.parallel.topology import Groups, Seat
 from dflop.records import Plan
 from dflop.train.buckets import Bucket, Owners, grouped
 
@@ -31,26 +32,37 @@ def owners_of(plan: Plan, seat: Seat, stages: Sequence[Stage]) -> dict[str, int]
     """Owners of a seat's trained parameters, equal on all replicas of its stage; none of what they hold rows of.
 
     The largest parameter goes first and always to whoever has least, so no replica has more than the mean and one
-    parameter.
+    parameter. Those of experts that replicas share have as many owners of the same number as there are parts.
 
     Args:
         plan: Says which modules share out their optimizer.
         seat: Any of the replicas.
         stages: Its parts.
     """
-    num_replicas = plan.module(seat.module).parallel.num_replicas
+    parallel = plan.module(seat.module).parallel
+    num_replicas = parallel.num_replicas
     sizes = {
-        name: p.numel()
+        name: (p.numel(), parallel.ep if name in stage.of_experts else 1)
         for part, stage in zip(seat.parts, stages, strict=True)
         if plan.module(part.module).shard_optimizer and num_replicas > 1 and not stage.shards
         for name, p in stage.names.items()
         if p.requires_grad
     }
     owners, loads = {}, [0] * num_replicas
-    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
-        owners[name] = loads.index(min(loads))
-        loads[owners[name]] += sizes[name]
+    for name in sorted(sizes, key=lambda name: (-sizes[name][0], name)):
+        size, each = sizes[name]
+        most = [max(loads[first : first + each]) for first in range(0, num_replicas, each)]
+        owners[name] = most.index(min(most))
+        for replica in range(each * owners[name], each * (owners[name] + 1)):
+            loads[replica] += size
     return owners
+
+
+def those_apart(stages: Sequence[Stage], groups: Groups) -> dict[str, dist.ProcessGroup]:
+    """Parameters of experts that replicas share, with the replicas that have the same."""
+    if groups.same_experts is None:
+        return {}
+    return {name: groups.same_experts for stage in stages for name in stage.of_experts}
 
 
 class SharedWeights:
@@ -60,10 +72,14 @@ class SharedWeights:
         stages: Of a seat; from now on the weights are views of flat buffers, and what reads them waits for them.
         owners: Of all parameters that the replicas share out, the same on every replica.
         replicas: Who shares them out.
+        apart: As for `GradientBuckets`.
     """
 
-    def __init__(self, stages: Sequence[Stage], owners: Owners, replicas: dist.ProcessGroup) -> None:
-        self.owners, self.rank, self._replicas = owners, replicas.rank(), replicas
+    def __init__(
+        self, stages: Sequence[Stage], owners: Owners, replicas: dist.ProcessGroup,
+        apart: Mapping[str, dist.ProcessGroup] = MappingProxyType({}),
+    ) -> None:  # fmt: skip
+        self.owners, self._replicas, self._apart = owners, replicas, apart
         names = {p: name for stage in stages for name, p in stage.names.items() if name in owners}
         reads = [(module, [p for p in read if p in names]) for stage in stages for module, read in _readers(stage)]
         forward = dict.fromkeys(p for _, read in reads for p in read)
@@ -71,19 +87,24 @@ class SharedWeights:
         self._buckets: list[Bucket] = []
         bucket_of: dict[nn.Parameter, Bucket] = {}
         # Grouped as gradients are, so that what comes first in a forward pass is last.
-        for owner, members in reversed(grouped({names[p]: p for p in reversed(forward)}, owners)):
-            self._buckets.append(Bucket(_flattened(members), owner))
+        for (among, owner), members in reversed(grouped({names[p]: p for p in reversed(forward)}, owners, apart)):
+            self._buckets.append(Bucket(_flattened(members), owner, among or replicas))
             bucket_of |= dict.fromkeys(members, self._buckets[-1])
         for module, read in reads:
             buckets = dict.fromkeys(bucket_of[p] for p in read)
             # Its own weights are there already.
-            missing = [bucket for bucket in buckets if bucket.owner != self.rank]
+            missing = [bucket for bucket in buckets if bucket.among and bucket.owner != bucket.among.rank()]
             module.register_forward_pre_hook(lambda *_, missing=missing: _wait(missing))
+
+    def updates(self, name: str) -> bool:
+        """Whether this rank does, a parameter that replicas share out or one that all of them update."""
+        own = self._apart.get(name, self._replicas).rank()
+        return self.owners.get(name, own) == own
 
     def send(self) -> None:
         """Begin to give every replica the weights of their owners; call `wait` before these change again."""
-        for bucket in self._buckets:
-            bucket.work = dist.broadcast(bucket.flat, group=self._replicas, group_src=bucket.owner, async_op=True)
+        for bucket in (b for b in self._buckets if b.among and b.among.size() > 1):
+            bucket.work = dist.broadcast(bucket.flat, group=bucket.among, group_src=bucket.owner, async_op=True)
 
     def wait(self) -> None:
         """Until this rank has all weights, and no other needs its own any more."""

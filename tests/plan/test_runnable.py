@@ -67,7 +67,7 @@ def test_experts_are_shared_as_the_engine_can():
     plan = changed(make_inline_plan(4), "vision", parallel=ParallelSpec(1, 1, 4, ep=2), parameter_shards=4)
     llm = plan.module(LLM)
     for ep, shards, message in (
-        (2, 4, ""), (2, 2, ""), (2, 1, "divide its 4 replicas and the 1 that share out"),
+        (2, 4, ""), (2, 2, ""), (2, 1, ""), (2, 3, "divide its 4 replicas and the 3 that share out"),
         (4, 4, r"`llm` cannot share its experts over ep 4 ranks, only over \[1, 2\]"),
     ):  # fmt: skip
         degrees = dataclasses.replace(llm.parallel, ep=ep)

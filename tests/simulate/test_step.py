@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -5,8 +7,8 @@ from hypothesis import strategies as st
 
 from dflop.records import LLM, ModuleWork, Plan
 from dflop.simulate.order import actions, num_stages_after
-from dflop.simulate.step import on_shared_cores, step_nodes
-from tests.builders import make_plan
+from dflop.simulate.step import meeting, meeting_ranks, on_shared_cores, step_nodes
+from tests.builders import make_inline_plan, make_plan
 from tests.simulate.graph import Durations, op_id, simulate, step_graph
 
 
@@ -31,6 +33,18 @@ def test_equal_microbatches_give_the_textbook_bubble(num_microbatches, llm_pp):
     timeline = simulate(step_graph(plan, work, constant(plan, 1.0, 2.0)))
     depth = 1 + llm_pp
     assert timeline.makespan_s == pytest.approx(3.0 * (num_microbatches + depth - 1))
+
+
+@pytest.mark.parametrize(("dp", "cp", "ep", "shards", "of_llm", "of_vision"), [
+    (4, 1, 2, 1, 2, 1), (4, 1, 2, 4, 4, 4), (2, 2, 2, 1, 1, 1), (2, 2, 4, 1, 2, 1), (4, 1, 1, 1, 1, 1),
+])  # fmt: skip
+def test_replicas_that_share_experts_or_parameters_wait_for_one_another(dp, cp, ep, shards, of_llm, of_vision):
+    """Of groups that share samples, which are one node."""
+    plan = make_inline_plan(dp)
+    modules = (replace(m, parallel=replace(m.parallel, cp=cp, ep=ep), parameter_shards=shards) for m in plan.modules)
+    plan = replace(plan, modules=tuple(modules))
+    assert [meeting(plan.module(name), 0)[0] for name in (LLM, "vision")] == [of_llm, of_vision]
+    assert meeting_ranks(plan, LLM) == of_llm
 
 
 def test_ranks_wait_only_for_what_they_exchange():

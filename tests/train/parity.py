@@ -198,7 +198,7 @@ def _whole(name: str, parameter: torch.Tensor, it: Rank) -> torch.Tensor:
     if part is None:
         return gradient
     pieces = list(part.pieces(gradient))
-    for group in (it.groups.shards, it.groups.tensor):
+    for group in (it.groups.shards or it.groups.experts, it.groups.tensor):
         if group is not None:
             of_ranks = [pieces] * group.size()
             dist.all_gather_object(of_ranks, pieces, group=group)

@@ -26,7 +26,7 @@ from dflop.train.stages import apply_plan
 from dflop.train.step_trace import StepTrace
 
 TIMEOUT_S = 120
-NO_GROUPS = SimpleNamespace(**dict.fromkeys(field.name for field in fields(Groups)))
+NO_GROUPS = SimpleNamespace(**dict.fromkeys(field.name for field in fields(Groups)), runs_alike=False)
 """Of a rank that is alone."""
 
 
@@ -79,7 +79,7 @@ class Rank:
     def feed(self, source: SampleSource, **options: Any) -> Feed:
         return Feed(
             source, self.family, self.plan, self.seat, self.stage_of, dtype=self.dtype,
-            fills=self.groups.shards is not None, **options,
+            fills=self.groups.runs_alike, **options,
         )  # fmt: skip
 
     def prepare(self, source: SampleSource, step_plan: StepPlan) -> PreparedStep:

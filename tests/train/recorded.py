@@ -157,7 +157,7 @@ def recorded(
                 hidden_size=1, row_width=1,
             )  # fmt: skip
             of = {part.module: stage for part, stage in zip(seat.parts, stages, strict=True)}
-            feed = _NoMedia(source, family, plan, seat, of, fills=grid.parameter_shards > 1)
+            feed = _NoMedia(source, family, plan, seat, of, fills=grid.parameter_shards > 1 or grid.parallel.ep > 1)
             found[seat.rank] = _Recorder(model).record(feed.prepare(step_plan).microbatches, is_training=is_training)
     return found
 

@@ -55,8 +55,10 @@ def plans(draw):
         stages = [of for of in stages if of]
         apart = draw(st.sampled_from(["", "audio", "vision"])) if LLM in stages[0] else ""
         stages[0].pop(apart, None)
+        dp, tp, cp = draw(degree), draw(st.integers(1, 2)), 1 if apart else draw(st.integers(1, 2))
+        eps = [ep for ep in (1, 2, 3) if dp * cp % ep == 0]
         plan = make_inline_plan(
-            stages, dp=draw(degree), tp=draw(st.integers(1, 2)), cp=1 if apart else draw(st.integers(1, 2)),
+            stages, dp=dp, tp=tp, cp=cp, ep=draw(st.sampled_from(eps)) if tp == 1 else 1,
             num_microbatches=num_microbatches, apart={apart: (1, draw(degree), draw(degree))} if apart else {},
         )  # fmt: skip
     return sharing(plan, draw(st.sampled_from([0, ALL])))

@@ -26,7 +26,8 @@ LAYOUTS = (
 EXPERTS = ("qwen3_vl_moe", "qwen3_5_moe", "glm4v_moe")
 SHARE_EXPERTS = (
     "dp2 ep2, sharded", "dp4 ep2, sharded, recomputed", "dp4 ep2, sharded in twos, limited", "dp4 ep4, sharded",
-    "pp2 dp2 ep2, sharded, recomputed", "cp2 ep2, sharded",
+    "pp2 dp2 ep2, sharded, recomputed", "cp2 ep2, sharded", "dp2 ep2", "dp4 ep2, limited", "pp2 dp2 ep2, recomputed",
+    "cp2 ep2",
 )  # fmt: skip
 CARRY_STATE = ("qwen3_5", "qwen3_5_moe")
 SHARE_STATES = ("cp3, recomputed", "pp2 cp2, sharded")
@@ -60,6 +61,7 @@ QUICK = {
     ("qwen3_5", "pp2, recomputed"), ("qwen3_5", "vision + llm pp2"), ("qwen3_5_moe", "dp2, sharded, recomputed"),
     ("qwen3_vl_moe", "vision + llm pp2"), ("qwen3_vl_moe", "dp2, sharded, recomputed"), ("gemma3", "pp2, recomputed"),
     ("qwen3_5_moe", "dp4 ep2, sharded in twos, limited"), ("qwen3_vl_moe", "dp2 ep2, sharded"),
+    ("qwen3_vl_moe", "pp2 dp2 ep2, recomputed"),
     ("glm4v_moe", "pp2 dp2 ep2, sharded, recomputed"), ("glm4v_moe", "dp2"), ("glm4v_moe", "tp2"), ("internvl", "cp2"),
     ("smolvlm", "tp2"), ("mistral3", "one"),
     ("qwen3_5_moe", "vision tp2 + llm dp2, sharded"), ("qwen3_vl_moe", "tp2 cp2"),

@@ -18,6 +18,7 @@ from dflop.train import buckets
 from dflop.train.optim import OptimizerSettings, make_optimizer
 from dflop.train.stages import pieces_of
 from dflop.train.zero import owners_of
+from tests.models.generic.small import Small
 from tests.train import synthetic
 from tests.train.layouts import Layout
 from tests.train.rank import Rank, weights_come_late
@@ -123,6 +124,43 @@ def test_muon_is_refused_where_ranks_hold_parts_of_matrices(tp, shards, cut):
         make_optimizer(plan, seat_of(plan, 0), [stage], cast(Any, None), settings)
     stage.names["w"].requires_grad_(False)
     assert not make_optimizer(plan, seat_of(plan, 0), [stage], cast(Any, None), settings).state()
+
+
+def worker_with_experts(rank, folder, modules):
+    """Norms and losses of two steps, weights, states; of four replicas every two share experts."""
+    buckets.BUCKET_BYTES = 10_000
+    subject = Small("qwen3_vl_moe")
+    layers = {spec.module: spec.num_layers for spec in subject.family.specs()}
+    plan = sharing_optimizer(make_inline_plan([layers], dp=4, ep=2, num_microbatches=2), *modules)
+    it = Rank(rank, plan, subject.family, subject.build(), rate=RATE, weight_decay=0.1)
+    seen = []
+    for step, batch in enumerate(subject.batches):
+        trace = it.step(subject.source(batch), batch, make_step_plan(plan, batch, step, text_only_slot=False))
+        seen.append(it.update(trace, RATE, 1e9))
+    state = it.optimizer.state()
+    return seen, {n: p.detach().clone() for n, p in it.names.items()}, state, sorted(it.stage_of[LLM].of_experts)
+
+
+def test_experts_that_replicas_share_are_updated_by_one_of_those_with_the_same(tmp_path):
+    whole = run_ranks(worker_with_experts, 4, tmp_path, ())
+    shared = run_ranks(worker_with_experts, 4, tmp_path, ("vision", LLM))
+    for (seen, weights, states, _), (want_seen, want_weights, want_states, _) in zip(shared, whole, strict=True):
+        for (norm, loss), (want_norm, want_loss) in zip(seen, want_seen, strict=True):
+            assert (norm, loss) == pytest.approx((want_norm, want_loss), rel=1e-6)
+        # gloo adds up four ranks in another order for an owner alone.
+        for n, p in weights.items():
+            torch.testing.assert_close(p, want_weights[n], rtol=1e-5, atol=1e-6, msg=n)
+        for n, state in states.items():
+            for key, value in state.items():
+                torch.testing.assert_close(value, want_states[n][key], rtol=1e-5, atol=1e-7, msg=f"{key} of {n}")
+    of_experts = shared[0][3]
+    assert of_experts
+    for name in whole[0][2]:
+        holders = [rank for rank in range(4) if name in shared[rank][2]]
+        assert len(holders) == (2 if name in of_experts else 1), name
+        assert {rank % 2 for rank in holders} == {0, 1} or name not in of_experts
+    loads = [sum(x.numel() for of in states.values() for x in of.values()) for _, _, states, _ in shared]
+    assert max(loads) < 1.5 * min(loads)
 
 
 def assert_every_state_once(plan, ranks, whole):

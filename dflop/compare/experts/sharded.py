@@ -114,7 +114,7 @@ def node_divisors(problem: Problem) -> list[int]:
 def grids(problem: Problem, sharing: Sharing, degrees: Sequence[int], ep: int = 1) -> Iterator[Grid]:
     """Every grid whose groups lie in a node; Ulysses' degree divides the heads of a tensor-parallel rank.
 
-    Those that share experts have tp 1, in place of which they have sequence parallelism.
+    Those that share experts share out parameters and have tp 1, in place of which they have sequence parallelism.
     """
     num_processes, each = problem.cluster.num_processes, problem.cluster.num_processes_per_node
     tps = set.intersection(*(set(problem.tps(spec)) for spec in problem.specs))
@@ -126,7 +126,7 @@ def grids(problem: Problem, sharing: Sharing, degrees: Sequence[int], ep: int = 
                 continue
             choices = shard_choices(problem, RunMode(tp, ep=ep), np.array([num_processes // tp]))
             for shards in sorted({int(of[0]) for of in choices} - {0} if sharing is SEQUENCE else {1}):
-                if shards % n == 0 or shards == 1:
+                if shards % n == 0 or shards == ep == 1:
                     yield Grid(tp, n, shards, cost, ep)
 
 
