@@ -1,6 +1,7 @@
 import dataclasses
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -109,6 +110,7 @@ def test_compiled_score_is_the_simulated_step_within_the_caps(step, seed):
     assert found == (makespan_slowly(step, bucket) if keeps_caps(step, bucket) else np.inf)
 
 
+@pytest.mark.budget(60, "a kernel that is compiled where nothing was warmed")
 @settings(max_examples=30, deadline=None)
 @given(linear_steps(is_capped=False), st.integers(0, 60))
 def test_search_is_never_worse_than_its_seeds_and_repeats(step, num_moves):

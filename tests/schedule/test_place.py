@@ -51,6 +51,7 @@ def place_slowly(step, sizes):
     return [bucket[i][0] * step.num_ranks + bucket[i][1] for i in range(len(order))]
 
 
+@pytest.mark.budget(60, "a kernel that is compiled where nothing was warmed")
 @settings(max_examples=60, deadline=None)
 @given(linear_steps(), st.data())
 def test_compiled_placing_follows_its_rule(step, data):
