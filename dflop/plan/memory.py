@@ -264,11 +264,12 @@ def _state(
     is_shared = shard_optimizer & ~is_sharded
     shared = params.shared(table)
     held = params.total - shared + params.ends(table)
-    mean = trained / np.where(is_sharded, shards, np.where(is_shared, replicas, 1))
     least = 1.0 * np.where(is_shared, params.least_owned(table, replicas), 0)
     num_states = 2 + params.num_averages + ((weight_bytes < FLOAT32_BYTES) & ~is_sharded)
     whole = params.whole_experts(table)
     others = (params.experts * table.trains_layers - whole) if params.ep > 1 else 0  # experts of other replicas
+    among = np.where(is_sharded, shards, np.where(is_shared, replicas, 1))
+    mean = (trained - others * (among == 1)) / among
     rows = weight_bytes * (shared - trained) / shards + FLOAT32_BYTES * mean
     weights = np.where(is_sharded, weight_bytes * (held + whole) + rows, weight_bytes * (params.total - others))
     gradients = FLOAT32_BYTES * np.where(is_sharded, mean + whole, trained - others)

@@ -88,6 +88,16 @@ def test_weights_and_gradients_of_a_ranks_experts_are_whole_and_their_state_is_s
     assert found[0].kept.item() < found[1].kept.item(), "the rank with most rows keeps more"
 
 
+def test_what_replicas_do_not_share_out_a_rank_has_of_its_own_experts_alone():
+    """16M parameters of experts: of half of them no weights, no gradients, and no moments and master copies."""
+    how = {"dp": DP, "recompute": False, "shard_optimizer": False}
+    load = np.array([[4.0], [400.0], [40_000.0]])
+    problem = problem_with()
+    one, two = (stage_bytes(problem.spec(LLM), problem.cost, LAYERS, load, RunMode(ep=ep), **how) for ep in (1, 2))
+    less = [getattr(one, part).item() - getattr(two, part).item() for part in ("weights", "gradients", "optimizer")]
+    assert less == [2 * 8 * M, 4 * 8 * M, 12 * 8 * M]
+
+
 @pytest.mark.parametrize("what", ["all", "projector", "adapters", "nothing of an LLM"])
 def test_frozen_weights_are_gathered_and_have_no_gradients(what):
     """4M in four layers, an end of 1M on each side, and adapters of 20,000 per layer: two passes, a tower has one."""

@@ -36,6 +36,7 @@ WIDER = {
         "rope_parameters": {**TEXT["rope_parameters"], "partial_rotary_factor": 0.5, "mrope_section": [4, 2, 2]},
     },
     "lfm2_vl": {"layer_types": ["conv", "full_attention"] * 2},
+    "qwen3_vl_moe": {"head_dim": 32, "moe_intermediate_size": WIDTH, "num_experts": 4, "num_experts_per_tok": 2},
 }  # fmt: skip
 """Entries of text models without a family of their own."""
 

@@ -65,9 +65,9 @@ def cutting(plan: Plan, **how: Any) -> Layout:
     return layout(plan, model=CUTS_FRAMES, media=(LARGE_PICTURE,), num_text_tokens=256, **how)
 
 
-def without_family(model: str, plan: Plan, *, recompute: bool = False) -> Layout:
-    """Ranks share samples of text whose layers carry a state."""
-    return layout(plan, recompute=recompute, model=model, num_text_tokens=384)
+def without_family(model: str, plan: Plan, **how: Any) -> Layout:
+    """Text in layers that carry a state, or have experts."""
+    return layout(plan, model=model, num_text_tokens=384, **how)
 
 
 def half_recomputed(plan: Plan) -> Layout:
@@ -98,8 +98,8 @@ def split(layers: dict[str, tuple[int, ...]]) -> Plan:
     return make_plan(layers, num_microbatches=NUM_MICROBATCHES, of=family())
 
 
-def inline(stages: Sequence[dict[str, int]], *, dp: int, tp: int = 1, cp: int = 1) -> Plan:
-    return make_inline_plan(stages, dp=dp, tp=tp, cp=cp, num_microbatches=NUM_MICROBATCHES)
+def inline(stages: Sequence[dict[str, int]], *, dp: int, tp: int = 1, cp: int = 1, ep: int = 1) -> Plan:
+    return make_inline_plan(stages, dp=dp, tp=tp, cp=cp, ep=ep, num_microbatches=NUM_MICROBATCHES)
 
 
 def layouts() -> dict[str, Layout]:
@@ -146,6 +146,10 @@ def layouts() -> dict[str, Layout]:
             "qwen3_5", inline([{LLM: 2}, {LLM: 2}], dp=1, cp=2), recompute=True
         ),
         "convolutions cp 4": without_family("lfm2_vl", inline([{LLM: 4}], dp=1, cp=4)),
+        "experts ep 2 dp 4, ZeRO-1": without_family(
+            "qwen3_vl_moe", inline([{LLM: 4}], dp=4, ep=2), shard_optimizer=True
+        ),
+        "experts ep 4": without_family("qwen3_vl_moe", inline([{LLM: 4}], dp=4, ep=4)),
         "inline dp 4, ZeRO-1, adapters": layout(
             inline([both], dp=4), shard_optimizer=True, frozen=("vision",), lora=((LLM, ("q_proj", "v_proj")),)
         ),

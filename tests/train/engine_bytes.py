@@ -272,6 +272,7 @@ def peak_of(step: Callable[[], None]) -> int:
     gc.collect()  # what earlier layouts left would be let go of during the step
     with torch.profiler.profile(profile_memory=True) as profile:
         step()
+        time.sleep(0.1)  # gloo's threads let go of what they sent; meanwhile the profiler must not end: it crashes
     events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
     ((own, _),) = Counter(e.start_thread_id() for e in events).most_common(1)
     sizes = [e.nbytes() for e in sorted(events, key=lambda e: e.start_ns()) if e.start_thread_id() == own]
