@@ -81,6 +81,7 @@ def make_setting(
     draw: int = 0,
     shapes: Sequence[SampleShape] = (),
     fp8: str = FP8_OFF,
+    is_compiled: bool = False,
 ) -> Setting:
     """A problem and unseen batches.
 
@@ -96,6 +97,7 @@ def make_setting(
         draw: Which draw of batches, those that are planned on and the unseen ones alike.
         shapes: A dataset that batches are drawn from in place of the mixture.
         fp8: Recipe of the LLM's Linears, of every competitor; without compiling FP8 loses, so ours compiles, too.
+        is_compiled: Whether ours does, `train.compile`.
     """
     family = suite_family(case, mixture)
     limits: dict[str, Any] = {"global_batch_size": global_batch_size}
@@ -109,7 +111,7 @@ def make_setting(
         run_id="suite",
         specs=specs,
         cluster=cluster_of(device, num_nodes),
-        cost=analytic_costs(specs, device, num_nodes, encoder_factor, fp8=fp8),
+        cost=analytic_costs(specs, device, num_nodes, encoder_factor, fp8=fp8, is_compiled=is_compiled),
         batches=planned,
         global_batch_size=global_batch_size,
         snapshot_seq=0,
@@ -152,17 +154,17 @@ def suite_specs(family: Family) -> tuple[ModuleSpec, ...]:
 
 def analytic_costs(
     specs: Sequence[ModuleSpec], device: Device, num_nodes: int, encoder_factor: float, program: Program = EAGER,
-    fp8: str = FP8_OFF,
+    fp8: str = FP8_OFF, *, is_compiled: bool = False,
 ) -> CostModel:  # fmt: skip
-    """Costs of a device's data sheet, encoders' seconds multiplied; with FP8 all is compiled, and keeps as much."""
+    """Costs of a data sheet, encoders' seconds multiplied; what we compile, as with FP8, keeps as much."""
     links = analytic_link_costs(
         device, num_nodes=num_nodes, num_processes_per_node=NUM_GPUS_PER_NODE, profile_key="suite"
     )
     price = partial(analytic_cost_tables, device=device, profile_key="suite", fp8=fp8)
-    if fp8 == FP8_OFF:
-        tables = price(specs, program=program)
-    else:
+    if is_compiled or fp8 != FP8_OFF:
         tables = price([compiled(spec) for spec in specs], program=COMPILED)
+    else:
+        tables = price(specs, program=program)
     corrections = {s.module: encoder_factor for s in specs if s.module != LLM} if encoder_factor != 1.0 else {}
     return CostModel(tables, corrections, specs=specs, links=links, extrapolate=True)
 

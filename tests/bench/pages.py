@@ -21,6 +21,7 @@ XEON, EPYC = "2-core-intel-xeon", "2-core-amd-epyc"
 SHOWN = (
     ("schedule-real", XEON, "tests.bench.schedule"), ("engine", XEON, "tests.bench.engine"),
     ("data", XEON, "tests.bench.data"), ("suite", EPYC, "tests.bench.suite_tables"),
+    ("compiled", EPYC, "tests.bench.suite_tables"),
     ("settings", EPYC, "tests.bench.suite_tables"), ("hosts", EPYC, "tests.bench.suite_tables"),
     ("real", EPYC, "tests.bench.suite_tables"), ("experts", EPYC, "tests.bench.suite_tables"),
     ("fp8", EPYC, "tests.bench.suite_tables"),

@@ -99,7 +99,9 @@ def measured(row: Row, say: Callable[[str], None], known: Sequence[Case] = ()) -
         {OURS: ExpertPlan(ours, problem.cost, "balanced"), **if_compiled(row.setting, ours)},
         [bound_s(problem, b) for b in row.setting.unseen],
     )
-    old = next((case for case in known if case["bound_s"] == bound), None)
+    old = next((of for of in known if (of["label"] == row.label if row.is_compiled else of["bound_s"] == bound)), None)
+    if row.is_compiled and old is None:
+        raise SystemExit(f"--rivals has no {row.label}")
     if old is None:
         entries |= rivals(problem, ours, say, planners, row.setting.compiled)
     numbers = numbers_of(compete(row.setting, entries, say))
