@@ -88,11 +88,11 @@ class EncoderStage(Stage):
         )
         self._tower_path = path
         parent, _, name = path.rpartition(".")
-        # A copy that shares what makes rows and lets go of the rest.
+        # A copy that shares what makes rows and lets go of the rest; what has no parameters may be a resampler.
         shell: Any = copy.copy(model.get_submodule(parent))
         paths = {path.rpartition(".")[2] for path in kept}
-        kept_too = {n for n, m in shell._modules.items() if m is not None and not any(True for _ in m.parameters())}
-        shell._modules = {n: m if n in paths | kept_too else None for n, m in shell._modules.items()}
+        paths |= {n for n, m in shell._modules.items() if m is not None and next(m.parameters(), None) is None}
+        shell._modules = {n: m if n in paths else None for n, m in shell._modules.items()}
         shell._parameters = dict(shell._parameters)  # the model lets go of them when its decoder is cut
         shell.config = copy.deepcopy(shell.config)  # setting its attention must not set that of other towers
         self.tower = tower
