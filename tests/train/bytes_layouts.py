@@ -149,7 +149,6 @@ def layouts() -> dict[str, Layout]:
         "experts ep 2 dp 4, ZeRO-1": without_family(
             "qwen3_vl_moe", inline([{LLM: 4}], dp=4, ep=2), shard_optimizer=True
         ),
-        "experts ep 4": without_family("qwen3_vl_moe", inline([{LLM: 4}], dp=4, ep=4)),
         "inline dp 4, ZeRO-1, adapters": layout(
             inline([both], dp=4), shard_optimizer=True, frozen=("vision",), lora=((LLM, ("q_proj", "v_proj")),)
         ),
