@@ -55,7 +55,7 @@ class LayerKind:
     num_adapter_inputs: int = 0
     """The same on top of what it keeps where it is frozen."""
     num_remade_values: int = 0
-    """Norm values that a compiled layer makes again, those that enter a norm behind a layer scale."""
+    """Norm values that a compiled layer recomputes: inputs of a norm that follows a layer scale."""
 
     @property
     def query_width(self) -> int:

@@ -32,7 +32,7 @@ def owners_of(plan: Plan, seat: Seat, stages: Sequence[Stage]) -> dict[str, int]
     """Owners of a seat's trained parameters, equal on all replicas of its stage; none of what they hold rows of.
 
     The largest parameter goes first and always to whoever has least, so no replica has more than the mean and one
-    parameter. Those of experts that replicas share have as many owners of the same number as there are parts.
+    parameter. Each part of shared experts has its owner among the replicas that hold that part.
 
     Args:
         plan: Says which modules share out their optimizer.

@@ -25,7 +25,7 @@ def small_processor(processor: MediaProcessor, config: Any, small: Any) -> Media
     """The processor of a shrunk model: pixels of its sizes shrink as the sides of the towers' pictures did.
 
     Args:
-        processor: Of the model; stays as it is.
+        processor: Of the model; unchanged.
         config: Of the model.
         small: Its shrunk copy.
     """
