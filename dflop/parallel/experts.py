@@ -54,9 +54,9 @@ def share_experts(stage: Stage, group: dist.ProcessGroup) -> dict[str, Part]:
             replaced |= keep_part(experts, name, part)
         experts.num_experts //= group.size()
         experts.forward = functools.partial(_dispatched, experts.forward, experts, group)
-    found_parts = rename(stage, replaced)
-    stage.of_experts = frozenset(found_parts)
-    return found_parts
+    parts = rename(stage, replaced)
+    stage.of_experts = frozenset(parts)
+    return parts
 
 
 def _dispatched(

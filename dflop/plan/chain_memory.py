@@ -132,15 +132,13 @@ class ChainMemory:
         peaks = held.peaks(self.depth(held.kept.shape[1]))
         return np.asarray(peaks > self.problem.usable_bytes)
 
-    def least(
-        self, held: StageBytes, layers: Ints, depth: Ints, dp: Ints, *, usual: bool = False
-    ) -> tuple[Ints, Bools]:
+    def least(self, held: StageBytes, layers: Ints, depth: Ints, dp: Ints) -> tuple[Ints, Bools]:
         """Layers `[modules, C, P]` that bring stages into memory, cheapest bytes first, and `[C, P]` whether they do.
 
-        `held` is without any; `depth` `[P]` are microbatches in flight; `usual` is as for `_held`.
+        `held` is without any; `depth` `[P]` are microbatches in flight.
         """
         usable_bytes, again = self.problem.usable_bytes, np.zeros_like(layers)
-        saves, keeps = self._saved_bytes(dp, usual)
+        saves, keeps = self._saved_bytes(dp, usual=False)
         over = held.state + depth * held.kept + held.once - usable_bytes
         if self.problem.space.host_bytes:
             over = over + (over > 0) * NUM_WAITING * keeps[-1][:, np.newaxis]
