@@ -220,3 +220,21 @@ def test_all_layers_run_again_only_where_that_fits_too():
     plans = [plan for _, plan in inline_choices(problem, 1, top=15)]
     assert any(plan.module(LLM).recompute_tokens for plan in plans)
     assert all(fits(problem, plan) for plan in plans)
+
+
+@pytest.mark.parametrize("memory_mb", [260, 270, 280, 290, 300])
+def test_an_average_microbatch_runs_again_what_it_needs_with_encoders_as_the_plan_has_them(memory_mb):
+    """A layer of the LLM less is beyond memory; by seconds a byte of its average load encoders would go first."""
+    problem = make_problem("vision", num_processes=2, memory_bytes=memory_mb * 10**6, shard_parameters=(False,))
+    chain = Chain.of(problem, 1, 2)
+    layers, dp = np.array([[[spec.num_layers]] for spec in chain.specs]), np.array([2])
+    states = chain.memory.states(chain_params(chain.specs, layers, chain.mode), dp, np.ones(1, dtype=int))
+    again, fit = chain.memory.recomputed(layers, states, dp)
+    usual = chain.memory.usual(states, layers, again, dp)
+    assert fit.all()
+    assert usual[:-1].tolist() == again[:-1].tolist()
+    is_over = [
+        chain.memory.is_over(chain.memory.held(states, layers, of, dp, usual=True)).any()
+        for of in (usual, usual - [[[0]], [[1]]])
+    ]
+    assert is_over == [False, True]
