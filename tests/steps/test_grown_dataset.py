@@ -97,7 +97,7 @@ def test_a_grown_profile_is_what_a_whole_one_would_be(folder, tmp_path):
 
     some_rows = st.lists(st.sampled_from(ROWS), min_size=1, max_size=5)
 
-    @settings(max_examples=4)
+    @settings(max_examples=3)
     @given(some_rows, some_rows, st.sampled_from(["rows", "file", "weights"]))
     def grows(before, after, how):
         base = tmp_path / str(next(numbers))
