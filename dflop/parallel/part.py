@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -40,6 +40,24 @@ class Part:
                 start[self.axis] = first + low - at
                 yield tuple(start), part.narrow(self.axis, low - first_row * (self.axis == 0), high - low)
             at += length
+
+
+def rows_part(shape: tuple[int, ...], rows: tuple[int, int], cut: Part | None) -> Part:
+    """Rows of a parameter, or of what tensor parallelism has left of it.
+
+    Args:
+        shape: Of the whole.
+        rows: `[first, end)` of what the rank would hold.
+        cut: That part; None: the whole.
+    """
+    return Part(shape, 0, (rows,)) if cut is None else replace(cut, rows=rows)
+
+
+def even_rows(num_rows: int, num_shares: int, number: int) -> tuple[int, int]:
+    """`[first, end)` of a share: as many rows for everyone, what is missing is missing at the end, as in FSDP2."""
+    each = -(-num_rows // num_shares)
+    first = min(number * each, num_rows)
+    return first, min(first + each, num_rows)
 
 
 def even_part(shape: torch.Size, axis: int, num_matrices: int, rank: int, degree: int) -> Part:

@@ -29,7 +29,7 @@ from dflop.models.generic.llm_stage import LlmStage
 from dflop.models.loss import HeadLoss, head_loss
 from dflop.models.low_rank import INPUT_SHARE, is_adapted, move_adapter, plus_adapter
 from dflop.models.splits import cannot_split, check_split, entrances, holder_of, split_of
-from dflop.parallel.exchange import all_reduce, sum_backward
+from dflop.parallel.exchange import all_reduce, exchanged, sum_backward
 from dflop.parallel.part import Part, even_part
 from dflop.parallel.tokens import (
     TowerTokens,
@@ -49,9 +49,9 @@ Replaced = dict[nn.Parameter, tuple[nn.Parameter, Part]]
 def shard_stage(stage: Stage, group: dist.ProcessGroup) -> dict[str, Part]:
     """Keep this rank's part of a stage, whose every forward and backward is collective from then on.
 
-    The last LLM stage keeps its rows of the head and computes the loss from them: 2 all-reduces forward, of 3 float32
-    numbers per token, and 1 backward, of the hidden states. A tied head computes with its rows of the embedding,
-    which stays whole: 1 more backward, of the embedding's size. The first stage embeds with the whole embedding.
+    The first LLM stage keeps its rows of the embedding: 1 all-reduce forward, of the hidden states. The last one keeps
+    its rows of the head and computes the loss from them: 2 all-reduces forward, of 3 float32 numbers per token, and 1
+    backward, of the hidden states. A tied head has the rows of the embedding.
 
     Args:
         stage: Changed in place; `stage.names` then holds the parts under their global names.
@@ -66,8 +66,10 @@ def shard_stage(stage: Stage, group: dist.ProcessGroup) -> dict[str, Part]:
     if group.size() == 1:
         return {}
     head = stage.head if isinstance(stage, LlmStage) else None
-    if head is not None and head.out_features < group.size():
-        raise cannot_split(f"a vocabulary of {head.out_features}", group.size())
+    embedding: Any = stage.decoder.embed_tokens if isinstance(stage, LlmStage) and stage.is_first else None
+    for num_rows in [*([head.out_features] if head else []), *([len(embedding.weight)] if embedding else [])]:
+        if num_rows < group.size():
+            raise cannot_split(f"a vocabulary of {num_rows}", group.size())
     layers, tower = stage.layers, TowerTokens(group)
     whole_of = tower.whole if isinstance(stage, EncoderStage) else packed_tokens
     replaced = shard_layers(layers, group, whole_of)
@@ -82,9 +84,10 @@ def shard_stage(stage: Stage, group: dist.ProcessGroup) -> dict[str, Part]:
         partial |= set(stage.decoder.norm.parameters())
         stage.num_rows = functools.partial(num_shared, num_ranks=group.size())
         stage.enter, stage.leave = functools.partial(enter, group=group), functools.partial(leave, group=group)
+        if embedding is not None:
+            replaced |= shard_embedding(embedding, group)
         if head is not None:
-            stage.head_loss, parts = shard_head(head, tied=bool(stage.tied), group=group)
-            replaced |= parts
+            stage.head_loss = shard_head(head, replaced, group)
     stage.partial = frozenset(name for name, p in stage.names.items() if p in partial)
     return rename(stage, replaced)
 
@@ -161,25 +164,47 @@ def keep_part(linear: nn.Module, kind: str, part: Part) -> Replaced:
     return {whole: (kept, part)}
 
 
-def shard_head(head: nn.Linear, *, tied: bool, group: dist.ProcessGroup) -> tuple[HeadLoss, Replaced]:
+def shard_embedding(embedding: Any, group: dist.ProcessGroup) -> Replaced:
+    """Keep this rank's rows of an embedding. Tokens of other ranks' rows are zeros, until the ranks sum.
+
+    Args:
+        embedding: Changed in place.
+        group: Ranks that hold the other rows; at most as many as the vocabulary has entries.
+    """
+    num_rows, padding, look_up = len(embedding.weight), embedding.padding_idx, embedding.forward
+    first, end = vocab_share(num_rows, group.rank(), group.size())
+    replaced = keep_part(embedding, "weight", Part(tuple(embedding.weight.shape), 0, ((first, end),)))
+    embedding.num_embeddings = end - first
+    if padding is not None:
+        embedding.padding_idx = padding % num_rows - first if first <= padding % num_rows < end else None
+
+    def forward(ids: torch.Tensor) -> torch.Tensor:
+        is_own = (first <= ids) & (ids < end)
+        rows = look_up(torch.where(is_own, ids - first, 0)).masked_fill(~is_own[..., None], 0)
+        return exchanged(rows, lambda own: all_reduce(own.clone(), group), lambda grad: grad)
+
+    embedding.forward = forward
+    return replaced
+
+
+def shard_head(head: nn.Linear, replaced: Replaced, group: dist.ProcessGroup) -> HeadLoss:
     """Keep this rank's rows of the head.
 
     Args:
-        head: Changed in place. A tied one stays whole: its weight is the embedding's.
-        tied: Compute with this rank's rows of the whole weight, and sum the weight's gradient over the ranks in each
-            backward pass, where every rank fills its own rows.
+        head: Changed in place.
+        replaced: What took the place of what, an embedding to which the head is tied among it; changed in place.
         group: Ranks that hold the other rows; at most as many as the vocabulary has entries.
 
     Returns:
-        The loss to use from now on, the same number on every rank, and what took the place of what.
+        The loss to use from now on, the same number on every rank.
     """
     first, end = vocab_share(head.out_features, group.rank(), group.size())
-    replaced: Replaced = {}
-    for kind in ("bias",) if tied else ("weight", "bias"):
-        if (whole := getattr(head, kind)) is not None:
+    for kind, whole in list(head.named_parameters(recurse=False)):
+        if whole in replaced:
+            setattr(head, kind, replaced[whole][0])
+        else:
             replaced |= keep_part(head, kind, Part(tuple(whole.shape), 0, ((first, end),)))
-    if not tied:
-        head.out_features = end - first
+    head.out_features = end - first
 
     def reduce(values: torch.Tensor, *, maximum: bool = False) -> torch.Tensor:
         return all_reduce(values, group, maximum=maximum)
@@ -188,11 +213,10 @@ def shard_head(head: nn.Linear, *, tied: bool, group: dist.ProcessGroup) -> tupl
         hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor, num_tokens: int,
         of_tokens: torch.Tensor | None = None,
     ) -> torch.Tensor:  # fmt: skip
-        rows = sum_backward(weight, group)[first:end] if tied else weight
         summed = sum_backward(hidden, group)
-        return head_loss(summed, rows, bias, targets, num_tokens, of_tokens, first=first, reduce=reduce)
+        return head_loss(summed, weight, bias, targets, num_tokens, of_tokens, first=first, reduce=reduce)
 
-    return loss, replaced
+    return loss
 
 
 class RowSplitLinear(nn.Linear):

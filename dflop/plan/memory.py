@@ -28,12 +28,10 @@ from dflop.cost.identity import bytes_per_value
 from dflop.cost.model import CostModel, Floats
 from dflop.models.loss_size import loss_peak_bytes
 from dflop.plan.candidates import Bools
-from dflop.plan.stage_params import StageParams, stage_params
+from dflop.plan.stage_params import FLOAT32_BYTES, StageParams, stage_params
 from dflop.records import FP8_OFF, LLM, ONE_RANK, CostTable, ModuleSpec, RunMode
 from dflop.schedule.items import Ints
 
-FLOAT32_BYTES = 4
-"""Bytes of a gradient, a master weight, a moment."""
 CAST_BYTES = 9
 """Bytes of a value while it is cast to 8 bit: scaled and clamped in float32, and the 8 bit; less if compiled."""
 NUM_WAITING = 2
@@ -324,9 +322,7 @@ def _ends_at_work(spec: ModuleSpec, table: CostTable, params: StageParams, num_l
     found: Floats = np.float64(_gradient_bytes(table) * trains) * params.behind_matrix
     if table.module == LLM:
         loss = loss_peak_bytes(num_lost, num_rows, spec.hidden_size, bytes_per_value(table.dtype), trains=trains)
-        # Ranks sum the whole gradient of a tied head, in which each has its rows.
-        summed = _gradient_bytes(table) * (params.behind + params.entry) * (spec.is_tied and tp > 1 and trains)
-        found = params.is_last * np.maximum(loss, summed)
+        found = params.is_last * loss
     return found
 
 

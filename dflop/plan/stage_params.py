@@ -1,7 +1,7 @@
 """Parameters that a process of each stage holds, and which of them train; `dflop/plan/memory.py` counts their bytes.
 
-An LLM's first stage holds the embedding, whole on every tensor-parallel rank, and its last the head, or a tied one once
-more; an encoder's first stage holds what is before its layers, its last what is behind them.
+An LLM's first stage holds the embedding, and its last the head, or a tied one once more; tensor-parallel ranks share
+the rows of both. An encoder's first stage holds what is before its layers, its last what is behind them.
 """
 
 from __future__ import annotations
@@ -21,6 +21,10 @@ from dflop.plan.candidates import Bools
 from dflop.records import LLM, CostTable, LayerKind, ModuleSpec, RunMode
 from dflop.schedule.items import Ints
 
+FLOAT32_BYTES = 4
+"""Bytes of a gradient, a master weight, a moment."""
+BUCKET_BYTES = 64 << 20
+"""Bytes of `train/buckets.py`'s buffers; where owners get the sums, each has its own."""
 GATHERED_LAYERS = 2
 """Layers whose weights FSDP2 has gathered at once: one runs, the next is on its way."""
 
@@ -84,15 +88,19 @@ class StageParams:
             return np.zeros_like(self.layers) + self.adapters
         return self.total if table.trains_layers else self.behind
 
-    def largest(self, table: CostTable) -> Ints:
-        """The largest one that trains."""
+    def largest(self, table: CostTable, replicas: Ints) -> Ints:
+        """The largest one that trains, of an embedding or a head what one of its owners updates."""
         if table.is_frozen:
             return np.zeros_like(self.layers)
         if table.trains_adapters:
             return np.zeros_like(self.layers) + self.largest_adapter
         if not table.trains_layers:
             return self.behind_matrix
-        found: Ints = np.maximum.reduce([self.entry, self.behind_matrix, self.matrix])
+        ends = np.maximum(self.entry, self.behind_matrix)
+        if table.module == LLM:
+            num_buckets = -(-ends * FLOAT32_BYTES // BUCKET_BYTES)
+            ends = -(-ends // np.clip(num_buckets, 1, np.maximum(replicas, 1)))
+        found: Ints = np.maximum(ends, self.matrix)
         return found
 
     def shared(self, table: CostTable) -> Ints:
@@ -125,10 +133,10 @@ class StageParams:
         """Parameters that some replica owns of a shared optimizer, however well `train/zero.py` deals them out.
 
         With more matrices than replicas one of them has two, whatever the mean is. A part of experts that `ep` replicas
-        share is owned by one of those that have it.
+        share is owned by one of those that have it. Experts that are whole are taken for matrices.
         """
         several = self.matrix * -(-self.num_matrices // np.maximum(replicas // self.ep, 1)) * table.trains_layers
-        found: Ints = np.maximum(self.largest(table), several)
+        found: Ints = np.maximum(self.largest(table, replicas), several)
         return found
 
 
@@ -150,10 +158,10 @@ def stage_params(spec: ModuleSpec, layers: Ints, tp: int, ep: int = 1) -> StageP
     that are shared: its ranks are among the `ep` that share them.
     """
     first, last = first_and_last(layers)
-    head = 0 if spec.is_tied else spec.vocab_size * spec.hidden_size
+    head, entry = 0 if spec.is_tied else spec.vocab_size * spec.hidden_size, entry_params(spec, tp)
     behind = last * (spec.num_edge_params - spec.num_entry_params - spec.num_deep_params - head + -(-head // tp))
     if spec.is_tied:
-        behind = behind + (last & ~first) * spec.num_entry_params
+        behind = behind + (last & ~first) * entry
     end = np.cumsum(layers, axis=-1)
     for layer in spec.deep_layers:
         holds = (end - layers <= layer) & (layer < end)
@@ -186,7 +194,7 @@ def stage_params(spec: ModuleSpec, layers: Ints, tp: int, ep: int = 1) -> StageP
         is_last=last,
         layers=-(-_total(held, lambda kind: kind.num_params) // tp),
         largest_layers=-(-layers * _most(held, lambda kind: kind.num_params - shared(kind)) // tp),
-        entry=first * spec.num_entry_params,
+        entry=first * entry,
         behind=behind,
         behind_matrix=np.minimum(behind, spec.num_projector_matrix_params or behind),
         matrix=-(-_most(held, matrix) // tp),
@@ -200,6 +208,12 @@ def stage_params(spec: ModuleSpec, layers: Ints, tp: int, ep: int = 1) -> StageP
         most_adapters=_most(held, lambda kind: sum(adapters(kind))),
         largest_adapter=_most(held, lambda kind: max(adapters(kind), default=0)),
     )
+
+
+def entry_params(spec: ModuleSpec, tp: int) -> int:
+    """Parameters that a rank has before the layers: of an embedding its rows."""
+    rows = min(spec.vocab_size * spec.hidden_size, spec.num_entry_params)
+    return spec.num_entry_params - rows - (-rows // tp)
 
 
 def chain_params(specs: Sequence[ModuleSpec], layers: Iterable[Ints], mode: RunMode) -> list[StageParams]:

@@ -30,16 +30,20 @@ from dflop.cost.analytic import AVERAGE_FRAC
 from dflop.cost.identity import bytes_per_value
 from dflop.cost.model import Floats
 from dflop.plan.candidates import Bools
-from dflop.plan.memory import FLOAT32_BYTES
 from dflop.plan.space import Problem
-from dflop.plan.stage_params import StageParams, chain_params, stage_params
+from dflop.plan.stage_params import (
+    BUCKET_BYTES,
+    FLOAT32_BYTES,
+    StageParams,
+    chain_params,
+    entry_params,
+    stage_params,
+)
 from dflop.records import LLM, CostTable, ModulePlan, ModuleSpec, RunMode, grids_of
 from dflop.schedule.items import Ints
 
 MOST_NODES = 1 << 20
 """Above any number of nodes."""
-BUCKET_BYTES = 64 << 20
-"""Bytes of `train/buckets.py`'s buffers; where owners get the sums, each has its own."""
 
 
 def plan_sync_s(problem: Problem, modules: Sequence[ModulePlan], num_microbatches: int) -> float:
@@ -176,7 +180,7 @@ def chain_sync_s(
     for spec, own, of_again in reversed(list(zip(specs, params, again, strict=True))):  # as a backward pass runs
         table, first = problem.cost.table(spec.module, mode), own.is_first
         trained, owned = own.trained(table), own.least_owned(table, replicas)
-        tied = (first ^ own.is_last) * spec.is_tied * table.trains_layers * spec.num_entry_params
+        tied = (first ^ own.is_last) * spec.is_tied * table.trains_layers * entry_params(spec, tp)
         norms = 2 * spec.hidden_size * own.num_layers * table.trains_layers * (tp > 1)
         entry = (own.entry - first * tied) * table.trains_layers
         experts = own.experts * table.trains_layers if mode.ep > 1 else 0

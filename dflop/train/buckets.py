@@ -3,12 +3,13 @@
 A bucket holds neighbours in the order in which a backward pass reaches them, and can be summed once all of them have
 their last gradient (Li et al., arXiv 2006.15704, section 3.2). Replicas begin their sums in one order, that of the
 buckets; a replica whose last microbatch leaves a module out begins the rest when its passes are over. Where replicas
-share out the optimizer (`zero.py`), all parameters of a bucket have one owner, who alone gets the sum.
+share out the optimizer (`zero.py`), all parameters of a bucket have one owner, who alone gets the sum; an embedding is
+a bucket per owner.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -17,8 +18,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-Owners = Mapping[str, int]
-"""Replica that updates a parameter, in the order of those that have it; what is missing, all update alike."""
+from dflop.parallel.part import even_rows
+from dflop.train.parameter_groups import is_hidden_matrix
+
+Owners = Mapping[str, tuple[int, ...]]
+"""Replicas that update a parameter, each an even share of its rows, numbered as those that have it are; what is
+missing, all update alike."""
+Rows = tuple[slice, ...]
+"""Index of rows of a parameter; empty: all."""
 BUCKET_BYTES = 64 << 20
 """Bytes of a buffer, unless one parameter is larger: enough to hide latency, small enough to begin early."""
 
@@ -66,9 +73,10 @@ class GradientBuckets:
         backward = list(reversed(list(parameters)))
         early = [name for name in backward if name not in late]
         for names in (early, [name for name in backward if name in late]):
-            for (among, owner), members in grouped({name: parameters[name] for name in names}, owners, apart):
-                self._buckets.append(self._bucket(members, owner, among or self._replicas, is_late=names is not early))
-                self._num_late += names is not early
+            for (among, owned), members in grouped({name: parameters[name] for name in names}, owners, apart):
+                made = self._buckets_of(members, owned, among or self._replicas, is_late=names is not early)
+                self._buckets += made
+                self._num_late += len(made) * (names is not early)
 
     @property
     def flats(self) -> list[torch.Tensor]:
@@ -99,23 +107,25 @@ class GradientBuckets:
         for flat in self.flats:
             flat.zero_()
 
-    def _bucket(
-        self, members: list[nn.Parameter], owner: int | None, among: dist.ProcessGroup | None, *, is_late: bool
-    ) -> Bucket:
+    def _buckets_of(
+        self, members: list[nn.Parameter], owners: tuple[int, ...], among: dist.ProcessGroup | None, *, is_late: bool
+    ) -> list[Bucket]:
         sizes = [p.numel() for p in members]
         flat = torch.zeros(sum(sizes), dtype=torch.float32, device=members[0].device)
         # A late one lacks a parameter that never arrives, so it begins in `finish`.
-        bucket = Bucket(flat, owner, among, len(members) + is_late, len(members) + is_late)
+        num = len(members) + is_late
+        found = [Bucket(part, owner, among, num, num) for part, owner in of_owners(flat, members, owners)]
         for p, part in zip(members, flat.split(sizes), strict=True):
             p.grad = part.view(p.shape)
             if self._replicas is not None and not is_late:
-                p.register_post_accumulate_grad_hook(partial(self._arrived, bucket))
-        return bucket
+                p.register_post_accumulate_grad_hook(partial(self._arrived, found))
+        return found
 
-    def _arrived(self, bucket: Bucket, _: torch.Tensor) -> None:
+    def _arrived(self, buckets: Sequence[Bucket], _: torch.Tensor) -> None:
         if not self._is_last_pass:
             return
-        bucket.num_missing -= 1
+        for bucket in buckets:
+            bucket.num_missing -= 1
         while self._num_begun < len(self._buckets) and not self._buckets[self._num_begun].num_missing:
             self._begin(self._buckets[self._num_begun])
 
@@ -129,8 +139,37 @@ class GradientBuckets:
             bucket.work = dist.reduce(bucket.flat, group=bucket.among, group_dst=bucket.owner, async_op=True)
 
 
-Place = tuple[dist.ProcessGroup | None, int | None]
-"""(group where that is not all replicas, owner) of a parameter."""
+def num_owners(name: str, p: torch.Tensor, num_replicas: int) -> int:
+    """How many replicas may update a parameter: one for each bucket that its gradient fills.
+
+    A hidden matrix has one, as Muon updates whole ones. An embedding alone is more than a replica's share of a model.
+    """
+    if is_hidden_matrix(name, p.ndim) or not p.ndim:
+        return 1
+    rows = -(-len(p) // min(num_replicas, -(-4 * p.numel() // BUCKET_BYTES)))
+    return -(-len(p) // rows)
+
+
+def owned_rows(p: torch.Tensor, owners: tuple[int, ...], own: int) -> Rows | None:
+    """What one of those who have a parameter updates of it; None: nothing."""
+    if own not in owners or len(owners) == 1:
+        return () if own in owners else None
+    return (slice(*even_rows(len(p), len(owners), owners.index(own))),)
+
+
+def of_owners(
+    flat: torch.Tensor, members: Sequence[nn.Parameter], owners: tuple[int, ...]
+) -> list[tuple[torch.Tensor, int | None]]:
+    """A buffer, and who updates what is in it, none: all; where several do, rows of its only member for each."""
+    if len(owners) < 2:
+        return [(flat, owners[0] if owners else None)]
+    (p,) = members
+    rows = -(-len(p) // len(owners))
+    return list(zip(flat[: p.numel()].split(rows * p[0].numel()), owners, strict=True))
+
+
+Place = tuple[dist.ProcessGroup | None, tuple[int, ...]]
+"""(group where that is not all replicas, owners) of a parameter."""
 
 
 def grouped(
@@ -140,7 +179,7 @@ def grouped(
     found: list[tuple[Place, list[nn.Parameter]]] = []
     open_of: dict[tuple[Place, torch.dtype], list[nn.Parameter]] = {}
     for name, p in parameters.items():
-        place = apart.get(name), owners.get(name)
+        place = apart.get(name), owners.get(name, ())
         members = open_of.setdefault((place, p.dtype), [])
         if members and 4 * (sum(m.numel() for m in members) + p.numel()) > BUCKET_BYTES:
             found.append((place, members))

@@ -208,7 +208,8 @@ class Checkpointer:
         self._optimizer.load_state(wanted)
 
     def _blocks(self, optimizer: State) -> list[Block]:
-        return checkpoint_state.state_blocks(self._stages, optimizer, self._parts, self._base.names)
+        rows = self._optimizer.rows
+        return checkpoint_state.state_blocks(self._stages, optimizer, self._parts, self._base.names, rows)
 
     def _about_base(self) -> dict[str, dict[str, str]]:
         """What metadata say of the base; nothing where checkpoints hold every parameter. Collective, the first time."""

@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, chain
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 from dflop.errors import ConfigError, TrainError
 from dflop.models.build import Stage
 from dflop.models.weights import some_of
-from dflop.parallel.part import Part
+from dflop.parallel.part import Part, rows_part
 from dflop.progress import At, unseen
 from dflop.train.blocks import Block, SafeReader, Stored, blocks_of, reason_of
 from dflop.train.optim import AVERAGE, State
@@ -36,8 +37,9 @@ _PORTABLE = 1
 
 
 def state_blocks(
-    stages: Iterable[Stage], optimizer: State, parts: Mapping[str, Part], base: Collection[str] = ()
-) -> list[Block]:
+    stages: Iterable[Stage], optimizer: State, parts: Mapping[str, Part], base: Collection[str] = (),
+    rows: Mapping[str, tuple[int, int]] = MappingProxyType({}),
+) -> list[Block]:  # fmt: skip
     """All of a rank's state as views of the live tensors.
 
     Args:
@@ -46,13 +48,16 @@ def state_blocks(
             steps is not.
         parts: What the rank holds of the parameters that it does not hold whole.
         base: Names of parameters that are left out.
+        rows: `Optimizer.rows`.
     """
     model = {name: p for stage in stages for name, p in stage.names.items() if name not in base}
     found = [blocks_of(f"{_PREFIX}{name}", p, parts.get(name)) for name, p in model.items()]
     for name, tensors in optimizer.items():
+        part = parts.get(name)
+        if name in rows:
+            part = rows_part(tuple(model[name].shape), rows[name], part)
         for key, tensor in tensors.items():
-            part = parts.get(name) if tensor.dim() else None
-            found.append(blocks_of(f"{OPTIMIZER}/{name}/{key}", tensor, part))
+            found.append(blocks_of(f"{OPTIMIZER}/{name}/{key}", tensor, part if tensor.dim() else None))
     return list(chain(*found))
 
 

@@ -21,7 +21,6 @@ pass, after which FSDP2 forgets what ran. A frozen LLM that is shared out has on
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -36,7 +35,7 @@ from torch.distributed.tensor import DTensor
 from dflop.models.build import Stage
 from dflop.models.generic.experts import experts_of
 from dflop.models.generic.llm_stage import LlmStage
-from dflop.parallel.part import Part
+from dflop.parallel.part import Part, even_rows, rows_part
 from dflop.parallel.topology import Groups
 
 
@@ -97,7 +96,8 @@ def _shard(
     held = dict(stage.named_parameters())
     stage.shards = {name: held[path] for name, path in where.items()}
     stage.names |= {name: nn.Parameter(_rows(p), p.requires_grad) for name, p in stage.shards.items()}
-    return {name: _part(shape, group_of[name], cut.get(name)) for name, shape in shapes.items()}
+    shares = {name: (group_of[name].size(), group_of[name].rank()) for name in shapes}
+    return {name: rows_part(shape, even_rows(shape[0], *shares[name]), cut.get(name)) for name, shape in shapes.items()}
 
 
 def _in_float32(parameters: Collection[nn.Parameter]) -> MixedPrecisionPolicy:
@@ -113,14 +113,6 @@ def _in_float32(parameters: Collection[nn.Parameter]) -> MixedPrecisionPolicy:
 def _rows(shard: torch.Tensor) -> torch.Tensor:
     assert isinstance(shard, DTensor)
     return shard.to_local().detach()
-
-
-def _part(shape: tuple[int, ...], shards: dist.ProcessGroup, cut: Part | None) -> Part:
-    """Rows of a rank as FSDP2 cuts them: as many for everyone, what is missing is missing at the end."""
-    each = -(-shape[0] // shards.size())
-    first = min(shards.rank() * each, shape[0])
-    rows = (first, min(first + each, shape[0]))
-    return Part(shape, 0, (rows,)) if cut is None else dataclasses.replace(cut, rows=rows)
 
 
 def sharded_modules(stage: nn.Module) -> Iterator[FSDPModule]:

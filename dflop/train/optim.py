@@ -2,8 +2,8 @@
 
 A 16-bit weight has 8 bits of mantissa: an update a few hundred times smaller than the weight would be rounded away,
 step after step. So what is updated is always float32: the parameter itself, or a master copy of which the parameter
-is the rounded value. Replicas may share the states out (`zero.py`): each owns whole parameters. Muon needs that: it
-orthogonalises the momentum of a matrix.
+is the rounded value. Replicas may share the states out (`zero.py`): each owns whole parameters, or rows of an
+embedding. Muon needs that: it orthogonalises the momentum of a matrix.
 """
 
 from __future__ import annotations
@@ -97,11 +97,10 @@ class Optimizer:
     ) -> None:  # fmt: skip
         self.parameters, self._shared = dict(parameters), shared
         self.owners: Owners = shared.owners if shared else {}
-        self._updated: dict[str, torch.Tensor] = {
-            name: p if p.dtype == torch.float32 else p.detach().float()
-            for name, p in self.parameters.items()
-            if shared is None or shared.updates(name)
-        }
+        found = {name: shared.rows(name, p) if shared else () for name, p in self.parameters.items()}
+        self._rows = {name: rows for name, rows in found.items() if rows is not None}
+        # Of a float32 weight the rows themselves, else a master copy.
+        self._updated = {name: self.parameters[name].detach()[rows].float() for name, rows in self._rows.items()}
         self._of_torch = _of_torch(self._updated, settings, modules or {})
         self._ema_decay = settings.ema_decay
         self._average = {n: p.detach().clone() for n, p in self._updated.items()} if settings.ema_decay else {}
@@ -118,7 +117,7 @@ class Optimizer:
         if self._updated:
             for name, updated in self._updated.items():
                 gradient = self.parameters[name].grad
-                updated.grad = None if gradient is None else gradient.float()
+                updated.grad = None if gradient is None else gradient[self._rows[name]].float()
             for optimizer in self._of_torch:
                 for group in optimizer.param_groups:
                     group["lr"] = lr * group["lr_scale"]
@@ -146,7 +145,7 @@ class Optimizer:
         moments = {tensor: kept for optimizer in self._of_torch for tensor, kept in optimizer.state.items()}
         for name, updated in self._updated.items():
             found[name] = dict(moments[updated])
-            if updated is not self.parameters[name]:
+            if self._has_master(name):
                 found[name]["master"] = updated
             if name in self._average:
                 found[name][AVERAGE] = self._average[name]
@@ -163,7 +162,7 @@ class Optimizer:
             given = state.get(name, {})
             for key, tensor in kept.items():
                 is_weight = key in ("master", AVERAGE)
-                fresh = self.parameters[name].detach() if is_weight else torch.zeros_like(tensor)
+                fresh = self.parameters[name].detach()[self._rows[name]] if is_weight else torch.zeros_like(tensor)
                 tensor.detach().copy_(given.get(key, fresh))
         self._round()
 
@@ -171,8 +170,16 @@ class Optimizer:
         """Set weights that are not float32 to the nearest value of their master copies."""
         with torch.no_grad():
             for name, updated in self._updated.items():
-                if updated is not self.parameters[name]:
-                    self.parameters[name].copy_(updated)
+                if self._has_master(name):
+                    self.parameters[name][self._rows[name]].copy_(updated)
+
+    def _has_master(self, name: str) -> bool:
+        return self.parameters[name].dtype != torch.float32
+
+    @property
+    def rows(self) -> dict[str, tuple[int, int]]:
+        """`[first, end)` of what this rank updates of a parameter that it holds more of."""
+        return {name: (rows[0].start, rows[0].stop) for name, rows in self._rows.items() if rows}
 
 
 def _of_torch(

@@ -19,7 +19,7 @@ from dflop.models.build import Stage
 from dflop.models.generic.llm_stage import LlmStage
 from dflop.parallel.topology import Groups, Seat
 from dflop.records import Plan
-from dflop.train.buckets import GradientBuckets, Owners
+from dflop.train.buckets import GradientBuckets, Owners, owned_rows
 from dflop.train.fsdp import set_last_pass, take_gradients
 from dflop.train.zero import those_apart
 
@@ -78,14 +78,15 @@ class GradientReducer:
         self._modules = tuple(m.module for m in plan.modules)
         module_of = {n: part.module for part, stage in zip(seat.parts, stages, strict=True) for n in stage.names}
         self._counted = [
-            (self._modules.index(module_of[n]), p)
+            (self._modules.index(module_of[n]), p, rows)
             for n, p in names.items()
             if n != skipped
             and (
-                seat.replica < num_shards
+                rows := (() if seat.replica < num_shards else None)
                 if are_rows
-                else self._owners.get(n, 0) == seat.replica // (ep if n in apart else 1)
+                else owned_rows(p, self._owners.get(n, (0,)), seat.replica // (ep if n in apart else 1))
             )
+            is not None
             and (seat.tp_rank == 0 or n in sharded)
         ]
 
@@ -113,7 +114,7 @@ class GradientReducer:
         assert p.grad is not None
         # Every rank of the group gets the sum, so that the owners on either stage make the same update.
         dist.all_reduce(p.grad, group=self._groups.tied)
-        if self._owners.get(name, self._seat.replica) != self._seat.replica:
+        if self._seat.replica not in self._owners.get(name, (self._seat.replica,)):
             p.grad = None
 
     def totals(self, loss: float, flags: Sequence[bool] = (), more: Sequence[float] = ()) -> Totals:
@@ -132,14 +133,14 @@ class GradientReducer:
 
     def _squares(self) -> list[float]:
         """Per module the sum of this rank's squared gradients; read from the device once."""
-        rows: list[list[torch.Tensor]] = [[] for _ in self._modules]
-        for i, p in self._counted:
+        norms: list[list[torch.Tensor]] = [[] for _ in self._modules]
+        for i, p, own in self._counted:
             if p.grad is not None:
                 # Of rows, in one kernel that copies nothing: whole tensors, torch sums up less exactly on CPUs.
-                rows[i].append(torch.linalg.vector_norm(p.grad, dim=-1, dtype=torch.float32).flatten())
-        sums = {i: torch.cat(of).double().square().sum() for i, of in enumerate(rows) if of}
+                norms[i].append(torch.linalg.vector_norm(p.grad[own], dim=-1, dtype=torch.float32).flatten())
+        sums = {i: torch.cat(of).double().square().sum() for i, of in enumerate(norms) if of}
         read = dict(zip(sums, torch.stack([*sums.values()]).tolist(), strict=True)) if sums else {}
-        return [read.get(i, 0.0) for i in range(len(rows))]
+        return [read.get(i, 0.0) for i in range(len(norms))]
 
     def clip(self, norm: float, max_norm: float) -> None:
         """Scale gradients so that the model's norm is at most `max_norm`."""

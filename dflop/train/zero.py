@@ -1,8 +1,8 @@
 """ZeRO-1 (arXiv 1910.02054): data-parallel replicas share out the optimizer's states, each owning whole parameters.
 
-Whole, because then a state has its parameter's shape and global name, and a checkpoint knows nothing of who owned what.
-Gradients are summed to the owner alone, and what it makes of the weights goes back to the others: as many bytes on the
-way as one all-reduce.
+Of an embedding or a head, of which one has more than a replica's share of a model, several own even parts of the rows;
+matrices in between stay whole, as Muon updates them whole. Gradients are summed to the owner alone, and what it makes
+of the weights goes back to the others: as many bytes on the way as one all-reduce.
 
 They go as in Megatron's distributed optimizer with `overlap_param_gather`: weights are views of flat buffers, which
 owners begin to send right behind the update, in the order of the forward pass, and each layer of the next forward pass
@@ -22,17 +22,17 @@ from dflop.models.build import EncoderStage, Stage
 from dflop.models.generic.llm_stage import LlmStage
 from dflop.parallel.topology import Groups, Seat
 from dflop.records import Plan
-from dflop.train.buckets import Bucket, Owners, grouped
+from dflop.train.buckets import Bucket, Owners, Rows, grouped, num_owners, of_owners, owned_rows
 
 _ALIGNED = 64
 """Elements between whose multiples a parameter begins: kernels are chosen by where their input lies."""
 
 
-def owners_of(plan: Plan, seat: Seat, stages: Sequence[Stage]) -> dict[str, int]:
+def owners_of(plan: Plan, seat: Seat, stages: Sequence[Stage]) -> dict[str, tuple[int, ...]]:
     """Owners of a seat's trained parameters, equal on all replicas of its stage; none of what they hold rows of.
 
     The largest parameter goes first and always to whoever has least, so no replica has more than the mean and one
-    parameter. Each part of shared experts has its owner among the replicas that hold that part.
+    parameter, or one's part of it. Each part of shared experts has its owner among the replicas that hold that part.
 
     Args:
         plan: Says which modules share out their optimizer.
@@ -41,20 +41,21 @@ def owners_of(plan: Plan, seat: Seat, stages: Sequence[Stage]) -> dict[str, int]
     """
     parallel = plan.module(seat.module).parallel
     num_replicas = parallel.num_replicas
-    sizes = {
-        name: (p.numel(), parallel.ep if name in stage.of_experts else 1)
+    trained = {
+        name: (p, parallel.ep if name in stage.of_experts else 1)
         for part, stage in zip(seat.parts, stages, strict=True)
         if plan.module(part.module).shard_optimizer and num_replicas > 1 and not stage.shards
         for name, p in stage.names.items()
         if p.requires_grad
     }
     owners, loads = {}, [0] * num_replicas
-    for name in sorted(sizes, key=lambda name: (-sizes[name][0], name)):
-        size, each = sizes[name]
+    for name in sorted(trained, key=lambda name: (-trained[name][0].numel(), name)):
+        p, each = trained[name]
         most = [max(loads[first : first + each]) for first in range(0, num_replicas, each)]
-        owners[name] = most.index(min(most))
-        for replica in range(each * owners[name], each * (owners[name] + 1)):
-            loads[replica] += size
+        num = 1 if each > 1 else num_owners(name, p, num_replicas)
+        owners[name] = tuple(sorted(range(len(most)), key=most.__getitem__)[:num])
+        for replica in (n for owner in owners[name] for n in range(each * owner, each * (owner + 1))):
+            loads[replica] += p.numel() // num
     return owners
 
 
@@ -85,21 +86,23 @@ class SharedWeights:
         forward = dict.fromkeys(p for _, read in reads for p in read)
         assert len(forward) == len(owners), "every weight has a reader"
         self._buckets: list[Bucket] = []
-        bucket_of: dict[nn.Parameter, Bucket] = {}
+        buckets_of: dict[nn.Parameter, list[Bucket]] = {}
         # Grouped as gradients are, so that what comes first in a forward pass is last.
-        for (among, owner), members in reversed(grouped({names[p]: p for p in reversed(forward)}, owners, apart)):
-            self._buckets.append(Bucket(_flattened(members), owner, among or replicas))
-            bucket_of |= dict.fromkeys(members, self._buckets[-1])
+        for (among, owned), members in reversed(grouped({names[p]: p for p in reversed(forward)}, owners, apart)):
+            parts = of_owners(_flattened(members), members, owned)
+            made = [Bucket(part, owner, among or replicas) for part, owner in parts]
+            self._buckets += made
+            buckets_of |= dict.fromkeys(members, made)
         for module, read in reads:
-            buckets = dict.fromkeys(bucket_of[p] for p in read)
+            buckets = dict.fromkeys(bucket for p in read for bucket in buckets_of[p])
             # Its own weights are there already.
             missing = [bucket for bucket in buckets if bucket.among and bucket.owner != bucket.among.rank()]
             module.register_forward_pre_hook(lambda *_, missing=missing: _wait(missing))
 
-    def updates(self, name: str) -> bool:
-        """Whether this rank does, a parameter that replicas share out or one that all of them update."""
+    def rows(self, name: str, p: torch.Tensor) -> Rows | None:
+        """What this rank updates of a parameter, all of it where replicas do not share it out; None: nothing."""
         own = self._apart.get(name, self._replicas).rank()
-        return self.owners.get(name, own) == own
+        return owned_rows(p, self.owners.get(name, (own,)), own)
 
     def send(self) -> None:
         """Begin to give every replica the weights of their owners; call `wait` before these change again."""

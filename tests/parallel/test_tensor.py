@@ -82,7 +82,7 @@ def run(tmp_path_factory):
 def part_of(whole, name, split, rank, degree):
     """This rank's part of a parameter, by its name alone: what the cutting has to give."""
     linear, _, kind = name.rpartition(".")
-    if linear == "lm_head":
+    if linear.endswith(("lm_head", "embed_tokens")):
         return whole[slice(*vocab_share(len(whole), rank, degree))]
     column = [c for c in split.column if linear.endswith(f".{c}")]
     if column:
@@ -148,6 +148,7 @@ def test_what_is_whole_stays_equal_to_the_last_bit(run, name, degree):
         assert sum(got.values[n].numel() for got in ranks) == p.numel() * (1 if n in first.parts else degree), n
         assert n in first.parts or all(torch.equal(got.gradients[n], first.gradients[n]) for got in ranks), n
     assert ("lm_head.weight" in first.parts) == (STACKS[name].module == LLM and name != "Qwen3 tied")
+    assert ("model.language_model.embed_tokens.weight" in first.parts) == (STACKS[name].module == LLM)
 
 
 @each_case
@@ -156,8 +157,8 @@ def test_ranks_exchange_no_more_often_than_documented(run, name, degree):
     # Per layer and direction twice in two halves, and gathered again twice.
     num_sent = 10 * stack.depth
     if stack.module == LLM:
-        # Where tokens are shared at both ends once; for the loss twice, for the head and a tied embedding once.
-        num_sent += 5 + (name == "Qwen3 tied")
+        # For the embedding once; where tokens are shared at both ends once; for the loss twice, for the head once.
+        num_sent += 6
     else:
         # Into the first layers and out of the last, and so around the others whose hidden states a projector takes.
         num_sent += 2 * (len(stack.build().taken_states) - 1)
@@ -205,8 +206,8 @@ def test_parts_keep_what_is_frozen_and_let_the_whole_go():
         for name in (*split.column, *split.row):
             linear = layer.get_submodule(name)
             assert linear.weight.shape == (linear.out_features, linear.in_features)
-    # The head; in a layer seven weights and the biases of query, key and value.
-    assert len(parts) == 1 + STACKS["Qwen3"].depth * (7 + 3)
+    # The embedding and the head; in a layer seven weights and the biases of query, key and value.
+    assert len(parts) == 2 + STACKS["Qwen3"].depth * (7 + 3)
 
 
 def test_items_of_fewer_tokens_than_ranks_are_refused():

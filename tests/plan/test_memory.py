@@ -131,18 +131,20 @@ def test_stages_without_layers_of_the_module_hold_nothing_of_it():
     assert last.tolist() == [False, False, False, True, False]
 
 
-def test_tensor_parallelism_cuts_layers_and_the_head_and_no_embedding():
+def test_tensor_parallelism_cuts_layers_embedding_and_head_and_nothing_else_before_layers():
     problem = make_problem("vision")
-    layers = np.array([4])
-    assert stage_params(problem.spec(LLM), layers, 2).total.tolist() == [2 * M + M + M // 2]
+    layers, spec = np.array([4]), problem.spec(LLM)
+    assert stage_params(spec, layers, 2).total.tolist() == [2 * M + M // 2 + M // 2]
+    per_layer = dataclasses.replace(spec, num_entry_params=3 * M, num_edge_params=spec.num_edge_params + 2 * M)
+    assert stage_params(per_layer, layers, 2).entry.tolist() == [2 * M + M // 2]
     assert stage_params(problem.spec("vision"), layers, 2).total.tolist() == [4 * M]
 
 
 def test_a_tied_embedding_is_on_both_ends_and_deep_features_are_made_where_their_layers_are():
     llm, vision = (make_problem("vision").spec(module) for module in (LLM, "vision"))
     tied = dataclasses.replace(llm, is_tied=True, num_edge_params=M)
-    assert stage_params(tied, np.array([2, 0, 2]), 2).total.tolist() == [2 * M, 0, 2 * M]
-    assert stage_params(tied, np.array([4]), 2).total.tolist() == [3 * M]
+    assert stage_params(tied, np.array([2, 0, 2]), 2).total.tolist() == [M + M // 2, 0, M + M // 2]
+    assert stage_params(tied, np.array([4]), 2).total.tolist() == [2 * M + M // 2]
     deep = dataclasses.replace(vision, num_edge_params=5 * M, num_deep_params=3 * M, deep_layers=(0, 1, 3))
     assert stage_params(deep, np.array([2, 2]), 1).total.tolist() == [(2 + 1 + 2) * M, (2 + 1 + 1) * M]
 

@@ -40,7 +40,7 @@ def begun(monkeypatch):
 def test_sums_begin_as_soon_as_gradients_are_there_and_in_the_order_of_all_replicas(begun):
     layers = [nn.Linear(n, n + 1) for n in (4, 5, 6, 7)]
     names = {f"{n}.{name}": p for n, layer in enumerate(layers) for name, p in layer.named_parameters()}
-    found = GradientBuckets(names, {"1.weight": 2, "1.bias": 2}, Replicas(), late={"3.bias"})
+    found = GradientBuckets(names, {"1.weight": (2,), "1.bias": (2,)}, Replicas(), late={"3.bias"})
     order = [(56, None), (7 + 42, None), (6 + 30, 2), (5 + 20, None), (8, None)]  # biases come first, going backward
 
     def loss(first, end):

@@ -8,8 +8,9 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from dflop.parallel.part import even_part
+from dflop.parallel.part import even_part, rows_part
 from dflop.records import LLM
+from dflop.train import buckets
 from dflop.train.blocks import BlockLoadPlanner, BlockSavePlanner, BlockWriter, SafeReader, blocks_of
 from dflop.train.checkpoint import Checkpointer
 from dflop.train.checkpoint_state import read_model
@@ -53,7 +54,8 @@ OTHERS = [
 
 
 def make_rank(rank, folder, name, tied, seed, shared):
-    """(rank, optimizer, checkpointer)."""
+    """(rank, optimizer, checkpointer); where replicas share states out, several own rows of an embedding."""
+    buckets.BUCKET_BYTES = 10_000
     plan = PLANS[name]
     if shared == "states":
         plan = sharing_optimizer(plan, "vision", "audio", LLM)
@@ -82,8 +84,11 @@ def state_of(it, optimizer):
     state = optimizer.state()
     found = {(n, "value"): (it.parts.get(n), p.detach().clone()) for n, p in it.names.items()}
     for name, tensors in state.items():
+        part = it.parts.get(name)
+        if name in optimizer.rows:
+            part = rows_part(tuple(it.names[name].shape), optimizer.rows[name], part)
         for key, tensor in tensors.items():
-            found[name, key] = (it.parts.get(name) if tensor.dim() else None, tensor.detach().clone())
+            found[name, key] = (part if tensor.dim() else None, tensor.detach().clone())
     return found
 
 

@@ -25,9 +25,8 @@ from dflop.cost.model import CostModel, Floats
 from dflop.plan.candidates import recompute_ways, shard_choices
 from dflop.plan.drafts import draft, fits
 from dflop.plan.grid_choice import GridChoice
-from dflop.plan.memory import FLOAT32_BYTES
 from dflop.plan.space import Problem
-from dflop.plan.stage_params import stage_params
+from dflop.plan.stage_params import FLOAT32_BYTES, stage_params
 from dflop.plan.sync import experts_gather_seconds, plan_sync_s
 from dflop.records import LLM, ParallelSpec, Plan, RunMode
 from dflop.schedule.assignment import Assignment
