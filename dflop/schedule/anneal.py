@@ -79,7 +79,7 @@ def search(task: Task, seeds: list[Ints], *, depth: int, num_profiles: int, num_
         num_profiles: Ramps to try.
         num_moves: Budget of the annealing, in moves tried; all but those that break a cap are simulated.
     """
-    starts = [*seeds, *(place(task, sizes) for sizes in ramp_profiles(task.num_slots, depth, num_profiles))]
+    starts = [*seeds, *place(task, ramp_profiles(task.num_slots, depth, num_profiles))]
     values = [score(task, bucket) for bucket in starts]
     best = int(np.argmin(values))
     if num_moves < 1 or values[best] == np.inf:

@@ -7,7 +7,7 @@ which even the emptiest could not win.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -18,15 +18,18 @@ from dflop.schedule.rank_kernel import BLOCK
 from dflop.schedule.state import Task, add, fits, make_state, make_task
 from dflop.simulate.jit import kernel
 
+SLOTS = 16
+"""Consecutive slots that are passed over together."""
 
-def place(task: Task, sizes: Floats, order: Ints | None = None) -> Ints:
-    """Bucket `slot * ranks + rank` of every sample.
+
+def place(task: Task, profiles: Iterable[Floats], order: Ints | None = None) -> Iterator[Ints]:
+    """Per profile the bucket `slot * ranks + rank` of every sample.
 
     A sample that fits nowhere under the caps goes to the bucket with the fewest tokens.
 
     Args:
         task: The step.
-        sizes: `[slots]` relative size that each slot shall have, above 0.
+        profiles: `[slots]` each, relative size that each slot shall have, above 0.
         order: Of samples; None: those with most seconds first.
     """
     num_chain, num_seconds = int(task.first[0]), int(task.first[1])
@@ -34,9 +37,11 @@ def place(task: Task, sizes: Floats, order: Ints | None = None) -> Ints:
     weights[:, num_chain:] *= task.num_lanes
     if order is None:
         order = np.argsort(-(weights.max(axis=1, initial=0.0) + 0.25 * weights.sum(axis=1)), kind="stable")
-    state = make_state(task, np.zeros(len(weights), dtype=np.int64))
-    _place(task, state, order, sizes, _leading(weights[:, :num_chain], task.slowness))
-    return state.content_of
+    leading = _leading(weights[:, :num_chain], task.slowness)
+    for sizes in profiles:
+        state = make_state(task, np.zeros(len(weights), dtype=np.int64))
+        _place(task, state, order, sizes, leading)
+        yield state.content_of
 
 
 def _leading(seconds: Floats, slowness: Floats) -> Ints:
@@ -70,7 +75,7 @@ def by_shares(step: LinearStep) -> Iterator[Ints]:
     task, sizes = make_task(of_caps), np.ones(step.num_slots)
     shares = np.vstack([share_llm, *share_media])
     for size in (shares.max(axis=0), shares.sum(axis=0)):
-        yield place(task, sizes, np.argsort(-size, kind="stable"))
+        yield from place(task, [sizes], np.argsort(-size, kind="stable"))
 
 
 @kernel
@@ -82,14 +87,25 @@ def _place(task, state, order, sizes, chain):  # type: ignore[no-untyped-def]  #
     least = np.zeros((task.num_slots, num_blocks, num_chain))  # of a block's buckets
     load = np.zeros((task.num_slots, num_blocks))  # of a block's emptiest bucket
     largest = np.zeros((task.num_slots, num_seconds - num_chain))
+    lowest = np.zeros(((task.num_slots + SLOTS - 1) // SLOTS, num_chain))  # of buckets of several slots
+    widest = np.array([sizes[k : k + SLOTS].max() for k in range(0, task.num_slots, SLOTS)])
     for i in order:
         first, best = divmod(np.argmin(load), num_blocks), -1
         for is_checked in (False, True):  # caps of all buckets only where the best of them breaks one
             best, best_score = -1, np.inf
-            for turn in range(-1, task.num_slots):
+            turn = -1
+            while turn < task.num_slots:
                 k, begin, end = (first[0], first[1], first[1] + 1) if turn < 0 else (turn, 0, num_blocks)
                 if turn == 0:  # what the emptiest has found passes most others over; of equals the first wins
                     best_score = np.nextafter(best_score, np.inf)
+                if turn >= 0 and turn % SLOTS == 0:
+                    bound = 0.0
+                    for q in chain:
+                        bound = max(bound, (lowest[k // SLOTS, q] + samples[i, q]) * fastest[q])
+                    if (bound + 1e-3 * bound) / widest[k // SLOTS] >= best_score:
+                        turn += SLOTS
+                        continue
+                turn += 1
                 shared = 0.0
                 for q in range(num_chain, num_seconds):
                     own = max(largest[k, q - num_chain], task.largest_s[i, q - num_chain])
@@ -119,4 +135,6 @@ def _place(task, state, order, sizes, chain):  # type: ignore[no-untyped-def]  #
             least[k, block, q] = np.inf
             for b in range(k * lanes + block * BLOCK, k * lanes + min((block + 1) * BLOCK, lanes)):
                 least[k, block, q] = min(least[k, block, q], bucket_sum[b, q])
+            own = k // SLOTS * SLOTS
+            lowest[k // SLOTS, q] = least[own : own + SLOTS, :, q].min()
         load[k, block] = (least[k, block] * fastest).max() / sizes[k]

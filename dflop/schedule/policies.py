@@ -174,11 +174,8 @@ class StepJob:
     def _best_of(self, found: Sequence[tuple[str, Assignment]]) -> tuple[str, Assignment, float]:
         """The fastest that keeps the caps; where none does, the one that exceeds them least."""
         fills = [fullest(self.caps, self.plan, self.items, a).frac for _, a in found]
-        scored = [
-            (f if f > 1 else 0.0, self.judge.step_s(a), i)
-            for i, (f, (_, a)) in enumerate(zip(fills, found, strict=True))
-        ]
-        _, step_s, index = min(scored)
+        least = max(1.0, min(fills))
+        step_s, index = min((self.judge.step_s(found[i][1]), i) for i, frac in enumerate(fills) if frac <= least)
         return (*found[index], step_s)
 
     def _searched(self, seeds: list[Ints], effort: Effort) -> list[Assignment]:
@@ -236,7 +233,7 @@ class StepJob:
     @cached_property
     def _seconds_lpt(self) -> Ints:
         """Buckets of longest first, on the seconds of all modules."""
-        return place(self.task, np.ones(self.plan.num_microbatches))
+        return next(place(self.task, [np.ones(self.plan.num_microbatches)]))
 
     @cached_property
     def _token_lpt(self) -> Ints:

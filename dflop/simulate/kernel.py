@@ -237,7 +237,7 @@ def step_program(pipes: tuple[Pipe, ...], num_slots: int, *, is_shared: bool) ->
     ops = np.concatenate([line for first in np.unique(orders // m).tolist() for line in lines(first)])
     ops = ops[np.argsort(ops[:, 0], kind="stable"), 1:]
     return Program(
-        ops,
+        ops.astype(np.uint32),  # indices that may be negative cost a comparison each
         1 + orders[:, -1],
         seconds_at,
         gates_at,

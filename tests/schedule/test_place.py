@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflop.schedule.linear import LinearStep, Part
-from dflop.schedule.place import place
+from dflop.schedule.place import SLOTS, place
 from dflop.schedule.rank_kernel import BLOCK
 from dflop.schedule.state import make_task
 from tests.schedule.steps import keeps_caps, linear_steps
@@ -58,15 +58,17 @@ def test_compiled_placing_follows_its_rule(step, data):
     sizes = np.array(
         data.draw(st.lists(st.sampled_from([0.25, 0.5, 1.0]), min_size=step.num_slots, max_size=step.num_slots))
     )
-    wanted, found = place_slowly(step, sizes), place(make_task(step), sizes).tolist()
+    wanted, found = place_slowly(step, sizes), next(place(make_task(step), [sizes])).tolist()
     if wanted is not None:
         assert found == wanted
         assert keeps_caps(step, found)
 
 
-@pytest.mark.parametrize("num_ranks", [BLOCK - 1, 2 * BLOCK, 2 * BLOCK + 5])
-def test_ranks_that_are_passed_over_could_not_have_won(num_ranks):
-    rng, num, num_slots = np.random.default_rng(num_ranks), 400, 3
+@pytest.mark.parametrize(
+    ("num_ranks", "num_slots"), [(BLOCK - 1, 3), (2 * BLOCK, 3), (2 * BLOCK + 5, 3), (1, 4 * SLOTS), (2, 2 * SLOTS + 5)]
+)
+def test_ranks_and_slots_that_are_passed_over_could_not_have_won(num_ranks, num_slots):
+    rng, num = np.random.default_rng(num_ranks), 400
     chain_s, slowness = rng.integers(1, 80, (2, num)) / 8, rng.choice([1.0, 1.25], (2, num_ranks))
     step = LinearStep(
         num_slots=num_slots, num_ranks=num_ranks, chain_s=chain_s, chain_slowness=slowness, slot_s=np.zeros((0, num)),
@@ -75,9 +77,10 @@ def test_ranks_that_are_passed_over_could_not_have_won(num_ranks):
         cap_tokens=num, window=1, cap_in_flight_tokens=num, media_tokens=np.zeros((0, num), dtype=np.int64),
         cap_media_tokens=np.zeros(0, dtype=np.int64), on_chain=np.zeros(0, dtype=np.bool_),
     )  # fmt: skip
-    sizes, sums, expected = np.array([0.5, 1.0, 0.75]), np.zeros((2, num_slots * num_ranks)), np.zeros(num, dtype=int)
+    sizes = np.resize([0.5, 1.0, 0.75], num_slots)
+    sums, expected = np.zeros((2, num_slots * num_ranks)), np.zeros(num, dtype=int)
     for i in np.argsort(-(chain_s.max(axis=0) + 0.25 * chain_s.sum(axis=0)), kind="stable"):
         own = ((sums + chain_s[:, i, None]) * np.tile(slowness, num_slots)).max(axis=0)
         expected[i] = np.argmin((own + 1e-3 * own) / np.repeat(sizes, num_ranks))
         sums[:, expected[i]] += chain_s[:, i]
-    assert (place(make_task(step), sizes) == expected).all()
+    assert (next(place(make_task(step), [sizes])) == expected).all()
