@@ -159,7 +159,7 @@ class CostModel:
         layers: list[tuple[Any, bool, float]] = [(num_layers, edge, mode.recompute)]
         if isinstance(mode.recompute, np.ndarray):
             again = num_layers * mode.recompute
-            layers = [(num_layers - again, edge, False), (again, False, True)]
+            layers = [(num_layers - again, edge, False), *([(again, False, True)] if again.any() else [])]
         forward_s = backward_s = np.zeros(())
         for number, with_edge, recompute in layers:
             table = self.table(module, mode.recomputing(recompute))

@@ -47,7 +47,7 @@ class StepEvaluator:
         contended = max_concurrency is not None and max_concurrency < plan.num_processes
         self.max_concurrency = max_concurrency if contended else None
         self._p2p = _latency_and_rate(cost)
-        self._step_s: dict[bytes, float] = {}
+        self._judged: dict[bytes, tuple[float, StepWork]] = {}
 
     def loads(self, assignment: Assignment) -> dict[str, Floats]:
         """Per module `[3, microbatches, dp]`: items, tokens, sum of squared tokens."""
@@ -80,7 +80,8 @@ class StepEvaluator:
                 taken = np.zeros((2, shape.num_microbatches, pipe.parallel.dp))
                 for part, of_stages in of_parts:
                     alone = of_stages[stage] * self.slowness[pipe.module][stage]
-                    taken += np.stack(together(self.plan, part.module, stage, *alone))
+                    for phase, of_phase in enumerate(together(self.plan, part.module, stage, *alone)):
+                        taken[phase] += of_phase
                 seconds[:, nodes] = slowest(taken, meeting_ranks(self.plan, pipe.module)).swapaxes(1, 2)
         samples = {m.module: self.items[m.module].sample_of for m in self.plan.encoders}
         feeds = feeding(self.plan, shape, assignment, samples)
@@ -103,11 +104,16 @@ class StepEvaluator:
         return [known[kind] for kind in kinds]
 
     def step_s(self, assignment: Assignment) -> float:
-        """Simulated seconds of forward and backward; `Plan.sync_s` comes on top. Remembered: candidates repeat."""
+        """Simulated seconds of forward and backward; `Plan.sync_s` comes on top."""
+        return self._judge(assignment)[0]
+
+    def _judge(self, assignment: Assignment) -> tuple[float, StepWork]:
+        """(simulated seconds, what was simulated); remembered: candidates repeat."""
         key = b"".join(of.tobytes() for of in (assignment.slot, assignment.rank, *assignment.item_rank.values()))
-        if key not in self._step_s:
-            self._step_s[key] = float(self.spans(assignment)[1].max(initial=0.0))
-        return self._step_s[key]
+        if key not in self._judged:
+            work = self.work(assignment)
+            self._judged[key] = float(self._run(work)[1].max(initial=0.0)), work
+        return self._judged[key]
 
     def spans(self, assignment: Assignment) -> tuple[Floats, Floats]:
         """(start_s, end_s) of all work, each `[nodes, microbatches, 2]`: forward, backward. Nothing to do takes 0 s."""
@@ -128,7 +134,7 @@ class StepEvaluator:
             sigma_frac: Standard deviation of the logarithm.
             num_draws: At least 1; the draws are the same for every assignment of the same shape.
         """
-        work, rng = self.work(assignment), np.random.default_rng(0)
+        (_, work), rng = self._judge(assignment), np.random.default_rng(0)
         total_s = 0.0
         for _ in range(num_draws):
             factor = np.exp(rng.normal(0.0, sigma_frac, work.forward_s.shape))

@@ -106,5 +106,7 @@ def messages_s(plan: Plan, node: Node) -> float:
 
 def slowest(seconds: Floats, group: int) -> Floats:
     """Seconds `[..., dp]` of which all of a group of neighbours have the longest."""
+    if group == 1:
+        return seconds
     found: Floats = np.maximum.reduceat(seconds, np.arange(0, seconds.shape[-1], group), axis=-1)
     return np.repeat(found, group, axis=-1)[..., : seconds.shape[-1]]
