@@ -180,10 +180,11 @@ class ChainMemory:
         self, states: Sequence[StageState], layers: Ints, again: Ints, dp: Ints, *, usual: bool = False
     ) -> StageBytes:
         """Bytes of C chains: `layers` and `again` are `[modules, C, P]`; `usual`: the LLM has an average microbatch."""
-        offloaded, which = self.offloaded(layers, again, self.depth(layers.shape[2]), dp), self.which(dp)
-        left, pairs = again - offloaded, self._loads(usual)
+        which, pairs = self.which(dp), self._loads(usual)
+        away = self.offloaded(layers, again, self.depth(layers.shape[2]), dp) if self.problem.space.host_bytes else None
+        left = again if away is None else again - away
         parts = (
-            state.holding(pairs[m][int(left[m].any())].select(which), left[m], offloaded[m])
+            state.holding(pairs[m][int(left[m].any())].select(which), left[m], 0 if away is None else away[m])
             for m, state in enumerate(states)
         )
         return functools.reduce(operator.add, parts)

@@ -238,10 +238,11 @@ def _kinds_held(spec: ModuleSpec, layers: Ints) -> list[tuple[LayerKind, Ints]]:
 
 
 def _total(held: Sequence[tuple[LayerKind, Ints]], of: Callable[[LayerKind], float]) -> Any:
-    """Per stage the sum over its layers."""
-    return functools.reduce(operator.add, (num * of(kind) for kind, num in held))
+    """Per stage the sum over its layers; the number 0 where it is none for all."""
+    return functools.reduce(operator.add, (num * value for kind, num in held if (value := of(kind))), 0)
 
 
 def _most(held: Sequence[tuple[LayerKind, Ints]], of: Callable[[LayerKind], float]) -> Any:
-    """Per stage the largest of its layers; 0 where it has none."""
-    return functools.reduce(np.maximum, ((num > 0) * of(kind) for kind, num in held))
+    """Per stage the largest of its layers, 0 where it has none; the number 0 where it is 0 for all."""
+    of_kinds: Iterable[Any] = ((num > 0) * value for kind, num in held if (value := of(kind)))
+    return functools.reduce(np.maximum, of_kinds, 0)
