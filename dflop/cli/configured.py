@@ -176,10 +176,11 @@ def _made(model: Path, data: Sequence[Path], say: Say, gpus: int | None, split: 
     from dflop.starter.starter import make_starter
 
     made = make_starter(model, *((data[0], gpus, split) if len(data) == 1 else (_mixture(data, split), gpus)))
-    if made.tokenizer_problem and "dataset.tokenizer" not in by_hand:
+    if made.tokenizer_problem and not {"dataset.tokenizer", "dataset.chat_template"} & set(by_hand):
         raise ConfigError(
-            made.tokenizer_problem, where="dataset.tokenizer", hint="--set dataset.tokenizer=PATH/tokenizer.json"
-        )
+            made.tokenizer_problem, where="dataset.tokenizer",
+            hint="--set dataset.tokenizer=PATH/tokenizer.json, or --set dataset.chat_template=FILE",
+        )  # fmt: skip
     for line in made.found:
         say(f"found    {line}")
     for line in made.to_edit:

@@ -49,14 +49,15 @@ def find_tokenizer(folders: tuple[Path, ...], rules: MediaRules) -> FoundTokeniz
         )
     notes: list[str] = []
     places = dict.fromkeys((path.parent, *folders))
-    files = (folder / name for folder in places for name in _TEMPLATES)
-    for template in (*(str(file) for file in files if file.is_file()), DEFAULT_TEMPLATE):
+    stated = [str(file) for folder in places for name in _TEMPLATES if (file := folder / name).is_file()]
+    for template in (*stated, DEFAULT_TEMPLATE):
         is_default = template == DEFAULT_TEMPLATE
         try:
             _try(path, rules, template)
         except ConfigError as error:
             if is_default:
-                return FoundTokenizer(path, template, False, f"{error.what} ({error.hint})", tuple(notes))
+                assumed = f"{error.what} ({error.hint}); no file states a chat template, so `{template}` is assumed"
+                return FoundTokenizer(path, template, False, "; ".join(notes) or assumed)
             if "no `chat_template`" not in error.what:
                 notes.append(f"the chat template in {template} is not used: {error.what}")
         else:

@@ -136,8 +136,7 @@ def media_of(sample: AnnotatedSample | BadSample, rules: ShapeRules, read: ReadH
 
 def _header(index: int, ref: MediaRef, rules: ShapeRules, read: ReadHeader) -> MediaHeader:
     if ref.kind not in rules.media.media_tokens:
-        takes = ", ".join(sorted(rules.media.media_tokens)) or "text only"
-        raise BadSample(f"family {rules.media.name} does not support {ref.kind} (supported: {takes})", path=ref.path)
+        raise BadSample(rules.media.refusal(ref.kind), path=ref.path)
     try:
         header = read(index, ref)
     except BadMedia as error:

@@ -89,8 +89,10 @@ def _generic(raw: Mapping[str, Any], path: Path, cache: Path | None) -> HubModel
         where = str(path) if error.where.startswith("model.") else error.where
         raise ConfigError(error.what, where=where, hint=error.hint) from error
     assert isinstance(family, GenericFamily)
-    refused = tuple(f"no {medium.kind}: {medium.problem}" for medium in family.facts.media if medium.problem)
-    return HubModel(family, raw, Settings({}, {}, refused), _dtype(raw), path.parent)
+    media = family.facts.media
+    told = [f"no {medium.kind}: {medium.problem}" for medium in media if medium.problem]
+    told += [f"{of.kind} is planned for, not trained on: {of.untrained}" for of in media if of.untrained]
+    return HubModel(family, raw, Settings({}, {}, tuple(told)), _dtype(raw), path.parent)
 
 
 def _of_family(name: str, raw: Mapping[str, Any], stated: Mapping[str, Any], path: Path) -> HubModel:

@@ -147,6 +147,8 @@ class MediaRules(abc.ABC):
     name: str
     media_tokens: Mapping[str, MediaTokens]
     """Per media kind (`image`, `video`, `audio`) the family accepts."""
+    refused: Mapping[str, str] = {}
+    """Media kinds that this model in particular does not take -> why."""
     special_tokens: tuple[str, ...] = ()
     """Special tokens that layouts use besides those of `media_tokens`."""
     media_defaults: Mapping[str, Any]
@@ -189,10 +191,16 @@ class MediaRules(abc.ABC):
             ValueError: the family's processor would refuse the item; the message is the quarantine reason.
         """
         if header.kind not in self.media_tokens:
-            raise ValueError(f"{self.name} does not support {header.kind}")
+            raise ValueError(self.refusal(header.kind))
         if header.kind != "audio" and min(header.width_px, header.height_px) < 1:
             raise ValueError(f"size {header.width_px}x{header.height_px} is empty")
         return self._place(header, num_images, level)
+
+    def refusal(self, kind: str) -> str:
+        """Why items of a kind outside `media_tokens` are not taken."""
+        takes = ", ".join(sorted(self.media_tokens)) or "text only"
+        why = f": {self.refused[kind]}" if kind in self.refused else f" (supported: {takes})"
+        return f"{self.name} does not support {kind}{why}"
 
     @abc.abstractmethod
     def _place(self, header: MediaHeader, num_images: int, level: int) -> Placement:

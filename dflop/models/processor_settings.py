@@ -85,7 +85,8 @@ def read_object(path: Path, what: str) -> dict[str, Any]:
     except ValueError as error:
         raise ConfigError(f"not JSON: {error}", where=str(path)) from None
     if not isinstance(content, dict):
-        raise ConfigError(f"{what} is an object", where=str(path))
+        found = "a list" if isinstance(content, list) else f"`{str(content)[:40]}`"
+        raise ConfigError(f"{what} is an object, not {found}", where=str(path))
     return content
 
 

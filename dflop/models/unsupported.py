@@ -85,8 +85,10 @@ def refuse_type(stated: Mapping[str, Any], where: str) -> None:
         )  # fmt: skip
     if not is_of_transformers:
         raise ConfigError(
-            f"`model_type`: transformers {transformers.__version__} knows no `{kind}`", where=where,
-            hint=f"upgrade transformers if the model is newer; {did_you_mean(kind, types)}",
+            f"`model_type`: transformers {transformers.__version__} knows no `{kind}`"
+            if kind else "`model_type`: the config has none", where=where,
+            hint="it has to be the `config.json` of a model as transformers saves it" if not kind else
+            f"upgrade transformers if the model is newer; {did_you_mean(kind, types)}",
         )  # fmt: skip
     if stated.get("is_encoder_decoder") or transformers.CONFIG_MAPPING[kind]().is_encoder_decoder:
         raise ConfigError(

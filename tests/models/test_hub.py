@@ -112,8 +112,8 @@ def test_the_thinker_of_an_omni_model_is_taken(tmp_path):
             "3 does not divide 4",
             "correct `text_config.num_key_value_heads`",
         ),
-        ({}, "knows no ``", "upgrade transformers"),
-        ([], "a model's config is an object", ""),
+        ({}, "`model_type`: the config has none", "as transformers saves it"),
+        ([], "a model's config is an object, not a list", ""),
         ({"model_type": "internvl", "vision_config": 3}, "cannot read it", "InternVLConfig"),
     ],
 )

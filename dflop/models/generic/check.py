@@ -116,6 +116,6 @@ def structure_of(config: Any, where: str) -> Structure:
         if not is_of_model(error):
             raise
         raise ConfigError(
-            f"transformers cannot run the text model of this config: {reason(error)}", where=where,
-            hint="the config contradicts itself or lacks an entry; compare `text_config` with the release's",
+            f"transformers cannot make or run a model of this config: {reason(error)}", where=where,
+            hint="the config contradicts itself or lacks an entry; compare it with the release's",
         ) from error  # fmt: skip

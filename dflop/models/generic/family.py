@@ -68,6 +68,7 @@ class GenericFamily(Family):
             for medium in self.facts.media
             if not medium.problem
         }
+        self.refused = {medium.kind: medium.problem for medium in self.facts.media if medium.problem}
         apart = {"audio" if of.kind == "audio" else "vision" for of in self.facts.media if of.form == arrays.PARTS}
         self.towers, self.decoder = towers_of(self.structure, apart), decoder_of(self.structure)
         self.untrained, self.whole_samples = self.facts.untrained, self.facts.whole_samples

@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from dflop.errors import ConfigError
-from dflop.models.generic.classes import entry_of, trained_config
+from dflop.models.generic.classes import ACTIVE, entry_of, trained_config
 from dflop.models.processor_settings import read_object
-from dflop.models.unsupported import refuse_adapter, refuse_missing_files, refuse_quantized, refuse_type
+from dflop.models.unsupported import EXPERTS, refuse_adapter, refuse_missing_files, refuse_quantized, refuse_type
 
 _CONFIG = "config.json"
 _FLOAT = "__float__"
 _MAX_CHARS = 240
+_SIZES = ("hidden_size", "num_hidden_layers", "depth", "num_attention_heads", "vocab_size")
+"""Entries of sections that count something that no model is without."""
 _IN_MODELS = "/transformers/models/"
 
 
@@ -77,6 +79,7 @@ def _with_floats(stated: Any) -> Any:
 
 def contradictions(config: Any) -> Iterator[tuple[str, str]]:
     """(key, what is wrong) of entries that cannot both hold; released models have none."""
+    yield from _sizes(config)
     text = config.get_text_config()
     section = "" if text is config else "text_config."
     heads, groups = (entry_of(text, key) for key in ("num_attention_heads", "num_key_value_heads"))
@@ -95,6 +98,20 @@ def contradictions(config: Any) -> Iterator[tuple[str, str]]:
     hidden = entry_of(text, "hidden_size")
     if isinstance(out, int) and isinstance(hidden, int) and out != hidden:
         yield "vision_config.out_hidden_size", f"rows of {out} for a decoder of width {hidden}"
+
+
+def _sizes(config: Any, section: str = "") -> Iterator[tuple[str, str]]:
+    """(key, what is wrong) of sizes that leave nothing to train, and of more experts for a token than there are."""
+    for key in _SIZES:
+        if isinstance(size := entry_of(config, key), int) and size < 1:
+            yield f"{section}{key}", f"{size} is not a positive number"
+    num_experts = next((n for key in EXPERTS if isinstance(n := entry_of(config, key), int) and n), 0)
+    for key in ACTIVE:
+        if num_experts and isinstance(num := entry_of(config, key), int) and num > num_experts:
+            yield f"{section}{key}", f"{num} experts for a token, of {num_experts}"
+    for name in getattr(config, "sub_configs", ()):
+        if (below := entry_of(config, name)) is not None:
+            yield from _sizes(below, f"{section}{name}.")
 
 
 def is_of_model(error: BaseException) -> bool:

@@ -236,10 +236,13 @@ def load_processor(folder: Path) -> Any:
         hint = f"pip install {name}" if name else one_line(error)
         raise ConfigError("the processor needs a package that is missing", where=str(folder), hint=hint) from error
     except Exception as error:  # transformers raises what its files lead to: OSError, KeyError, TypeError, ...
-        hint = "preprocessor_config.json or processor_config.json, and tokenizer.json, next to config.json"
+        hint = "copy processor_config.json or preprocessor_config.json, and tokenizer.json, from the release anew"
         raise ConfigError(f"no processor: {one_line(error)}", where=str(folder), hint=hint) from error
     if not hasattr(processor, "tokenizer"):
-        raise ConfigError(f"{type(processor).__name__} takes text or media alone", where=str(folder))
+        raise ConfigError(
+            f"no processor: transformers makes a {type(processor).__name__} of the folder, for text or media alone",
+            where=str(folder), hint="`processor_class` in its files has to name a processor that transformers knows",
+        )  # fmt: skip
     return processor
 
 

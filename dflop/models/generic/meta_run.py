@@ -77,7 +77,7 @@ def empty_model(hf_config: Mapping[str, Any]) -> Any:
     return model
 
 
-def run_encoders(model: Any, kind: str, inputs: Mapping[str, Any]) -> None:
+def run_encoders(model: Any, kind: str, inputs: Mapping[str, Any]) -> Any:
     """Run the encoder of a kind of media on meta; hooks see what it does.
 
     By the model's own function for it, or by its forward up to the decoder's first layer. What depends on values behind
@@ -87,6 +87,9 @@ def run_encoders(model: Any, kind: str, inputs: Mapping[str, Any]) -> None:
         model: On meta.
         kind: `image`, `video` or `audio`.
         inputs: What the processor makes of a prompt with its media.
+
+    Returns:
+        What the function returns; None where the forward ran, or the function to where it needs values.
 
     Raises:
         Exception: whatever the model raises where it does not take these inputs.
@@ -99,17 +102,15 @@ def run_encoders(model: Any, kind: str, inputs: Mapping[str, Any]) -> None:
         if encode is not None:
             takes = inspect.signature(encode).parameters
             try:
-                encode(**{name: value for name, value in given.items() if name in takes})
+                return encode(**{name: value for name, value in given.items() if name in takes})
             except TypeError as error:  # it asks for what the model's forward makes
                 problem = error
-            else:
-                return
         _, decoder = find_decoder(model)
         handle = decoder.register_forward_pre_hook(_stop)
         try:
             model(**given, use_cache=False)
         except _DecoderReached:
-            return
+            return None
         except Exception as error:
             raise error from problem
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,12 +22,12 @@ from dflop.models.generic.exact import small_model
 from dflop.models.generic.facts import Medium, ModelFacts
 from dflop.models.generic.folder import read_config, reason
 from dflop.models.generic.frame_parts import merge_tokens_of
-from dflop.models.generic.items import form_of, form_of_item
+from dflop.models.generic.items import form_of, form_of_item, rows_of
 from dflop.models.generic.lengths import Lengths, encoder_lengths, recorded
 from dflop.models.generic.llm_stage import why_whole
 from dflop.models.generic.media_check import check_medium, grid
 from dflop.models.generic.media_processor import MediaProcessor, load_processor
-from dflop.models.generic.meta_run import empty_model, run_encoders
+from dflop.models.generic.meta_run import WithoutValues, empty_model, run_encoders
 from dflop.models.generic.specs import decoder_of, places_of, towers_of
 from dflop.models.generic.stage_rules import untrained
 from dflop.models.generic.structure import DEGREES, Runs, alike, kind_of
@@ -94,13 +95,29 @@ def _medium(processor: MediaProcessor, kind: str, structure: Structure, model: A
     except Exception:  # whatever a processor raises that looks at values
         needs_values = True
     try:
-        items = [processor.made(header, pad, has_values=needs_values)[1] for header in _two(kind)]
+        texts, items = zip(
+            *(processor.made(header, pad, has_values=needs_values) for header in _two(kind)), strict=True
+        )
         encoder_lengths(model, encoder, kind, items[0])
         found = encoder if encoder.kinds else traced_encoder(model, encoder, kind, items)
     except Exception as error:  # whatever the model makes of it
         return Medium(kind, f"the model does not take what the processor makes of it: {reason(error)}"), None
     told = Medium(kind, "", check.rule.way, pad, processor.prompt(kind)[1], needs_values, check.several)
-    return _with_form(told, encoder, model, processor, items[0]), found
+    told = _with_form(told, encoder, model, processor, items[0])
+    for text, item in zip(texts, items, strict=True):
+        num_tokens = sum(n for n in text if isinstance(n, int))
+        if told.form and (num_rows := _num_rows(model, encoder, kind, item)) not in (None, num_tokens):
+            why = f"the processor puts {num_tokens} tokens `{pad}` into a text where the model makes {num_rows} rows"
+            told = replace(told, form="", untrained=f"{why}: one of the two is another model's")
+    return told, found
+
+
+def _num_rows(model: Any, encoder: Encoder, kind: str, made: Mapping[str, Any]) -> int | None:
+    """Rows that training would have of what the processor makes of an item; None where they follow from values."""
+    shell, tower = model.get_submodule(encoder.path.rpartition(".")[0]), model.get_submodule(encoder.path)
+    with contextlib.suppress(Exception), recorded(tower, encoder.layers, []), WithoutValues():  # type: ignore[no-untyped-call]  # torch's is not typed
+        return len(rows_of(shell, run_encoders(model, kind, made)))
+    return None
 
 
 def _with_form(

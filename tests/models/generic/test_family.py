@@ -8,7 +8,9 @@ import sys
 from collections import defaultdict
 
 import pytest
+import transformers
 from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from dflop.config import load_model
 from dflop.cost.activations import layer_bytes_per_token
@@ -116,6 +118,40 @@ def test_what_was_read_once_is_kept_and_a_damaged_file_is_read_again(tmp_path, m
     facts._facts.cache_clear()
     assert facts_of(config, tmp_path, cache) == found
     assert calls == [found.key] * 2
+
+
+def test_a_medium_that_a_model_does_not_take_is_refused_with_the_reason(tmp_path, monkeypatch):
+    from dflop.models.generic import family, read_facts
+
+    found = facts.ModelFacts(
+        "", read_facts.structure_of(config_of("gemma3"), ""), (facts.Medium("video", "no frames"),)
+    )
+    monkeypatch.setattr(family, "facts_of", lambda *_: found)
+    rules = load_family("generic", config_of("gemma3").to_dict(), {}, tmp_path)
+    for kind, said in (
+        ("video", "gemma3 does not support video: no frames"),
+        ("audio", r"audio \(supported: text only"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            rules.place(MediaHeader(kind, 100, 100, 8, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "why"), [(4, ""), (9, "puts 9 tokens `<image>` into a text where the model makes 4 rows")]
+)
+def test_a_processor_that_counts_otherwise_than_the_model_is_told(num_tokens, why, tmp_path, monkeypatch):
+    from dflop.models.generic import read_facts
+
+    tokens = Tokenizer(WordLevel({word: i for i, word in enumerate(("?", "<image>", "<boi>", "<eoi>"))}, "?"))
+    names = {"image_token": "<image>", "boi_token": "<boi>", "eoi_token": "<eoi>"}
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=tokens, unk_token="?", extra_special_tokens=names)
+    pictures = transformers.Gemma3ImageProcessorPil(size={"height": 56, "width": 56})
+    processor = transformers.Gemma3Processor(pictures, tokenizer, image_seq_length=num_tokens)
+    monkeypatch.setattr(read_facts, "load_processor", lambda folder: processor)
+    monkeypatch.setattr(read_facts, "refuse_missing_files", lambda folder: None)
+    (pictures,) = read_facts.read_facts("", config_of("gemma3").to_dict(), tmp_path).media
+    assert (pictures.problem, bool(pictures.form)) == ("", not why)
+    assert why in pictures.untrained
 
 
 def test_facts_and_kept_checks_are_read_without_torch_or_transformers():

@@ -16,6 +16,13 @@ REFUSED = {
     "layer types": ({"text_config.num_hidden_layers": 5}, "`num_hidden_layers` (5)", "defaults of Qwen3_5Config"),
     "rope": ({"text_config.head_dim": 32}, "adds up to 4, half of a rotary head is 8", "mrope_section"),
     "widths": ({"vision_config.out_hidden_size": 48}, "rows of 48 for a decoder of width 64", "out_hidden_size"),
+    "negative": ({"text_config.hidden_size": -64}, "`text_config.hidden_size`: -64 is not a pos", "correct"),
+    "no layers": ({"vision_config.depth": 0}, "0 is not a positive number", "correct"),
+    "experts": (
+        {"text_config.num_experts": 4, "text_config.num_experts_per_tok": 9},
+        "9 experts for a token, of 4",
+        "correct",
+    ),
     "heads": ({"text_config.num_key_value_heads": 3}, "3 does not divide 4", "num_key_value_heads"),
 }
 

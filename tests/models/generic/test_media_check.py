@@ -172,6 +172,18 @@ def test_a_folder_without_a_processor_is_refused_with_what_it_needs(tmp_path):
     assert "tokenizer.json" in (caught.value.hint or "")
 
 
+def test_a_processor_that_transformers_does_not_know_is_refused_with_the_entry(tmp_path):
+    write_processor(load_family("qwen2_audio", {}, {}), tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "qwen2_audio"}')
+    for file in tmp_path.glob("*processor_config.json"):
+        file.write_text('{"processor_class": "ZorgProcessor"}')
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings | {"processor_class": "ZorgProcessor"}))
+    with pytest.raises(ConfigError, match=r"no processor: transformers makes a .* for text or media alone") as caught:
+        load_processor(tmp_path)
+    assert "`processor_class`" in caught.value.hint
+
+
 def test_a_model_is_checked_with_its_media_and_without_a_processor_that_loads(tmp_path, monkeypatch):
     model = load_model(MODELS["qwen2_audio_7b"])
     family = load_family(model.family, model.hf_config, model.media)
