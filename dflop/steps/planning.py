@@ -42,7 +42,7 @@ from dflop.run.batches import GlobalBatches, profiled_ways, stage_at
 from dflop.run.directory import RunDir, family_of, tokenizer_of
 from dflop.run.messages import Meter, Say
 from dflop.run.plan_scope import Batches, PlanBasis, factors_text, planned_steps, scenario_batches, write_basis
-from dflop.steps.preflight import check_context_parallel
+from dflop.steps.preflight import check_context_parallel, check_expert_parallel
 from dflop.store.ingest import ingest
 from dflop.store.reader import Reader
 from dflop.store.snapshot import Current
@@ -193,14 +193,15 @@ def planning_task(
         from_step: Where a plan begins to run; None: before anything has run.
 
     Raises:
-        ConfigError: the configuration asks for context parallelism that the model does not take.
+        ConfigError: the configuration asks for context or expert parallelism that no plan of the model can have.
     """
     first, num_steps = planned_steps(config, from_step)
     wanted, stage = config.plan, stage_at(config, first)
     has_adapters, is_muon = config.train.lora is not None, config.train.optimizer == MUON
     tables = [table for table in costs.tables if table.source != DERIVED]  # they may be older than what they are of
     family = bound_family(config)
-    check_context_parallel(config, family)
+    check_context_parallel(config, family, (cluster or config.cluster.spec()).num_processes_per_node)
+    check_expert_parallel(config, family)
     every = _as_trained(config, family)
     specs = tuple(spec for spec in every if spec.module in {used.module for used in specs})
     adapted = config.train.lora.targets if config.train.lora is not None else ()

@@ -66,11 +66,13 @@ def problems(config: Config, config_file: Path | Origins) -> Iterator[Problem]:
         yield Problem(ConfigError(error.what, where=where, hint=error.hint))
     if family is not None:
         yield from _found(_check_trained, family, origins)
-        yield from _found(check_context_parallel, config, family, origins.where("plan", "context_parallel"))
+        each = config.cluster.num_processes_per_node
+        yield from _found(check_context_parallel, config, family, each, origins.where("plan", "context_parallel"))
         yield from _found(_check_frozen, config.model.frozen, family, ("model", "frozen"), origins)
         yield from _found(_check_stages, config, family, origins)
         yield from _found(_check_groups, config, family, origins)
         yield from _found(_check_lora, config, family, origins)
+        yield from _found(check_expert_parallel, config, family, origins.where("plan", "expert_parallel"))
         yield from _found(_check_muon, config, origins)
         yield from _found(_check_router_loss, config, family, origins)
     yield from _found(_check_validation, config, origins)
@@ -174,15 +176,33 @@ def _check_trained(family: Family, origins: Origins) -> None:
         )  # fmt: skip
 
 
-def check_context_parallel(config: Config, family: Family, where: str = "plan.context_parallel") -> None:
-    """Refuse degrees of context parallelism for a model whose samples ranks cannot share.
+def check_context_parallel(config: Config, family: Family, each: int, where: str = "plan.context_parallel") -> None:
+    """Refuse degrees of context parallelism that no plan can have: of the model, and on nodes with `each` processes.
 
     Raises:
-        ConfigError: the configuration asks for one above 1.
+        ConfigError: the configuration asks for one above 1 of a model whose samples ranks cannot share, or for degrees
+            none of which divides a node.
     """
     if family.whole_samples and (asked := [cp for cp in config.plan.context_parallel if cp > 1]):
         what = f"context parallelism of {', '.join(map(str, asked))} for `{family.name}`: {family.whole_samples}"
         raise ConfigError(what, where=where, hint="remove the key: plans then have cp 1")
+    if (wanted := config.plan.context_parallel) and all(each % cp for cp in wanted):
+        what = f"context parallelism of {', '.join(map(str, wanted))}: ranks that share samples are of one node"
+        raise ConfigError(f"{what}, which has {each}", where=where, hint=f"degrees that divide {each}")
+
+
+def check_expert_parallel(config: Config, family: Family, where: str = "plan.expert_parallel") -> None:
+    """Refuse degrees of expert parallelism that no plan of a model can have.
+
+    Raises:
+        ConfigError: the configuration asks for one.
+    """
+    choices = next(spec.ep_choices for spec in family.specs() if spec.module == LLM)
+    if asked := [ep for ep in config.plan.expert_parallel if ep not in choices]:
+        what = f"expert parallelism of {', '.join(map(str, asked))} for `{family.name}`"
+        valid = f"valid: {', '.join(map(str, choices))}"
+        why = "ranks share out all experts of a layer evenly" if len(choices) > 1 else "its layers have no experts"
+        raise ConfigError(f"{what}: {why}", where=where, hint=valid)
 
 
 def _check_frozen(frozen: Sequence[str], family: Family, key: tuple[str, ...], origins: Origins) -> None:

@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import pytest
 
 from dflop.config import Origins
@@ -5,7 +7,7 @@ from dflop.errors import ConfigError, InfeasiblePlanError
 from dflop.models.family import Family
 from dflop.records import LLM
 from dflop.run.directory import family_of
-from dflop.steps.preflight import modules_named, preflight, remarks
+from dflop.steps.preflight import check_expert_parallel, modules_named, preflight, remarks
 from tests.jobs.configs import make_config, make_dataset, write_config
 
 ALL = ("vision", "audio", LLM)
@@ -41,6 +43,34 @@ def test_context_parallelism_that_the_model_does_not_take_is_refused(tmp_path, m
     with pytest.raises(ConfigError, match=r"parallelism of 2, 4 for .*: a layer carries a state") as caught:
         check(tmp_path, "plan.context_parallel=[1, 2, 4]")
     assert "plan.context_parallel" in caught.value.where
+
+
+@pytest.mark.parametrize(
+    ("override", "what", "hint"),
+    [
+        ("plan.context_parallel=[16]", "16: ranks that share samples are of one node, which has", "degrees that divide"),
+        ("plan.expert_parallel=[1, 8]", "expert parallelism of 8 for .*: its layers have no experts", "valid: 1"),
+    ],
+)
+def test_degrees_that_no_plan_can_have_are_refused(override, what, hint, tmp_path):
+    make_dataset(tmp_path)
+    with pytest.raises(ConfigError, match=what) as caught:
+        check(tmp_path, override)
+    assert override.partition("=")[0] in caught.value.where
+    assert hint in caught.value.hint
+
+
+def test_experts_are_shared_out_evenly():
+    class WithExperts:
+        name = "moe"
+
+        def specs(self):
+            return (SimpleNamespace(module=LLM, ep_choices=(1, 2, 4, 8)),)
+
+    config = SimpleNamespace(plan=SimpleNamespace(expert_parallel=(3, 8)))
+    with pytest.raises(ConfigError, match="of 3 for `moe`: ranks share out all experts of a layer evenly") as caught:
+        check_expert_parallel(config, WithExperts())
+    assert caught.value.hint == "valid: 1, 2, 4, 8"
 
 
 @pytest.mark.parametrize(
