@@ -113,9 +113,10 @@ def _chosen(model: nn.Module, family: Family, module: str, targets: Sequence[str
             if not any(name.startswith(f"{layers}.{number}.") for name in found)
         ]
         if bare:
+            of_bare = {n: linear for n, linear in can.items() if any(n.startswith(f"{layers}.{of}.") for of in bare)}
             raise ConfigError(
                 f"layers {', '.join(map(str, bare))} of `{module}` would have no adapter", where=f"{_WHERE}.{module}",
-                hint=f"targets that every layer has: {_kinds(can)}",
+                hint=f"add a target of these layers: {_kinds(of_bare)}",
             )  # fmt: skip
     return found
 

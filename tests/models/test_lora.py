@@ -80,6 +80,13 @@ def test_a_rank_above_the_side_of_a_matrix_is_refused_with_the_largest_that_woul
             add_adapters(empty(), synthetic.family(), LoraConfig(targets={LLM: ("q_proj",)}, rank=rank))
 
 
+def test_layers_that_lack_a_target_are_told_with_those_that_they_have():
+    small = Small("qwen3_5")  # three layers with a state along the tokens, then one with attention
+    with pytest.raises(ConfigError, match="layers 0, 1, 2 of `llm` would have no adapter") as refused:
+        add_adapters(small.build(), small.family, LoraConfig(targets={LLM: ("q_proj",)}, rank=2))
+    assert refused.value.hint == "add a target of these layers: gate_proj, up_proj, down_proj"
+
+
 def test_experts_and_their_routers_have_no_adapters():
     small = Small("qwen3_vl_moe")
     config = LoraConfig(targets={LLM: ("all-linear",)})

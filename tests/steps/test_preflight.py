@@ -48,7 +48,11 @@ def test_context_parallelism_that_the_model_does_not_take_is_refused(tmp_path, m
 @pytest.mark.parametrize(
     ("override", "what", "hint"),
     [
-        ("plan.context_parallel=[16]", "16: ranks that share samples are of one node, which has", "degrees that divide"),
+        (
+            "plan.context_parallel=[16]",
+            "16: ranks that share samples are of one node, which has",
+            "degrees that divide",
+        ),
         ("plan.expert_parallel=[1, 8]", "expert parallelism of 8 for .*: its layers have no experts", "valid: 1"),
     ],
 )
