@@ -137,7 +137,9 @@ class GradientReducer:
         for i, p, own in self._counted:
             if p.grad is not None:
                 # Of rows, in one kernel that copies nothing: whole tensors, torch sums up less exactly on CPUs.
-                norms[i].append(torch.linalg.vector_norm(p.grad[own], dim=-1, dtype=torch.float32).flatten())
+                norms[i].append(
+                    torch.linalg.vector_norm(p.grad[own] if own else p.grad, dim=-1, dtype=torch.float32).flatten()
+                )
         sums = {i: torch.cat(of).double().square().sum() for i, of in enumerate(norms) if of}
         read = dict(zip(sums, torch.stack([*sums.values()]).tolist(), strict=True)) if sums else {}
         return [read.get(i, 0.0) for i in range(len(norms))]
