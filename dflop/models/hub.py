@@ -90,9 +90,9 @@ def _generic(raw: Mapping[str, Any], path: Path, cache: Path | None) -> HubModel
         raise ConfigError(error.what, where=where, hint=error.hint) from error
     assert isinstance(family, GenericFamily)
     media = family.facts.media
-    told = [f"no {medium.kind}: {medium.problem}" for medium in media if medium.problem]
-    told += [f"{of.kind} is planned for, not trained on: {of.untrained}" for of in media if of.untrained]
-    return HubModel(family, raw, Settings({}, {}, tuple(told)), _dtype(raw), path.parent)
+    notes = [f"no {medium.kind}: {medium.problem}" for medium in media if medium.problem]
+    notes += [f"{of.kind} is planned for, not trained on: {of.untrained}" for of in media if of.untrained]
+    return HubModel(family, raw, Settings({}, {}, tuple(notes)), _dtype(raw), path.parent)
 
 
 def _of_family(name: str, raw: Mapping[str, Any], stated: Mapping[str, Any], path: Path) -> HubModel:

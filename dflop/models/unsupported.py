@@ -83,12 +83,15 @@ def refuse_type(stated: Mapping[str, Any], where: str) -> None:
             hint=f"remove `auto_map`: transformers has its own classes of type `{kind}`" if kind in types
             else f"use the release in transformers' own format (its name often ends in `-hf`{form})",
         )  # fmt: skip
+    if not kind:
+        raise ConfigError(
+            "`model_type`: the config has none", where=where,
+            hint="it has to be the `config.json` of a model as transformers saves it",
+        )  # fmt: skip
     if not is_of_transformers:
         raise ConfigError(
-            f"`model_type`: transformers {transformers.__version__} knows no `{kind}`"
-            if kind else "`model_type`: the config has none", where=where,
-            hint="it has to be the `config.json` of a model as transformers saves it" if not kind else
-            f"upgrade transformers if the model is newer; {did_you_mean(kind, types)}",
+            f"`model_type`: transformers {transformers.__version__} knows no `{kind}`", where=where,
+            hint=f"upgrade transformers if the model is newer; {did_you_mean(kind, types)}",
         )  # fmt: skip
     if stated.get("is_encoder_decoder") or transformers.CONFIG_MAPPING[kind]().is_encoder_decoder:
         raise ConfigError(

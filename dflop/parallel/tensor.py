@@ -67,9 +67,9 @@ def shard_stage(stage: Stage, group: dist.ProcessGroup) -> dict[str, Part]:
         return {}
     head = stage.head if isinstance(stage, LlmStage) else None
     embedding: Any = stage.decoder.embed_tokens if isinstance(stage, LlmStage) and stage.is_first else None
-    for num_rows in [*([head.out_features] if head else []), *([len(embedding.weight)] if embedding else [])]:
-        if num_rows < group.size():
-            raise cannot_split(f"a vocabulary of {num_rows}", group.size())
+    for matrix in (embedding, head):
+        if matrix is not None and len(matrix.weight) < group.size():
+            raise cannot_split(f"a vocabulary of {len(matrix.weight)}", group.size())
     layers, tower = stage.layers, TowerTokens(group)
     whole_of = tower.whole if isinstance(stage, EncoderStage) else packed_tokens
     replaced = shard_layers(layers, group, whole_of)

@@ -1,7 +1,7 @@
 """Parameters that a process of each stage holds, and which of them train; `dflop/plan/memory.py` counts their bytes.
 
 An LLM's first stage holds the embedding, and its last the head, or a tied one once more; tensor-parallel ranks share
-the rows of both. An encoder's first stage holds what is before its layers, its last what is behind them.
+the rows of both. An encoder's first stage holds what comes before its layers, its last what comes after them.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A 16-bit weight has 8 bits of mantissa: an update a few hundred times smaller than the weight would be rounded away,
 step after step. So what is updated is always float32: the parameter itself, or a master copy of which the parameter
-is the rounded value. Replicas may share the states out (`zero.py`): each owns whole parameters, or rows of an
-embedding. Muon needs that: it orthogonalises the momentum of a matrix.
+is the rounded value. Replicas may share the states out (`zero.py`): each owns rows of an embedding, and of other
+parameters whole ones, as Muon orthogonalises the momentum of a whole matrix.
 """
 
 from __future__ import annotations

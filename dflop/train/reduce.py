@@ -19,7 +19,7 @@ from dflop.models.build import Stage
 from dflop.models.generic.llm_stage import LlmStage
 from dflop.parallel.topology import Groups, Seat
 from dflop.records import Plan
-from dflop.train.buckets import GradientBuckets, Owners, owned_rows
+from dflop.train.buckets import GradientBuckets, Owners, Rows, owned_rows
 from dflop.train.fsdp import set_last_pass, take_gradients
 from dflop.train.zero import those_apart
 
@@ -77,17 +77,16 @@ class GradientReducer:
         skipped = tied_name if llm is not None and not llm.is_first else ""
         self._modules = tuple(m.module for m in plan.modules)
         module_of = {n: part.module for part, stage in zip(seat.parts, stages, strict=True) for n in stage.names}
+
+        def counted(n: str, p: nn.Parameter) -> Rows | None:
+            if are_rows:
+                return () if seat.replica < num_shards else None
+            return owned_rows(p, self._owners.get(n, (0,)), seat.replica // (ep if n in apart else 1))
+
         self._counted = [
             (self._modules.index(module_of[n]), p, rows)
             for n, p in names.items()
-            if n != skipped
-            and (
-                rows := (() if seat.replica < num_shards else None)
-                if are_rows
-                else owned_rows(p, self._owners.get(n, (0,)), seat.replica // (ep if n in apart else 1))
-            )
-            is not None
-            and (seat.tp_rank == 0 or n in sharded)
+            if n != skipped and (seat.tp_rank == 0 or n in sharded) and (rows := counted(n, p)) is not None
         ]
 
     def expect_last_backward(self) -> None:

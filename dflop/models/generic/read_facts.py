@@ -102,19 +102,20 @@ def _medium(processor: MediaProcessor, kind: str, structure: Structure, model: A
         found = encoder if encoder.kinds else traced_encoder(model, encoder, kind, items)
     except Exception as error:  # whatever the model makes of it
         return Medium(kind, f"the model does not take what the processor makes of it: {reason(error)}"), None
-    told = Medium(kind, "", check.rule.way, pad, processor.prompt(kind)[1], needs_values, check.several)
-    told = _with_form(told, encoder, model, processor, items[0])
+    medium = Medium(kind, "", check.rule.way, pad, processor.prompt(kind)[1], needs_values, check.several)
+    medium = _with_form(medium, encoder, model, processor, items[0])
     for text, item in zip(texts, items, strict=True):
         num_tokens = sum(n for n in text if isinstance(n, int))
-        if told.form and (num_rows := _num_rows(model, encoder, kind, item)) not in (None, num_tokens):
+        if medium.form and (num_rows := _num_rows(model, encoder, kind, item)) not in (None, num_tokens):
             why = f"the processor puts {num_tokens} tokens `{pad}` into a text where the model makes {num_rows} rows"
-            told = replace(told, form="", untrained=f"{why}: one of the two is another model's")
-    return told, found
+            medium = replace(medium, form="", untrained=f"{why}: processor and config are of different models")
+    return medium, found
 
 
 def _num_rows(model: Any, encoder: Encoder, kind: str, made: Mapping[str, Any]) -> int | None:
     """Rows that training would have of what the processor makes of an item; None where they follow from values."""
     shell, tower = model.get_submodule(encoder.path.rpartition(".")[0]), model.get_submodule(encoder.path)
+    # What cannot be counted without values, by whatever error, is left to the check of the model.
     with contextlib.suppress(Exception), recorded(tower, encoder.layers, []), WithoutValues():  # type: ignore[no-untyped-call]  # torch's is not typed
         return len(rows_of(shell, run_encoders(model, kind, made)))
     return None
