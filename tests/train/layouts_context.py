@@ -18,7 +18,7 @@ GROWTH = 0.01
 
 @dataclass(frozen=True)
 class Giants(Omni):
-    """Every batch begins with a sample of two tokens, behind it the first with media has 200 more at its end."""
+    """Every batch begins with a sample of two tokens, after it the first with media has 200 more at its end."""
 
     @cached_property
     def batches(self) -> list[list[SampleShape]]:
@@ -66,9 +66,7 @@ class Shared(Layout):
 VISION = ({"vision": 2, LLM: 4},)
 HEART = {
     "cp2": Shared(ONE, cp=2),
-    "cp4, sharded, half recomputed, half on the host": Shared(
-        ONE, cp=4, sharded=ALL, recompute=("vision", LLM), half=True, offloaded=True
-    ),
+    "cp4, half recomputed, half on the host": Shared(ONE, cp=4, recompute=("vision", LLM), half=True, offloaded=True),
     "pp2 dp2 cp2, mixed stages, sharded in twos, projectors alone train": Shared(
         MIXED, dp=2, cp=2, sharded=2, recompute=(LLM,), frozen=("vision.tower", "audio.tower", LLM)
     ),
@@ -87,6 +85,9 @@ GRID = {
     if cp * tp * len(stages) * dp <= 8 and cp * dp > 1
 }  # fmt: skip
 OTHERS = {
+    "cp4, sharded, half recomputed, half on the host": Shared(
+        ONE, cp=4, sharded=ALL, recompute=("vision", LLM), half=True, offloaded=True
+    ),
     "cp4, cut evenly": Shared(ONE, cp=4, growth=0.0),
     "cp3 pp2, frozen llm": Shared(MIXED, cp=3, frozen=(LLM,)),
     "cp2, encoders frozen": Shared(ONE, cp=2, frozen=("vision", "audio")),

@@ -29,7 +29,7 @@ def test_gradients_equal_hugging_face(name, tmp_path):
 
 def test_trials_meet_what_is_hard():
     """A sample on all ranks, ranks without tokens or tiles, items and rows on two ranks, a piece without loss."""
-    layout, found = HEART["cp4, sharded, half recomputed, half on the host"], set()
+    layout, found = HEART["cp4, half recomputed, half on the host"], set()
     for batch, step_plan in zip(layout.subject.batches, layout.trial.step_plans, strict=True):
         source = SyntheticSource(batch)
         for k in range(NUM_MICROBATCHES):

@@ -93,12 +93,14 @@ def cutting(plan: Plan, merge_tokens: int) -> Plan:
 
 HEART = {
     "cp2, half of the llm behind it": Cut(in_two=True, recompute=("vision",), bad=(3,)),
-    "cp4, sharded, recomputed": Cut(cp=4, sharded=ALL, recompute=("vision", LLM)),
-    "cp2, tower frozen": Cut(frozen=("vision.tower",)),
+    "cp4, recomputed": Cut(cp=4, recompute=("vision", LLM)),
+    "cp2, sharded, tower frozen": Cut(sharded=ALL, frozen=("vision.tower",)),
     "cp3, Qwen2-VL, tokens dealt out evenly": Cut("Qwen2-VL", cp=3, max_tokens=1),
 }
 OTHERS = {
     "cp4": Cut(cp=4),
+    "cp4, sharded, recomputed": Cut(cp=4, sharded=ALL, recompute=("vision", LLM)),
+    "cp2, tower frozen": Cut(frozen=("vision.tower",)),
     "cp3, tokens dealt out evenly, sharded": Cut(cp=3, max_tokens=1, sharded=ALL),
     "cp2 dp2, sharded": Cut(dp=2, sharded=ALL),
     "cp2 dp2, sharded in twos, tower frozen": Cut(dp=2, sharded=2, frozen=("vision.tower",)),
