@@ -28,7 +28,9 @@ _LOADED_IN = "dflop.models.generic.{}.load_processor"
 
 
 def planned(folder: Path, processor: Any) -> dict[str, Any]:
-    """How a model's media are counted, its plan, and processor seconds; `problem` where there is no plan.
+    """How a model's media are counted, its plan, and processor seconds.
+
+    `problem` says why there is no plan, `untrained` what is planned for and not trained.
 
     Args:
         folder: With its config, and where facts are kept.
@@ -45,7 +47,8 @@ def planned(folder: Path, processor: Any) -> dict[str, Any]:
             started = time.process_time()
             GenericFamily(config, {}, folder, folder / "cache")
             found["again_s"] = round(time.process_time() - started, 2)
-            found["untrained"] = family.facts.untrained
+            of_media = [f"{of.kind}: {of.untrained}" for of in family.facts.media if of.untrained]
+            found["untrained"] = "; ".join(filter(None, (family.facts.untrained, *of_media)))
             found["media"] = {medium.kind: medium.problem or medium.way for medium in family.facts.media}
             if not family.media_tokens:
                 return found | {"problem": "; ".join(f"{kind}: {why}" for kind, why in found["media"].items())}

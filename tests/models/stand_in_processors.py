@@ -105,7 +105,9 @@ def make_processor(name: str, kinds: list[str]) -> Any:
     given |= {part: obliging_tokenizer() for part in wanted if part.endswith("_tokenizer")}
     made = cls(**given)
     own = {name: getattr(made, name, None) for name in ("image_token", "video_token", "audio_token")}
-    given["tokenizer"].aliases = {name: given["tokenizer"].known(token) for name, token in own.items() if token}
+    given["tokenizer"].aliases = {
+        name: given["tokenizer"].known(token) for name, token in own.items() if token and token != "<boi_token>"
+    }  # what stands for a picture in Gemma 3's prompts is no token of a row
     made = cls(**given)  # anew, as some look their tokens up when they are made
     if name == "PaliGemmaProcessor":  # its default is None
         made.image_seq_length = made.image_processor.image_seq_length = 256
@@ -121,12 +123,13 @@ def fit(processor: Any, config: Any) -> Any:
         config: The trained part of a model's; its ids of placeholders become the tokenizer's.
     """
     vision, audio = (getattr(config, f"{name}_config", None) for name in ("vision", "audio"))
+    vision = getattr(vision, "sam_config", vision)
     side = getattr(vision, "image_size", None)
     side = side[0] if isinstance(side, list | tuple) else side
     wanted = {
         "patch_size": getattr(vision, "patch_size", None), "merge_size": getattr(vision, "spatial_merge_size", None),
         "temporal_patch_size": getattr(vision, "temporal_patch_size", None), "img_size": side, "image_size": side,
-        "max_image_size": side,
+        "max_image_size": side, "spatial_merge_size": getattr(config, "spatial_merge_size", None),
     }  # fmt: skip
     for part in (processor, *(getattr(processor, f"{name}_processor", None) for name in ("image", "video"))):
         for name, value in wanted.items():
@@ -136,16 +139,24 @@ def fit(processor: Any, config: Any) -> Any:
             if (size := getattr(part, name, None)) is not None and isinstance(side, int):
                 setattr(part, name, _sized(size, side))
     ratio, patch = getattr(config, "downsample_ratio", None), wanted["patch_size"]
-    if ratio and isinstance(patch, int | list) and hasattr(processor, "image_seq_length"):
-        patch = patch if isinstance(patch, int) else patch[0]
+    patch = patch[0] if isinstance(patch, list) else patch
+    if ratio and patch and hasattr(processor, "image_seq_length"):
         processor.image_seq_length = int(side // patch * ratio) ** 2
+    given = {
+        "num_image_tokens": (side // patch) ** 2 if side and patch else None,
+        "patch_size": patch * config.downsample_factor if hasattr(processor, "img_size") else None,
+        "vision_feature_select_strategy": getattr(config, "vision_feature_select_strategy", None),
+    }
+    for name, value in given.items():
+        if value is not None and hasattr(processor, name):
+            setattr(processor, name, value)
     hearer, mels = getattr(processor, "feature_extractor", None), getattr(audio, "num_mel_bins", None)
     if hearer is not None and mels and getattr(hearer, "feature_size", mels) != mels:
         processor.feature_extractor = type(hearer)(feature_size=mels)
     for kind in ("image", "video", "audio"):
         for name in (f"{kind}_token_id", f"{kind}_token_index"):
             if isinstance(getattr(config, name, None), int) and getattr(processor, f"{kind}_token", None):
-                setattr(config, name, processor.tokenizer.convert_tokens_to_ids(getattr(processor, f"{kind}_token")))
+                setattr(config, name, getattr(processor.tokenizer, f"{kind}_token_id"))
     return processor
 
 

@@ -101,8 +101,9 @@ def array_shape(form: str, patch: tuple[int, ...], grid: Grid) -> tuple[int, ...
 
 def _parts(kind: str, made: Mapping[str, Any]) -> tuple[bytes, dict[str, Any]]:
     """(header that says what follows, arrays by name)."""
-    arrays = {n: x for n, x in made.items() if n not in _OF_TEXT and hasattr(x, "shape")}
-    what = [(n, "float" if _is_float(x) else "bool" if "bool" in str(x.dtype) else "int") for n, x in arrays.items()]
+    lists = {n: np.asarray(x) for n, x in made.items() if is_whole_numbers(x)}
+    arrays = {n: x for n, x in made.items() if n not in _OF_TEXT and hasattr(x, "shape")} | lists
+    what = [(n, "list" if n in lists else _type_of(x)) for n, x in arrays.items()]
     head = [kind, [[name, dtype, list(arrays[name].shape)] for name, dtype in what]]
     return json.dumps(head).encode(), arrays
 
@@ -114,6 +115,19 @@ def _array_of_parts(kind: str, made: Mapping[str, Any]) -> np.ndarray:
     for x in map(np.asarray, arrays.values()):
         flat.append(x.reshape(-1) if _is_float(x) else np.frombuffer(x.astype("<i4").tobytes(), np.uint8))
     return np.concatenate([x.astype(np.float32) for x in flat])
+
+
+def is_whole_numbers(x: Any) -> bool:
+    """Whether a value is a list of whole numbers, or of such lists of one length, which classes take as they are."""
+    if not isinstance(x, list) or not x:
+        return False
+    if all(isinstance(each, list) for each in x):
+        return len({len(each) for each in x}) == 1 and all(map(is_whole_numbers, x))
+    return all(type(each) is int for each in x)
+
+
+def _type_of(x: Any) -> str:
+    return "float" if _is_float(x) else "bool" if "bool" in str(x.dtype) else "int"
 
 
 def _is_float(x: Any) -> bool:

@@ -34,7 +34,7 @@ from dflop.models.generic.folder import reason
 from dflop.models.generic.llm_stage import KINDS, LlmStage, MediaPosition
 from dflop.models.generic.media_processor import MediaProcessor
 from dflop.models.generic.processed_items import processed_item, small_processor
-from dflop.models.generic.random_items import Item, NotMade, item_of, media_of
+from dflop.models.generic.random_items import Item, NotMade, as_type, item_of, media_of
 from dflop.models.generic.reach import UnknownArgument
 from dflop.models.generic.shrink import VOCAB, shrunk
 from dflop.models.generic.specs import places_of
@@ -194,7 +194,7 @@ def _plain_gradients(model: Any, samples: Sequence[_Sample]) -> dict[str, torch.
         ids, given = of.ids[None], {}
         if of.item is not None:
             mark = (ids == of.item.token).long() * (of.item.mark or KINDS.index(of.item.kind) + 1)
-            made = {n: x.to(dtype) if x.is_floating_point() else x for n, x in of.item.made.items()}
+            made = as_type(of.item.made, dtype)
             given = {**made, **{name: mark for name in MARKS if takes(model, name)}}
         logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, **given).logits
         _loss(logits, of.ids).backward()

@@ -120,15 +120,16 @@ def features_of_parts(shell: Any, data: torch.Tensor, sizes: torch.Tensor) -> to
     return torch.cat(rows)
 
 
-def parts_of(array: torch.Tensor) -> tuple[str, dict[str, torch.Tensor]]:
-    """(kind, tensors by name) of an item in the form `parts`."""
+def parts_of(array: torch.Tensor) -> tuple[str, dict[str, Any]]:
+    """(kind, tensors and lists of whole numbers by name) of an item in the form `parts`."""
     start = NUM_BYTES + int.from_bytes(_bytes(array[:NUM_BYTES]), "little")
     kind, what = json.loads(_bytes(array[NUM_BYTES:start]))
-    found = {}
+    found: dict[str, Any] = {}
     for name, dtype, shape in what:
         end = start + math.prod(shape) * (1 if dtype == "float" else NUM_BYTES)
         x = array[start:end] if dtype == "float" else array[start:end].to(torch.uint8).view(torch.int32).long()
-        found[name], start = (x.bool() if dtype == "bool" else x).view(shape), end
+        x = (x.bool() if dtype == "bool" else x).view(shape)
+        found[name], start = x.tolist() if dtype == "list" else x, end
     return kind, found
 
 

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_map_only
 
 from dflop.models.fusing import fuse
 from dflop.models.generic import watch
+from dflop.models.generic.arrays import is_whole_numbers
 from dflop.models.generic.classes import build, feature_function, find_decoder
 from dflop.models.generic.folder import read_config
 
@@ -95,6 +96,7 @@ def run_encoders(model: Any, kind: str, inputs: Mapping[str, Any]) -> Any:
         Exception: whatever the model raises where it does not take these inputs.
     """
     given = {name: _without_values(value) for name, value in inputs.items() if isinstance(value, torch.Tensor)}
+    counts = {name: value for name, value in inputs.items() if is_whole_numbers(value)}
     name, problem = f"get_{kind}_features", None
     encode = getattr(model.base_model, name, None) or feature_function(model, name)  # inside, arguments have names
     mode = WithoutValues()  # type: ignore[no-untyped-call]  # torch's is not typed
@@ -102,7 +104,7 @@ def run_encoders(model: Any, kind: str, inputs: Mapping[str, Any]) -> Any:
         if encode is not None:
             takes = inspect.signature(encode).parameters
             try:
-                return encode(**{name: value for name, value in given.items() if name in takes})
+                return encode(**{name: value for name, value in (given | counts).items() if name in takes})
             except TypeError as error:  # it asks for what the model's forward makes
                 problem = error
         _, decoder = find_decoder(model)

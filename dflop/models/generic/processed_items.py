@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from dflop.models.generic.arrays import is_whole_numbers
 from dflop.models.generic.classes import MARKS, entry_of, takes
 from dflop.models.generic.media_processor import KINDS, MediaProcessor
-from dflop.models.generic.random_items import SECONDS, Item, call_of, token_of
+from dflop.models.generic.random_items import SECONDS, Item, as_type, call_of, token_of
 from dflop.models.media import MediaHeader
 
 _WIDTH_PX, _HEIGHT_PX, _DURATION_S, _NUM_CHUNKS = 112, 56, 2.0, 2
@@ -34,6 +35,8 @@ def small_processor(processor: MediaProcessor, config: Any, small: Any) -> Media
         for name, value in list(vars(part).items()) if part is not None else ():
             if "size" in name or "pinpoints" in name:
                 setattr(part, name, _scaled(value, sides))
+            if name == "tile_size" and value not in sides and sides:
+                setattr(part, name, sides[max(sides)])  # so that a random picture has tiles
     return MediaProcessor(made, processor.options)
 
 
@@ -88,10 +91,11 @@ def processed_item(model: Any, kind: str, processor: MediaProcessor, generator: 
         taken = processor.frame_indices(frames, frames / _DURATION_S) if kind == "video" else (0,)
         media = rng.integers(0, 256, (len(taken), _HEIGHT_PX, _WIDTH_PX, 3), dtype=np.uint8)
     call = call_of(model, kind)
-    given = {n: x for n, x in processor.inputs_of(header, media).items() if isinstance(x, torch.Tensor)}
+    said = processor.inputs_of(header, media)
+    given = {n: x for n, x in said.items() if isinstance(x, torch.Tensor) or is_whole_numbers(x)}
     made = {
-        name: x.float() if x.is_floating_point() else x
-        for name, x in given.items()
+        name: x
+        for name, x in as_type(given, torch.float32).items()
         if name not in _OF_TEXT and not name.endswith(_OF_TOKENS) and (name in call.parameters or takes(model, name))
     }
     seconds = [float(made[name][0]) for name in SECONDS if name in made]

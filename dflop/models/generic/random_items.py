@@ -40,8 +40,8 @@ class Item:
     """A random item."""
 
     kind: str
-    made: dict[str, torch.Tensor]
-    """What a processor would make of it."""
+    made: dict[str, Any]
+    """What a processor would make of it: tensors, and lists of whole numbers."""
     token: int
     """Placeholder token."""
     num_rows: int
@@ -96,13 +96,18 @@ class Call:
     needed: frozenset[str]
     """Parameters without a default."""
 
-    def num_rows(self, made: Mapping[str, torch.Tensor]) -> int:
+    def num_rows(self, made: Mapping[str, Any]) -> int:
         """Rows of an item; whatever else a processor makes is left out."""
         model = self.encode.__self__
         dtype = next(model.parameters()).dtype
-        given = {n: x.to(dtype) if x.is_floating_point() else x for n, x in made.items() if n in self.parameters}
+        given = {n: x for n, x in as_type(made, dtype).items() if n in self.parameters}
         with torch.no_grad():
             return len(rows_of(model, self.encode(**given, return_dict=True)))
+
+
+def as_type(made: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Any]:
+    """What a processor makes of an item, its floats of a type."""
+    return {n: x.to(dtype) if torch.is_tensor(x) and x.is_floating_point() else x for n, x in made.items()}
 
 
 def call_of(model: Any, kind: str) -> Call:

@@ -52,7 +52,8 @@ def test_any_other_item_travels_with_all_that_its_processor_makes(dtype):
     """Whole numbers exactly, in types of 16 bits, too."""
     made = {
         "input_ids": np.arange(9), "input_features": pixels(1, 5, 4), "places": np.array([[70_001, -1, 300]]),
-        "input_features_mask": np.array([[True, True, False, True]]), "unlisted": [1],
+        "input_features_mask": np.array([[True, True, False, True]]), "tiles": [[2, 70_000]],
+        "words": ["a"], "uneven": [[1], [2, 3]],
     }  # fmt: skip
     form = form_of("audio", made)
     grid = grid_of(form, "audio", made)
@@ -61,7 +62,8 @@ def test_any_other_item_travels_with_all_that_its_processor_makes(dtype):
     assert array.shape == array_shape(form, (), grid)
     kind, found = parts_of(torch.from_numpy(array).to(dtype))
     assert kind == "audio"
-    assert set(found) == {"input_features", "places", "input_features_mask"}
+    assert set(found) == {"input_features", "places", "input_features_mask", "tiles"}
+    assert found["tiles"] == made["tiles"]
     assert found["places"].tolist() == made["places"].tolist()
     assert found["input_features_mask"].tolist() == made["input_features_mask"].tolist()
     torch.testing.assert_close(found["input_features"], torch.from_numpy(made["input_features"]).to(dtype))

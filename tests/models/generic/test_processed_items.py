@@ -35,7 +35,7 @@ def test_only_molmo_adds_rows_to_embeddings():
 
 
 def test_sizes_of_a_processor_shrink_as_those_of_its_model():
-    """A length of another tower stays, and so does what is no multiple of a side."""
+    """A length of another tower stays, and so does what is no multiple of a side, but for that of tiles."""
 
     def config(side, fine):
         return transformers.LlavaConfig(
@@ -46,10 +46,11 @@ def test_sizes_of_a_processor_shrink_as_those_of_its_model():
         )  # fmt: skip
 
     sizes = {"size": {"height": 336, "width": 672}, "pad_size": 1024, "patch_size": 14, "min_pixels": 336}
-    pictures = SimpleNamespace(**sizes, image_grid_pinpoints=[[336, 1008]], crop_size=500)
+    pictures = SimpleNamespace(**sizes, image_grid_pinpoints=[[336, 1008]], crop_size=500, tile_size=640)
     processor = SimpleNamespace(image_processor=pictures)
     small = small_processor(MediaProcessor(processor), config(336, 1024), config(56, 64)).processor.image_processor
     assert small.size == {"height": 56, "width": 112}
     assert (small.pad_size, small.patch_size, small.min_pixels, small.crop_size) == (64, 14, 336, 500)
+    assert small.tile_size == 64
     assert small.image_grid_pinpoints == [[56, 168]]
     assert pictures.pad_size == 1024
