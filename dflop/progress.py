@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
@@ -20,3 +21,9 @@ def counted(items: Sequence[T], what: str, at: At) -> Iterator[T]:
     for number, item in enumerate(items, 1):
         yield item
         at(what, number, len(items))
+
+
+def quiet_imports() -> None:
+    """Leave out what torchao, which transformers imports, logs of parts of its own that it cannot load or register."""
+    for name in ("torchao", "torch.utils._pytree"):
+        logging.getLogger(name).setLevel(logging.ERROR)

@@ -49,6 +49,7 @@ def test_a_model_that_no_family_knows_is_described_and_exact_and_the_result_is_k
     assert result.software == software_name()
     assert result.refused == (("every medium", by_part["tokens"][0]["detail"]),)
     assert "kept for reports: .dflop/store/cache/models/check-" in done.stderr
+    assert "torchao" not in done.stderr
 
 
 def test_tables_say_what_is_not_checked_also_where_the_result_cannot_be_kept(folder):

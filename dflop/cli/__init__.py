@@ -12,6 +12,7 @@ from dflop.cli import compare, config, doctor, init, model, outputs, plan, profi
 from dflop.cli.common import check_value
 from dflop.cli.usage import missing_package, usage_error
 from dflop.errors import DflopError
+from dflop.progress import quiet_imports
 
 app = App(
     name="dflop",
@@ -38,6 +39,7 @@ for group in (config.app, profiles.cost, profiles.data, model.app, runs.app, sam
 def main() -> None:
     """Entry point: turns errors into three lines and an exit code."""
     os.umask(os.umask(0o077) | 0o002)  # a store may be a group's, nothing is everybody's; jobs inherit it
+    quiet_imports()
     try:
         words = sys.argv[1:]
         app([*map(sql.as_text, words)] if words[:1] == ["sql"] else words, exit_on_error=False, print_error=False)

@@ -29,7 +29,7 @@ from dflop.data.size_table import is_table_of_sizes, profile_sizes, read_sizes
 from dflop.data.tokens import ChatTokenizer
 from dflop.errors import DataError
 from dflop.models.media import MediaRules
-from dflop.progress import At, counted, unseen
+from dflop.progress import At, counted, quiet_imports, unseen
 from dflop.records import QuarantinedSample, SampleShape
 
 RULES_VERSION = 16
@@ -315,6 +315,7 @@ _process: list[_Work] = []
 
 def _begin(dataset: DatasetRef, media: MediaRules, key: str, cache: Path | None) -> None:
     os.environ["RAYON_NUM_THREADS"] = "1"  # the pool is the parallelism
+    quiet_imports()
     _process.append(_Work(dataset, media, key, cache))
 
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from dflop.errors import LaunchError
 from dflop.launch.job import JobSpec
+from dflop.progress import quiet_imports
 
 STOPS_VARIABLE = "DFLOP_STOPS"
 """Names the file that lines are appended to; set by batch scripts, and by nobody else."""
@@ -51,6 +52,7 @@ class Payload:
         pid_file.write_text(f"{os.getpid()} {socket.gethostname()}\n")
         if (restarts := os.environ.get("SLURM_RESTART_COUNT", "0")) != "0":
             print(f"{START_LINE}{int(restarts) + 1}", file=sys.stderr, flush=True)
+        quiet_imports()
         try:
             return load_entry(self.spec.entry)(*self.spec.args)
         except KeyboardInterrupt:  # how the others are ended when one has failed

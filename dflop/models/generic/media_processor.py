@@ -19,6 +19,7 @@ import numpy as np
 
 from dflop.errors import ConfigError
 from dflop.models.media import Layout, MediaHeader
+from dflop.models.processor_settings import read_object
 
 KINDS: Mapping[str, tuple[str, str]] = {
     "image": ("images", "image_processor"),
@@ -26,6 +27,10 @@ KINDS: Mapping[str, tuple[str, str]] = {
     "audio": ("audio", "_audio_processor"),
 }
 """Media kind -> argument of a processor's call, attribute of the part that takes it."""
+_OBJECTS = (
+    "config.json", "processor_config.json", "preprocessor_config.json", "tokenizer.json", "tokenizer_config.json",
+)  # fmt: skip
+"""Files of a folder that a processor is made of."""
 Options = Mapping[str, Mapping[str, Any]]
 """Media kind -> keyword arguments of the part of a processor that takes it, such as `fps`."""
 _Item = tuple[MediaHeader, Any, Sequence[int]]
@@ -236,6 +241,8 @@ def load_processor(folder: Path) -> Any:
         hint = f"pip install {name}" if name else one_line(error)
         raise ConfigError("the processor needs a package that is missing", where=str(folder), hint=hint) from error
     except Exception as error:  # transformers raises what its files lead to: OSError, KeyError, TypeError, ...
+        for path in filter(Path.exists, (folder / name for name in _OBJECTS)):
+            read_object(path, "a file of the model's folder")  # one that was cut off is named
         hint = "copy processor_config.json or preprocessor_config.json, and tokenizer.json, from the release anew"
         raise ConfigError(f"no processor: {one_line(error)}", where=str(folder), hint=hint) from error
     if not hasattr(processor, "tokenizer"):

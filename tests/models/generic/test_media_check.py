@@ -172,6 +172,16 @@ def test_a_folder_without_a_processor_is_refused_with_what_it_needs(tmp_path):
     assert "tokenizer.json" in (caught.value.hint or "")
 
 
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "processor_config.json"])
+def test_a_file_that_was_cut_off_is_named(tmp_path, name):
+    write_processor(load_family("qwen2_audio", {}, {}), tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "qwen2_audio"}')
+    (tmp_path / name).write_text('{"processor_cl')
+    with pytest.raises(ConfigError, match="not JSON") as caught:
+        load_processor(tmp_path)
+    assert caught.value.where == str(tmp_path / name)
+
+
 def test_a_processor_that_transformers_does_not_know_is_refused_with_the_entry(tmp_path):
     write_processor(load_family("qwen2_audio", {}, {}), tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "qwen2_audio"}')
