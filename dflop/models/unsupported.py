@@ -15,6 +15,7 @@ _QUANTIZED = ("quantization_config", "compression_config")
 _ADAPTER = "adapter_config.json"
 _PROCESSOR = ("processor_config.json", "preprocessor_config.json")
 _TOKENIZER = ("tokenizer.json", "tokenizer.model", "tekken.json", "vocab.json", "vocab.txt", "spiece.model")
+_INDEXED = "indexed_attention"
 _OWN_CODE = {"internvl_chat": "internvl", "llava": "llava_onevision", "llava_qwen": "llava_onevision"}
 """Types of releases with code of their own that also come in transformers' form -> that form's type."""
 
@@ -102,6 +103,25 @@ def refuse_type(stated: Mapping[str, Any], where: str) -> None:
         raise ConfigError(
             f"`model_type`: a `{kind}` takes text only", where=where,
             hint="use a model with an encoder of images, video or sound; text-only models gain nothing from dflop",
+        )  # fmt: skip
+
+
+def refuse_layers(text: Any, section: str, where: str) -> None:
+    """Refuse a decoder with layers of a type that no stage computes.
+
+    Args:
+        text: Config of the decoder.
+        section: Prefix of its keys, for errors.
+        where: It comes from.
+
+    Raises:
+        ConfigError: it has such layers.
+    """
+    if _INDEXED in (getattr(text, "layer_types", None) or ()):
+        raise ConfigError(
+            f"`{section}layer_types`: in layers of type `{_INDEXED}` an indexer chooses the keys of each token, which "
+            "stages do not compute", where=where,
+            hint="use a model with full, sliding, chunked, latent or linear attention",
         )  # fmt: skip
 
 

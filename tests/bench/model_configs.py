@@ -20,10 +20,14 @@ CORRECTED: Mapping[str, Mapping[str, Any]] = {
     "cosmos3_omni": {"vision_config.out_hidden_size": 4096},
     "deepseek_ocr2": {
         "text_config.mlp_layer_types": ["dense"] + ["sparse"] * 31, "text_config.num_experts_per_tok": 6,
+        **{f"vision_config.encoder_config.{key}": value for key, value in {
+            "hidden_size": 896, "intermediate_size": 4864, "num_attention_heads": 14, "num_key_value_heads": 2,
+        }.items()},
     },
     "gemma3": {"vision_config.image_size": 896, "vision_config.patch_size": 14},
     "glm46v": GLM,
     "glm4v": GLM,
+    "glmga": GLM,
     "glm4v_moe": GLM | {"text_config.head_dim": 128},
     "granite4_vision": {"deepstack_layer_map": [[-4, 0], [-1, 2]], "downsample_rate": "4/8"},
     "hunyuan_vl": {"text_config.head_dim": 128, f"{ROPE}.mrope_section": [16, 16, 16, 16]},
@@ -45,11 +49,17 @@ CORRECTED: Mapping[str, Mapping[str, Any]] = {
 }  # fmt: skip
 
 
+WITHIN = {"mistral4": "mistral3"}
+"""Types of text models -> the type that they are released in."""
+
+
 def config_of(kind: str) -> Any:
     """The default config of a type, corrected."""
     import transformers
 
-    config = transformers.AutoConfig.for_model(kind)
+    config = transformers.AutoConfig.for_model(WITHIN.get(kind, kind))
+    if kind in WITHIN:
+        config = type(config).from_dict({**config.to_dict(), "text_config": {"model_type": kind}})
     # Sections that a default leaves out, as Gemma 4 its tower.
     for key in ("vision_config", "text_config", "audio_config"):
         section = config.sub_configs.get(key, transformers.AutoConfig)

@@ -51,7 +51,8 @@ def planned(folder: Path, processor: Any) -> dict[str, Any]:
             found["untrained"] = "; ".join(filter(None, (family.facts.untrained, *of_media)))
             found["media"] = {medium.kind: medium.problem or medium.way for medium in family.facts.media}
             if not family.media_tokens:
-                return found | {"problem": "; ".join(f"{kind}: {why}" for kind, why in found["media"].items())}
+                problem = "; ".join(f"{kind}: {why}" for kind, why in found["media"].items())
+                return found | {"problem": problem or "the processor takes neither pictures nor clips nor sounds"}
             started = time.process_time()
             found["plan"] = _plan(family, tuple(_shapes(family)))
             found["plan_s"] = round(time.process_time() - started, 2)

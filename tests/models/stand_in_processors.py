@@ -132,8 +132,9 @@ def fit(processor: Any, config: Any) -> Any:
         "max_image_size": side, "spatial_merge_size": getattr(config, "spatial_merge_size", None),
     }  # fmt: skip
     for part in (processor, *(getattr(processor, f"{name}_processor", None) for name in ("image", "video"))):
+        tile = "patch_size" if hasattr(part, "vision_patch_size") else ""  # what Step3.7 calls a tile of a picture
         for name, value in wanted.items():
-            if isinstance(value, int) and isinstance(getattr(part, name, None), int):
+            if isinstance(value, int) and isinstance(getattr(part, name, None), int) and name != tile:
                 setattr(part, name, value)
         for name in ("size", "crop_size"):
             if (size := getattr(part, name, None)) is not None and isinstance(side, int):

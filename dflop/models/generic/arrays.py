@@ -35,12 +35,12 @@ def form_of(kind: str, made: Mapping[str, Any]) -> str:
         kind: `image`, `video` or `audio`.
         made: What the processor makes of one item.
     """
-    pixels = made.get(PIXELS.get(kind, ""))
+    pixels = pixels_of(kind, made)
     grids = made.get(f"{kind}_grid_thw")
     if pixels is not None and grids is not None:
         is_whole = len(pixels) == math.prod(grids[0]) and "image_merge_sizes" not in made
         return GRID if is_whole else PARTS
-    if kind == "image" and pixels is not None:
+    if kind != "audio" and pixels is not None:
         if "image_sizes" in made and pixels.ndim == 4 and len(pixels) == 1:
             return SIZED
         if "pixel_attention_mask" in made and pixels.ndim == 5:
@@ -48,6 +48,11 @@ def form_of(kind: str, made: Mapping[str, Any]) -> str:
         if "image_sizes" not in made and pixels.ndim == 4:
             return TILES
     return PARTS
+
+
+def pixels_of(kind: str, made: Mapping[str, Any]) -> Any:
+    """Pixels of an item, None of a sound; frames of a clip come as tiles of a picture where a class takes them so."""
+    return made.get(PIXELS.get(kind, ""), made.get("pixel_values") if kind == "video" else None)
 
 
 def grid_of(form: str, kind: str, made: Mapping[str, Any]) -> Grid:
@@ -62,7 +67,7 @@ def grid_of(form: str, kind: str, made: Mapping[str, Any]) -> Grid:
     if form == SIZED:
         height, width = (int(n) for n in made["image_sizes"][0])
         return 1, height, width
-    *_, tiles, _, height, width = made[PIXELS[kind]].shape
+    *_, tiles, _, height, width = pixels_of(kind, made).shape
     return int(tiles), int(height), int(width)
 
 
@@ -74,7 +79,7 @@ def array_of(form: str, kind: str, made: Mapping[str, Any]) -> np.ndarray:
     """
     if form == PARTS:
         return _array_of_parts(kind, made)
-    pixels = np.asarray(made[PIXELS[kind]])
+    pixels = np.asarray(pixels_of(kind, made))
     if form == SIZED:
         _, height, width = grid_of(form, kind, made)
         return np.ascontiguousarray(pixels[0, :, :height, :width]).reshape(-1)

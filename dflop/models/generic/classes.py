@@ -133,6 +133,12 @@ def feature_function(model: Any, name: str) -> Callable[..., Any] | None:
     return getattr(model, name, None) or getattr(model.base_model, name, None)
 
 
+def encoder_function(shell: Any, kind: str) -> Callable[..., Any] | None:
+    """The function of a module for items of a kind; frames are pictures to a class without one for clips (SmolVLM)."""
+    own: Callable[..., Any] | None = getattr(shell, f"get_{kind}_features", None)
+    return own or (getattr(shell, "get_image_features", None) if kind == "video" else None)
+
+
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     """Every tensor in nested tuples, lists and mappings."""
     if isinstance(value, torch.Tensor):

@@ -28,7 +28,7 @@ from dflop.models import attention
 from dflop.models.build import EncoderStage, Stage
 from dflop.models.fusing import Float64
 from dflop.models.generic import arrays, items
-from dflop.models.generic.classes import MARKS, build, construct, find_decoder, takes
+from dflop.models.generic.classes import MARKS, build, construct, encoder_function, find_decoder, takes
 from dflop.models.generic.exactness import LIMIT, Exactness, MediumCheck
 from dflop.models.generic.folder import reason
 from dflop.models.generic.llm_stage import KINDS, LlmStage, MediaPosition
@@ -65,12 +65,14 @@ def check_exactness(config: Any, structure: Structure, processor: MediaProcessor
         processor = small_processor(processor, config, model.config) if processor else None
     except Exception as error:  # whatever transformers raises for sizes that a class does not expect
         return Exactness((MediumCheck("text", (), f"cannot shrink it: {reason(error)}"),), 0)
-    checks = [_checked(model, medium, processor) for medium in ("text", *media_of(model))]
-    return Exactness(tuple(checks), num_params)
+    media = dict.fromkeys(("text", *media_of(model), *(processor.kinds if processor else ())))
+    return Exactness(tuple(_checked(model, medium, processor) for medium in media), num_params)
 
 
 def _checked(model: nn.Module, medium: str, processor: MediaProcessor | None = None) -> MediumCheck:
     refused = ""
+    if medium != "text" and encoder_function(model, medium) is encoder_function(model.base_model, medium) is None:
+        return MediumCheck(medium, (), f"{type(model).__name__} has no `get_{medium}_features` to compare rows of")
     if processor and medium != "text":
         try:
             processed_item(model, medium, processor, torch.Generator())

@@ -10,7 +10,14 @@ from typing import Any
 from dflop.errors import ConfigError
 from dflop.models.generic.classes import ACTIVE, entry_of, trained_config
 from dflop.models.processor_settings import read_object
-from dflop.models.unsupported import EXPERTS, refuse_adapter, refuse_missing_files, refuse_quantized, refuse_type
+from dflop.models.unsupported import (
+    EXPERTS,
+    refuse_adapter,
+    refuse_layers,
+    refuse_missing_files,
+    refuse_quantized,
+    refuse_type,
+)
 
 _CONFIG = "config.json"
 _FLOAT = "__float__"
@@ -50,6 +57,7 @@ def read_config(stated: Mapping[str, Any], where: str) -> Any:
     refuse_quantized(stated, where)
     refuse_type(stated, where)
     config = trained_config(_parsed(stated, where))
+    refuse_layers(text := config.get_text_config(), "" if text is config else "text_config.", where)
     if problem := next(contradictions(config), None):
         key, what = problem
         raise ConfigError(f"`{key}`: {what}", where=where, hint=f"correct `{key}`; released models agree here")

@@ -19,6 +19,7 @@ import torch
 from dflop.errors import ConfigError
 from dflop.models.generic import arrays
 from dflop.models.generic.arrays import GRID, LISTED, NUM_BYTES, PARTS, SIZED, TILES
+from dflop.models.generic.classes import encoder_function
 from dflop.models.generic.encoders import PROJECTORS
 
 _OPTIONAL = {
@@ -50,7 +51,7 @@ def form_of_item(shell: Any, kind: str, made: Mapping[str, Any]) -> str:
     form = form_of(shell)
     if form == arrays.form_of(kind, made) != PARTS:
         return form
-    encode, problem = getattr(shell, f"get_{kind}_features", None), ""
+    encode, problem = encoder_function(shell, kind), ""
     needed = inspect.signature(encode).parameters.values() if encode else ()
     missing = [p.name for p in needed if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
     if encode is None:
@@ -113,7 +114,8 @@ def features_of_parts(shell: Any, data: torch.Tensor, sizes: torch.Tensor) -> to
     rows = []
     for array in data.split(sizes[:, 2].tolist()):
         kind, made = parts_of(array)
-        encode = getattr(shell, f"get_{kind}_features")
+        encode = encoder_function(shell, kind)
+        assert encode is not None, "items of a kind without one are refused"
         takes = inspect.signature(encode).parameters
         given = {name: value for name, value in made.items() if name in takes}
         rows.append(rows_of(shell, encode(**given, return_dict=True)))

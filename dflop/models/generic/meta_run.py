@@ -12,13 +12,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from dflop.models.fusing import fuse
 from dflop.models.generic import watch
 from dflop.models.generic.arrays import is_whole_numbers
-from dflop.models.generic.classes import build, feature_function, find_decoder
+from dflop.models.generic.classes import build, encoder_function, find_decoder
 from dflop.models.generic.folder import read_config
 
 META = torch.device("meta")
@@ -47,6 +48,17 @@ class WithoutValues(TorchDispatchMode):
                 kwargs["device"] = META
         elif kwargs.get("device") is not None and _is_whole(func, args, kwargs):
             kwargs["device"] = torch.device("cpu")
+        return func(*args, **kwargs)
+
+
+class _StatedNumbers(TorchFunctionMode):
+    """Numbers that a class states, as the sizes of a grid, are on the CPU: a tensor on `meta` would have no values."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func is torch.tensor and torch.device(kwargs.get("device") or "cpu") == META:
+            made = func(*args, **{**kwargs, "device": "cpu"})
+            return made.to(META) if made.is_floating_point() else made
         return func(*args, **kwargs)
 
 
@@ -97,10 +109,10 @@ def run_encoders(model: Any, kind: str, inputs: Mapping[str, Any]) -> Any:
     """
     given = {name: _without_values(value) for name, value in inputs.items() if isinstance(value, torch.Tensor)}
     counts = {name: value for name, value in inputs.items() if is_whole_numbers(value)}
-    name, problem = f"get_{kind}_features", None
-    encode = getattr(model.base_model, name, None) or feature_function(model, name)  # inside, arguments have names
+    problem = None
+    encode = encoder_function(model.base_model, kind) or encoder_function(model, kind)  # inside, arguments have names
     mode = WithoutValues()  # type: ignore[no-untyped-call]  # torch's is not typed
-    with mode, _without_what_needs_values():
+    with mode, _StatedNumbers(), _without_what_needs_values():
         if encode is not None:
             takes = inspect.signature(encode).parameters
             try:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from dflop.models.generic.classes import entry_of, feature_function, takes
+from dflop.models.generic.classes import encoder_function, entry_of, feature_function, takes
 from dflop.models.generic.folder import reason
 from dflop.models.generic.items import rows_of
 
@@ -112,11 +112,12 @@ def as_type(made: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Any]:
 
 def call_of(model: Any, kind: str) -> Call:
     """The function of a model with an encoder for a kind; that of the model inside where it names no arguments."""
-    encode: Any = feature_function(model, _MEDIA[kind])
-    inner = inspect.signature(getattr(model.base_model, _MEDIA[kind], encode)).parameters
+    inside: Any = encoder_function(model.base_model, kind)
+    encode: Any = encoder_function(model, kind) or inside
+    inner = inspect.signature(inside or encode).parameters
     needed = frozenset(p.name for p in inner.values() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD)
     if not needed <= set(wanted := inspect.signature(encode).parameters):  # it hands all on, without names
-        encode, wanted = getattr(model.base_model, _MEDIA[kind]), inner
+        encode, wanted = inside, inner
     return Call(encode, tuple(wanted), needed)
 
 
@@ -127,6 +128,8 @@ def token_of(model: Any, kind: str) -> int:
         NotMade: the config names none.
     """
     own, of_pictures = (_named(model.config, of) for of in (kind, "image"))
+    if kind == "video" and feature_function(model, _MEDIA[kind]) is None:
+        own = of_pictures
     if own is None:
         raise NotMade(f"its config names no `{kind}_token_id`")
     if kind != "video" or of_pictures is None or _is_placeholder(model, own):

@@ -155,8 +155,9 @@ def _text(config: Any, content: Mapping[str, Any], old: int, layers: Sequence[in
         found["num_key_value_heads"] = HEADS if heads == entry_of(config, "num_attention_heads") else 1
     if content.get("qk_rope_head_dim"):  # latent attention: as many keys as queries, and a part of a head rotates
         found["num_key_value_heads"] = HEADS
-        if content.get("head_dim"):
-            found["head_dim"] = found["qk_rope_head_dim"]
+        if content.get("head_dim"):  # some count the part that rotates as a head, some both parts
+            rotates = content["head_dim"] == content["qk_rope_head_dim"]
+            found["head_dim"] = found["qk_rope_head_dim" if rotates else "qk_head_dim"]
     for key in ACTIVE:
         if isinstance(found.get(key), int):
             found[key] = min(found[key], 2)

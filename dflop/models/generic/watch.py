@@ -8,6 +8,7 @@ and 64 numbers per token and head; an expert layer sees every token as often as 
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
 from dflop.models.generic.classes import tensors_in
+from dflop.models.generic.experts import experts_of
 from dflop.models.generic.states import DELTA_RULE
 from dflop.models.generic.values import AttentionCall
 
@@ -87,6 +89,9 @@ def traced(layer: nn.Module, *, delta_rule: bool = True) -> Iterator[Trace]:
     )
     for module in layer.modules():
         setattr(module, _TRACE, trace)
+    loops = [module for module in experts_of(layer) if not hasattr(module, "has_gate")]
+    for module in loops:  # how often a loop of the class's own runs follows from values, which `meta` does not have
+        module.forward = functools.partial(_experts, module)
     try:
         with within, _replaced_delta_rule(layer, trace) if delta_rule else contextlib.nullcontext():
             yield trace
@@ -95,6 +100,8 @@ def traced(layer: nn.Module, *, delta_rule: bool = True) -> Iterator[Trace]:
             handle.remove()
         for module in layer.modules():
             delattr(module, _TRACE)
+        for module in loops:
+            del module.forward
     trace.kept_bytes = sum(t.untyped_storage().nbytes() for t in trace.storages.values())
     trace.storages.clear()
 
@@ -134,16 +141,19 @@ def _attention(
     return out, None
 
 
-def _experts(module: Any, hidden: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> torch.Tensor:
+def _experts(
+    module: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+) -> torch.Tensor:
     """All tokens go to one expert, as often as they are routed: FLOPs and shapes are those of any routing."""
-    num_active, up = top_k_index.shape[-1], module.gate_up_proj if module.has_gate else module.up_proj
+    hidden, num_active, has_gate = hidden_states, top_k_index.shape[-1], hasattr(module, "gate_up_proj")
+    up, is_transposed = module.gate_up_proj if has_gate else module.up_proj, getattr(module, "is_transposed", False)
     trace: Trace | None = getattr(module, _TRACE, None)
     if trace is not None:
         trace.experts = (len(up), num_active)
     rows = hidden.repeat_interleave(num_active, dim=0)
-    wide = rows @ up[0] if module.is_transposed else F.linear(rows, up[0])
-    wide = module._apply_gate(wide) if module.has_gate else module.act_fn(wide)
-    out = wide @ module.down_proj[0] if module.is_transposed else F.linear(wide, module.down_proj[0])
+    wide = rows @ up[0] if is_transposed else F.linear(rows, up[0])
+    wide = module._apply_gate(wide) if has_gate else module.act_fn(wide)
+    out = wide @ module.down_proj[0] if is_transposed else F.linear(wide, module.down_proj[0])
     out = out * top_k_weights.reshape(-1, 1)
     return out.view(-1, num_active, hidden.shape[-1]).sum(1).to(hidden.dtype)
 

@@ -44,9 +44,10 @@ ITEMS = [
     ("glmasr", "audio"), ("qwen2_5_omni_thinker", "audio"), ("lfm2_vl", "image"), ("llava_onevision", "video"),
     ("glm46v", "video"), ("ernie4_5_vl_moe", "video"), ("gemma4", "video"), ("gemma4", "audio"), ("aria", "image"),
     ("granite_docling", "image"), ("deepseek_vl_hybrid", "image"), ("llama4", "image"), ("voxtral", "audio"),
-    ("llava_next_video", "video"), ("video_llava", "video"),
+    ("llava_next_video", "video"), ("video_llava", "video"), ("step3p7", "image"), ("mistral4", "image"),
 ]  # fmt: skip
-"""Of towers that take one item at a time, or take clips in another way than pictures."""
+"""Of towers that take one item at a time, or take clips in another way than pictures; of decoders with an experts' loop
+of their own, or where both parts of a latent head count as one."""
 
 
 @pytest.mark.parametrize(("kind", "medium"), ITEMS)

@@ -13,6 +13,10 @@ REFUSED = {
     "unknown type": ({"model_type": "qwen3_55"}, "knows no `qwen3_55`", "did you mean `qwen3_5`"),
     "text only": ({"model_type": "qwen3"}, "a `qwen3` takes text only", "encoder"),
     "encoder and decoder": ({"model_type": "florence2"}, "`is_encoder_decoder`", "decoder takes media"),
+    "indexer": (
+        {"model_type": "qwen4_exp", "text_config": {}}, "`text_config.layer_types`: in layers of type `indexed_att",
+        "use a model with full",
+    ),
     "layer types": ({"text_config.num_hidden_layers": 5}, "`num_hidden_layers` (5)", "defaults of Qwen3_5Config"),
     "rope": ({"text_config.head_dim": 32}, "adds up to 4, half of a rotary head is 8", "mrope_section"),
     "widths": ({"vision_config.out_hidden_size": 48}, "rows of 48 for a decoder of width 64", "out_hidden_size"),
@@ -24,7 +28,7 @@ REFUSED = {
         "correct",
     ),
     "heads": ({"text_config.num_key_value_heads": 3}, "3 does not divide 4", "num_key_value_heads"),
-}
+}  # fmt: skip
 
 
 @pytest.fixture

@@ -11,15 +11,21 @@ from dflop.models.generic.stage_rules import adds_rows
 
 MADE = [
     ("minicpmv4_6", "image"), ("minicpmv4_6", "video"), ("molmo2", "image"), ("muse_glimmer", "image"),
-    ("unlimited_ocr", "image"), ("deepseek_ocr2", "image"),
+    ("unlimited_ocr", "image"), ("deepseek_ocr2", "image"), ("smolvlm", "video"),
 ]  # fmt: skip
-"""Patches in one row, pooled by indices, two deep, and pictures of two towers."""
+"""Patches in one row, pooled by indices, two deep, pictures of two towers, and clips that a class takes as pictures."""
 
 
 @pytest.mark.parametrize(("kind", "medium"), MADE)
 def test_items_that_processors_make_train_as_transformers_does(kind, medium, ask_media):
     said = ask_media({"exact": kind, "medium": medium})
     assert (said["problem"], said["is_exact"]) == ("", True)
+
+
+def test_a_medium_whose_rows_no_function_returns_is_named(ask_media):
+    """Mllama's decoder attends to pictures; its class has no function for their rows."""
+    said = ask_media({"exact": "mllama", "medium": "image"})
+    assert said["problem"] == "MllamaForConditionalGeneration has no `get_image_features` to compare rows of"
 
 
 def test_rows_that_replace_embeddings_where_a_class_adds_them_are_found(ask_media):
