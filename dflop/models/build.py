@@ -21,6 +21,7 @@ from dflop.models import attention
 from dflop.models.encoders import ARITHMETIC, CUT_THEMSELVES, ENCODERS, PACKERS, Arguments, native_parts
 from dflop.models.family import GENERIC, GENERIC_PARTS, Family, Tower
 from dflop.models.generic import arrays, items
+from dflop.models.generic.classes import layers_of
 from dflop.models.ways import Reruns
 from dflop.records import LLM
 
@@ -111,8 +112,7 @@ class EncoderStage(Stage):
 
     @property
     def layers(self) -> list[nn.Module]:
-        found: Any = self.module.get_submodule(self.tower.layers)
-        return list(found)
+        return list(layers_of(self.module, self.tower.layers))
 
     @property
     def run_alike(self) -> list[nn.Module]:

@@ -41,7 +41,7 @@ class Tower:
     call: str
     """How it is run: a name in `ENCODERS` of `encoders.py`."""
     layers: str
-    """Path of the list of layers, relative to the tower."""
+    """Path of the list of layers, relative to the tower; empty: the tower is one layer."""
     extras: tuple[str, ...] = ()
     """Paths of what else makes rows: the projector, a newline embedding."""
     projector: tuple[str, ...] = ()

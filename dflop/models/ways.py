@@ -63,7 +63,7 @@ def apply_way(stage: nn.Module, way: Way, num_recomputed: int | None = None, num
     """
     if way.is_frozen:
         stage.requires_grad_(False)
-    layers = [m for m in stage.modules() if _is_checkpointable(m)]
+    layers = [m for m in stage.modules() if _is_checkpointable(m)] or getattr(stage, "layers", [])
     host, sent = Offload(), spread(len(layers), num_offloaded)
     for place in sent:
         _run_by(layers[place], functools.partial(host.run, layers[place], place))
@@ -92,10 +92,14 @@ def _run_by(layer: Any, run: Callable[..., Any]) -> None:
     """Let a layer keep for its backward pass what `run(forward, hidden, ...)` lets it keep.
 
     transformers marks the layers for which this is safe by a base class, and wraps their forward. Only the switch and
-    the function are set here, per layer, so it works on a stage that was cut out of its model.
+    the function are set here, per layer, so it works on a stage that was cut out of its model. A tower that is one
+    layer has no such base: its forward is wrapped here.
     """
     layer.gradient_checkpointing = True
     layer._gradient_checkpointing_func = run
+    if not _is_checkpointable(layer):
+        forward = layer.forward
+        layer.forward = lambda *args, **given: run(functools.partial(forward, **given), *args)
 
 
 def draws(layer: nn.Module) -> bool:

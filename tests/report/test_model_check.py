@@ -9,7 +9,7 @@ from dflop.report.summary import RunSummary
 
 TEXT = MediumCheck("text", (("llm.layers.0.mlp", 3e-7), ("llm.layers.0.self_attn", 2e-7)))
 IMAGE = MediumCheck("image", (("vision.layers.0.mlp", 4e-6), ("llm.layers.0.self_attn", 3e-6)))
-VIDEO = MediumCheck("video", (), "no encoder with layers is known for video")
+VIDEO = MediumCheck("video", (), "no encoder is known for video")
 CHECK = KeptCheck("torch 2", "abc", 86_400.0, Exactness((TEXT, IMAGE, VIDEO), 9), (("video", "it samples frames"),))
 
 

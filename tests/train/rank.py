@@ -63,7 +63,8 @@ class Rank:
         )  # fmt: skip
         self.stages, self.parts, self.optimizer, self.reducer = made.stages, made.parts, made.optimizer, made.reducer
         for part, stage in zip(self.seat.parts, self.stages, strict=True):
-            m, flags = plan.module(part.module), [layer.gradient_checkpointing for layer in stage.layers]
+            m = plan.module(part.module)
+            flags = [getattr(layer, "gradient_checkpointing", False) for layer in stage.layers]
             num_offloaded = m.offloaded[self.seat.stage] if m.offloaded else 0
             assert sum(flags) == m.num_recomputed[self.seat.stage] + num_offloaded
         self.stage_of = {part.module: stage for part, stage in zip(self.seat.parts, self.stages, strict=True)}

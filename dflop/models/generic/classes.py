@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -121,6 +121,11 @@ def find_decoder(model: nn.Module) -> tuple[str, Any]:
     if not found:
         raise LookupError("no module holds both the input embeddings and a list of layers")
     return found[-1]
+
+
+def layers_of(tower: Any, path: str) -> Sequence[Any]:
+    """Layers of a tower by the path of their list; a tower without one, which only projects its input, is one layer."""
+    return list(tower.get_submodule(path)) if path else [tower]
 
 
 def takes(model: Any, name: str) -> bool:

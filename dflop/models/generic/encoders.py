@@ -115,18 +115,19 @@ def _layers(module: nn.Module) -> str:
 
 
 def _encoders(model: nn.Module, branches: Sequence[_Branch]) -> tuple[Encoder, ...]:
-    """Towers, each with the projectors of its medium; without a tower, what projects raw media is the encoder."""
+    """Towers, each with the projectors of its medium; without a stack of layers, what embeds raw media is the tower."""
     filled = [branch for branch in branches if branch.num_params]
-    towers = [x for x in filled if x.layers and not x.is_projector] or filled
+    own = [x for x in filled if not x.is_projector]
+    towers = [x for x in own if x.layers] or own or filled
     found = [_encoder(model, x) for x in towers]
     for other in (x for x in filled if x not in towers):
         at = next((i for i, tower in enumerate(found) if tower.medium == other.medium), 0)
-        own = found[at]
+        of = found[at]
         found[at] = replace(
-            own,
-            projector=(*own.projector, other.path),
-            num_projector_params=own.num_projector_params + other.num_params,
-            num_matrix_params=max(own.num_matrix_params, _largest(model.get_submodule(other.path).parameters())),
+            of,
+            projector=(*of.projector, other.path),
+            num_projector_params=of.num_projector_params + other.num_params,
+            num_matrix_params=max(of.num_matrix_params, _largest(model.get_submodule(other.path).parameters())),
         )
     return tuple(found)
 
@@ -136,7 +137,7 @@ def _encoder(model: nn.Module, branch: _Branch) -> Encoder:
     tower = model.get_submodule(branch.path)
     before: list[nn.Parameter] = []
     behind: list[tuple[str, nn.Parameter]] = []
-    num_layers = 0
+    num_layers = 1
     if branch.layers:
         layers = cast(nn.ModuleList, tower.get_submodule(branch.layers))
         inside, num_layers, is_behind = set(map(id, layers.parameters())), len(layers), False

@@ -221,7 +221,7 @@ class _Trained:
         structure = read_structure(plain.config)
         encoder = structure.encoder_of(item.kind) if item else None
         if item is not None and encoder is None:
-            raise NotMade(f"no encoder with layers is known for {item.kind}")
+            raise NotMade(f"no encoder is known for {item.kind}")
         self._form, apart = arrays.PARTS, set[str]()
         if item is not None and encoder is not None:
             shell = plain.get_submodule(encoder.path.rpartition(".")[0])

@@ -22,7 +22,7 @@ from dflop.records import from_dict, parse_json, to_dict
 
 T = TypeVar("T")
 
-VERSION = 15
+VERSION = 16
 """Raise when anything is read differently: kept files then no longer match."""
 _SETTINGS = (
     "processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json", "tokenizer_config.json",

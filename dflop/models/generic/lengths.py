@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dflop.models.generic.classes import tensors_in
+from dflop.models.generic.classes import layers_of, tensors_in
 from dflop.models.generic.meta_run import META, run_encoders
 from dflop.models.generic.values import Encoder
 
@@ -39,7 +39,7 @@ def encoder_lengths(model: Any, encoder: Encoder, kind: str, inputs: Mapping[str
 
     Args:
         model: On meta.
-        encoder: Of the model, with layers.
+        encoder: Of the model.
         kind: `image`, `video` or `audio`.
         inputs: What the processor makes of a prompt with the item.
 
@@ -63,16 +63,15 @@ def recorded(tower: nn.Module, path: str, found: list[Lengths], runs: int = -1) 
 
     Args:
         tower: The encoder.
-        path: Of its list of layers.
+        path: Of its list of layers; empty: the tower is one layer, and runs.
         found: Grows.
         runs: Index of the one layer that runs as well; -1: none does.
     """
-    layers, known = tower.get_submodule(path), _Known()
-    assert isinstance(layers, nn.ModuleList)
+    layers, known = layers_of(tower, path), _Known()
     for index, layer in enumerate(layers):
         if index and hasattr(layers[0], _IN_TUPLE):
             setattr(layer, _IN_TUPLE, getattr(layers[0], _IN_TUPLE))
-        layer.forward = functools.partial(_record, found, known, layer, layer.forward, index == runs)
+        layer.forward = functools.partial(_record, found, known, layer, layer.forward, index == runs or not path)
     try:
         yield
     finally:

@@ -34,6 +34,7 @@ from dflop.records import MediaItem
 
 KINDS = ("image", "video", "audio")
 """Media, in the order of the numbers by which processors mark their placeholders, from 1."""
+_SOUND = KINDS.index("audio") + 1
 _SECONDS = ("second_per_grid_ts", "second_per_grids")
 """What classes call the seconds per temporal patch of clips."""
 _TEXT_IDS = range(10, 26)
@@ -156,7 +157,7 @@ class LlmStage(Stage):
             found = _rope_index(shell, input_ids, kinds, items) if items else found.expand(axes, -1)
         if not self._has_blocks:
             return found
-        inside = (kinds > 0).long()
+        inside = ((kinds > 0) & (kinds != _SOUND)).long()  # tokens of a sound see what text does
         if self._has_one_block:
             return torch.cat([found, inside[None]])
         starts = inside - F.pad(inside[:-1], (1, 0))

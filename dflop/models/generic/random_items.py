@@ -5,6 +5,7 @@ What a class does not state, as the shape of its pixels, is tried: the first for
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import Any
 
 import torch
 
+from dflop.models.fusing import Float64
 from dflop.models.generic.classes import encoder_function, entry_of, feature_function, takes
 from dflop.models.generic.folder import reason
 from dflop.models.generic.items import rows_of
@@ -101,7 +103,7 @@ class Call:
         model = self.encode.__self__
         dtype = next(model.parameters()).dtype
         given = {n: x for n, x in as_type(made, dtype).items() if n in self.parameters}
-        with torch.no_grad():
+        with torch.no_grad(), Float64() if dtype == torch.float64 else contextlib.nullcontext():
             return len(rows_of(model, self.encode(**given, return_dict=True)))
 
 

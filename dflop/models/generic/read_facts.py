@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,7 +17,7 @@ from dflop.models.arrays import SAMPLE_RATE_HZ
 from dflop.models.generic import arrays, watch
 from dflop.models.generic.arrays import GRID
 from dflop.models.generic.check import quiet_transformers, structure_of
-from dflop.models.generic.classes import trained_config
+from dflop.models.generic.classes import layers_of, trained_config
 from dflop.models.generic.exact import small_model
 from dflop.models.generic.facts import Medium, ModelFacts
 from dflop.models.generic.folder import read_config, reason
@@ -85,7 +85,7 @@ def _medium(processor: MediaProcessor, kind: str, structure: Structure, model: A
     """(the medium, its encoder as it runs with it; None: it is refused)."""
     encoder = structure.encoder_of(kind)
     if encoder is None:
-        return Medium(kind, f"the model has no encoder with layers for {kind}"), None
+        return Medium(kind, f"the model has no encoder for {kind}"), None
     check = check_medium(processor, kind, grid(kind))
     if check.rule is None:
         return Medium(kind, check.problem), None
@@ -158,7 +158,7 @@ def traced_encoder(model: Any, encoder: Encoder, kind: str, items: Sequence[Mapp
 
     Args:
         model: On meta.
-        encoder: Of the model, with layers.
+        encoder: Of the model.
         kind: `image`, `video` or `audio`.
         items: Two: what the processor makes of a prompt with an item.
 
@@ -168,8 +168,7 @@ def traced_encoder(model: Any, encoder: Encoder, kind: str, items: Sequence[Mapp
     tower = model.get_submodule(encoder.path)
     if kind != "audio" and form_of(model.get_submodule(encoder.path.rpartition(".")[0])) == GRID:
         tower.config._attn_implementation = watch.PACKED  # as `items.prepare`
-    layers = cast(nn.ModuleList, tower.get_submodule(encoder.layers))
-    kinds = []
+    layers, kinds = layers_of(tower, encoder.layers), []
     for _, indices in alike(layers).items():
         first = indices[0]
         runs = [_run(model, encoder, first, kind, item) for item in items]
@@ -189,7 +188,7 @@ def traced_encoder(model: Any, encoder: Encoder, kind: str, items: Sequence[Mapp
 
 def _run(model: Any, encoder: Encoder, index: int, kind: str, item: Mapping[str, Any]) -> tuple[Lengths, watch.Trace]:
     tower, found = model.get_submodule(encoder.path), list[Lengths]()
-    layer = cast(nn.ModuleList, tower.get_submodule(encoder.layers))[index]
+    layer = layers_of(tower, encoder.layers)[index]
     with recorded(tower, encoder.layers, found, runs=index), watch.traced(layer) as trace:
         run_encoders(model, kind, item)
     return found[0], trace

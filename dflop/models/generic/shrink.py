@@ -41,7 +41,8 @@ _TOWER: Mapping[str, Any] = {
     "output_hidden_size": HIDDEN, "encoder_hidden_size": HIDDEN,
     "num_experts": 4, "moe_intermediate_size": 32, "intermediate_dim": 128, "num_conv_pos_embeddings": 16,
     "vision_output_dim": HIDDEN, "projector_input_dim": HIDDEN, "projector_output_dim": HIDDEN,
-    "downsample_channels": HIDDEN,
+    "downsample_channels": HIDDEN, "mm_embed_dim": HIDDEN, "mm_posemb_size": 64,
+    "output_proj_dims": HIDDEN,
 }  # fmt: skip
 _WHOLE: Mapping[str, Any] = {
     "mm_tokens_per_image": 4, "image_seq_length": 4, "alignment_intermediate_size": 128,

@@ -96,7 +96,7 @@ class Encoder:
     medium: str
     """`audio` or `vision`, as modules of plans are named."""
     layers: str
-    """Path of its longest list of layers, relative to the tower; empty where it has none."""
+    """Path of its longest list of layers, relative to the tower; empty where it has none, and is one layer."""
     num_layers: int
     num_params: int
     """Parameters of the tower."""
@@ -150,12 +150,12 @@ class Structure:
     @property
     def main_encoders(self) -> tuple[Encoder, ...]:
         """The deepest encoder of each medium, vision first; others of a medium run with it."""
-        deepest = sorted((of for of in self.encoders if of.num_layers), key=lambda of: -of.num_layers)
+        deepest = sorted(self.encoders, key=lambda of: -of.num_layers)
         media = sorted({of.medium for of in deepest}, reverse=True)
         return tuple(next(of for of in deepest if of.medium == medium) for medium in media)
 
     def encoder_of(self, kind: str) -> Encoder | None:
-        """The encoder that takes items of a kind (`image`, `video`, `audio`); None where there is none with layers."""
+        """The encoder that takes items of a kind (`image`, `video`, `audio`); None where there is none."""
         medium = "audio" if kind == "audio" else "vision"
         return next((of for of in self.main_encoders if of.medium == medium), None)
 

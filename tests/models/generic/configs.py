@@ -83,6 +83,17 @@ MORE = {
         },
         "text_config": TEXT | {"model_type": "lfm2", "layer_types": ["full_attention", "conv"] * 2},
     },
+    "gemma4_unified": {
+        **IDS, "audio_config": None, "audio_token_id": 8,
+        "vision_config": {
+            "patch_size": 4, "pooling_kernel_size": 1, "mm_embed_dim": 32, "mm_posemb_size": 16, "output_proj_dims": 32,
+        },
+        "text_config": TEXT | {
+            "sliding_window": 8, "global_head_dim": 16, "num_global_key_value_heads": 1,
+            "use_bidirectional_attention": "vision",
+            "layer_types": ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"],
+        },
+    },
 }  # fmt: skip
 """Of types whose parts are those of others, in other combinations: for the engine alone."""
 

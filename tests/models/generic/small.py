@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,6 +23,7 @@ from tests.models.generic.configs import MORE, PARTS
 from tests.models.whole_model import build_model
 
 FIRST_TEXT_ID, VOCAB = 10, 160
+PLACES = "image_position_ids"
 IMAGES = ([1], [], [3, 2], [1, 4], [], [2])
 """Sizes of the pictures of each sample: patches, or tiles."""
 
@@ -41,7 +43,11 @@ class SmallFamily(Family):
         vision, head = parts_of(model, path, decoder).encoders[0], model.get_output_embeddings()
         tower: Any = model.get_submodule(vision.path)
         deep = getattr(tower, "deepstack_visual_indexes", ())
-        self.form = items.form_of(model.get_submodule(vision.path.rpartition(".")[0]))
+        shell: Any = model.get_submodule(vision.path.rpartition(".")[0])
+        self.form, self._says_places = (
+            items.form_of(shell),
+            PLACES in inspect.signature(shell.get_image_features).parameters,
+        )
         call = GENERIC_PARTS if self.form == arrays.PARTS else GENERIC
         self.towers = {"vision": Tower(vision.path, call, vision.layers, vision.projector)}
         where = next(name for name, module in model.named_modules() if module is head)
@@ -79,9 +85,11 @@ class SmallFamily(Family):
         return MediaHeader("image", 100, 100, 1, 0.0).item("", placed)
 
     def made(self, size: int, rng: np.random.Generator | None = None) -> dict[str, np.ndarray]:
-        """What a processor makes of a picture in the form `parts`: patches, their mask, and the shape in patches."""
-        shape = 1, 8 * size, *self.patch
+        """What a processor makes of a picture in the form `parts`: patches, and their places or mask and shape."""
+        shape = 1, (2 if self._says_places else 8) * size, *self.patch
         pixels = np.zeros(shape) if rng is None else rng.standard_normal(shape)
+        if self._says_places:
+            return {"pixel_values": pixels, PLACES: np.indices((2, size)).reshape(1, 2, -1).transpose(0, 2, 1)}
         mask = np.ones((1, 8 * size), np.int64)
         return {"pixel_values": pixels, "pixel_attention_mask": mask, "spatial_shapes": np.array([[2 * size, 4]])}
 
@@ -171,12 +179,12 @@ def _padded(pictures: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.T
     """Pictures in one batch, padded to the largest."""
     longest = max(of["pixel_values"].shape[1] for of in pictures)
 
-    def padded(x: torch.Tensor) -> torch.Tensor:
-        return torch.cat([x, x.new_zeros(1, longest - x.shape[1], *x.shape[2:])], dim=1)
+    def padded(name: str, x: torch.Tensor) -> torch.Tensor:
+        if name == "spatial_shapes":
+            return x
+        return torch.cat([x, x.new_full((1, longest - x.shape[1], *x.shape[2:]), -1 if name == PLACES else 0)], dim=1)
 
-    names = ("pixel_values", "pixel_attention_mask")
-    batch = {name: torch.cat([padded(of[name]) for of in pictures]) for name in names}
-    return {**batch, "spatial_shapes": torch.cat([of["spatial_shapes"] for of in pictures])}
+    return {name: torch.cat([padded(name, of[name]) for of in pictures]) for name in pictures[0]}
 
 
 class SmallSource:

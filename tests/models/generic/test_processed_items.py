@@ -12,8 +12,10 @@ from dflop.models.generic.stage_rules import adds_rows
 MADE = [
     ("minicpmv4_6", "image"), ("minicpmv4_6", "video"), ("molmo2", "image"), ("muse_glimmer", "image"),
     ("unlimited_ocr", "image"), ("deepseek_ocr2", "image"), ("smolvlm", "video"),
+    ("gemma4_unified", "video"), ("gemma4_unified", "audio"),
 ]  # fmt: skip
-"""Patches in one row, pooled by indices, two deep, pictures of two towers, and clips that a class takes as pictures."""
+"""Patches in one row, pooled by indices, two deep, pictures of two towers, clips that a class takes as
+pictures, and raw patches and samples of a sound; these are no image, whose tokens see each other."""
 
 
 @pytest.mark.parametrize(("kind", "medium"), MADE)
