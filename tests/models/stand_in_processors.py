@@ -140,7 +140,7 @@ def fit(processor: Any, config: Any) -> Any:
             if (size := getattr(part, name, None)) is not None and isinstance(side, int):
                 setattr(part, name, _sized(size, side))
     ratio, patch = getattr(config, "downsample_ratio", None), wanted["patch_size"]
-    patch = patch[0] if isinstance(patch, list) else patch
+    patch = patch[0] if isinstance(patch, list | tuple) else patch
     if ratio and patch and hasattr(processor, "image_seq_length"):
         processor.image_seq_length = int(side // patch * ratio) ** 2
     given = {
