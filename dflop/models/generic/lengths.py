@@ -48,7 +48,7 @@ def encoder_lengths(model: Any, encoder: Encoder, kind: str, inputs: Mapping[str
         LookupError: no layer of the encoder runs.
     """
     found: list[Lengths] = []
-    with recorded(model.get_submodule(encoder.path), encoder.layers, found):
+    with recorded(model.get_submodule(encoder.path), encoder.layers, found), torch.no_grad():
         run_encoders(model, kind, inputs)
     if not found:
         raise LookupError(f"no layer of `{encoder.path}` runs")

@@ -116,8 +116,10 @@ def _num_rows(model: Any, encoder: Encoder, kind: str, made: Mapping[str, Any]) 
     """Rows that training would have of what the processor makes of an item; None where they follow from values."""
     shell, tower = model.get_submodule(encoder.path.rpartition(".")[0]), model.get_submodule(encoder.path)
     # What cannot be counted without values, by whatever error, is left to the check of the model.
-    with contextlib.suppress(Exception), recorded(tower, encoder.layers, []), WithoutValues():  # type: ignore[no-untyped-call]  # torch's is not typed
-        return len(rows_of(shell, run_encoders(model, kind, made)))
+    with contextlib.suppress(Exception), recorded(tower, encoder.layers, []), torch.no_grad():
+        made_rows = run_encoders(model, kind, made)
+        with WithoutValues():  # type: ignore[no-untyped-call]  # torch's is not typed
+            return len(rows_of(shell, made_rows))
     return None
 
 

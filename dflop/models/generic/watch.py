@@ -137,6 +137,8 @@ def _attention(
     if trace is not None:
         widths = (query.shape[1], key.shape[1], query.shape[-1], value.shape[-1])
         trace.calls.append(AttentionCall(*widths, window=sliding_window or 0, is_causal=causal))
+    if not torch.is_grad_enabled():  # nothing is kept; some towers call it once per window of a picture
+        return query.new_empty(query.shape[0], query.shape[2], query.shape[1], value.shape[-1]), None
     out: torch.Tensor = _Attention.apply(query, key, value)  # type: ignore[no-untyped-call]  # torch's is not typed
     return out, None
 
